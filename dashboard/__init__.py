@@ -1,0 +1,1 @@
+"""The Streamlit app: shows what the store holds."""

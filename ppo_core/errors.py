@@ -1,0 +1,37 @@
+"""Every error a user's mistake can cause. Each message is one line: what, where, what is allowed."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PPOTunerError(Exception):
+    """Base of all errors whose message is meant for the user, not for a traceback."""
+
+
+class ConfigError(PPOTunerError, ValueError):
+    """A hyperparameter, a study file or a flag holds something that is not allowed."""
+
+
+class TaskError(PPOTunerError, ValueError):
+    """A task does not exist, or its models, reward or prompts cannot be used."""
+
+
+class CheckpointError(PPOTunerError, OSError):
+    """A checkpoint is missing, unfinished, damaged, or belongs to another run."""
+
+
+class StoreError(PPOTunerError, OSError):
+    """The store cannot be reached, is not ours, or holds another schema version."""
+
+
+class StudyError(PPOTunerError, LookupError):
+    """A study or trial does not exist, or is in the wrong state for what was asked."""
+
+    def __str__(self) -> str:  # LookupError subclasses would show the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Return `; did you mean "x"?` for the valid name closest to `name`, or an empty string."""
+    match = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return f'; did you mean "{match[0]}"?' if match else ""

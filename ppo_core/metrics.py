@@ -1,0 +1,93 @@
+"""Every metric the trainer reports, declared once: name, unit, direction, doc. Never imports torch.
+
+Names are TRL's where TRL has the metric. All means are over response tokens that exist (padding and
+what follows the end of a response never count). The store's columns, the guard's rules, the
+dashboard's labels and the docs come from this table; a task's own metrics travel beside it as JSON.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+Direction = Literal["higher", "lower", "neither"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One declared metric. `better` says which way is good, where one way is."""
+
+    name: str
+    label: str
+    doc: str
+    unit: str = ""
+    better: Direction = "neither"
+
+    @property
+    def column(self) -> str:
+        """The name of its column in the store: `objective/kl` is `objective_kl`."""
+        return self.name.replace("/", "_")
+
+    @property
+    def title(self) -> str:
+        """The label with its unit, for axes and tables."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+_NATS = "nats per response"
+_TOKEN = "nats per token"
+
+_DECLARED = (
+    Metric("objective/kl", "Sampled KL", "Sum over a response of the k1 or k3 estimate of KL(policy ‖ reference).", _NATS),
+    Metric(
+        "objective/kl_exact",
+        "KL",
+        "Sum over a response of KL(policy ‖ reference) over the whole vocabulary. Guards and budgets read this one.",
+        _NATS,
+        "lower",
+    ),
+    Metric("objective/kl_per_token", "Sampled KL per token", "objective/kl over the number of response tokens.", _TOKEN),
+    Metric("objective/kl_exact_per_token", "KL per token", "objective/kl_exact over the response tokens.", _TOKEN, "lower"),
+    Metric("objective/kl_coef", "KL coefficient β", "β in force in this iteration.", "reward per nat"),
+    Metric("objective/scores", "Score", "Mean raw score of the rollouts.", "reward", "higher"),
+    Metric("objective/scores_std", "Score spread", "Standard deviation of the rollouts' raw scores.", "reward"),
+    Metric("objective/non_score_reward", "KL penalty", "Mean per response of -β x KL.", "reward"),
+    Metric("objective/rlhf_reward", "Score - β KL", "Score plus KL penalty: depends on β, so never an objective.", "reward"),
+    Metric("objective/entropy", "Surprise", "Mean per response of -log π of the sampled tokens.", _NATS),
+    Metric("policy/approxkl_avg", "Approx KL", "Mean of half the squared log-ratio to the sampling policy.", _TOKEN, "lower"),
+    Metric("policy/clipfrac_avg", "Clip fraction", "Share of tokens whose clipped ratio set the loss.", "share", "lower"),
+    Metric("policy/entropy_avg", "Entropy", "Mean entropy of the policy over the vocabulary.", _TOKEN),
+    Metric("loss/policy_avg", "Policy loss", "Clipped surrogate loss, mean over the iteration's optimizer steps."),
+    Metric("loss/value_avg", "Value loss", "Clipped value loss before vf_coef, mean over the optimizer steps.", "", "lower"),
+    Metric("val/clipfrac_avg", "Value clip fraction", "Share of tokens whose clipped value set the loss.", "share", "lower"),
+    Metric("val/ratio", "Ratio", "Mean probability ratio to the sampling policy; 1 before the first update."),
+    Metric("val/ratio_var", "Ratio variance", "Variance over tokens of the probability ratio.", "", "lower"),
+    Metric("val/num_eos_tokens", "Ended responses", "Rollouts that ended by themselves.", "responses"),
+    Metric("val/var_explained", "Explained variance", "1 - Var(return - value) / Var(return): 1 is a perfect critic.", "", "higher"),
+    Metric("policy/grad_norm", "Policy gradient norm", "Mean norm before clipping."),
+    Metric("value/grad_norm", "Value gradient norm", "Mean norm before clipping (shared trunk: of the value head)."),
+    Metric("sampler/mismatch", "Sampler mismatch", "Largest |log π sampled - log π trained| of a token: near 0, always.", "nats", "lower"),
+    Metric("response/length_mean", "Response length", "Mean length of the rollouts.", "tokens"),
+    Metric("response/length_min", "Shortest response", "Shortest rollout.", "tokens"),
+    Metric("response/length_max", "Longest response", "Longest rollout.", "tokens"),
+    Metric("response/truncated_share", "Truncated share", "Share of rollouts cut at response_length.", "share", "lower"),
+    Metric("response/repetition", "Repetition", "Share of a response's tokens already seen earlier in it.", "share", "lower"),
+    Metric("lr", "Policy learning rate", "Learning rate of the policy in this iteration."),
+    Metric("value/lr", "Value learning rate", "Learning rate of the critic in this iteration."),
+    Metric("optimizer_steps", "Optimizer steps", "Optimizer steps taken since the start."),
+    Metric("eval/reward", "Eval reward", "Mean raw score on the eval prompts.", "reward", "higher"),
+    Metric("eval/reward_se", "Eval reward SE", "Standard error of eval/reward over the prompts.", "reward"),
+    Metric("eval/kl", "Eval KL", "Exact KL of the policy from the reference on the eval prompts.", _NATS, "lower"),
+    Metric("eval/kl_se", "Eval KL SE", "Standard error of eval/kl over the prompts.", _NATS),
+    Metric("eval/entropy", "Eval entropy", "Mean entropy of the policy on the eval prompts.", _TOKEN),
+    Metric("eval/length", "Eval response length", "Mean response length on the eval prompts.", "tokens"),
+    Metric("eval/repetition", "Eval repetition", "Share of a response's tokens already seen earlier in it.", "share", "lower"),
+    Metric("time/generate", "Generation", "Seconds of sampling the rollouts.", "seconds", "lower"),
+    Metric("time/score", "Scoring", "Seconds of the reward, the reference, log-probs and values.", "seconds", "lower"),
+    Metric("time/update", "Update", "Seconds of the PPO epochs.", "seconds", "lower"),
+    Metric("time/evaluate", "Evaluation", "Seconds of the evaluation.", "seconds", "lower"),
+    Metric("time/tokens_per_second", "Throughput", "Response tokens collected and learned from.", "tokens/second", "higher"),
+)  # fmt: skip
+
+METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _DECLARED})
+"""Every declared metric by name."""

@@ -1,0 +1,58 @@
+"""What a trainer hands out after each step. Plain data: it crosses process borders and never needs torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One eval prompt and what the policy answered at one step."""
+
+    prompt_index: int
+    """Position among the task's eval prompts: the same index is the same prompt in every trial."""
+    prompt: str
+    response: str
+    reward: float
+    kl: float
+    """Exact KL from the reference, in nats per response."""
+    length: int
+    """Response tokens, the end-of-sequence token included."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step of a run. Step 0 is the untrained policy's evaluation; step n is PPO iteration n."""
+
+    step: int
+    episode: int
+    """Episodes collected since the start of the run."""
+    metrics: dict[str, float]
+    """Declared metrics by name (see `ppo_core.metrics`), and a task's own. eval/* only where evaluated."""
+    samples: tuple[Sample, ...] = field(default=())
+    """A few fixed eval prompts' responses, where evaluated."""
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether this step evaluated on the held-out prompts."""
+        return "eval/reward" in self.metrics
+
+
+class Trainer(Protocol):
+    """What drives a trial: PPO by default, or anything a study names as `module:factory`.
+
+    A factory is called as `factory(config, task_name, device=..., resume_from=...)`.
+    """
+
+    def __iter__(self) -> Iterator[StepReport]:
+        """Yield one report per step. Between two of them the caller may stop, save or evaluate."""
+        ...
+
+    def evaluated(self, report: StepReport) -> StepReport:
+        """Return the step's `report` with an evaluation of the policy as it is now."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint of everything that the next step depends on, manifest last."""
+        ...

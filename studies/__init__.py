@@ -1,0 +1,1 @@
+"""The study files that ship with PPO Tuner (package data)."""

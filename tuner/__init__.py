@@ -1,0 +1,1 @@
+"""The study engine: which trials to run, running, judging and remembering them."""
