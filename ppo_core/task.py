@@ -7,7 +7,7 @@
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -86,15 +86,36 @@ BUILT_IN = {"reviews": "ppo_core.tasks.reviews:TASK"}
 
 
 def get_task(name: str) -> Task:
-    """Return the task `name`.
+    """Return the built-in task `name`, or the one at an import path `module:attribute`.
 
     Raises:
-        TaskError: there is none of that name; the message lists those there are.
+        TaskError: there is none; the message lists the built-in ones or says what the path lacks.
     """
+    if ":" in name:
+        return replace(_import_task(name), name=name)
     if name not in BUILT_IN:
-        raise TaskError(f'unknown task "{name}"; there are: {", ".join(BUILT_IN)}{nearest(name, BUILT_IN)}')
-    module, attribute = BUILT_IN[name].split(":")
-    task: Task = getattr(importlib.import_module(module), attribute)
+        raise TaskError(
+            f'unknown task "{name}"; there are: {", ".join(BUILT_IN)}, and your own as module:attribute'
+            f"{nearest(name, BUILT_IN)}"
+        )
+    return _import_task(BUILT_IN[name])
+
+
+def _import_task(path: str) -> Task:
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and lacks something itself
+        raise TaskError(f'task "{path}": there is no module "{error.name}"') from error
+    except (TypeError, ValueError) as error:
+        raise TaskError(f'task "{path}" is no import path such as my_package.my_task:TASK') from error
+    task = getattr(module, attribute, None)
+    if not isinstance(task, Task):
+        there_are = [key for key, value in vars(module).items() if isinstance(value, Task)]
+        hint = f"; it has: {', '.join(there_are)}" if there_are else "; it has none"
+        raise TaskError(f'task "{path}": module "{module_name}" has no task "{attribute}"{hint}')
     return task
 
 

@@ -1,0 +1,110 @@
+"""Checkpoints on disk: `step-000012/` with its files and a manifest written last.
+
+A folder without a manifest does not exist. The manifest holds every file's size and SHA-256, so a
+damaged checkpoint is refused by name. Renaming is not needed, since not every file store offers it.
+Never imports torch; what the files hold is the trainer's business.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ppo_core.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+def step_folder(run_folder: Path, step: int) -> Path:
+    """Return where the checkpoint of a step belongs below a run's folder."""
+    return run_folder / f"step-{step:06d}"
+
+
+def write(
+    folder: Path,
+    files: Mapping[str, Callable[[Path], None]],
+    *,
+    state: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a checkpoint: each of `files` by its writer, then the manifest with `state` and the driver's `extra`.
+
+    What an interrupted write left in `folder` is replaced.
+
+    Raises:
+        CheckpointError: the folder already holds a complete checkpoint, or cannot be written.
+    """
+    if (folder / MANIFEST).exists():
+        raise CheckpointError(f"{folder} already holds a checkpoint")
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        entries = {}
+        for name, writer in files.items():
+            writer(folder / name)
+            _flush(folder / name)
+            entries[name] = {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+        manifest = {"format": FORMAT, "files": entries, "state": dict(state), "extra": dict(extra or {})}
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        _flush(folder / MANIFEST)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise CheckpointError(f"cannot write the checkpoint {folder}: {error.strerror or error}") from error
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Return the manifest (`files`, `state`, `extra`) of a complete, undamaged checkpoint.
+
+    Raises:
+        CheckpointError: it is missing, unfinished or damaged; the message names the file.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder} is no complete checkpoint: it has no {MANIFEST}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{folder / MANIFEST} is damaged: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{folder} has checkpoint format {manifest.get('format')}; this version reads {FORMAT}")
+    for name, entry in manifest["files"].items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
+            raise CheckpointError(f"{path} is missing or damaged")
+    return manifest
+
+
+def complete(run_folder: Path) -> list[Path]:
+    """Return the finished checkpoints below a run's folder, oldest first, damaged ones included."""
+    return sorted(path.parent for path in run_folder.glob(f"step-*/{MANIFEST}"))
+
+
+def latest(run_folder: Path) -> Path | None:
+    """Return the newest undamaged checkpoint below a run's folder, or None."""
+    for folder in reversed(complete(run_folder)):
+        try:
+            verify(folder)
+        except CheckpointError:
+            continue
+        return folder
+    return None
+
+
+def prune(run_folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, each one's manifest first."""
+    for folder in complete(run_folder)[: -keep or None]:
+        (folder / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

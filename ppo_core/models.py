@@ -1,0 +1,62 @@
+"""Loading what a task names: the frozen reference, its tokenizer and the reward, by path or hub id."""
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ppo_core.errors import ConfigError, TaskError
+from ppo_core.report import StepReport
+from ppo_core.reward import RewardModel
+from ppo_core.task import Progress, Prompts, Reward, Task, get_task
+
+
+@dataclass
+class TaskModels:
+    """Everything frozen that the runs of one task share: a worker loads it once for all its trials."""
+
+    task: Task
+    reference: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    reward: Reward
+    prompts: Prompts
+    baseline: dict[int, StepReport] = field(default_factory=dict)
+    """The untrained policy's evaluation by thread count: the same for every run of the task."""
+
+
+def resolve_device(device: str) -> torch.device:
+    """Return the device accelerate finds (`auto`), or the CPU (`cpu`).
+
+    Raises:
+        ConfigError: another name, or a launch with several processes, which this trainer does not spread over.
+    """
+    if device not in ("auto", "cpu"):
+        raise ConfigError(f'device "{device}" is not allowed: auto or cpu (choose GPUs with CUDA_VISIBLE_DEVICES)')
+    accelerator = Accelerator(cpu=device == "cpu")
+    if accelerator.num_processes > 1:
+        raise ConfigError(f"a run uses one process, not {accelerator.num_processes}; start it without a launcher")
+    return torch.device(accelerator.device)
+
+
+def load_task(name: str, device: str = "auto", progress: Progress | None = None) -> TaskModels:
+    """Return the task's models, prepared and loaded; the last one asked for stays in memory."""
+    get_task(name).prepare(progress)
+    return _load(name, device)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(name: str, device: str) -> TaskModels:
+    task = get_task(name)
+    assets = task.prepare(None)
+    where = resolve_device(device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(assets.policy)
+        reference = AutoModelForCausalLM.from_pretrained(assets.policy, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise TaskError(f'task "{name}": cannot load the policy {assets.policy}: {error}') from error
+    nn.Module.to(reference, where)
+    reference.eval().requires_grad_(False)
+    return TaskModels(task, reference, tokenizer, RewardModel(assets.reward_model, where), assets.prompts)
