@@ -368,7 +368,8 @@ class PPOConfig:
     def __post_init__(self) -> None:
         for name, declaration in HYPERPARAMETERS.items():
             object.__setattr__(self, name, declaration.coerce(getattr(self, name)))
-        if self.gradient_accumulation_steps is None:  # else the batch depends on the number of processes
+        if None in (self.gradient_accumulation_steps, self.per_device_train_batch_size):
+            # With both, the batch depends on the number of processes.
             self.batch_sizes(world_size=1)
 
     @classmethod

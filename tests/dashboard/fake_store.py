@@ -1,0 +1,237 @@
+"""A store with made-up but realistic PPO curves, for tests of the dashboard and for looking at it.
+
+`python tests/dashboard/fake_store.py PATH` writes one; with `--live` its running trials go on, a step a
+second, until interrupted.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ppo_core.declaration import HyperValue
+from ppo_core.report import Sample, StepReport
+from tuner.guard import GuardState, observe
+from tuner.objective import violation
+from tuner.spec import StudySpec
+from tuner.status import Reason, Status
+from tuner.store import Lease, Outcome, Store
+
+STUDY = "reviews"
+TOTAL_EPISODES = 1920
+BASELINE = 0.42
+
+SPEC = StudySpec.from_dict(
+    {
+        "name": STUDY,
+        "task": "reviews",
+        "trials": 14,
+        "seed": 7,
+        "fixed": {"total_episodes": TOTAL_EPISODES, "response_length": 24},
+        "search": {
+            "learning_rate": {"low": 1e-5, "high": 3e-3, "scale": "log"},
+            "batch_size": {"low": 64, "high": 128, "scale": "log2"},
+            "num_ppo_epochs": {"low": 2, "high": 8},
+            "cliprange": {"low": 0.1, "high": 0.3},
+            "kl_coef": {"low": 0.01, "high": 0.3, "scale": "log"},
+            "kl_target": {"low": 3, "high": 12, "scale": "log"},
+        },
+        "kl": {"budget": 10.0, "limit": 15.0},
+    },
+    "the fake study",
+)
+
+HOSTILE = (
+    "<script>alert(1)</script>![x](http://127.0.0.1:9/x.png) **bold** $x^2$ \u202etxt.exe\u202c \x1b[31mred\x00 end"
+)
+"""Markup, Markdown, a right-to-left override and control characters: all of it must be shown literally."""
+PROMPTS = (
+    "the film was",
+    "we waited an hour and the food",
+    "<b>the new phone</b> has a screen that",
+    "after two weeks the battery",
+)
+ENDINGS = ("plain and a bit slow .", "good , really good .", "great and lovely and warm .", "great great great great")
+
+
+@dataclass(frozen=True)
+class Course:
+    """One trial: its searched values, how it goes and how it ends."""
+
+    learning_rate: float
+    beta: float
+    level: float
+    """KL that it settles at, in nats per response."""
+    status: Status = Status.COMPLETED
+    adaptive: bool = False
+    epochs: int = 4
+    cliprange: float = 0.2
+    batch: int = 64
+    blow_up: int | None = None
+    """Step from which its KL grows by a fifth a step."""
+    ends_at: int | None = None
+    """Step at which it fails, or to which it has come so far."""
+    nan_at: int | None = None
+    """Step at which its KL and score are not numbers."""
+
+    @property
+    def params(self) -> dict[str, HyperValue]:
+        """The searched values as the sampler would propose them."""
+        price = {"kl_target": self.beta} if self.adaptive else {"kl_coef": self.beta}
+        return {
+            "kl_control": "adaptive" if self.adaptive else "fixed",
+            "learning_rate": self.learning_rate,
+            "batch_size": self.batch,
+            "num_ppo_epochs": self.epochs,
+            "cliprange": self.cliprange,
+            **price,
+        }
+
+    def kl(self, step: int) -> float:
+        """Return the exact KL of a step without its noise, in nats per response."""
+        steps = TOTAL_EPISODES / self.batch
+        healthy = self.level * (1 - math.exp(-3.2 * step / steps))
+        return healthy if self.blow_up is None else healthy * 1.2 ** max(0, step - self.blow_up)
+
+
+COURSES = (
+    Course(1e-4, 0.05, 4.1),
+    Course(2.4e-5, 0.1, 0.6, epochs=2, cliprange=0.12),
+    Course(1.9e-3, 0.011, 13.0, Status.PRUNED, epochs=6, blow_up=7),
+    Course(1.6e-4, 0.032, 6.2, batch=128),
+    Course(3.1e-4, 6.1, 6.4, adaptive=True, epochs=3),
+    Course(2.2e-4, 0.024, 8.0, cliprange=0.17),
+    Course(7.5e-4, 0.019, 9.5, Status.PRUNED, epochs=8, cliprange=0.28, blow_up=17),
+    Course(2.8e-4, 0.045, 9.4, epochs=5),
+    Course(4.4e-4, 0.08, 5.0, Status.FAILED, batch=128, ends_at=6),
+    Course(3.6e-4, 0.012, 12.4, cliprange=0.23),
+    Course(2.7e-3, 0.05, 11.5, Status.PRUNED, epochs=7, nan_at=14),
+    Course(3.3e-4, 9.1, 9.0, adaptive=True, batch=128),
+    Course(2.6e-4, 0.038, 7.1, epochs=4, cliprange=0.19),
+    Course(3.0e-4, 5.2, 5.3, Status.RUNNING, adaptive=True, ends_at=17),
+)
+
+
+def build(path: Path, *, courses: tuple[Course, ...] = COURSES, held: bool = False, name: str = STUDY) -> Store:
+    """Write a study into the store at `path`; `held`: this process goes on holding its lease."""
+    store = Store.open(f"sqlite:///{path}", create=True)
+    store.create_study(name, {**SPEC.to_dict(), "name": name})
+    lease = store.acquire(name)
+    for number, course in enumerate(courses):
+        _run(store, lease, number, course)
+    finished = all(course.status.is_final for course in courses)
+    store.set_finished(lease, bool(courses) and finished)
+    if not held:
+        store.release(lease)
+    return store
+
+
+def add_live_step(store: Store) -> bool:
+    """Go one step on with every running trial, as the controller of this process; False: nothing runs."""
+    study = store.study(STUDY)
+    lease = Lease(study.id, 1)
+    running = [trial for trial in store.trials(study) if trial.status is Status.RUNNING]
+    for trial in running:
+        course = replace(COURSES[trial.number], ends_at=None, status=Status.COMPLETED)
+        for report in reports(trial.number, course):
+            if report.episode > trial.episodes:
+                store.add_step(lease, trial.id, report, 0.8)
+                if report.episode >= TOTAL_EPISODES:
+                    store.finish_trial(lease, trial.id, _outcome(course, [report], None))
+                break
+    return bool(running)
+
+
+def reports(number: int, course: Course) -> Iterator[StepReport]:
+    """Yield a trial's steps, the untrained policy's evaluation first."""
+    noise = np.random.default_rng(number)
+    last = course.ends_at or TOTAL_EPISODES // course.batch
+    every = TOTAL_EPISODES // course.batch // 5
+    for step in range(last + 1):
+        kl = course.kl(step) * (1 + 0.06 * noise.standard_normal())
+        score = BASELINE + 2.1 * (1 - math.exp(-0.32 * math.sqrt(kl))) - 0.03 * max(0.0, kl - 14)
+        metrics = {
+            "objective/kl_exact": kl,
+            "objective/kl": kl * (1 + 0.08 * noise.standard_normal()),
+            "objective/scores": score + 0.07 * noise.standard_normal(),
+            "policy/clipfrac_avg": 0.03 + 0.01 * kl,
+            "policy/entropy_avg": max(0.2, 3.1 - 0.11 * kl),
+            "response/length_mean": 17 + 3 * noise.random(),
+        }
+        if step == course.nan_at:
+            metrics |= {"objective/kl_exact": math.nan, "objective/scores": math.nan}
+        samples: tuple[Sample, ...] = ()
+        if step % every == 0 or step == last or kl > SPEC.kl_limit:
+            metrics |= {"eval/reward": score, "eval/reward_se": 0.035, "eval/kl": kl, "eval/kl_se": 0.02 * kl}
+            samples = _samples(number, kl, score)
+        yield StepReport(step, step * course.batch, metrics, samples)
+
+
+def _samples(number: int, kl: float, score: float) -> tuple[Sample, ...]:
+    told = ENDINGS[min(3, int(kl // 5))]
+    rows = []
+    for index, prompt in enumerate(PROMPTS):
+        response = f"{told} trial {number} says so ." if kl > 0 else "okay ."
+        if number == 2 and index == 0 and kl > 0:
+            response = HOSTILE
+        if number == 6 and index == 1 and kl > 0:
+            response = "great " * 900
+        length = len(response.split())
+        rows.append(
+            Sample(
+                index,
+                prompt,
+                response,
+                round(score + 0.1 * index - 0.15, 3),
+                round(kl * (0.9 + 0.05 * index), 3),
+                length,
+            )
+        )
+    return tuple(rows)
+
+
+def _run(store: Store, lease: Lease, number: int, course: Course) -> None:
+    config = {"total_episodes": TOTAL_EPISODES, "response_length": 24, "seed": 7, **course.params}
+    origin = "sampled" if number else "reference"
+    trial = store.add_trial(lease, number, origin=origin, config=config, params=course.params, threads=1)
+    store.begin_attempt(lease, trial.id, None)
+    guarded, seen, reason = GuardState(), [], None
+    for report in reports(number, course):
+        store.add_step(lease, trial.id, report, 0.8)
+        seen.append(report)
+        guarded, reason = observe(SPEC.guard, guarded, report, TOTAL_EPISODES)
+        if reason:
+            break
+    if course.status is Status.FAILED:
+        reason = Reason("out_of_memory", "=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free")
+    if course.status.is_final:
+        store.finish_trial(lease, trial.id, _outcome(course, seen, reason))
+
+
+def _outcome(course: Course, seen: list[StepReport], reason: Reason | None) -> Outcome:
+    if course.status is Status.FAILED:
+        return Outcome(course.status, reason)
+    last = [report.metrics for report in seen if report.is_evaluation][-2:]
+    value = sum(metrics["eval/reward"] for metrics in last) / len(last)
+    kl = sum(metrics["eval/kl"] for metrics in last) / len(last)
+    return Outcome(course.status, reason, value, 0.03, kl, violation(kl, SPEC.kl_budget, reason))
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--live", action="store_true", help="go on with the running trials, a step a second")
+    arguments = parser.parse_args()
+    store = build(arguments.path, held=arguments.live)
+    while arguments.live and add_live_step(store):
+        time.sleep(1)
+    if arguments.live:
+        store.release(Lease(store.study(STUDY).id, 1))
+
+
+if __name__ == "__main__":
+    _main()

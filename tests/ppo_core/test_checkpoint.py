@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+
+from ppo_core import checkpoint
+from ppo_core.errors import CheckpointError
+
+
+def write(folder: Path, text: str = "hello") -> None:
+    checkpoint.write(folder, {"a.txt": lambda path: path.write_text(text) and None}, state={"step": 1}, extra={"g": 2})
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    write(tmp_path / "step-000001")
+    manifest = checkpoint.verify(tmp_path / "step-000001")
+    assert manifest["state"] == {"step": 1} and manifest["extra"] == {"g": 2}
+
+
+def test_a_folder_without_a_manifest_does_not_exist(tmp_path: Path) -> None:
+    write(tmp_path / "step-000001")
+    write(tmp_path / "step-000002")
+    (tmp_path / "step-000002" / "manifest.json").unlink()
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-000001"
+    write(tmp_path / "step-000002", "again")
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-000002"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "manifest.json"])
+def test_the_one_before_a_damaged_checkpoint_is_used(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "step-000001")
+    write(tmp_path / "step-000002")
+    (tmp_path / "step-000002" / name).write_text("hellO")
+    with pytest.raises(CheckpointError, match=f"{name} is (missing or )?damaged"):
+        checkpoint.verify(tmp_path / "step-000002")
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-000001"
+
+
+def test_an_interrupted_write_leaves_no_checkpoint(tmp_path: Path) -> None:
+    def fails(path: Path) -> None:
+        path.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.write(tmp_path / "step-000001", {"a.txt": fails}, state={})
+    assert checkpoint.latest(tmp_path) is None
+
+
+def test_a_failed_write_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointError, match=r"cannot write the checkpoint .*: No space left on device"):
+        checkpoint.write(tmp_path / "step-000001", {"a.txt": full}, state={})
+    assert not (tmp_path / "step-000001").exists()
+
+
+def test_prune_keeps_the_newest(tmp_path: Path) -> None:
+    for step in range(5):
+        write(checkpoint.step_folder(tmp_path, step))
+    checkpoint.prune(tmp_path, keep=2)
+    assert [p.name for p in checkpoint.complete(tmp_path)] == ["step-000003", "step-000004"]

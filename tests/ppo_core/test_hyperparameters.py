@@ -1,0 +1,129 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import HfArgumentParser
+
+from ppo_core import PPOConfig
+from ppo_core.errors import ConfigError
+from ppo_core.hyperparameters import HYPERPARAMETERS, inert
+
+
+def test_every_field_is_declared_whole() -> None:
+    assert list(HYPERPARAMETERS) == [f.name for f in dataclasses.fields(PPOConfig)]
+    for name, declared in HYPERPARAMETERS.items():
+        assert declared.label and declared.doc.endswith(".") and declared.source, name
+        if declared.kind is not bool:
+            assert declared.valid is not None or declared.choices, name
+        if declared.search is not None:
+            assert declared.search.low in declared.valid and declared.search.high in declared.valid, name
+
+
+def test_trl_defaults_where_trl_has_the_field() -> None:
+    config = PPOConfig()
+    trl = {
+        "num_ppo_epochs": 4, "kl_coef": 0.05, "kl_estimator": "k1", "cliprange": 0.2, "cliprange_value": 0.2,
+        "vf_coef": 0.1, "gamma": 1.0, "lam": 0.95, "whiten_rewards": False, "response_length": 53,
+        "temperature": 0.7, "missing_eos_penalty": None, "learning_rate": 3e-6,
+    }  # fmt: skip
+    assert {name: getattr(config, name) for name in trl} == trl
+
+
+def test_parses_from_flags_dict_json_and_yaml(tmp_path: Path) -> None:
+    parser = HfArgumentParser((PPOConfig,))
+    expected = PPOConfig(learning_rate=1e-5, kl_target=6.0, batch_size=128, whiten_rewards=True)
+    flags = ["--learning_rate", "1e-5", "--kl-target", "6", "--batch_size", "128", "--whiten_rewards"]
+    assert parser.parse_args_into_dataclasses(flags) == (expected,)
+    values = {"learning_rate": 1e-5, "kl_target": 6, "batch_size": 128, "whiten_rewards": True}
+    assert parser.parse_dict(values) == (expected,)
+    (tmp_path / "c.json").write_text(json.dumps(values))
+    assert parser.parse_json_file(tmp_path / "c.json") == (expected,)
+    text = yaml.dump(values).replace("1.0e-05", "1e-5")  # YAML 1.1 reads 1e-5 as text
+    assert isinstance(yaml.safe_load(text)["learning_rate"], str)
+    (tmp_path / "c.yaml").write_text(text)
+    assert parser.parse_yaml_file(tmp_path / "c.yaml") == (expected,)
+    assert "KL coefficient" not in parser.format_help() and "Price of one nat" in parser.format_help()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"cliprange": 2}, "cliprange = 2 is not allowed: a number in (0, 1)"),
+        ({"learning_rate": "fast"}, "learning_rate = 'fast' is not allowed: a number in [0, 1]"),
+        ({"learning_rate": float("nan")}, "learning_rate = nan is not allowed: a number in [0, 1]"),
+        ({"num_ppo_epochs": 1.5}, "num_ppo_epochs = 1.5 is not allowed: a whole number at least 1"),
+        ({"num_ppo_epochs": True}, "num_ppo_epochs = True is not allowed: a whole number at least 1"),
+        ({"whiten_rewards": 3}, "whiten_rewards = 3 is not allowed: true or false"),
+        ({"kl_target": 0}, "kl_target = 0 is not allowed: a number over 0, or unset"),
+        (
+            {"lr_scheduler_type": "linaer"},
+            "lr_scheduler_type = 'linaer' is not allowed: one of linear, cosine, constant; did you mean \"linear\"?",
+        ),
+        (
+            {"batch_size": 64, "mini_batch_size": 24},
+            "mini_batch_size = 24 does not divide batch_size = 64; the nearest that do: 16 or 32",
+        ),
+        (
+            {"batch_size": 64, "mini_batch_size": 16, "num_mini_batches": 2},
+            "mini_batch_size = 16 contradicts batch_size / num_mini_batches = 64 / 2 = 32; set mini_batch_size or "
+            "num_mini_batches, not both",
+        ),
+        (
+            {"gradient_accumulation_steps": 2},
+            "gradient_accumulation_steps needs per_device_train_batch_size: together they state batch_size",
+        ),
+    ],
+)
+def test_bad_values_name_the_field_and_the_rule(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        PPOConfig.from_dict(values)
+    assert str(error.value) == message
+
+
+def test_an_unknown_field_names_the_nearest() -> None:
+    with pytest.raises(
+        ConfigError, match=r'my.yaml: unknown hyperparameter "lerning_rate"; did you mean "learning_rate"\?'
+    ):
+        PPOConfig.from_dict({"lerning_rate": 1e-5}, "my.yaml")
+
+
+def test_trl_hierarchy() -> None:
+    """TRL 1.12: P=4, G=8, W=2, M=4 gives micro 8, local 32, batch 64, mini 16, local mini 8."""
+    config = PPOConfig(per_device_train_batch_size=4, gradient_accumulation_steps=8, num_mini_batches=4)
+    sizes = config.batch_sizes(world_size=2)
+    assert (sizes.micro_batch_size, sizes.local_batch_size, sizes.batch_size, sizes.mini_batch_size) == (8, 32, 64, 16)
+    assert (sizes.local_mini_batch_size, sizes.micro_batches_per_step, sizes.num_mini_batches) == (8, 2, 4)
+    assert sizes.gradient_accumulation_steps == 8
+
+
+@given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
+def test_the_hierarchy_is_consistent(p: int, k: int, m: int, w: int) -> None:
+    per_device, world = 2**p, 2**w
+    mini = per_device * 2**k * world
+    batch = mini * 2**m
+    sizes = PPOConfig(batch_size=batch, mini_batch_size=mini, per_device_train_batch_size=per_device).batch_sizes(world)
+    assert sizes.micro_batch_size * sizes.micro_batches_per_step == sizes.mini_batch_size
+    assert sizes.mini_batch_size * sizes.num_mini_batches == sizes.batch_size == batch
+    assert sizes.local_batch_size * world == batch
+    assert sizes.per_device_train_batch_size * sizes.gradient_accumulation_steps * world == batch
+
+
+def test_devices_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the number of processes = 3 does not divide mini_batch_size = 16"):
+        PPOConfig(batch_size=64, mini_batch_size=16).batch_sizes(3)
+
+
+def test_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PPOConfig().seed = 1  # type: ignore[misc]
+
+
+def test_inert_dimensions() -> None:
+    assert inert("vf_coef", {"value_model": "separate"}) is not None
+    assert inert("vf_coef", {"value_model": "shared"}) is None
+    assert inert("kl_horizon", {}) is not None
+    assert inert("kl_horizon", {"kl_target": 6.0}) is None

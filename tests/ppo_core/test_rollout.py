@@ -1,0 +1,112 @@
+import pytest
+import torch
+
+from ppo_core.models import TaskModels
+from ppo_core.policy import Sequences, position_ids, response_outputs, token_logprobs
+from ppo_core.rollout import Rollouts, encode_prompts, eos_ids, generate
+
+PROMPTS = ["w1", "w1 w2 w3 w4", "w5 w6"]
+
+
+def sample(
+    tiny: TaskModels, prompts: list[str], length: int = 8, temperature: float = 1.0, chunk: int = 99
+) -> Rollouts:
+    numbers = torch.rand(len(prompts), length, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return generate(tiny.reference, tiny.tokenizer, prompts, numbers, temperature=temperature, chunk_rows=chunk)
+
+
+def test_prompts_are_padded_left_and_positions_come_from_the_mask(tiny: TaskModels) -> None:
+    encoded = encode_prompts(tiny.tokenizer, PROMPTS, torch.device("cpu"))
+    assert encoded.attention_mask.tolist() == [[0, 0, 0, 1], [1, 1, 1, 1], [0, 0, 1, 1]]
+    assert position_ids(encoded.attention_mask).tolist() == [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 0, 1]]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_the_sampler_uses_exactly_the_distribution_that_is_trained(tiny: TaskModels, temperature: float) -> None:
+    rollouts = sample(tiny, PROMPTS * 4, temperature=temperature)
+    logprobs, _ = response_outputs(tiny.reference, rollouts.sequences, temperature)
+    trained = token_logprobs(logprobs, rollouts.sequences.response_ids) * rollouts.sequences.response_mask
+    assert (trained - rollouts.sampler_logprobs).abs().max().item() < 1e-5
+
+
+def test_frequencies_follow_the_softmax(tiny: TaskModels) -> None:
+    rows = 20_000
+    rollouts = sample(tiny, ["w1 w2"] * rows, length=1, temperature=1.3)
+    prompt = encode_prompts(tiny.tokenizer, ["w1 w2"], torch.device("cpu"))
+    logits = tiny.reference(prompt.ids, attention_mask=prompt.attention_mask).logits[0, -1]
+    expected = (logits / 1.3).softmax(-1)
+    counts = torch.bincount(rollouts.sequences.response_ids[:, 0], minlength=len(expected)) / rows
+    assert (counts - expected).abs().max().item() < 4 * (0.25 / rows) ** 0.5
+
+
+def test_padding_a_batch_changes_nothing(tiny: TaskModels) -> None:
+    together = sample(tiny, PROMPTS)
+    for row, prompt in enumerate(PROMPTS):
+        numbers = torch.rand(3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[row : row + 1]
+        alone = generate(tiny.reference, tiny.tokenizer, [prompt], numbers, temperature=1.0, chunk_rows=9)
+        assert alone.responses[0] == together.responses[row]
+        length = int(alone.lengths[0])
+        assert torch.allclose(alone.sampler_logprobs[0, :length], together.sampler_logprobs[row, :length], atol=1e-5)
+
+
+def test_chunks_change_no_sample(tiny: TaskModels) -> None:
+    whole, pieces = sample(tiny, PROMPTS * 3), sample(tiny, PROMPTS * 3, chunk=2)
+    assert whole.responses == pieces.responses
+    assert torch.equal(whole.lengths, pieces.lengths)
+
+
+def test_a_response_ends_with_its_first_eos_and_nothing_counts_after_it(tiny: TaskModels) -> None:
+    rollouts = sample(tiny, PROMPTS * 30, length=12)
+    assert 0 < rollouts.ended.sum() < len(rollouts.ended)
+    for ids, mask, ended in zip(
+        rollouts.sequences.response_ids.tolist(), rollouts.sequences.response_mask.tolist(), rollouts.ended, strict=True
+    ):
+        length = int(sum(mask))
+        assert mask == [1.0] * length + [0.0] * (len(mask) - length)
+        assert (1 in ids[:length]) == bool(ended)
+        assert not ended or ids[:length].index(1) == length - 1
+
+
+def test_several_eos_ids_all_end_a_response(tiny: TaskModels) -> None:
+    tiny.reference.generation_config.eos_token_id = [1, 7, 9]
+    assert eos_ids(tiny.reference, tiny.tokenizer) == [1, 7, 9]
+    rollouts = sample(tiny, PROMPTS * 30, length=12)
+    lasts = {
+        ids[int(n) - 1]
+        for ids, n, ended in zip(
+            rollouts.sequences.response_ids.tolist(), rollouts.lengths, rollouts.ended, strict=True
+        )
+        if ended
+    }
+    assert lasts == {1, 7, 9}
+
+
+def test_a_pad_token_that_equals_eos_changes_nothing(tiny: TaskModels) -> None:
+    before = sample(tiny, PROMPTS * 10)
+    tiny.tokenizer.pad_token = tiny.tokenizer.eos_token
+    after = sample(tiny, PROMPTS * 10)
+    assert before.responses == after.responses
+    assert torch.equal(before.lengths, after.lengths)
+    assert after.ended.any(), "the EOS itself still belongs to the response"
+
+
+def test_an_eos_id_of_zero_counts(tiny: TaskModels) -> None:
+    tiny.reference.generation_config.eos_token_id = 0
+    assert eos_ids(tiny.reference, tiny.tokenizer) == [0]
+
+
+def test_texts_join_to_the_whole(tiny: TaskModels) -> None:
+    rollouts = sample(tiny, PROMPTS)
+    for row, (prompt, response) in enumerate(zip(rollouts.prompts, rollouts.responses, strict=True)):
+        used = rollouts.sequences.ids[row][rollouts.sequences.attention_mask[row].bool()]
+        assert prompt == PROMPTS[row]
+        assert prompt + response == tiny.tokenizer.decode(used, skip_special_tokens=True)
+
+
+def test_rows_crop_to_what_they_use(tiny: TaskModels) -> None:
+    ids = torch.arange(12).view(2, 6)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0]])
+    short = Sequences(ids, mask, prompt_width=3).rows(torch.tensor([1]))
+    assert short.ids.tolist() == [[8, 9]]
+    assert short.prompt_width == 1
+    assert short.response_ids.tolist() == [[9]]

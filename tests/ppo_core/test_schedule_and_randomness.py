@@ -1,0 +1,43 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppo_core.randomness import Purpose, mini_batch_order, prompt_rows, uniforms
+from ppo_core.schedule import lr_factor
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("linear", [1, 0.75, 0.5, 0.25]),
+        ("cosine", [1, 0.853553, 0.5, 0.146447]),
+        ("constant", [1, 1, 1, 1]),
+    ],
+)
+def test_schedules(kind: str, expected: list[float]) -> None:
+    assert [lr_factor(kind, i, 4, 0.0) for i in range(4)] == pytest.approx(expected, abs=1e-6)
+
+
+def test_warm_up_rises_linearly_and_wastes_nothing() -> None:
+    assert [lr_factor("constant", i, 10, 0.3) for i in range(5)] == pytest.approx([0.25, 0.5, 0.75, 1, 1])
+
+
+@given(st.integers(0, 99), st.integers(1, 50), st.integers(0, 200), st.integers(1, 64), st.integers(1, 64))
+def test_prompts_run_on_without_a_gap(seed: int, count: int, start: int, first: int, second: int) -> None:
+    whole = prompt_rows(seed, count, start, first + second)
+    assert whole == prompt_rows(seed, count, start, first) + prompt_rows(seed, count, start + first, second)
+
+
+def test_each_pass_takes_every_prompt_once_in_another_order() -> None:
+    rows = prompt_rows(0, 20, 0, 40)
+    assert sorted(rows[:20]) == sorted(rows[20:]) == list(range(20))
+    assert rows[:20] != rows[20:]
+
+
+def test_streams_depend_on_each_of_their_parts() -> None:
+    base = uniforms(0, Purpose.ROLLOUT, 0, 4, 5)
+    assert (base == uniforms(0, Purpose.ROLLOUT, 0, 4, 5)).all()
+    for other in [(1, Purpose.ROLLOUT, 0), (0, Purpose.EVALUATION, 0), (0, Purpose.ROLLOUT, 1)]:
+        assert (base != uniforms(*other, 4, 5)).all()
+    assert sorted(mini_batch_order(0, 3, 1, 16)) == list(range(16))
+    assert mini_batch_order(0, 3, 1, 16) != mini_batch_order(0, 3, 2, 16)

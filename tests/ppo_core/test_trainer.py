@@ -1,0 +1,138 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppo_core import PPOConfig, checkpoint
+from ppo_core.errors import CheckpointError, ConfigError
+from ppo_core.metrics import METRICS
+from ppo_core.models import TaskModels, resolve_device
+from ppo_core.report import StepReport
+from ppo_core.trainer import PPOTrainer
+
+CONFIG = PPOConfig(
+    total_episodes=96,
+    batch_size=16,
+    mini_batch_size=8,
+    num_ppo_epochs=2,
+    response_length=6,
+    temperature=1.0,
+    learning_rate=3e-3,
+    value_learning_rate=1e-2,
+    kl_coef=0.02,
+    kl_target=1.0,
+    warmup_ratio=0.2,
+    eval_every_episodes=32,
+)
+
+
+def without_seconds(report: StepReport) -> StepReport:
+    return replace(report, metrics={k: v for k, v in report.metrics.items() if not k.startswith("time/")})
+
+
+@pytest.mark.parametrize("value_model", ["shared", "separate"])
+@pytest.mark.parametrize("stop_after", [0, 2, 3])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    tiny: TaskModels, tmp_path: Path, value_model: str, stop_after: int
+) -> None:
+    config = replace(CONFIG, value_model=value_model)
+    unbroken = PPOTrainer(config, tiny)
+    expected = list(unbroken)
+    first = PPOTrainer(config, tiny)
+    for report in first:
+        if report.step == stop_after:
+            break
+    first.save(tmp_path / "step")
+    second = PPOTrainer(config, tiny)
+    second.restore(tmp_path / "step")
+    resumed = list(second)
+    assert [r.step for r in resumed] == list(range(stop_after + 1, 7))
+    assert [without_seconds(r) for r in resumed] == [without_seconds(r) for r in expected[stop_after + 1 :]]
+    for name, tensor in unbroken.network.state_dict().items():
+        assert torch.equal(tensor, second.network.state_dict()[name]), name
+
+
+def test_ratio_one_and_no_kl_before_the_first_update(tiny: TaskModels) -> None:
+    config = replace(CONFIG, num_ppo_epochs=1, mini_batch_size=16, total_episodes=16)
+    baseline, first = PPOTrainer(config, tiny)
+    assert baseline.step == 0 and baseline.episode == 0
+    assert baseline.metrics["eval/kl"] == 0
+    for name, value in [("objective/kl_exact", 0), ("objective/kl", 0), ("val/ratio", 1), ("policy/approxkl_avg", 0)]:
+        assert first.metrics[name] == pytest.approx(value, abs=1e-5), name
+    assert first.metrics["sampler/mismatch"] < 1e-5
+
+
+def test_evaluations_fall_on_their_episodes_and_on_the_end(tiny: TaskModels) -> None:
+    reports = list(PPOTrainer(replace(CONFIG, eval_every_episodes=40), tiny))
+    # Crossed 40 at episode 48, 80 at 80, and the run ends at 96.
+    assert [r.episode for r in reports if r.is_evaluation] == [0, 48, 80, 96]
+    assert [len(r.samples) for r in reports if r.is_evaluation] == [8] * 4
+
+
+def test_reports_hold_the_declared_metrics_and_finite_values(tiny: TaskModels) -> None:
+    *_, last = PPOTrainer(CONFIG, tiny)
+    assert set(last.metrics) == set(METRICS)
+    assert all(torch.isfinite(torch.tensor(value)) for value in last.metrics.values())
+    assert last.metrics["optimizer_steps"] == 6 * 2 * 2
+    assert last.metrics["response/length_max"] <= 6
+
+
+def test_rates_warm_up_and_fall(tiny: TaskModels) -> None:
+    rates = [r.metrics["lr"] for r in list(PPOTrainer(CONFIG, tiny))[1:]]
+    # 6 iterations, 1 of warm-up: half the peak, then linearly from the peak.
+    assert rates == pytest.approx([1.5e-3, 3e-3, 2.4e-3, 1.8e-3, 1.2e-3, 0.6e-3])
+
+
+def test_adaptive_beta_moves_towards_its_target(tiny: TaskModels) -> None:
+    betas = [r.metrics["objective/kl_coef"] for r in list(PPOTrainer(CONFIG, tiny))[1:]]
+    assert betas[0] == 0.02
+    assert betas[1] == pytest.approx(0.02 * 0.8), "KL 0 at the start: β falls by the clipped 20%"
+
+
+def test_another_seed_gives_another_run_and_the_same_seed_the_same(tiny: TaskModels) -> None:
+    runs = [[r.metrics["objective/scores"] for r in list(PPOTrainer(c, tiny))[1:]] for c in
+            (CONFIG, CONFIG, replace(CONFIG, seed=1))]  # fmt: skip
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_ppo_learns_a_python_reward(tiny: TaskModels) -> None:
+    config = replace(CONFIG, total_episodes=640, batch_size=32, mini_batch_size=16, kl_target=None, num_ppo_epochs=4)
+    reports = [r for r in PPOTrainer(config, tiny) if r.is_evaluation]
+    assert reports[-1].metrics["eval/reward"] > reports[0].metrics["eval/reward"] + 1
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(tiny: TaskModels, tmp_path: Path) -> None:
+    trainer = PPOTrainer(CONFIG, tiny)
+    next(iter(trainer))
+    trainer.save(tmp_path / "step-000000")
+    weights = tmp_path / "step-000000" / "network.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match=r"network.safetensors is missing or damaged"):
+        PPOTrainer(CONFIG, tiny).restore(tmp_path / "step-000000")
+    assert checkpoint.latest(tmp_path) is None
+
+
+def test_a_checkpoint_of_another_network_is_refused(tiny: TaskModels, tmp_path: Path) -> None:
+    trainer = PPOTrainer(CONFIG, tiny)
+    next(iter(trainer))
+    trainer.save(tmp_path / "step")
+    with pytest.raises(CheckpointError, match="does not fit this run's networks"):
+        PPOTrainer(replace(CONFIG, value_model="separate"), tiny).restore(tmp_path / "step")
+
+
+def test_the_saved_model_loads_as_any_transformers_model(tiny: TaskModels, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    trainer = PPOTrainer(CONFIG, tiny)
+    list(trainer)
+    trainer.save_model(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.lm_head.weight, trainer.network.policy.lm_head.weight)
+    assert AutoTokenizer.from_pretrained(tmp_path)("w1 w2")["input_ids"] == [4, 5]
+
+
+def test_devices() -> None:
+    assert resolve_device("cpu") == torch.device("cpu")
+    with pytest.raises(ConfigError, match='device "gpu" is not allowed'):
+        resolve_device("gpu")

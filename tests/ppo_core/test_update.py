@@ -1,0 +1,136 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ppo_core import PPOConfig
+from ppo_core.experience import Experience, build_experience, read_policy, token_rewards
+from ppo_core.models import TaskModels
+from ppo_core.policy import ActorCritic
+from ppo_core.rollout import Rollouts, generate
+from ppo_core.update import Optimizers, UpdateStatistics, ppo_epochs
+
+BASE = PPOConfig(
+    batch_size=16, mini_batch_size=8, num_ppo_epochs=2, response_length=6, temperature=1.0, learning_rate=1e-2
+)
+
+
+def collect(tiny: TaskModels, network: ActorCritic, config: PPOConfig) -> tuple[Rollouts, Experience]:
+    numbers = torch.rand(16, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    prompts = list(tiny.prompts.train[:16])
+    rollouts = generate(network.policy, tiny.tokenizer, prompts, numbers, temperature=1.0, chunk_rows=99)
+    reading = read_policy(network, tiny.reference, rollouts.sequences, 1.0, 99)
+    scores = torch.tensor(tiny.reward(rollouts.prompts, rollouts.responses))
+    return rollouts, build_experience(config, rollouts, reading, scores, config.kl_coef)
+
+
+def learn(tiny: TaskModels, config: PPOConfig) -> tuple[ActorCritic, UpdateStatistics]:
+    network = ActorCritic(tiny.reference, config.value_model)
+    _, experience = collect(tiny, network, config)
+    return network, ppo_epochs(network, Optimizers.build(network, config), experience, config, iteration=0)
+
+
+def weights(network: ActorCritic) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+@pytest.mark.parametrize("value_model", ["shared", "separate"])
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize(("mini", "micro"), [(16, 16), (16, 4), (8, 8), (8, 2), (4, 1)])
+def test_optimizer_steps_are_epochs_times_mini_batches(
+    tiny: TaskModels, monkeypatch: pytest.MonkeyPatch, epochs: int, mini: int, micro: int, value_model: str
+) -> None:
+    calls = []
+    true_step = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, *a: calls.append(1) or true_step(self, *a))
+    config = replace(
+        BASE, num_ppo_epochs=epochs, mini_batch_size=mini, per_device_train_batch_size=micro, value_model=value_model
+    )
+    _, statistics = learn(tiny, config)
+    assert statistics.steps == epochs * 16 // mini
+    assert len(calls) == 2 * statistics.steps  # the policy's and the critic's
+
+
+@pytest.mark.parametrize("value_model", ["shared", "separate"])
+def test_micro_batches_do_not_change_the_step(tiny: TaskModels, value_model: str) -> None:
+    # A large epsilon makes Adam's step follow the gradient's size; else rounding in a gradient near 0 decides its sign.
+    config = replace(BASE, value_model=value_model, adam_epsilon=1.0, learning_rate=1.0, value_learning_rate=1.0)
+    whole, _ = learn(tiny, config)
+    split, _ = learn(tiny, replace(config, per_device_train_batch_size=2))
+    moved = (weights(whole) - weights(ActorCritic(tiny.reference, value_model))).abs().max().item()
+    assert moved > 1e-3
+    assert (weights(whole) - weights(split)).abs().max().item() < 1e-3 * moved
+
+
+def test_metrics_are_not_diluted_by_accumulation(tiny: TaskModels) -> None:
+    """At learning rate 0 the ratio is 1 in every step, however the batch is cut."""
+    for mini, micro in [(16, 16), (8, 2), (4, 1)]:
+        config = replace(
+            BASE, learning_rate=0.0, value_learning_rate=0.0, mini_batch_size=mini, per_device_train_batch_size=micro
+        )
+        metrics = learn(tiny, config)[1].metrics()
+        assert metrics["val/ratio"] == pytest.approx(1, abs=1e-5)
+        assert metrics["policy/approxkl_avg"] == pytest.approx(0, abs=1e-9)
+        assert metrics["policy/clipfrac_avg"] == 0
+
+
+def test_the_first_mini_batch_has_ratio_one(tiny: TaskModels) -> None:
+    config = replace(BASE, num_ppo_epochs=1, mini_batch_size=16)
+    metrics = learn(tiny, config)[1].metrics()
+    assert metrics["val/ratio"] == pytest.approx(1, abs=1e-5)
+    assert metrics["val/ratio_var"] == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("value_model", ["shared", "separate"])
+def test_the_gradient_clip_bites(tiny: TaskModels, value_model: str) -> None:
+    config = replace(BASE, max_grad_norm=1e-3, value_model=value_model)
+    network = ActorCritic(tiny.reference, value_model)
+    optimizers = Optimizers.build(network, config)
+    seen = []
+    for optimizer in (optimizers.policy, optimizers.value):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        optimizer.step = lambda ps=parameters: seen.append(  # type: ignore[method-assign, assignment]
+            torch.nn.utils.get_total_norm([p.grad for p in ps if p.grad is not None]).item()
+        )
+    _, experience = collect(tiny, network, config)
+    metrics = ppo_epochs(network, optimizers, experience, config, 0).metrics()
+    assert metrics["policy/grad_norm"] > 1e-2 and metrics["value/grad_norm"] > 1e-2, "norms before clipping"
+    assert len(seen) == 8 and max(seen) <= 1e-3 * 1.001
+
+
+def test_each_network_learns_at_its_own_rate(tiny: TaskModels) -> None:
+    start = ActorCritic(tiny.reference, "separate")
+    only_value, _ = learn(tiny, replace(BASE, value_model="separate", learning_rate=0.0, value_learning_rate=1e-2))
+    same = zip(start.policy.parameters(), only_value.policy.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in same)
+    assert not torch.equal(start.value_head.weight, only_value.value_head.weight)
+
+
+def test_the_entropy_bonus_raises_entropy(tiny: TaskModels) -> None:
+    entropies = []
+    for coefficient in (0.0, 10.0):
+        config = replace(BASE, entropy_coef=coefficient, num_ppo_epochs=4)
+        network, _ = learn(tiny, config)
+        _, experience = collect(tiny, network, config)
+        reading = read_policy(network, tiny.reference, experience.sequences, 1.0, 99)
+        entropies.append(float(reading.entropy.sum() / experience.sequences.response_mask.sum()))
+    assert entropies[1] > entropies[0] + 0.02
+
+
+def test_rewards_are_the_penalty_on_each_token_and_the_score_on_the_last() -> None:
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+    kl = torch.tensor([[0.5, 1.0, 9.0], [0.0, 0.0, 2.0]])
+    rewards = token_rewards(torch.tensor([3.0, -1.0]), kl, mask, kl_coef=0.1)
+    expected = torch.tensor([[-0.05, 2.9, 0.0], [0.0, 0.0, -1.2]])
+    assert torch.allclose(rewards, expected)
+
+
+def test_a_missing_eos_costs_its_penalty(tiny: TaskModels) -> None:
+    network = ActorCritic(tiny.reference, "shared")
+    config = replace(BASE, lam=1.0)
+    rollouts, plain = collect(tiny, network, config)
+    _, fined = collect(tiny, network, replace(config, missing_eos_penalty=2.5))
+    # Values are 0 and λ = γ = 1, so a return is the sum of the rewards from there on.
+    difference = (plain.returns - fined.returns)[:, 0]
+    assert torch.allclose(difference, torch.where(rollouts.ended, 0.0, 2.5), atol=1e-5)
+    assert rollouts.ended.any() and not rollouts.ended.all()

@@ -1,0 +1,38 @@
+"""Imports go one way, and what does not train never loads torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RANK = {"ppo_core": 0, "tuner": 1, "dashboard": 2}
+TORCH_FREE = ["ppo_core", "ppo_core.metrics", "ppo_core.task", "ppo_core.tasks.reviews", "ppo_core.checkpoint",
+              "tuner.cli", "tuner.controller", "tuner.store", "dashboard.data", "dashboard.charts"]  # fmt: skip
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("package", RANK)
+def test_imports_go_one_way(package: str) -> None:
+    files = list((ROOT / package).rglob("*.py"))
+    assert files
+    for path in files:
+        above = {name for name in imported(path) & set(RANK) if RANK[name] > RANK[package]}
+        assert not above, f"{path.relative_to(ROOT)} imports {above}"
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_declarations_store_and_pages_never_import_torch(module: str) -> None:
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,100 @@
+"""A small hand-made study in a real store, for the tests of what reads one."""
+
+from pathlib import Path
+from typing import Any
+
+from ppo_core.report import Sample, StepReport
+from tuner.spec import StudySpec
+from tuner.status import Reason, Status
+from tuner.store import Lease, Outcome, Store, TrialRow
+
+NAME = "made"
+SPEC = {
+    "name": NAME,
+    "task": "reviews",
+    "trials": 8,
+    "seed": 3,
+    "fixed": {"total_episodes": 256, "eval_every_episodes": 128, "entropy_coef": 0.01},
+    "search": {
+        "learning_rate": {"low": 1e-5, "high": 3e-3, "scale": "log"},
+        "kl_coef": {"low": 0.01, "high": 0.3, "scale": "log"},
+        "kl_target": {"low": 3.0, "high": 12.0, "scale": "log"},
+        "batch_size": {"low": 32, "high": 128, "scale": "log2"},
+    },
+    "kl": {"budget": 10.0, "limit": 15.0},
+}
+HOSTILE = "[bold red]wow[/bold red] \x1b[31mred\x07 \u202ertl\nsecond line"
+"""Markup, terminal codes, a right-to-left override and a line break: all to be shown, none to be obeyed."""
+KL_REASON = Reason(
+    "kl_limit",
+    "KL 21.5 over the limit 15 for 3 steps, at step 3",
+    metric="objective/kl_exact",
+    value=21.5,
+    limit=15.0,
+    steps_over=3,
+    step=3,
+    evidence=tuple({"step": float(n), "episode": 64.0 * n, "objective/kl_exact": 15.5 + 2 * n} for n in (1, 2, 3)),
+)
+HARD_REASON = Reason("kl_hard", "KL 88 over 60 (4 times the limit) at step 2", "objective/kl_exact", 88.0, 60.0, 1, 2)
+
+PARAMS: tuple[dict[str, Any], ...] = (
+    {},  # trial 0: the reference
+    {"kl_control": "fixed", "learning_rate": 1e-3, "kl_coef": 0.05, "batch_size": 64},
+    {"kl_control": "fixed", "learning_rate": 5e-4, "kl_coef": 0.1, "batch_size": 64},
+    {"kl_control": "adaptive", "learning_rate": 3e-4, "kl_target": 6.0, "batch_size": 32},
+    {"kl_control": "fixed", "learning_rate": 3e-3, "kl_coef": 0.01, "batch_size": 64},
+    {"kl_control": "fixed", "learning_rate": 2.5e-3, "kl_coef": 0.01, "batch_size": 64},
+    {"kl_control": "fixed", "learning_rate": 1e-5, "kl_coef": 0.3, "batch_size": 128},
+    {"kl_control": "fixed", "learning_rate": 2e-5, "kl_coef": 0.3, "batch_size": 128},
+)
+OUTCOMES: tuple[Outcome | None, ...] = (
+    Outcome(Status.COMPLETED, None, 1.0, 0.05, 4.0, -0.916),
+    Outcome(Status.COMPLETED, None, 3.0, 0.06, 12.5, 0.223),
+    Outcome(Status.COMPLETED, None, 2.0, 0.05, 9.0, -0.105),
+    Outcome(Status.STOPPED, Reason("person", "stopped by a person"), 1.5, 0.04, 6.0, -0.511),
+    Outcome(Status.PRUNED, KL_REASON, 5.0, 0.1, 3.0, 0.765),
+    Outcome(Status.PRUNED, HARD_REASON, 0.2, 0.1, 2.0, 2.17),
+    Outcome(Status.FAILED, Reason("error", f"RuntimeError: {HOSTILE}")),
+    None,  # still running
+)
+"""Best within 10 nats: trial 2; within 100: trial 1; within 8: trial 3; within 5: trial 0; within 1: none."""
+
+
+def make(path: Path, *, name: str = NAME, lease_kept: bool = False) -> Store:
+    """Write the study to a new store at `path`."""
+    store = Store.open(str(path), create=True)
+    spec = StudySpec.from_dict(SPEC | {"name": name}, "made")
+    store.create_study(name, spec.to_dict())
+    lease = store.acquire(name)
+    for number, (params, outcome) in enumerate(zip(PARAMS, OUTCOMES, strict=True)):
+        params = params or spec.reference_params()
+        trial = store.add_trial(
+            lease,
+            number,
+            origin="sampled" if number else "reference",
+            config=spec.config(params).to_dict(),
+            params=params,
+            threads=1,
+        )
+        store.begin_attempt(lease, trial.id, None)
+        add_steps(store, lease, trial, outcome)
+        if outcome is not None:
+            store.finish_trial(lease, trial.id, outcome)
+    if not lease_kept:
+        store.release(lease)
+    return store
+
+
+def add_steps(store: Store, lease: Lease, trial: TrialRow, outcome: Outcome | None) -> None:
+    """Record step 0, three steps in between, and a last one, evaluated at 0, 2 and 4."""
+    value, kl = (outcome and outcome.value) or 0.5, (outcome and outcome.kl) or 1.0
+    for step in range(5):
+        metrics = {"objective/scores": 0.5 + 0.1 * step, "objective/kl_exact": kl * step / 4, "objective/kl_coef": 0.05}
+        samples: tuple[Sample, ...] = ()
+        if step % 2 == 0:
+            metrics["eval/reward"] = 0.25 if step == 0 else value
+            metrics |= {"eval/reward_se": 0.03, "eval/kl": 0.0 if step == 0 else kl, "eval/kl_se": 0.2}
+            samples = (Sample(0, "the film was", f" fine {step}", 0.5, 1.0, 4), Sample(1, "food", HOSTILE, 0.1, 2.0, 9))
+        if step == 3:
+            metrics["val/var_explained"] = float("nan")
+        store.add_step(lease, trial.id, StepReport(step, 64 * step, metrics, samples), seconds=1.5)

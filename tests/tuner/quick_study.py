@@ -1,0 +1,165 @@
+"""Studies of the quick trainer: run here, or in a process of their own that a test may kill.
+
+`python -m tests.tuner.quick_study FOLDER SPEC.json KEYWORDS.json` prints a line for each event.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tuner.controller import run_study
+from tuner.events import Event, TrialEnded, TrialStarted, TrialStepped
+from tuner.spec import StudySpec
+from tuner.store import Store, TrialRow
+
+MODULE = "tests.tuner.quick_trainer"
+NAME = "quick"
+ROOT = Path(__file__).parents[2]
+
+
+def quick_spec(trainer: str = "factory", **changes: Any) -> StudySpec:
+    """Return a study of 6 random trials of 10 steps; which trial does what does not depend on the others."""
+    table = {
+        "name": NAME,
+        "task": f"{MODULE}:TASK",
+        "trainer": f"{MODULE}:{trainer}",
+        "trials": 6,
+        "seed": 1,
+        "search": {"learning_rate": "advised", "cliprange": {"low": 0.1, "high": 0.3}},
+        "sampler": {"name": "random"},
+    }
+    return StudySpec.from_dict(table | changes, "test")
+
+
+def storage(folder: Path) -> str:
+    """Return where the tests in `folder` keep their store."""
+    return f"sqlite:///{folder / 'store.db'}"
+
+
+def run(folder: Path, spec: StudySpec, **keywords: Any) -> tuple[bool, list[Event]]:
+    """Run a study in this process; return whether it finished, and what it told."""
+    events: list[Event] = []
+    finished = run_study(
+        spec, storage=storage(folder), runs_folder=folder / "runs", on_event=events.append, **({"workers": 2} | keywords)
+    )
+    return finished, events
+
+
+def rows(folder: Path, name: str = NAME) -> list[TrialRow]:
+    """Return the study's trials."""
+    store = Store.open(storage(folder))
+    try:
+        return store.trials(store.study(name))
+    finally:
+        store.close()
+
+
+def curves(folder: Path, name: str = NAME) -> dict[int, list[tuple[Any, ...]]]:
+    """Return all that each trial reported, by number: equal for equal runs."""
+    metrics = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
+    store = Store.open(storage(folder))
+    try:
+        numbers = {row.id: row.number for row in store.trials(store.study(name))}
+        found: dict[int, list[tuple[Any, ...]]] = {number: [] for number in numbers.values()}
+        for step in store.steps(numbers, metrics):
+            values = (step["step"], step["episode"], *(step[metric] for metric in metrics))
+            found[numbers[step["trial_id"]]].append(values)
+        for sample in store.samples(numbers):
+            found[numbers[sample["trial_id"]]].append((sample["step"], sample["response"], sample["reward"]))
+        return found
+    finally:
+        store.close()
+
+
+def outcomes(folder: Path, name: str = NAME) -> list[tuple[Any, ...]]:
+    """Return how each trial ended: equal for equal runs."""
+    return [(r.number, r.status, r.reason, r.params, r.value, r.kl, r.violation, r.episodes) for r in rows(folder, name)]
+
+
+class Controller:
+    """A study's controller in a process of its own, as a user starts one."""
+
+    def __init__(self, folder: Path, spec: StudySpec, **keywords: Any) -> None:
+        arguments = [json.dumps(spec.to_dict()), json.dumps({"workers": 2} | keywords)]
+        self.errors = folder / "stderr.txt"
+        self.lines: list[str] = []
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.tuner.quick_study", str(folder), *arguments],
+                cwd=ROOT,
+                env=os.environ | {"QUICK_FOLDER": str(folder)},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def read_until(self, wanted: Callable[[str], bool], times: int = 1) -> str:
+        """Read its lines until one is wanted for the last of `times`; the test's time limit is the deadline."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+            times -= wanted(self.lines[-1])
+            if times == 0:
+                return self.lines[-1]
+        raise AssertionError(f"the controller ended; it said {self.lines[-5:]} and {self.errors.read_text()}")
+
+    def workers(self) -> list[psutil.Process]:
+        """Return its worker processes that live."""
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+
+    def kill(self) -> None:
+        """Kill it as the kernel does."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> int:
+        """Wait for its end, return its exit status."""
+        assert self.process.stdout is not None
+        self.lines += [line.strip() for line in self.process.stdout]
+        return self.process.wait()
+
+
+@contextmanager
+def controller(folder: Path, spec: StudySpec, **keywords: Any) -> Iterator[Controller]:
+    """Start a controller and see that nothing of it outlives the test."""
+    started = Controller(folder, spec, **keywords)
+    try:
+        yield started
+    finally:
+        started.kill()
+
+
+def _describe(event: Event) -> str:
+    match event:
+        case TrialStepped():
+            return f"TrialStepped {event.number} {event.report.step}"
+        case TrialStarted():
+            return f"TrialStarted {event.row.number} {event.resumed_step}"
+        case TrialEnded():
+            return f"TrialEnded {event.row.number}"
+    return type(event).__name__
+
+
+def main(folder: Path, spec: StudySpec, keywords: dict[str, Any]) -> int:
+    """Run the study; the exit status is 0 where it finished, else 3."""
+    finished = run_study(
+        spec,
+        storage=storage(folder),
+        runs_folder=folder / "runs",
+        on_event=lambda event: print(_describe(event), flush=True),
+        **keywords,
+    )
+    return 0 if finished else 3
+
+
+if __name__ == "__main__":
+    where, spec_text, keywords_text = sys.argv[1:]
+    sys.exit(main(Path(where), StudySpec.from_dict(json.loads(spec_text), "test"), json.loads(keywords_text)))

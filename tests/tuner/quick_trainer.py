@@ -1,0 +1,192 @@
+"""A trainer without torch whose reports follow from the config by a formula, for tests of what runs trials.
+
+Each step's score depends on the steps before it, so a run that lost or repeated one shows it. The other factories
+misbehave in one way each, told by files in the folder `QUICK_FOLDER`.
+"""
+
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ppo_core import checkpoint
+from ppo_core.declaration import Range
+from ppo_core.errors import TaskError
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.report import Sample, StepReport
+from ppo_core.task import Advice, Progress, Prompts, Task, TaskAssets
+
+FOLDER_VARIABLE = "QUICK_FOLDER"
+GATED_STEP = 7
+STATE = "state.json"
+
+
+def _prepare(progress: Progress | None) -> TaskAssets:
+    if progress:
+        progress("counting to two", 0.5)
+        progress("counting to two", 1.0)
+    return TaskAssets("", "", Prompts((), (), ()))
+
+
+def _fail(progress: Progress | None) -> TaskAssets:
+    raise TaskError("the words are missing")
+
+
+TASK = Task(
+    name="quick",
+    doc="A formula.",
+    reference={"learning_rate": 1e-4, "total_episodes": 160, "batch_size": 16, "eval_every_episodes": 48},
+    advised={"learning_rate": Advice(Range(1e-5, 1e-3, "log"), "the upper third breaks the KL limit")},
+    kl_budget=10.0,
+    kl_limit=15.0,
+    eval_temperature=1.0,
+    eval_response_length=4,
+    eval_seed=0,
+    prepare=_prepare,
+)
+BROKEN_TASK = replace(TASK, prepare=_fail)
+
+
+class QuickTrainer:
+    """KL grows by learning_rate x 4e4 nats over the run; the evaluation reward is 1 + sqrt(KL)."""
+
+    def __init__(self, config: PPOConfig, resume_from: Path | None) -> None:
+        self.config = config
+        self.step, self.drift = -1, 0.0
+        if resume_from is not None:
+            checkpoint.verify(resume_from)
+            self.step, self.drift = json.loads((resume_from / STATE).read_text())
+
+    @property
+    def kl(self) -> float:
+        return 4e4 * self.config.learning_rate * self.step / self.config.num_iterations()
+
+    def __iter__(self) -> Iterator[StepReport]:
+        while self.step < self.config.num_iterations():
+            yield self.advance()
+
+    def advance(self) -> StepReport:
+        self.step += 1
+        self.drift = 0.9 * self.drift + self.config.cliprange * math.sin(self.step)
+        metrics = {
+            "objective/kl_exact": self.kl,
+            "objective/scores": self.drift,
+            "quick/torch": float("torch" in sys.modules),
+            "quick/pid": float(os.getpid()),
+        }
+        report = StepReport(self.step, 16 * self.step, metrics)
+        is_due = self.step % 3 == 0 or self.step == self.config.num_iterations()
+        return self.evaluated(report) if is_due else report
+
+    def evaluated(self, report: StepReport) -> StepReport:
+        reward = 1 + math.sqrt(self.kl)
+        evaluation = {"eval/reward": reward, "eval/reward_se": 0.5, "eval/kl": self.kl, "eval/kl_se": 0.25}
+        sample = Sample(0, "one two", f"step {self.step}", reward, self.kl, 2)
+        return replace(report, metrics=report.metrics | evaluation, samples=(sample,))
+
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        state = json.dumps([self.step, self.drift])
+        checkpoint.write(folder, {STATE: lambda path: _write(path, state)}, state={"step": self.step}, extra=extra)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def factory(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> QuickTrainer:
+    """A trainer without faults."""
+    return QuickTrainer(config, resume_from)
+
+
+class GatedTrainer(QuickTrainer):
+    """Stays in the middle of step GATED_STEP until the file `gate` is there."""
+
+    def advance(self) -> StepReport:
+        if self.step + 1 == GATED_STEP:
+            (_folder() / f"waiting-{os.getpid()}").touch()
+            while not (_folder() / "gate").exists():
+                time.sleep(0.01)
+        return super().advance()
+
+
+def gated(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> GatedTrainer:
+    return GatedTrainer(config, resume_from)
+
+
+class RaisingTrainer(QuickTrainer):
+    """Fails at step 4 where the config's cliprange is under 0.2 (trial 0's is 0.2)."""
+
+    def advance(self) -> StepReport:
+        if self.step == 3 and self.config.cliprange < 0.2:
+            raise RuntimeError(f"cliprange {self.config.cliprange} is too small\nand more lines")
+        return super().advance()
+
+
+def raising(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> RaisingTrainer:
+    return RaisingTrainer(config, resume_from)
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch names its own."""
+
+
+def out_of_memory(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> QuickTrainer:
+    """Has no memory, ever."""
+    raise OutOfMemoryError("tried to allocate 20.5 MiB")
+
+
+class KilledTrainer(QuickTrainer):
+    """Its process is killed in step 5 as often as the file `kills` says."""
+
+    def advance(self) -> StepReport:
+        kills = _folder() / "kills"
+        left = int(kills.read_text())
+        if self.step == 4 and left:
+            kills.write_text(str(left - 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().advance()
+
+
+def killed(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> KilledTrainer:
+    return KilledTrainer(config, resume_from)
+
+
+class UnevaluableTrainer(QuickTrainer):
+    """Blows up at step 4, and can no longer be evaluated then."""
+
+    def advance(self) -> StepReport:
+        report = super().advance()
+        if self.step != 4:
+            return report
+        return replace(report, metrics=report.metrics | {"objective/kl_exact": math.nan})
+
+    def evaluated(self, report: StepReport) -> StepReport:
+        if self.step == 4:
+            raise ValueError("probabilities are NaN")
+        return super().evaluated(report)
+
+
+def unevaluable(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> UnevaluableTrainer:
+    return UnevaluableTrainer(config, resume_from)
+
+
+def _folder() -> Path:
+    return Path(os.environ[FOLDER_VARIABLE])

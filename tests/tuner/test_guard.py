@@ -1,0 +1,253 @@
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppo_core.metrics import METRICS
+from ppo_core.report import StepReport
+from tuner.guard import CORE, WATCHED, WINDOW, GuardSettings, GuardState, observe
+from tuner.guard_rules import RULES
+from tuner.status import Reason
+
+KL = "objective/kl_exact"
+ENTROPY = "policy/entropy_avg"
+VALUE_LOSS = "loss/value_avg"
+REPETITION = "response/repetition"
+MISMATCH = "sampler/mismatch"
+EPISODES = 1000
+BATCH = 50
+HEALTHY = {KL: 3.0, ENTROPY: 2.0, VALUE_LOSS: 0.5, REPETITION: 0.3, MISMATCH: 1e-6, "objective/scores": 1.0}
+
+
+def guard(**table: Any) -> GuardSettings:
+    return GuardSettings.from_dict(table, kl_limit=15.0, where="guard")
+
+
+def reports(history: Iterable[Mapping[str, float]]) -> list[StepReport]:
+    """Step 0, the baseline's evaluation, and then one report for each entry of the history."""
+    baseline = StepReport(0, 0, {"eval/reward": 0.5, "eval/kl": 0.0})
+    return [baseline, *(StepReport(n, n * BATCH, dict(metrics)) for n, metrics in enumerate(history, start=1))]
+
+
+def run(history: Iterable[Mapping[str, float]], settings: GuardSettings | None = None) -> Reason | None:
+    state = GuardState()
+    for report in reports(history):
+        state, reason = observe(settings or guard(), state, report, EPISODES)
+        if reason is not None:
+            json.dumps(reason.evidence, allow_nan=False)
+            return reason
+    return None
+
+
+def series(metric: str, values: Iterable[float], **others: float) -> list[dict[str, float]]:
+    return [{**HEALTHY, **others, metric: value} for value in values]
+
+
+def test_a_healthy_trial_runs_to_its_end() -> None:
+    kls = [0.0, *(min(14.9, 0.9 * n) for n in range(1, 20))]
+    assert run(series(KL, kls)) is None
+
+
+def test_metrics_that_are_not_reported_break_no_rule() -> None:
+    assert run([{}] * 20) is None
+    assert run([{"eval/reward": 1.0}] * 20) is None
+
+
+@pytest.mark.parametrize("metric", CORE)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_core_metric_that_is_no_finite_number_stops_at_once(metric: str, value: float) -> None:
+    reason = run([HEALTHY, {**HEALTHY, metric: value}])
+    assert reason is not None
+    assert (reason.rule, reason.metric, reason.step, reason.steps_over) == ("nonfinite", metric, 2, 1)
+    what = "not a number" if math.isnan(value) else "infinite"
+    assert reason.message == f"{METRICS[metric].label} ({metric}) was {what} at step 2"
+    assert reason.value is None
+    assert [row["step"] for row in reason.evidence] == [0, 1, 2]
+    assert metric not in reason.evidence[-1]
+
+
+def test_metrics_that_may_well_be_nan_do_not_stop() -> None:
+    assert run(series("val/var_explained", [math.nan] * 20)) is None
+
+
+def test_kl_over_the_limit_stops_after_patience() -> None:
+    reason = run(series(KL, [1, 16, 17, 18.25, 30]))
+    assert reason is not None
+    assert reason.message == "KL was over 15 nats per response for 3 steps: 18.2 at step 4"
+    assert (reason.rule, reason.metric, reason.value, reason.limit) == ("kl_limit", KL, 18.25, 15.0)
+    assert (reason.steps_over, reason.step) == (3, 4)
+    assert [(row["step"], row["episode"], row.get(KL)) for row in reason.evidence] == [
+        (0, 0, None), (1, 50, 1.0), (2, 100, 16.0), (3, 150, 17.0), (4, 200, 18.25),
+    ]  # fmt: skip
+    assert reason.evidence[0]["eval/reward"] == 0.5
+
+
+def test_kl_that_comes_back_under_the_limit_starts_the_count_anew() -> None:
+    assert run(series(KL, [16, 17, 15, 16, 17, 15] * 3)) is None
+
+
+def test_a_step_without_the_metric_does_not_end_the_count() -> None:
+    reason = run([*series(KL, [16, 16]), {"eval/reward": 1.0}, *series(KL, [16])])
+    assert reason is not None
+    assert (reason.rule, reason.step, reason.steps_over) == ("kl_limit", 4, 3)
+
+
+def test_patience_is_settable() -> None:
+    reason = run(series(KL, [16, 16]), guard(patience=1))
+    assert reason is not None
+    assert reason.step == 1
+    assert run(series(KL, [16] * 19), guard(patience=20)) is None
+
+
+def test_kl_far_over_the_limit_stops_at_once() -> None:
+    assert run(series(KL, [60, 1])) is None
+    reason = run(series(KL, [1, 60.5]))
+    assert reason is not None
+    assert reason.message == "KL was over 60 nats per response (4 times the KL limit): 60.5 at step 2"
+    assert (reason.rule, reason.limit, reason.steps_over) == ("kl_hard", 60.0, 1)
+    assert run(series(KL, [1, 60.5]), guard(kl_hard=False)) is None
+    looser = run(series(KL, [1, 60.5, 46, 75.5]), guard(kl_hard=5, kl_limit=False))
+    assert looser is not None
+    assert (looser.rule, looser.step) == ("kl_hard", 4)
+
+
+def test_entropy_collapse_is_relative_to_the_first_reading() -> None:
+    reason = run(series(ENTROPY, [2.0, 1.0, 0.5, 0.1, 0.041, 0.039, 0.039, 0.03]))
+    assert reason is not None
+    assert (
+        reason.message
+        == "Entropy was under 0.04 nats per token (0.02 of the first reading) for 3 steps: 0.03 at step 8"
+    )
+    assert (reason.rule, reason.step, reason.steps_over) == ("entropy_collapse", 8, 3)
+    assert run(series(ENTROPY, [0.05] * 20)) is None
+
+
+def test_repetition_collapse_is_relative_to_the_first_reading() -> None:
+    history = series(REPETITION, [0.3, 0.4, 0.8, 0.85, 0.87, 0.9, 0.95])
+    reason = run(history)
+    assert reason is not None
+    assert (reason.rule, reason.step, reason.limit) == ("repetition_collapse", 7, pytest.approx(0.86))
+    assert run(series(REPETITION, [0.9] * 20)) is None  # it always did
+
+
+def test_value_divergence_is_relative_to_the_first_readings() -> None:
+    reason = run(series(VALUE_LOSS, [0.5, 2.0, 1.0, 150, 250, 250, 250]))
+    assert reason is not None
+    assert reason.message == "Value loss was over 200 (100 times its scale) for 3 steps: 250 at step 7"
+    assert reason.rule == "value_divergence"
+
+
+def test_a_reward_that_is_found_late_is_no_value_divergence() -> None:
+    quiet = [{VALUE_LOSS: 1e-5, "objective/scores": 0.0}] * 5
+    found = [{VALUE_LOSS: 0.5, "objective/scores": 0.5, "objective/scores_std": 0.5}] * 10
+    assert run([*quiet, *found]) is None
+    reason = run([*quiet, *({VALUE_LOSS: 0.5, "objective/scores": 0.0} for _ in range(10))])
+    assert reason is not None
+    assert reason.rule == "value_divergence"
+
+
+@pytest.mark.parametrize(
+    ("metric", "healthy", "bad"), [(ENTROPY, 2.0, 0.001), (REPETITION, 0.3, 0.99), (VALUE_LOSS, 1.0, 1e6)]
+)
+def test_the_grace_period_holds_back_the_rules_that_compare_with_the_start(
+    metric: str, healthy: float, bad: float
+) -> None:
+    history = series(metric, [healthy, *[bad] * 9, *[healthy] * 8])
+    assert run(history, guard(grace=0.5)) is None
+    reason = run(history, guard(grace=0.0))
+    assert reason is not None
+    assert reason.step == 4  # three bad steps, beginning at once
+    default = run(series(metric, [healthy, healthy, *[bad] * 9]))
+    assert default is not None
+    assert default.step == 5  # a tenth of 1,000 episodes are two steps; then three bad ones
+
+
+def test_kl_has_no_grace_period() -> None:
+    reason = run(series(KL, [16] * 5), guard(grace=0.5))
+    assert reason is not None
+    assert reason.step == 3
+
+
+def test_a_sampler_that_disagrees_with_the_trainer_stops() -> None:
+    assert run(series(MISMATCH, [0.3] * 20)) is None
+    reason = run(series(MISMATCH, [1e-6, 1.5, 1.5, 2.0]))
+    assert reason is not None
+    assert reason.message == "Sampler mismatch was over 1 nats for 3 steps: 2 at step 4"
+
+
+def test_nothing_learned_by_half_of_the_episodes() -> None:
+    reason = run(series(KL, [0.0, *[0.004] * 19]))
+    assert reason is not None
+    assert reason.message == "KL never reached 0.01 nats per response in 10 steps: 0.004 at most by step 10"
+    assert (reason.rule, reason.step, reason.steps_over) == ("nothing_learned", 10, 10)
+    assert run(series(KL, [0.0] * 9)) is None
+    assert run(series(KL, [0.0, 0.02, *[0.0] * 18])) is None  # it moved once
+    assert run(series(KL, [0.0] * 20), guard(nothing_learned=False)) is None
+
+
+def test_a_trial_of_few_steps_is_given_time_to_learn() -> None:
+    few = [StepReport(n, n * 250, {KL: 0.0}) for n in range(1, 4)]
+    state = GuardState()
+    for report in few:
+        state, reason = observe(guard(), state, report, EPISODES)
+        assert reason is None
+    assert observe(guard(), state, StepReport(4, 1000, {KL: 0.0}), EPISODES)[1] is not None
+
+
+def test_any_rule_can_be_switched_off() -> None:
+    broken = {KL: 100.0, ENTROPY: 1e-9, VALUE_LOSS: 1e9, REPETITION: 1.0, MISMATCH: 9.0, "objective/kl": math.nan}
+    history = [HEALTHY, HEALTHY, *[broken] * 10]
+    off: dict[str, Any] = dict.fromkeys(RULES, False)
+    assert run(history, guard(**off)) is None
+    for name in set(RULES) - {"nothing_learned"}:
+        reason = run(history, guard(**{**off, name: True}))
+        assert reason is not None
+        assert reason.rule == name
+
+
+def test_evidence_is_the_last_steps_readings_of_the_watched_metrics() -> None:
+    reason = run(series(KL, [*[1.0] * 10, 16, 16, 16], other=5.0))
+    assert reason is not None
+    assert [row["step"] for row in reason.evidence] == list(range(14 - WINDOW, 14))
+    assert set(reason.evidence[-1]) == {"step", "episode", *HEALTHY}
+
+
+def test_settings_round_trip() -> None:
+    settings_ = guard(patience=5, kl_hard=False, entropy_collapse=0.1, kl_limit=False, value_divergence=True)
+    assert (settings_.patience, settings_.limits["kl_hard"], settings_.limits["entropy_collapse"]) == (5, False, 0.1)
+    assert settings_.limits["value_divergence"] == 100.0
+    stored = json.loads(json.dumps(settings_.to_dict()))
+    assert GuardSettings.from_dict(stored, 15.0, "stored") == settings_
+    assert guard() == GuardSettings(kl_limit=15.0)
+
+
+def test_every_rule_is_declared_whole() -> None:
+    for name, rule in RULES.items():
+        assert name == rule.name
+        assert rule.label
+        assert rule.doc.endswith(".") or rule.doc.endswith("began.")
+        assert rule.metric is None or rule.metric in METRICS
+        assert rule.valid is None or rule.limit in rule.valid
+    assert set(CORE) | set(WATCHED) <= set(METRICS)
+
+
+READING = st.one_of(st.floats(0, 100), st.sampled_from([math.nan, math.inf]))
+HISTORY = st.lists(st.dictionaries(st.sampled_from(sorted({*WATCHED, *CORE})), READING), max_size=20)
+
+
+@settings(max_examples=100, deadline=None)
+@given(HISTORY, st.integers(0, 20))
+def test_a_state_that_was_stored_as_json_goes_on_as_if_it_had_not_been(
+    history: list[dict[str, float]], cut: int
+) -> None:
+    straight = stored = GuardState()
+    for report in reports(history):
+        straight, expected = observe(guard(), straight, report, EPISODES)
+        stored, reason = observe(guard(), stored, report, EPISODES)
+        assert (stored, reason) == (straight, expected)
+        if report.step == cut:
+            stored = GuardState.from_dict(json.loads(json.dumps(stored.to_dict(), allow_nan=False)))

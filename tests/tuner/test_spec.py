@@ -1,0 +1,291 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core.declaration import Range
+from ppo_core.errors import ConfigError
+from tuner.spec import SamplerSpec, StudySpec
+
+SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    base = {
+        "name": "mine",
+        "task": "reviews",
+        "trials": 5,
+        "search": {"learning_rate": {"low": 1e-5, "high": 1e-3}},
+    }
+    return {key: value for key, value in {**base, **changes}.items() if value is not None}
+
+
+def spec(**changes: Any) -> StudySpec:
+    return StudySpec.from_dict(content(**changes), "s.toml")
+
+
+def search(**values: Any) -> dict[str, Any]:
+    return {"search": values}
+
+
+def error(**changes: Any) -> str:
+    with pytest.raises(ConfigError) as raised:
+        spec(**changes)
+    message = str(raised.value)
+    assert message.startswith("s.toml: ")
+    assert "\n" not in message
+    return message.removeprefix("s.toml: ")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_studies_load_and_round_trip(path: Path) -> None:
+    loaded = StudySpec.load(path)
+    assert StudySpec.from_dict(json.loads(json.dumps(loaded.to_dict())), "stored") == loaded
+    loaded.config(loaded.reference_params())
+
+
+def test_the_reviews_study() -> None:
+    study = StudySpec.load(next(path for path in SHIPPED if path.name == "reviews.toml"))
+    assert (study.name, study.task, study.seed, study.sampler.name) == ("reviews", "reviews", 0, "tpe")
+    assert study.trials >= 12
+    assert set(study.search) == {
+        "learning_rate", "value_learning_rate", "kl_coef", "kl_target", "cliprange", "num_ppo_epochs", "batch_size",
+        "mini_batch_size", "lam", "vf_coef",
+    }  # fmt: skip
+    reference = study.reference_params()
+    ranges = {name: study.search[name] for name in reference if name != "kl_control"}
+    assert all(span.low <= reference[name] <= span.high for name, span in ranges.items())
+
+
+def test_defaults() -> None:
+    study = spec()
+    assert (study.trainer, study.seed, study.device) == ("ppo_core.trainer:ppo_trainer", 0, "auto")
+    assert study.sampler == SamplerSpec("tpe", 4)
+    assert (study.kl_budget, study.kl_limit, study.guard.patience) == (10.0, 15.0, 3)
+    assert study.search == {"learning_rate": Range(1e-5, 1e-3, "log")}  # the scale is the declared one
+    assert study.notes == ()
+
+
+def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
+    study = spec(search={"learning_rate": "advised", "lam": "advised"})
+    assert study.search["learning_rate"].high > 5e-5  # the declared range, for 1B models, ends here
+    assert study.search["lam"] == Range(0.9, 1.0)
+
+
+def test_the_file_decides_nothing_by_its_order() -> None:
+    span = {"low": 0.1, "high": 0.3}
+    one = spec(search={"cliprange": span, "learning_rate": "advised"})
+    other = spec(search={"learning_rate": "advised", "cliprange": span})
+    assert list(one.search) == list(other.search) == ["learning_rate", "cliprange"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trails": 3}, "trails: unknown key; allowed: name, task, trainer, trials,"),
+        ({"trails": 3}, 'did you mean "trials"?'),
+        ({"name": None}, "name is missing"),
+        ({"search": None}, "search is missing"),
+        ({"name": "a/b"}, "name = 'a/b' is not allowed: letters, digits, dots"),
+        ({"task": "review"}, 'task: unknown task "review"; there are: reviews'),
+        ({"task": 3}, "task = 3 is not allowed: a text in quotes"),
+        ({"trainer": "nothing"}, "trainer = 'nothing' is not allowed: \"module:function\""),
+        ({"trials": 0}, "trials = 0 is not allowed: a whole number at least 1"),
+        ({"trials": "12"}, "trials = '12' is not allowed: a whole number at least 1"),
+        ({"trials": True}, "trials = True is not allowed: a whole number at least 1"),
+        ({"seed": -1}, "seed = -1 is not allowed: a whole number in [0, 4.29497e+09]"),
+        ({"device": 1}, "device = 1 is not allowed: a device such as"),
+        ({"fixed": 1}, "fixed = 1 is not allowed: a table"),
+        ({"fixed": {"gama": 1.0}}, 'fixed.gama: unknown hyperparameter; did you mean "gamma"? (allowed: total_ep'),
+        ({"fixed": {"gamma": 2}}, "fixed.gamma = 2 is not allowed: a number in [0, 1]"),
+        ({"fixed": {"seed": 2}}, "fixed.seed: the seed is set at the top of the file"),
+        ({"fixed": {"learning_rate": 1e-4}}, "learning_rate stands in both [fixed] and [search]"),
+        ({"search": {}}, "search names nothing to search"),
+        (
+            search(learning_rat="advised"),
+            'search.learning_rat: unknown hyperparameter; did you mean "learning_rate"? (allowed:',
+        ),
+        (search(seed={"low": 0, "high": 3}), "search.seed: cannot be searched"),
+        (search(total_episodes={"low": 10, "high": 30}), "search.total_episodes: cannot be searched"),
+        (search(kl_estimator="advised"), "search.kl_estimator: cannot be searched, since it is no number"),
+        (search(whiten_rewards="advised"), "search.whiten_rewards: cannot be searched, since it is no number"),
+        (search(gamma="advised"), "search.gamma: no range is advised for it"),
+        (search(gamma=0.9), 'search.gamma = 0.9 is not allowed: "advised" or a range'),
+        (search(gamma="advise"), "search.gamma = 'advise' is not allowed: \"advised\" or a range"),
+        (search(gamma={"low": 0.9}), "search.gamma.high is missing"),
+        (
+            search(gamma={"low": 0.9, "hihg": 1}),
+            'search.gamma.hihg: unknown key; allowed: low, high, scale; did you mean "high"?',
+        ),
+        (search(gamma={"low": 1, "high": 0.9}), "search.gamma: low = 1 must be below high = 0.9"),
+        (search(gamma={"low": 0.9, "high": 0.9}), "search.gamma: low = 0.9 must be below high = 0.9"),
+        (search(gamma={"low": 0.9, "high": 1.5}), "search.gamma.high = 1.5 is not allowed: a number in [0, 1]"),
+        (search(gamma={"low": "0.9", "high": 1}), "search.gamma.low = '0.9' is not allowed: a number in [0, 1]"),
+        (
+            search(gamma={"low": 0.9, "high": 1, "scale": "lg"}),
+            "search.gamma.scale = 'lg' is not allowed: one of linear, log, log2; did you mean \"log\"?",
+        ),
+        (search(gamma={"low": 0.5, "high": 1, "scale": "log2"}), "search.gamma: the scale log2 is for whole numbers"),
+        (search(kl_coef={"low": 0, "high": 1}), "search.kl_coef: a log scale needs a low over 0, not 0"),
+        (
+            search(num_ppo_epochs={"low": 1.5, "high": 3}),
+            "search.num_ppo_epochs.low = 1.5 is not allowed: a whole number at least 1",
+        ),
+        (
+            search(batch_size={"low": 24, "high": 64}),
+            "search.batch_size.low = 24 is no power of two; the nearest are 16 and 32",
+        ),
+        (
+            search(batch_size={"low": 32, "high": 64, "scale": "linear"}),
+            'search.batch_size: batch sizes must divide one another, so their scale is "log2", not "linear"',
+        ),
+        ({"kl": {"budgt": 1}}, 'kl.budgt: unknown key; allowed: budget, limit; did you mean "budget"?'),
+        ({"kl": {"budget": 0}}, "kl.budget = 0 is not allowed: a number over 0"),
+        ({"kl": {"budget": 20}}, "kl: limit = 15 is below budget = 20"),
+        ({"guard": {"patiense": 1}}, "guard.patiense: unknown key; allowed: patience, grace, nonfinite"),
+        ({"guard": {"patiense": 1}}, 'did you mean "patience"?'),
+        ({"guard": {"patience": 0}}, "guard.patience = 0 is not allowed: a whole number at least 1"),
+        ({"guard": {"kl_hard": 0.5}}, "guard.kl_hard = 0.5 is not allowed: a number at least 1, or false to switch"),
+        ({"guard": {"kl_limit": 20}}, "guard.kl_limit = 20 is not allowed: true or false"),
+        (
+            {"sampler": {"name": "tpee"}},
+            "sampler.name = 'tpee' is not allowed: one of tpe, random; did you mean \"tpe\"?",
+        ),
+        (
+            {"sampler": {"startup": 3}},
+            'sampler.startup: unknown key; allowed: name, startup_trials; did you mean "startup_trials"?',
+        ),
+        ({"sampler": {"startup_trials": 0}}, "sampler.startup_trials = 0 is not allowed: a whole number at least 1"),
+    ],
+)
+def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], message: str) -> None:
+    assert message in error(**changes)
+
+
+def test_a_searched_mini_batch_must_fit_every_rollout_batch() -> None:
+    both = {"batch_size": {"low": 32, "high": 128}, "mini_batch_size": {"low": 8, "high": 64}}
+    assert error(search=both).startswith("search.mini_batch_size.high = 64 is over search.batch_size.low = 32;")
+    mini = {"mini_batch_size": {"low": 8, "high": 64}}
+    message = error(search=mini, fixed={"batch_size": 32})
+    assert message.startswith("search.mini_batch_size.high = 64 is over fixed.batch_size = 32;")
+    batch = {"batch_size": {"low": 16, "high": 64}}
+    message = error(search=batch, fixed={"mini_batch_size": 32})
+    assert message.startswith("fixed.mini_batch_size = 32 is over search.batch_size.low = 16;")
+    spec(search={"batch_size": {"low": 32, "high": 128}, "mini_batch_size": {"low": 8, "high": 32}})
+
+
+def test_configurations_that_cannot_be_are_found_when_the_file_is_read() -> None:
+    message = error(search={"mini_batch_size": {"low": 16, "high": 128}})
+    assert message.startswith("all searched values at their high end: mini_batch_size = 128 does not divide batch_size")
+    assert error(fixed={"batch_size": 40}).startswith("trial 0 (the reference): mini_batch_size = 16 does not divide")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    with pytest.raises(ConfigError, match=r"there is no study file .*study.toml"):
+        StudySpec.load(path)
+    path.write_text('name = "a"\ntask = reviews\n')
+    with pytest.raises(ConfigError, match=r"study.toml: not valid TOML: .*line 2"):
+        StudySpec.load(path)
+    path.write_bytes(b'name = "\xff"\n')
+    with pytest.raises(ConfigError, match=r"study.toml: not a text file in UTF-8"):
+        StudySpec.load(path)
+    with pytest.raises(ConfigError, match="cannot read the study file"):
+        StudySpec.load(tmp_path)
+
+
+def test_what_does_nothing_is_not_searched_and_said() -> None:
+    study = spec(
+        search={"learning_rate": "advised", "vf_coef": "advised", "kl_horizon": {"low": 100, "high": 1000}},
+        fixed={"value_model": "separate"},
+    )
+    assert list(study.search) == ["learning_rate"]
+    assert [note.split(":")[0] for note in study.notes] == ["vf_coef is not searched", "kl_horizon is not searched"]
+    assert StudySpec.from_dict(study.to_dict(), "stored").notes == study.notes
+    assert "vf_coef is not searched" in error(search={"vf_coef": "advised"}, fixed={"value_model": "separate"})
+
+
+def test_a_horizon_is_searched_beside_a_searched_target() -> None:
+    study = spec(search={"kl_target": "advised", "kl_horizon": {"low": 100, "high": 1000}})
+    assert list(study.search) == ["kl_target", "kl_horizon"]
+
+
+def test_the_value_rate_reaches_the_head_alone_with_a_shared_trunk() -> None:
+    shared = spec(**search(value_learning_rate="advised"))
+    assert shared.notes == ('value_learning_rate reaches only the value head: value_model = "shared"',)
+    assert spec(**search(value_learning_rate="advised"), fixed={"value_model": "separate"}).notes == ()
+
+
+def test_config_layers_defaults_task_fixed_and_params() -> None:
+    study = spec(fixed={"gamma": 0.99, "batch_size": 32}, seed=7)
+    config = study.config({"learning_rate": 5e-4})
+    assert (config.learning_rate, config.gamma, config.batch_size, config.seed) == (5e-4, 0.99, 32, 7)
+    assert (config.mini_batch_size, config.response_length) == (16, 24)  # the task's reference
+    assert config.cliprange == 0.2  # declared
+    with pytest.raises(ConfigError, match='unknown hyperparameter "learning_rat"'):
+        study.config({"learning_rat": 1.0})
+
+
+def test_trial_0_is_trls_values_at_the_tasks_rates() -> None:
+    names = ("learning_rate", "value_learning_rate", "batch_size", "mini_batch_size", "num_ppo_epochs", "cliprange",
+             "lam", "vf_coef", "kl_coef")  # fmt: skip
+    study = spec(search=dict.fromkeys(names, "advised"), fixed={"gamma": 0.5})
+    assert study.reference_params() == {
+        "learning_rate": 2e-4, "value_learning_rate": 1e-3, "batch_size": 64, "mini_batch_size": 16,
+        "num_ppo_epochs": 4, "cliprange": 0.2, "lam": 0.95, "vf_coef": 0.1, "kl_coef": 0.05,
+    }  # fmt: skip
+    origins = study.origins()
+    assert set(origins) == {*names, "gamma"}
+    assert {name for name, origin in origins.items() if origin == "study"} == {"gamma"}
+    assert {name for name, origin in origins.items() if origin == "task reference"} == set(names[:4])
+
+
+def test_beta_is_either_fixed_or_adaptive_where_both_are_searched() -> None:
+    study = spec(search={"kl_coef": "advised", "kl_target": "advised"})
+    assert study.reference_params() == {"kl_control": "fixed", "kl_coef": 0.05}
+    assert study.origins() == dict.fromkeys(("kl_control", "kl_coef", "kl_target"), "TRL default")
+    fixed = study.config({"kl_control": "fixed", "kl_coef": 0.1})
+    assert (fixed.kl_coef, fixed.kl_target) == (0.1, None)
+    adaptive = study.config({"kl_control": "adaptive", "kl_target": 6.0})
+    assert (adaptive.kl_coef, adaptive.kl_target) == (0.05, 6.0)
+
+
+def test_one_of_them_alone_is_no_choice() -> None:
+    assert spec(search={"kl_coef": "advised"}).reference_params() == {"kl_coef": 0.05}
+    target = spec(search={"kl_target": "advised"}, fixed={"kl_coef": 0.2})
+    assert target.reference_params() == {}  # unset in TRL
+    config = target.config({"kl_target": 4.0})
+    assert (config.kl_coef, config.kl_target) == (0.2, 4.0)
+
+
+def test_changes_that_take_effect_are_told() -> None:
+    old = spec(search={"learning_rate": "advised", "lam": "advised"})
+    new = spec(
+        trials=9,
+        device="cpu",
+        sampler={"name": "random"},
+        search={"learning_rate": {"low": 1e-4, "high": 1e-3}, "gamma": {"low": 0.9, "high": 1}},
+    )
+    changes = new.changes_to(old)
+    assert changes.refused == []
+    assert "search.learning_rate: 0.0001 to 0.001 (log), was 1e-05 to 0.003 (log)" in changes.told
+    assert "search.gamma: 0.9 to 1 (linear), was not searched" in changes.told
+    assert "search.lam: not searched, was 0.9 to 1 (linear)" in changes.told
+    assert "trials: 9, was 5" in changes.told
+    assert "device: cpu, was auto" in changes.told
+    assert "sampler: random after 4 trials, was tpe after 4 trials" in changes.told
+    assert len(changes.told) == 6
+
+
+def test_changes_that_would_mix_experiments_are_refused() -> None:
+    new = spec(
+        trainer="mine:trainer", seed=1, fixed={"gamma": 0.9}, kl={"budget": 5, "limit": 6}, guard={"kl_hard": False}
+    )
+    changes = new.changes_to(spec())
+    assert changes.told == []
+    assert [line.split(":")[0] for line in changes.refused] == [
+        "trainer", "seed", "fixed.gamma", "kl.budget", "kl.limit", "guard.kl_hard",
+    ]  # fmt: skip
+    assert changes.refused[2] == "fixed.gamma: 0.9, was unset; give the study another name"
+    assert new.changes_to(new).refused == []

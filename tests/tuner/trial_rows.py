@@ -1,0 +1,39 @@
+"""Made-up rows of the trials table."""
+
+from dataclasses import replace
+from typing import Any
+
+from tuner.status import Reason, Status
+from tuner.store import TrialRow
+
+_ROW = TrialRow(
+    id=1,
+    study_id=1,
+    number=0,
+    origin="sampled",
+    status=Status.COMPLETED,
+    reason=None,
+    config={},
+    params={},
+    value=1.0,
+    value_se=0.1,
+    kl=5.0,
+    violation=None,
+    episodes=100,
+    seconds=10.0,
+    attempts=1,
+    threads=1,
+    started_at=1_800_000_000.0,
+    ended_at=1_800_000_010.0,
+)
+
+
+def trial_row(number: int = 0, **values: Any) -> TrialRow:
+    """Return a completed trial's row, or another one by `values`."""
+    return replace(_ROW, id=100 + number, number=number, **values)
+
+
+def pruned(number: int = 0, rule: str = "kl_limit", reading: float | None = 20.0, **values: Any) -> TrialRow:
+    """Return the row of a trial that a rule ended."""
+    reason = Reason(rule, f"made up: {rule}", "objective/kl_exact", reading)
+    return trial_row(number, status=Status.PRUNED, reason=reason, **values)
