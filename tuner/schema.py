@@ -29,6 +29,7 @@ from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
 SCHEMA_VERSION = 1
+_CREATION_LOCK = 7_067_111  # any number that no one else locks in the same PostgreSQL database
 
 metadata = MetaData()
 
@@ -160,14 +161,21 @@ def _check_or_create(engine: Engine, create: bool) -> None:
     if meta.name not in names:
         if names or not create:
             raise StoreError(f"{where} holds no PPO Tuner store; name another with --storage")
-        with engine.begin() as connection:
-            metadata.create_all(connection)
-            connection.execute(meta.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
-        return
+        _create(engine)
     with engine.connect() as connection:
         version = connection.scalar(select(meta.c.value).where(meta.c.key == "schema_version"))
     if version != str(SCHEMA_VERSION):
         raise StoreError(f"{where} has schema version {version}; this PPO Tuner reads version {SCHEMA_VERSION}")
+
+
+def _create(engine: Engine) -> None:
+    """Create all tables or none, and only once where two processes begin at the same time."""
+    alone = "BEGIN IMMEDIATE" if engine.dialect.name == "sqlite" else f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(alone)
+        if not inspect(connection).has_table(meta.name):
+            metadata.create_all(connection)
+            connection.execute(meta.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
 
 
 def _first_line(error: DatabaseError) -> str:

@@ -28,6 +28,8 @@ from tuner.status import Reason, Status
 DEFAULT_STORAGE = "sqlite:///runs/ppo-tuner.db"
 LEASE_SECONDS = 60.0
 """A lease not renewed for this long may be taken over from another host."""
+_CLOCK_SECONDS = 2.0
+"""How far two readings of when one process began may lie apart: the system's clock is set now and then."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class StudyRow:
         if self.lease_pid is None or self.lease_renewed_at is None:
             return False
         if self.lease_host == socket.gethostname():
-            return _process_started(self.lease_pid) == self.lease_pid_started
+            return _is_alive(self.lease_pid, self.lease_pid_started)
         return time.time() - self.lease_renewed_at < LEASE_SECONDS
 
 
@@ -145,9 +147,14 @@ class Store:
     @contextmanager
     def _writing(self, lease: Lease):  # type: ignore[no-untyped-def]
         """Yield a transaction in which the lease is known to hold and is renewed."""
+        with self._changing() as connection:
+            _renew(connection, lease)
+            yield connection
+
+    @contextmanager
+    def _changing(self):  # type: ignore[no-untyped-def]
         try:
             with self._engine.begin() as connection:
-                _renew(connection, lease)
                 yield connection
         except SQLAlchemyError as error:
             raise _store_error(self.url, error) from error
@@ -206,26 +213,28 @@ class Store:
         Raises:
             StudyError: a living controller holds it; the message says who.
         """
-        study = self.study(name)
-        if study.is_held:
-            age = time.time() - (study.lease_renewed_at or 0)
+        study = self.study(name)  # tells the nearest name where there is none of this one
+        table = schema.studies
+        me = {
+            "lease_host": socket.gethostname(),
+            "lease_pid": os.getpid(),
+            "lease_pid_started": psutil.Process().create_time(),
+            "lease_renewed_at": time.time(),
+        }
+        with self._reading() as connection:
+            found = connection.execute(select(table).where(table.c.id == study.id)).one()
+        holder, token = _study(found), int(found.lease_token)
+        if holder.is_held:
+            age = time.time() - (holder.lease_renewed_at or 0)
             raise StudyError(
-                f'study "{name}" is run by process {study.lease_pid} on {study.lease_host} '
+                f'study "{name}" is run by process {holder.lease_pid} on {holder.lease_host} '
                 f"(last sign of life {age:.0f} s ago); stop that one first"
             )
-        table = schema.studies
-        with self._engine.begin() as connection:
-            token = connection.scalars(select(table.c.lease_token).where(table.c.id == study.id)).one()
+        with self._changing() as connection:
             taken = connection.execute(
                 update(table)
                 .where(and_(table.c.id == study.id, table.c.lease_token == token))
-                .values(
-                    lease_token=token + 1,
-                    lease_host=socket.gethostname(),
-                    lease_pid=os.getpid(),
-                    lease_pid_started=_process_started(os.getpid()),
-                    lease_renewed_at=time.time(),
-                )
+                .values(lease_token=token + 1, **me)
             )
         if taken.rowcount != 1:
             raise StudyError(f'study "{name}" was taken by another controller just now')
@@ -239,7 +248,7 @@ class Store:
     def release(self, lease: Lease) -> None:
         """Give the lease back; nothing happens where it was lost before."""
         table = schema.studies
-        with self._engine.begin() as connection:
+        with self._changing() as connection:
             connection.execute(
                 update(table)
                 .where(and_(table.c.id == lease.study_id, table.c.lease_token == lease.token))
@@ -303,10 +312,11 @@ class Store:
         with self._writing(lease) as connection:
             for table in (schema.steps, schema.samples):
                 connection.execute(delete(table).where(and_(table.c.trial_id == trial_id, table.c.step > last_kept)))
+            kept = select(func.coalesce(func.max(schema.steps.c.episode), 0)).where(schema.steps.c.trial_id == trial_id)
             connection.execute(
                 update(schema.trials)
                 .where(schema.trials.c.id == trial_id)
-                .values(attempts=schema.trials.c.attempts + 1)
+                .values(attempts=schema.trials.c.attempts + 1, episodes=kept.scalar_subquery())
             )
 
     def add_step(self, lease: Lease, trial_id: int, report: StepReport, seconds: float) -> None:
@@ -344,6 +354,14 @@ class Store:
         with self._reading() as connection:
             return [dict(row._mapping) for row in connection.execute(query.order_by(table.c.trial_id, table.c.step))]
 
+    def last_step(self, trial_id: int) -> int | None:
+        """Return the newest recorded step of a trial, or None where it has none."""
+        with self._reading() as connection:
+            last: int | None = connection.scalar(
+                select(func.max(schema.steps.c.step)).where(schema.steps.c.trial_id == trial_id)
+            )
+        return last
+
     def samples(self, trial_ids: Iterable[int], step: int | None = None) -> list[dict[str, Any]]:
         """Return sample rows by prompt, trial and step (`step`: of that step alone)."""
         table = schema.samples
@@ -355,12 +373,15 @@ class Store:
             return [dict(row._mapping) for row in connection.execute(query.order_by(*order))]
 
 
-def _process_started(pid: int) -> float | None:
-    """Return when the process began, which tells it from a later one with the same id; None: there is none."""
+def _is_alive(pid: int, started: float | None) -> bool:
+    """Return whether the process that began at `started` lives, and not a later one that was given its id."""
     try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return None
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return started is None or abs(process.create_time() - started) < _CLOCK_SECONDS
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _renew(connection: Connection, lease: Lease) -> None:

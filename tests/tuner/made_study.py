@@ -1,5 +1,6 @@
 """A small hand-made study in a real store, for the tests of what reads one."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,13 @@ OUTCOMES: tuple[Outcome | None, ...] = (
 """Best within 10 nats: trial 2; within 100: trial 1; within 8: trial 3; within 5: trial 0; within 1: none."""
 
 
-def make(path: Path, *, name: str = NAME, lease_kept: bool = False) -> Store:
-    """Write the study to a new store at `path`."""
+def make(path: Path, spec: StudySpec | None = None, outcomes: Sequence[Outcome | None] = OUTCOMES) -> Store:
+    """Write a study, `SPEC` unless another is given, to a new store at `path`; it is finished if all trials are."""
     store = Store.open(str(path), create=True)
-    spec = StudySpec.from_dict(SPEC | {"name": name}, "made")
-    store.create_study(name, spec.to_dict())
-    lease = store.acquire(name)
-    for number, (params, outcome) in enumerate(zip(PARAMS, OUTCOMES, strict=True)):
+    spec = spec or StudySpec.from_dict(SPEC, "made")
+    store.create_study(spec.name, spec.to_dict())
+    lease = store.acquire(spec.name)
+    for number, (params, outcome) in enumerate(zip(PARAMS, outcomes, strict=True)):
         params = params or spec.reference_params()
         trial = store.add_trial(
             lease,
@@ -80,8 +81,8 @@ def make(path: Path, *, name: str = NAME, lease_kept: bool = False) -> Store:
         add_steps(store, lease, trial, outcome)
         if outcome is not None:
             store.finish_trial(lease, trial.id, outcome)
-    if not lease_kept:
-        store.release(lease)
+    store.set_finished(lease, None not in outcomes)
+    store.release(lease)
     return store
 
 

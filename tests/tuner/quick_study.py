@@ -25,13 +25,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def quick_spec(trainer: str = "factory", **changes: Any) -> StudySpec:
-    """Return a study of 6 random trials of 10 steps; which trial does what does not depend on the others."""
+    """Return a study of 6 random trials of 10 steps, of which trial 5 leaves the KL limit; none depends on another."""
     table = {
         "name": NAME,
         "task": f"{MODULE}:TASK",
         "trainer": f"{MODULE}:{trainer}",
         "trials": 6,
-        "seed": 1,
+        "seed": 5,
         "search": {"learning_rate": "advised", "cliprange": {"low": 0.1, "high": 0.3}},
         "sampler": {"name": "random"},
     }
@@ -47,7 +47,11 @@ def run(folder: Path, spec: StudySpec, **keywords: Any) -> tuple[bool, list[Even
     """Run a study in this process; return whether it finished, and what it told."""
     events: list[Event] = []
     finished = run_study(
-        spec, storage=storage(folder), runs_folder=folder / "runs", on_event=events.append, **({"workers": 2} | keywords)
+        spec,
+        storage=storage(folder),
+        runs_folder=folder / "runs",
+        on_event=events.append,
+        **({"workers": 2} | keywords),
     )
     return finished, events
 
@@ -80,7 +84,9 @@ def curves(folder: Path, name: str = NAME) -> dict[int, list[tuple[Any, ...]]]:
 
 def outcomes(folder: Path, name: str = NAME) -> list[tuple[Any, ...]]:
     """Return how each trial ended: equal for equal runs."""
-    return [(r.number, r.status, r.reason, r.params, r.value, r.kl, r.violation, r.episodes) for r in rows(folder, name)]
+    return [
+        (r.number, r.status, r.reason, r.params, r.value, r.kl, r.violation, r.episodes) for r in rows(folder, name)
+    ]
 
 
 class Controller:

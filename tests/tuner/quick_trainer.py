@@ -79,6 +79,7 @@ class QuickTrainer:
             "objective/scores": self.drift,
             "quick/torch": float("torch" in sys.modules),
             "quick/pid": float(os.getpid()),
+            "quick/threads": float(os.environ.get("OMP_NUM_THREADS", "0")),
         }
         report = StepReport(self.step, 16 * self.step, metrics)
         is_due = self.step % 3 == 0 or self.step == self.config.num_iterations()
@@ -117,9 +118,7 @@ class GatedTrainer(QuickTrainer):
         return super().advance()
 
 
-def gated(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
-) -> GatedTrainer:
+def gated(config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None) -> GatedTrainer:
     return GatedTrainer(config, resume_from)
 
 

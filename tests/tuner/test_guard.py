@@ -143,11 +143,16 @@ def test_value_divergence_is_relative_to_the_first_readings() -> None:
 
 def test_a_reward_that_is_found_late_is_no_value_divergence() -> None:
     quiet = [{VALUE_LOSS: 1e-5, "objective/scores": 0.0}] * 5
-    found = [{VALUE_LOSS: 0.5, "objective/scores": 0.5, "objective/scores_std": 0.5}] * 10
-    assert run([*quiet, *found]) is None
+    for sign in ("objective/scores", "objective/scores_std", "objective/non_score_reward"):
+        assert run([*quiet, *[{VALUE_LOSS: 0.5, sign: -0.5}] * 10]) is None
     reason = run([*quiet, *({VALUE_LOSS: 0.5, "objective/scores": 0.0} for _ in range(10))])
     assert reason is not None
     assert reason.rule == "value_divergence"
+
+
+def test_without_a_grace_period_the_first_value_loss_is_the_scale() -> None:
+    assert run([{VALUE_LOSS: 5.0}, *[{VALUE_LOSS: 400.0}] * 10], guard(grace=0)) is None
+    assert run([{VALUE_LOSS: 5.0}, *[{VALUE_LOSS: 600.0}] * 10], guard(grace=0)) is not None
 
 
 @pytest.mark.parametrize(

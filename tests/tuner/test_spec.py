@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -6,9 +7,13 @@ import pytest
 
 from ppo_core.declaration import Range
 from ppo_core.errors import ConfigError
+from ppo_core.task import get_task
 from tuner.spec import SamplerSpec, StudySpec
 
 SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
+
+OTHER_TASK = replace(get_task("reviews"), reference={"kl_target": 6.0, "num_ppo_epochs": 2, "temperature": 0.9})
+OTHER_TASK_PATH = "tests.tuner.test_spec:OTHER_TASK"
 
 
 def content(**changes: Any) -> dict[str, Any]:
@@ -239,6 +244,20 @@ def test_trial_0_is_trls_values_at_the_tasks_rates() -> None:
     assert set(origins) == {*names, "gamma"}
     assert {name for name, origin in origins.items() if origin == "study"} == {"gamma"}
     assert {name for name, origin in origins.items() if origin == "task reference"} == set(names[:4])
+
+
+def test_what_a_task_says_of_trls_scale_free_values_is_not_for_trial_0() -> None:
+    study = spec(task=OTHER_TASK_PATH, search={"num_ppo_epochs": "advised", "temperature": {"low": 0.7, "high": 1}})
+    assert study.reference_params() == {"num_ppo_epochs": 4, "temperature": 0.9}
+    assert study.origins() == {"num_ppo_epochs": "TRL default", "temperature": "task reference"}
+    assert StudySpec.from_dict(study.to_dict(), "stored") == study
+
+
+def test_a_fixed_beta_has_no_target_even_where_the_task_has_one() -> None:
+    study = spec(task=OTHER_TASK_PATH, search={"kl_coef": "advised", "kl_target": "advised"})
+    assert study.reference_params() == {"kl_control": "fixed", "kl_coef": 0.05}
+    assert study.config(study.reference_params()).kl_target is None
+    assert study.config({"kl_control": "adaptive", "kl_target": 4.0}).kl_target == 4.0
 
 
 def test_beta_is_either_fixed_or_adaptive_where_both_are_searched() -> None:

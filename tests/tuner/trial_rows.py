@@ -1,8 +1,11 @@
-"""Made-up rows of the trials table."""
+"""Made-up rows of the trials table, and a study that they could belong to."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ppo_core.declaration import HyperValue
+from tuner.spec import StudySpec
 from tuner.status import Reason, Status
 from tuner.store import TrialRow
 
@@ -37,3 +40,22 @@ def pruned(number: int = 0, rule: str = "kl_limit", reading: float | None = 20.0
     """Return the row of a trial that a rule ended."""
     reason = Reason(rule, f"made up: {rule}", "objective/kl_exact", reading)
     return trial_row(number, status=Status.PRUNED, reason=reason, **values)
+
+
+def running(number: int, params: Mapping[str, HyperValue]) -> TrialRow:
+    """Return the row of a trial that has no outcome yet."""
+    return trial_row(number, status=Status.RUNNING, params=dict(params), value=None, kl=None)
+
+
+def make_spec(sampler: str = "tpe", startup_trials: int = 2, **changes: Any) -> StudySpec:
+    """Return a study of the reviews task whose range of vf_coef does not contain trial 0's value."""
+    names = ("learning_rate", "batch_size", "num_ppo_epochs", "kl_coef", "kl_target")
+    content = {
+        "name": "mine",
+        "task": "reviews",
+        "trials": 20,
+        "search": {**dict.fromkeys(names, "advised"), "vf_coef": {"low": 0.5, "high": 1.0}},
+        "sampler": {"name": sampler, "startup_trials": startup_trials},
+        **changes,
+    }
+    return StudySpec.from_dict(content, "spec")

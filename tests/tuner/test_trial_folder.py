@@ -1,0 +1,76 @@
+"""Where a trial goes on, and whose a folder is."""
+
+from pathlib import Path
+
+import pytest
+
+from ppo_core import checkpoint
+from ppo_core.errors import StudyError
+from tuner.store import StudyRow
+from tuner.trial_folder import claim, held_folder, resume_point
+
+
+def save(folder: Path, *steps: int) -> None:
+    for step in steps:
+        path = checkpoint.step_folder(folder, step)
+        checkpoint.write(path, {"a.txt": lambda file: file.write_text("a") and None}, state={"step": step})
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("step-*"))
+
+
+def study(created_at: float) -> StudyRow:
+    return StudyRow(1, "quick", {}, created_at, None, None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("last_step", "found", "kept"),
+    [
+        (9, 6, ["step-000003", "step-000006"]),
+        (6, 6, ["step-000003", "step-000006"]),
+        (5, 3, ["step-000003"]),  # the store lost what the checkpoint at 6 goes on from
+        (2, None, []),
+        (None, None, []),
+    ],
+)
+def test_a_trial_goes_on_from_the_newest_checkpoint_that_the_store_reaches(
+    tmp_path: Path, last_step: int | None, found: int | None, kept: list[str]
+) -> None:
+    save(tmp_path, 3, 6)
+    point = resume_point(tmp_path, last_step)
+    assert point == (None if found is None else (tmp_path / f"step-{found:06d}", found))
+    assert left(tmp_path) == kept
+
+
+def test_an_unfinished_or_damaged_checkpoint_is_removed(tmp_path: Path) -> None:
+    save(tmp_path, 3, 6, 9)
+    (tmp_path / "step-000009" / checkpoint.MANIFEST).unlink()
+    (tmp_path / "step-000006" / "a.txt").write_text("b")
+    assert resume_point(tmp_path, 12) == (tmp_path / "step-000003", 3)
+    assert left(tmp_path) == ["step-000003"]
+
+
+def test_a_trial_that_has_no_folder_begins_at_the_start(tmp_path: Path) -> None:
+    assert resume_point(tmp_path / "none", 4) is None
+
+
+def test_a_folder_is_emptied_of_another_studys_checkpoints_and_only_of_those(tmp_path: Path) -> None:
+    save(tmp_path / "0", 3)
+    (tmp_path / "notes.txt").write_text("mine")
+    assert claim(tmp_path, study(1.5))
+    assert left(tmp_path / "0") == [] and (tmp_path / "notes.txt").read_text() == "mine"
+    save(tmp_path / "0", 3)
+    assert not claim(tmp_path, study(1.5))
+    assert left(tmp_path / "0") == ["step-000003"]
+    assert claim(tmp_path, study(2.5))
+
+
+def test_a_folder_has_one_holder(tmp_path: Path) -> None:
+    with held_folder(tmp_path / "a"):
+        with pytest.raises(StudyError), held_folder(tmp_path / "a"):
+            pass
+        with held_folder(tmp_path / "b"):
+            pass
+    with held_folder(tmp_path / "a"):
+        pass

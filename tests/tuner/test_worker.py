@@ -1,0 +1,214 @@
+"""One trial as a worker runs it, with the controller's answers played by the test."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ppo_core import checkpoint
+from ppo_core.errors import ConfigError, PPOTunerError, TaskError
+from ppo_core.report import StepReport
+from tests.tuner.quick_study import MODULE, quick_spec
+from tests.tuner.quick_trainer import QuickTrainer
+from tuner import worker
+from tuner.protocol import Answer, Ended, Left, Stepped, TrialSpec
+from tuner.trial import import_factory, run_trial, with_evaluation
+
+OVER_THE_LIMIT = 8.89e-4
+"""A learning rate whose KL is 3.556 nats a step: over 15 from step 5 on."""
+
+
+def trial_spec(folder: Path, trainer: str = "factory", learning_rate: float = 1e-4, **changes: Any) -> TrialSpec:
+    study = quick_spec()
+    config = study.config({"learning_rate": learning_rate, "cliprange": 0.2}).to_dict()
+    spec = TrialSpec("quick", 0, config, study.task, f"{MODULE}:{trainer}", "auto", 1, folder, study.guard)
+    return replace(spec, **changes)
+
+
+class Script:
+    """Answers step by step as told, then GO_ON (STOP where the guard wants it), and keeps what came up."""
+
+    def __init__(self, answers: dict[int, Answer] | None = None) -> None:
+        self.answers = answers or {}
+        self.heard: list[Stepped] = []
+
+    def __call__(self, message: Stepped) -> Answer:
+        self.heard.append(message)
+        default = Answer.GO_ON if message.reason is None else Answer.STOP
+        return self.answers.get(message.report.step, default)
+
+    @property
+    def reports(self) -> list[StepReport]:
+        return [replace(message.report, metrics=dict(message.report.metrics)) for message in self.heard]
+
+
+def saved_steps(folder: Path) -> list[str]:
+    return [path.name for path in checkpoint.complete(folder)]
+
+
+def test_a_trial_reports_every_step_and_keeps_its_newest_two_checkpoints(tmp_path: Path) -> None:
+    script = Script()
+    assert run_trial(trial_spec(tmp_path), script) == Ended()
+    assert [report.step for report in script.reports] == list(range(11))
+    assert [report.step for report in script.reports if report.is_evaluation] == [0, 3, 6, 9, 10]
+    assert all(message.seconds >= 0 for message in script.heard)
+    assert saved_steps(tmp_path) == ["step-000009", "step-000010"]
+
+
+def test_a_checkpoint_is_saved_only_after_its_step_was_answered(tmp_path: Path) -> None:
+    seen = {}
+
+    def ask(message: Stepped) -> Answer:
+        seen[message.report.step] = saved_steps(tmp_path)
+        return Answer.GO_ON
+
+    run_trial(trial_spec(tmp_path), ask)
+    assert seen[3] == ["step-000000"] and seen[4] == ["step-000000", "step-000003"]
+
+
+def test_checkpoints_are_saved_at_latest_after_checkpoint_seconds(tmp_path: Path) -> None:
+    run_trial(trial_spec(tmp_path, checkpoint_seconds=0.0), Script({8: Answer.STOP}))
+    assert saved_steps(tmp_path) == ["step-000006", "step-000007"]
+
+
+def test_a_trial_told_to_save_is_left_there_and_goes_on_as_if_unbroken(tmp_path: Path) -> None:
+    unbroken, first, second = Script(), Script({5: Answer.SAVE}), Script()
+    run_trial(trial_spec(tmp_path / "a"), unbroken)
+    assert run_trial(trial_spec(tmp_path / "b"), first) == Left()
+    left_at = checkpoint.latest(tmp_path / "b")
+    assert left_at is not None and left_at.name == "step-000005"
+    assert run_trial(trial_spec(tmp_path / "b", resume_from=left_at), second) == Ended()
+    assert first.reports + second.reports == unbroken.reports
+
+
+def test_a_trial_told_to_stop_ends_there(tmp_path: Path) -> None:
+    script = Script({4: Answer.STOP})
+    assert run_trial(trial_spec(tmp_path), script) == Ended()
+    assert [report.step for report in script.reports] == [0, 1, 2, 3, 4]
+
+
+def test_a_stop_by_the_guard_comes_with_an_evaluation_of_that_very_step(tmp_path: Path) -> None:
+    script = Script()
+    assert run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT), script) == Ended()
+    last = script.heard[-1]
+    assert last.report.step == 7 and last.reason is not None and last.reason.rule == "kl_limit"
+    assert last.report.metrics["eval/kl"] == pytest.approx(7 * 3.556)
+    assert last.report.samples[0].response == "step 7"
+
+
+def test_the_guard_remembers_across_a_checkpoint(tmp_path: Path) -> None:
+    run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT), Script({6: Answer.SAVE}))
+    script = Script()
+    run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT, resume_from=checkpoint.latest(tmp_path)), script)
+    reason = script.heard[-1].reason
+    assert reason is not None and (reason.step, reason.steps_over) == (7, 3)
+    assert [reading["step"] for reading in reason.evidence] == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_policy_that_cannot_be_evaluated_is_still_stopped_by_the_guard(tmp_path: Path) -> None:
+    script = Script()
+    assert run_trial(trial_spec(tmp_path, "unevaluable"), script) == Ended()
+    last = script.heard[-1]
+    assert last.reason is not None and last.reason.rule == "nonfinite"
+    assert last.report.step == 4 and not last.report.is_evaluation
+    assert math.isnan(last.report.metrics["objective/kl_exact"])
+
+
+@pytest.mark.parametrize("name", ["eval/reward", "eval/kl"])
+def test_an_evaluation_that_is_not_finite_is_none(name: str) -> None:
+    class Broken(QuickTrainer):
+        def evaluated(self, report: StepReport) -> StepReport:
+            good = super().evaluated(report)
+            return replace(good, metrics=good.metrics | {name: math.inf})
+
+    trainer = Broken(quick_spec().config({}), None)
+    report = StepReport(1, 16, {"objective/kl_exact": 1.0})
+    trainer.step = 1
+    assert with_evaluation(trainer, report) == report
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("torch_threads")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_torch_runs_with_the_threads_of_the_trial(tmp_path: Path, threads: int) -> None:
+    seen = []
+
+    def ask(_: Stepped) -> Answer:
+        seen.append(torch.get_num_threads())
+        return Answer.STOP
+
+    run_trial(trial_spec(tmp_path, threads=threads), ask)
+    assert seen == [threads]
+
+
+def test_numbers_of_a_trainers_own_kind_go_up_as_plain_floats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = QuickTrainer.advance
+
+    def with_tensor(self: QuickTrainer) -> StepReport:
+        report = advance(self)
+        metrics: Any = report.metrics | {"quick/tensor": torch.tensor(2.5)}
+        return replace(report, metrics=metrics)
+
+    monkeypatch.setattr(QuickTrainer, "advance", with_tensor)
+    script = Script({0: Answer.STOP})
+    run_trial(trial_spec(tmp_path), script)
+    assert script.reports[0].metrics["quick/tensor"] == 2.5
+    assert {type(value) for value in script.reports[0].metrics.values()} == {float}
+
+
+def raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except Exception as caught:
+        return caught
+
+
+def test_a_failure_is_told_in_one_line_with_the_end_of_its_traceback() -> None:
+    failed = worker.failure(raised(RuntimeError("\n  no room\nfor this")))
+    assert failed.message == "RuntimeError: no room"
+    assert failed.traceback.splitlines()[-1] == "for this" and "raise error" in failed.traceback
+    assert not failed.out_of_memory and not failed.is_for_user
+    assert worker.failure(ValueError()).message == "ValueError"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("tried to allocate 2 GiB")])
+def test_out_of_memory_is_told_apart(error: Exception) -> None:
+    assert worker.failure(error).out_of_memory
+
+
+@pytest.mark.parametrize("error", [TaskError("no words"), ConfigError("no words")])
+def test_a_message_meant_for_the_user_stands_alone(error: PPOTunerError) -> None:
+    failed = worker.failure(error)
+    assert failed.message == "no words" and failed.is_for_user
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module:f", 'trainer "no_such_module:f": there is no module "no_such_module"'),
+        ("tests.tuner.nothing:f", 'trainer "tests.tuner.nothing:f": there is no module "tests.tuner.nothing"'),
+        (f"{MODULE}:factry", f'module "{MODULE}" has no function "factry"; did you mean "factory"?'),
+        (f"{MODULE}:NAME_OF_NOTHING", f'module "{MODULE}" has no function "NAME_OF_NOTHING"'),
+    ],
+)
+def test_a_trainer_that_is_not_there_is_an_error_that_names_it(path: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        import_factory(path)
+    assert message in str(caught.value)
+
+
+def test_what_a_trainers_module_lacks_itself_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needs_more.py").write_text("import a_missing_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_missing_library"):
+        import_factory("needs_more:factory")

@@ -1,0 +1,166 @@
+"""`ppo-tuner`: the command line. Importing it loads neither torch nor transformers nor pandas."""
+
+import argparse
+import io
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from ppo_core import __version__
+from ppo_core.errors import ConfigError, PPOTunerError, nearest
+from tuner.best import RULE
+from tuner.commands.arguments import (
+    STORAGE_HELP,
+    Parser,
+    duration,
+    kl_budget,
+    port,
+    positive_int,
+    refuse_unknown,
+    trial_number,
+)
+
+PROG = "ppo-tuner"
+
+COMMANDS = {
+    "demo": "tune PPO on the built-in task reviews (about four minutes on two cores)",
+    "run": "run the study of a TOML file, or go on with it",
+    "train": "train once, with a configuration of your own or one that a study found",
+    "list": "list the studies of a store",
+    "show": "show a study, or one of its trials with curves and samples",
+    "compare": "show where trials differ, and their outcomes",
+    "best": "show the best trial within a KL budget",
+    "dashboard": "open the dashboard",
+}
+"""Every command, and what it does."""
+
+EXIT_USAGE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 2, 1, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    0: done; 1: it failed; 2: a mistake in the command line, a study file or a configuration; 130: interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an old locale must not turn a "β" into a traceback
+    try:
+        status = _run_command(arguments)
+        sys.stdout.flush()
+        return status
+    except PPOTunerError as error:
+        _tell(f"error: {_one_line(str(error))}")
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        _tell(f"error: {error.filename}: {error.strerror}")
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        goes_on = arguments[:1] in (["demo"], ["run"])
+        _tell(f"interrupted; go on with: {PROG} {shlex.join(arguments)}" if goes_on else "interrupted")
+        return EXIT_INTERRUPTED
+
+
+def _run_command(arguments: list[str]) -> int:
+    name = next((text for text in arguments if not text.startswith("-")), None)
+    if name is not None and name not in COMMANDS:
+        raise ConfigError(f'unknown command "{name}"; there are: {", ".join(COMMANDS)}{nearest(name, COMMANDS)}')
+    if arguments[:1] == ["train"]:
+        from tuner.commands import train  # its flags come from the declarations through transformers, slow to load
+
+        return train.train(arguments[1:])
+    parser, commands = build_parser()
+    args, rest = parser.parse_known_args(arguments)
+    refuse_unknown(commands[args.command] if args.command else parser, rest)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    return _call(args)
+
+
+def _call(args: argparse.Namespace) -> int:
+    """Run the command, loading just what it needs."""
+    if args.command in ("demo", "run"):
+        from tuner.commands import study
+
+        return study.demo(args) if args.command == "demo" else study.run(args)
+    if args.command == "dashboard":
+        from tuner.commands import dashboard
+
+        return dashboard.dashboard(args)
+    from tuner.commands import reading
+
+    commands = {"list": reading.studies, "show": reading.show, "compare": reading.compare, "best": reading.best}
+    return commands[args.command](args)
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of the command line, and each command's own by name."""
+    parser = Parser(
+        prog=PROG,
+        allow_abbrev=False,
+        description="Find the PPO configuration that learns most within a KL budget, and see why the others failed.",
+        epilog=f"{PROG} COMMAND --help tells more. Start with: {PROG} demo",
+    )
+    parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    commands = {
+        name: subparsers.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".", allow_abbrev=False)
+        for name, does in COMMANDS.items()
+    }
+    _add_run_flags(commands["demo"])
+    commands["run"].add_argument("study", metavar="STUDY.toml", help="the study's description")
+    _add_run_flags(commands["run"])
+    _add_reading_arguments(commands)
+    commands["dashboard"].add_argument("--port", type=port, help="port on 127.0.0.1 (default: 8501, or the next free)")
+    for name in ("list", "show", "compare", "best", "dashboard"):
+        _add_storage(commands[name])
+    return parser, commands
+
+
+def _add_run_flags(parser: Parser) -> None:
+    parser.epilog = "A study of that name that exists already goes on; a finished one prints its result."
+    parser.add_argument("--trials", metavar="N", type=positive_int, help="the study's total of trials")
+    parser.add_argument(
+        "--timeout", metavar="T", type=duration, help="stop after this time, such as 90 (seconds), 10m or 2h"
+    )
+    parser.add_argument("--workers", metavar="K", type=positive_int, help="trials at the same time")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
+    _add_storage(parser)
+
+
+def _add_reading_arguments(commands: dict[str, Parser]) -> None:
+    for name in ("show", "compare", "best"):
+        commands[name].add_argument("study", metavar="STUDY", help="a study's name")
+    commands["show"].add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number")
+    commands["compare"].add_argument("trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two")
+    commands["best"].add_argument(
+        "--kl-budget", metavar="X", type=kl_budget, help="nats per response (default: the study's budget)"
+    )
+    commands["best"].epilog = f"{RULE} Exit status 1: no trial is within the budget."
+    for name in ("list", "show", "compare", "best"):
+        commands[name].add_argument("--json", action="store_true", help="print JSON on stdout")
+
+
+def _add_storage(parser: Parser) -> None:
+    parser.add_argument("--storage", metavar="URL", help=STORAGE_HELP)
+
+
+def _tell(message: str) -> None:
+    print(f"{PROG}: {message}", file=sys.stderr)
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

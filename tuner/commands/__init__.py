@@ -1,0 +1,1 @@
+"""What the commands of `ppo-tuner` do, one module a group of commands."""

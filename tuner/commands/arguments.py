@@ -1,0 +1,76 @@
+"""Reading command lines: every mistake is a ConfigError of one line, with the nearest valid name."""
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ppo_core.errors import ConfigError, nearest
+
+STORAGE_VARIABLE = "PPO_TUNER_STORAGE"
+STORAGE_HELP = (
+    f"where studies are kept: a database URL or an SQLite file (default: ${STORAGE_VARIABLE}, else runs/ppo-tuner.db)"
+)
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises ConfigError where argparse prints its usage and exits."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the mistake instead of printing it."""
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    """Raise ConfigError for what `parse_known_args` left over, naming the nearest flag of `parser`."""
+    if not rest:
+        return
+    flag = next((text for text in rest if text.startswith("-")), None)
+    if flag is None:
+        raise ConfigError(f'unexpected argument "{rest[0]}"; see {parser.prog} --help')
+    name = flag.split("=")[0]
+    known = [option for action in parser._actions for option in action.option_strings]
+    raise ConfigError(f'unknown flag "{name}"{nearest(name, known)}; see {parser.prog} --help')
+
+
+def positive_int(text: str) -> int:
+    """Return a whole number over 0."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a whole number of at least 1")
+    return int(text)
+
+
+def trial_number(text: str) -> int:
+    """Return a trial's number."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no trial number: a whole number of at least 0")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """Return a TCP port."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a port from 1 to 65535")
+    return int(text)
+
+
+def kl_budget(text: str) -> float:
+    """Return a KL budget in nats per response."""
+    try:
+        budget = float(text)
+    except ValueError:
+        budget = math.nan
+    if not (math.isfinite(budget) and budget > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a number over 0, in nats per response")
+    return budget
+
+
+def duration(text: str) -> float:
+    """Return the seconds of `90`, `90s`, `10m` or `2h`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text, flags=re.ASCII)
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a time over 0, such as 90 (seconds), 10m or 2h")
+    return seconds

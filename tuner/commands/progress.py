@@ -1,0 +1,146 @@
+"""A study's progress: a bar for the study, one for each running trial, and a line for each trial that ended.
+
+Where the output is no terminal there are only lines, without control characters.
+"""
+
+from types import TracebackType
+from typing import assert_never
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from ppo_core.report import StepReport
+from tuner import render
+from tuner.events import (
+    Event,
+    Preparing,
+    StudyStarted,
+    StudyStopped,
+    StudyStopping,
+    StudyWarned,
+    TrialEnded,
+    TrialStarted,
+    TrialStepped,
+)
+from tuner.store import TrialRow
+
+
+class StudyProgress:
+    """Shows the events of `run_study`; a context manager, and the callback itself."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+            console=out,
+            transient=True,
+            disable=not out.is_terminal,
+        )
+        self._study: TaskID | None = None
+        self._preparation: TaskID | None = None
+        self._preparing = ""
+        self._running: dict[int, TaskID] = {}
+        self._ended = 0
+        self._total = 0
+        self.stopped: StudyStopped | None = None
+        """How the study stopped short of its total, if it did."""
+
+    def __enter__(self) -> "StudyProgress":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        match event:
+            case StudyStarted():
+                self._start(event)
+            case Preparing():
+                self._prepare(event)
+            case TrialStarted():
+                self._start_trial(event)
+            case TrialStepped():
+                self._step(event)
+            case TrialEnded():
+                self._end_trial(event.row)
+            case StudyWarned():
+                self._say(f"warning: {render.plain(event.message)}")
+            case StudyStopping():
+                self._say(f"stopping: {render.plain(event.why)}; trials that run save a checkpoint first")
+            case StudyStopped():
+                self.stopped = event
+            case _:
+                assert_never(event)
+
+    def _start(self, event: StudyStarted) -> None:
+        spec = event.spec
+        self._ended, self._total = event.finished, event.total
+        self._say(
+            f'study "{render.plain(spec.name)}": task {render.plain(spec.task)}, {event.finished} of {event.total} '
+            f"trials ended; KL budget {render.short(spec.kl_budget)}, limit {render.short(spec.kl_limit)} "
+            f"{render.KL_UNIT}"
+        )
+        for note in event.notes:
+            self._say(f"note: {render.plain(note)}")
+        self._study = self._bars.add_task("study", total=event.total, completed=event.finished, note=self._count())
+
+    def _prepare(self, event: Preparing) -> None:
+        if event.what != self._preparing:
+            self._preparing = event.what
+            self._say(f"preparing: {render.plain(event.what)}")
+        if self._preparation is None:
+            self._preparation = self._bars.add_task("task", total=1.0, note="")
+        note = f"{event.share:.0%} {render.plain(event.what)}"
+        self._bars.update(self._preparation, completed=event.share, note=note)
+
+    def _start_trial(self, event: TrialStarted) -> None:
+        if self._preparation is not None:
+            self._bars.remove_task(self._preparation)
+            self._preparation = None
+        number = event.row.number
+        if event.resumed_step is not None:
+            self._say(f"trial {number} goes on after step {event.resumed_step}")
+        self._forget(number)
+        self._running[number] = self._bars.add_task(f"trial {number}", total=None, note="")
+
+    def _step(self, event: TrialStepped) -> None:
+        bar = self._running.get(event.number)
+        if bar is not None:
+            total, done = event.total_episodes, event.report.episode
+            self._bars.update(bar, total=total, completed=done, note=_readings(event.report))
+
+    def _end_trial(self, row: TrialRow) -> None:
+        self._forget(row.number)
+        self._ended += 1
+        line = f"[{self._ended:>{len(str(self._total))}}/{self._total}] {render.trial_line(row)}"
+        self._say(line, render.STYLES[row.status])
+        if self._study is not None:
+            self._bars.update(self._study, completed=self._ended, note=self._count())
+
+    def _say(self, line: str, style: str = "") -> None:
+        self._out.print(Text(line, style=style), soft_wrap=not self._out.is_terminal)
+
+    def _forget(self, number: int) -> None:
+        bar = self._running.pop(number, None)
+        if bar is not None:
+            self._bars.remove_task(bar)
+
+    def _count(self) -> str:
+        return f"{self._ended} of {self._total} trials"
+
+
+def _readings(report: StepReport) -> str:
+    """Return the readings that tell most while a trial runs."""
+    names = {"objective/scores": "score", "objective/kl_exact": "KL"}
+    texts = [
+        f"{label} {render.measured(report.metrics[name])}" for name, label in names.items() if name in report.metrics
+    ]
+    return ", ".join([f"step {report.step}", *texts])

@@ -1,0 +1,114 @@
+"""The commands that read a store: list, show, compare, best."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ppo_core.errors import ConfigError, StudyError
+from tuner import render, results
+from tuner.commands import report, storage
+from tuner.results import StudyView, read_study
+from tuner.store import Store, TrialRow
+
+
+@contextmanager
+def opened(given: str | None) -> Iterator[Store]:
+    """Open the store of `--storage` for reading, and close it in the end."""
+    store = Store.open(storage.location(given))
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def studies(args: argparse.Namespace) -> int:
+    """List the studies of a store."""
+    with opened(args.storage) as store:
+        rows = [results.study_summary(read_study(store, row.name)) for row in store.studies()]
+    if args.json:
+        print(results.dumps(rows))
+    elif rows:
+        render.console().print(render.studies_table(rows))
+    else:
+        print("No studies yet; begin with: ppo-tuner demo")
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    """Show a study, or one of its trials."""
+    with opened(args.storage) as store:
+        view = read_study(store, args.study)
+        if args.trial is None:
+            _show_study(store, view, args)
+        else:
+            _show_trial(store, view, store.trial(view.row, args.trial), args.json)
+    return 0
+
+
+def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None:
+    if args.json:
+        print(results.dumps(results.study_data(view)))
+        return
+    out = render.console()
+    out.print(render.study_line(view), style="bold")
+    report.print_trials(out, view)
+    best = view.best()
+    if best is not None:
+        report.print_winner(out, store, view, best, view.spec.kl_budget)
+    elif view.ended:
+        out.print(report.no_winner(view, view.spec.kl_budget, storage.location(args.storage)))
+
+
+def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -> None:
+    if as_json:
+        print(results.dumps(results.trial_detail(store, trial)))
+        return
+    out = render.console()
+    title = f'Trial {trial.number} of study "{render.plain(view.row.name)}" ({trial.origin})'
+    out.print(render.config_table(trial, view, title))
+    out.print(render.outcome_line(trial, results.final_kl(store, trial)), style="bold")
+    if trial.reason is not None:
+        out.print(f"Reason: {render.plain(trial.reason.message)} (rule {render.plain(trial.reason.rule)})")
+        evidence = render.evidence_table(trial.reason)
+        if evidence is not None:
+            out.print(evidence)
+    rows = store.steps([trial.id], render.CURVE_METRICS)
+    if rows:
+        out.print(render.curve_table(rows))
+    for line in render.sample_lines(store.samples([trial.id])):
+        out.print(line)
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Show the differing values and the outcomes of at least two trials side by side."""
+    numbers = list(dict.fromkeys(args.trials))
+    if len(numbers) < 2:
+        raise ConfigError("compare needs at least two different trials: ppo-tuner compare STUDY TRIAL TRIAL")
+    with opened(args.storage) as store:
+        view = read_study(store, args.study)
+        trials = [store.trial(view.row, number) for number in numbers]
+    if args.json:
+        print(results.dumps(results.comparison_data(view, trials)))
+        return 0
+    out = render.console()
+    differing = results.differences(trials)
+    for table in render.comparison_tables(view, trials, differing):
+        out.print(table)
+    if not differing:
+        out.print("Their configurations are equal.")
+    return 0
+
+
+def best(args: argparse.Namespace) -> int:
+    """Show the best trial within the study's KL budget or another; an error where there is none."""
+    with opened(args.storage) as store:
+        view = read_study(store, args.study)
+        kl_budget = view.spec.kl_budget if args.kl_budget is None else args.kl_budget
+        trial = view.best(kl_budget)
+        if trial is None:
+            raise StudyError(report.no_winner(view, kl_budget, storage.location(args.storage)))
+        if args.json:
+            print(results.dumps(results.best_data(store, view, trial, kl_budget)))
+        else:
+            report.print_winner(render.console(), store, view, trial, kl_budget)
+    return 0

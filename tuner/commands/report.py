@@ -1,0 +1,113 @@
+"""What is printed of a study's outcome: tables, the winner, and what to do next."""
+
+import shlex
+
+from rich.console import Console
+
+from tuner import render
+from tuner.best import closest_trial
+from tuner.commands import storage
+from tuner.results import StudyView, baseline, final_kl, gain, kl_prunings
+from tuner.store import Store, TrialRow
+
+LONGER = 10
+"""How many times longer the suggested training of a found configuration is."""
+
+
+def print_trials(out: Console, view: StudyView) -> None:
+    """Print the tables of trials and searched values, the legend of trial 0 and how many were pruned for KL."""
+    if not view.trials:
+        out.print("No trial has begun yet.")
+        return
+    out.print(render.trials_table(view.trials, view.best()))
+    out.print(render.params_table(view.trials))
+    legend = render.reference_legend(view)
+    if legend is not None:
+        out.print(legend)
+    out.print(render.prunings_line(kl_prunings(view.trials), len(view.trials)))
+
+
+def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> None:
+    """Print the winner with its whole configuration and what it improved, or why there is none; then what to do next.
+
+    `where` is the storage, which the suggested commands name unless they find it by themselves.
+    """
+    best = view.best()
+    out.print()
+    if best is None:
+        out.print(no_winner(view, view.spec.kl_budget, where), style="bold")
+    else:
+        print_winner(out, store, view, best, view.spec.kl_budget)
+        out.print("One search run chose this winner; it is not confirmed on fresh seeds yet.")
+    out.print()
+    out.print("Next:", style="bold")
+    for command, purpose in _next_commands(view, best, where):
+        out.print(f"  {command}\n      {purpose}")
+
+
+def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, kl_budget: float) -> None:
+    """Print the trial's whole configuration, its value and KL, and the improvement on the SFT baseline."""
+    title = f"Best trial within {render.short(kl_budget)} {render.KL_UNIT}: trial {trial.number}"
+    out.print(render.config_table(trial, view, title))
+    start, kl = baseline(store, trial), final_kl(store, trial)
+    value = f"eval reward {render.plus_minus(trial.value, trial.value_se)}"
+    at = "" if kl is None else f" at a KL of {render.plus_minus(kl.mean, kl.se)} {render.KL_UNIT}"
+    out.print(f"Trial {trial.number}: {value}{at} (budget {render.short(kl_budget)}).", style="bold")
+    if start is not None:
+        better = gain(trial, start)
+        before = render.plus_minus(start.mean, start.se)
+        out.print(
+            f"Improvement on the SFT baseline: {render.plus_minus(better.mean, better.se)} reward "
+            f"(baseline {before}; ± is one standard error over the eval prompts).",
+            style="bold",
+        )
+
+
+def no_winner(view: StudyView, kl_budget: float, where: str) -> str:
+    """Return why no trial is the best: how far the closest is off, and what to change."""
+    text = f'No trial of study "{view.row.name}" is within the KL budget of {render.short(kl_budget)} {render.KL_UNIT}'
+    closest = closest_trial(view.trials)
+    if closest is None:
+        return f"{text}: none of its {len(view.trials)} trials ran to its end. {_advice(view)}"
+    accept = _command(["best", view.row.name, "--kl-budget", _above(closest.kl)], where)
+    return (
+        f"{text}; the closest is trial {closest.number} with {render.measured(closest.kl)} "
+        f"(value {render.plus_minus(closest.value, closest.value_se)}). {_advice(view)} "
+        f"Or accept more KL: {accept}"
+    )
+
+
+def _advice(view: StudyView) -> str:
+    """Return what to change in the study so that trials stay nearer to the reference."""
+    moves = {"learning_rate": "lower the low end of", "kl_coef": "raise the high end of", "kl_target": "lower"}
+    parts = [f"{move} {name}" for name, move in moves.items() if name in view.spec.search]
+    return f"To stay nearer to the reference: {', '.join(parts)} in [search]." if parts else "Run more trials."
+
+
+def _above(kl: float | None) -> str:
+    """Return a budget in few digits that is not under `kl`."""
+    rough = float(f"{kl or 0.0:.2g}")
+    return f"{rough if rough >= (kl or 0.0) else rough * 1.1:.2g}"
+
+
+def _next_commands(view: StudyView, best: TrialRow | None, where: str) -> list[tuple[str, str]]:
+    """Return commands worth running next, each with what it does."""
+    name = view.row.name
+    commands = [(["dashboard"], "curves, trials and samples in the browser")]
+    if best is not None:
+        number = str(best.number)
+        episodes = int(best.config.get("total_episodes") or 0) * LONGER
+        if best.number != 0:
+            commands.append((["compare", name, number, "0"], "what the winner does otherwise than the reference"))
+        commands.append((["show", name, number], "its curve and what it writes"))
+        commands.append(
+            (["train", "--from", name, number, "--total_episodes", str(episodes)], "train it longer and keep the model")
+        )
+        commands.append(
+            (["best", name, "--kl-budget", render.short(view.spec.kl_budget / 2)], "the best trial under half the KL")
+        )
+    return [(_command(words, where), purpose) for words, purpose in commands]
+
+
+def _command(words: list[str], where: str) -> str:
+    return shlex.join(["ppo-tuner", *words, *storage.flags(where)])

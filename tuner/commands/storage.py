@@ -1,0 +1,20 @@
+"""Where studies and the files of their trials are kept."""
+
+import os
+from pathlib import Path
+
+from tuner.commands.arguments import STORAGE_VARIABLE
+from tuner.store import DEFAULT_STORAGE
+
+RUNS_FOLDER = Path("runs")
+"""Checkpoints of trials, and what `train` writes unless told otherwise."""
+
+
+def location(given: str | None) -> str:
+    """Return the storage of `--storage`, else of the environment, else the default."""
+    return given or os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
+
+
+def flags(storage: str) -> list[str]:
+    """Return the flags that name this storage in a command to copy; none where the command finds it by itself."""
+    return [] if storage == location(None) else ["--storage", storage]

@@ -1,0 +1,78 @@
+"""The commands that run a study: demo and run."""
+
+import argparse
+import shlex
+import sys
+from importlib import resources
+from pathlib import Path
+
+from tuner import render, results
+from tuner.commands import report, storage
+from tuner.commands.progress import StudyProgress
+from tuner.controller import run_study
+from tuner.events import StudyStopped
+from tuner.results import read_study
+from tuner.spec import StudySpec
+from tuner.store import Store
+
+DEMO_STUDY = "reviews.toml"
+EXIT_INTERRUPTED = 130
+
+
+def demo(args: argparse.Namespace) -> int:
+    """Run the study that ships with the package, or go on with it."""
+    with resources.as_file(resources.files("studies") / DEMO_STUDY) as path:
+        spec = StudySpec.load(path)
+    return _run(spec, args, ["demo"])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the study of a file, or go on with it."""
+    return _run(StudySpec.load(Path(args.study)), args, ["run", args.study])
+
+
+def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
+    """Run the study with its progress shown, print its outcome, and return the exit status."""
+    where = storage.location(args.storage)
+    with StudyProgress(render.console(sys.stderr if args.json else sys.stdout)) as progress:
+        run_study(
+            spec,
+            storage=where,
+            runs_folder=storage.RUNS_FOLDER,
+            workers=args.workers,
+            trials=args.trials,
+            timeout=args.timeout,
+            on_event=progress,
+        )
+    _print_result(spec.name, where, args.json)
+    if progress.stopped is None:
+        return 0
+    total = ["--trials", str(args.trials)] if args.trials else []
+    go_on = shlex.join(["ppo-tuner", *command, *total, *storage.flags(where)])
+    _tell_stop(progress.stopped, go_on)
+    asked_for = args.timeout is not None and progress.stopped.why.startswith("the time limit")
+    return 0 if asked_for else EXIT_INTERRUPTED
+
+
+def _print_result(name: str, where: str, as_json: bool) -> None:
+    """Print the trials, and the outcome of a study that has them all."""
+    store = Store.open(where)
+    try:
+        view = read_study(store, name)
+        if as_json:
+            print(results.dumps(results.study_data(view)))
+        else:
+            out = render.console()
+            report.print_trials(out, view)
+            if view.state == "finished":
+                report.print_outcome(out, store, view, where)
+    finally:
+        store.close()
+
+
+def _tell_stop(stopped: StudyStopped, go_on: str) -> None:
+    print(
+        f"ppo-tuner: {render.plain(stopped.why)}: {stopped.finished} of {stopped.total} trials ended; "
+        f"go on with: {go_on}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,94 @@
+"""Runs a study: takes its lease, goes on with what was interrupted, and lets go of it however the run ends."""
+
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from ppo_core.errors import ConfigError
+from tuner.engines.local import LocalEngine, threads_per_worker
+from tuner.events import StudyStarted, StudyStopped, Tell
+from tuner.open_study import MirrorKeeper, OpenStudy, open_study, settle
+from tuner.protocol import CHECKPOINT_SECONDS
+from tuner.spec import StudySpec
+from tuner.stop_signals import INTERRUPTED, StopRequest, stop_requests
+from tuner.store import Store
+from tuner.trial_loop import Limits, TrialLoop
+
+
+def run_study(
+    spec: StudySpec,
+    *,
+    storage: str,
+    runs_folder: Path,
+    workers: int | None = None,
+    trials: int | None = None,
+    timeout: float | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    on_event: Tell,
+) -> bool:
+    """Run a study, or go on with it, and return whether it reached its total of trials.
+
+    Ctrl-C, SIGTERM and the timeout stop it in good order: running trials finish their step and save, and the next
+    run takes them up. A second Ctrl-C ends at once; that run takes them up from their last checkpoints.
+
+    Args:
+        spec: The study; one of that name that exists goes on, told (by `StudyStarted`) what changed.
+        storage: URL or path of the store, made where there is none.
+        runs_folder: Where checkpoints go, as `<study>/<trial>/step-000012`.
+        workers: Trials at a time, each in a process of its own with its share of the cores. None: 1, with which the
+            same seed proposes the same trials; with more the proposals depend on which trial ends first.
+        trials: The study's total; None: the spec's.
+        timeout: Seconds after which to stop.
+        checkpoint_seconds: The longest time between two checkpoints of a running trial.
+        on_event: Told all that happens, in this thread.
+
+    Raises:
+        ConfigError: a number is out of range, or the spec would mix two experiments in one study.
+        StudyError: another controller holds the study, or trial after trial failed for the same cause.
+        TaskError: the task could not be prepared.
+        StoreError: the store or the folder cannot be used.
+    """
+    workers = 1 if workers is None else workers
+    _require_positive(workers=workers, trials=trials, timeout=timeout)
+    spec = spec if trials is None else replace(spec, trials=trials)
+    limits = Limits(
+        threads=threads_per_worker(workers),
+        checkpoint_seconds=checkpoint_seconds,
+        deadline=None if timeout is None else time.monotonic() + timeout,
+        timeout=timeout,
+    )
+    with (
+        closing(Store.open(storage, create=True)) as store,
+        open_study(store, spec, runs_folder / spec.name) as study,
+        stop_requests() as stop,
+    ):
+        notes = tuple(settle(study))
+        on_event(StudyStarted(spec, spec.trials, study.finished(), notes))
+        try:
+            why = _run(study, workers, stop, limits, on_event)
+        except KeyboardInterrupt:
+            why = INTERRUPTED
+        is_finished = study.is_finished
+        store.set_finished(study.lease, is_finished)
+        if not is_finished:
+            on_event(StudyStopped(study.finished(), spec.trials, str(why)))
+        return is_finished
+
+
+def _run(study: OpenStudy, workers: int, stop: StopRequest, limits: Limits, tell: Tell) -> str | None:
+    """Run what is left of the study; return why it stopped short, if it did."""
+    with closing(MirrorKeeper(study, tell)) as mirror:
+        mirror.update(study.trials())
+        if study.is_finished:
+            return None
+        study.store.set_finished(study.lease, False)
+        with LocalEngine(workers) as engine:
+            stop.on_request = engine.wake
+            return TrialLoop(study, mirror, engine, stop, limits, tell).run()
+
+
+def _require_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name} = {value:g} is not allowed: over 0")

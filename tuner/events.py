@@ -1,0 +1,83 @@
+"""What `tuner.controller.run_study` tells its caller while it runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ppo_core.report import StepReport
+from tuner.spec import StudySpec
+from tuner.store import TrialRow
+
+
+@dataclass(frozen=True)
+class StudyStarted:
+    """The study is this controller's. Told once, before anything else."""
+
+    spec: StudySpec
+    total: int
+    """Trials the study will have."""
+    finished: int
+    """Trials that had ended before."""
+    notes: tuple[str, ...]
+    """What differs from the last run of the study, one line each."""
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """The task is being prepared; `share` of the part `what` is done, from 0 to 1."""
+
+    what: str
+    share: float
+
+
+@dataclass(frozen=True)
+class TrialStarted:
+    """A trial runs: a new one, or one taken up after the step of its last checkpoint."""
+
+    row: TrialRow
+    resumed_step: int | None
+    """None: from the start."""
+
+
+@dataclass(frozen=True)
+class TrialStepped:
+    """A trial made a step, which the store already holds."""
+
+    number: int
+    report: StepReport
+    total_episodes: int
+    """Episodes at the trial's end, in whole rollout batches: `report.episode` goes up to this."""
+
+
+@dataclass(frozen=True)
+class TrialEnded:
+    """A trial reached a final status."""
+
+    row: TrialRow
+
+
+@dataclass(frozen=True)
+class StudyWarned:
+    """Something is wrong that does not stop the study; told once."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class StudyStopping:
+    """A stop was asked for; `running` trials finish their step and save a checkpoint first."""
+
+    running: int
+    why: str
+
+
+@dataclass(frozen=True)
+class StudyStopped:
+    """The study stopped short of its total; running it again goes on where it was."""
+
+    finished: int
+    total: int
+    why: str
+
+
+Event = StudyStarted | Preparing | TrialStarted | TrialStepped | TrialEnded | StudyWarned | StudyStopping | StudyStopped
+Tell = Callable[[Event], None]

@@ -1,0 +1,245 @@
+"""The guard: stops a trial whose policy blows up, collapses or stands still, and says why. Never imports torch.
+
+A pure fold over step reports: `observe` takes the state so far and one report, and returns the next
+state and, where a rule is broken, the reason. It runs where the trainer runs, and its state travels
+in the checkpoint. A metric that a report lacks breaks no rule, and ends no row of broken steps.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ppo_core.declaration import Bounds
+from ppo_core.errors import ConfigError
+from ppo_core.metrics import METRICS
+from ppo_core.report import StepReport
+from tuner import tables
+from tuner.guard_rules import ENTROPY, KL, MISMATCH, REPETITION, RULES, VALUE_LOSS, Rule
+from tuner.status import Reason
+
+WINDOW = 8
+"""Steps of evidence that a reason carries."""
+
+WATCHED = (KL, "eval/kl", "eval/reward", "objective/scores", ENTROPY, VALUE_LOSS, REPETITION, MISMATCH)
+"""Metrics kept as evidence."""
+
+CORE = (
+    "objective/kl",
+    KL,
+    "objective/scores",
+    "objective/non_score_reward",
+    "objective/rlhf_reward",
+    "objective/entropy",
+    "policy/approxkl_avg",
+    ENTROPY,
+    "loss/policy_avg",
+    VALUE_LOSS,
+    "val/ratio",
+    "policy/grad_norm",
+    "value/grad_norm",
+    MISMATCH,
+    "eval/reward",
+    "eval/kl",
+)
+"""Metrics that must be finite. Others may not be, for good reasons (the explained variance of equal returns)."""
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """What one study's guard tolerates."""
+
+    kl_limit: float
+    """In nats per response."""
+    patience: int = 3
+    """Steps in a row that a rule must be broken, where it waits."""
+    grace: float = 0.1
+    """Share of a trial's episodes during which the rules with a grace period are silent."""
+    limits: Mapping[str, float] = field(default_factory=lambda: {rule.name: rule.limit for rule in RULES.values()})
+    """Each rule's own limit by name (True: on, where it has no number of its own; False: off)."""
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any], kl_limit: float, where: str) -> "GuardSettings":
+        """Return a study file's [guard] table over the defaults; `where` names the table in errors.
+
+        Raises:
+            ConfigError: an unknown key, or a value that is not allowed.
+        """
+        tables.require_known(table, ("patience", "grace", *RULES), f"{where}.")
+        return cls(
+            kl_limit,
+            tables.whole(table.get("patience", cls.patience), Bounds(1), f"{where}.patience"),
+            tables.number(table.get("grace", cls.grace), Bounds(0, 1, high_open=True), f"{where}.grace"),
+            {name: _limit(rule, table.get(name, rule.limit), f"{where}.{name}") for name, rule in RULES.items()},
+        )
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the [guard] table that `from_dict` reads (the KL limit is not part of it)."""
+        return {"patience": self.patience, "grace": self.grace, **self.limits}
+
+
+@dataclass(frozen=True)
+class GuardState:
+    """All that the guard remembers between two steps."""
+
+    first: Mapping[str, float] = field(default_factory=dict)
+    """The first finite reading of each watched metric."""
+    broken: Mapping[str, int] = field(default_factory=dict)
+    """Steps in a row that each rule has been broken."""
+    value_scale: float = 0.0
+    """What the value loss is compared with (see the rule value_divergence)."""
+    highest_kl: float = 0.0
+    kl_readings: int = 0
+    window: tuple[dict[str, float], ...] = ()
+    """The last steps' evidence. A reading that was no finite number is left out."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "GuardState":
+        """Return the state that `to_dict` gave."""
+        return cls(**{**values, "window": tuple(values["window"])})
+
+
+def observe(
+    settings: GuardSettings, state: GuardState, report: StepReport, total_episodes: int
+) -> tuple[GuardState, Reason | None]:
+    """Return the state after `report`, and why to end the trial of `total_episodes` there (None: go on)."""
+    progress = report.episode / total_episodes
+    in_grace = progress <= settings.grace
+    state = _remember(state, report, in_grace)
+    bad = next((name for name in CORE if not math.isfinite(report.metrics.get(name, 0.0))), None)
+    if bad is not None and settings.limits["nonfinite"]:
+        return state, _nonfinite(bad, state, report)
+    reason = None
+    for name, check in _CHECKS.items():
+        rule, limit = RULES[name], settings.limits[name]
+        if limit is False or rule.metric not in report.metrics or (rule.has_grace and in_grace):
+            continue
+        reading = check(settings, state, report, progress)
+        count = state.broken.get(name, 0) + 1 if reading.is_broken else 0
+        state = replace(state, broken={**state.broken, name: count})
+        if reason is None and count >= (settings.patience if rule.is_patient else 1):
+            reason = _reason(rule, limit, reading, count, state, report)
+    return state, reason
+
+
+class _Reading(NamedTuple):
+    value: float
+    limit: float
+    is_broken: bool
+
+
+def _remember(state: GuardState, report: StepReport, in_grace: bool) -> GuardState:
+    """Return the state with what this report adds, before any rule is read."""
+    finite = {name: float(value) for name, value in report.metrics.items() if math.isfinite(value)}
+    watched = {name: finite[name] for name in WATCHED if name in finite}
+    row = {"step": report.step, "episode": report.episode, **watched}
+    kls = [finite[name] for name in (KL, "eval/kl") if name in finite]
+    return replace(
+        state,
+        first={**watched, **state.first},
+        value_scale=_value_scale(state, finite, in_grace),
+        highest_kl=max(state.highest_kl, *kls, 0.0),
+        kl_readings=state.kl_readings + (KL in finite),
+        window=(*state.window, row)[-WINDOW:],
+    )
+
+
+def _value_scale(state: GuardState, finite: Mapping[str, float], in_grace: bool) -> float:
+    parts = ("objective/scores", "objective/scores_std", "objective/non_score_reward")
+    scale = max(state.value_scale, sum(finite.get(name, 0.0) ** 2 for name in parts))
+    is_first = VALUE_LOSS not in state.first
+    return max(scale, finite.get(VALUE_LOSS, 0.0)) if in_grace or is_first else scale
+
+
+_Check = Callable[[GuardSettings, GuardState, StepReport, float], _Reading]
+
+
+def _over(metric: str, limit: float, report: StepReport) -> _Reading:
+    value = float(report.metrics[metric])
+    return _Reading(value, limit, value > limit)
+
+
+def _kl_hard(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    return _over(KL, settings.limits["kl_hard"] * settings.kl_limit, report)
+
+
+def _kl_limit(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    return _over(KL, settings.kl_limit, report)
+
+
+def _entropy(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    limit = settings.limits["entropy_collapse"] * state.first.get(ENTROPY, 0.0)
+    value = float(report.metrics[ENTROPY])
+    return _Reading(value, limit, value < limit)
+
+
+def _repetition(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    first = state.first.get(REPETITION, 0.0)
+    return _over(REPETITION, first + settings.limits["repetition_collapse"] * (1 - first), report)
+
+
+def _value(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    return _over(VALUE_LOSS, settings.limits["value_divergence"] * state.value_scale, report)
+
+
+def _mismatch(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    return _over(MISMATCH, settings.limits["sampler_mismatch"], report)
+
+
+def _nothing_learned(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    limit = settings.limits["nothing_learned"]
+    # The first step's KL is 0 by construction, and a few steps may be too few to move.
+    is_due = progress >= 0.5 and state.kl_readings > settings.patience
+    return _Reading(state.highest_kl, limit, is_due and state.highest_kl < limit)
+
+
+_CHECKS: Mapping[str, _Check] = {
+    "kl_hard": _kl_hard,
+    "kl_limit": _kl_limit,
+    "entropy_collapse": _entropy,
+    "repetition_collapse": _repetition,
+    "value_divergence": _value,
+    "sampler_mismatch": _mismatch,
+    "nothing_learned": _nothing_learned,
+}
+
+
+def _limit(rule: Rule, value: object, where: str) -> float:
+    if value is False:
+        return False
+    if value is True:
+        return rule.limit
+    if rule.valid is None:
+        raise ConfigError(f"{where} = {value!r} is not allowed: {rule.allowed}")
+    try:
+        return tables.number(value, rule.valid, where)
+    except ConfigError:
+        raise ConfigError(f"{where} = {value!r} is not allowed: {rule.allowed}") from None
+
+
+def _nonfinite(metric: str, state: GuardState, report: StepReport) -> Reason:
+    value = report.metrics[metric]
+    what = "not a number" if math.isnan(value) else "infinite"
+    message = f"{METRICS[metric].label} ({metric}) was {what} at step {report.step}"
+    return Reason("nonfinite", message, metric, None, None, 1, report.step, state.window)
+
+
+def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: GuardState, report: StepReport) -> Reason:
+    assert rule.metric is not None
+    metric = METRICS[rule.metric]
+    limit = f"{reading.limit:.3g} {metric.unit}".rstrip()
+    if rule.relative_to:
+        limit += f" ({setting:g} of {rule.relative_to})" if setting < 1 else f" ({setting:g} times {rule.relative_to})"
+    if rule.blame == "idle":
+        count = state.kl_readings
+        most = f"{reading.value:.3g} at most by step {report.step}"
+        message = f"{metric.label} never reached {limit} in {count} steps: {most}"
+    else:
+        side = "under" if rule.breaks_below else "over"
+        steps = f" for {count} steps" if rule.is_patient else ""
+        message = f"{metric.label} was {side} {limit}{steps}: {reading.value:.3g} at step {report.step}"
+    return Reason(rule.name, message, rule.metric, reading.value, reading.limit, count, report.step, state.window)

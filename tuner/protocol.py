@@ -1,0 +1,117 @@
+"""What crosses the pipe between the controller and a worker process: plain data, one report up, one answer down."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from ppo_core.declaration import HyperValue
+from ppo_core.report import StepReport
+from tuner.guard import GuardSettings
+from tuner.status import Reason
+
+CHECKPOINT_SECONDS = 30.0
+"""A running trial saves a checkpoint at least this often, and at every evaluation."""
+
+
+# Down: what a worker is given to do, and the answer to each of its reports.
+
+
+@dataclass(frozen=True)
+class PrepareTask:
+    """Prepare a task's models and prompts; answered by `Progress` and at last `Prepared` or `Failed`."""
+
+    task: str
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """Everything a worker needs to run one trial; answered by `Stepped` and at last `Ended`, `Left` or `Failed`."""
+
+    study: str
+    number: int
+    config: Mapping[str, HyperValue]
+    task: str
+    trainer: str
+    """The trainer's factory, as `module:function`."""
+    device: str
+    threads: int
+    """CPU threads of the trainer. One thread and two train different weights, so a resumed trial keeps its own."""
+    folder: Path
+    """Where the trial's checkpoints go."""
+    guard: GuardSettings
+    resume_from: Path | None = None
+    """The checkpoint to go on from; None: from the start."""
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+
+
+class Answer(Enum):
+    """What a worker does after a report."""
+
+    GO_ON = "go on"
+    SAVE = "save"
+    """Save a checkpoint and leave the trial to a later run of the study."""
+    STOP = "stop"
+    """End the trial here."""
+
+
+# Up: what a worker says.
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of the task's preparation, the `share` of the part `what` that is done."""
+
+    what: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The task is ready."""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The trial made a step, and waits for an `Answer`."""
+
+    report: StepReport
+    seconds: float
+    """What the trial cost since its last report, or since it was started or taken up."""
+    reason: Reason | None
+    """Why the guard wants to end the trial here, if it does. The report is then an evaluation, if one was possible."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The trial ran to its end, or ended where it was told to stop."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """The trial saved a checkpoint and was left, as it was told."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The trial or the preparation raised an error; the worker lives on."""
+
+    message: str
+    """One line."""
+    traceback: str
+    """The end of the traceback."""
+    out_of_memory: bool = False
+    is_for_user: bool = False
+    """Whether the message is one of ours, meant to stand alone."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The worker process died; said by the engine in its place."""
+
+    how: str
+    """The exit code or signal, in words."""
+
+
+Order = PrepareTask | TrialSpec
+Message = Progress | Prepared | Stepped | Ended | Left | Failed | Lost

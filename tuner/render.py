@@ -1,0 +1,339 @@
+"""What a study looks like in a terminal: tables and short texts, readable at 100 columns.
+
+Whatever comes from a model, a study file or an error is shown with its control characters escaped,
+and never as markup.
+"""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import IO, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ppo_core.declaration import HyperValue
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.metrics import METRICS
+from ppo_core.report import StepReport
+from tuner.guard_rules import RULES
+from tuner.results import Estimate, Source, StudyView, value_sources
+from tuner.status import Reason, Status
+from tuner.store import TrialRow
+
+PLAIN_WIDTH = 100
+"""Columns where the output is no terminal."""
+CURVE_ROWS = 12
+NOTHING = "-"
+
+KL_UNIT = METRICS["eval/kl"].unit.replace(" per ", "/")
+"""nats/response"""
+
+STYLES = {
+    Status.RUNNING: "cyan",
+    Status.PAUSED: "cyan",
+    Status.COMPLETED: "green",
+    Status.PRUNED: "yellow",
+    Status.FAILED: "red",
+    Status.STOPPED: "magenta",
+}
+SOURCES: Mapping[Source, str] = {
+    "searched": "* searched",
+    "study": "the study",
+    "task": "the task's reference",
+    "TRL": "TRL's default",
+    "default": "default",
+}
+
+
+def console(stream: IO[str] | None = None) -> Console:
+    """Return a console on `stream` (stdout unless given) that prints text as it is."""
+    file = stream or sys.stdout
+    width = None if file.isatty() else PLAIN_WIDTH
+    return Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+
+
+def plain(text: str) -> str:
+    """Return the text with control characters and other unprintable ones escaped, so that it fits one line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def short(value: HyperValue, digits: int = 3) -> str:
+    """Return a value in few digits: `0.000316`, `1920`, `unset`, `false`."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 10**digits and math.isfinite(value) else f"{value:.{digits}g}"
+    return plain(str(value))
+
+
+def measured(number: float | None) -> str:
+    """Return a measured number with three significant digits, zeros included: `4.00`; `-` where there is none."""
+    if number is None:
+        return NOTHING
+    return f"{number:.0f}" if abs(number) >= 1000 and math.isfinite(number) else f"{number:#.3g}"
+
+
+def plus_minus(mean: float | None, se: float | None = None) -> str:
+    """Return `1.823 ± 0.051`: as many decimals as the standard error bears; `-` where there is no number."""
+    if mean is None or se is None or not math.isfinite(se) or se <= 0:
+        return measured(mean)
+    decimals = min(4, max(0, 1 - math.floor(math.log10(se))))
+    return f"{mean:.{decimals}f} ± {se:.{decimals}f}"
+
+
+def params_line(params: Mapping[str, HyperValue]) -> str:
+    """Return searched values on one line."""
+    return " ".join(f"{plain(name)}={short(value)}" for name, value in params.items())
+
+
+def trial_line(trial: TrialRow) -> str:
+    """Return one line on a trial: number, status, value ± SE, KL, seconds, the reason, the searched values."""
+    parts = [
+        f"trial {trial.number:>3}",
+        f"{trial.status:<9}",
+        f"value {plus_minus(trial.value, trial.value_se):<15}",
+        f"KL {measured(trial.kl):>5}",
+        f"{trial.seconds:>5.0f} s",
+    ]
+    if trial.reason is not None:
+        parts.append(plain(trial.reason.message))
+    return "  ".join([*parts, params_line(trial.params)])
+
+
+def study_line(view: StudyView) -> str:
+    """Return one line on a study: its task, state, trials and KL budget."""
+    return (
+        f'Study "{plain(view.row.name)}": task {plain(view.spec.task)}, {view.state}, '
+        f"{view.ended} of {view.spec.trials} trials ended, KL budget {short(view.spec.kl_budget)} and limit "
+        f"{short(view.spec.kl_limit)} {KL_UNIT}"
+    )
+
+
+def outcome_line(trial: TrialRow, kl: Estimate | None) -> str:
+    """Return one line on how a trial ended, or stands."""
+    texts = [f"{trial.status}", f"value {plus_minus(trial.value, trial.value_se)}"]
+    if kl is not None:
+        texts.append(f"eval KL {plus_minus(kl.mean, kl.se)} {KL_UNIT}")
+    total = short(trial.config.get("total_episodes"))
+    texts += [f"{trial.episodes} of {total} episodes", f"{trial.seconds:.0f} s"]
+    if trial.attempts > 1:
+        texts.append(f"{trial.attempts} attempts")
+    return "Outcome: " + ", ".join(texts)
+
+
+def report_line(report: StepReport, last: int) -> str:
+    """Return one line on a step of a run of `last` iterations."""
+    metrics = report.metrics
+    parts = [f"step {report.step:>{len(str(last))}}/{last}", f"episode {report.episode}"]
+    parts += [f"{label} {measured(metrics[name])}" for name, label in _STEP_READINGS.items() if name in metrics]
+    if report.is_evaluation:
+        parts.append(f"eval reward {plus_minus(metrics['eval/reward'], metrics.get('eval/reward_se'))}")
+        parts.append(f"eval KL {plus_minus(metrics.get('eval/kl'), metrics.get('eval/kl_se'))} {KL_UNIT}")
+    return "  ".join(parts)
+
+
+_STEP_READINGS = {"objective/scores": "score", "objective/kl_exact": "KL", "objective/kl_coef": "β"}
+
+
+def _table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Table:
+    """Return the table of trials: value, KL, status and reason. The best one carries a mark."""
+    kl = f"eval KL\n{KL_UNIT}"
+    numbers = ("trial", "value ± SE\nreward", kl, "episodes", "seconds")
+    table = _table("trial", "status", *numbers[1:], "reason", title="Trials", right=numbers)
+    for trial in trials:
+        mark = "* " if best is not None and trial.number == best.number else ""
+        table.add_row(
+            f"{mark}{trial.number}",
+            Text(trial.status, style=STYLES[trial.status]),
+            plus_minus(trial.value, trial.value_se),
+            measured(trial.kl),
+            str(trial.episodes),
+            f"{trial.seconds:.0f}",
+            plain(trial.reason.message) if trial.reason else "best" if mark else "",
+        )
+    return table
+
+
+def params_table(trials: Sequence[TrialRow]) -> Table:
+    """Return the table of searched values, a trial a row."""
+    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
+    headers = {name: _broken(name) for name in names}
+    table = _table("trial", *headers.values(), title="Searched values", right=("trial", *headers.values()))
+    for trial in trials:
+        cells = (short(trial.params[name]) if name in trial.params else NOTHING for name in names)
+        table.add_row(str(trial.number), *cells)
+    return table
+
+
+def _broken(name: str, width: int = 9) -> str:
+    """Return a hyperparameter's name broken after underscores, for a narrow column."""
+    lines = [""]
+    for piece in plain(name).replace("_", "_\0").split("\0"):
+        if lines[-1] and len(lines[-1]) + len(piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
+
+
+def config_table(trial: TrialRow, view: StudyView, title: str) -> Table:
+    """Return a trial's whole configuration, with where each value comes from."""
+    table = _table("hyperparameter", "value", "unit", "from", title=title, right=("value",))
+    for name, source in value_sources(trial, view.spec).items():
+        style = "bold" if source == "searched" else "dim" if source in ("TRL", "default") else ""
+        cells = (name, short(trial.config[name], 6), HYPERPARAMETERS[name].unit, SOURCES[source])
+        table.add_row(*cells, style=style)
+    return table
+
+
+def reference_legend(view: StudyView) -> str | None:
+    """Return one paragraph on trial 0: which of its values are TRL's, the task's own, and the study's."""
+    trial = next((t for t in view.trials if t.origin == "reference"), None)
+    if trial is None:
+        return None
+    sources = value_sources(trial, view.spec)
+    shown = {name: source for name, source in sources.items() if trial.config[name] is not None and name != "seed"}
+    groups = {source: [name for name, s in shown.items() if s == source] for source in ("TRL", "task", "study")}
+    owners = {
+        "TRL": "TRL's values",
+        "task": f'the reference of task "{plain(view.spec.task)}"',
+        "study": "this study's",
+    }
+    texts = [
+        f"{owners[source]}: " + params_line({name: trial.config[name] for name in names})
+        for source, names in groups.items()
+        if names
+    ]
+    return f"Trial {trial.number} is the reference. " + "; ".join(texts) + "; all else: defaults."
+
+
+def comparison_tables(
+    view: StudyView, trials: Sequence[TrialRow], differing: Mapping[str, Sequence[HyperValue]]
+) -> list[Table]:
+    """Return the trials' outcomes and their differing values, a trial a column."""
+    numbers = [f"trial {trial.number}" for trial in trials]
+    outcomes = _table("outcome", *numbers, title="Outcomes", right=numbers)
+    outcomes.add_row("status", *(Text(t.status, style=STYLES[t.status]) for t in trials))
+    outcomes.add_row("value ± SE (reward)", *(plus_minus(t.value, t.value_se) for t in trials))
+    outcomes.add_row(f"eval KL ({KL_UNIT})", *(measured(t.kl) for t in trials))
+    outcomes.add_row(
+        f"within {short(view.spec.kl_budget)} {KL_UNIT}",
+        *(NOTHING if t.kl is None else "yes" if t.kl <= view.spec.kl_budget else "no" for t in trials),
+    )
+    outcomes.add_row("episodes", *(str(t.episodes) for t in trials))
+    outcomes.add_row("seconds", *(f"{t.seconds:.0f}" for t in trials))
+    outcomes.add_row("reason", *(plain(t.reason.message) if t.reason else "" for t in trials))
+    values = _table("hyperparameter", *numbers, title="Differing values", right=numbers)
+    for name, row in differing.items():
+        values.add_row(name, *(short(value, 6) for value in row))
+    return [outcomes, values]
+
+
+def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of `list` from its JSON objects."""
+    headers = ("trials", "best\ntrial", "best value\nreward", f"its KL\n{KL_UNIT}")
+    table = _table("study", "task", "state", *headers, right=headers)
+    for view in views:
+        best = NOTHING if view["best"] is None else str(view["best"])
+        numbers = (
+            f"{view['finished']}/{view['trials']}",
+            best,
+            measured(view["best_value"]),
+            measured(view["best_kl"]),
+        )
+        table.add_row(plain(view["name"]), plain(view["task"]), view["state"], *numbers)
+    return table
+
+
+# One trial in detail
+
+_CURVE = (
+    ("objective/scores", "score\nreward"),
+    ("objective/kl_exact", "KL\nnats/resp."),
+    ("objective/kl_coef", "β"),
+    ("policy/clipfrac_avg", "clip\nfraction"),
+    ("response/length_mean", "length\ntokens"),
+)
+CURVE_METRICS = ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se", *(name for name, _ in _CURVE))
+"""What `curve_table` needs of each step."""
+
+
+def curve_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the trial's curve: its evaluated steps, and others in between up to about a dozen rows."""
+    headers = ("step", "episode", "eval reward\n± SE", f"eval KL ± SE\n{KL_UNIT}", *(header for _, header in _CURVE))
+    table = _table(*headers, title="Curve", right=headers)
+    for row in _thinned(rows):
+        evaluated = (
+            plus_minus(row["eval/reward"], row["eval/reward_se"]),
+            plus_minus(row["eval/kl"], row["eval/kl_se"]),
+        )
+        cells = (measured(row[name]) for name, _ in _CURVE)
+        table.add_row(str(row["step"]), str(row["episode"]), *evaluated, *cells)
+    return table
+
+
+def _thinned(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the evaluated rows, the last one, and evenly spaced others while there are fewer than CURVE_ROWS."""
+    kept = {i for i, row in enumerate(rows) if row["eval/reward"] is not None} | {len(rows) - 1}
+    spare = max(0, CURVE_ROWS - len(kept))
+    kept |= {round(k * (len(rows) - 1) / (spare + 1)) for k in range(1, spare + 1)}
+    return [row for i, row in enumerate(rows) if i in kept]
+
+
+def evidence_table(reason: Reason) -> Table | None:
+    """Return the last steps' readings that made a rule stop the trial, or None where none were kept."""
+    names = list(dict.fromkeys(name for reading in reason.evidence for name in reading))
+    if not names:
+        return None
+    headers = [_broken(name, 16) for name in names]
+    table = _table(*headers, title="Evidence", right=headers)
+    for reading in reason.evidence:
+        table.add_row(*(_reading(name, reading.get(name)) for name in names))
+    return table
+
+
+def _reading(name: str, value: float | None) -> str:
+    is_count = name in ("step", "episode") and value is not None
+    return f"{value:.0f}" if is_count else measured(value)
+
+
+def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]:
+    """Return the last evaluation's first samples: prompt, response, reward and KL."""
+    last = max((row["step"] for row in rows), default=None)
+    chosen = [row for row in rows if row["step"] == last][:most]
+    lines = [Text(f"Samples at step {last}", style="bold")] if chosen else []
+    for row in chosen:
+        numbers = ", ".join(
+            (f"reward {plus_minus(row['reward'])}", f"KL {plus_minus(row['kl'])} {KL_UNIT}", f"{row['length']} tokens")
+        )
+        lines.append(Text(f"[{row['prompt_index']}] {numbers}", style="dim"))
+        lines.append(Text(f"    {plain(row['prompt'])} |") + Text(f" {plain(row['response']).strip()}", style="cyan"))
+    return lines
+
+
+def prunings_line(by_rule: Mapping[str, Sequence[int]], trials: int) -> str:
+    """Return how many trials were pruned for their KL, and by which rule."""
+    count = sum(len(numbers) for numbers in by_rule.values())
+    if not count:
+        return f"None of {trials} trials was pruned for its KL."
+    rules = "; ".join(f"{RULES[rule].label} ({rule}): {_ranges(numbers)}" for rule, numbers in by_rule.items())
+    return f"{count} of {trials} trials {'was' if count == 1 else 'were'} pruned by the guard for KL blow-up. {rules}."
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return `trial 3` or `trials 2-4, 7`."""
+    runs = [list(run) for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
+    texts = [str(run[0][1]) if len(run) == 1 else f"{run[0][1]}-{run[-1][1]}" for run in runs]
+    return f"trial{'s' if len(numbers) > 1 else ''} {', '.join(texts)}"

@@ -1,0 +1,230 @@
+"""Reading a study for people and machines: the best trial, where values come from, and the JSON shapes.
+
+The JSON shapes are kept stable: keys are added, never renamed or removed. A number that is not
+finite or was not measured is `null`.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ppo_core.declaration import HyperValue
+from ppo_core.errors import TaskError
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.metrics import METRICS
+from ppo_core.task import get_task
+from tuner.best import best_trial
+from tuner.guard_rules import RULES
+from tuner.spec import SCALE_FREE, Origin, StudySpec
+from tuner.status import Status
+from tuner.store import Store, StudyRow, TrialRow
+
+State = Literal["running", "finished", "unfinished"]
+Source = Literal["searched", "study", "task", "TRL", "default"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its standard error, where known."""
+
+    mean: float
+    se: float | None = None
+
+
+@dataclass(frozen=True)
+class StudyView:
+    """A study as stored, with its spec and trials."""
+
+    row: StudyRow
+    spec: StudySpec
+    trials: tuple[TrialRow, ...]
+
+    @property
+    def state(self) -> State:
+        """`running`: a controller is alive; `finished`: it reached its total; `unfinished`: the next run goes on."""
+        if self.row.is_held:
+            return "running"
+        return "unfinished" if self.row.finished_at is None else "finished"
+
+    @property
+    def ended(self) -> int:
+        """How many of its total of trials have ended, however they did."""
+        return sum(trial.status.is_final for trial in self.trials if trial.number < self.spec.trials)
+
+    def best(self, kl_budget: float | None = None) -> TrialRow | None:
+        """Return the best trial under the study's KL budget or another (see `tuner.best`), or None."""
+        return best_trial(self.trials, self.spec.kl_budget if kl_budget is None else kl_budget)
+
+
+def read_study(store: Store, name: str) -> StudyView:
+    """Return the study `name`; StudyError where there is none."""
+    row = store.study(name)
+    return StudyView(row, StudySpec.from_dict(row.spec, f'study "{name}"'), tuple(store.trials(row)))
+
+
+def baseline(store: Store, trial: TrialRow) -> Estimate | None:
+    """Return the SFT baseline's eval reward: the trial's evaluation at step 0, before any update."""
+    rows = store.steps([trial.id], ("eval/reward", "eval/reward_se"), evaluations_only=True)
+    first = next((row for row in rows if row["step"] == 0), None)
+    return None if first is None else Estimate(first["eval/reward"], first["eval/reward_se"])
+
+
+def final_kl(store: Store, trial: TrialRow) -> Estimate | None:
+    """Return the trial's eval KL in nats per response.
+
+    Its standard error is the mean of those of the evaluations that it is the mean of: they share prompts.
+    """
+    if trial.kl is None:
+        return None
+    rows = store.steps([trial.id], ("eval/kl_se",), evaluations_only=True)
+    last = ([row for row in rows if row["step"] > 0] or rows)[-2:]
+    errors = [row["eval/kl_se"] for row in last if row["eval/kl_se"] is not None]
+    return Estimate(trial.kl, sum(errors) / len(errors) if errors else None)
+
+
+def gain(trial: TrialRow, start: Estimate) -> Estimate:
+    """Return how far the trial's value is over the baseline.
+
+    The standard error adds both variances: an upper bound, since both were measured on the same prompts.
+    """
+    errors = (trial.value_se, start.se)
+    se = math.hypot(*(e for e in errors if e is not None)) if None not in errors else None
+    return Estimate((trial.value or 0.0) - start.mean, se)
+
+
+def kl_prunings(trials: Sequence[TrialRow]) -> dict[str, list[int]]:
+    """Return the numbers of the trials that the guard pruned for too much KL, by rule."""
+    by_rule: dict[str, list[int]] = {}
+    for trial in trials:
+        rule = RULES.get(trial.reason.rule) if trial.status is Status.PRUNED and trial.reason else None
+        if rule is not None and rule.blame == "kl":
+            by_rule.setdefault(rule.name, []).append(trial.number)
+    return by_rule
+
+
+def task_reference(task: str) -> Mapping[str, HyperValue]:
+    """Return the task's own reference values; none where the task is no longer known."""
+    try:
+        return get_task(task).reference
+    except TaskError:
+        return {}
+
+
+def value_sources(trial: TrialRow, spec: StudySpec) -> dict[str, Source]:
+    """Return where each value of a trial's configuration comes from, by hyperparameter.
+
+    `searched` by the sampler; set by the `study`; the `task`'s own reference; one of `TRL`'s values
+    that do not depend on the model's size; or another declared `default`.
+    """
+    reference = task_reference(spec.task)
+    searched: Mapping[str, Source] = dict.fromkeys(trial.params, "searched")
+    if trial.origin == "reference":
+        searched = {name: _ORIGINS[origin] for name, origin in spec.origins().items()}
+    return {
+        name: searched.get(name) or _unsearched_source(name, trial, spec, reference)
+        for name in HYPERPARAMETERS
+        if name in trial.config
+    }
+
+
+_ORIGINS: Mapping[Origin, Source] = {"TRL default": "TRL", "task reference": "task", "study": "study"}
+
+
+def _unsearched_source(name: str, trial: TrialRow, spec: StudySpec, reference: Mapping[str, HyperValue]) -> Source:
+    value = trial.config[name]
+    if name in spec.fixed or name == "seed":
+        return "study"
+    if name in reference and value == reference[name]:
+        return "task"
+    if value != HYPERPARAMETERS[name].default:
+        return "study"
+    return "TRL" if name in SCALE_FREE else "default"
+
+
+def differences(trials: Sequence[TrialRow]) -> dict[str, list[HyperValue]]:
+    """Return the hyperparameters in which the trials differ, each with one value a trial."""
+    table = {name: [trial.config.get(name) for trial in trials] for name in HYPERPARAMETERS}
+    return {name: values for name, values in table.items() if any(value != values[0] for value in values)}
+
+
+# JSON
+
+
+def dumps(data: object, indent: int | None = 2) -> str:
+    """Return `data` as JSON text; numbers that are not finite become null."""
+    return json.dumps(_finite_only(data), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def study_summary(view: StudyView) -> dict[str, Any]:
+    """Return one object of `list`."""
+    best = view.best()
+    return {
+        "name": view.row.name,
+        "task": view.spec.task,
+        "state": view.state,
+        "trials": view.spec.trials,
+        "finished": view.ended,
+        "best": None if best is None else best.number,
+        "best_value": None if best is None else best.value,
+        "best_kl": None if best is None else best.kl,
+        "kl_budget": view.spec.kl_budget,
+        "created_at": view.row.created_at,
+        "finished_at": view.row.finished_at,
+    }
+
+
+def study_data(view: StudyView) -> dict[str, Any]:
+    """Return the object of `show STUDY`: its summary and spec, and every trial."""
+    trials = [trial_data(trial) for trial in view.trials]
+    return study_summary(view) | {"trials": trials, "total": view.spec.trials, "spec": view.row.spec}
+
+
+def trial_data(trial: TrialRow) -> dict[str, Any]:
+    """Return one trial's object. `reason` is null, or an object with `rule` and `message`."""
+    hidden = ("id", "study_id")
+    return {key: value for key, value in asdict(trial).items() if key not in hidden}
+
+
+def trial_detail(store: Store, trial: TrialRow) -> dict[str, Any]:
+    """Return the object of `show STUDY TRIAL`: the trial with every step's metrics and its samples."""
+    steps = store.steps([trial.id], list(METRICS))
+    samples = store.samples([trial.id])
+    return trial_data(trial) | {"steps": _without_id(steps), "samples": _without_id(samples)}
+
+
+def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) -> dict[str, Any]:
+    """Return the object of `best`: the trial, the budget and the improvement on the SFT baseline."""
+    start, kl = baseline(store, trial), final_kl(store, trial)
+    return trial_data(trial) | {
+        "study": view.row.name,
+        "kl_budget": kl_budget,
+        "kl_se": None if kl is None else kl.se,
+        "baseline": None if start is None else start.mean,
+        "baseline_se": None if start is None else start.se,
+        "improvement": None if start is None else gain(trial, start).mean,
+    }
+
+
+def comparison_data(view: StudyView, trials: Sequence[TrialRow]) -> dict[str, Any]:
+    """Return the object of `compare`: the trials, and by hyperparameter the differing values in their order."""
+    return {
+        "study": view.row.name,
+        "trials": [trial_data(trial) for trial in trials],
+        "differences": differences(trials),
+    }
+
+
+def _without_id(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "trial_id"} for row in rows]
+
+
+def _finite_only(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {key: _finite_only(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite_only(item) for item in data]
+    return data

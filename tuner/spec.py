@@ -1,0 +1,258 @@
+"""A study: what is tuned, within which ranges, for how long and under which KL. Read from a TOML file. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ppo_core.declaration import Bounds, HyperValue, Range
+from ppo_core.errors import ConfigError, TaskError, nearest
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.task import Task, get_task
+from tuner import study_file, tables
+from tuner.guard import GuardSettings
+from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
+
+PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
+
+SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", "vf_coef", "kl_coef")
+"""TRL's values that do not depend on the size of the model; trial 0 takes them from the declared defaults."""
+
+SamplerName = Literal["tpe", "random"]
+SAMPLERS: tuple[SamplerName, ...] = ("tpe", "random")
+Origin = Literal["TRL default", "task reference", "study"]
+
+
+@dataclass(frozen=True)
+class SamplerSpec:
+    """Which sampler proposes, and how many finished trials it needs before it stops proposing at random."""
+
+    name: SamplerName = "tpe"
+    startup_trials: int = 4
+
+
+@dataclass(frozen=True)
+class SpecChanges:
+    """How a study file differs from the stored study that it goes on with."""
+
+    told: list[str] = field(default_factory=list)
+    """Changes that take effect, one line each."""
+    refused: list[str] = field(default_factory=list)
+    """Changes that would mix two experiments, one line each."""
+
+
+@dataclass(frozen=True)
+class StudySpec:
+    """One study. Make it with `load` or `from_dict`, which check everything."""
+
+    name: str
+    task: str
+    trainer: str
+    trials: int
+    """The study's total of trials, trial 0 included."""
+    seed: int
+    """Seed of every trial and of the sampler."""
+    device: str
+    fixed: Mapping[str, HyperValue]
+    search: Mapping[str, Range]
+    """The searched hyperparameters, in the order of their declaration."""
+    idle: Mapping[str, Range]
+    """Asked for, but not searched because they would do nothing; `notes` says why."""
+    kl_budget: float
+    """Highest eval KL a recommended policy may have, in nats per response."""
+    guard: GuardSettings
+    sampler: SamplerSpec
+
+    @property
+    def kl_limit(self) -> float:
+        """KL over which the guard stops a trial, in nats per response."""
+        return self.guard.kl_limit
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of what is searched, one line each."""
+        asked = {**self.search, **self.idle}
+        notes = [f"{name} is not searched: {study_file.why_idle(name, asked, self.fixed)}" for name in self.idle]
+        critic = self.fixed.get("value_model", self._reference_value("value_model"))
+        if "value_learning_rate" in self.search and critic == "shared":
+            notes.append('value_learning_rate reaches only the value head: value_model = "shared"')
+        return tuple(notes)
+
+    @classmethod
+    def load(cls, path: Path | str) -> "StudySpec":
+        """Return the study of a TOML file.
+
+        Raises:
+            ConfigError: it cannot be read or holds something that is not allowed; the message names the
+                file and the key (bad syntax: the line), and what is allowed.
+        """
+        return cls.from_dict(study_file.read_toml(Path(path)), str(path))
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], where: str) -> "StudySpec":
+        """Return the study of a parsed file; `where` names it in errors.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        tables.require_known(content, study_file.TOP_LEVEL, f"{where}: ")
+        for key in study_file.REQUIRED:
+            if key not in content:
+                raise ConfigError(f"{where}: {key} is missing")
+        task = _task(content["task"], f"{where}: task")
+        fixed = study_file.read_fixed(tables.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
+        asked = study_file.read_search(tables.table(content["search"], f"{where}: search"), task, f"{where}: search")
+        search, idle = study_file.split_idle(asked, fixed)
+        kl_budget, kl_limit = study_file.read_kl(content.get("kl", {}), task, f"{where}: kl")
+        guard = tables.table(content.get("guard", {}), f"{where}: guard")
+        spec = cls(
+            name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
+            task=task.name,
+            trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
+            trials=tables.whole(content["trials"], Bounds(1), f"{where}: trials"),
+            seed=tables.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
+            device=study_file.matching(content.get("device", "auto"), study_file.DEVICE, f"{where}: device"),
+            fixed=fixed,
+            search=search,
+            idle=idle,
+            kl_budget=kl_budget,
+            guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
+            sampler=_sampler(content.get("sampler", {}), f"{where}: sampler"),
+        )
+        spec._check(where)
+        return spec
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, shaped as the file, that `from_dict` reads back to an equal spec."""
+        asked = {**self.search, **self.idle}
+        return {
+            "name": self.name,
+            "task": self.task,
+            "trainer": self.trainer,
+            "trials": self.trials,
+            "seed": self.seed,
+            "device": self.device,
+            "fixed": dict(self.fixed),
+            "search": {name: asdict(asked[name]) for name in asked},
+            "kl": {"budget": self.kl_budget, "limit": self.kl_limit},
+            "guard": self.guard.to_dict(),
+            "sampler": asdict(self.sampler),
+        }
+
+    def config(self, params: Mapping[str, HyperValue]) -> PPOConfig:
+        """Return a trial's configuration: declared defaults, task reference, fixed values, then `params`.
+
+        A searched value that `params` lacks is trial 0's. With kl_control "fixed" there is no kl_target.
+
+        Raises:
+            ConfigError: an unknown name, or values that do not go together.
+        """
+        values = dict(get_task(self.task).reference)
+        values |= {name: self._reference_value(name) for name in self.search}
+        values |= self.fixed
+        values |= {name: value for name, value in params.items() if name != KL_CONTROL}
+        if params.get(KL_CONTROL) == FIXED:
+            values["kl_target"] = None
+        return PPOConfig.from_dict({**values, "seed": self.seed}, "params")
+
+    def reference_params(self) -> dict[str, HyperValue]:
+        """Return trial 0's params: TRL's values where they are free of scale, else the task's own.
+
+        They may lie outside the search ranges. What is unset there (kl_target) is left out.
+        """
+        params: dict[str, HyperValue] = {KL_CONTROL: FIXED} if has_kl_choice(self.search) else {}
+        for name in self.search:
+            value = self._reference_value(name)
+            if value is not None and is_active(name, self.search, params):
+                params[name] = value
+        return params
+
+    def origins(self) -> dict[str, Origin]:
+        """Return where trial 0's value of each fixed or searched hyperparameter comes from, by name."""
+        reference = get_task(self.task).reference
+        origins: dict[str, Origin] = dict.fromkeys(self.fixed, "study")
+        if has_kl_choice(self.search):
+            origins[KL_CONTROL] = "TRL default"
+        for name in self.search:
+            from_task = name in reference and name not in SCALE_FREE
+            origins[name] = "task reference" if from_task else "TRL default"
+        return origins
+
+    def changes_to(self, old: "StudySpec") -> SpecChanges:
+        """Return how this spec differs from `old`, the stored one of the same name."""
+        told = [
+            _change(f"search.{name}", _range_text(old.search.get(name)), _range_text(self.search.get(name)))
+            for name in HYPERPARAMETERS
+        ]
+        told += [_change(key, getattr(old, key), getattr(self, key)) for key in ("trials", "device")]
+        told.append(_change("sampler", _sampler_text(old.sampler), _sampler_text(self.sampler)))
+        refused = [_change(key, getattr(old, key), getattr(self, key)) for key in ("task", "trainer", "seed")]
+        refused += [
+            _change(f"fixed.{name}", old.fixed.get(name, "unset"), self.fixed.get(name, "unset"))
+            for name in HYPERPARAMETERS
+        ]
+        refused += [
+            _change("kl.budget", old.kl_budget, self.kl_budget),
+            _change("kl.limit", old.kl_limit, self.kl_limit),
+        ]
+        old_guard = old.guard.to_dict()
+        refused += [_change(f"guard.{key}", old_guard[key], value) for key, value in self.guard.to_dict().items()]
+        return SpecChanges(
+            [line for line in told if line],
+            [f"{line}; give the study another name" for line in refused if line],
+        )
+
+    def _reference_value(self, name: str) -> HyperValue:
+        default = HYPERPARAMETERS[name].default
+        return default if name in SCALE_FREE else get_task(self.task).reference.get(name, default)
+
+    def _check(self, where: str) -> None:
+        """Raise ConfigError where a trial of this study could not be a valid PPOConfig."""
+        if not self.search:
+            why = f"; {self.notes[0]}" if self.notes else ""
+            raise ConfigError(f"{where}: search names nothing to search, so all trials would be the same{why}")
+        study_file.require_disjoint({**self.search, **self.idle}, self.fixed, where)
+        study_file.require_batches_fit(self.search, self.fixed, where)
+        trials = {
+            "trial 0 (the reference)": self.reference_params(),
+            "all searched values at their low end": self._corner("low", FIXED),
+            "all searched values at their high end": self._corner("high", ADAPTIVE),
+        }
+        for which, params in trials.items():
+            try:
+                self.config(params)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {which}: {error}") from None
+
+    def _corner(self, end: Literal["low", "high"], control: str) -> dict[str, HyperValue]:
+        return {KL_CONTROL: control, **{name: getattr(span, end) for name, span in self.search.items()}}
+
+
+def _task(name: object, where: str) -> Task:
+    try:
+        return get_task(tables.text(name, where))
+    except TaskError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _sampler(value: object, where: str) -> SamplerSpec:
+    values = tables.table(value, where)
+    tables.require_known(values, ("name", "startup_trials"), f"{where}.")
+    name = values.get("name", SamplerSpec.name)
+    if name not in SAMPLERS:
+        allowed = ", ".join(SAMPLERS)
+        raise ConfigError(f"{where}.name = {name!r} is not allowed: one of {allowed}{nearest(str(name), SAMPLERS)}")
+    startup = values.get("startup_trials", SamplerSpec.startup_trials)
+    return SamplerSpec(name, tables.whole(startup, Bounds(1), f"{where}.startup_trials"))
+
+
+def _change(what: str, old: object, new: object) -> str:
+    return "" if old == new else f"{what}: {new}, was {old}"
+
+
+def _range_text(span: Range | None) -> str:
+    return f"{span.low:g} to {span.high:g} ({span.scale})" if span else "not searched"
+
+
+def _sampler_text(sampler: SamplerSpec) -> str:
+    return f"{sampler.name} after {sampler.startup_trials} trials"

@@ -1,0 +1,145 @@
+"""One trial in a worker: step, guard, report, save, until its end or the controller's word."""
+
+import importlib
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ppo_core import checkpoint
+from ppo_core.errors import ConfigError, nearest
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.report import StepReport, Trainer
+from tuner.guard import GuardState, observe
+from tuner.protocol import Answer, Ended, Left, Stepped, TrialSpec
+
+KEPT_CHECKPOINTS = 2
+"""Of a running trial: the newest, and one before it in case that one is damaged."""
+
+
+class ResumableTrainer(Trainer, Protocol):
+    """A trainer whose checkpoints carry its driver's state."""
+
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint of everything that the next step depends on, and `extra` as its driver's JSON."""
+        ...
+
+
+def run_trial(spec: TrialSpec, ask: Callable[[Stepped], Answer]) -> Ended | Left:
+    """Run one trial; each step's report goes to `ask`, whose answer decides how it goes on.
+
+    A checkpoint is saved only after its step was answered: the store then holds every step up to it.
+    """
+    clock = _Clock()
+    config = PPOConfig.from_dict(spec.config)
+    total_episodes = whole_episodes(config)
+    trainer = _make_trainer(spec, config)
+    saver = _Saver(spec, trainer)
+    state = _restored_guard(spec)
+    for step_report in trainer:
+        report = with_plain_floats(step_report)
+        state, reason = observe(spec.guard, state, report, total_episodes)
+        if reason is not None:
+            report = with_plain_floats(with_evaluation(trainer, report))
+        answer = ask(Stepped(report, clock.lap(), reason))
+        if answer is Answer.STOP:
+            break
+        if answer is Answer.SAVE or saver.is_due(report):
+            saver.save(report.step, state)
+        if answer is Answer.SAVE:
+            return Left()
+    return Ended()
+
+
+def whole_episodes(config: PPOConfig) -> int:
+    """Return how many episodes a trial has, in whole rollout batches."""
+    return config.num_iterations() * config.batch_sizes(world_size=1).batch_size
+
+
+def with_plain_floats(report: StepReport) -> StepReport:
+    """Return the report as the controller can read it: a trainer's own number types may need its libraries."""
+    return replace(report, metrics={name: float(value) for name, value in report.metrics.items()})
+
+
+def with_evaluation(trainer: Trainer, report: StepReport) -> StepReport:
+    """Return the report of a stopped trial with an evaluation, or as it is where the policy allows none."""
+    if report.is_evaluation:
+        return report
+    try:
+        evaluated = trainer.evaluated(report)
+    except Exception:  # the trial ends by the guard's reason, whatever a broken policy does here
+        return report
+    readings = (evaluated.metrics.get(name, math.nan) for name in ("eval/reward", "eval/kl"))
+    return evaluated if all(map(math.isfinite, readings)) else report
+
+
+class _Clock:
+    """Seconds between one report and the next, saving and waiting included."""
+
+    def __init__(self) -> None:
+        self._mark = time.perf_counter()
+
+    def lap(self) -> float:
+        before, self._mark = self._mark, time.perf_counter()
+        return self._mark - before
+
+
+class _Saver:
+    """Saves a trial's checkpoints in good time and keeps the newest."""
+
+    def __init__(self, spec: TrialSpec, trainer: ResumableTrainer) -> None:
+        self._spec = spec
+        self._trainer = trainer
+        self._saved_at = time.perf_counter()
+
+    def is_due(self, report: StepReport) -> bool:
+        return report.is_evaluation or time.perf_counter() - self._saved_at >= self._spec.checkpoint_seconds
+
+    def save(self, step: int, state: GuardState) -> None:
+        self._trainer.save(checkpoint.step_folder(self._spec.folder, step), extra={"guard": state.to_dict()})
+        checkpoint.prune(self._spec.folder, KEPT_CHECKPOINTS)
+        self._saved_at = time.perf_counter()
+
+
+def _make_trainer(spec: TrialSpec, config: PPOConfig) -> ResumableTrainer:
+    factory = import_factory(spec.trainer)
+    _set_torch_threads(spec.threads)
+    trainer: ResumableTrainer = factory(config, spec.task, device=spec.device, resume_from=spec.resume_from)
+    _set_torch_threads(spec.threads)  # the factory may have been what imported torch
+    return trainer
+
+
+def import_factory(path: str) -> Callable[..., ResumableTrainer]:
+    """Return the trainer factory at `module:function`.
+
+    Raises:
+        ConfigError: there is no such module or function.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and lacks something itself
+        raise ConfigError(f'trainer "{path}": there is no module "{error.name}"') from error
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        hint = nearest(name, (key for key, value in vars(module).items() if callable(value)))
+        raise ConfigError(f'trainer "{path}": module "{module_name}" has no function "{name}"{hint}')
+    found: Callable[..., ResumableTrainer] = factory
+    return found
+
+
+def _set_torch_threads(threads: int) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
+
+
+def _restored_guard(spec: TrialSpec) -> GuardState:
+    if spec.resume_from is None:
+        return GuardState()
+    return GuardState.from_dict(checkpoint.verify(spec.resume_from)["extra"]["guard"])

@@ -1,0 +1,93 @@
+"""A study's and a trial's folder of checkpoints on disk: whose it is, and where a trial goes on."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ppo_core import checkpoint
+from ppo_core.errors import StoreError, StudyError
+from tuner.store import StudyRow
+
+_OWNER = "study.json"
+_LOCK = ".lock"
+_ERROR = "error.txt"
+
+
+@contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """Hold a study's folder, making it first: a study of the same name in another store shares it.
+
+    Raises:
+        StudyError: another controller holds it.
+        StoreError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / _LOCK)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise StudyError(f"the folder {folder} is in use by the controller of another study of that name") from None
+    except OSError as error:
+        raise StoreError(f"cannot use the folder {folder} for checkpoints: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def claim(folder: Path, study: StudyRow) -> bool:
+    """Make a study's folder this study's own; return whether checkpoints of another one were removed for it."""
+    owner = {"study": study.name, "created_at": study.created_at}
+    if _read_owner(folder) == owner:
+        return False
+    foreign = [path for path in folder.glob("*/step-*") if path.is_dir()]
+    for path in foreign:
+        _remove(path)
+    (folder / _OWNER).write_text(json.dumps(owner), encoding="utf-8")
+    return bool(foreign)
+
+
+def resume_point(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
+    """Return a trial's newest undamaged checkpoint that the store's steps reach, with its step; None: there is none.
+
+    All that lies beyond it, or was never finished, is removed: the trial will write there again.
+    """
+    steps = {path: _step(path) for path in folder.glob("step-*") if path.is_dir()}
+    for path, step in steps.items():
+        if last_step is None or step > last_step or not (path / checkpoint.MANIFEST).exists():
+            _remove(path)
+    found = checkpoint.latest(folder)
+    for path, step in steps.items():
+        if found is None or step > steps[found]:
+            _remove(path)
+    return None if found is None else (found, steps[found])
+
+
+def write_error(folder: Path, traceback: str) -> Path:
+    """Write the traceback of what failed and return where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _ERROR
+    path.write_text(traceback + "\n", encoding="utf-8")
+    return path
+
+
+def _read_owner(folder: Path) -> object:
+    try:
+        return json.loads((folder / _OWNER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _step(path: Path) -> int:
+    digits = path.name.removeprefix("step-")
+    return int(digits) if digits.isdecimal() else -1
+
+
+def _remove(path: Path) -> None:
+    # The manifest first: a checkpoint half removed must not look complete.
+    (path / checkpoint.MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,122 @@
+"""The worker process: prepares tasks and runs trials as the controller orders, one at a time.
+
+It lives as long as its study, so that the trainer's module stays imported and its models cached. It never touches
+the store or the sampler, and imports torch only if the trainer does.
+"""
+
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing import connection
+from typing import Protocol
+
+from ppo_core.errors import PPOTunerError
+from ppo_core.task import get_task
+from tuner.protocol import Answer, Failed, Message, Order, Prepared, PrepareTask, Progress, Stepped, TrialSpec
+from tuner.trial import run_trial
+
+_TRACEBACK_LINES = 30
+
+
+class Controller(Protocol):
+    """Where a worker's reports go."""
+
+    def tell(self, message: Message) -> None:
+        """Send a message up."""
+        ...
+
+    def ask(self, report: Stepped) -> Answer:
+        """Send a step's report up and wait for the answer."""
+        ...
+
+
+class PipeToController:
+    """The worker's end of its pipe. The process ends when the pipe does."""
+
+    def __init__(self, pipe: "connection.Connection[Message, Order | Answer]") -> None:
+        self._pipe = pipe
+
+    def next_order(self) -> Order:
+        """Wait for something to do."""
+        order = self._receive()
+        assert not isinstance(order, Answer)
+        return order
+
+    def tell(self, message: Message) -> None:
+        """Send a message up."""
+        try:
+            self._pipe.send(message)
+        except OSError:
+            sys.exit(0)
+
+    def ask(self, report: Stepped) -> Answer:
+        """Send a step's report up and wait for the answer."""
+        self.tell(report)
+        answer = self._receive()
+        assert isinstance(answer, Answer)
+        return answer
+
+    def _receive(self) -> Order | Answer:
+        try:
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            sys.exit(0)
+
+
+def main(pipe: "connection.Connection[Message, Order | Answer]") -> None:
+    """Do what comes down the pipe until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the controller decides
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    controller = PipeToController(pipe)
+    while True:
+        controller.tell(_carry_out(controller.next_order(), controller))
+        _free_memory()
+
+
+def _carry_out(order: Order, controller: Controller) -> Message:
+    """Return how it ended; an error of the task or the trainer is an end like another."""
+    try:
+        if isinstance(order, TrialSpec):
+            return run_trial(order, controller.ask)
+        return _prepare(order, controller)
+    except Exception as error:
+        return failure(error)
+
+
+def _prepare(order: PrepareTask, controller: Controller) -> Prepared:
+    get_task(order.task).prepare(lambda what, share: controller.tell(Progress(what, share)))
+    return Prepared()
+
+
+def failure(error: Exception) -> Failed:
+    """Return the message that tells of `error`."""
+    first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    name = type(error).__name__
+    is_for_user = isinstance(error, PPOTunerError)
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    return Failed(
+        message=first_line if is_for_user and first_line else f"{name}: {first_line}" if first_line else name,
+        traceback="\n".join(lines[-_TRACEBACK_LINES:]),
+        out_of_memory=isinstance(error, MemoryError) or name == "OutOfMemoryError",  # torch's, without its import
+        is_for_user=is_for_user,
+    )
+
+
+def _free_memory() -> None:
+    """Give back what the last trial held, so that the next one finds the device empty."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _die_with_parent() -> None:
+    """Wait for the controller's death, in the middle of a step too, so that no orphan trains on."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
