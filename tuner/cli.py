@@ -11,6 +11,10 @@ from ppo_core import __version__
 from ppo_core.errors import ConfigError, PPOTunerError, nearest
 from tuner.best import RULE
 from tuner.commands.arguments import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_PIPE,
+    EXIT_USAGE,
     STORAGE_HELP,
     Parser,
     duration,
@@ -24,7 +28,7 @@ from tuner.commands.arguments import (
 PROG = "ppo-tuner"
 
 COMMANDS = {
-    "demo": "tune PPO on the built-in task reviews (about four minutes on two cores)",
+    "demo": "tune PPO on the built-in task reviews (a few minutes on two cores)",
     "run": "run the study of a TOML file, or go on with it",
     "train": "train once, with a configuration of your own or one that a study found",
     "list": "list the studies of a store",
@@ -34,8 +38,6 @@ COMMANDS = {
     "dashboard": "open the dashboard",
 }
 """Every command, and what it does."""
-
-EXIT_USAGE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 2, 1, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
 from tuner.guard_rules import RULES
 from tuner.results import Estimate, Source, StudyView, value_sources
+from tuner.space import KL_CONTROL
 from tuner.status import Reason, Status
 from tuner.store import TrialRow
 
@@ -88,8 +89,8 @@ def plus_minus(mean: float | None, se: float | None = None) -> str:
 
 
 def params_line(params: Mapping[str, HyperValue]) -> str:
-    """Return searched values on one line."""
-    return " ".join(f"{plain(name)}={short(value)}" for name, value in params.items())
+    """Return values on one line; which control β is under is seen from kl_coef or kl_target."""
+    return " ".join(f"{plain(name)}={short(value)}" for name, value in params.items() if name != KL_CONTROL)
 
 
 def trial_line(trial: TrialRow) -> str:
@@ -169,7 +170,7 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
 
 def params_table(trials: Sequence[TrialRow]) -> Table:
     """Return the table of searched values, a trial a row."""
-    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
+    names = list(dict.fromkeys(name for trial in trials for name in trial.params if name != KL_CONTROL))
     headers = {name: _broken(name) for name in names}
     table = _table("trial", *headers.values(), title="Searched values", right=("trial", *headers.values()))
     for trial in trials:
@@ -178,7 +179,7 @@ def params_table(trials: Sequence[TrialRow]) -> Table:
     return table
 
 
-def _broken(name: str, width: int = 9) -> str:
+def _broken(name: str, width: int = 7) -> str:
     """Return a hyperparameter's name broken after underscores, for a narrow column."""
     lines = [""]
     for piece in plain(name).replace("_", "_\0").split("\0"):
@@ -294,10 +295,11 @@ def _thinned(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def evidence_table(reason: Reason) -> Table | None:
     """Return the last steps' readings that made a rule stop the trial, or None where none were kept."""
-    names = list(dict.fromkeys(name for reading in reason.evidence for name in reading))
-    if not names:
+    read_first = [name for name in ("step", "episode", reason.metric) if name is not None]
+    names = list(dict.fromkeys([*read_first, *(name for reading in reason.evidence for name in reading)]))
+    if not reason.evidence:
         return None
-    headers = [_broken(name, 16) for name in names]
+    headers = [METRICS[name].label if name in METRICS else plain(name) for name in names]
     table = _table(*headers, title="Evidence", right=headers)
     for reading in reason.evidence:
         table.add_row(*(_reading(name, reading.get(name)) for name in names))

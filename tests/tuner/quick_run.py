@@ -18,6 +18,18 @@ from ppo_core.task import Progress, Prompts, Task, TaskAssets
 
 NAME = f"{__name__}:TASK"
 TRAINER = f"{__name__}:quick_trainer"
+QUICK_STUDY = f"""
+name = "quick"
+task = "{NAME}"
+trainer = "{TRAINER}"
+trials = 3
+[search]
+learning_rate = {{ low = 1e-4, high = 1e-2, scale = "log" }}
+kl_coef = "advised"
+[kl]
+budget = 4.0
+limit = 60.0
+"""
 INTERRUPT_ONCE = "QUICK_RUN_INTERRUPT_ONCE"
 """Names a file: a run that finds none makes it at its second step, and sends SIGINT to the process it works for."""
 

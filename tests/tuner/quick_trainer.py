@@ -122,6 +122,31 @@ def gated(config: PPOConfig, task_name: str, *, device: str = "auto", resume_fro
     return GatedTrainer(config, resume_from)
 
 
+class ThreadedTrainer(QuickTrainer):
+    """Reports how many threads torch would use now, and when it was made."""
+
+    def __init__(self, config: PPOConfig, resume_from: Path | None) -> None:
+        super().__init__(config, resume_from)
+        self.threads_made = _torch_threads()
+
+    def advance(self) -> StepReport:
+        report = super().advance()
+        threads = {"quick/threads": _torch_threads(), "quick/threads_made": self.threads_made}
+        return replace(report, metrics=report.metrics | threads)
+
+
+def _torch_threads() -> float:
+    import torch
+
+    return float(torch.get_num_threads())
+
+
+def threaded(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> ThreadedTrainer:
+    return ThreadedTrainer(config, resume_from)
+
+
 class RaisingTrainer(QuickTrainer):
     """Fails at step 4 where the config's cliprange is under 0.2 (trial 0's is 0.2)."""
 

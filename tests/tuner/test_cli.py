@@ -1,4 +1,4 @@
-"""The command line as a user meets it: `main(argv)` in this process, and some real processes."""
+"""The commands that read, and the mistakes of all but `train`."""
 
 import json
 import os
@@ -9,82 +9,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from dataclasses import replace
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from tests.tuner import made_study, quick_run
+from tests.tuner import made_study
+from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke, one_error, process
+from tests.tuner.quick_run import QUICK_STUDY
 from tuner import cli
-from tuner.spec import StudySpec
-from tuner.status import Status
-from tuner.store import Outcome
-
-REPOSITORY = Path(__file__).parents[2]
-CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
-QUICK_STUDY = f"""
-name = "quick"
-task = "{quick_run.NAME}"
-trainer = "{quick_run.TRAINER}"
-trials = 3
-[search]
-learning_rate = {{ low = 1e-4, high = 1e-2, scale = "log" }}
-kl_coef = "advised"
-[kl]
-budget = 4.0
-limit = 60.0
-"""
-
-Invoke = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test works in a folder of its own, with its own default storage."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PPO_TUNER_STORAGE", raising=False)
-    monkeypatch.delenv("COLUMNS", raising=False)
-    return tmp_path
-
-
-@pytest.fixture
-def ppo_tuner(capsys: pytest.CaptureFixture[str]) -> Invoke:
-    """Runs a command; returns its exit status, stdout and stderr."""
-
-    def invoke(*argv: str) -> tuple[int, str, str]:
-        status = cli.main(argv)
-        return status, *capsys.readouterr()
-
-    return invoke
-
-
-@pytest.fixture
-def made(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a hand-made study in the default storage."""
-    path = own_folder / "made.db"
-    made_study.make(path).close()
-    monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
-    return made_study.NAME
-
-
-def process(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own."""
-    command = [sys.executable, "-m", "tuner.cli", *argv]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-
-
-def one_error(stderr: str) -> str:
-    """Return the message of the one line that stderr must be."""
-    lines = stderr.splitlines()
-    assert len(lines) == 1, stderr
-    assert lines[0].startswith("ppo-tuner: error: ")
-    return lines[0].removeprefix("ppo-tuner: error: ")
-
+from tuner.commands import storage
 
 # Mistakes
 
@@ -243,206 +177,11 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Pruned, failed and running trials are never the best." in " ".join(stdout.split())
 
 
-# Running a study
-
-
-def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "quick.toml").write_text(QUICK_STUDY)
-    status, stdout, stderr = ppo_tuner("run", "quick.toml", "--trials", "4")
-    assert (status, stderr) == (0, "")
-    assert not CONTROL.search(stdout)
-    assert [line.split("]")[0] for line in stdout.splitlines() if line.startswith("[")] == [
-        "[1/4",
-        "[2/4",
-        "[3/4",
-        "[4/4",
-    ]
-    assert re.search(r"\[1/4\] trial +0  completed +value 0\.550 ± 0\.050 +KL 0\.600 .*learning_rate=0\.0002", stdout)
-    assert "preparing: making nothing" in stdout
-    assert "it is not confirmed on fresh seeds yet" in stdout
-    assert re.search(r"ppo-tuner train --from quick \d --total_episodes 2560", stdout)
-
-    status, stdout, stderr = ppo_tuner("run", "quick.toml", "--trials", "4", "--json")
-    study = json.loads(stdout)
-    assert status == 0
-    assert "preparing" not in stderr
-    assert (study["state"], study["finished"], len(study["trials"])) == ("finished", 4, 4)
-    assert study["trials"][0]["value"] == pytest.approx(0.55)  # 0.25 + (0.4 + 0.8) / 2 / 2
-
-
-def test_timeout_is_no_failure_and_tells_how_to_go_on(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "quick.toml").write_text(QUICK_STUDY)
-    status, _, stderr = ppo_tuner("run", "quick.toml", "--timeout", "0.001s")
-    assert status == 0
-    assert "0 of 3 trials ended; go on with: ppo-tuner run quick.toml" in stderr
-    assert ppo_tuner("run", "quick.toml")[0] == 0
-
-
-def test_interrupted_run_exits_130_and_goes_on(
-    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (own_folder / "quick.toml").write_text(QUICK_STUDY)
-    monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
-    status, stdout, stderr = ppo_tuner("run", "quick.toml", "--storage", "sqlite:///other.db")
-    assert status == 130
-    assert stderr == (
-        "ppo-tuner: interrupted: 0 of 3 trials ended; go on with: "
-        "ppo-tuner run quick.toml --storage sqlite:///other.db\n"
-    )
-    assert "Next:" not in stdout
-    status, stdout, _ = ppo_tuner("run", "quick.toml", "--storage", "sqlite:///other.db")
-    assert status == 0
-    assert "trial 0 goes on after step 2" in stdout
-
-
-def test_finished_demo_prints_its_result(ppo_tuner: Invoke, own_folder: Path) -> None:
-    with resources.as_file(resources.files("studies") / "reviews.toml") as path:
-        packaged = StudySpec.load(path)
-    ended = [outcome or Outcome(Status.COMPLETED, None, 0.5, 0.1, 1.0, -2.3) for outcome in made_study.OUTCOMES]
-    (own_folder / "runs").mkdir()
-    made_study.make(own_folder / "runs" / "ppo-tuner.db", replace(packaged, trials=len(ended)), ended).close()
-    status, stdout, stderr = ppo_tuner("demo", "--trials", str(len(ended)))
-    assert (status, stderr) == (0, "")
-    assert "Best trial within 10 nats/response: trial 2" in stdout
-    assert "ppo-tuner compare reviews 2 0" in stdout
-    assert "preparing" not in stdout
-
-
-# Training once
-
-
-@pytest.fixture
-def quick_train(ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Runs `train --json` on the quick task with the quick trainer; returns its object."""
-    monkeypatch.setattr("tuner.commands.train.PPO_TRAINER", quick_run.TRAINER)
-
-    def invoke(*argv: str) -> dict[str, Any]:
-        status, stdout, stderr = ppo_tuner("train", "--task", quick_run.NAME, *argv, "--json")
-        assert status == 0, stderr
-        data: dict[str, Any] = json.loads(stdout)
-        return data
-
-    return invoke
-
-
-def test_flags_win_over_the_file_over_the_task_over_defaults(
-    quick_train: Callable[..., dict[str, Any]], own_folder: Path
-) -> None:
-    (own_folder / "c.yaml").write_text("learning_rate: 1e-3\nkl_target: 6\nlam: 0.9\nnum_mini_batches: 4\n")
-    flags = ["--learning-rate", "2e-3", "--kl_target", "none", "--whiten_rewards", "--total_episodes", "128"]
-    data = quick_train("--config", "c.yaml", *flags, "--output", "out")
-    config = data["config"]
-    assert (config["learning_rate"], config["kl_target"], config["whiten_rewards"]) == (2e-3, None, True)  # flags
-    assert (config["lam"], config["num_mini_batches"]) == (0.9, 4)  # file
-    assert (config["temperature"], config["batch_size"]) == (0.9, 64)  # task
-    assert config["cliprange"] == 0.2  # default
-    assert [step["step"] for step in data["steps"]] == [0, 1, 2]
-    assert data["steps"][1]["val/var_explained"] is None
-    assert (own_folder / "out" / "model" / "model.txt").read_text() == "0.002 2"
-    assert json.loads((own_folder / "out" / "ppo_config.json").read_text()) == config
-    lines = (own_folder / "out" / "steps.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == data["steps"]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("c.json", '{"lam": 0.9, "kl_target": null}'), ("c.toml", "lam = 0.9"), ("c.yml", "lam: '0.9'\nkl_target: null")],
-)
-def test_config_files(quick_train: Callable[..., dict[str, Any]], own_folder: Path, name: str, text: str) -> None:
-    (own_folder / name).write_text(text)
-    config = quick_train("--config", name)["config"]
-    assert (config["lam"], config["kl_target"]) == (0.9, None)
-
-
-def test_from_takes_a_trials_configuration(quick_train: Callable[..., dict[str, Any]], made: str) -> None:
-    config = quick_train("--from", made, "3", "--total_episodes", "64")["config"]
-    assert (config["learning_rate"], config["kl_target"], config["batch_size"]) == (3e-4, 6.0, 32)
-    assert config["total_episodes"] == 64
-    assert config["temperature"] == 1.0  # the trial's, not the quick task's
-
-
-def test_sizes_may_be_stated_the_other_way(quick_train: Callable[..., dict[str, Any]]) -> None:
-    flags = ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "4", "--num_mini_batches", "2"]
-    config = quick_train(*flags)["config"]
-    assert (config["batch_size"], config["gradient_accumulation_steps"], config["num_mini_batches"]) == (None, 4, 2)
-
-
-def test_train_prints_a_line_a_step(ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:
-    monkeypatch.setattr("tuner.commands.train.PPO_TRAINER", quick_run.TRAINER)
-    status, stdout, stderr = ppo_tuner("train", "--task", quick_run.NAME, "--learning_rate", "1e-3")
-    assert (status, stderr) == (0, "")
-    steps = [line for line in stdout.splitlines() if line.startswith("step ")]
-    assert [line.split()[1] for line in steps] == ["0/4", "1/4", "2/4", "3/4", "4/4"]
-    assert "eval reward 2.250 ± 0.050  eval KL 4.00 ± 0.10 nats/response" in steps[4]
-    (model,) = own_folder.glob("runs/train/*/model/model.txt")
-    assert str(model.parent.relative_to(own_folder)) in stdout
-
-
-def test_interrupted_train_saves_and_resumes(
-    ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path
-) -> None:
-    monkeypatch.setattr("tuner.commands.train.PPO_TRAINER", quick_run.TRAINER)
-    monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
-    status, stdout, stderr = ppo_tuner("train", "--task", quick_run.NAME, "--learning_rate", "1e-3", "--output", "out")
-    assert status == 130
-    assert stderr.endswith("ppo-tuner: interrupted; go on with: ppo-tuner train --resume out\n")
-    assert not (own_folder / "out" / "model").exists()
-    assert "lam" in one_error(ppo_tuner("train", "--resume", "out", "--lam", "0.9")[2])
-    status, stdout, _ = ppo_tuner("train", "--resume", "out", "--json")
-    assert status == 0
-    assert [step["step"] for step in json.loads(stdout)["steps"]] == [3, 4]
-    assert (own_folder / "out" / "model" / "model.txt").read_text() == "0.001 4"
-    lines = (own_folder / "out" / "steps.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3, 4]
-    assert not list((own_folder / "out" / "checkpoints").glob("step-*"))
-    assert "holds no checkpoint" in one_error(ppo_tuner("train", "--resume", "out")[2])
-
-
-@pytest.mark.parametrize(
-    ("argv", "status", "message"),
-    [
-        (["--learnin_rate", "1"], 2, 'unknown flag "--learnin_rate"; did you mean "--learning_rate"?'),
-        (["--learning-rate", "fast"], 2, "learning_rate = 'fast' is not allowed: a number in [0, 1]"),
-        (["--value_model", "seperate"], 2, 'one of shared, separate; did you mean "separate"?'),
-        (
-            ["--mini_batch_size", "7"],
-            2,
-            "mini_batch_size = 7 does not divide batch_size = 64; the nearest that do: 4 or 8",
-        ),
-        (["--task", "revews"], 1, 'unknown task "revews"'),
-        (["--from", "made", "99"], 1, "has no trial 99"),
-        (["--from", "made", "x"], 2, "--from made x: 'x' is no trial number"),
-        (["--from", "made", "1", "--config", "ok.json"], 2, "--config: not allowed with argument --from"),
-        (["--config", "none.json"], 2, "cannot read the config file none.json: No such file or directory"),
-        (["--config", "c.txt"], 2, "c.txt: a config file ends in .json, .yaml, .yml, .toml"),
-        (["--config", "bad.yaml"], 2, "bad.yaml: not valid YAML: "),
-        (["--config", "bad.json"], 2, "bad.json: not valid JSON: "),
-        (["--config", "bad.toml"], 2, "bad.toml: not valid TOML: "),
-        (["--config", "list.json"], 2, "list.json: not a table of hyperparameters"),
-        (["--config", "typo.json"], 2, 'typo.json: unknown hyperparameter "cliprang"; did you mean "cliprange"?'),
-        (["--config", "range.json"], 2, "range.json: lam = 2 is not allowed: a number in [0, 1]"),
-        (["--output", "full"], 2, "--output full is not empty; name another folder"),
-        (["--output", "ok.json/x"], 2, "--output ok.json/x cannot be written: Not a directory"),
-        (["--resume", "full"], 1, "full holds no checkpoint of an interrupted run"),
-        (["stray"], 2, 'unexpected argument "stray"'),
-    ],
-)
-def test_a_mistake_in_train_is_one_line(
-    ppo_tuner: Invoke, made: str, own_folder: Path, argv: list[str], status: int, message: str
-) -> None:
-    files = {
-        **{"bad.yaml": "a: [1\nb: 2", "bad.json": "{", "bad.toml": "a = = 1", "list.json": "[]", "ok.json": "{}"},
-        **{"typo.json": '{"cliprang": 0.1}', "range.json": '{"lam": 2}'},
-    }
-    for name, text in files.items():
-        (own_folder / name).write_text(text)
-    (own_folder / "full").mkdir()
-    (own_folder / "full" / "x").touch()
-    got, stdout, stderr = ppo_tuner("train", *argv)
-    assert got == status
-    assert stdout == ""
-    assert message in one_error(stderr)
-    assert not (own_folder / "runs").exists()
+def test_passwords_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert storage.flags("postgresql://me:secret@host/db") == ["--storage", "postgresql://me:***@host/db"]
+    assert storage.flags("x.db") == ["--storage", "x.db"]
+    monkeypatch.setenv("PPO_TUNER_STORAGE", "x.db")
+    assert storage.flags("x.db") == []
 
 
 # In processes of their own
@@ -478,20 +217,23 @@ def test_a_closed_pipe_is_no_traceback(made: str) -> None:
 
 
 def test_the_dashboard_is_served_on_this_machine_alone(made: str) -> None:
-    command = [sys.executable, "-m", "tuner.cli", "dashboard", "--storage", "sqlite:///made.db"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = ["--storage", "sqlite:///made.db", "--port", str(port)]
+    command = [sys.executable, "-m", "tuner.cli", "dashboard", *flags]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
             assert server.stdout is not None
-            said = re.fullmatch(r"dashboard: http://127\.0\.0\.1:(\d+) \(Ctrl-C ends it\)\n", server.stdout.readline())
-            assert said is not None
-            port = int(said[1])
+            assert server.stdout.readline() == f"dashboard: http://127.0.0.1:{port} (Ctrl-C ends it)\n"
             assert _answer(f"http://127.0.0.1:{port}/_stcore/health", server) == b"ok"
             listening = [c for c in psutil.Process(server.pid).net_connections("tcp") if c.status == "LISTEN"]
             assert [(c.laddr.ip, c.laddr.port) for c in listening] == [("127.0.0.1", port)]
             assert psutil.Process(server.pid).environ()["PPO_TUNER_STORAGE"] == "sqlite:///made.db"
         finally:
             server.terminate()
+            server.communicate(timeout=60)  # it says goodbye before it ends
 
 
 def _answer(url: str, server: "subprocess.Popen[str]") -> bytes:

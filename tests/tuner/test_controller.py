@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ COMPLETED, PRUNED, FAILED = Status.COMPLETED, Status.PRUNED, Status.FAILED
 
 def of_kind(events: list[Event], kind: type) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
+
+
+def paths_in(folder: Path) -> dict[str, Any]:
+    return {"storage": storage(folder), "runs_folder": folder / "runs"}
 
 
 def test_a_study_runs_to_its_total_with_the_right_states_and_values(tmp_path: Path) -> None:
@@ -162,9 +167,7 @@ def test_another_controller_is_refused_while_one_lives(tmp_path: Path) -> None:
                 run(tmp_path, quick_spec(trials=1))
             refused.append(str(caught.value))
 
-    assert run_study(
-        quick_spec(trials=1), storage=storage(tmp_path), runs_folder=tmp_path / "runs", on_event=try_another
-    )
+    assert run_study(quick_spec(trials=1), **paths_in(tmp_path), on_event=try_another)
     assert refused[0].startswith(f'study "quick" is run by process {os.getpid()} on ')
 
 
@@ -200,29 +203,31 @@ def test_a_stop_leaves_running_trials_saved_and_the_next_run_goes_on(
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     run(tmp_path / "unbroken", quick_spec(trials=2))
+    clock = time.monotonic
     events: list[Event] = []
 
     def listen(event: Event) -> None:
         events.append(event)
-        if by_signal and isinstance(event, TrialStepped) and event.report.step == 6:
-            signal.raise_signal(signal.SIGINT) if not of_kind(events, StudyStopping) else None
-        if isinstance(event, StudyStopping):
+        if event == StudyStopping(2, why):
             (tmp_path / "gate").touch()
+        elif isinstance(event, TrialStepped) and len(of_kind(events, TrialStepped)) == 14:  # both are at the gate
+            if by_signal:
+                signal.raise_signal(signal.SIGINT)
+            else:
+                monkeypatch.setattr(time, "monotonic", lambda: clock() + 5000)
 
     spec = quick_spec("gated", trials=2)
-    paths = {"storage": storage(tmp_path), "runs_folder": tmp_path / "runs"}
+    why = "interrupted" if by_signal else "the time limit of 5000 s has passed"
     before = signal.getsignal(signal.SIGINT)
-    timeout = None if by_signal else 0.5
-    assert not run_study(spec, **paths, workers=2, timeout=timeout, on_event=listen)
+    assert not run_study(spec, **paths_in(tmp_path), workers=2, timeout=5000, on_event=listen)
     assert signal.getsignal(signal.SIGINT) is before
-    why = "interrupted" if by_signal else "the time limit of 0.5 s has passed"
     assert events[-1] == StudyStopped(0, 2, why)
-    assert {row.status for row in rows(tmp_path)} <= {Status.RUNNING}
-    for number, curve in curves(tmp_path).items():
-        saved = checkpoint.latest(tmp_path / "runs/quick" / str(number))
-        assert saved is not None and saved.name == f"step-{max(point[0] for point in curve):06d}"
+    assert [row.status for row in rows(tmp_path)] == [Status.RUNNING] * 2
+    for number in (0, 1):
+        assert checkpoint.latest(tmp_path / f"runs/quick/{number}") == tmp_path / f"runs/quick/{number}/step-000007"
 
-    assert run(tmp_path, spec)[0]
+    _, events = run(tmp_path, spec)
+    assert [(event.row.number, event.resumed_step) for event in of_kind(events, TrialStarted)] == [(0, 7), (1, 7)]
     assert curves(tmp_path) == curves(tmp_path / "unbroken")
 
 
@@ -261,24 +266,19 @@ def test_with_one_worker_the_sampler_proposes_the_same_after_a_break(tmp_path: P
     assert outcomes(tmp_path) == outcomes(tmp_path / "unbroken")
 
 
-def test_trials_run_with_the_threads_that_their_rows_name_and_keep_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("tuner.engines.local.cores", lambda: 8)
-    seen: list[float] = []
+def test_a_trial_that_is_taken_up_keeps_its_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.engines.local.cores", lambda: 4)
+    seen: list[tuple[int, float]] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, TrialStepped):
-            seen.append(event.report.metrics["quick/threads"])
-            if event.report.step == 2:
+            seen.append((event.number, event.report.metrics["quick/threads"]))
+            if len(seen) == 2:
                 signal.raise_signal(signal.SIGINT)
 
-    spec = quick_spec("gated", trials=2)
-    assert not run_study(
-        spec, storage=storage(tmp_path), runs_folder=tmp_path / "runs", workers=4, trials=1, on_event=listen
-    )
-    (tmp_path / "gate").touch()
-    assert run(tmp_path, spec, workers=1)[0]
-    assert set(seen) == {2.0}
-    assert [row.threads for row in rows(tmp_path)] == [2, 8]
+    spec = quick_spec("threaded", trials=1)
+    paths = paths_in(tmp_path)
+    assert not run_study(spec, **paths, workers=2, on_event=listen)
+    assert run_study(spec, **paths, workers=1, trials=2, on_event=listen)
+    assert set(seen) == {(0, 2.0), (1, 4.0)}
+    assert [row.threads for row in rows(tmp_path)] == [2, 4]

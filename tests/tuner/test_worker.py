@@ -141,14 +141,10 @@ def torch_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("torch_threads")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_torch_runs_with_the_threads_of_the_trial(tmp_path: Path, threads: int) -> None:
-    seen = []
-
-    def ask(_: Stepped) -> Answer:
-        seen.append(torch.get_num_threads())
-        return Answer.STOP
-
-    run_trial(trial_spec(tmp_path, threads=threads), ask)
-    assert seen == [threads]
+    script = Script({0: Answer.STOP})
+    run_trial(trial_spec(tmp_path, "threaded", threads=threads), script)
+    metrics = script.reports[0].metrics
+    assert (metrics["quick/threads_made"], metrics["quick/threads"]) == (threads, threads)
 
 
 def test_numbers_of_a_trainers_own_kind_go_up_as_plain_floats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ from typing import NoReturn
 
 from ppo_core.errors import ConfigError, nearest
 
+EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
+
 STORAGE_VARIABLE = "PPO_TUNER_STORAGE"
 STORAGE_HELP = (
     f"where studies are kept: a database URL or an SQLite file (default: ${STORAGE_VARIABLE}, else runs/ppo-tuner.db)"

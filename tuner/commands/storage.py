@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from tuner.commands.arguments import STORAGE_VARIABLE
+from tuner.schema import parse_url, redacted
 from tuner.store import DEFAULT_STORAGE
 
 RUNS_FOLDER = Path("runs")
@@ -16,5 +17,11 @@ def location(given: str | None) -> str:
 
 
 def flags(storage: str) -> list[str]:
-    """Return the flags that name this storage in a command to copy; none where the command finds it by itself."""
-    return [] if storage == location(None) else ["--storage", storage]
+    """Return the flags that name this storage in a command to copy, without a password.
+
+    None where the command finds it by itself.
+    """
+    if storage == location(None):
+        return []
+    url = parse_url(storage)
+    return ["--storage", storage if url.password is None else redacted(url)]

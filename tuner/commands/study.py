@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tuner import render, results
 from tuner.commands import report, storage
+from tuner.commands.arguments import EXIT_INTERRUPTED
 from tuner.commands.progress import StudyProgress
 from tuner.controller import run_study
 from tuner.events import StudyStopped
@@ -16,7 +17,6 @@ from tuner.spec import StudySpec
 from tuner.store import Store
 
 DEMO_STUDY = "reviews.toml"
-EXIT_INTERRUPTED = 130
 
 
 def demo(args: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,22 +13,27 @@ from typing import Any, Protocol, cast
 
 from rich.console import Console
 from transformers import HfArgumentParser
+from transformers.utils.logging import disable_progress_bar
 
 from ppo_core import checkpoint
-from ppo_core.errors import CheckpointError, ConfigError
+from ppo_core.declaration import HyperValue
+from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.report import StepReport
 from ppo_core.task import BUILT_IN, get_task
 from tuner import render, results
 from tuner.commands import storage, train_config
-from tuner.commands.arguments import STORAGE_HELP, Parser, refuse_unknown, trial_number
+from tuner.commands.arguments import EXIT_INTERRUPTED, STORAGE_HELP, Parser, refuse_unknown, trial_number
 from tuner.spec import PPO_TRAINER
 from tuner.stop_signals import StopRequest, stop_requests
 from tuner.store import Store
 from tuner.trial import import_factory
 
 DEFAULT_TASK = "reviews"
-EXIT_INTERRUPTED = 130
+OUT_OF_MEMORY = (
+    "out of memory; lower per_device_train_batch_size or local_rollout_forward_batch_size, which change nothing else, "
+    "or response_length"
+)
 KEPT_CHECKPOINTS = 2
 """While it runs: the newest, and one before it in case that one is damaged."""
 
@@ -42,11 +48,17 @@ class PPOParser(Parser, HfArgumentParser):
 class ModelTrainer(Protocol):
     """What is needed of a trainer here, beyond iterating over it."""
 
-    def __iter__(self) -> Iterator[StepReport]: ...
+    def __iter__(self) -> Iterator[StepReport]:
+        """Yield one report per step."""
+        ...
 
-    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None: ...
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint, with `extra` as its driver's JSON."""
+        ...
 
-    def save_model(self, folder: Path) -> None: ...
+    def save_model(self, folder: Path) -> None:
+        """Write the trained model as an ordinary transformers folder."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,12 @@ def train(argv: Sequence[str]) -> int:
     out = render.console(sys.stderr if args.json else sys.stdout)
     with stop_requests() as stop:
         stop.on_request = _tell_stop
-        reports, finished = _train(run, out, stop)
+        try:
+            reports, finished = _train(run, out, stop)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise PPOTunerError(OUT_OF_MEMORY) from error
     if not finished:
         print(f"ppo-tuner: {stop.why}; go on with: ppo-tuner train --resume {run.output}", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -120,7 +137,8 @@ def _use_declaration(action: argparse.Action) -> None:
 
 def _new_run(args: argparse.Namespace) -> Run:
     """Return the run that the flags describe, with its output folder made."""
-    task, given, name = args.task or DEFAULT_TASK, {}, args.task or DEFAULT_TASK
+    given: dict[str, HyperValue] = {}
+    task = name = args.task or DEFAULT_TASK
     if args.trial is not None:
         study, number = args.trial
         found_task, given = _read_trial(storage.location(args.storage), study, number)
@@ -134,7 +152,7 @@ def _new_run(args: argparse.Namespace) -> Run:
     return run
 
 
-def _read_trial(where: str, study: str, number: str) -> tuple[str, dict[str, Any]]:
+def _read_trial(where: str, study: str, number: str) -> tuple[str, dict[str, HyperValue]]:
     """Return a trial's task and configuration."""
     try:
         wanted = trial_number(number)
@@ -181,6 +199,7 @@ def _keep_steps(path: Path, last: int) -> None:
 def _train(run: Run, out: Console, stop: StopRequest) -> tuple[list[StepReport], bool]:
     """Train, record and show each step, and save the model; return the reports, and whether it came to its end."""
     _announce(run, out)
+    disable_progress_bar()  # its bars for loading weights would run into our lines
     get_task(run.task).prepare(_Preparation(out))
     factory = import_factory(PPO_TRAINER)
     trainer = cast(ModelTrainer, factory(run.config, run.task, device=run.device, resume_from=run.resume_from))
@@ -196,8 +215,12 @@ def _train(run: Run, out: Console, stop: StopRequest) -> tuple[list[StepReport],
         if stops:
             return reports, False
     trainer.save_model(run.output / MODEL)
-    checkpoint.prune(run.output / CHECKPOINTS, keep=0)
+    shutil.rmtree(run.output / CHECKPOINTS, ignore_errors=True)
     return reports, True
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's, without its import
 
 
 def _save_checkpoint(run: Run, trainer: ModelTrainer, step: int) -> None:

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, resource_tracker
 from typing import Any
@@ -25,6 +25,8 @@ from tuner.protocol import (
 _EXIT_SECONDS = 5.0
 """How long a worker whose pipe ended has to end by itself."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""The terminal is the controller's; bars of a worker's libraries (also transformers' own) would break its lines."""
 
 Job = int | None
 """What a worker is busy with: a trial's number, or None for the task's preparation."""
@@ -132,7 +134,7 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         # No daemon, which could have no children of its own (data loaders); it watches for this process's end itself.
         self.process = context.Process(target=worker.main, args=(theirs,), name="ppo-tuner worker")
-        with _thread_variables(threads), _interrupts_held():
+        with _environment(dict.fromkeys(_THREAD_VARIABLES, str(threads)) | _NO_BARS), _interrupts_held():
             self.process.start()
         theirs.close()  # so that its pipe ends when it does
 
@@ -168,16 +170,17 @@ def _signal_name(number: int) -> str:
 
 
 @contextmanager
-def _thread_variables(threads: int) -> Iterator[None]:
-    """Have a child begin with the variables that numerical libraries read at their import."""
-    before = {name: os.environ.pop(name, None) for name in _THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have a child begin with these variables: numerical libraries read theirs when they are imported."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
         for name, value in before.items():
-            del os.environ[name]
-            if value is not None:
+            if value is None:
+                del os.environ[name]
+            else:
                 os.environ[name] = value
 
 

@@ -1,0 +1,52 @@
+"""Finding a task by name or by import path."""
+
+import pytest
+
+from ppo_core.errors import TaskError
+from ppo_core.task import get_task
+from tests.tuner import quick_trainer
+
+
+def test_a_task_is_found_by_its_built_in_name() -> None:
+    assert get_task("reviews").name == "reviews"
+
+
+def test_a_task_of_ones_own_is_found_by_its_import_path_and_named_by_it() -> None:
+    path = "tests.tuner.quick_trainer:TASK"
+    task = get_task(path)
+    assert task.name == path and task.doc == quick_trainer.TASK.doc
+    assert get_task(task.name) == task
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "reveiws",
+            'unknown task "reveiws"; there are: reviews, and your own as module:attribute; did you mean "reviews"?',
+        ),
+        ("nowhere.at_all:TASK", 'task "nowhere.at_all:TASK": there is no module "nowhere"'),
+        ("tests.tuner.nothing:TASK", 'task "tests.tuner.nothing:TASK": there is no module "tests.tuner.nothing"'),
+        (
+            "tests.tuner.quick_trainer:TSAK",
+            'task "tests.tuner.quick_trainer:TSAK": module "tests.tuner.quick_trainer" has no task "TSAK"; '
+            "it has: TASK, BROKEN_TASK",
+        ),
+        ("math:pi", 'task "math:pi": module "math" has no task "pi"; it has none'),
+        (":TASK", 'task ":TASK" is no import path such as my_package.my_task:TASK'),
+    ],
+)
+def test_a_task_that_is_not_there_is_an_error_that_says_what_is(name: str, message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        get_task(name)
+    assert str(caught.value) == message
+
+
+def test_what_a_tasks_module_lacks_itself_is_not_hidden(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("task")
+    (folder / "task_that_needs_more.py").write_text("import a_missing_library\n")
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(ModuleNotFoundError, match="a_missing_library"):
+        get_task("task_that_needs_more:TASK")

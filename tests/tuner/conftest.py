@@ -1,0 +1,38 @@
+"""The command line in a folder of its own, and a hand-made study for it to read."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tuner import made_study
+from tests.tuner.invoke import Invoke
+from tuner import cli
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder of its own, where the default storage is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PPO_TUNER_STORAGE", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def ppo_tuner(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> Invoke:
+    """Runs a command; returns its exit status, stdout and stderr."""
+
+    def invoke(*argv: str) -> tuple[int, str, str]:
+        status = cli.main(argv)
+        return status, *capsys.readouterr()
+
+    return invoke
+
+
+@pytest.fixture
+def made(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a hand-made study in the default storage."""
+    path = own_folder / "made.db"
+    made_study.make(path).close()
+    monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
+    return made_study.NAME

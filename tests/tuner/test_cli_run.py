@@ -1,0 +1,122 @@
+"""`run` and `demo`, with a quick trainer in real worker processes."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ppo_core.report import StepReport
+from tests.tuner import made_study, quick_run
+from tests.tuner.invoke import CONTROL, Invoke
+from tests.tuner.quick_run import QUICK_STUDY
+from tests.tuner.trial_rows import pruned, trial_row
+from tuner.commands.progress import StudyProgress
+from tuner.events import (
+    Preparing,
+    StudyStarted,
+    StudyStopped,
+    StudyStopping,
+    TrialEnded,
+    TrialStarted,
+    TrialStepped,
+)
+from tuner.spec import StudySpec
+from tuner.status import Status
+from tuner.store import Outcome
+
+
+def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_folder: Path) -> None:
+    (own_folder / "quick.toml").write_text(QUICK_STUDY)
+    status, stdout, stderr = ppo_tuner("run", "quick.toml", "--trials", "4")
+    assert (status, stderr) == (0, "")
+    assert not CONTROL.search(stdout)
+    assert [line.split("]")[0] for line in stdout.splitlines() if line.startswith("[")] == [
+        "[1/4",
+        "[2/4",
+        "[3/4",
+        "[4/4",
+    ]
+    assert re.search(r"\[1/4\] trial +0  completed +value 0\.550 ± 0\.050 +KL 0\.600 .*learning_rate=0\.0002", stdout)
+    assert "preparing: making nothing" in stdout
+    assert "it is not confirmed on fresh seeds yet" in stdout
+    assert re.search(r"ppo-tuner train --from quick \d --total_episodes 2560", stdout)
+
+    status, stdout, stderr = ppo_tuner("run", "quick.toml", "--trials", "4", "--json")
+    study = json.loads(stdout)
+    assert status == 0
+    assert "preparing" not in stderr
+    assert (study["state"], study["finished"], len(study["trials"])) == ("finished", 4, 4)
+    assert study["trials"][0]["value"] == pytest.approx(0.55)  # 0.25 + (0.4 + 0.8) / 2 / 2
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
+    out = io.StringIO()
+    spec = StudySpec.from_dict(made_study.SPEC, "made")
+    row = trial_row(0, status=Status.RUNNING)
+    report = StepReport(3, 96, {"objective/scores": 0.5, "objective/kl_exact": 2.0})
+    with StudyProgress(Console(file=out, force_terminal=is_terminal, width=200)) as progress:
+        progress(StudyStarted(spec, 8, 4, ("search.lam: not searched, was 0.9 to 1",)))
+        progress(Preparing("the \x1b[31mmodels", 0.5))
+        progress(TrialStarted(row, 2))
+        progress(TrialStepped(0, report, 256))
+        progress(TrialEnded(pruned(0, params={"lam": 0.95})))
+        progress(StudyStopping(1, "interrupted"))
+        progress(StudyStopped(5, 8, "interrupted"))
+    text = out.getvalue()
+    assert progress.stopped == StudyStopped(5, 8, "interrupted")
+    for line in (
+        "4 of 8 trials ended; KL budget 10, limit 15 nats/response",
+        "note: search.lam: not searched, was 0.9 to 1",
+        r"preparing: the \x1b[31mmodels",
+        "trial 0 goes on after step 2",
+        "[5/8] trial   0  pruned     value 1.00 ± 0.10      KL  5.00     10 s  made up: kl_limit  lam=0.95",
+        "stopping: interrupted; trials that run save a checkpoint first",
+    ):
+        assert line in text
+    assert bool(CONTROL.search(text)) == is_terminal
+    assert ("5 of 8 trials" in text) == is_terminal
+    assert "\x1b[33mstudy" not in text  # the line's colour is not the bar's
+
+
+def test_timeout_is_no_failure_and_tells_how_to_go_on(ppo_tuner: Invoke, own_folder: Path) -> None:
+    (own_folder / "quick.toml").write_text(QUICK_STUDY)
+    status, _, stderr = ppo_tuner("run", "quick.toml", "--timeout", "0.001s")
+    assert status == 0
+    assert "0 of 3 trials ended; go on with: ppo-tuner run quick.toml" in stderr
+    assert ppo_tuner("run", "quick.toml")[0] == 0
+
+
+def test_interrupted_run_exits_130_and_goes_on(
+    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own_folder / "quick.toml").write_text(QUICK_STUDY)
+    monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
+    status, stdout, stderr = ppo_tuner("run", "quick.toml", "--storage", "sqlite:///other.db")
+    assert status == 130
+    assert stderr == (
+        "ppo-tuner: interrupted: 0 of 3 trials ended; go on with: "
+        "ppo-tuner run quick.toml --storage sqlite:///other.db\n"
+    )
+    assert "Next:" not in stdout
+    status, stdout, _ = ppo_tuner("run", "quick.toml", "--storage", "sqlite:///other.db")
+    assert status == 0
+    assert "trial 0 goes on after step 2" in stdout
+
+
+def test_finished_demo_prints_its_result(ppo_tuner: Invoke, own_folder: Path) -> None:
+    with resources.as_file(resources.files("studies") / "reviews.toml") as path:
+        packaged = StudySpec.load(path)
+    ended = [outcome or Outcome(Status.COMPLETED, None, 0.5, 0.1, 1.0, -2.3) for outcome in made_study.OUTCOMES]
+    (own_folder / "runs").mkdir()
+    made_study.make(own_folder / "runs" / "ppo-tuner.db", replace(packaged, trials=len(ended)), ended).close()
+    status, stdout, stderr = ppo_tuner("demo", "--trials", str(len(ended)))
+    assert (status, stderr) == (0, "")
+    assert "Best trial within 10 nats/response: trial 2" in stdout
+    assert "ppo-tuner compare reviews 2 0" in stdout
+    assert "preparing" not in stdout
