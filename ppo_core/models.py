@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ppo_core.errors import ConfigError, TaskError
-from ppo_core.report import StepReport
+from ppo_core.report import StepReport, require_device
 from ppo_core.reward import RewardModel
 from ppo_core.task import Progress, Prompts, Reward, Task, get_task
 
@@ -33,9 +33,7 @@ def resolve_device(device: str) -> torch.device:
     Raises:
         ConfigError: another name, or a launch with several processes, which this trainer does not spread over.
     """
-    if device not in ("auto", "cpu"):
-        raise ConfigError(f'device "{device}" is not allowed: auto or cpu (choose GPUs with CUDA_VISIBLE_DEVICES)')
-    accelerator = Accelerator(cpu=device == "cpu")
+    accelerator = Accelerator(cpu=require_device(device, "device") == "cpu")
     if accelerator.num_processes > 1:
         raise ConfigError(f"a run uses one process, not {accelerator.num_processes}; start it without a launcher")
     return torch.device(accelerator.device)

@@ -1,9 +1,11 @@
 """What a trainer hands out after each step. Plain data: it crosses process borders and never needs torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from ppo_core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,17 @@ class StepReport:
         return "eval/reward" in self.metrics
 
 
+DEVICES = ("auto", "cpu")
+"""Where a trainer may run: what accelerate finds, or the CPU. Which GPU is CUDA_VISIBLE_DEVICES' business."""
+
+
+def require_device(device: object, where: str) -> str:
+    """Return `device` if it is one of DEVICES, else raise ConfigError; `where` names the setting."""
+    if isinstance(device, str) and device in DEVICES:
+        return device
+    raise ConfigError(f"{where} = {device!r} is not allowed: {' or '.join(DEVICES)} (CUDA_VISIBLE_DEVICES picks GPUs)")
+
+
 class Trainer(Protocol):
     """What drives a trial: PPO by default, or anything a study names as `module:factory`.
 
@@ -53,6 +66,10 @@ class Trainer(Protocol):
         """Return the step's `report` with an evaluation of the policy as it is now."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint of everything that the next step depends on, manifest last."""
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint of everything that the next step depends on, and `extra` as its driver's JSON."""
+        ...
+
+    def save_model(self, folder: Path) -> None:
+        """Write what was trained as a folder that its users load."""
         ...

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from ppo_core.declaration import Bounds, HyperValue, Range
 from ppo_core.errors import ConfigError, TaskError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.report import require_device
 from ppo_core.task import Task, get_task
 from tuner import study_file, tables
 from tuner.guard import GuardSettings
@@ -111,7 +112,7 @@ class StudySpec:
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
             trials=tables.whole(content["trials"], Bounds(1), f"{where}: trials"),
             seed=tables.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
-            device=study_file.matching(content.get("device", "auto"), study_file.DEVICE, f"{where}: device"),
+            device=require_device(content.get("device", "auto"), f"{where}: device"),
             fixed=fixed,
             search=search,
             idle=idle,

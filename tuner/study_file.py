@@ -19,7 +19,6 @@ REQUIRED = ("name", "task", "trials", "search")
 
 NAME = (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), "letters, digits, dots, dashes and underscores, at most 100")
 TRAINER = (re.compile(r"[\w.]+:\w+"), '"module:function"')
-DEVICE = (re.compile(r"[a-z]+(:\d+)?"), 'a device such as "auto", "cpu", "cuda" or "cuda:1"')
 
 _RUN_LENGTH = ("seed", "total_episodes", "eval_every_episodes")
 _BATCH_SIZES = ("batch_size", "mini_batch_size", "num_mini_batches", "gradient_accumulation_steps")

@@ -4,10 +4,8 @@ import importlib
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol
 
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, nearest
@@ -18,14 +16,6 @@ from tuner.protocol import Answer, Ended, Left, Stepped, TrialSpec
 
 KEPT_CHECKPOINTS = 2
 """Of a running trial: the newest, and one before it in case that one is damaged."""
-
-
-class ResumableTrainer(Trainer, Protocol):
-    """A trainer whose checkpoints carry its driver's state."""
-
-    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint of everything that the next step depends on, and `extra` as its driver's JSON."""
-        ...
 
 
 def run_trial(spec: TrialSpec, ask: Callable[[Stepped], Answer]) -> Ended | Left:
@@ -90,7 +80,7 @@ class _Clock:
 class _Saver:
     """Saves a trial's checkpoints in good time and keeps the newest."""
 
-    def __init__(self, spec: TrialSpec, trainer: ResumableTrainer) -> None:
+    def __init__(self, spec: TrialSpec, trainer: Trainer) -> None:
         self._spec = spec
         self._trainer = trainer
         self._saved_at = time.perf_counter()
@@ -104,15 +94,15 @@ class _Saver:
         self._saved_at = time.perf_counter()
 
 
-def _make_trainer(spec: TrialSpec, config: PPOConfig) -> ResumableTrainer:
+def _make_trainer(spec: TrialSpec, config: PPOConfig) -> Trainer:
     factory = import_factory(spec.trainer)
     _set_torch_threads(spec.threads)
-    trainer: ResumableTrainer = factory(config, spec.task, device=spec.device, resume_from=spec.resume_from)
+    trainer: Trainer = factory(config, spec.task, device=spec.device, resume_from=spec.resume_from)
     _set_torch_threads(spec.threads)  # the factory may have been what imported torch
     return trainer
 
 
-def import_factory(path: str) -> Callable[..., ResumableTrainer]:
+def import_factory(path: str) -> Callable[..., Trainer]:
     """Return the trainer factory at `module:function`.
 
     Raises:
@@ -129,7 +119,7 @@ def import_factory(path: str) -> Callable[..., ResumableTrainer]:
     if not callable(factory):
         hint = nearest(name, (key for key, value in vars(module).items() if callable(value)))
         raise ConfigError(f'trainer "{path}": module "{module_name}" has no function "{name}"{hint}')
-    found: Callable[..., ResumableTrainer] = factory
+    found: Callable[..., Trainer] = factory
     return found
 
 

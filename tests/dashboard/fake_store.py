@@ -149,7 +149,7 @@ def add_live_step(store: Store) -> bool:
 def reports(number: int, course: Course) -> Iterator[StepReport]:
     """Yield a trial's steps, the untrained policy's evaluation first."""
     noise = np.random.default_rng(number)
-    last = course.ends_at or TOTAL_EPISODES // course.batch
+    last = TOTAL_EPISODES // course.batch if course.ends_at is None else course.ends_at
     every = TOTAL_EPISODES // course.batch // 5
     for step in range(last + 1):
         kl = course.kl(step) * (1 + 0.06 * noise.standard_normal())
@@ -230,7 +230,9 @@ def _main() -> None:
     while arguments.live and add_live_step(store):
         time.sleep(1)
     if arguments.live:
-        store.release(Lease(store.study(STUDY).id, 1))
+        lease = Lease(store.study(STUDY).id, 1)
+        store.set_finished(lease, True)
+        store.release(lease)
 
 
 if __name__ == "__main__":

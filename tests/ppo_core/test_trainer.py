@@ -134,5 +134,5 @@ def test_the_saved_model_loads_as_any_transformers_model(tiny: TaskModels, tmp_p
 
 def test_devices() -> None:
     assert resolve_device("cpu") == torch.device("cpu")
-    with pytest.raises(ConfigError, match='device "gpu" is not allowed'):
+    with pytest.raises(ConfigError, match="device = 'gpu' is not allowed: auto or cpu"):
         resolve_device("gpu")

@@ -100,7 +100,7 @@ def test_the_file_decides_nothing_by_its_order() -> None:
         ({"trials": "12"}, "trials = '12' is not allowed: a whole number at least 1"),
         ({"trials": True}, "trials = True is not allowed: a whole number at least 1"),
         ({"seed": -1}, "seed = -1 is not allowed: a whole number in [0, 4.29497e+09]"),
-        ({"device": 1}, "device = 1 is not allowed: a device such as"),
+        ({"device": 1}, "device = 1 is not allowed: auto or cpu"),
         ({"fixed": 1}, "fixed = 1 is not allowed: a table"),
         ({"fixed": {"gama": 1.0}}, 'fixed.gama: unknown hyperparameter; did you mean "gamma"? (allowed: total_ep'),
         ({"fixed": {"gamma": 2}}, "fixed.gamma = 2 is not allowed: a number in [0, 1]"),

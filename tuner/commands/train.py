@@ -6,10 +6,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from rich.console import Console
 from transformers import HfArgumentParser
@@ -19,7 +19,7 @@ from ppo_core import checkpoint
 from ppo_core.declaration import HyperValue
 from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
-from ppo_core.report import StepReport
+from ppo_core.report import DEVICES, StepReport, Trainer, require_device
 from ppo_core.task import BUILT_IN, get_task
 from tuner import render, results
 from tuner.commands import storage, train_config
@@ -43,22 +43,6 @@ CHECKPOINTS, CONFIG_FILE, STEPS_FILE, MODEL = "checkpoints", "ppo_config.json", 
 
 class PPOParser(Parser, HfArgumentParser):
     """Flags from the declarations of `PPOConfig`, as TRL's scripts have them."""
-
-
-class ModelTrainer(Protocol):
-    """What is needed of a trainer here, beyond iterating over it."""
-
-    def __iter__(self) -> Iterator[StepReport]:
-        """Yield one report per step."""
-        ...
-
-    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint, with `extra` as its driver's JSON."""
-        ...
-
-    def save_model(self, folder: Path) -> None:
-        """Write the trained model as an ordinary transformers folder."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -112,7 +96,7 @@ def build_parser() -> PPOParser:
             _use_declaration(action)
     own = parser.add_argument_group("the run")
     own.add_argument("--task", help=f"one of {', '.join(BUILT_IN)} (default: --from's task, else {DEFAULT_TASK})")
-    own.add_argument("--device", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
+    own.add_argument("--device", help=f"{' or '.join(DEVICES)} (default: auto)")
     start = own.add_mutually_exclusive_group()
     start.add_argument("--config", metavar="FILE", type=Path, help="a JSON, YAML or TOML file of hyperparameters")
     start.add_argument("--from", metavar=("STUDY", "TRIAL"), dest="trial", nargs=2, help="a trial's configuration")
@@ -147,7 +131,12 @@ def _new_run(args: argparse.Namespace) -> Run:
         given = train_config.from_file(args.config)
     config = train_config.layered(get_task(task).reference, given, train_config.from_flags(vars(args)))
     folder = f"{name.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
-    run = Run(task, config, args.device or "auto", args.output or storage.RUNS_FOLDER / "train" / folder)
+    run = Run(
+        task,
+        config,
+        require_device(args.device or "auto", "--device"),
+        args.output or storage.RUNS_FOLDER / "train" / folder,
+    )
     _make_output(run.output)
     return run
 
@@ -202,7 +191,7 @@ def _train(run: Run, out: Console, stop: StopRequest) -> tuple[list[StepReport],
     disable_progress_bar()  # its bars for loading weights would run into our lines
     get_task(run.task).prepare(_Preparation(out))
     factory = import_factory(PPO_TRAINER)
-    trainer = cast(ModelTrainer, factory(run.config, run.task, device=run.device, resume_from=run.resume_from))
+    trainer = factory(run.config, run.task, device=run.device, resume_from=run.resume_from)
     (run.output / CONFIG_FILE).write_text(results.dumps(run.config.to_dict()) + "\n", encoding="utf-8")
     last, reports = run.config.num_iterations(), []
     for report in trainer:
@@ -223,7 +212,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's, without its import
 
 
-def _save_checkpoint(run: Run, trainer: ModelTrainer, step: int) -> None:
+def _save_checkpoint(run: Run, trainer: Trainer, step: int) -> None:
     extra = {"task": run.task, "device": run.device, "config": run.config.to_dict(), "step": step}
     trainer.save(checkpoint.step_folder(run.output / CHECKPOINTS, step), extra=extra)
     checkpoint.prune(run.output / CHECKPOINTS, KEPT_CHECKPOINTS)

@@ -1,0 +1,139 @@
+"""The lessons of the SFT policy and of the reward model, and the loop that gives them."""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+from ppo_core.tasks.reviews.augment import augmented
+from ppo_core.tasks.reviews.corpus import prompts, review
+from ppo_core.tasks.reviews.score import contributions, prefix_scores
+
+_IGNORED = -100
+_CORPUS_SHARE = 0.35
+"""Share of the reward model's texts that come from the corpus; the others are augmented."""
+_WORD_WEIGHT = 6.0
+_MATCH_GAIN = 4.0
+
+
+class Lesson(nn.Module):
+    """A model together with what it is taught. Calling it draws a batch and returns its loss, a scalar tensor."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, batch_size: int) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+
+    def forward(self, rng: Random) -> Tensor:
+        raise NotImplementedError
+
+    def _ids(self, words: Sequence[str]) -> list[int]:
+        return cast(list[int], self.tokenizer.convert_tokens_to_ids(list(words)))
+
+    def _inputs(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        pad: int = self.tokenizer.pad_token_id
+        ids = _padded(rows, pad)
+        return {"input_ids": ids, "attention_mask": (ids != pad).long()}
+
+
+class PolicyLesson(Lesson):
+    """Teaches a causal language model to continue prompts as the corpus does, end-of-text token included."""
+
+    def __init__(self, model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, batch_size: int) -> None:
+        super().__init__(tokenizer, batch_size)
+        self.model = model
+
+    def forward(self, rng: Random) -> Tensor:
+        """Return the mean cross-entropy of a batch's response tokens, in nats."""
+        rows, targets = [], []
+        for _ in range(self.batch_size):
+            prompt = self._ids(rng.choice(prompts().train).split())
+            response = [*self._ids(review(rng)), self.tokenizer.eos_token_id]
+            rows.append([*prompt, *response])
+            targets.append([_IGNORED] * (len(prompt) - 1) + response + [_IGNORED])
+        logits = self.model(**self._inputs(rows)).logits
+        return functional.cross_entropy(
+            logits.flatten(0, 1), _padded(targets, _IGNORED).flatten(), ignore_index=_IGNORED
+        )
+
+
+class RewardLesson(Lesson):
+    """Teaches a sequence classifier with one label the score of texts.
+
+    It learns from every prefix of a text, so truncated texts come for free. A second head, which is not saved, asks
+    the first layer what each word adds and whether it came before. Without it, and without a first layer that begins
+    by looking for equal words, the model is slow to notice repetition, and a policy would soon exploit that.
+    """
+
+    def __init__(
+        self, model: GPT2ForSequenceClassification, tokenizer: PreTrainedTokenizerFast, batch_size: int
+    ) -> None:
+        super().__init__(tokenizer, batch_size)
+        self.model = model
+        self.word_head = nn.Linear(model.config.n_embd, 2)
+        _look_for_equal_words(model)
+
+    def forward(self, rng: Random) -> Tensor:
+        """Return the weighted mean squared error of the scores, plus that of what is asked about single words."""
+        texts = []
+        for _ in range(self.batch_size):
+            response = review(rng) if rng.random() < _CORPUS_SHARE else augmented(rng)
+            texts.append([*rng.choice(prompts().train).split(), *response])
+        inputs = self._inputs([self._ids(words) for words in texts])
+        output = self.model.transformer(**inputs, output_hidden_states=True)
+        known = inputs["attention_mask"].bool()
+
+        scores = self.model.score(output.last_hidden_state).squeeze(-1)[known]
+        targets = _padded([prefix_scores(words) for words in texts], 0)[known]
+        # Extreme texts are rare here, but they are where a trained policy ends up.
+        score_loss: Tensor = ((1 + targets.abs()) * (scores - targets).square()).mean()
+
+        added = _padded([contributions(words) for words in texts], 0)
+        came_before = _padded([_came_before(words) for words in texts], 0)
+        facts = torch.stack([added, came_before], dim=-1)[known]
+        word_loss = functional.mse_loss(self.word_head(output.hidden_states[1])[known], facts)
+        return score_loss + _WORD_WEIGHT * word_loss
+
+
+def _look_for_equal_words(model: GPT2ForSequenceClassification) -> None:
+    """Let queries and keys of the first layer start equal, and large enough to tell words apart."""
+    first = cast(GPT2Block, model.transformer.h[0])
+    weight = cast(Tensor, first.attn.c_attn.weight)  # width x (queries, keys, values)
+    width = weight.shape[0]
+    with torch.no_grad():
+        weight[:, :width] *= _MATCH_GAIN
+        weight[:, width : 2 * width] = weight[:, :width]
+
+
+def _came_before(words: Sequence[str]) -> list[float]:
+    return [float(word in words[:i]) for i, word in enumerate(words)]
+
+
+def train(lesson: Lesson, steps: int, learning_rate: float, seed: int, on_step: Callable[[int], None]) -> None:
+    """Take the optimizer steps, with a warm-up and a decay to 0, and tell `on_step` how many are done."""
+    rng = Random(seed)
+    optimizer = torch.optim.AdamW(lesson.parameters(), lr=learning_rate, weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, learning_rate, total_steps=steps + 1, pct_start=0.1, cycle_momentum=False
+    )
+    lesson.train()
+    for step in range(steps):
+        loss = lesson(rng)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(lesson.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        on_step(step + 1)
+    lesson.eval()
+
+
+def _padded(rows: Sequence[Sequence[float]], fill: float) -> Tensor:
+    """Return the rows as one tensor, filled on the right: rows x longest."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])

@@ -1,0 +1,44 @@
+"""Other people's text: literal, visible, bounded, and no formula in a spreadsheet."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from dashboard import untrusted
+from tests.dashboard.fake_store import HOSTILE
+
+
+def test_markup_stays_and_what_would_be_invisible_is_spelled_out() -> None:
+    assert untrusted.visible(HOSTILE) == (
+        "<script>alert(1)</script>![x](http://127.0.0.1:9/x.png) **bold** $x^2$ "
+        "⟨U+202E⟩txt.exe⟨U+202C⟩ ⟨U+001B⟩[31mred⟨U+0000⟩ end"
+    )
+    assert untrusted.visible("a\u200bb\tc\r\nd\ue000") == "a⟨U+200B⟩b⟨U+0009⟩c⟨U+000D⟩\nd⟨U+E000⟩"
+    assert untrusted.visible("naïve 日本語 🙂") == "naïve 日本語 🙂"
+
+
+def test_a_long_text_is_cut_and_its_length_told() -> None:
+    assert untrusted.visible("x" * 2_000) == "x" * 2_000
+    assert untrusted.visible("x" * 2_001) == "x" * 2_000 + " … [cut: 2,001 characters in all]"
+    assert untrusted.visible("\n" * 60) == "\n" * 39 + " … [cut: 60 characters in all]"
+
+
+def test_a_name_is_one_line() -> None:
+    assert untrusted.one_line("a\nb") == "a⏎b"
+    assert untrusted.one_line("x" * 130) == "x" * 120 + " … [cut: 130 characters in all]"
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
+def test_no_spreadsheet_takes_a_cell_for_a_formula(start: str) -> None:
+    assert untrusted.cell(f"{start}cmd()") == f"'{start}cmd()"
+    assert untrusted.cell(f"a{start}b") == f"a{start}b"
+
+
+@given(some.text())
+def test_any_text_is_visible_and_bounded(text: str) -> None:
+    shown = untrusted.one_line(text, limit=20)
+    assert all(unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Zl", "Zp"} for character in shown)
+    assert untrusted.one_line(shown, limit=1_000) == shown
+    assert not untrusted.cell(text).startswith(("=", "+", "-", "@", "\t", "\r"))

@@ -1,0 +1,259 @@
+"""The reviews task: its prompts, its score, its tokenizer, and the models that the shipped recipe trains."""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from ppo_core.declaration import Range
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.task import TaskAssets
+from ppo_core.tasks.reviews import TASK
+from ppo_core.tasks.reviews.augment import augmented
+from ppo_core.tasks.reviews.build import build
+from ppo_core.tasks.reviews.corpus import MAX_WORDS, join, prompts, review
+from ppo_core.tasks.reviews.recipe import Recipe, fingerprint
+from ppo_core.tasks.reviews.score import contributions, prefix_scores, score, split
+from ppo_core.tasks.reviews.tokenizer import make_tokenizer
+from ppo_core.tasks.reviews.words import LEVELS, vocabulary
+
+TINY = Recipe(layers=1, heads=2, policy_width=16, reward_width=16, batch_size=4, policy_steps=3, reward_steps=3)
+
+
+@pytest.fixture(scope="session")
+def assets(pytestconfig: pytest.Config) -> TaskAssets:
+    """The task as it ships. pytest's cache keeps the models between runs: their folder's name covers the recipe."""
+    with pytest.MonkeyPatch.context() as patch:
+        assert pytestconfig.cache
+        patch.setenv("PPO_TUNER_CACHE", str(pytestconfig.cache.mkdir("tasks")))
+        return TASK.prepare(None)
+
+
+def _rewards(assets: TaskAssets, texts: Sequence[str]) -> list[float]:
+    tokenizer = AutoTokenizer.from_pretrained(assets.reward_model)
+    model = AutoModelForSequenceClassification.from_pretrained(assets.reward_model)
+    with torch.no_grad():
+        rewards: list[float] = model(**tokenizer(list(texts), return_tensors="pt", padding=True)).logits[:, 0].tolist()
+    return rewards
+
+
+def _correlation(left: Sequence[float], right: Sequence[float]) -> float:
+    return float(torch.corrcoef(torch.tensor([left, right]))[0, 1])
+
+
+def _sample(assets: TaskAssets, starts: Sequence[str], seed: int) -> torch.Tensor:
+    """Responses of 24 token ids to prompts of equal length; what follows the first end-of-text token is to be cut."""
+    tokenizer = AutoTokenizer.from_pretrained(assets.policy)
+    model = AutoModelForCausalLM.from_pretrained(assets.policy)
+    ids = tokenizer(list(starts), return_tensors="pt").input_ids
+    length = ids.shape[1]
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        for _ in range(24):
+            logits = model(input_ids=ids).logits[:, -1]
+            ids = torch.cat([ids, torch.multinomial(logits.softmax(-1), 1)], dim=1)
+    return ids[:, length:]
+
+
+# --- prompts and corpus
+
+
+def test_prompts_are_disjoint_distinct_and_counted() -> None:
+    splits = prompts()
+    everything = [*splits.train, *splits.eval, *splits.test]
+    assert len(splits.train) >= 1024
+    assert len(splits.eval) == len(splits.test) == 256
+    assert len(set(everything)) == len(everything)
+    assert all(4 <= len(text.split()) <= 8 for text in everything)
+
+
+def test_prompts_are_neutral() -> None:
+    assert all(contributions(split(text)) == [0.0] * len(split(text)) for text in prompts().train)
+
+
+def test_reviews_end_within_a_response_and_mix_sentiments() -> None:
+    rng = Random(0)
+    reviews = [review(rng) for _ in range(2000)]
+    scores = torch.tensor([prefix_scores(words)[-1] for words in reviews])
+    assert all(len(words) <= MAX_WORDS and words[-1] == "." for words in reviews)
+    assert abs(scores.mean().item()) < 0.1
+    assert 0.8 < scores.std().item() < 1.3
+    assert scores.abs().max().item() < 3.5
+
+
+def test_augmented_texts_fit_a_response() -> None:
+    rng = Random(0)
+    assert {len(augmented(rng)) for _ in range(2000)} <= set(range(MAX_WORDS + 2))
+
+
+# --- score
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", -0.5),
+        ("the lamp i bought online", -0.5),
+        ("was good.", 0.2612),
+        ("was superb.", 1.0397),
+        ("was superb", 0.5397),
+        ("was very superb.", 1.3744),
+        ("was slightly superb.", 0.6540),
+        ("was not superb.", -0.6540),
+        ("was not very superb.", -0.8916),
+        ("was atrocious.", -1.0397),
+        ("was superb superb.", 1.0397),  # strung together
+        ("was superb and superb.", 1.2133),  # the second use adds a fifth
+        ("was superb and flawless.", 1.7922),
+        ("was superb but atrocious.", 0.0),
+    ],
+)
+def test_score_of_literal_texts(text: str, expected: float) -> None:
+    assert score(text) == pytest.approx(expected, abs=1e-4)
+
+
+def test_score_grows_with_every_new_strong_word_and_hardly_with_an_old_one() -> None:
+    words = [word for word, level in LEVELS.items() if level >= 3]
+    varied = [score(" and ".join(words[:count]) + ".") for count in range(1, len(words) + 1)]
+    repeated = [score(" and ".join(words[:1] * count) + ".") for count in range(1, len(words) + 1)]
+    assert all(later - earlier > 0.08 for earlier, later in pairwise(varied))
+    assert repeated[-1] < varied[1]
+
+
+def test_prefix_scores_are_the_scores_of_the_prefixes() -> None:
+    words = review(Random(3))
+    assert prefix_scores(words) == pytest.approx([score(join(words[: i + 1])) for i in range(len(words))])
+
+
+# --- tokenizer
+
+
+def test_vocabulary_is_small_and_its_words_come_back() -> None:
+    tokenizer = make_tokenizer()
+    assert len(tokenizer) < 200
+    for word in vocabulary():
+        ids = tokenizer(word).input_ids
+        assert len(ids) == 1
+        assert ids[0] != tokenizer.unk_token_id
+        assert tokenizer.decode(ids) == word
+
+
+def test_any_string_of_words_comes_back() -> None:
+    tokenizer = make_tokenizer()
+    rng = Random(1)
+    ordinary = [i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids]
+    for _ in range(300):
+        ids = rng.choices(ordinary, k=rng.randint(1, 24))
+        text = tokenizer.decode(ids)
+        assert tokenizer(text).input_ids == ids
+        assert tokenizer("the lamp" + " " + text).input_ids[2:] == ids
+        assert text == join(tokenizer.convert_ids_to_tokens(ids))
+
+
+# --- models
+
+
+def test_reward_model_agrees_with_the_score_on_held_out_texts(assets: TaskAssets) -> None:
+    rng = Random(12345)
+    for draw in (review, augmented):
+        texts = [join([*start.split(), *draw(rng)]) for start in assets.prompts.test]
+        assert _correlation(_rewards(assets, texts), [score(text) for text in texts]) > 0.95
+
+
+def test_reward_model_is_not_fooled_by_repetition(assets: TaskAssets) -> None:
+    start = "the lamp i bought in june "
+    good = start + "is superb and flawless. the price was wonderful. we really adored it."
+    repeated = [
+        start + "superb " * 23,
+        start + "superb. " * 12,
+        start + "superb and " * 11 + "superb.",
+        start + "very superb and " * 7 + "very superb.",
+        start + "is superb. " + "it is superb. " * 5,
+    ]
+    reward, *rewards = _rewards(assets, [good, *(text.strip() for text in repeated)])
+    assert max(rewards) < reward - 0.5
+
+
+def test_reward_keeps_growing_far_beyond_the_corpus(assets: TaskAssets) -> None:
+    start = "the lamp i bought in june "
+    better_and_better = [
+        start + "was good.",
+        start + "was superb.",
+        start + "was superb and the price is perfect.",
+        start + "was superb and flawless. the price is perfect. we adored it.",
+        start
+        + "is truly superb and flawless. the price is very perfect. our friends really adored it. the size is great.",
+    ]
+    rewards = _rewards(assets, better_and_better)
+    assert all(later - earlier > 0.2 for earlier, later in pairwise(rewards))
+
+
+def test_policy_writes_reviews_that_end(assets: TaskAssets) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(assets.policy)
+    starts = [text for text in assets.prompts.eval if len(text.split()) == 6]
+    ids = _sample(assets, starts, seed=0)
+    ended = (ids == tokenizer.eos_token_id).any(dim=1)
+    responses = [row[: row.index(tokenizer.eos_token_id)] for row in ids[ended].tolist()]
+    texts = [f"{a} {tokenizer.decode(b)}" for a, b in zip(starts, responses, strict=False)]
+    scores = torch.tensor(_rewards(assets, texts))
+    assert ended.float().mean().item() > 0.9
+    assert abs(scores.mean().item()) < 0.4
+    assert 0.6 < scores.std().item() < 1.2
+    assert len(set(texts)) == len(texts)
+    assert all(tokenizer(tokenizer.decode(row)).input_ids == row for row in responses)
+
+
+def test_building_twice_gives_the_same_weights_and_leaves_torch_alone(tmp_path: Path) -> None:
+    shares: list[float] = []
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    for name in ("first", "second"):
+        build(tmp_path / name, TINY, lambda what, share: shares.append(share))
+    hashes = [
+        [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((tmp_path / name).rglob("*.safetensors"))]
+        for name in ("first", "second")
+    ]
+    assert hashes[0] == hashes[1]
+    assert len(hashes[0]) == 2
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    assert shares[-1] == 1.0
+
+
+def test_a_progress_callback_that_raises_ends_the_build(tmp_path: Path) -> None:
+    class Cancelled(Exception): ...
+
+    def cancel(what: str, share: float) -> None:
+        raise Cancelled
+
+    with pytest.raises(Cancelled):
+        build(tmp_path, Recipe(), cancel)
+
+
+# --- declaration
+
+
+def test_fingerprint_depends_on_the_recipe() -> None:
+    assert fingerprint(Recipe()) != fingerprint(TINY)
+    assert fingerprint(TINY) == fingerprint(TINY)
+
+
+def test_reference_is_a_valid_configuration_within_the_advised_ranges() -> None:
+    values = dict(TASK.reference)
+    config = PPOConfig(**values)  # type: ignore[arg-type]
+    for name, advice in TASK.advised.items():
+        assert isinstance(advice.range, Range)
+        assert advice.range.low <= getattr(config, name) <= advice.range.high
+
+
+def test_importing_the_task_does_not_import_torch() -> None:
+    code = (
+        "import sys, ppo_core.tasks.reviews; sys.exit(bool({'torch', 'transformers', 'tokenizers'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
