@@ -42,7 +42,8 @@ def main() -> None:
         config = spec.config(sampler.propose(number))
         value, kl = run(config, spec.task)
         results.append((value, kl, config))
-        print(f"configuration {number:2d}: value {value:7.3f}  KL {kl:7.2f}  {time.perf_counter() - start:5.1f} s", flush=True)
+        seconds = time.perf_counter() - start
+        print(f"configuration {number:2d}: value {value:7.3f}  KL {kl:7.2f}  {seconds:5.1f} s", flush=True)
     median = sorted(results, key=lambda result: result[0])[len(results) // 2]
     repeats = [median[0]]
     for seed in range(1, arguments.seeds):

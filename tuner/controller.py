@@ -53,7 +53,7 @@ def run_study(
     _require_positive(workers=workers, trials=trials, timeout=timeout)
     spec = spec if trials is None else replace(spec, trials=trials)
     limits = Limits(
-        threads=threads_per_worker(workers),
+        threads=spec.threads or threads_per_worker(workers),
         checkpoint_seconds=checkpoint_seconds,
         deadline=None if timeout is None else time.monotonic() + timeout,
         timeout=timeout,

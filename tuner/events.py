@@ -7,6 +7,9 @@ from ppo_core.report import StepReport
 from tuner.spec import StudySpec
 from tuner.store import TrialRow
 
+TIME_LIMIT = "the time limit"
+"""How the `why` of a study that its timeout stopped begins."""
+
 
 @dataclass(frozen=True)
 class StudyStarted:

@@ -54,6 +54,8 @@ class StudySpec:
     seed: int
     """Seed of every trial and of the sampler."""
     device: str
+    threads: int | None
+    """CPU threads of a trial; None: each worker's share of the cores. The same count gives the same results."""
     fixed: Mapping[str, HyperValue]
     search: Mapping[str, Range]
     """The searched hyperparameters, in the order of their declaration."""
@@ -113,6 +115,9 @@ class StudySpec:
             trials=tables.whole(content["trials"], Bounds(1), f"{where}: trials"),
             seed=tables.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
             device=require_device(content.get("device", "auto"), f"{where}: device"),
+            threads=None
+            if content.get("threads") is None
+            else tables.whole(content["threads"], Bounds(1), f"{where}: threads"),
             fixed=fixed,
             search=search,
             idle=idle,
@@ -133,6 +138,7 @@ class StudySpec:
             "trials": self.trials,
             "seed": self.seed,
             "device": self.device,
+            "threads": self.threads,
             "fixed": dict(self.fixed),
             "search": {name: asdict(asked[name]) for name in asked},
             "kl": {"budget": self.kl_budget, "limit": self.kl_limit},
@@ -185,7 +191,7 @@ class StudySpec:
             _change(f"search.{name}", _range_text(old.search.get(name)), _range_text(self.search.get(name)))
             for name in HYPERPARAMETERS
         ]
-        told += [_change(key, getattr(old, key), getattr(self, key)) for key in ("trials", "device")]
+        told += [_change(key, getattr(old, key), getattr(self, key)) for key in ("trials", "device", "threads")]
         told.append(_change("sampler", _sampler_text(old.sampler), _sampler_text(self.sampler)))
         refused = [_change(key, getattr(old, key), getattr(self, key)) for key in ("task", "trainer", "seed")]
         refused += [

@@ -13,7 +13,20 @@ from ppo_core.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.task import Task
 from tuner import tables
 
-TOP_LEVEL = ("name", "task", "trainer", "trials", "seed", "device", "fixed", "search", "kl", "guard", "sampler")
+TOP_LEVEL = (
+    "name",
+    "task",
+    "trainer",
+    "trials",
+    "seed",
+    "device",
+    "threads",
+    "fixed",
+    "search",
+    "kl",
+    "guard",
+    "sampler",
+)
 
 REQUIRED = ("name", "task", "trials", "search")
 

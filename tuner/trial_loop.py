@@ -10,7 +10,7 @@ from ppo_core.errors import PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
 from tuner import failures, trial_folder
 from tuner.engines.local import LocalEngine
-from tuner.events import Preparing, StudyStopping, Tell, TrialEnded, TrialStarted, TrialStepped
+from tuner.events import TIME_LIMIT, Preparing, StudyStopping, Tell, TrialEnded, TrialStarted, TrialStepped
 from tuner.objective import trial_value, violation
 from tuner.open_study import MirrorKeeper, OpenStudy
 from tuner.projection import Projection
@@ -114,7 +114,7 @@ class TrialLoop:
     def _why_stop(self) -> str | None:
         limits = self._limits
         if limits.deadline is not None and time.monotonic() >= limits.deadline:
-            return self._verdict or self._stop.why or f"the time limit of {limits.timeout:g} s has passed"
+            return self._verdict or self._stop.why or f"{TIME_LIMIT} of {limits.timeout:g} s has passed"
         return self._verdict or self._stop.why
 
     # The task

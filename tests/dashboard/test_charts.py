@@ -273,6 +273,23 @@ def test_any_line_is_thinned_to_what_was_asked_for(y: list[float | None], most: 
         assert kept.merge(line).shape == kept.shape
 
 
+def test_a_band_lies_on_the_steps_and_skips_where_few_trials_have_a_point() -> None:
+    frame = pd.concat([steps(number, [float(number), NAN, 10.0 + number]) for number in range(11)], ignore_index=True)
+    frame.loc[frame["trial"].eq(10) & frame["step"].eq(1), charts.KL] = 99.0
+    band = curves.band(curves.points(frame, charts.KL))
+    assert band.to_numpy().tolist() == [[0, 1, 9], [2, 11, 19]]
+
+
+def test_a_band_goes_on_where_most_trials_have_ended() -> None:
+    frame = pd.concat([steps(number, [1.0] * (3 if number == 0 else 1)) for number in range(11)])
+    assert curves.band(curves.points(frame, charts.KL))["x"].tolist() == [0, 1, 2]
+
+
+def test_a_band_of_no_numbers_is_empty() -> None:
+    option = kl_chart(pd.concat([steps(number, [NAN]) for number in range(26)]))
+    assert drawn(option, "Other trials") == []
+
+
 # How trials look
 
 

@@ -8,7 +8,7 @@ import pytest
 from ppo_core.declaration import Range
 from ppo_core.errors import ConfigError
 from ppo_core.task import get_task
-from tuner.spec import SamplerSpec, StudySpec
+from tuner.spec import PPO_TRAINER, SamplerSpec, StudySpec
 
 SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 
@@ -65,9 +65,9 @@ def test_the_reviews_study() -> None:
 
 def test_defaults() -> None:
     study = spec()
-    assert (study.trainer, study.seed, study.device) == ("ppo_core.trainer:ppo_trainer", 0, "auto")
+    assert (study.trainer, study.seed, study.device, study.threads) == (PPO_TRAINER, 0, "auto", None)
     assert study.sampler == SamplerSpec("tpe", 4)
-    assert (study.kl_budget, study.kl_limit, study.guard.patience) == (10.0, 15.0, 3)
+    assert (study.kl_budget, study.kl_limit, study.guard.patience) == (6.0, 15.0, 3)
     assert study.search == {"learning_rate": Range(1e-5, 1e-3, "log")}  # the scale is the declared one
     assert study.notes == ()
 

@@ -54,6 +54,7 @@ def make_spec(sampler: str = "tpe", startup_trials: int = 2, **changes: Any) -> 
         "name": "mine",
         "task": "reviews",
         "trials": 20,
+        "kl": {"budget": 10.0, "limit": 15.0},
         "search": {**dict.fromkeys(names, "advised"), "vf_coef": {"low": 0.5, "high": 1.0}},
         "sampler": {"name": sampler, "startup_trials": startup_trials},
         **changes,

@@ -11,18 +11,23 @@ from tuner.commands import report, storage
 from tuner.commands.arguments import EXIT_INTERRUPTED
 from tuner.commands.progress import StudyProgress
 from tuner.controller import run_study
-from tuner.events import StudyStopped
+from tuner.engines.local import cores
+from tuner.events import TIME_LIMIT, StudyStopped
 from tuner.results import read_study
 from tuner.spec import StudySpec
 from tuner.store import Store
 
 DEMO_STUDY = "reviews.toml"
+DEMO_WORKERS = 2
+"""Where the machine has as many cores."""
 
 
 def demo(args: argparse.Namespace) -> int:
     """Run the study that ships with the package, or go on with it."""
     with resources.as_file(resources.files("studies") / DEMO_STUDY) as path:
         spec = StudySpec.load(path)
+    if args.workers is None:
+        args.workers = min(DEMO_WORKERS, cores())
     return _run(spec, args, ["demo"])
 
 
@@ -50,7 +55,7 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
     total = ["--trials", str(args.trials)] if args.trials else []
     go_on = shlex.join(["ppo-tuner", *command, *total, *storage.flags(where)])
     _tell_stop(progress.stopped, go_on)
-    asked_for = args.timeout is not None and progress.stopped.why.startswith("the time limit")
+    asked_for = args.timeout is not None and progress.stopped.why.startswith(TIME_LIMIT)
     return 0 if asked_for else EXIT_INTERRUPTED
 
 

@@ -31,12 +31,14 @@ TASK = Task(
         ),
         "mini_batch_size": Advice(Range(8, 32, "log2"), "1 to 16 optimizer steps per PPO epoch"),
         "num_ppo_epochs": Advice(Range(1, 6), "at the upper rates one pass is already much, and each pass costs time"),
+        "kl_target": Advice(Range(2, 8, "log"), "around this task's KL budget of 6 nats"),
         "kl_coef": Advice(
             Range(0.01, 0.3, "log"),
             "the score's standard deviation is about 1 and the last nats within the budget earn about 0.1 each",
         ),
     },
-    kl_budget=10.0,
+    # Within 6 nats the best policies give up about a tenth of the reward that 10 nats would buy.
+    kl_budget=6.0,
     kl_limit=15.0,
     eval_temperature=1.0,
     eval_response_length=24,

@@ -41,9 +41,10 @@ def prepare(progress: Progress | None = None, recipe: Recipe | None = None) -> T
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """Return a short hash of all that decides the weights: recipe, this package's code, and the libraries."""
+    """Return a short hash of all that decides the weights: recipe, the code that trains them, and the libraries."""
     digest = hashlib.sha256(repr(recipe).encode())
-    sources = (item for item in resources.files(__package__).iterdir() if item.name.endswith(".py"))
+    files = resources.files(__package__).iterdir()
+    sources = (item for item in files if item.name.endswith(".py") and item.name != "__init__.py")
     for source in sorted(sources, key=lambda item: item.name):
         digest.update(source.read_bytes())
     for library in ("torch", "transformers", "tokenizers"):

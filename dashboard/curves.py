@@ -1,0 +1,94 @@
+"""From step rows to the points that charts draw: pure functions on frames."""
+
+from typing import Literal, get_args
+
+import pandas as pd
+
+from ppo_core.metrics import METRICS
+from tuner.status import Status
+
+Axis = Literal["step", "episodes"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+
+EARLY = (Status.PRUNED, Status.FAILED, Status.STOPPED)
+"""Statuses of trials that ended before their end."""
+MOST_POINTS = 600
+"""Points of one drawn line."""
+
+
+def points(curves: pd.DataFrame, metric: str, axis: Axis = "step", smoothing: float = 0.0) -> pd.DataFrame:
+    """Return `trial`, `step`, `x`, `y` of one metric, in order.
+
+    A step where the metric was not a number keeps its row, so that the line has a gap there. An evaluation's
+    metric has rows only where there was one, and is never smoothed.
+    """
+    frame = pd.DataFrame(
+        {
+            "trial": curves["trial"],
+            "step": curves["step"],
+            "x": curves["step"] if axis == "step" else curves["episode"],
+            "y": curves[METRICS[metric].name],
+        }
+    )
+    if metric.startswith("eval/"):
+        return frame.dropna(subset="y")
+    return smoothed(frame, smoothing) if smoothing > 0 else frame
+
+
+def smoothed(frame: pd.DataFrame, weight: float) -> pd.DataFrame:
+    """Return `points` with y as a trial's exponential mean, `weight` (0 to 1) being the past's share.
+
+    Early points are not drawn towards 0; gaps stay gaps.
+    """
+    means = frame.groupby("trial")["y"].transform(lambda y: y.ewm(alpha=1 - weight, ignore_na=True).mean())
+    return frame.assign(y=means.where(frame["y"].notna()))
+
+
+def thinned(line: pd.DataFrame, most: int = MOST_POINTS) -> pd.DataFrame:
+    """Return one trial's points, at most `most` (8 or more).
+
+    Each bucket keeps its lowest and highest point and a gap, so that spikes and missing stretches survive.
+    """
+    if len(line) <= most:
+        return line
+    inner = line.iloc[1:-1].reset_index(drop=True)
+    bucket = inner.index // -(-len(inner) // ((most - 2) // 3))
+    y = inner["y"]
+    numbers, gaps = y.dropna().groupby(bucket[y.notna()]), pd.Series(bucket)[y.isna()].drop_duplicates()
+    kept = sorted({*numbers.idxmin(), *numbers.idxmax(), *gaps.index})
+    return pd.concat([line.iloc[:1], inner.loc[kept], line.iloc[-1:]], ignore_index=True)
+
+
+def band(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
+    """Return `x`, `low`, `high`: between which the middle 80% of the points in `frame` lie, by bucket of x.
+
+    A bucket where under half of the trials that went on so far have a point is left out: it would show those few.
+    """
+    numbers = frame.dropna(subset="y")
+    width = max((numbers["x"].max() - numbers["x"].min()) / buckets, 1)
+    bucket = numbers.groupby(numbers["x"] // width)
+    ends = numbers.groupby("trial")["x"].max()
+    spread = pd.DataFrame(
+        {"x": bucket["x"].mean(), "low": bucket["y"].quantile(0.1), "high": bucket["y"].quantile(0.9)}
+    )
+    going = bucket["x"].min().map(lambda start: (ends >= start).sum())
+    return spread[2 * bucket["trial"].nunique() >= going].reset_index(drop=True)
+
+
+def early_ends(frame: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
+    """Return `trial`, `x`, `y`, `status`, `rule`, one row a trial that was pruned, stopped or failed.
+
+    The point is on the curve, at the step that the reason names, else at the last one. Where the curve has a
+    gap there, the height is that of the last number before.
+    """
+    early = trials[trials["status"].isin(EARLY)]
+    rows = []
+    for trial in early.itertuples():
+        line = frame[frame["trial"] == trial.number]
+        if not pd.isna(trial.stop_step):
+            line = line[line["step"] <= trial.stop_step]
+        heights = line["y"].dropna()
+        if heights.empty:
+            continue
+        rows.append((trial.number, line["x"].iloc[-1], heights.iloc[-1], trial.status, trial.rule))
+    return pd.DataFrame(rows, columns=["trial", "x", "y", "status", "rule"])

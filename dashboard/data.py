@@ -1,0 +1,181 @@
+"""What the pages show, read from the store as pandas frames. Nothing else of the dashboard reads it.
+
+Trials are named by number everywhere. Steps of trials that have ended never change, so they are read
+once, in blocks of trials; those of the rest are read at each refresh. Caches are keyed by strings and
+integers: the store's identity, the study, the trials' ids, the metrics.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+from sqlalchemy import URL
+
+from ppo_core.errors import StoreError
+from tuner import schema
+from tuner.results import StudyView, kl_prunings, read_study
+from tuner.status import Reason
+from tuner.store import DEFAULT_STORAGE, Store, StudyRow, TrialRow
+
+CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
+"""Step metrics that the pages draw."""
+BLOCK = 50
+"""Trials whose steps are read and kept together once all of them have ended."""
+
+_TRIAL_COLUMNS = [
+    *("number", "id", "origin", "status", "rule", "reason", "stop_step"),
+    *("value", "value_se", "kl", "episodes", "total_episodes", "seconds"),
+]
+_SAMPLE_COLUMNS = ["trial", "step", "prompt_index", "prompt", "response", "reward", "kl", "length"]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A study and its trials as they stood at one moment."""
+
+    view: StudyView
+    trials: pd.DataFrame
+    """One row a trial, by number. `value` is eval reward, `kl` eval KL in nats per response; `rule`, `reason` and
+    `stop_step` say why and where it ended early; `params_*` are the searched values (missing: not searched here)."""
+
+    @property
+    def total(self) -> int:
+        """Trials that the study is to have; more where it once was to have more."""
+        return max(self.view.spec.trials, len(self.view.trials))
+
+    @property
+    def ended(self) -> int:
+        """How many of all its trials have ended, however they did."""
+        return sum(row.status.is_final for row in self.view.trials)
+
+    @property
+    def kl_pruned(self) -> list[int]:
+        """Numbers of the trials that were pruned for their KL."""
+        return sorted(number for numbers in kl_prunings(self.view.trials).values() for number in numbers)
+
+    @property
+    def telling(self) -> list[int]:
+        """Trials worth comparing first: the reference, the best within the budget, the latest pruned for KL."""
+        rows, best = self.view.trials, self.view.best()
+        picked = [row.number for row in rows if row.origin == "reference"][:1]
+        picked += [best.number] if best else []
+        picked += self.kl_pruned[-1:]
+        return list(dict.fromkeys(picked)) or [row.number for row in rows[:3]]
+
+
+def storage() -> str:
+    """Return the store's URL: PPO_TUNER_STORAGE, else the default file below the current folder."""
+    return os.environ.get("PPO_TUNER_STORAGE") or DEFAULT_STORAGE
+
+
+def open_store(url: str) -> Store:
+    """Return the open store at `url`.
+
+    Raises:
+        StoreError: there is none, it cannot be reached, is not ours, or has another schema version.
+    """
+    return _opened(url, _identity(schema.parse_url(url)))
+
+
+def is_missing(url: str) -> bool:
+    """Whether `url` names an SQLite file that does not exist."""
+    try:
+        parsed = schema.parse_url(url)
+    except StoreError:
+        return False
+    return parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists()
+
+
+def studies(store: Store) -> list[StudyRow]:
+    """Return the studies, the one to look at first in front: running ones, then the newest."""
+    return sorted(store.studies(), key=lambda study: (study.is_held, study.id), reverse=True)
+
+
+def snapshot(store: Store, name: str) -> Snapshot:
+    """Return the study `name` as it stands.
+
+    Raises:
+        StudyError: there is none.
+        ConfigError: its stored spec is of another version.
+    """
+    view = read_study(store, name)
+    return Snapshot(view, _trial_frame(view.trials))
+
+
+def curves(store: Store, snapshot: Snapshot, metrics: tuple[str, ...] = CURVES) -> pd.DataFrame:
+    """Return `trial`, `step`, `episode` and the metrics of every step; NaN: not measured, or not a number."""
+    study, rows = snapshot.view.row, snapshot.view.trials
+    source = f"{store.url}|{_identity(store.url)}|{study.id}|{study.created_at}"
+    parts = []
+    for start in range(0, len(rows), BLOCK):
+        block = rows[start : start + BLOCK]
+        ids = tuple(row.id for row in block)
+        is_final = len(block) == BLOCK and all(row.status.is_final for row in block)
+        part = _ended_steps(source, ids, metrics, store) if is_final else _steps(store, ids, metrics)
+        parts.append(part.assign(trial=part["trial"].map({row.id: row.number for row in block})))
+    return pd.concat(parts, ignore_index=True) if parts else _steps(store, (), metrics)
+
+
+def samples(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> pd.DataFrame:
+    """Return every kept sample of the trials `numbers`: what it answered to which prompt, at which step."""
+    number_of = {row.id: row.number for row in snapshot.view.trials if row.number in numbers}
+    rows = [{**row, "trial": number_of[row["trial_id"]]} for row in store.samples(number_of)]
+    return pd.DataFrame(rows, columns=_SAMPLE_COLUMNS).astype({"reward": float, "kl": float})
+
+
+def baseline(curves: pd.DataFrame) -> float | None:
+    """Return eval reward before training (the SFT policy's), or None where nothing was evaluated yet."""
+    before = curves.loc[curves["step"] == 0, "eval/reward"].dropna()
+    return None if before.empty else float(before.mean())
+
+
+@st.cache_resource(max_entries=8, show_spinner=False, on_release=Store.close)
+def _opened(url: str, identity: str) -> Store:
+    return Store.open(url)
+
+
+def _identity(url: URL) -> str:
+    """Tell a file from one that later takes its place: an open store keeps its inode from being used again."""
+    if url.get_backend_name() != "sqlite" or not Path(url.database or "").exists():
+        return ""
+    status = Path(url.database or "").stat()
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+@st.cache_data(max_entries=1_000, show_spinner=False)
+def _ended_steps(source: str, ids: tuple[int, ...], metrics: tuple[str, ...], _store: Store) -> pd.DataFrame:
+    return _steps(_store, ids, metrics)
+
+
+def _steps(store: Store, ids: tuple[int, ...], metrics: tuple[str, ...]) -> pd.DataFrame:
+    frame = pd.DataFrame(store.steps(ids, metrics), columns=["trial_id", "step", "episode", *metrics])
+    return frame.rename(columns={"trial_id": "trial"}).astype(dict.fromkeys(metrics, float))
+
+
+def _trial_frame(rows: tuple[TrialRow, ...]) -> pd.DataFrame:
+    frame = pd.DataFrame([_trial_values(row) for row in rows], columns=_TRIAL_COLUMNS)
+    frame = frame.astype(dict.fromkeys(("stop_step", "value", "value_se", "kl"), float))
+    searched = pd.DataFrame([row.params for row in rows], index=frame.index).add_prefix("params_")
+    return pd.concat([frame, searched], axis=1)
+
+
+def _trial_values(row: TrialRow) -> dict[str, Any]:
+    reason = row.reason or Reason(rule="", message="")
+    return {
+        "number": row.number,
+        "id": row.id,
+        "origin": row.origin,
+        "status": row.status,
+        "rule": reason.rule,
+        "reason": reason.message,
+        "stop_step": reason.step,
+        "value": row.value,
+        "value_se": row.value_se,
+        "kl": row.kl,
+        "episodes": row.episodes,
+        "total_episodes": row.config["total_episodes"],
+        "seconds": row.seconds,
+    }

@@ -1,0 +1,144 @@
+"""The pieces of a live chart, as ECharts options: lines, a band, limits, marks of early ends.
+
+An option is JSON without code, so a band is two stacked lines, and limits hang on a series without points.
+No text from outside gets into one: ECharts' tooltips are HTML.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pandas as pd
+
+from dashboard import appearance, curves
+from tuner.guard_rules import RULES
+from tuner.status import Status
+
+Option = dict[str, Any]
+Line = tuple[pd.DataFrame, Option]
+"""A data set, with the series that draws it."""
+
+# Grey that shows on light and on dark pages: an area, and a line behind others.
+FILL = "rgba(128, 128, 128, 0.10)"
+FAINT = "rgba(128, 128, 128, 0.45)"
+
+_UNTOUCHED: Option = {"silent": True, "tooltip": {"show": False}}
+
+
+def chart(lines: Sequence[Line], others: Sequence[Option], *, x_axis: Option, y_axis: Option) -> Option:
+    """Return the whole option: `lines` with their data sets, then the other series."""
+    return {
+        "animation": False,
+        "dataset": [{"source": source} for source, _ in lines],
+        "grid": {"left": 8, "right": 40, "top": 34, "bottom": 30, "containLabel": True},
+        "tooltip": {"trigger": "axis", "confine": True, "order": "valueDesc", "valueFormatter": "%.3f"},
+        "xAxis": {"type": "value", "nameLocation": "middle", "nameGap": 28, "splitLine": {"show": False}} | x_axis,
+        "yAxis": {"type": "value", "nameLocation": "end", "nameTextStyle": {"align": "left"}} | y_axis,
+        "series": [series | {"datasetIndex": place} for place, (_, series) in enumerate(lines)] + list(others),
+    }
+
+
+def bright_line(number: int, points: pd.DataFrame, *, with_points: bool, end_label: Option) -> Line:
+    """Return a trial's line in its colour and dash."""
+    colour = appearance.colour(number)
+    source, series = _line(number, points)
+    return source, series | end_label | {
+        "lineStyle": {"color": colour, "width": 2, "type": appearance.dash(number).echarts},
+        "itemStyle": {"color": colour},
+        "showSymbol": with_points or len(points) == 1,
+        "z": 3,
+        "emphasis": {"focus": "series"},
+    }
+
+
+def faint_line(number: int, points: pd.DataFrame) -> Line:
+    """Return a trial's line in grey, behind the others."""
+    source, series = _line(number, points)
+    style = {"lineStyle": {"color": FAINT, "width": 1.2}, "itemStyle": {"color": FAINT}}
+    return source, series | style | _UNTOUCHED | {"showSymbol": len(points) == 1, "z": 2}
+
+
+def _line(number: int, points: pd.DataFrame) -> Line:
+    name = f"Trial {number}"  # the tooltip shows the column's name
+    source = curves.thinned(points)[["x", "y"]].rename(columns={"y": name})
+    encode = {"x": "x", "y": name, "tooltip": [name]}
+    return source, {"type": "line", "name": name, "encode": encode, "symbol": "circle", "symbolSize": 5}
+
+
+def band(edges: pd.DataFrame) -> list[Line]:
+    """Return the area between `low` and `high`: the lower edge unseen, and what lies over it filled."""
+    source = edges.assign(spread=edges["high"] - edges["low"])[["x", "low", "spread"]]
+    common: Option = {"type": "line", "stack": "band", "lineStyle": {"opacity": 0}, "showSymbol": False, "z": 1}
+    lower = {"name": "Other trials, lower edge", "encode": {"x": "x", "y": "low"}}
+    filled = {
+        "name": "Other trials",
+        "encode": {"x": "x", "y": "spread"},
+        "areaStyle": {"color": FAINT, "opacity": 0.5},
+    }
+    return [(source, common | _UNTOUCHED | lower), (source, common | _UNTOUCHED | filled)]
+
+
+def end_label(number: int, *, at_edge: bool) -> Option:
+    """Return the trial's number at its line's end. At the right edge numbers pile up, and make room for each other."""
+    text = {"show": True, "formatter": str(number), "fontWeight": "bold", "distance": 6}
+    shift = {"labelLayout": {"moveOverlap": "shiftY"}} if at_edge else {}
+    return {"endLabel": text | {"color": appearance.colour(number)}} | shift
+
+
+def limits(
+    lines: dict[str, float], *, side: Literal["Start", "End"] = "Start", shaded: tuple[float, float] | None = None
+) -> Option:
+    """Return horizontal lines, named at one end; what is `shaded` lies in grey."""
+    series = _UNTOUCHED | {
+        "type": "line",
+        "name": "Limits",
+        "data": [],
+        "markLine": {
+            "silent": True,
+            "symbol": "none",
+            "lineStyle": {"color": appearance.NEUTRAL, "type": "dashed", "width": 1.5},
+            "label": {"position": f"inside{side}Top", "color": appearance.NEUTRAL, "fontSize": 12},
+            "data": [{"yAxis": value, "name": name, "label": {"formatter": name}} for name, value in lines.items()],
+        },
+    }
+    if shaded is not None:
+        area = [{"yAxis": shaded[0]}, {"yAxis": shaded[1]}]
+        series["markArea"] = {"silent": True, "itemStyle": {"color": FILL}, "data": [area]}
+    return series
+
+
+def early_ends(ends: pd.DataFrame, *, bright: bool, right_part: float, with_rule: bool) -> list[Option]:
+    """Return one series a status, with its symbol where each such trial ended and the trial's number beside it.
+
+    From `right_part` on, the text stands left of the symbol, where there is room for it.
+    """
+    return [
+        _UNTOUCHED
+        | {
+            "type": "scatter",
+            "name": status,
+            "symbol": appearance.mark(Status(status)).echarts,
+            "symbolSize": 12 if bright else 9,
+            "z": 5 if bright else 2,
+            "data": [_end(row, bright, right_part, with_rule) for row in group.itertuples()],
+        }
+        for status, group in ends.groupby("status", sort=False)
+    ]
+
+
+def _end(row: Any, bright: bool, right_part: float, with_rule: bool) -> Option:
+    colour = appearance.colour(row.trial) if bright else FAINT
+    # A rule's declared name; any other text in its place is left out.
+    rule = f" {RULES[row.rule].label}" if with_rule and row.rule in RULES else ""
+    label: Option = {
+        "show": bright,
+        "formatter": f"{{number|{row.trial}}}{rule}",
+        "position": "left" if row.x > right_part else "right",
+        "color": appearance.NEUTRAL,
+        "rich": {"number": {"color": colour, "fontWeight": "bold"}},
+    }
+    return {
+        "name": f"Trial {row.trial}",
+        "value": [float(row.x), float(row.y)],
+        "itemStyle": {"color": colour, "borderColor": "#ffffff", "borderWidth": int(bright)},
+        "label": label,
+    }

@@ -1,0 +1,106 @@
+"""What every page begins with: the store opened, a study chosen, and what to do where there is none."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import streamlit as st
+
+from dashboard import data, untrusted
+from ppo_core.errors import PPOTunerError, StoreError
+from tuner.store import Store
+
+
+@contextmanager
+def problems_told() -> Iterator[None]:
+    """Tell a user's problem (no store, a foreign one, a study that is gone) in place of the rest of the page."""
+    try:
+        yield
+    except PPOTunerError as problem:
+        _tell(problem)
+        st.stop()  # also what comes after the part of the page that met it
+
+
+def open_store() -> Store:
+    """Return the store of PPO_TUNER_STORAGE or the default one; raises StoreError."""
+    return data.open_store(data.storage())
+
+
+def choose_study(store: Store) -> str | None:
+    """Return the study's name from the selector, which is in the link; None: there is none yet, and it is said."""
+    names = [study.name for study in data.studies(store)]
+    if not names:
+        guide(
+            "No studies yet",
+            "The store is there, and empty. Start a study; it appears here as soon as its first trial runs.",
+            ["ppo-tuner demo", "ppo-tuner run STUDY.toml"],
+        )
+        return None
+    _put_into_link(names)
+    left, _ = st.columns([1, 2])
+    chosen = left.selectbox(
+        "Study",
+        names,
+        index=None,
+        placeholder="Choose a study",
+        format_func=untrusted.one_line,
+        key="study",
+        bind="query-params",
+        persist_state="session",
+        help="Of the store in PPO_TUNER_STORAGE, or else of runs/ppo-tuner.db",
+    )
+    if chosen is None:
+        st.info("Choose a study above.")
+    return chosen
+
+
+def _put_into_link(names: list[str]) -> None:
+    """Name the first study in the link where it names none that exists, so that the link keeps showing this one.
+
+    Only before the selector first exists: from then on the link is its own.
+    """
+    if "study" in st.session_state:
+        return
+    linked, first = st.query_params.get("study"), names[0]
+    if linked is not None and linked not in [untrusted.one_line(name) for name in names]:
+        st.query_params["study"] = untrusted.one_line(first)
+        st.session_state["study not found"] = True
+        st.rerun()  # the selector would drop what the link named when this run began
+    if st.session_state.pop("study not found", False):
+        st.warning("The study in the link is not in this store; this is its latest one.")
+    if linked is None:
+        st.query_params["study"] = untrusted.one_line(first)
+        st.session_state["study"] = first
+
+
+def guide(title: str, text: str, commands: list[str], problem: str = "") -> None:
+    """Draw an empty state: what there is, and the commands that lead on. Only `problem` may be others' words."""
+    with st.container(border=True):
+        st.subheader(title, anchor=False)
+        if problem:
+            st.text(untrusted.visible(problem))
+        st.write(text)
+        for command in commands:
+            st.code(command, language=None)
+        st.button("Look again", icon=":material/refresh:", key=f"again {title}")
+
+
+def ago(seconds_since_epoch: float) -> str:
+    """Return how long ago a time was, in its largest fitting unit."""
+    seconds = max(0.0, time.time() - seconds_since_epoch)
+    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def _tell(problem: PPOTunerError) -> None:
+    demo, default = "ppo-tuner demo", "ppo-tuner dashboard --storage sqlite:///runs/ppo-tuner.db"
+    if not isinstance(problem, StoreError):
+        guide("This study cannot be shown", "Choose another one, or run a new one.", [demo], str(problem))
+    elif data.is_missing(data.storage()):
+        text = "A study writes its store when it first runs. The demo takes about five minutes."
+        guide("No store yet", text, [demo], str(problem))
+    else:
+        text = "Open the dashboard on a PPO Tuner store (PPO_TUNER_STORAGE names it too), or start a new one."
+        guide("This store cannot be shown", text, [default, demo], str(problem))
