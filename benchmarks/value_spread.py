@@ -37,9 +37,11 @@ def main() -> None:
     spec = replace(StudySpec.load(arguments.study), sampler=SamplerSpec(name="random"))
     sampler = Projection(spec, [])
     results = []
-    for number in range(1, arguments.configurations + 1):
+    for number in range(arguments.configurations):
         start = time.perf_counter()
-        config = spec.config(sampler.propose(number))
+        params = sampler.propose(number)
+        sampler.note_running(number, params)
+        config = spec.config(params)
         value, kl = run(config, spec.task)
         results.append((value, kl, config))
         seconds = time.perf_counter() - start

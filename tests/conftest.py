@@ -1,5 +1,28 @@
-"""One thread for every process the tests start: results then do not depend on the machine's cores."""
+"""What all tests share."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+
+from ppo_core.task import TaskAssets, get_task
+
+# One thread for every process the tests start: results then do not depend on the machine's cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def task_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
+    """Where tasks are prepared: pytest's own cache, which lasts between runs (folders are named by what they hold)."""
+    assert pytestconfig.cache
+    folder = pytestconfig.cache.mkdir("tasks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PPO_TUNER_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def assets(task_cache: Path) -> TaskAssets:
+    """The reviews task as it ships."""
+    return get_task("reviews").prepare(None)

@@ -1,0 +1,77 @@
+"""Real PPO on the reviews task: the trainer learns, and a study of it finds out which configuration to launch."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppo_core import PPOConfig
+from ppo_core.task import TaskAssets, get_task
+from ppo_core.trainer import ppo_trainer
+from tests.tuner.invoke import Invoke
+from tuner import cli
+
+SHORT_STUDY = """
+name = "short"
+task = "reviews"
+trials = 3
+threads = 1
+[fixed]
+total_episodes = 640
+num_ppo_epochs = 2
+[search]
+learning_rate = { low = 2e-3, high = 3e-3, scale = "log" }
+kl_coef = { low = 0.001, high = 0.002, scale = "log" }
+"""
+"""Trial 0 is the reference, the others blow up."""
+
+
+@pytest.fixture
+def ppo_tuner(
+    assets: TaskAssets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Invoke:
+    """Runs a command in a folder of its own; returns its exit status, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PPO_TUNER_STORAGE", raising=False)
+
+    def invoke(*argv: str) -> tuple[int, str, str]:
+        status = cli.main(argv)
+        return status, *capsys.readouterr()
+
+    return invoke
+
+
+def test_ppo_raises_the_reward_on_reviews(assets: TaskAssets) -> None:
+    torch.set_num_threads(1)
+    config = PPOConfig(**{**get_task("reviews").reference, "total_episodes": 640})
+    reports = list(ppo_trainer(config, "reviews", device="cpu"))
+    first, last = reports[0].metrics, reports[-1].metrics
+    assert first["eval/kl"] == 0 and abs(first["eval/reward"]) < 0.3
+    gain = last["eval/reward"] - first["eval/reward"]
+    assert gain > 0.6 and gain > 8 * last["eval/reward_se"]
+    assert 1 < last["eval/kl"] < 15
+    assert max(report.metrics.get("sampler/mismatch", 0) for report in reports) < 1e-4
+    # Sampled and exact KL agree: the sampler draws from what is trained.
+    for report in reports[2:]:
+        assert report.metrics["objective/kl"] == pytest.approx(report.metrics["objective/kl_exact"], rel=0.35, abs=0.5)
+    assert len(reports[-1].samples) == 8 and all(sample.response for sample in reports[-1].samples)
+
+
+def test_a_study_finds_the_configuration_that_stays_within_the_budget(ppo_tuner: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "short.toml").write_text(SHORT_STUDY)
+    status, out, _ = ppo_tuner("run", "short.toml", "--workers", "2", "--json")
+    assert status == 0
+    study = json.loads(out)
+    reference, *others = study["trials"]
+    assert reference["status"] == "completed" and reference["kl"] < 15
+    for trial in others:
+        assert trial["status"] == "pruned" and trial["reason"]["rule"] in ("kl_limit", "kl_hard")
+        assert trial["reason"]["value"] > 15 and trial["violation"] > 0
+    status, out, _ = ppo_tuner("best", "short", "--kl-budget", "15", "--json")
+    assert status == 0 and json.loads(out)["number"] == 0
+    status, out, _ = ppo_tuner("show", "short", "0", "--json")
+    steps = json.loads(out)["steps"]
+    assert [step["step"] for step in steps] == list(range(11))
+    assert steps[0]["eval/kl"] == 0 and steps[1]["objective/kl_exact"] == pytest.approx(0, abs=1e-4)
+    assert ppo_tuner("run", "short.toml")[0] == 0, "a finished study prints its result again"
