@@ -22,9 +22,11 @@ from tuner.spec import SamplerSpec, StudySpec
 
 def run(config: PPOConfig, task: str) -> tuple[float, float]:
     """Train one configuration to its end; return its value and eval KL in nats per response."""
-    evaluations = [report.metrics for report in ppo_trainer(config, task, device="cpu") if report.is_evaluation]
-    value = trial_value(evaluations)
-    return value[0], value[2]
+    reports = ppo_trainer(config, task, device="cpu")
+    result = trial_value([{"step": report.step, **report.metrics} for report in reports if report.is_evaluation])
+    if result.value is None or result.kl is None:
+        raise SystemExit("a configuration left no finite evaluation; draw others with --seed")
+    return result.value, result.kl
 
 
 def main() -> None:
@@ -32,9 +34,12 @@ def main() -> None:
     parser.add_argument("--study", default="studies/reviews.toml")
     parser.add_argument("--configurations", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seed", type=int, help="of the configurations (default: the study's)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     spec = replace(StudySpec.load(arguments.study), sampler=SamplerSpec(name="random"))
+    if arguments.seed is not None:
+        spec = replace(spec, seed=arguments.seed)
     sampler = Projection(spec, [])
     results = []
     for number in range(arguments.configurations):

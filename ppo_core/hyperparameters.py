@@ -263,7 +263,7 @@ class PPOConfig:
         float | None,
         Hyper(
             label="KL target",
-            doc="Set: β adapts so that the sampled KL of a response goes to this. Unset: β is fixed.",
+            doc="Set: β adapts so that the exact KL of a response goes to this. Unset: β is fixed.",
             source=f"{ZIEGLER}, section 2.2 (6 nats for 24 tokens)",
             unit="nats per response",
             valid=POSITIVE,
@@ -434,3 +434,17 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
     if name in ("local_rollout_forward_batch_size", "per_device_train_batch_size"):
         return "it decides memory, not the experiment"
     return None
+
+
+def cautions(config: PPOConfig) -> list[str]:
+    """Return what is allowed but will hardly do what it says, one line each."""
+    lines = []
+    if config.kl_target is not None and config.horizon > config.total_episodes:
+        lines.append(
+            f"kl_horizon = {config.horizon} is longer than the run ({config.total_episodes} episodes), so β can move "
+            f"by at most {20 * config.total_episodes / config.horizon:.2g}% towards kl_target"
+        )
+    sizes = config.batch_sizes(world_size=1) if config.gradient_accumulation_steps is None else None
+    if sizes is not None and config.num_ppo_epochs == 1 and sizes.num_mini_batches == 1:
+        lines.append("with one PPO epoch and one mini-batch the ratio is always 1, so cliprange does nothing")
+    return lines

@@ -38,7 +38,7 @@ def exact_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 class KLController:
     """β, fixed or adaptive towards a target: β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon.
 
-    KL is the sampled KL in nats per response, n and horizon count episodes.
+    KL is the exact KL in nats per response, which budgets and guards read too; n and horizon count episodes.
     Source: Ziegler et al. 2019, arXiv 1909.08593, section 2.2.
     """
 
@@ -48,7 +48,7 @@ class KLController:
         self.horizon = horizon
 
     def update(self, kl: float, episodes: int) -> None:
-        """Move β after a rollout batch of `episodes` whose mean sampled KL was `kl`; a fixed β stays."""
+        """Move β after a rollout batch of `episodes` whose mean exact KL was `kl`; a fixed β stays."""
         if self.target is None:
             return
         error = min(max(kl / self.target - 1, -0.2), 0.2)

@@ -23,6 +23,8 @@ class TaskModels:
     tokenizer: PreTrainedTokenizerBase
     reward: Reward
     prompts: Prompts
+    longest_prompt: int
+    """In tokens."""
     baseline: dict[int, StepReport] = field(default_factory=dict)
     """The untrained policy's evaluation by thread count: the same for every run of the task."""
 
@@ -57,4 +59,6 @@ def _load(name: str, device: str) -> TaskModels:
         raise TaskError(f'task "{name}": cannot load the policy {assets.policy}: {error}') from error
     nn.Module.to(reference, where)
     reference.eval().requires_grad_(False)
-    return TaskModels(task, reference, tokenizer, RewardModel(assets.reward_model, where), assets.prompts)
+    prompts = assets.prompts
+    longest = max(len(ids) for ids in tokenizer([*prompts.train, *prompts.eval, *prompts.test])["input_ids"])
+    return TaskModels(task, reference, tokenizer, RewardModel(assets.reward_model, where), prompts, longest)

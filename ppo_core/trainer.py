@@ -22,7 +22,7 @@ from safetensors.torch import load_model, save_model
 
 from ppo_core import checkpoint
 from ppo_core.advantages import masked_var
-from ppo_core.errors import CheckpointError
+from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.evaluation import evaluate, repetition
 from ppo_core.experience import Experience, PolicyReading, build_experience, read_policy
 from ppo_core.hyperparameters import PPOConfig
@@ -63,9 +63,14 @@ class _Stopwatch:
 
 
 class PPOTrainer:
-    """PPO of one config on one task. Iterate over it; see `ppo_core.report.Trainer`."""
+    """PPO of one config on one task. Iterate over it; see `ppo_core.report.Trainer`.
+
+    Raises:
+        ConfigError: prompt and response do not fit into the model's positions.
+    """
 
     def __init__(self, config: PPOConfig, models: TaskModels) -> None:
+        _require_room(config, models)
         self.config = config
         self.models = models
         self.network = ActorCritic(models.reference, config.value_model)
@@ -236,6 +241,17 @@ class PPOTrainer:
         """Write the trained policy and its tokenizer as an ordinary transformers folder."""
         self.network.policy.save_pretrained(folder)
         self.models.tokenizer.save_pretrained(folder)
+
+
+def _require_room(config: PPOConfig, models: TaskModels) -> None:
+    """Raise ConfigError where a response would not fit into the model's positions behind the longest prompt."""
+    positions = getattr(models.reference.config, "max_position_embeddings", None)
+    room = None if positions is None else positions - models.longest_prompt
+    if room is not None and config.response_length > room:
+        raise ConfigError(
+            f"response_length = {config.response_length} is not allowed: the policy has {positions} positions and the "
+            f"longest prompt takes {models.longest_prompt}, so at most {room}"
+        )
 
 
 def _critic_metrics(experience: Experience) -> dict[str, float]:

@@ -63,7 +63,7 @@ def run_study(
         open_study(store, spec, runs_folder / spec.name) as study,
         stop_requests() as stop,
     ):
-        notes = tuple(settle(study))
+        notes = (*spec.notes, *settle(study))
         on_event(StudyStarted(spec, spec.trials, study.finished(), notes))
         try:
             why = _run(study, workers, stop, limits, on_event)

@@ -21,7 +21,7 @@ class StudyStarted:
     finished: int
     """Trials that had ended before."""
     notes: tuple[str, ...]
-    """What differs from the last run of the study, one line each."""
+    """What the user should know of the spec, and what differs from the last run of the study; one line each."""
 
 
 @dataclass(frozen=True)

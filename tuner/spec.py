@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ppo_core.declaration import Bounds, HyperValue, Range
 from ppo_core.errors import ConfigError, TaskError, nearest
-from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.report import require_device
 from ppo_core.task import Task, get_task
 from tuner import study_file, tables
@@ -79,7 +79,7 @@ class StudySpec:
         critic = self.fixed.get("value_model", self._reference_value("value_model"))
         if "value_learning_rate" in self.search and critic == "shared":
             notes.append('value_learning_rate reaches only the value head: value_model = "shared"')
-        return tuple(notes)
+        return (*notes, *cautions(self.config(self.reference_params())))
 
     @classmethod
     def load(cls, path: Path | str) -> "StudySpec":

@@ -75,4 +75,5 @@ def tiny(tiny_folder: Path) -> TaskModels:
         AutoTokenizer.from_pretrained(tiny_folder),
         count_w3,
         Prompts(tuple(prompts[:24]), tuple(prompts[24:32]), tuple(prompts[32:])),
+        longest_prompt=5,
     )

@@ -10,7 +10,7 @@ from transformers import HfArgumentParser
 
 from ppo_core import PPOConfig
 from ppo_core.errors import ConfigError
-from ppo_core.hyperparameters import HYPERPARAMETERS, inert
+from ppo_core.hyperparameters import HYPERPARAMETERS, cautions, inert
 
 
 def test_every_field_is_declared_whole() -> None:
@@ -120,6 +120,14 @@ def test_devices_that_do_not_divide_are_refused() -> None:
 def test_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         PPOConfig().seed = 1  # type: ignore[misc]
+
+
+def test_what_will_hardly_do_anything_is_told() -> None:
+    assert cautions(PPOConfig()) == []
+    (line,) = cautions(PPOConfig(total_episodes=1000, kl_target=6.0, kl_horizon=10_000))
+    assert line.startswith("kl_horizon = 10000 is longer than the run (1000 episodes), so β can move by at most 2%")
+    (line,) = cautions(PPOConfig(batch_size=64, num_ppo_epochs=1))
+    assert "cliprange does nothing" in line
 
 
 def test_inert_dimensions() -> None:

@@ -132,6 +132,12 @@ def test_the_saved_model_loads_as_any_transformers_model(tiny: TaskModels, tmp_p
     assert AutoTokenizer.from_pretrained(tmp_path)("w1 w2")["input_ids"] == [4, 5]
 
 
+def test_a_response_that_does_not_fit_is_refused(tiny: TaskModels) -> None:
+    assert PPOTrainer(replace(CONFIG, response_length=27), tiny)
+    with pytest.raises(ConfigError, match="response_length = 28 is not allowed: the policy has 32 positions"):
+        PPOTrainer(replace(CONFIG, response_length=28), tiny)
+
+
 def test_devices() -> None:
     assert resolve_device("cpu") == torch.device("cpu")
     with pytest.raises(ConfigError, match="device = 'gpu' is not allowed: auto or cpu"):

@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from ppo_core import checkpoint
 from ppo_core.declaration import HyperValue
 from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError
-from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.report import DEVICES, StepReport, Trainer, require_device
 from ppo_core.task import BUILT_IN, get_task
 from tuner import render, results
@@ -222,6 +222,8 @@ def _announce(run: Run, out: Console) -> None:
     changed = {n: v for n, v in run.config.to_dict().items() if v != HYPERPARAMETERS[n].default}
     out.print(f"task {run.task}, {run.config.num_iterations()} iterations, output {run.output}", soft_wrap=True)
     out.print(f"other than the defaults: {render.params_line(changed)}", soft_wrap=True)
+    for line in cautions(run.config):
+        out.print(f"note: {line}", soft_wrap=True)
     if run.resume_from is not None:
         out.print(f"going on from {run.resume_from}", soft_wrap=True)
 
