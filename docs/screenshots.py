@@ -1,0 +1,81 @@
+"""Take the pictures of the dashboard that the README shows.
+
+    make demo && .venv/bin/python docs/screenshots.py
+
+Starts the dashboard on the default store, opens it in a browser (Playwright's own, else the system's Chromium) and
+writes PNG files to docs/images/.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from playwright.sync_api import Browser, Error, Playwright, sync_playwright
+
+IMAGES = Path(__file__).parent / "images"
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+
+
+def open_browser(playwright: Playwright) -> Browser:
+    """Return Playwright's own Chromium, or the system's where that is not installed."""
+    try:
+        return playwright.chromium.launch(args=FLAGS)
+    except Error:
+        found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        if found is None:
+            raise SystemExit("no browser: run `playwright install chromium`, or install your system's") from None
+        return playwright.chromium.launch(executable_path=found, args=FLAGS)
+
+
+@contextlib.contextmanager
+def dashboard() -> Iterator[str]:
+    """Run the dashboard on a free port of this machine and yield its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "tuner.cli", "dashboard", "--port", str(port)]
+    server = subprocess.Popen(command, env=os.environ | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.DEVNULL)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{address}/_stcore/health", timeout=1)
+                break
+            if time.monotonic() > deadline or server.poll() is not None:
+                raise SystemExit("the dashboard did not start")
+            time.sleep(0.2)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def main() -> None:
+    """Take every picture."""
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    with dashboard() as address, sync_playwright() as playwright:
+        browser = open_browser(playwright)
+        page = browser.new_page(viewport={"width": 1400, "height": 1250}, device_scale_factor=1)
+        page.goto(address)
+        page.get_by_text("KL from the reference policy").wait_for(timeout=60_000)
+        page.locator("canvas").nth(2).wait_for(timeout=60_000)
+        page.wait_for_timeout(2_500)  # the charts' own animation
+        page.screenshot(path=str(IMAGES / "study.png"))
+        page.screenshot(path=str(IMAGES / "study-whole.png"), full_page=True)
+        browser.close()
+    print(f"wrote {', '.join(sorted(path.name for path in IMAGES.glob('*.png')))}")
+
+
+if __name__ == "__main__":
+    main()
