@@ -31,6 +31,8 @@ _DASHES = (
 
 DISTINCT = len(COLOURS) * len(_DASHES)
 """Trials that can be told apart before colours and dashes come round again."""
+AT_A_GLANCE = 8
+"""Trials that are in colour where nobody chose any: more lines than that are a tangle."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from ppo_core.metrics import METRICS
 from tuner.status import Status
 
 KL = "objective/kl_exact"
+MOST_LIMITS = 3
+"""A linear KL axis ends at this many times the guard's limit: one blow-up of 200 nats would flatten all the rest."""
 LOG_FLOOR = 0.1
 """Lowest KL of a logarithmic axis, in nats; less is drawn there, since step 0 is exactly 0 and has no logarithm."""
 AXIS_TITLES: dict[Axis, str] = {"step": "Step (PPO iterations)", "episodes": "Episodes"}
@@ -53,12 +55,13 @@ def kl_curves(
         points = points.assign(y=points["y"].clip(lower=LOG_FLOOR))
     left, right = _edges(points, drawing)
     highest = points.loc[points["x"].between(left, right), "y"].max()
-    top = _round_up(1.02 * float(np.fmax(highest, kl_limit)))
+    most = np.inf if drawing.log_kl else MOST_LIMITS * kl_limit
+    top = _round_up(min(1.02 * float(np.fmax(highest, kl_limit)), most))
     named = {f"KL budget {kl_budget:g}": kl_budget, f"Guard's limit {kl_limit:g}": kl_limit}
     vertical: Option = {"type": "log", "min": LOG_FLOOR} if drawing.log_kl else {"min": 0}
     return echarts.chart(
         _lines(points, trials, KL, chosen, right),
-        [echarts.limits(named, shaded=(kl_budget, top)), *_ends(points, trials, chosen, drawing, with_rule=True)],
+        [echarts.limits(named, shaded=(kl_budget, top)), *_ends(points, trials, chosen, drawing, top)],
         x_axis=_x_axis(points, drawing),
         y_axis={"name": METRICS[KL].unit, "max": top} | vertical,
     )
@@ -80,7 +83,7 @@ def metric_curves(
     declared = METRICS[metric]
     return echarts.chart(
         _lines(points, trials, metric, chosen, right),
-        [echarts.limits(start, side="End"), *_ends(points, trials, chosen, drawing, with_rule=False)],
+        [echarts.limits(start, side="End"), *_ends(points, trials, chosen, drawing)],
         x_axis=_x_axis(points, drawing),
         y_axis={"name": declared.unit or declared.label, "scale": True},
     )
@@ -107,17 +110,16 @@ def _lines(
 
 
 def _ends(
-    points: pd.DataFrame, trials: pd.DataFrame, chosen: Collection[int], drawing: Drawing, *, with_rule: bool
+    points: pd.DataFrame, trials: pd.DataFrame, chosen: Collection[int], drawing: Drawing, top: float | None = None
 ) -> list[Option]:
+    """Return the marks of early ends; on the KL chart, whose axis ends at `top`, with the guard's rule."""
     ends = curves.early_ends(points, trials)
     left, right = _edges(points, drawing)
     is_chosen = ends["trial"].isin(chosen)
     return [
         series
         for bright, group in ((False, ends[~is_chosen]), (True, ends[is_chosen]))
-        for series in echarts.early_ends(
-            group, bright=bright, right_part=left + 0.7 * (right - left), with_rule=with_rule
-        )
+        for series in echarts.early_ends(group, bright=bright, right_part=left + 0.7 * (right - left), top=top)
     ]
 
 

@@ -106,10 +106,11 @@ def limits(
     return series
 
 
-def early_ends(ends: pd.DataFrame, *, bright: bool, right_part: float, with_rule: bool) -> list[Option]:
+def early_ends(ends: pd.DataFrame, *, bright: bool, right_part: float, top: float | None) -> list[Option]:
     """Return one series a status, with its symbol where each such trial ended and the trial's number beside it.
 
-    From `right_part` on, the text stands left of the symbol, where there is room for it.
+    From `right_part` on, the text stands left of the symbol, where there is room for it. With `top`, the text
+    names the rule, and a symbol over the axis stands on its `top` with its height told.
     """
     return [
         _UNTOUCHED
@@ -119,16 +120,19 @@ def early_ends(ends: pd.DataFrame, *, bright: bool, right_part: float, with_rule
             "symbol": appearance.mark(Status(status)).echarts,
             "symbolSize": 12 if bright else 9,
             "z": 5 if bright else 2,
-            "data": [_end(row, bright, right_part, with_rule) for row in group.itertuples()],
+            "data": [_end(row, bright, right_part, top) for row in group.itertuples()],
         }
         for status, group in ends.groupby("status", sort=False)
     ]
 
 
-def _end(row: Any, bright: bool, right_part: float, with_rule: bool) -> Option:
+def _end(row: Any, bright: bool, right_part: float, top: float | None) -> Option:
     colour = appearance.colour(row.trial) if bright else FAINT
     # A rule's declared name; any other text in its place is left out.
-    rule = f" {RULES[row.rule].label}" if with_rule and row.rule in RULES else ""
+    rule = f" {RULES[row.rule].label}" if top is not None and row.rule in RULES else ""
+    height = float(row.y)
+    if top is not None and height > top:
+        height, rule = top, f"{rule}: {height:.3g}"
     label: Option = {
         "show": bright,
         "formatter": f"{{number|{row.trial}}}{rule}",
@@ -138,7 +142,7 @@ def _end(row: Any, bright: bool, right_part: float, with_rule: bool) -> Option:
     }
     return {
         "name": f"Trial {row.trial}",
-        "value": [float(row.x), float(row.y)],
+        "value": [float(row.x), height],
         "itemStyle": {"color": colour, "borderColor": "#ffffff", "borderWidth": int(bright)},
         "label": label,
     }

@@ -72,7 +72,9 @@ def main() -> None:
         page.locator("canvas").nth(2).wait_for(timeout=60_000)
         page.wait_for_timeout(2_500)  # the charts' own animation
         page.screenshot(path=str(IMAGES / "study.png"))
-        page.screenshot(path=str(IMAGES / "study-whole.png"), full_page=True)
+        page.set_viewport_size({"width": 1400, "height": 3300})
+        page.wait_for_timeout(2_500)
+        page.screenshot(path=str(IMAGES / "study-whole.png"))
         browser.close()
     print(f"wrote {', '.join(sorted(path.name for path in IMAGES.glob('*.png')))}")
 

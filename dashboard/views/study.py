@@ -48,12 +48,13 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[int, ...], Drawing]:
         key="trial",
         bind="query-params",
         persist_state="session",
-        placeholder="All. Choose some by number to bring them out",
-        help="Chosen trials are drawn in their colours, the others in grey; their samples are compared below.",
+        placeholder="The telling ones. Choose others by number",
+        help="Chosen trials are drawn in their colours, the others in grey; their samples are compared below. Nothing "
+        "chosen: all of a few trials, else the reference, the best in the budget, one pruned for KL and what runs.",
         width=420,
     )
     axis = row.segmented_control(
-        "Horizontal axis", AXES, default="step", required=True, key="axis", bind="query-params"
+        "Horizontal axis", AXES, default="episodes", required=True, key="axis", bind="query-params"
     )
     scale = row.segmented_control(
         "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params"
@@ -91,14 +92,14 @@ def _live(drawn: Snapshot, head: DeltaGenerator, chosen: tuple[int, ...], drawin
 
 
 def _highlighted(snapshot: Snapshot, chosen: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the trials drawn in colour: those chosen, else all while they can be told apart, else the telling ones."""
+    """Return the trials drawn in colour: those chosen, else all where they are few, else the telling ones."""
     if chosen:
         return chosen
     rows = snapshot.view.trials
-    if len(rows) <= appearance.DISTINCT:
+    if len(rows) <= appearance.AT_A_GLANCE:
         return tuple(row.number for row in rows)
     running = [row.number for row in rows if row.status is Status.RUNNING]
-    return tuple(dict.fromkeys([*snapshot.telling, *running]))[: appearance.DISTINCT]
+    return tuple(dict.fromkeys([*snapshot.telling, *running]))[: appearance.AT_A_GLANCE]
 
 
 def _curves(

@@ -76,9 +76,21 @@ def test_budget_and_limit_are_lines_at_their_values_and_the_shading_begins_at_th
 
 
 def test_a_kl_over_the_limit_stays_inside_the_chart_and_its_shading() -> None:
-    option = kl_chart(steps(0, [0, 30, 63]))
-    assert option["yAxis"]["max"] == 65
-    assert named(option, "Limits")["markArea"]["data"][0][1] == {"yAxis": 65}
+    option = kl_chart(steps(0, [0, 30, 33]))
+    assert option["yAxis"]["max"] == 35
+    assert named(option, "Limits")["markArea"]["data"][0][1] == {"yAxis": 35}
+
+
+def test_a_blow_up_does_not_flatten_the_rest_and_its_height_is_told() -> None:
+    early = trial(0, Status.PRUNED, rule="kl_hard", stop_step=2)
+    option = kl_chart(steps(0, [0, 9, 188]), early, chosen=(0,))
+    assert option["yAxis"]["max"] == 45, "three times the limit"
+    [stop] = named(option, "pruned")["data"]
+    assert (stop["value"], stop["label"]["formatter"]) == ([2, 45], "{number|0} KL far over the limit: 188")
+    log = kl_chart(steps(0, [0, 9, 188]), early, chosen=(0,), drawing=Drawing(log_kl=True))
+    assert log["yAxis"]["max"] == 200
+    [stop] = named(log, "pruned")["data"]
+    assert (stop["value"], stop["label"]["formatter"]) == ([2, 188], "{number|0} KL far over the limit")
 
 
 def test_the_guards_stop_is_marked_on_the_curve_with_its_rule_and_the_trials_colour() -> None:
@@ -154,11 +166,11 @@ def test_the_horizontal_axis_counts_steps_or_episodes() -> None:
 
 
 def test_a_window_is_a_part_of_the_longest_trial_and_fits_the_height_to_it() -> None:
-    frame = pd.concat([steps(0, [0, 1, 2, 3, 4]), steps(1, [80, 9])])
+    frame = pd.concat([steps(0, [0, 1, 2, 3, 4]), steps(1, [32, 9])])
     shown = kl_chart(frame, drawing=Drawing(window=(50, 75)))
     assert (shown["xAxis"]["min"], shown["xAxis"]["max"]) == (2, 3)
     assert shown["yAxis"]["max"] == 20
-    assert kl_chart(frame)["yAxis"]["max"] == 85
+    assert kl_chart(frame)["yAxis"]["max"] == 35
 
 
 @pytest.mark.parametrize("window", [(0, 0), (100, 100)])

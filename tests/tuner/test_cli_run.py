@@ -117,6 +117,7 @@ def test_finished_demo_prints_its_result(ppo_tuner: Invoke, own_folder: Path) ->
     made_study.make(own_folder / "runs" / "ppo-tuner.db", replace(packaged, trials=len(ended)), ended).close()
     status, stdout, stderr = ppo_tuner("demo", "--trials", str(len(ended)))
     assert (status, stderr) == (0, "")
-    assert "Best trial within 10 nats/response: trial 2" in stdout
-    assert "ppo-tuner compare reviews 2 0" in stdout
+    assert packaged.kl_budget == 6, "within it the made-up trial 3 is the best"
+    assert "Best trial within 6 nats/response: trial 3" in stdout
+    assert "ppo-tuner compare reviews 3 0" in stdout
     assert "preparing" not in stdout
