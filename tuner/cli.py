@@ -3,7 +3,6 @@
 import argparse
 import io
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 
@@ -15,6 +14,7 @@ from tuner.commands.arguments import (
     EXIT_INTERRUPTED,
     EXIT_PIPE,
     EXIT_USAGE,
+    PROG,
     STORAGE_HELP,
     Parser,
     duration,
@@ -22,10 +22,9 @@ from tuner.commands.arguments import (
     port,
     positive_int,
     refuse_unknown,
+    to_copy,
     trial_number,
 )
-
-PROG = "ppo-tuner"
 
 COMMANDS = {
     "demo": "tune PPO on the built-in task reviews (a few minutes on two cores)",
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
     except KeyboardInterrupt:
         goes_on = arguments[:1] in (["demo"], ["run"])
-        _tell(f"interrupted; go on with: {PROG} {shlex.join(arguments)}" if goes_on else "interrupted")
+        _tell(f"interrupted; go on with: {to_copy(arguments)}" if goes_on else "interrupted")
         return EXIT_INTERRUPTED
 
 

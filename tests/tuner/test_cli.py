@@ -19,6 +19,7 @@ from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke, one_error, process
 from tests.tuner.quick_run import QUICK_STUDY
 from tuner import cli
 from tuner.commands import storage
+from tuner.commands.arguments import to_copy
 
 # Mistakes
 
@@ -257,3 +258,13 @@ def test_a_busy_port_is_one_line(ppo_tuner: Invoke, made: str) -> None:
         status, stdout, stderr = ppo_tuner("dashboard", "--port", str(port))
     assert (status, stdout) == (2, "")
     assert one_error(stderr) == f"port {port} is in use or not allowed; name another with --port"
+
+
+def test_commands_to_copy_name_a_program_that_the_shell_finds(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [str(own_folder / ".venv/bin/ppo-tuner"), "demo"])
+    monkeypatch.setenv("PATH", str(own_folder))
+    assert to_copy(["show", "my study"]) == ".venv/bin/ppo-tuner show 'my study'"
+    (own_folder / "ppo-tuner").touch(mode=0o755)
+    assert to_copy(["demo"]) == "ppo-tuner demo"

@@ -3,11 +3,16 @@
 import argparse
 import math
 import re
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from ppo_core.errors import ConfigError, nearest
 
+PROG = "ppo-tuner"
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
 
 STORAGE_VARIABLE = "PPO_TUNER_STORAGE"
@@ -15,6 +20,16 @@ STORAGE_HELP = (
     f"where studies are kept: a database URL or an SQLite file (default: ${STORAGE_VARIABLE}, else runs/ppo-tuner.db)"
 )
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def to_copy(words: Sequence[str]) -> str:
+    """Return a `ppo-tuner` command for people to copy: with its path where it is not on the shell's PATH."""
+    started = Path(sys.argv[0])
+    program = PROG
+    if shutil.which(PROG) is None and started.name == PROG:
+        is_below = started.is_absolute() and started.is_relative_to(Path.cwd())
+        program = str(started.relative_to(Path.cwd()) if is_below else started)
+    return shlex.join([program, *words])
 
 
 class Parser(argparse.ArgumentParser):

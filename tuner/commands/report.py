@@ -1,12 +1,11 @@
 """What is printed of a study's outcome: tables, the winner, and what to do next."""
 
-import shlex
-
 from rich.console import Console
 
 from tuner import render
 from tuner.best import closest_trial
 from tuner.commands import storage
+from tuner.commands.arguments import to_copy
 from tuner.results import StudyView, baseline, final_kl, gain, kl_prunings
 from tuner.store import Store, TrialRow
 
@@ -110,4 +109,4 @@ def _next_commands(view: StudyView, best: TrialRow | None, where: str) -> list[t
 
 
 def _command(words: list[str], where: str) -> str:
-    return shlex.join(["ppo-tuner", *words, *storage.flags(where)])
+    return to_copy([*words, *storage.flags(where)])

@@ -1,14 +1,13 @@
 """The commands that run a study: demo and run."""
 
 import argparse
-import shlex
 import sys
 from importlib import resources
 from pathlib import Path
 
 from tuner import render, results
 from tuner.commands import report, storage
-from tuner.commands.arguments import EXIT_INTERRUPTED
+from tuner.commands.arguments import EXIT_INTERRUPTED, to_copy
 from tuner.commands.progress import StudyProgress
 from tuner.controller import run_study
 from tuner.engines.local import cores
@@ -53,7 +52,7 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
     if progress.stopped is None:
         return 0
     total = ["--trials", str(args.trials)] if args.trials else []
-    go_on = shlex.join(["ppo-tuner", *command, *total, *storage.flags(where)])
+    go_on = to_copy([*command, *total, *storage.flags(where)])
     _tell_stop(progress.stopped, go_on)
     asked_for = args.timeout is not None and progress.stopped.why.startswith(TIME_LIMIT)
     return 0 if asked_for else EXIT_INTERRUPTED

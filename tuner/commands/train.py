@@ -23,7 +23,7 @@ from ppo_core.report import DEVICES, StepReport, Trainer, require_device
 from ppo_core.task import BUILT_IN, get_task
 from tuner import render, results
 from tuner.commands import storage, train_config
-from tuner.commands.arguments import EXIT_INTERRUPTED, STORAGE_HELP, Parser, refuse_unknown, trial_number
+from tuner.commands.arguments import EXIT_INTERRUPTED, STORAGE_HELP, Parser, refuse_unknown, to_copy, trial_number
 from tuner.spec import PPO_TRAINER
 from tuner.stop_signals import StopRequest, stop_requests
 from tuner.store import Store
@@ -72,7 +72,7 @@ def train(argv: Sequence[str]) -> int:
                 raise
             raise PPOTunerError(OUT_OF_MEMORY) from error
     if not finished:
-        print(f"ppo-tuner: {stop.why}; go on with: ppo-tuner train --resume {run.output}", file=sys.stderr)
+        print(f"ppo-tuner: {stop.why}; go on with: {to_copy(['train', '--resume', str(run.output)])}", file=sys.stderr)
         return EXIT_INTERRUPTED
     out.print(f"saved the model in {run.output / MODEL}")
     if args.json:
