@@ -188,8 +188,9 @@ def trial_data(trial: TrialRow) -> dict[str, Any]:
 
 
 def trial_detail(store: Store, trial: TrialRow) -> dict[str, Any]:
-    """Return the object of `show STUDY TRIAL`: the trial with every step's metrics and its samples."""
-    steps = store.steps([trial.id], list(METRICS))
+    """Return the object of `show STUDY TRIAL`: the trial with every step's metrics (a task's own too) and samples."""
+    own = store.own_metrics(trial.id)
+    steps = [row | own[row["step"]] for row in store.steps([trial.id], list(METRICS))]
     samples = store.samples([trial.id])
     return trial_data(trial) | {"steps": _without_id(steps), "samples": _without_id(samples)}
 

@@ -23,6 +23,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
 
 from ppo_core.errors import StoreError
@@ -148,7 +149,7 @@ def _set_up_sqlite(engine: Engine) -> None:
     """WAL lets pages read while the controller writes; one reader and two writers gave no errors."""
 
     @event.listens_for(engine, "connect")
-    def configure(connection, _record) -> None:  # type: ignore[no-untyped-def]
+    def configure(connection: DBAPIConnection, _record: object) -> None:
         cursor = connection.cursor()
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")

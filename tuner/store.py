@@ -8,7 +8,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -137,7 +137,7 @@ class Store:
         self._engine.dispose()
 
     @contextmanager
-    def _reading(self):  # type: ignore[no-untyped-def]
+    def _reading(self) -> Iterator[Connection]:
         try:
             with self._engine.connect() as connection:
                 yield connection
@@ -145,14 +145,14 @@ class Store:
             raise _store_error(self.url, error) from error
 
     @contextmanager
-    def _writing(self, lease: Lease):  # type: ignore[no-untyped-def]
+    def _writing(self, lease: Lease) -> Iterator[Connection]:
         """Yield a transaction in which the lease is known to hold and is renewed."""
         with self._changing() as connection:
             _renew(connection, lease)
             yield connection
 
     @contextmanager
-    def _changing(self):  # type: ignore[no-untyped-def]
+    def _changing(self) -> Iterator[Connection]:
         try:
             with self._engine.begin() as connection:
                 yield connection
@@ -303,8 +303,9 @@ class Store:
                     started_at=time.time(),
                 )
             )
-            row = connection.execute(select(schema.trials).where(schema.trials.c.id == result.inserted_primary_key[0]))
-            return _trial(row.one())
+            assert result.inserted_primary_key is not None
+            made = select(schema.trials).where(schema.trials.c.id == result.inserted_primary_key[0])
+            return _trial(connection.execute(made).one())
 
     def begin_attempt(self, lease: Lease, trial_id: int, resumed_step: int | None) -> None:
         """Count an attempt and drop the rows after the checkpoint it starts from (all, where there is none)."""
@@ -344,7 +345,10 @@ class Store:
     def steps(
         self, trial_ids: Iterable[int], metrics: Sequence[str], *, after_step: int = -1, evaluations_only: bool = False
     ) -> list[dict[str, Any]]:
-        """Return rows of `trial_id`, `step`, `episode`, `at` and the named metrics (None: not measured), in order."""
+        """Return rows of `trial_id`, `step`, `episode`, `at` and the named metrics, in order of trial and step.
+
+        A metric is None where it was not measured or was no finite number.
+        """
         table = schema.steps
         columns: list[ColumnElement[Any]] = [table.c.trial_id, table.c.step, table.c.episode, table.c.at]
         columns += [table.c[METRICS[name].column].label(name) for name in metrics]
@@ -353,6 +357,14 @@ class Store:
             query = query.where(table.c.eval_reward.is_not(None))
         with self._reading() as connection:
             return [dict(row._mapping) for row in connection.execute(query.order_by(table.c.trial_id, table.c.step))]
+
+    def own_metrics(self, trial_id: int) -> dict[int, dict[str, float]]:
+        """Return what a task reported beyond the declared metrics, by step and name."""
+        table = schema.steps
+        query = select(table.c.step, table.c.extra).where(table.c.trial_id == trial_id).order_by(table.c.step)
+        with self._reading() as connection:
+            found = [(row.step, row.extra or {}) for row in connection.execute(query)]
+        return {step: {name: value for name, value in extra.items() if name not in METRICS} for step, extra in found}
 
     def last_step(self, trial_id: int) -> int | None:
         """Return the newest recorded step of a trial, or None where it has none."""

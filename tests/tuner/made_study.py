@@ -96,6 +96,7 @@ def add_steps(store: Store, lease: Lease, trial: TrialRow, outcome: Outcome | No
             metrics["eval/reward"] = 0.25 if step == 0 else value
             metrics |= {"eval/reward_se": 0.03, "eval/kl": 0.0 if step == 0 else kl, "eval/kl_se": 0.2}
             samples = (Sample(0, "the film was", f" fine {step}", 0.5, 1.0, 4), Sample(1, "food", HOSTILE, 0.1, 2.0, 9))
+        metrics["own/tone"] = 0.5 * step
         if step == 3:
             metrics["val/var_explained"] = float("nan")
         store.add_step(lease, trial.id, StepReport(step, 64 * step, metrics, samples), seconds=1.5)

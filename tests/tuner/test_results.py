@@ -166,6 +166,7 @@ def test_trial_shape(store: Store, view: StudyView) -> None:
     assert set(METRICS) < set(detail["steps"][0])
     assert detail["steps"][1]["eval/reward"] is None
     assert detail["steps"][4]["eval/kl"] == 3.0
+    assert detail["steps"][4]["own/tone"] == 2.0, "a task's own metrics are there too"
     assert len(detail["samples"]) == 6
     assert set(detail["samples"][0]) == {"step", "prompt_index", "prompt", "response", "reward", "kl", "length"}
 

@@ -201,6 +201,7 @@ def test_numbers_that_are_not_finite_leave_their_columns_empty(store: Store) -> 
     assert (row["eval/reward"], row["eval/kl"], row["objective/scores"]) == (None, None, 1.5)
     assert store.steps([trial.id], [], evaluations_only=True) == []
     assert store.samples([trial.id])[0]["reward"] is None
+    assert store.own_metrics(trial.id) == {0: {"own": 2.5}}
 
 
 def test_a_study_or_trial_that_is_not_there_is_named(store: Store) -> None:

@@ -22,15 +22,12 @@ _MATCH_GAIN = 4.0
 
 
 class Lesson(nn.Module):
-    """A model together with what it is taught. Calling it draws a batch and returns its loss, a scalar tensor."""
+    """A model together with what it is taught. `forward(rng)` draws a batch and returns its loss, a scalar."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, batch_size: int) -> None:
         super().__init__()
         self.tokenizer = tokenizer
         self.batch_size = batch_size
-
-    def forward(self, rng: Random) -> Tensor:
-        raise NotImplementedError
 
     def _ids(self, words: Sequence[str]) -> list[int]:
         return cast(list[int], self.tokenizer.convert_tokens_to_ids(list(words)))
