@@ -97,7 +97,7 @@ def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
 def _log_share(kl: float, kl_budget: float) -> float:
     if kl <= 0:
         return -LARGEST_VIOLATION
-    return max(-LARGEST_VIOLATION, min(LARGEST_VIOLATION, math.log(kl / kl_budget)))
+    return max(-LARGEST_VIOLATION, min(LARGEST_VIOLATION, math.log(kl) - math.log(kl_budget)))
 
 
 def _is_finite(value: Any) -> bool:

@@ -2,7 +2,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
@@ -91,6 +91,7 @@ REASONS = st.none() | st.builds(
 
 
 @given(KLS, REASONS)
+@example(5e-324, None)  # a quotient of it would be 0, which has no logarithm
 def test_the_constraint_is_always_finite_and_small(kl: float | None, reason: Reason | None) -> None:
     assert -5.0 <= violation(kl, 10.0, reason) <= 5.0
 
