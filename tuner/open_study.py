@@ -72,8 +72,7 @@ def settle(study: OpenStudy) -> Iterator[str]:
             raise ConfigError(f'study "{study.row.name}" has trials already: {"; ".join(changes.refused)}')
         yield from changes.told
     study.store.update_spec(study.lease, study.spec.to_dict())
-    if trial_folder.claim(study.folder, study.row):
-        yield f"{study.folder} held checkpoints of another study of that name, which were removed"
+    trial_folder.claim(study.folder, study.row)
 
 
 class MirrorKeeper:

@@ -39,16 +39,21 @@ def held_folder(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def claim(folder: Path, study: StudyRow) -> bool:
-    """Make a study's folder this study's own; return whether checkpoints of another one were removed for it."""
+def claim(folder: Path, study: StudyRow) -> None:
+    """Make a study's folder this study's own.
+
+    Raises:
+        StudyError: it holds checkpoints of a study of that name in another store, which must not be lost.
+    """
     owner = {"study": study.name, "created_at": study.created_at}
     if _read_owner(folder) == owner:
-        return False
-    foreign = [path for path in folder.glob("*/step-*") if path.is_dir()]
-    for path in foreign:
-        _remove(path)
+        return
+    if any(path.is_dir() for path in folder.glob("*/step-*")):
+        raise StudyError(
+            f"{folder} holds checkpoints of a study of that name in another store; give the study another name, run it "
+            "from another folder, or remove that one"
+        )
     (folder / _OWNER).write_text(json.dumps(owner), encoding="utf-8")
-    return bool(foreign)
 
 
 def resume_point(folder: Path, last_step: int | None) -> tuple[Path, int] | None:

@@ -55,15 +55,14 @@ def test_a_trial_that_has_no_folder_begins_at_the_start(tmp_path: Path) -> None:
     assert resume_point(tmp_path / "none", 4) is None
 
 
-def test_a_folder_is_emptied_of_another_studys_checkpoints_and_only_of_those(tmp_path: Path) -> None:
-    save(tmp_path / "0", 3)
+def test_a_folder_is_one_studys_and_anothers_checkpoints_are_not_touched(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    assert claim(tmp_path, study(1.5))
-    assert left(tmp_path / "0") == [] and (tmp_path / "notes.txt").read_text() == "mine"
+    claim(tmp_path, study(1.5))
     save(tmp_path / "0", 3)
-    assert not claim(tmp_path, study(1.5))
-    assert left(tmp_path / "0") == ["step-000003"]
-    assert claim(tmp_path, study(2.5))
+    claim(tmp_path, study(1.5))
+    with pytest.raises(StudyError, match="another store"):
+        claim(tmp_path, study(2.5))
+    assert left(tmp_path / "0") == ["step-000003"] and (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_a_folder_has_one_holder(tmp_path: Path) -> None:
