@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.report import StepReport, require_device
 from ppo_core.reward import RewardModel
-from ppo_core.task import Progress, Prompts, Reward, Task, get_task
+from ppo_core.task import Prompts, Reward, Task, get_task
 
 
 @dataclass
@@ -41,14 +41,9 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(accelerator.device)
 
 
-def load_task(name: str, device: str = "auto", progress: Progress | None = None) -> TaskModels:
-    """Return the task's models, prepared and loaded; the last one asked for stays in memory."""
-    get_task(name).prepare(progress)
-    return _load(name, device)
-
-
 @functools.lru_cache(maxsize=1)
-def _load(name: str, device: str) -> TaskModels:
+def load_task(name: str, device: str) -> TaskModels:
+    """Return the task's models, prepared and loaded; the last one asked for stays in memory."""
     task = get_task(name)
     assets = task.prepare(None)
     where = resolve_device(device)

@@ -4,7 +4,6 @@
 `Task.prepare` brings the models and prompts into being.
 """
 
-import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import platformdirs
 
 from ppo_core.declaration import HyperValue, Range
 from ppo_core.errors import TaskError, nearest
+from ppo_core.importing import import_module
 
 
 class Progress(Protocol):
@@ -102,20 +102,17 @@ def get_task(name: str) -> Task:
 
 
 def _import_task(path: str) -> Task:
-    module_name, _, attribute = path.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and lacks something itself
-        raise TaskError(f'task "{path}": there is no module "{error.name}"') from error
+        module, attribute = import_module(path, "task", TaskError)
+    except TaskError:
+        raise
     except (TypeError, ValueError) as error:
         raise TaskError(f'task "{path}" is no import path such as my_package.my_task:TASK') from error
     task = getattr(module, attribute, None)
     if not isinstance(task, Task):
         there_are = [key for key, value in vars(module).items() if isinstance(value, Task)]
         hint = f"; it has: {', '.join(there_are)}" if there_are else "; it has none"
-        raise TaskError(f'task "{path}": module "{module_name}" has no task "{attribute}"{hint}')
+        raise TaskError(f'task "{path}": module "{module.__name__}" has no task "{attribute}"{hint}')
     return task
 
 

@@ -1,6 +1,7 @@
 """The PPO epochs over one rollout batch: shuffle, mini-batches, micro-batches, optimizer steps."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -89,7 +90,7 @@ def ppo_epochs(
     for epoch in range(config.num_ppo_epochs):
         order = torch.tensor(mini_batch_order(config.seed, iteration, epoch, sizes.batch_size))
         for rows in order.split(sizes.mini_batch_size):
-            _accumulate(network, experience, rows, config, statistics)
+            _accumulate(network, experience, rows.split(sizes.per_device_train_batch_size), config, statistics)
             policy_norm, value_norm = optimizers.step(config.max_grad_norm)
             statistics.add(policy_norm=policy_norm, value_norm=value_norm)
             statistics.steps += 1
@@ -97,12 +98,15 @@ def ppo_epochs(
 
 
 def _accumulate(
-    network: ActorCritic, experience: Experience, rows: Tensor, config: PPOConfig, statistics: UpdateStatistics
+    network: ActorCritic,
+    experience: Experience,
+    micros: Sequence[Tensor],
+    config: PPOConfig,
+    statistics: UpdateStatistics,
 ) -> None:
     """Add the mini-batch's gradients, micro-batch by micro-batch, each normalised by the whole mini-batch's tokens."""
-    tokens = experience.sequences.response_mask[rows].sum()
-    micro_rows = config.batch_sizes(world_size=1).per_device_train_batch_size
-    for micro in rows.split(micro_rows):
+    tokens = experience.sequences.response_mask[torch.cat(list(micros))].sum()
+    for micro in micros:
         sequences = experience.sequences.rows(micro)
         mask = sequences.response_mask
         width = mask.shape[1]

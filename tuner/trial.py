@@ -1,6 +1,5 @@
 """One trial in a worker: step, guard, report, save, until its end or the controller's word."""
 
-import importlib
 import math
 import sys
 import time
@@ -10,6 +9,7 @@ from dataclasses import replace
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.hyperparameters import PPOConfig
+from ppo_core.importing import import_module
 from ppo_core.report import StepReport, Trainer
 from tuner.guard import GuardState, observe
 from tuner.protocol import Answer, Ended, Left, Stepped, TrialSpec
@@ -108,17 +108,11 @@ def import_factory(path: str) -> Callable[..., Trainer]:
     Raises:
         ConfigError: there is no such module or function.
     """
-    module_name, _, name = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and lacks something itself
-        raise ConfigError(f'trainer "{path}": there is no module "{error.name}"') from error
+    module, name = import_module(path, "trainer", ConfigError)
     factory = getattr(module, name, None)
     if not callable(factory):
         hint = nearest(name, (key for key, value in vars(module).items() if callable(value)))
-        raise ConfigError(f'trainer "{path}": module "{module_name}" has no function "{name}"{hint}')
+        raise ConfigError(f'trainer "{path}": module "{module.__name__}" has no function "{name}"{hint}')
     found: Callable[..., Trainer] = factory
     return found
 
