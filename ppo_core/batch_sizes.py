@@ -110,10 +110,14 @@ def _mini_batch(batch: int, mini_batch_size: int | None, num_mini_batches: int |
     return mini
 
 
+def divisors_near(small: int, big: int) -> list[int]:
+    """Return the two divisors of `big` nearest to `small`, in order."""
+    divisors = [d for d in range(1, big + 1) if big % d == 0]
+    return sorted(sorted(divisors, key=lambda d: abs(d - small))[:2])
+
+
 def _require_divides(small_name: str, small: int, big_name: str, big: int) -> None:
     if small <= big and big % small == 0:
         return
-    divisors = [d for d in range(1, big + 1) if big % d == 0]
-    near = sorted(sorted(divisors, key=lambda d: abs(d - small))[:2])
-    allowed = " or ".join(str(d) for d in near)
+    allowed = " or ".join(str(d) for d in divisors_near(small, big))
     raise ConfigError(f"{small_name} = {small} does not divide {big_name} = {big}; the nearest that do: {allowed}")

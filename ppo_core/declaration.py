@@ -1,6 +1,8 @@
 """How a hyperparameter is declared: `Annotated[type, Hyper(...)] = default` on a dataclass field."""
 
 import dataclasses
+import inspect
+import json
 import math
 import typing
 from dataclasses import dataclass
@@ -60,6 +62,8 @@ class Hyperparameter(Hyper):
     """A declaration with the field's name, type and default: the whole of what is known of it."""
 
     name: str = ""
+    group: str = ""
+    """The heading it stands under in help and docs."""
     kind: type = float
     optional: bool = False
     choices: tuple[str, ...] = ()
@@ -77,6 +81,8 @@ class Hyperparameter(Hyper):
             text = "one of " + ", ".join(self.choices)
         elif self.kind is bool:
             text = "true or false"
+        elif self.kind is str:
+            text = "a text"
         else:
             noun = "a whole number" if self.kind is int else "a number"
             text = f"{noun} {self.valid}" if self.valid else noun
@@ -90,7 +96,7 @@ class Hyperparameter(Hyper):
         if converted is not None:
             if self.choices and converted in self.choices:
                 return converted
-            if not self.choices and (self.valid is None or float(converted) in self.valid):
+            if not self.choices and (self.valid is None or isinstance(converted, str) or converted in self.valid):
                 return converted
         hint = nearest(str(value), self.choices)
         raise ConfigError(f"{self.name} = {value!r} is not allowed: {self.allowed}{hint}")
@@ -101,10 +107,10 @@ def _convert(value: object, kind: type) -> HyperValue:
     if kind is bool:
         truths = {"true": True, "false": False}
         return value if isinstance(value, bool) else truths.get(str(value).lower())
+    if kind is str:
+        return json.dumps(value) if isinstance(value, list) else value if isinstance(value, str) else None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    if kind is str:
-        return value if isinstance(value, str) else None
     try:
         number = float(value)
     except ValueError:
@@ -121,14 +127,17 @@ def read_declarations(cls: type) -> dict[str, Hyperparameter]:
     hints = typing.get_type_hints(cls, include_extras=True)
     table = {}
     for item in dataclasses.fields(cls):
+        group = next(base for base in reversed(cls.__mro__) if item.name in inspect.get_annotations(base))
         annotated, *extras = typing.get_args(hints[item.name])
         hyper = next(extra for extra in extras if isinstance(extra, Hyper))
-        members = typing.get_args(annotated) if isinstance(annotated, UnionType) else (annotated,)
+        is_union = typing.get_origin(annotated) in (UnionType, typing.Union)
+        members = typing.get_args(annotated) if is_union else (annotated,)
         base = next(m for m in members if m is not type(None))
         choices = typing.get_args(base) if typing.get_origin(base) is Literal else ()
         table[item.name] = Hyperparameter(
             **{f.name: getattr(hyper, f.name) for f in dataclasses.fields(Hyper)},
             name=item.name,
+            group=(group.__doc__ or "").strip().rstrip("."),
             kind=str if choices else base,
             optional=type(None) in members,
             choices=choices,

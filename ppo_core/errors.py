@@ -16,6 +16,14 @@ class TaskError(PPOTunerError, ValueError):
     """A task does not exist, or its models, reward or prompts cannot be used."""
 
 
+class RewardError(PPOTunerError, RuntimeError):
+    """A reward could not score: it raised, or answered with something else than one finite number a response."""
+
+
+class OutOfMemory(PPOTunerError, MemoryError):
+    """Not even one row at a time fits."""
+
+
 class CheckpointError(PPOTunerError, OSError):
     """A checkpoint is missing, unfinished, damaged, or belongs to another run."""
 

@@ -13,6 +13,7 @@ from ppo_core.policy import ActorCritic, Sequences
 from ppo_core.randomness import Purpose, uniforms
 from ppo_core.report import Sample
 from ppo_core.rollout import generate
+from ppo_core.task import Prompt
 
 SAMPLES_KEPT = 8
 """The first eval prompts, whose responses are kept at every evaluation."""
@@ -26,20 +27,20 @@ class Evaluation:
     samples: tuple[Sample, ...]
 
 
-def evaluate(network: ActorCritic, models: TaskModels, prompts: Sequence[str], chunk_rows: int) -> Evaluation:
+def evaluate(network: ActorCritic, models: TaskModels, prompts: Sequence[Prompt], chunk_rows: int) -> Evaluation:
     """Sample one response per prompt at the task's evaluation settings; return mean reward, exact KL and errors."""
     task = models.task
     numbers = uniforms(task.eval_seed, Purpose.EVALUATION, 0, len(prompts), task.eval_response_length)
     rollouts = generate(
         network.policy,
         models.tokenizer,
-        prompts,
+        [prompt.text for prompt in prompts],
         torch.from_numpy(numbers),
         temperature=task.eval_temperature,
         chunk_rows=chunk_rows,
     )
     reading = read_policy(network, models.reference, rollouts.sequences, task.eval_temperature, chunk_rows)
-    rewards = torch.tensor(models.reward(rollouts.prompts, rollouts.responses), dtype=torch.float64)
+    rewards = torch.tensor(models.reward(prompts, rollouts.responses, []).totals, dtype=torch.float64)
     kls = reading.kl_exact.sum(-1).double().cpu()
     mask = rollouts.sequences.response_mask
     reward_mean, reward_se = mean_and_error(rewards)

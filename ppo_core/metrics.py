@@ -34,8 +34,20 @@ class Metric:
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
+QUANTILES = {"min": "minimum", "q25": "lower quartile", "q50": "median", "q75": "upper quartile", "max": "maximum"}
+"""How a distribution is told beside its mean and spread, by suffix."""
+
 _NATS = "nats per response"
 _TOKEN = "nats per token"
+
+
+def _distribution(name: str, label: str, of: str) -> tuple[Metric, ...]:
+    """Return the quantiles of a reward, declared."""
+    return tuple(
+        Metric(f"{name}_{suffix}", f"{label}, {words}", f"{words.capitalize()} of {of}.", "reward")
+        for suffix, words in QUANTILES.items()
+    )
+
 
 _DECLARED = (
     Metric("objective/kl", "Sampled KL", "Sum over a response of the k1 or k3 estimate of KL(policy ‖ reference).", _NATS),
@@ -51,14 +63,18 @@ _DECLARED = (
     Metric("objective/kl_coef", "KL coefficient β", "β in force in this iteration.", "reward per nat"),
     Metric("objective/scores", "Score", "Mean raw score of the rollouts.", "reward", "higher"),
     Metric("objective/scores_std", "Score spread", "Standard deviation of the rollouts' raw scores.", "reward"),
+    *_distribution("objective/scores", "Score", "the rollouts' raw scores"),
     Metric("objective/non_score_reward", "KL penalty", "Mean per response of -β x KL.", "reward"),
     Metric("objective/rlhf_reward", "Score - β KL", "Score plus KL penalty: depends on β, so never an objective.", "reward"),
+    Metric("objective/rlhf_reward_std", "Score - β KL spread", "Standard deviation of score plus KL penalty.", "reward"),
+    *_distribution("objective/rlhf_reward", "Score - β KL", "score plus KL penalty"),
     Metric("objective/entropy", "Surprise", "Mean per response of -log π of the sampled tokens.", _NATS),
     Metric("policy/approxkl_avg", "Approx KL", "Mean of half the squared log-ratio to the sampling policy.", _TOKEN, "lower"),
     Metric("policy/clipfrac_avg", "Clip fraction", "Share of tokens whose clipped ratio set the loss.", "share", "lower"),
     Metric("policy/entropy_avg", "Entropy", "Mean entropy of the policy over the vocabulary.", _TOKEN),
     Metric("loss/policy_avg", "Policy loss", "Clipped surrogate loss, mean over the iteration's optimizer steps."),
     Metric("loss/value_avg", "Value loss", "Clipped value loss before vf_coef, mean over the optimizer steps.", "", "lower"),
+    Metric("loss/kl_avg", "KL loss", "Sampled KL as a loss before β, mean over the optimizer steps (use_kl_loss)."),
     Metric("val/clipfrac_avg", "Value clip fraction", "Share of tokens whose clipped value set the loss.", "share", "lower"),
     Metric("val/ratio", "Ratio", "Mean probability ratio to the sampling policy; 1 before the first update."),
     Metric("val/ratio_var", "Ratio variance", "Variance over tokens of the probability ratio.", "", "lower"),
@@ -74,6 +90,8 @@ _DECLARED = (
     Metric("response/repetition", "Repetition", "Share of a response's tokens already seen earlier in it.", "share", "lower"),
     Metric("lr", "Policy learning rate", "Learning rate of the policy in this iteration."),
     Metric("value/lr", "Value learning rate", "Learning rate of the critic in this iteration."),
+    Metric("policy/epochs", "PPO epochs", "PPO epochs begun: fewer than num_ppo_epochs where max_approxkl ended them.", "epochs"),
+    Metric("policy/skipped_steps", "Skipped steps", "Optimizer steps left out for a gradient that was not finite.", "steps", "lower"),
     Metric("optimizer_steps", "Optimizer steps", "Optimizer steps taken since the start."),
     Metric("eval/reward", "Eval reward", "Mean raw score on the eval prompts.", "reward", "higher"),
     Metric("eval/reward_se", "Eval reward SE", "Standard error of eval/reward over the prompts.", "reward"),
@@ -86,6 +104,8 @@ _DECLARED = (
     Metric("time/score", "Scoring", "Seconds of the reward, the reference, log-probs and values.", "seconds", "lower"),
     Metric("time/update", "Update", "Seconds of the PPO epochs.", "seconds", "lower"),
     Metric("time/evaluate", "Evaluation", "Seconds of the evaluation.", "seconds", "lower"),
+    Metric("eps", "Episodes per second", "Episodes collected and learned from, without the evaluation.", "episodes/second", "higher"),
+    Metric("memory/peak", "Peak memory", "Most memory held since the process began: on the GPU, else resident.", "MiB", "lower"),
     Metric("time/tokens_per_second", "Throughput", "Response tokens collected and learned from.", "tokens/second", "higher"),
 )  # fmt: skip
 

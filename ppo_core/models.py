@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.report import StepReport, require_device
-from ppo_core.reward import RewardModel
+from ppo_core.rewards.combined import load_reward
 from ppo_core.task import Prompts, Reward, Task, get_task
 
 
@@ -55,5 +55,6 @@ def load_task(name: str, device: str) -> TaskModels:
     nn.Module.to(reference, where)
     reference.eval().requires_grad_(False)
     prompts = assets.prompts
-    longest = max(len(ids) for ids in tokenizer([*prompts.train, *prompts.eval, *prompts.test])["input_ids"])
-    return TaskModels(task, reference, tokenizer, RewardModel(assets.reward_model, where), prompts, longest)
+    texts = [prompt.text for prompt in (*prompts.train, *prompts.eval, *prompts.test)]
+    longest = max(len(ids) for ids in tokenizer(texts)["input_ids"])
+    return TaskModels(task, reference, tokenizer, load_reward(assets.rewards, where), prompts, longest)

@@ -21,6 +21,27 @@ class Sample:
     """Exact KL from the reference, in nats per response."""
     length: int
     """Response tokens, the end-of-sequence token included."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """The reward's parts by name, unweighted."""
+    tokens: "TokenReadings | None" = None
+    """The response token by token."""
+
+
+@dataclass(frozen=True)
+class TokenReadings:
+    """What is known of a response's T tokens: how far each moved, and what the critic made of it. All [T]."""
+
+    texts: tuple[str, ...]
+    logprobs: tuple[float, ...]
+    """Log-probability under the policy, in nats."""
+    log_ratios: tuple[float, ...]
+    """log π - log π_ref of the token, in nats."""
+    kls: tuple[float, ...]
+    """Exact KL at the token's position, in nats."""
+    advantages: tuple[float, ...] = ()
+    """GAE from the evaluation's own rewards, before whitening; empty without a critic."""
+    values: tuple[float, ...] = ()
+    """The critic's predictions; empty without a critic."""
 
 
 @dataclass(frozen=True)

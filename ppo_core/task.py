@@ -5,10 +5,10 @@
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import platformdirs
 
@@ -23,30 +23,91 @@ class Progress(Protocol):
     def __call__(self, what: str, share: float) -> None: ...
 
 
-class Reward(Protocol):
-    """Scores whole responses: one finite number each, higher is better."""
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, and what its row of the dataset says beside it."""
 
-    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[float]: ...
+    text: str
+    """What the policy continues; of a chat, the messages under its tokenizer's chat template."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The row's other columns, for the reward."""
+    messages: tuple[Mapping[str, str], ...] | None = None
+    """The chat that `text` was made of: `role` and `content` each."""
 
 
 @dataclass(frozen=True)
 class Prompts:
     """Disjoint prompts: learned from, judged on by the tuner, and kept for confirming a winner."""
 
-    train: tuple[str, ...]
-    eval: tuple[str, ...]
-    test: tuple[str, ...]
+    train: tuple[Prompt, ...]
+    eval: tuple[Prompt, ...]
+    test: tuple[Prompt, ...]
+
+    @classmethod
+    def of_texts(cls, train: Iterable[str], eval: Iterable[str], test: Iterable[str]) -> "Prompts":
+        """Return plain texts as prompts."""
+        return cls(*(tuple(Prompt(text) for text in texts) for texts in (train, eval, test)))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a reward says of B responses."""
+
+    totals: Sequence[float]
+    """[B]: the scores, weighted sums of the parts; of a dense part, its sum over the response."""
+    parts: Mapping[str, Sequence[float]]
+    """[B] by the part's name, unweighted."""
+    dense: Sequence[Sequence[float]] | None = None
+    """Where a part rewards token by token: per response, the weighted rewards of its tokens, which add up to `totals`
+    (what scores the whole response stands on the last token)."""
+
+
+class Reward(Protocol):
+    """Scores responses: finite numbers, higher is better."""
+
+    def __call__(self, prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]]) -> Scored:
+        """Score each response, given as text and as the texts of its tokens.
+
+        Raises:
+            RewardError: a part cannot score; the message names the part and the sample.
+        """
+        ...
+
+
+RewardKind = Literal["model", "function", "http"]
+
+
+@dataclass(frozen=True)
+class RewardPart:
+    """One source of reward; a task's score is the weighted sum of its parts."""
+
+    name: str
+    """Names it in metrics (`reward/<name>`), samples and errors."""
+    kind: RewardKind
+    where: str
+    """A sequence-classification model's path or hub id; `package.module:function` or `file.py:function`; a URL."""
+    weight: float = 1.0
+    timeout: float = 30.0
+    """Seconds until an HTTP request is given up."""
+    retries: int = 3
+    """How often a failed HTTP request is sent again."""
+    batch_size: int = 64
+    """Most responses of one HTTP request."""
 
 
 @dataclass(frozen=True)
 class TaskAssets:
-    """A prepared task: paths (or hub ids) that `from_pretrained` takes, and the prompts."""
+    """A prepared task: paths (or hub ids) that `from_pretrained` takes, what rewards, and the prompts."""
 
     policy: str
     """The SFT policy: the start of training and the KL reference."""
-    reward_model: str
-    """A sequence-classification model with one label, with its own tokenizer."""
+    rewards: tuple[RewardPart, ...]
     prompts: Prompts
+
+    @property
+    def reward_model(self) -> str | None:
+        """The first reward model's path or hub id, where there is one."""
+        return next((part.where for part in self.rewards if part.kind == "model"), None)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from ppo_core.randomness import Purpose, prompt_rows, uniforms
 from ppo_core.report import StepReport
 from ppo_core.rollout import Rollouts, generate
 from ppo_core.schedule import lr_factor
+from ppo_core.task import Prompt
 from ppo_core.update import Optimizers, ppo_epochs
 
 NETWORK_FILE = "network.safetensors"
@@ -107,7 +108,8 @@ class PPOTrainer:
             rollouts = self._collect()
         kl_coef = self.kl_controller.coef
         with watch.phase("score"):
-            scores = torch.tensor(self.models.reward(rollouts.prompts, rollouts.responses))
+            prompts = [Prompt(text) for text in rollouts.prompts]
+            scores = torch.tensor(self.models.reward(prompts, rollouts.responses, []).totals)
             scores = scores.to(rollouts.sequences.ids.device)
             reading = read_policy(
                 self.network,
@@ -146,7 +148,7 @@ class PPOTrainer:
         return generate(
             self.network.policy,
             self.models.tokenizer,
-            [prompts[row] for row in rows],
+            [prompts[row].text for row in rows],
             torch.from_numpy(numbers),
             temperature=config.temperature,
             chunk_rows=config.local_rollout_forward_batch_size,

@@ -123,7 +123,7 @@ def _accumulate(
             experience.values[micro, :width],
             experience.returns[micro, :width],
             mask,
-            config.cliprange_value,
+            config.cliprange_value or float("inf"),
         )
         loss = policy.loss + config.vf_coef * value.loss
         if config.entropy_coef:

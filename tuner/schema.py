@@ -29,7 +29,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _CREATION_LOCK = 7_067_111  # any number that no one else locks in the same PostgreSQL database
 
 metadata = MetaData()

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from ppo_core.declaration import Bounds, HyperValue, Range
 from ppo_core.errors import ConfigError, TaskError, nearest
-from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.hyperparameters.rules import cautions
 from ppo_core.report import require_device
 from ppo_core.task import Task, get_task
 from tuner import study_file, tables

@@ -9,7 +9,8 @@ from typing import Any
 
 from ppo_core.declaration import Bounds, Hyperparameter, HyperValue, Range
 from ppo_core.errors import ConfigError, nearest
-from ppo_core.hyperparameters import HYPERPARAMETERS, inert
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.hyperparameters.rules import inert
 from ppo_core.task import Task
 from tuner import tables
 

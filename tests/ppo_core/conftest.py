@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from ppo_core.models import TaskModels
-from ppo_core.task import Prompts, Task, TaskAssets
+from ppo_core.task import Prompt, Prompts, Scored, Task, TaskAssets
 
 torch.set_num_threads(1)
 WORDS = [f"w{i}" for i in range(20)]
@@ -34,9 +34,10 @@ TINY_TASK = Task(
 )
 
 
-def count_w3(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+def count_w3(prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]]) -> Scored:
     """A reward that any policy can learn: how often it says w3."""
-    return [float(response.split().count("w3")) for response in responses]
+    counts = [float(response.split().count("w3")) for response in responses]
+    return Scored(counts, {"w3": counts})
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +75,6 @@ def tiny(tiny_folder: Path) -> TaskModels:
         model,
         AutoTokenizer.from_pretrained(tiny_folder),
         count_w3,
-        Prompts(tuple(prompts[:24]), tuple(prompts[24:32]), tuple(prompts[32:])),
+        Prompts.of_texts(prompts[:24], prompts[24:32], prompts[32:]),
         longest_prompt=5,
     )

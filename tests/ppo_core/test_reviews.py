@@ -58,7 +58,7 @@ def _sample(assets: TaskAssets, starts: Sequence[str], seed: int) -> torch.Tenso
 
 def test_prompts_are_disjoint_distinct_and_counted() -> None:
     splits = prompts()
-    everything = [*splits.train, *splits.eval, *splits.test]
+    everything = [prompt.text for prompt in (*splits.train, *splits.eval, *splits.test)]
     assert len(splits.train) >= 1024
     assert len(splits.eval) == len(splits.test) == 256
     assert len(set(everything)) == len(everything)
@@ -66,7 +66,9 @@ def test_prompts_are_disjoint_distinct_and_counted() -> None:
 
 
 def test_prompts_are_neutral() -> None:
-    assert all(contributions(split(text)) == [0.0] * len(split(text)) for text in prompts().train)
+    assert all(
+        contributions(split(text)) == [0.0] * len(split(text)) for text in (prompt.text for prompt in prompts().train)
+    )
 
 
 def test_reviews_end_within_a_response_and_mix_sentiments() -> None:
@@ -154,7 +156,7 @@ def test_any_string_of_words_comes_back() -> None:
 def test_reward_model_agrees_with_the_score_on_held_out_texts(assets: TaskAssets) -> None:
     rng = Random(12345)
     for draw in (review, augmented):
-        texts = [join([*start.split(), *draw(rng)]) for start in assets.prompts.test]
+        texts = [join([*start.split(), *draw(rng)]) for start in (prompt.text for prompt in assets.prompts.test)]
         assert _correlation(_rewards(assets, texts), [score(text) for text in texts]) > 0.95
 
 
@@ -188,7 +190,7 @@ def test_reward_keeps_growing_far_beyond_the_corpus(assets: TaskAssets) -> None:
 
 def test_policy_writes_reviews_that_end(assets: TaskAssets) -> None:
     tokenizer = AutoTokenizer.from_pretrained(assets.policy)
-    starts = [text for text in assets.prompts.eval if len(text.split()) == 6]
+    starts = [prompt.text for prompt in assets.prompts.eval if len(prompt.text.split()) == 6]
     ids = _sample(assets, starts, seed=0)
     ended = (ids == tokenizer.eos_token_id).any(dim=1)
     responses = [row[: row.index(tokenizer.eos_token_id)] for row in ids[ended].tolist()]

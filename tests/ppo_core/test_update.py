@@ -17,10 +17,10 @@ BASE = PPOConfig(
 
 def collect(tiny: TaskModels, network: ActorCritic, config: PPOConfig) -> tuple[Rollouts, Experience]:
     numbers = torch.rand(16, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    prompts = list(tiny.prompts.train[:16])
+    prompts = [prompt.text for prompt in tiny.prompts.train[:16]]
     rollouts = generate(network.policy, tiny.tokenizer, prompts, numbers, temperature=1.0, chunk_rows=99)
     reading = read_policy(network, tiny.reference, rollouts.sequences, 1.0, 99)
-    scores = torch.tensor(tiny.reward(rollouts.prompts, rollouts.responses))
+    scores = torch.tensor(tiny.reward(tiny.prompts.train[:16], rollouts.responses, []).totals)
     return rollouts, build_experience(config, rollouts, reading, scores, config.kl_coef)
 
 

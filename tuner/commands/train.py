@@ -18,7 +18,8 @@ from transformers.utils.logging import disable_progress_bar
 from ppo_core import checkpoint
 from ppo_core.declaration import HyperValue
 from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError
-from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.hyperparameters.rules import cautions
 from ppo_core.report import DEVICES, StepReport, Trainer, require_device
 from ppo_core.task import BUILT_IN, get_task
 from tuner import render, results

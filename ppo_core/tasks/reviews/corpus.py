@@ -48,10 +48,10 @@ def prompts() -> Prompts:
     texts = [f"the {thing} {buyer} {got} {context}" for thing, buyer, got, context in combinations]
     Random(SEED).shuffle(texts)
     rest = iter(texts)
-    return Prompts(
-        train=tuple(itertools.islice(rest, TRAIN_PROMPTS)),
-        eval=tuple(itertools.islice(rest, HELD_OUT_PROMPTS)),
-        test=tuple(itertools.islice(rest, HELD_OUT_PROMPTS)),
+    return Prompts.of_texts(
+        train=itertools.islice(rest, TRAIN_PROMPTS),
+        eval=itertools.islice(rest, HELD_OUT_PROMPTS),
+        test=itertools.islice(rest, HELD_OUT_PROMPTS),
     )
 
 

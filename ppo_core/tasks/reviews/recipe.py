@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
 
-from ppo_core.task import Progress, TaskAssets, cache_folder
+from ppo_core.task import Progress, RewardPart, TaskAssets, cache_folder
 from ppo_core.tasks.cache import ensure_built
 from ppo_core.tasks.reviews.corpus import prompts
 
@@ -37,7 +37,8 @@ def prepare(progress: Progress | None = None, recipe: Recipe | None = None) -> T
     """Return the models' paths and the prompts, training the models first unless they are in the cache."""
     recipe = recipe or Recipe()
     folder = ensure_built(cache_folder() / "reviews" / fingerprint(recipe), _builder(recipe, progress), progress)
-    return TaskAssets(str(folder / POLICY), str(folder / REWARD_MODEL), prompts())
+    reward = RewardPart("enthusiasm", "model", str(folder / REWARD_MODEL))
+    return TaskAssets(str(folder / POLICY), (reward,), prompts())
 
 
 def fingerprint(recipe: Recipe) -> str:

@@ -49,7 +49,7 @@ class PolicyLesson(Lesson):
         """Return the mean cross-entropy of a batch's response tokens, in nats."""
         rows, targets = [], []
         for _ in range(self.batch_size):
-            prompt = self._ids(rng.choice(prompts().train).split())
+            prompt = self._ids(rng.choice(prompts().train).text.split())
             response = [*self._ids(review(rng)), self.tokenizer.eos_token_id]
             rows.append([*prompt, *response])
             targets.append([_IGNORED] * (len(prompt) - 1) + response + [_IGNORED])
@@ -80,7 +80,7 @@ class RewardLesson(Lesson):
         texts = []
         for _ in range(self.batch_size):
             response = review(rng) if rng.random() < _CORPUS_SHARE else augmented(rng)
-            texts.append([*rng.choice(prompts().train).split(), *response])
+            texts.append([*rng.choice(prompts().train).text.split(), *response])
         inputs = self._inputs([self._ids(words) for words in texts])
         output = self.model.transformer(**inputs, output_hidden_states=True)
         known = inputs["attention_mask"].bool()

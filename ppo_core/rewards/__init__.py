@@ -1,0 +1,1 @@
+"""What scores responses: models, Python functions, HTTP endpoints, and their weighted sum."""
