@@ -7,6 +7,7 @@ Never imports torch; what the files hold is the trainer's business.
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,10 +19,18 @@ from ppo_core.errors import CheckpointError
 MANIFEST = "manifest.json"
 FORMAT = 1
 
+_log = logging.getLogger(__name__)
+
 
 def step_folder(run_folder: Path, step: int) -> Path:
     """Return where the checkpoint of a step belongs below a run's folder."""
     return run_folder / f"step-{step:06d}"
+
+
+def step_of(folder: Path) -> int:
+    """Return the step that a checkpoint's folder is named by; -1 where its name is none of `step_folder`'s."""
+    digits = folder.name.removeprefix("step-")
+    return int(digits) if digits.isdecimal() else -1
 
 
 def write(
@@ -56,11 +65,11 @@ def write(
         raise CheckpointError(f"cannot write the checkpoint {folder}: {error.strerror or error}") from error
 
 
-def verify(folder: Path) -> dict[str, Any]:
-    """Return the manifest (`files`, `state`, `extra`) of a complete, undamaged checkpoint.
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest (`files`, `state`, `extra`) of a complete checkpoint, whose files are not looked at.
 
     Raises:
-        CheckpointError: it is missing, unfinished or damaged; the message names the file.
+        CheckpointError: there is none, or it is damaged itself; the message names it.
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
@@ -68,8 +77,20 @@ def verify(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} is no complete checkpoint: it has no {MANIFEST}") from error
     except ValueError as error:
         raise CheckpointError(f"{folder / MANIFEST} is damaged: {error}") from error
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{folder / MANIFEST} is damaged: it is no JSON object")
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{folder} has checkpoint format {manifest.get('format')}; this version reads {FORMAT}")
+    return manifest
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Return the manifest (`files`, `state`, `extra`) of a complete, undamaged checkpoint.
+
+    Raises:
+        CheckpointError: it is missing, unfinished or damaged; the message names the file.
+    """
+    manifest = read_manifest(folder)
     for name, entry in manifest["files"].items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != entry["bytes"] or _sha256(path) != entry["sha256"]:
@@ -79,25 +100,31 @@ def verify(folder: Path) -> dict[str, Any]:
 
 def complete(run_folder: Path) -> list[Path]:
     """Return the finished checkpoints below a run's folder, oldest first, damaged ones included."""
-    return sorted(path.parent for path in run_folder.glob(f"step-*/{MANIFEST}"))
+    return sorted((path.parent for path in run_folder.glob(f"step-*/{MANIFEST}")), key=step_of)
 
 
 def latest(run_folder: Path) -> Path | None:
-    """Return the newest undamaged checkpoint below a run's folder, or None."""
+    """Return the newest undamaged checkpoint below a run's folder, or None. Damaged ones are logged by name."""
     for folder in reversed(complete(run_folder)):
         try:
             verify(folder)
-        except CheckpointError:
+        except CheckpointError as error:
+            _log.warning("checkpoint passed over: %s", error)
             continue
         return folder
     return None
 
 
+def remove(folder: Path) -> None:
+    """Remove a checkpoint, or what is left of one. Its manifest goes first: half removed, it must not look complete."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def prune(run_folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, each one's manifest first."""
+    """Remove all but the newest `keep` checkpoints."""
     for folder in complete(run_folder)[: -keep or None]:
-        (folder / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def _flush(path: Path) -> None:

@@ -2,18 +2,24 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ppo_core.experience import read_policy
+from ppo_core.advantages import gae
+from ppo_core.experience import PolicyReading, read_policy
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
-from ppo_core.policy import ActorCritic, Sequences
+from ppo_core.policy import ActorCritic
 from ppo_core.randomness import Purpose, uniforms
-from ppo_core.report import Sample
-from ppo_core.rollout import generate
-from ppo_core.task import Prompt
+from ppo_core.report import Sample, TokenReadings
+from ppo_core.rewards.shaping import on_last_token
+from ppo_core.rollout import Rollouts, generate
+from ppo_core.rollout_metrics import repetition
+from ppo_core.sampler import SamplingSettings
+from ppo_core.task import Prompt, Scored
 
 SAMPLES_KEPT = 8
 """The first eval prompts, whose responses are kept at every evaluation."""
@@ -27,45 +33,54 @@ class Evaluation:
     samples: tuple[Sample, ...]
 
 
-def evaluate(network: ActorCritic, models: TaskModels, prompts: Sequence[Prompt], chunk_rows: int) -> Evaluation:
-    """Sample one response per prompt at the task's evaluation settings; return mean reward, exact KL and errors."""
+def evaluate(
+    network: ActorCritic,
+    models: TaskModels,
+    prompts: Sequence[Prompt],
+    config: PPOConfig,
+    chunks: tuple[ChunkRows, ChunkRows],
+    *,
+    with_values: bool,
+) -> Evaluation:
+    """Sample one response per prompt at the task's evaluation settings; return mean reward, exact KL and errors.
+
+    Temperature and length are the task's; what ends a response is the run's, since that defines a response. `chunks`
+    are the rows at once in generation and in scoring. `with_values` adds the critic's readings to the samples.
+    """
     task = models.task
-    numbers = uniforms(task.eval_seed, Purpose.EVALUATION, 0, len(prompts), task.eval_response_length)
-    rollouts = generate(
-        network.policy,
-        models.tokenizer,
-        [prompt.text for prompt in prompts],
-        torch.from_numpy(numbers),
-        temperature=task.eval_temperature,
-        chunk_rows=chunk_rows,
+    ends = SamplingSettings.of(config, network.policy, models.tokenizer)
+    settings = replace(ends, temperature=task.eval_temperature, top_k=None, top_p=1.0)
+    numbers = torch.from_numpy(uniforms(task.eval_seed, Purpose.EVALUATION, 0, len(prompts), task.eval_response_length))
+    generation, scoring = chunks
+    with network.precision():
+        rollouts = generation.run(
+            lambda rows: generate(network.policy, models.tokenizer, prompts, numbers, settings, chunk_rows=rows),
+            most=len(prompts),
+        )
+    reading = read_policy(
+        network, models.reference, rollouts.sequences, task.eval_temperature, scoring, with_values=with_values
     )
-    reading = read_policy(network, models.reference, rollouts.sequences, task.eval_temperature, chunk_rows)
-    rewards = torch.tensor(models.reward(prompts, rollouts.responses, []).totals, dtype=torch.float64)
-    kls = reading.kl_exact.sum(-1).double().cpu()
-    mask = rollouts.sequences.response_mask
-    reward_mean, reward_se = mean_and_error(rewards)
-    kl_mean, kl_se = mean_and_error(kls)
+    texts = models.token_texts(rollouts.sequences)
+    scored = models.reward(prompts, rollouts.responses, texts)
+    reward_mean, reward_se = mean_and_error(torch.tensor(scored.totals, dtype=torch.float64))
+    kl_mean, kl_se = mean_and_error(reading.kl_exact.sum(-1).double().cpu())
     metrics = {
         "eval/reward": reward_mean,
         "eval/reward_se": reward_se,
         "eval/kl": kl_mean,
         "eval/kl_se": kl_se,
-        "eval/entropy": float(reading.entropy.sum() / mask.sum()),
+        "eval/entropy": float(reading.entropy.sum() / rollouts.sequences.response_mask.sum()),
         "eval/length": float(rollouts.lengths.mean()),
         "eval/repetition": repetition(rollouts.sequences),
     }
-    samples = tuple(
-        Sample(
-            prompt_index=i,
-            prompt=rollouts.prompts[i],
-            response=rollouts.responses[i],
-            reward=float(rewards[i]),
-            kl=float(kls[i]),
-            length=int(rollouts.lengths[i]),
-        )
-        for i in range(min(SAMPLES_KEPT, len(prompts)))
-    )
-    return Evaluation(metrics, samples)
+    return Evaluation(metrics | _parts(scored), _samples(config, rollouts, reading, scored, texts))
+
+
+def _parts(scored: Scored) -> dict[str, float]:
+    """Return each part's mean, where there are several."""
+    if len(scored.parts) < 2:
+        return {}
+    return {f"eval/reward/{name}": sum(values) / len(values) for name, values in scored.parts.items()}
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float]:
@@ -75,10 +90,40 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
     return float(values.mean()), float(values.std(correction=1)) / math.sqrt(len(values))
 
 
-def repetition(sequences: Sequences) -> float:
-    """Return the mean share of a response's tokens that already stood earlier in it."""
-    shares = []
-    for ids, mask in zip(sequences.response_ids.tolist(), sequences.response_mask.tolist(), strict=True):
-        used = [token for token, on in zip(ids, mask, strict=True) if on]
-        shares.append(1 - len(set(used)) / max(1, len(used)))
-    return sum(shares) / len(shares)
+def _samples(
+    config: PPOConfig, rollouts: Rollouts, reading: PolicyReading, scored: Scored, texts: Sequence[Sequence[str]]
+) -> tuple[Sample, ...]:
+    advantages = _advantages(config, rollouts, reading, scored)
+    return tuple(
+        Sample(
+            prompt_index=i,
+            prompt=rollouts.prompts[i].text,
+            response=rollouts.responses[i],
+            reward=float(scored.totals[i]),
+            kl=float(reading.kl_exact[i].sum()),
+            length=len(texts[i]),
+            parts={name: float(values[i]) for name, values in scored.parts.items()},
+            tokens=TokenReadings(
+                texts=tuple(texts[i]),
+                logprobs=_row(reading.logprobs, i, len(texts[i])),
+                log_ratios=_row(reading.logprobs - reading.ref_logprobs, i, len(texts[i])),
+                kls=_row(reading.kl_exact, i, len(texts[i])),
+                advantages=() if advantages is None else _row(advantages, i, len(texts[i])),
+                values=() if reading.values is None else _row(reading.values, i, len(texts[i])),
+            ),
+        )
+        for i in range(min(SAMPLES_KEPT, len(rollouts.prompts)))
+    )
+
+
+def _row(values: Tensor, row: int, length: int) -> tuple[float, ...]:
+    return tuple(values[row, :length].tolist())
+
+
+def _advantages(config: PPOConfig, rollouts: Rollouts, reading: PolicyReading, scored: Scored) -> Tensor | None:
+    """Return GAE's advantages [B, T] of the raw scores, or None without a critic's values."""
+    if reading.values is None:
+        return None
+    mask = rollouts.sequences.response_mask
+    rewards = on_last_token(torch.zeros_like(mask), torch.tensor(scored.totals, device=mask.device), mask)
+    return gae(rewards, reading.values, mask, config.gamma, config.lam)[0]

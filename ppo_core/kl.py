@@ -2,27 +2,70 @@
 
 With r = log π(a) - log π_ref(a) for a token a sampled from π:
 
-    k1 = r                      unbiased, can be negative
-    k3 = exp(-r) - 1 + r        unbiased, never negative
+    k1  = r                      unbiased, can be negative
+    k2  = ½ r²                   biased, never negative
+    k3  = exp(-r) - 1 + r        unbiased, never negative
+    abs = |r|                    no estimate of the KL: it bounds the mean of k1 from above
     exact = Σ_v π(v) (log π(v) - log π_ref(v))      over the whole vocabulary
 
-Source: J. Schulman, Approximating KL Divergence (2020). All in nats per token.
+Source: J. Schulman, Approximating KL Divergence (2020); abs as in verl. All in nats per token.
 """
+
+from collections.abc import Mapping
+from typing import Literal, assert_never
 
 import torch
 from torch import Tensor
 
-LOG_RATIO_LIMIT = 20.0
-"""k3's exponent stays within this, since exp overflows: e^20 is past any meaning."""
+Estimator = Literal["k1", "k2", "k3", "abs"]
+
+EXPONENT_LIMIT = 20.0
+"""k3's exponent stays at most this, since exp overflows and NaN follows (verl#891): e^20 is past any meaning."""
 
 
-def sampled_kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
-    """Return the k1 or k3 estimate per token, in nats; shape of the inputs."""
-    log_ratio = logprobs - ref_logprobs
-    if estimator == "k1":
-        return log_ratio
-    clamped = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return torch.exp(-clamped) - 1 + clamped
+def sampled_kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: Estimator, clamp: float | None = None) -> Tensor:
+    """Return the estimate per token, in nats, within ± `clamp` where that is set; shape of the inputs.
+
+    The gradient is zero where an estimate is clamped, and where k3's exponent is.
+    """
+    estimate = _estimate(logprobs - ref_logprobs, estimator)
+    return estimate if clamp is None else estimate.clamp(-clamp, clamp)
+
+
+def _estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
+    match estimator:
+        case "k1":
+            return log_ratio
+        case "k2":
+            return 0.5 * log_ratio**2
+        case "k3":
+            bounded = log_ratio.clamp(min=-EXPONENT_LIMIT)
+            # expm1 keeps the digits that exp - 1 loses near 0; rounding can still leave -1e-14.
+            return (torch.expm1(-bounded) + bounded).clamp(min=0)
+        case "abs":
+            return log_ratio.abs()
+        case _:
+            assert_never(estimator)
+
+
+def kl_loss(
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator: Estimator, clamp: float | None = None
+) -> Tensor:
+    """Return the estimates' sum over the tokens [B, T] with mask 1, a scalar differentiable in `logprobs`.
+
+    What the gradient is on average over tokens sampled from π itself:
+
+        k1    0: E[∇ log π] = 0, so it holds nothing
+        k2    ∇ KL(π ‖ π_ref), of each token's distribution given what came before it
+        k3    ∇ KL(π_ref ‖ π), the other direction, which agrees with k2 near the reference
+        abs   E[sign(r) ∇ log π], of no KL
+
+    Source: Tang and Munos 2025, On a few pitfalls in KL divergence gradient estimation for RL, arXiv 2506.09477.
+    Where the mask is 0 the inputs may hold anything; the gradient there is 0.
+    """
+    response = mask > 0
+    policy, reference = torch.where(response, logprobs, 0.0), torch.where(response, ref_logprobs, 0.0)
+    return sampled_kl(policy, reference, estimator, clamp).sum()  # every estimate of r = 0 is 0
 
 
 def exact_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -53,3 +96,11 @@ class KLController:
             return
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         self.coef *= 1 + error * min(episodes / self.horizon, 1.0)
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what changes over a run, for a checkpoint's JSON; target and horizon are the config's."""
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Continue from what `state_dict` returned."""
+        self.coef = state["coef"]

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from accelerate import Accelerator
@@ -9,8 +10,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ppo_core.errors import ConfigError, TaskError
+from ppo_core.networks import disable_dropout
+from ppo_core.policy import LanguageHead, response_states
+from ppo_core.prompts.encoding import prompt_lengths
 from ppo_core.report import StepReport, require_device
 from ppo_core.rewards.combined import load_reward
+from ppo_core.rollout import TokenTexts
+from ppo_core.sequences import Sequences
 from ppo_core.task import Prompts, Reward, Task, get_task
 
 
@@ -25,8 +31,17 @@ class TaskModels:
     prompts: Prompts
     longest_prompt: int
     """In tokens."""
-    baseline: dict[int, StepReport] = field(default_factory=dict)
-    """The untrained policy's evaluation by thread count: the same for every run of the task."""
+    baseline: dict[tuple[object, ...], StepReport] = field(default_factory=dict)
+    """The untrained policy's evaluation, by what it depends on beside the task."""
+
+    def __post_init__(self) -> None:
+        self.token_texts = TokenTexts(self.tokenizer)
+
+    @property
+    def reward_model(self) -> PreTrainedModel | None:
+        """The task's first reward model, where there is one: a critic may begin as its copy."""
+        find = getattr(self.reward, "reward_model", None)
+        return None if find is None else cast("PreTrainedModel | None", find())
 
 
 def resolve_device(device: str) -> torch.device:
@@ -42,19 +57,47 @@ def resolve_device(device: str) -> torch.device:
 
 
 @functools.lru_cache(maxsize=1)
-def load_task(name: str, device: str) -> TaskModels:
-    """Return the task's models, prepared and loaded; the last one asked for stays in memory."""
+def load_task(name: str, device: str, bf16: bool = False) -> TaskModels:
+    """Return the task's models, prepared and loaded; the last one asked for stays in memory.
+
+    `bf16` holds the frozen policy in bfloat16, for adapters to be trained on.
+    """
     task = get_task(name)
     assets = task.prepare(None)
     where = resolve_device(device)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(assets.policy)
-        reference = AutoModelForCausalLM.from_pretrained(assets.policy, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise TaskError(f'task "{name}": cannot load the policy {assets.policy}: {error}') from error
-    nn.Module.to(reference, where)
-    reference.eval().requires_grad_(False)
+    reference, tokenizer = load_policy(assets.policy, where, bf16, f'task "{name}"')
     prompts = assets.prompts
-    texts = [prompt.text for prompt in (*prompts.train, *prompts.eval, *prompts.test)]
-    longest = max(len(ids) for ids in tokenizer(texts)["input_ids"])
+    longest = max(prompt_lengths((*prompts.train, *prompts.eval, *prompts.test), tokenizer))
     return TaskModels(task, reference, tokenizer, load_reward(assets.rewards, where), prompts, longest)
+
+
+def load_policy(
+    path: str, device: torch.device, bf16: bool, of: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return a frozen causal LM and its tokenizer; `of` names whose it is in errors.
+
+    Raises:
+        TaskError: it cannot be loaded, or its architecture makes logits in a way that is not known here.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16 if bf16 else torch.float32)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise TaskError(f"{of}: cannot load the policy {path}: {reason}") from error
+    nn.Module.to(model, device)
+    model.eval().requires_grad_(False)
+    disable_dropout(model)
+    _require_known_head(model, f"{of}: the policy {path}")
+    return model, tokenizer
+
+
+@torch.no_grad()
+def _require_known_head(model: PreTrainedModel, which: str) -> None:
+    """Raise TaskError where head and trunk together are not the whole model: training reads them apart."""
+    ids = torch.arange(4, device=model.device).unsqueeze(0)
+    probe = Sequences(ids, torch.ones_like(ids), prompt_width=1)
+    whole = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+    apart = LanguageHead.of(model)(response_states(model, probe)[0], 1.0, None)
+    if not torch.allclose(whole, apart, atol=1e-2 if model.dtype == torch.bfloat16 else 1e-4):
+        raise TaskError(f"{which} ({type(model).__name__}) changes its logits after the head in a way not known here")

@@ -1,107 +1,237 @@
 """The networks: a transformers causal LM with a critic, and the one forward pass that all training uses.
 
-A batch is [prompt | response], prompts padded on the left and responses on the right, so that every
-response begins in the same column. Attention and position ids come from the mask, never from token
-ids, since a pad token may equal EOS and may even be sampled.
+The trunk runs once per batch and gives hidden states; the language head is then applied to the response
+tokens alone, a bounded number of logits at a time, so that those of a whole rollout are never held.
+Shapes: B rows, T response columns, N response tokens of a batch (the mask's ones), H hidden, V vocabulary.
 """
 
-import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+
+from ppo_core.kl import exact_kl
+from ppo_core.sequences import Sequences, position_ids, unpack_bits
+
+LOGITS_AT_ONCE = 2**25
+"""Most logits held at once beyond what one backward pass keeps (128 MiB in float32)."""
+
+SavePolicy = Callable[[Path], Any]
+"""Writes the policy as a folder that transformers, or peft, loads."""
+
+FILTERED = -1e9
+"""The logit of a token that top-k or top-p left out: its exp is exactly 0, and no product with it is NaN."""
 
 
 @dataclass(frozen=True)
-class Sequences:
-    """Prompts with responses. B rows, P prompt columns, T response columns."""
+class LanguageHead:
+    """From hidden states [N, H] to logits [N, V], as the architecture makes them."""
 
-    ids: Tensor
-    """[B, P + T]; padding anywhere outside the mask."""
-    attention_mask: Tensor
-    """[B, P + T]; 1 on prompt and response tokens."""
-    prompt_width: int
-    """P."""
+    module: nn.Module
+    vocabulary: int
+    scale: float = 1.0
+    softcap: float | None = None
+    """Logits are squeezed into ± this by tanh."""
 
-    @property
-    def response_ids(self) -> Tensor:
-        """[B, T]"""
-        return self.ids[:, self.prompt_width :]
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "LanguageHead":
+        """Return the head of a causal LM."""
+        module = model.get_output_embeddings()
+        config = model.config.get_text_config()
+        scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
+            getattr(config, "logits_scaling", None) or 1.0
+        )
+        return cls(module, module.weight.shape[0], scale, getattr(config, "final_logit_softcapping", None))
 
-    @property
-    def response_mask(self) -> Tensor:
-        """[B, T], float; 1 on response tokens, EOS included."""
-        return self.attention_mask[:, self.prompt_width :].float()
-
-    def rows(self, index: slice | Tensor) -> "Sequences":
-        """Return some rows, cropped to the columns they use."""
-        ids, mask = self.ids[index], self.attention_mask[index]
-        used = mask.any(0).nonzero().flatten()
-        first, last = int(used[0]), max(int(used[-1]), self.prompt_width)
-        return Sequences(ids[:, first : last + 1], mask[:, first : last + 1], self.prompt_width - first)
-
-
-def position_ids(attention_mask: Tensor) -> Tensor:
-    """Return each token's index among the unmasked ones of its row (0 on padding); shape of the mask."""
-    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+    def __call__(self, hidden: Tensor, temperature: float, allowed: Tensor | None) -> Tensor:
+        """Return float32 logits at a temperature; `allowed` [N, ceil(V / 8)] packs the tokens to choose from."""
+        logits: Tensor = self.module(hidden).float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        if temperature != 1.0:
+            logits = logits / temperature
+        if allowed is not None:
+            logits = logits.masked_fill(~unpack_bits(allowed, logits.shape[-1]), FILTERED)
+        return logits
 
 
-def response_outputs(model: PreTrainedModel, sequences: Sequences, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return what predicts each response token: (log-probabilities [B, T, V], hidden states [B, T, H])."""
-    width = sequences.ids.shape[1] - sequences.prompt_width
-    output = model(
+def response_states(model: nn.Module, sequences: Sequences) -> Tensor:
+    """Return the last hidden state that predicts each response token, [B, T, H], without any logits."""
+    trunk = model.base_model if isinstance(model, PreTrainedModel) else model
+    output = trunk(
         input_ids=sequences.ids,
         attention_mask=sequences.attention_mask,
         position_ids=position_ids(sequences.attention_mask),
         use_cache=False,
-        output_hidden_states=True,
-        logits_to_keep=width + 1,
     )
-    logprobs = torch.log_softmax(output.logits[:, :-1].float() / temperature, -1)
-    return logprobs, output.hidden_states[-1][:, -width - 1 : -1]
+    states: Tensor = output.last_hidden_state
+    return states[:, sequences.prompt_width - 1 : -1]
 
 
-def token_logprobs(logprobs: Tensor, response_ids: Tensor) -> Tensor:
-    """Return the log-probability of each response token, [B, T], of log-probabilities [B, T, V]."""
-    return logprobs.gather(-1, response_ids.unsqueeze(-1)).squeeze(-1)
+class ResponseTokens:
+    """The N response tokens of a batch, without the padding, and the way back to [B, T]."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        mask = sequences.response_mask > 0
+        self.shape = mask.shape
+        self.index = mask.flatten().nonzero().squeeze(-1)
+        self.ids = sequences.response_ids.reshape(-1)[self.index]
+        self.allowed = None if sequences.allowed is None else sequences.allowed.flatten(0, 1)[self.index]
+
+    def packed(self, states: Tensor) -> Tensor:
+        """Return [N, H] of states [B, T, H]."""
+        flat = states.flatten(0, 1)
+        return flat if len(self.index) == len(flat) else flat.index_select(0, self.index)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return [B, T] of values [N], 0 where masked."""
+        if len(self.index) == self.shape.numel():
+            return values.view(self.shape)
+        return values.new_zeros(self.shape.numel()).index_put((self.index,), values).view(self.shape)
+
+    def chunks(self, vocabulary: int) -> Iterator[slice]:
+        """Yield slices of the tokens whose logits may be held at once."""
+        size = max(1, LOGITS_AT_ONCE // vocabulary)
+        for start in range(0, len(self.index), size):
+            yield slice(start, start + size)
+
+    def allowed_in(self, part: slice) -> Tensor | None:
+        """Return the packed tokens to choose from of some tokens."""
+        return None if self.allowed is None else self.allowed[part]
 
 
-def entropy(logprobs: Tensor) -> Tensor:
-    """Return the entropy in nats per token, [B, T], of log-probabilities [B, T, V]."""
-    p = logprobs.exp()
-    return -torch.where(p > 0, p * logprobs, torch.zeros_like(p)).sum(-1)
+def token_readings(
+    head: LanguageHead, states: Tensor, sequences: Sequences, temperature: float, *, with_entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the response tokens' log-probabilities and, if asked for, entropies, in nats, each [B, T], differentiable.
+
+    Logits that are too many to hold at once are computed again in the backward pass.
+    """
+    tokens = ResponseTokens(sequences)
+    packed = tokens.packed(states)
+    parts = list(tokens.chunks(head.vocabulary))
+
+    def read(part_states: Tensor, ids: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+        logits = head(part_states, temperature, allowed)
+        logprobs = -cross_entropy(logits, ids, reduction="none")
+        return logprobs, entropy(logits) if with_entropy else logprobs.detach()
+
+    readings = [
+        read(packed[part], tokens.ids[part], tokens.allowed_in(part))
+        if len(parts) == 1
+        else checkpoint(read, packed[part], tokens.ids[part], tokens.allowed_in(part), use_reentrant=False)
+        for part in parts
+    ]
+    logprobs, entropies = (torch.cat(column) for column in zip(*readings, strict=True))
+    return tokens.spread(logprobs), tokens.spread(entropies) if with_entropy else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Policy and reference on the same responses, in nats per token, each [B, T] and 0 where masked."""
+
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    kl_exact: Tensor
+    entropy: Tensor
+
+
+@torch.no_grad()
+def compare(
+    policy: tuple[LanguageHead, Tensor],
+    reference: tuple[LanguageHead, Tensor],
+    sequences: Sequences,
+    temperature: float,
+) -> Comparison:
+    """Return both models' readings of the same responses, from each one's head and states [B, T, H]."""
+    tokens = ResponseTokens(sequences)
+    columns: list[tuple[Tensor, ...]] = []
+    packed = [(head, tokens.packed(states)) for head, states in (policy, reference)]
+    for part in tokens.chunks(policy[0].vocabulary):
+        ids, allowed = tokens.ids[part].unsqueeze(-1), tokens.allowed_in(part)
+        log_p, log_q = (torch.log_softmax(head(states[part], temperature, allowed), -1) for head, states in packed)
+        of_tokens = [logprobs.gather(-1, ids).squeeze(-1) for logprobs in (log_p, log_q)]
+        columns.append((*of_tokens, exact_kl(log_p, log_q), -(log_p.exp() * log_p).nan_to_num(nan=0.0).sum(-1)))
+    return Comparison(*(tokens.spread(torch.cat(column)) for column in zip(*columns, strict=True)))
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Return the entropy in nats, [N], of the distributions with logits [N, V]."""
+    return torch.logsumexp(logits, -1) - (torch.softmax(logits, -1) * logits).sum(-1)
 
 
 class ActorCritic(nn.Module):
-    """A trainable copy of a causal LM, and its critic.
+    """A policy and its critic; `ppo_core.networks` builds one.
 
-    `shared`: the critic is a linear head on the policy's last hidden state. `separate`: it has a
-    trunk of its own, begun as a copy of the policy's. The head begins at 0, so the first values are 0.
+    The critic is a linear head on the policy's last hidden state (`critic` None), or on the trunk of a network of its
+    own; critic-free baselines have no head at all.
     """
 
-    def __init__(self, pretrained: PreTrainedModel, value_model: str) -> None:
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        critic: nn.Module | None,
+        value_head: nn.Linear | None,
+        *,
+        save_policy: SavePolicy,
+        bf16: bool = False,
+        recomputed: Sequence[nn.Module] = (),
+    ) -> None:
         super().__init__()
-        self.policy = copy.deepcopy(pretrained).requires_grad_(True)
-        self.critic_trunk = copy.deepcopy(self.policy) if value_model == "separate" else None
-        hidden = self.policy.get_output_embeddings().weight.shape[1]
-        self.value_head = nn.Linear(hidden, 1, device=self.policy.device)
-        nn.init.zeros_(self.value_head.weight)
-        nn.init.zeros_(self.value_head.bias)
+        self.policy = policy
+        self.critic = critic
+        self.value_head = value_head
+        self.save_policy = save_policy
+        self.bf16 = bf16
+        self._recomputed = tuple(recomputed)
+        self.head = LanguageHead.of(policy)
         self.eval()  # dropout would make the ratio differ from 1 before any update
 
-    def forward(self, sequences: Sequences, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return (log-probabilities [B, T, V], values [B, T])."""
-        logprobs, hidden = response_outputs(self.policy, sequences, temperature)
-        if self.critic_trunk is not None:
-            hidden = response_outputs(self.critic_trunk, sequences, temperature)[1]
-        return logprobs, self.value_head(hidden.float()).squeeze(-1)
+    def precision(self) -> AbstractContextManager[None]:
+        """Return the context of every forward pass: bfloat16 where that is asked for."""
+        return torch.autocast(self.policy.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Hold the context of passes with gradients: layers under gradient checkpointing keep no activations.
+
+        Not for sampling, where such a layer would drop its KV cache.
+        """
+        for layer in self._recomputed:
+            layer.training = True  # of the layer alone: dropout inside it stays off
+        try:
+            yield
+        finally:
+            for layer in self._recomputed:
+                layer.training = False
+
+    def values(self, states: Tensor | None, sequences: Sequences) -> Tensor:
+        """Return the critic's values [B, T]; `states` are the policy's, which a separate critic does not read."""
+        if self.critic is not None:
+            states = response_states(self.critic, sequences)
+        assert self.value_head is not None and states is not None
+        with torch.autocast(states.device.type, enabled=False):
+            values: Tensor = self.value_head(states.float()).squeeze(-1)
+        return values
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """Return what learns at `learning_rate`."""
-        return list(self.policy.parameters())
+        return [p for p in self.policy.parameters() if p.requires_grad]
 
     def value_parameters(self) -> list[nn.Parameter]:
         """Return what learns at `value_learning_rate`."""
-        trunk = [] if self.critic_trunk is None else list(self.critic_trunk.parameters())
-        return trunk + list(self.value_head.parameters())
+        modules = [module for module in (self.critic, self.value_head) if module is not None]
+        return [p for module in modules for p in module.parameters() if p.requires_grad]
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return everything that learns, by name: what a checkpoint holds."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}

@@ -1,13 +1,14 @@
-"""The PPO loss. With ratio_t = π(a_t) / π_old(a_t):
+"""The PPO losses. With ratio_t = π(a_t) / π_old(a_t):
 
-    policy  = mean_t max(-A_t ratio_t, -A_t clip(ratio_t, 1 - ε, 1 + ε))
+    policy  = mean_t max(-A_t ratio_t, -A_t clip(ratio_t, 1 - ε, 1 + ε_high))
     value   = mean_t ½ max((V_t - R_t)², (clip(V_t, V_old ± ε_v) - R_t)²)
     loss    = policy + c1 value - c2 entropy
 
 Source: Schulman et al. 2017, arXiv 1707.06347, eqs. 7 and 9; the value clip and its ½ as in OpenAI
 baselines and TRL. Every function returns sums over tokens, not means: the caller divides by the
 tokens of the whole optimizer step, so that micro-batches and processes never change the step.
-Shapes: [B, T]; `mask` is 1 on response tokens.
+Shapes: [B, T]; `mask` is 1 on response tokens. What stands where it is 0, NaN and infinities too, changes
+neither a result nor a gradient: it is replaced by 0 before anything is computed, since 0 · NaN is NaN.
 """
 
 from dataclasses import dataclass
@@ -23,9 +24,9 @@ class PolicyLoss:
     loss: Tensor
     """Differentiable."""
     clipped: Tensor
-    """Tokens whose clipped term set the loss."""
+    """Tokens whose loss was set by a clip of the ratio, the dual clip included."""
     approx_kl: Tensor
-    """½ (log-ratio)², nats."""
+    """½ (log-ratio)², nats, of the log-ratio before its clamp (TRL's policy/approxkl_avg)."""
     ratio: Tensor
     ratio_squared: Tensor
 
@@ -41,23 +42,48 @@ class ValueLoss:
 
 
 def policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, cliprange: float
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    cliprange: float,
+    *,
+    cliprange_high: float | None = None,
+    dual_clip: float | None = None,
+    log_ratio_clamp: float | None = None,
 ) -> PolicyLoss:
-    """Return the clipped surrogate and its statistics."""
-    log_ratio = torch.where(mask > 0, logprobs - old_logprobs, torch.zeros_like(mask))
-    ratio = log_ratio.exp()
+    """Return the clipped surrogate and its statistics.
+
+    `cliprange_high` is ε_high, ε where unset (Yu et al. 2025, DAPO, arXiv 2503.14476, eq. 10).
+    `dual_clip` is c of Ye et al. 2020, arXiv 1912.09729, eq. 5: where A_t < 0 the loss is at most -c A_t.
+    `log_ratio_clamp` bounds |log ratio_t| before exp, which overflows (OpenRLHF and verl: 20).
+    The gradient is zero where a clip set the loss and where the log-ratio is clamped.
+    """
+    response = mask > 0
+    log_ratio = torch.where(response, logprobs - old_logprobs, 0.0)
+    advantages = torch.where(response, advantages, 0.0)
+    bounded = log_ratio if log_ratio_clamp is None else log_ratio.clamp(-log_ratio_clamp, log_ratio_clamp)
+    ratio = bounded.exp()
+    upper = 1 + (cliprange if cliprange_high is None else cliprange_high)
     unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
+    loss = torch.maximum(unclipped, -advantages * ratio.clamp(1 - cliprange, upper))
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
     with torch.no_grad():
-        clip_count = ((clipped > unclipped) * mask).sum()
-        approx_kl = (0.5 * log_ratio**2 * mask).sum()
-        ratios, squares = (ratio * mask).sum(), (ratio**2 * mask).sum()
-    return PolicyLoss((torch.max(unclipped, clipped) * mask).sum(), clip_count, approx_kl, ratios, squares)
+        clip_count = (loss != unclipped).sum()
+        approx_kl = (0.5 * log_ratio**2).sum()
+        ratios = torch.where(response, ratio, 0.0)
+    return PolicyLoss(loss.sum(), clip_count, approx_kl, ratios.sum(), (ratios**2).sum())
 
 
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, cliprange_value: float) -> ValueLoss:
-    """Return the clipped value loss."""
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, cliprange_value: float | None
+) -> ValueLoss:
+    """Return the value loss, clipped around the old values, or plain where `cliprange_value` is None."""
+    response = mask > 0
+    error = torch.where(response, values - returns, 0.0) ** 2
+    if cliprange_value is None:
+        return ValueLoss(0.5 * error.sum(), error.new_zeros(()))
     limited = old_values + (values - old_values).clamp(-cliprange_value, cliprange_value)
-    unclipped_error, clipped_error = (values - returns) ** 2, (limited - returns) ** 2
-    clip_count = ((clipped_error > unclipped_error) * mask).sum().detach()
-    return ValueLoss(0.5 * (torch.max(unclipped_error, clipped_error) * mask).sum(), clip_count)
+    clipped_error = torch.where(response, limited - returns, 0.0) ** 2
+    return ValueLoss(0.5 * torch.maximum(error, clipped_error).sum(), (clipped_error > error).sum())

@@ -1,18 +1,21 @@
-"""Sampling responses with a KV cache, from exactly the distribution that is trained.
+"""Sampling responses with a KV cache.
 
-The next token is drawn by inverse CDF from softmax(logits / temperature) with a number handed in,
-with no filter and no mask that training would not apply. The sampler's own log-probabilities are
-kept, so that the training forward can be checked against them.
+The sampler's own log-probabilities are kept, so that the training forward can be checked against them. Rows whose
+response has ended leave the batch as soon as half of it has.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ppo_core.policy import Sequences, position_ids
+from ppo_core.prompts.encoding import encode
+from ppo_core.sampler import SamplingSettings, Stops, next_token
+from ppo_core.sequences import Sequences, padded_left, position_ids
+from ppo_core.task import Prompt
 
 
 @dataclass(frozen=True)
@@ -23,27 +26,15 @@ class Rollouts:
     sampler_logprobs: Tensor
     """[B, T]: log-probability of each token as sampled, 0 where masked."""
     ended: Tensor
-    """[B], bool: ended by itself, that is with an EOS token."""
-    prompts: tuple[str, ...]
+    """[B], bool: ended by itself, with a stop token or text."""
+    prompts: tuple[Prompt, ...]
     responses: tuple[str, ...]
-    """Texts without special tokens; prompt + response is the whole text."""
+    """Texts without special tokens."""
 
     @property
     def lengths(self) -> Tensor:
-        """[B]: response tokens, EOS included."""
+        """[B]: response tokens, what ended it included."""
         return self.sequences.response_mask.sum(-1)
-
-
-def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], device: torch.device) -> Sequences:
-    """Return the prompts padded on the left, as sequences without a response."""
-    encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    width = max(len(ids) for ids in encoded)
-    ids = torch.full((len(encoded), width), pad_id(tokenizer), dtype=torch.long)
-    mask = torch.zeros((len(encoded), width), dtype=torch.long)
-    for row, tokens in enumerate(encoded):
-        ids[row, width - len(tokens) :] = torch.tensor(tokens)
-        mask[row, width - len(tokens) :] = 1
-    return Sequences(ids.to(device), mask.to(device), width)
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -52,111 +43,144 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return int(pad if pad is not None else tokenizer.eos_token_id or 0)
 
 
-def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return all ids that end a response: the model's generation config's, else the tokenizer's."""
-    declared = getattr(model.generation_config, "eos_token_id", None)
-    if declared is None:
-        declared = tokenizer.eos_token_id
-    if declared is None:
-        return []
-    return [int(i) for i in declared] if isinstance(declared, list | tuple) else [int(declared)]
-
-
 @torch.no_grad()
 def generate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     uniforms: Tensor,
+    settings: SamplingSettings,
     *,
-    temperature: float,
     chunk_rows: int,
 ) -> Rollouts:
     """Return one response per prompt; `uniforms` [B, T] in [0, 1) decides every token, T is the most new tokens.
 
-    Rows go through the model `chunk_rows` at a time, which bounds memory and changes no sample.
+    Rows go through the model `chunk_rows` at a time, prompts of like length together; that bounds memory and changes
+    no sample.
     """
-    stop_ids = torch.tensor(eos_ids(model, tokenizer), device=model.device)
-    encoded = encode_prompts(tokenizer, prompts, model.device)
+    fill = pad_id(tokenizer)
+    encoded = padded_left([encode(prompt, tokenizer) for prompt in prompts], fill, model.device)
+    order = encoded.by_length() if chunk_rows < len(prompts) else torch.arange(len(prompts), device=model.device)
+    numbers, stops = uniforms.to(model.device), Stops(settings, tokenizer, model.device)
     parts = [
-        _decode(model, encoded.rows(slice(i, i + chunk_rows)), uniforms[i : i + chunk_rows], stop_ids, temperature)
-        for i in range(0, len(prompts), chunk_rows)
+        _Decoding(model, encoded.rows(rows), numbers[rows], settings, stops, fill).run()
+        for rows in order.split(chunk_rows)
     ]
-    length = max(part.mask.shape[1] for part in parts)
-    responses = torch.cat([_widened(part.ids, length, pad_id(tokenizer)) for part in parts])
-    masks = torch.cat([_widened(part.mask, length, 0) for part in parts])
+    back = order.argsort()
+    length = max(part.ids.shape[1] for part in parts)
+    ids, mask, logprobs = (
+        torch.cat([_widened(getattr(part, name), length, pad) for part in parts])[back]
+        for name, pad in (("ids", fill), ("mask", 0), ("logprobs", 0))
+    )
+    allowed = (
+        torch.cat([_widened(part.allowed, length, 0, dim=1) for part in parts])[back] if settings.filters else None
+    )
     sequences = Sequences(
-        torch.cat([encoded.ids, responses], 1), torch.cat([encoded.attention_mask, masks], 1), encoded.prompt_width
+        torch.cat([encoded.ids, ids], 1), torch.cat([encoded.attention_mask, mask], 1), encoded.prompt_width, allowed
     )
-    prompt_texts, response_texts = _texts(tokenizer, sequences)
-    return Rollouts(
-        sequences=sequences,
-        sampler_logprobs=torch.cat([_widened(part.logprobs, length, 0) for part in parts]),
-        ended=torch.cat([part.ended for part in parts]),
-        prompts=prompt_texts,
-        responses=response_texts,
-    )
+    ended = torch.cat([part.ended for part in parts])[back]
+    return Rollouts(sequences, logprobs, ended, tuple(prompts), _response_texts(tokenizer, sequences))
 
 
-@dataclass(frozen=True)
-class _Decoded:
-    ids: Tensor
-    mask: Tensor
-    logprobs: Tensor
-    ended: Tensor
+class _Decoding:
+    """The decode loop over one chunk of R rows and at most T tokens."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompt: Sequences,
+        uniforms: Tensor,
+        settings: SamplingSettings,
+        stops: Stops,
+        fill: int,
+    ) -> None:
+        rows, steps = uniforms.shape
+        device = prompt.ids.device
+        self.model, self.prompt, self.uniforms, self.settings, self.stops = model, prompt, uniforms, settings, stops
+        self.ids = torch.full((rows, steps), fill, dtype=torch.long, device=device)
+        self.mask = torch.zeros((rows, steps), dtype=torch.long, device=device)
+        self.logprobs = torch.zeros((rows, steps), device=device)
+        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.allowed = torch.zeros((rows, steps, 0), dtype=torch.uint8, device=device)
+
+    def run(self) -> "_Decoding":
+        """Sample until all rows have ended; the tensors are cut to the longest response."""
+        live = torch.arange(self.ids.shape[0], device=self.ids.device)  # rows still in the batch
+        cache: Any = None
+        feed, positions = self.prompt.ids, position_ids(self.prompt.attention_mask)
+        mask = torch.cat([self.prompt.attention_mask, torch.ones_like(self.mask)], 1)
+        width = self.prompt.ids.shape[1]
+        for t in range(self.uniforms.shape[1]):
+            output = self.model(
+                input_ids=feed,
+                attention_mask=mask[:, : width + t],
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            cache = output.past_key_values
+            token = self._write(t, live, output.logits[:, -1])
+            going = ~self.ended[live]
+            if not going.any():
+                return self._cut(t + 1)
+            feed, positions = token.unsqueeze(1), positions[:, -1:] + 1
+            if 2 * int(going.sum()) <= len(live):
+                kept = going.nonzero().squeeze(-1)
+                cache.batch_select_indices(kept)
+                live, feed, positions, mask = live[kept], feed[kept], positions[kept], mask[kept]
+        return self._cut(self.uniforms.shape[1])
+
+    def _write(self, t: int, live: Tensor, logits: Tensor) -> Tensor:
+        """Sample position `t` of the live rows; what a row that has ended samples is not kept."""
+        sampled = next_token(logits, self.uniforms[live, t], self.settings)
+        going = ~self.ended[live]
+        rows = live[going]
+        self.ids[rows, t] = sampled.ids[going]
+        self.mask[rows, t] = 1
+        self.logprobs[rows, t] = sampled.logprobs[going]
+        if sampled.allowed is not None:
+            if not self.allowed.shape[-1]:
+                self.allowed = self.allowed.new_zeros(*self.ids.shape, sampled.allowed.shape[-1])
+            self.allowed[rows, t] = sampled.allowed[going]
+        self.ended[rows] = self.stops(self.ids[rows, : t + 1])
+        return sampled.ids
+
+    def _cut(self, steps: int) -> "_Decoding":
+        self.ids, self.mask, self.logprobs = self.ids[:, :steps], self.mask[:, :steps], self.logprobs[:, :steps]
+        self.allowed = self.allowed[:, :steps]
+        return self
 
 
-def _decode(
-    model: PreTrainedModel, prompt: Sequences, uniforms: Tensor, stop_ids: Tensor, temperature: float
-) -> _Decoded:
-    rows, device = prompt.ids.shape[0], prompt.ids.device
-    uniforms = uniforms.to(device)
-    alive = torch.ones(rows, dtype=torch.bool, device=device)
-    mask, feed, positions = prompt.attention_mask, prompt.ids, position_ids(prompt.attention_mask)
-    cache, tokens, masks, logprobs = None, [], [], []
-    for t in range(uniforms.shape[1]):
-        output = model(
-            input_ids=feed,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        cache = output.past_key_values
-        token, logprob = _sample(output.logits[:, -1].float() / temperature, uniforms[:, t])
-        tokens.append(token)
-        masks.append(alive.long())
-        logprobs.append(torch.where(alive, logprob, torch.zeros_like(logprob)))
-        alive = alive & ~torch.isin(token, stop_ids)
-        if not alive.any():
-            break
-        mask = torch.cat([mask, masks[-1].unsqueeze(1)], 1)
-        feed, positions = token.unsqueeze(1), positions[:, -1:] + 1
-    return _Decoded(torch.stack(tokens, 1), torch.stack(masks, 1), torch.stack(logprobs, 1), ~alive)
+def _widened(values: Tensor, width: int, fill: int, dim: int = 1) -> Tensor:
+    missing = width - values.shape[1]
+    return torch.nn.functional.pad(values, (*(0, 0) * (values.dim() - 1 - dim), 0, missing), value=fill)
 
 
-def _sample(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (token [B], its log-probability [B]) by inverse CDF, in double precision."""
-    logprobs = torch.log_softmax(logits, -1)
-    cumulative = logprobs.double().exp().cumsum(-1)
-    threshold = (uniform.to(cumulative.dtype) * cumulative[:, -1]).unsqueeze(-1)
-    token = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
-    return token.squeeze(-1), logprobs.gather(-1, token).squeeze(-1)
-
-
-def _widened(values: Tensor, width: int, fill: int) -> Tensor:
-    return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=fill)
-
-
-def _texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequences) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _response_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequences) -> tuple[str, ...]:
     """Decode whole rows and cut the prompt off, since a response decoded alone can lose its leading space."""
-    prompts, responses = [], []
+    prompts, wholes = [], []
     for ids, mask in zip(sequences.ids.tolist(), sequences.attention_mask.tolist(), strict=True):
         used = [token for token, on in zip(ids, mask, strict=True) if on]
-        prompt_tokens = sum(mask[: sequences.prompt_width])
-        prompt = str(tokenizer.decode(used[:prompt_tokens], skip_special_tokens=True))
-        whole = str(tokenizer.decode(used, skip_special_tokens=True))
-        prompts.append(prompt)
-        responses.append(whole.removeprefix(prompt))
-    return tuple(prompts), tuple(responses)
+        wholes.append(used)
+        prompts.append(used[: sum(mask[: sequences.prompt_width])])
+    texts = (tokenizer.batch_decode(rows, skip_special_tokens=True) for rows in (prompts, wholes))
+    return tuple(whole.removeprefix(prompt) for prompt, whole in zip(*texts, strict=True))
+
+
+class TokenTexts:
+    """The text of each token by itself, for rewards and pages that look at single tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def __call__(self, sequences: Sequences) -> list[list[str]]:
+        """Return the response tokens' texts, row by row."""
+        rows = zip(sequences.response_ids.tolist(), sequences.response_mask.tolist(), strict=True)
+        return [[self._text(token) for token, on in zip(ids, mask, strict=True) if on] for ids, mask in rows]
+
+    def _text(self, token: int) -> str:
+        if token not in self._known:
+            self._known[token] = str(self._tokenizer.decode([token]))
+        return self._known[token]

@@ -1,20 +1,37 @@
 """Learning-rate schedules: the factor on the peak rate in each iteration (TRL steps once a rollout batch, too)."""
 
 import math
+from typing import Literal, assert_never
+
+Kind = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
 
-def lr_factor(kind: str, iteration: int, total: int, warmup_ratio: float) -> float:
-    """Return the factor in (0, 1] for `iteration` of 0 to total - 1.
+def lr_factor(kind: Kind, iteration: int, total: int, warmup_ratio: float, min_lr_rate: float = 0.0) -> float:
+    """Return the factor in [0, 1] for `iteration` of 0 to total - 1, and 0 before iteration 0.
 
-    The warm-up rises linearly and never wastes an iteration at 0; `linear` and `cosine` then fall
-    from 1 towards 0, which they would reach one iteration after the last.
+    The warm-up rises linearly and never wastes an iteration at 0; `constant` has none. `linear` and `cosine`
+    then fall from 1 towards `min_lr_rate`, which they would reach one iteration after the last; the fall is
+    scaled to end there, as transformers' cosine_with_min_lr does it.
+
+    A network that starts late has its own whole schedule over what is left of the run: the policy behind a
+    critic warm-up of n iterations is at (iteration - n, total - n), and stands still before.
     """
-    warmup = round(warmup_ratio * total)
+    if iteration < 0:
+        return 0.0
+    warmup = 0 if kind == "constant" else round(warmup_ratio * total)
     if iteration < warmup:
         return (iteration + 1) / (warmup + 1)
-    progress = (iteration - warmup) / max(1, total - warmup)
-    if kind == "linear":
-        return 1 - progress
-    if kind == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * progress))
-    return 1.0
+    return min_lr_rate + (1 - min_lr_rate) * _decay(kind, (iteration - warmup) / max(1, total - warmup))
+
+
+def _decay(kind: Kind, progress: float) -> float:
+    """Return the fall from 1 to 0 over `progress` of 0 to 1."""
+    match kind:
+        case "linear":
+            return 1 - progress
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        case "constant" | "constant_with_warmup":
+            return 1.0
+        case _:
+            assert_never(kind)

@@ -142,24 +142,31 @@ class Task:
     """Build what is missing, check what is there, and return where it lies."""
 
 
-BUILT_IN = {"reviews": "ppo_core.tasks.reviews:TASK"}
+BUILT_IN = {"reviews": "ppo_core.tasks.reviews:TASK", "arithmetic": "ppo_core.tasks.arithmetic:TASK"}
 """Built-in tasks by name, each as `module:attribute`."""
 
 
 def get_task(name: str) -> Task:
-    """Return the built-in task `name`, or the one at an import path `module:attribute`.
+    """Return the built-in task `name`, the one of a file or folder, or the one at an import path `module:attribute`.
+
+    A file is a `.toml` with a task's keys (or a `[task]` table of them) or a `.py` that defines `TASK`; a folder holds
+    a `task.toml` or `task.py`. The task is then named by the file's absolute path.
 
     Raises:
         TaskError: there is none; the message lists the built-in ones or says what the path lacks.
     """
+    from ppo_core.task_files import is_task_path, read_task  # which make tasks, so they import this file
+
+    if name in BUILT_IN:
+        return _import_task(BUILT_IN[name])
+    if is_task_path(name):
+        return read_task(name)
     if ":" in name:
         return replace(_import_task(name), name=name)
-    if name not in BUILT_IN:
-        raise TaskError(
-            f'unknown task "{name}"; there are: {", ".join(BUILT_IN)}, and your own as module:attribute'
-            f"{nearest(name, BUILT_IN)}"
-        )
-    return _import_task(BUILT_IN[name])
+    raise TaskError(
+        f'unknown task "{name}"; there are: {", ".join(BUILT_IN)}, and your own as a path or as module:attribute'
+        f"{nearest(name, BUILT_IN)}"
+    )
 
 
 def _import_task(path: str) -> Task:

@@ -18,23 +18,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from ppo_core import checkpoint
-from ppo_core.advantages import masked_var
 from ppo_core.errors import CheckpointError, ConfigError
-from ppo_core.evaluation import evaluate, repetition
-from ppo_core.experience import Experience, PolicyReading, build_experience, read_policy
+from ppo_core.evaluation import evaluate
+from ppo_core.experience import build_experience, read_policy, token_scores
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.kl import KLController, sampled_kl
+from ppo_core.kl import KLController
+from ppo_core.memory import ChunkRows, peak_mib
 from ppo_core.models import TaskModels, load_task
-from ppo_core.policy import ActorCritic
+from ppo_core.networks import build_network
+from ppo_core.optimizers import Optimizers
 from ppo_core.randomness import Purpose, prompt_rows, uniforms
 from ppo_core.report import StepReport
+from ppo_core.rewards.shaping import RewardStatistics
 from ppo_core.rollout import Rollouts, generate
+from ppo_core.rollout_metrics import critic_metrics, rollout_metrics
+from ppo_core.sampler import SamplingSettings
 from ppo_core.schedule import lr_factor
-from ppo_core.task import Prompt
-from ppo_core.update import Optimizers, ppo_epochs
+from ppo_core.task import Scored
+from ppo_core.update import ppo_epochs
 
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
@@ -44,7 +49,8 @@ def ppo_trainer(
     config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
 ) -> "PPOTrainer":
     """Return a trainer on a task, new or continuing from a checkpoint."""
-    trainer = PPOTrainer(config, load_task(task_name, device))
+    frozen_bf16 = config.bf16 and config.use_peft
+    trainer = PPOTrainer(config, load_task(task_name, device, frozen_bf16))
     if resume_from is not None:
         trainer.restore(resume_from)
     return trainer
@@ -67,17 +73,23 @@ class PPOTrainer:
     """PPO of one config on one task. Iterate over it; see `ppo_core.report.Trainer`.
 
     Raises:
-        ConfigError: prompt and response do not fit into the model's positions.
+        ConfigError: prompt and response do not fit into the model's positions, or the networks cannot be built.
     """
 
     def __init__(self, config: PPOConfig, models: TaskModels) -> None:
         _require_room(config, models)
         self.config = config
         self.models = models
-        self.network = ActorCritic(models.reference, config.value_model)
-        self.optimizers = Optimizers.build(self.network, config)
+        self.network = build_network(config, models.reference, models.reward_model)
+        self.optimizers = Optimizers(self.network, config)
         self.kl_controller = KLController(config.kl_coef, config.kl_target, config.horizon)
-        self.batch_size = config.batch_sizes(world_size=1).batch_size
+        self.reward_statistics = RewardStatistics(config.normalize_rewards)
+        sizes = config.batch_sizes(world_size=1)
+        self.batch_size = sizes.batch_size
+        forward_rows = config.local_rollout_forward_batch_size
+        self.generation = ChunkRows("generation", forward_rows)
+        self.scoring = ChunkRows("scoring", forward_rows)
+        self.training = ChunkRows("training", sizes.per_device_train_batch_size)
         self.step = -1
         self.optimizer_steps = 0
 
@@ -95,64 +107,78 @@ class PPOTrainer:
         return self.step * self.batch_size
 
     def _baseline(self) -> StepReport:
-        known = self.models.baseline
-        threads = torch.get_num_threads()
-        if threads not in known:
-            known[threads] = self.evaluated(StepReport(step=0, episode=0, metrics={}))
-        return known[threads]
+        """Return step 0, which runs of the same task share where the untrained policy computes alike."""
+        config = self.config
+        key = (torch.get_num_threads(), config.bf16, config.stop_token, config.stop_token_id, config.stop_strings)
+        if key not in self.models.baseline:
+            first = StepReport(step=0, episode=0, metrics={})
+            self.models.baseline[key] = self._evaluated(first, with_values=False)
+        return self.models.baseline[key]
 
     def _iterate(self) -> StepReport:
-        watch = _Stopwatch()
+        config, watch = self.config, _Stopwatch()
         rates = self._set_rates()
         with watch.phase("generate"):
             rollouts = self._collect()
         kl_coef = self.kl_controller.coef
         with watch.phase("score"):
-            prompts = [Prompt(text) for text in rollouts.prompts]
-            scores = torch.tensor(self.models.reward(prompts, rollouts.responses, []).totals)
-            scores = scores.to(rollouts.sequences.ids.device)
+            scored = self._score(rollouts)
+            device = rollouts.sequences.ids.device
+            scores = torch.tensor(scored.totals, dtype=torch.float32, device=device)
+            shaped = token_scores(config, self.reward_statistics, scored, rollouts)
             reading = read_policy(
-                self.network,
-                self.models.reference,
-                rollouts.sequences,
-                self.config.temperature,
-                self.config.local_rollout_forward_batch_size,
+                self.network, self.models.reference, rollouts.sequences, config.temperature, self.scoring
             )
-            experience = build_experience(self.config, rollouts, reading, scores, kl_coef)
+            experience = build_experience(config, rollouts, reading, shaped, kl_coef)
         with watch.phase("update"):
-            update = ppo_epochs(self.network, self.optimizers, experience, self.config, self.step)
-        metrics = (
-            self._rollout_metrics(rollouts, reading, scores, kl_coef) | _critic_metrics(experience) | update.metrics()
-        )
+            update = ppo_epochs(self.network, self.optimizers, experience, config, self.step, self.training)
+        metrics = rollout_metrics(config, rollouts, reading, scores, kl_coef) | critic_metrics(experience)
+        metrics |= update.metrics() | _parts(scored) | rates | watch.seconds
         self.kl_controller.update(metrics["objective/kl_exact"], self.batch_size)
-        self.optimizer_steps += update.steps
+        self.optimizer_steps += update.steps - update.skipped
         self.step += 1
-        seconds = sum(watch.seconds.values())
-        metrics |= rates | watch.seconds
         metrics["optimizer_steps"] = self.optimizer_steps
+        seconds = sum(watch.seconds.values())
+        metrics["eps"] = self.batch_size / seconds
         metrics["time/tokens_per_second"] = float(rollouts.lengths.sum()) / seconds
+        metrics["memory/peak"] = peak_mib(device)
         report = StepReport(self.step, self.episode, metrics)
         return self.evaluated(report) if self._evaluation_is_due() else report
 
     def _set_rates(self) -> dict[str, float]:
-        config = self.config
-        factor = lr_factor(config.lr_scheduler_type, self.step, config.num_iterations(), config.warmup_ratio)
-        rates = {"lr": config.learning_rate * factor, "value/lr": config.value_learning_rate * factor}
+        config, total = self.config, self.config.num_iterations()
+        late = config.critic_warmup
+        floor = config.min_lr_rate
+        policy = lr_factor(config.lr_scheduler_type, self.step - late, total - late, config.warmup_ratio, floor)
+        ratio = config.warmup_ratio if config.value_warmup_ratio is None else config.value_warmup_ratio
+        value = lr_factor(config.value_lr_scheduler_type or config.lr_scheduler_type, self.step, total, ratio, floor)
+        rates = {"lr": config.learning_rate * policy, "value/lr": config.value_learning_rate * value}
         self.optimizers.set_rates(rates["lr"], rates["value/lr"])
-        return rates
+        return rates if config.has_critic else {"lr": rates["lr"]}
 
     def _collect(self) -> Rollouts:
         config, prompts = self.config, self.models.prompts.train
-        rows = prompt_rows(config.seed, len(prompts), self.episode, self.batch_size)
+        group = config.num_generations
+        rows = prompt_rows(config.seed, len(prompts), self.episode // group, self.batch_size // group)
+        chosen = [prompts[row] for row in rows for _ in range(group)]
         numbers = uniforms(config.seed, Purpose.ROLLOUT, self.step, self.batch_size, config.response_length)
-        return generate(
-            self.network.policy,
-            self.models.tokenizer,
-            [prompts[row].text for row in rows],
-            torch.from_numpy(numbers),
-            temperature=config.temperature,
-            chunk_rows=config.local_rollout_forward_batch_size,
-        )
+        settings = SamplingSettings.of(config, self.network.policy, self.models.tokenizer)
+
+        def attempt(rows: int) -> Rollouts:
+            return generate(
+                self.network.policy,
+                self.models.tokenizer,
+                chosen,
+                torch.from_numpy(numbers),
+                settings,
+                chunk_rows=rows,
+            )
+
+        with self.network.precision():
+            return self.generation.run(attempt, most=len(chosen))
+
+    def _score(self, rollouts: Rollouts) -> Scored:
+        return self.models.reward(rollouts.prompts, rollouts.responses, self.models.token_texts(rollouts.sequences))
 
     def _evaluation_is_due(self) -> bool:
         if self.step == self.config.num_iterations():
@@ -160,64 +186,39 @@ class PPOTrainer:
         interval = self.config.eval_interval
         return self.episode // interval > (self.episode - self.batch_size) // interval
 
-    def _rollout_metrics(
-        self, rollouts: Rollouts, reading: PolicyReading, scores: torch.Tensor, kl_coef: float
-    ) -> dict[str, float]:
-        mask = rollouts.sequences.response_mask
-        tokens, lengths = mask.sum(), rollouts.lengths
-        kl = sampled_kl(reading.logprobs, reading.ref_logprobs, self.config.kl_estimator) * mask
-        penalty = -kl_coef * kl.sum(-1)
-        mismatch = (rollouts.sampler_logprobs - reading.logprobs).abs() * mask
-        values = {
-            "objective/kl": kl.sum(-1).mean(),
-            "objective/kl_exact": reading.kl_exact.sum(-1).mean(),
-            "objective/kl_per_token": kl.sum() / tokens,
-            "objective/kl_exact_per_token": reading.kl_exact.sum() / tokens,
-            "objective/scores": scores.mean(),
-            "objective/scores_std": scores.std(correction=0),
-            "objective/non_score_reward": penalty.mean(),
-            "objective/rlhf_reward": (scores + penalty).mean(),
-            "objective/entropy": -reading.logprobs.sum(-1).mean(),
-            "policy/entropy_avg": reading.entropy.sum() / tokens,
-            "sampler/mismatch": mismatch.max(),
-            "response/length_mean": lengths.mean(),
-            "response/length_min": lengths.min(),
-            "response/length_max": lengths.max(),
-            "response/truncated_share": (~rollouts.ended).float().mean(),
-            "val/num_eos_tokens": rollouts.ended.sum(),
-        }
-        metrics = {name: float(value) for name, value in values.items()}
-        return metrics | {"objective/kl_coef": kl_coef, "response/repetition": repetition(rollouts.sequences)}
-
     def evaluated(self, report: StepReport) -> StepReport:
         """Return the step's report with an evaluation of the policy as it is now."""
-        watch = _Stopwatch()
+        return self._evaluated(report, with_values=True)
+
+    def _evaluated(self, report: StepReport, *, with_values: bool) -> StepReport:
+        watch, prompts = _Stopwatch(), self.models.prompts.eval
+        chunks = (self.generation, self.scoring)
         with watch.phase("evaluate"):
-            evaluation = evaluate(
-                self.network,
-                self.models,
-                self.models.prompts.eval,
-                self.config.local_rollout_forward_batch_size,
-            )
+            evaluation = evaluate(self.network, self.models, prompts, self.config, chunks, with_values=with_values)
         metrics = report.metrics | evaluation.metrics | watch.seconds
         return replace(report, metrics=metrics, samples=evaluation.samples)
 
     def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint of everything the next step depends on; `extra` is the driver's own JSON."""
-        optimizers = {"policy": self.optimizers.policy.state_dict(), "value": self.optimizers.value.state_dict()}
         state = {
             "step": self.step,
             "optimizer_steps": self.optimizer_steps,
-            "kl_coef": self.kl_controller.coef,
+            "kl_controller": self.kl_controller.state_dict(),
+            "reward_statistics": self.reward_statistics.state_dict(),
+            "chunk_rows": {chunk.work: chunk.rows for chunk in self._chunks},
             "config": self.config.to_dict(),
             "task": self.models.task.name,
             "threads": torch.get_num_threads(),
         }
         files = {
-            NETWORK_FILE: lambda path: save_model(self.network, str(path)),
-            OPTIMIZERS_FILE: lambda path: torch.save(optimizers, path),
+            NETWORK_FILE: lambda path: save_file(_contiguous(self.network.trained()), path),
+            OPTIMIZERS_FILE: lambda path: torch.save(self.optimizers.state_dict(), path),
         }
         checkpoint.write(folder, files, state=state, extra=extra)
+
+    def checkpoint_bytes(self) -> int:
+        """Return about how large a checkpoint is: the trained weights and AdamW's two means of each, in bytes."""
+        return sum(3 * p.numel() * p.element_size() for p in self.network.trained().values())
 
     def restore(self, folder: Path) -> None:
         """Continue from a checkpoint of the same task and network shape.
@@ -229,20 +230,56 @@ class PPOTrainer:
         if state["task"] != self.models.task.name:
             raise CheckpointError(f'{folder} is of task "{state["task"]}", not "{self.models.task.name}"')
         try:
-            load_model(self.network, str(folder / NETWORK_FILE), device=str(self.models.reference.device))
-            saved = torch.load(folder / OPTIMIZERS_FILE, map_location=self.models.reference.device, weights_only=True)
-            self.optimizers.policy.load_state_dict(saved["policy"])
-            self.optimizers.value.load_state_dict(saved["value"])
+            device = self.models.reference.device
+            _load_weights(self.network.trained(), load_file(folder / NETWORK_FILE, device=str(device)))
+            self.optimizers.load_state_dict(
+                torch.load(folder / OPTIMIZERS_FILE, map_location=device, weights_only=True)
+            )
         except (RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{folder} does not fit this run's networks: {error}") from error
+            reason = str(error).strip().splitlines()[0]
+            raise CheckpointError(f"{folder} does not fit this run's networks: {reason}") from error
         self.step = state["step"]
         self.optimizer_steps = state["optimizer_steps"]
-        self.kl_controller.coef = state["kl_coef"]
+        self.kl_controller.load_state_dict(state["kl_controller"])
+        self.reward_statistics.load_state_dict(state["reward_statistics"])
+        for chunk in self._chunks:
+            chunk.rows = state["chunk_rows"][chunk.work]
+
+    @property
+    def _chunks(self) -> tuple[ChunkRows, ChunkRows, ChunkRows]:
+        return self.generation, self.scoring, self.training
 
     def save_model(self, folder: Path) -> None:
-        """Write the trained policy and its tokenizer as an ordinary transformers folder."""
-        self.network.policy.save_pretrained(folder)
+        """Write the trained policy, or its adapters, with the tokenizer as a folder that transformers or peft loads."""
+        self.network.save_policy(folder)
         self.models.tokenizer.save_pretrained(folder)
+
+
+def _contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: weight.detach().contiguous() for name, weight in weights.items()}
+
+
+def _load_weights(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy saved weights over a network's own.
+
+    Raises:
+        ValueError: the names or a shape differ.
+    """
+    if mine.keys() != saved.keys():
+        raise ValueError(f"it holds other weights, such as {min(mine.keys() ^ saved.keys())}")
+    for name, weight in mine.items():
+        if weight.shape != saved[name].shape:
+            raise ValueError(f"{name} has shape {tuple(saved[name].shape)}, not {tuple(weight.shape)}")
+    with torch.no_grad():
+        for name, weight in mine.items():
+            weight.copy_(saved[name])
+
+
+def _parts(scored: Scored) -> dict[str, float]:
+    """Return each reward part's mean, where there are several."""
+    if len(scored.parts) < 2:
+        return {}
+    return {f"reward/{name}": sum(values) / len(values) for name, values in scored.parts.items()}
 
 
 def _require_room(config: PPOConfig, models: TaskModels) -> None:
@@ -254,10 +291,3 @@ def _require_room(config: PPOConfig, models: TaskModels) -> None:
             f"response_length = {config.response_length} is not allowed: the policy has {positions} positions and the "
             f"longest prompt takes {models.longest_prompt}, so at most {room}"
         )
-
-
-def _critic_metrics(experience: Experience) -> dict[str, float]:
-    """Explained variance of the values that the rollout began with."""
-    mask, returns = experience.sequences.response_mask, experience.returns
-    unexplained = masked_var(returns - experience.values, mask)
-    return {"val/var_explained": float(1 - unexplained / masked_var(returns, mask).clamp(min=1e-8))}

@@ -1,141 +1,201 @@
 """The PPO epochs over one rollout batch: shuffle, mini-batches, micro-batches, optimizer steps."""
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from torch import Tensor, nn
-from torch.optim import AdamW
+from torch import Tensor
 
 from ppo_core.experience import Experience
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.policy import ActorCritic, entropy, token_logprobs
+from ppo_core.kl import kl_loss
+from ppo_core.memory import ChunkRows
+from ppo_core.optimizers import Optimizers, StepNorms
+from ppo_core.policy import ActorCritic, response_states, token_readings
 from ppo_core.ppo_loss import policy_loss, value_loss
 from ppo_core.randomness import mini_batch_order
 
-
-@dataclass
-class Optimizers:
-    """One AdamW for the policy and one for the critic, each with its own rate and gradient clip."""
-
-    policy: AdamW
-    value: AdamW
-
-    @classmethod
-    def build(cls, network: ActorCritic, config: PPOConfig) -> "Optimizers":
-        """Return fresh optimizers on the network's parameters."""
-
-        def adamw(parameters: list[nn.Parameter], rate: float) -> AdamW:
-            return AdamW(parameters, lr=rate, eps=config.adam_epsilon, weight_decay=config.weight_decay, fused=True)
-
-        return cls(
-            adamw(network.policy_parameters(), config.learning_rate),
-            adamw(network.value_parameters(), config.value_learning_rate),
-        )
-
-    def set_rates(self, policy: float, value: float) -> None:
-        """Set both learning rates for the coming iteration."""
-        for group in self.policy.param_groups:
-            group["lr"] = policy
-        for group in self.value.param_groups:
-            group["lr"] = value
-
-    def step(self, max_grad_norm: float) -> tuple[float, float]:
-        """Clip, step and clear both; return the (policy, value) gradient norms before clipping."""
-        norms = []
-        for optimizer in (self.policy, self.value):
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            norms.append(float(nn.utils.clip_grad_norm_(parameters, max_grad_norm)))
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return norms[0], norms[1]
+Sums = dict[str, Tensor]
 
 
 @dataclass
 class UpdateStatistics:
-    """Sums over the tokens of all optimizer steps of one iteration, and over the steps."""
+    """Sums over the tokens of all optimizer steps of one iteration, and over the steps.
 
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    They stay tensors until the end: reading one from a GPU would wait for it.
+    """
+
+    sums: Sums = field(default_factory=dict)
     steps: int = 0
+    epochs: int = 0
+    skipped: int = 0
 
-    def add(self, **values: float) -> None:
+    def add(self, values: Sums) -> None:
         """Add to the sums."""
         for name, value in values.items():
-            self.sums[name] += value
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def metrics(self) -> dict[str, float]:
         """Return the declared metrics, each a mean over the tokens (norms: over the steps) that went in."""
-        tokens = max(self.sums["tokens"], 1)
-        ratio = self.sums["ratio"] / tokens
-        return {
-            "policy/approxkl_avg": self.sums["approx_kl"] / tokens,
-            "policy/clipfrac_avg": self.sums["clipped"] / tokens,
-            "loss/policy_avg": self.sums["policy_loss"] / tokens,
-            "loss/value_avg": self.sums["value_loss"] / tokens,
-            "val/clipfrac_avg": self.sums["value_clipped"] / tokens,
-            "val/ratio": ratio,
-            "val/ratio_var": self.sums["ratio_squared"] / tokens - ratio**2,
-            "policy/grad_norm": self.sums["policy_norm"] / max(self.steps, 1),
-            "value/grad_norm": self.sums["value_norm"] / max(self.steps, 1),
+        sums = {name: float(value) for name, value in self.sums.items()}
+        metrics = {
+            "policy/epochs": float(self.epochs),
+            "policy/skipped_steps": float(self.skipped),
+            "policy/grad_norm": sums["policy_norm"] / max(self.steps, 1),
         }
+        if "policy_tokens" in sums:
+            means = {name: value / max(sums["policy_tokens"], 1) for name, value in sums.items()}
+            metrics |= {
+                "policy/approxkl_avg": means["approx_kl"],
+                "policy/clipfrac_avg": means["clipped"],
+                "loss/policy_avg": means["policy_loss"],
+                "val/ratio": means["ratio"],
+                "val/ratio_var": max(means["ratio_squared"] - means["ratio"] ** 2, 0.0),
+            }
+            if "kl_loss" in means:
+                metrics["loss/kl_avg"] = means["kl_loss"]
+        if "value_tokens" in sums:
+            metrics |= {
+                "loss/value_avg": sums["value_loss"] / max(sums["value_tokens"], 1),
+                "val/clipfrac_avg": sums["value_clipped"] / max(sums["value_tokens"], 1),
+                "value/grad_norm": sums["value_norm"] / max(self.steps, 1),
+            }
+        return metrics
 
 
 def ppo_epochs(
-    network: ActorCritic, optimizers: Optimizers, experience: Experience, config: PPOConfig, iteration: int
+    network: ActorCritic,
+    optimizers: Optimizers,
+    experience: Experience,
+    config: PPOConfig,
+    iteration: int,
+    chunk: ChunkRows,
 ) -> UpdateStatistics:
-    """Learn from one rollout batch: num_ppo_epochs x num_mini_batches optimizer steps."""
+    """Learn from one rollout batch: num_ppo_epochs x num_mini_batches optimizer steps, or fewer with max_approxkl."""
     sizes = config.batch_sizes(world_size=1)
+    policy_learns = iteration >= config.critic_warmup
+    gradients = _Gradients(network, optimizers, experience, config, policy_learns)
     statistics = UpdateStatistics()
     for epoch in range(config.num_ppo_epochs):
+        statistics.epochs += 1
         order = torch.tensor(mini_batch_order(config.seed, iteration, epoch, sizes.batch_size))
-        for rows in order.split(sizes.mini_batch_size):
-            _accumulate(network, experience, rows.split(sizes.per_device_train_batch_size), config, statistics)
-            policy_norm, value_norm = optimizers.step(config.max_grad_norm)
-            statistics.add(policy_norm=policy_norm, value_norm=value_norm)
-            statistics.steps += 1
+        for rows in order.to(experience.advantages.device).split(sizes.mini_batch_size):
+            sums = chunk.run(partial(gradients.of, rows), most=len(rows))
+            norms = optimizers.step(policy_learns=policy_learns)
+            _record(statistics, sums, norms)
+            if _moved_too_far(config, sums):
+                return statistics
     return statistics
 
 
-def _accumulate(
-    network: ActorCritic,
-    experience: Experience,
-    micros: Sequence[Tensor],
-    config: PPOConfig,
-    statistics: UpdateStatistics,
-) -> None:
-    """Add the mini-batch's gradients, micro-batch by micro-batch, each normalised by the whole mini-batch's tokens."""
-    tokens = experience.sequences.response_mask[torch.cat(list(micros))].sum()
-    for micro in micros:
-        sequences = experience.sequences.rows(micro)
-        mask = sequences.response_mask
-        width = mask.shape[1]
-        logprobs, values = network(sequences, config.temperature)
+def _record(statistics: UpdateStatistics, sums: Sums, norms: StepNorms) -> None:
+    statistics.steps += 1
+    statistics.skipped += norms.skipped
+    statistics.add({**sums, "policy_norm": norms.policy, "value_norm": norms.value})
+
+
+def _moved_too_far(config: PPOConfig, sums: Sums) -> bool:
+    if config.max_approxkl is None or "policy_tokens" not in sums:
+        return False
+    return float(sums["approx_kl"] / sums["policy_tokens"]) > config.max_approxkl
+
+
+class _Gradients:
+    """Adds up the gradients of one optimizer step, micro-batch by micro-batch."""
+
+    def __init__(
+        self,
+        network: ActorCritic,
+        optimizers: Optimizers,
+        experience: Experience,
+        config: PPOConfig,
+        policy_learns: bool,
+    ) -> None:
+        self.network, self.optimizers, self.experience, self.config = network, optimizers, experience, config
+        self.policy_learns = policy_learns
+
+    def of(self, rows: Tensor, size: int) -> Sums:
+        """Return the statistics' sums over the mini-batch `rows`, taken `size` at a time, rows of like length together.
+
+        Each micro-batch's loss is divided by the tokens of the whole mini-batch, so that the size changes nothing.
+        """
+        self.optimizers.clear()  # what an attempt that ran out of memory has left
+        if size < len(rows):
+            rows = rows[self.experience.sequences.attention_mask[rows].sum(-1).argsort(stable=True)]
+        tokens = self.experience.sequences.response_mask[rows].sum()
+        total = UpdateStatistics()
+        with self.network.learning():
+            for index in rows.split(size):
+                micro = self.experience.rows(index)
+                for sums in self._own_critic(micro, tokens) if self.network.critic else self._one_trunk(micro, tokens):
+                    total.add(sums)
+        return total.sums
+
+    def _one_trunk(self, micro: Experience, tokens: Tensor) -> Iterator[Sums]:
+        """Add the gradients of a policy with the critic's head on it, or with no critic, in one pass."""
+        losses = []
+        with self.network.precision():
+            with torch.set_grad_enabled(self.policy_learns):
+                states = response_states(self.network.policy, micro.sequences)
+            if self.policy_learns:
+                loss, sums = self._policy_loss(micro, states)
+                losses.append(loss)
+                yield sums
+            if self.network.value_head is not None:
+                loss, sums = self._value_loss(micro, states)
+                losses.append(loss)
+                yield sums
+        (torch.stack(losses).sum() / tokens).backward()
+
+    def _own_critic(self, micro: Experience, tokens: Tensor) -> Iterator[Sums]:
+        """Add the gradients of two networks one after the other, so that the activations of only one are held."""
+        if self.policy_learns:
+            with self.network.precision():
+                loss, sums = self._policy_loss(micro, response_states(self.network.policy, micro.sequences))
+            (loss / tokens).backward()
+            yield sums
+        with self.network.precision():
+            loss, sums = self._value_loss(micro, None)
+        (loss / tokens).backward()
+        yield sums
+
+    def _policy_loss(self, micro: Experience, states: Tensor) -> tuple[Tensor, Sums]:
+        config, mask = self.config, micro.sequences.response_mask
+        logprobs, entropies = token_readings(
+            self.network.head, states, micro.sequences, config.temperature, with_entropy=config.entropy_coef > 0
+        )
         policy = policy_loss(
-            token_logprobs(logprobs, sequences.response_ids),
-            experience.logprobs[micro, :width],
-            experience.advantages[micro, :width],
+            logprobs,
+            micro.logprobs,
+            micro.advantages,
             mask,
             config.cliprange,
+            cliprange_high=config.cliprange_high,
+            dual_clip=config.dual_clip,
+            log_ratio_clamp=config.log_ratio_clamp,
         )
-        value = value_loss(
-            values,
-            experience.values[micro, :width],
-            experience.returns[micro, :width],
-            mask,
-            config.cliprange_value or float("inf"),
-        )
-        loss = policy.loss + config.vf_coef * value.loss
-        if config.entropy_coef:
-            loss = loss - config.entropy_coef * (entropy(logprobs) * mask).sum()
-        (loss / tokens).backward()
-        statistics.add(
-            tokens=float(mask.sum()),
-            policy_loss=float(policy.loss.detach()),
-            value_loss=float(value.loss.detach()),
-            clipped=float(policy.clipped),
-            value_clipped=float(value.clipped),
-            approx_kl=float(policy.approx_kl),
-            ratio=float(policy.ratio),
-            ratio_squared=float(policy.ratio_squared),
-        )
+        loss = policy.loss
+        sums = {
+            "policy_tokens": mask.sum(),
+            "policy_loss": policy.loss.detach(),
+            "clipped": policy.clipped,
+            "approx_kl": policy.approx_kl,
+            "ratio": policy.ratio,
+            "ratio_squared": policy.ratio_squared,
+        }
+        if entropies is not None:
+            loss = loss - config.entropy_coef * (entropies * mask).sum()
+        if config.use_kl_loss:
+            kl = kl_loss(logprobs, micro.ref_logprobs, mask, config.kl_estimator, config.kl_clamp)
+            loss = loss + micro.kl_loss_coef * kl
+            sums["kl_loss"] = kl.detach()
+        return loss, sums
+
+    def _value_loss(self, micro: Experience, states: Tensor | None) -> tuple[Tensor, Sums]:
+        assert micro.values is not None and micro.returns is not None
+        mask = micro.sequences.response_mask
+        values = self.network.values(states, micro.sequences)
+        value = value_loss(values, micro.values, micro.returns, mask, self.config.cliprange_value)
+        sums = {"value_tokens": mask.sum(), "value_loss": value.loss.detach(), "value_clipped": value.clipped}
+        return self.config.vf_coef * value.loss, sums

@@ -1,26 +1,123 @@
 """A task's reward: the weighted sum of its parts."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol, cast, get_args
 
-import torch
+from ppo_core.errors import TaskError, nearest
+from ppo_core.rewards.answers import Answer
+from ppo_core.rewards.batch import Batch, column_names
+from ppo_core.rewards.endpoint import EndpointReward
+from ppo_core.rewards.function import FunctionReward
+from ppo_core.task import Prompt, RewardKind, RewardPart, Scored
 
-from ppo_core.rewards.model import RewardModel
-from ppo_core.task import Prompt, Reward, RewardPart, Scored
+if TYPE_CHECKING:  # functions and endpoints need neither
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ppo_core.rewards.model import RewardModel
 
 
-def load_reward(parts: Sequence[RewardPart], device: torch.device) -> Reward:
-    """Return the reward of the parts, loaded."""
-    return WeightedSum([(part, RewardModel(part.where, device)) for part in parts])
+class Scorer(Protocol):
+    """Scores a batch of at least one response for one part."""
+
+    def __call__(self, batch: Batch) -> Answer: ...
+
+
+def load_reward(
+    parts: Sequence[RewardPart], device: "torch.device", prompts: Iterable[Prompt] | None = None
+) -> "WeightedSum":
+    """Return the reward of the parts, loaded; models stand on `device`.
+
+    With the task's `prompts`, functions that ask for what is no column are found now instead of when first called.
+
+    Raises:
+        TaskError: a part is declared wrongly or cannot be loaded.
+    """
+    _require_sound(parts)
+    columns = None if prompts is None else column_names(prompts)
+    return WeightedSum([(part, _load(part, device, columns)) for part in parts])
+
+
+def _load(part: RewardPart, device: "torch.device", columns: Sequence[str] | None) -> Scorer:
+    if part.kind == "function":
+        return FunctionReward(part, columns)
+    if part.kind == "http":
+        return EndpointReward(part)
+    from ppo_core.rewards.model import RewardModel
+
+    return RewardModel(part, device)
+
+
+def _require_sound(parts: Sequence[RewardPart]) -> None:
+    if not parts:
+        raise TaskError("a task needs at least one reward part")
+    seen: set[str] = set()
+    kinds = get_args(RewardKind)
+    for part in parts:
+        if not part.name:
+            raise TaskError(f'a reward part of kind "{part.kind}" has an empty name; it names a metric and errors')
+        if part.name in seen:
+            raise TaskError(f'two reward parts are named "{part.name}"; names must differ')
+        if part.kind not in kinds:
+            raise TaskError(
+                f'reward part "{part.name}": kind "{part.kind}" is not allowed: {", ".join(kinds)}'
+                f"{nearest(part.kind, kinds)}"
+            )
+        if not math.isfinite(part.weight):
+            raise TaskError(f'reward part "{part.name}": weight = {part.weight} is not allowed: a finite number')
+        seen.add(part.name)
 
 
 class WeightedSum:
     """Scores by each part; see `ppo_core.task.Reward`."""
 
-    def __init__(self, parts: Sequence[tuple[RewardPart, RewardModel]]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Sequence[tuple[RewardPart, Scorer]]) -> None:
+        self.parts = tuple(parts)
 
     def __call__(self, prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]]) -> Scored:
-        """Score the responses."""
-        (part, model), *_ = self.parts
-        scores = model([prompt.text for prompt in prompts], responses)
-        return Scored(scores, {part.name: scores})
+        """Score the responses.
+
+        A response of no tokens has none to stand on: its dense rewards are empty, whatever its total.
+
+        Raises:
+            RewardError: a part cannot score.
+        """
+        if not responses:
+            return Scored([], {part.name: [] for part, _ in self.parts})
+        batch = Batch(prompts, responses, tokens)
+        answers = [(part, scorer(batch)) for part, scorer in self.parts]
+        totals = [math.fsum(part.weight * answer.scores[row] for part, answer in answers) for row in range(len(batch))]
+        dense = any(answer.dense is not None for _, answer in answers)
+        return Scored(
+            totals,
+            {part.name: answer.scores for part, answer in answers},
+            [_token_rewards(answers, row, len(tokens[row])) for row in range(len(batch))] if dense else None,
+        )
+
+    def reward_model(self) -> "PreTrainedModel | None":
+        """Return the first part that is a model (its parameters take gradients): a critic may begin as a copy."""
+        first = self._first_model()
+        return None if first is None else first.model
+
+    def reward_tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        """Return the tokenizer of `reward_model`."""
+        first = self._first_model()
+        return None if first is None else first.tokenizer
+
+    def _first_model(self) -> "RewardModel | None":
+        for part, scorer in self.parts:
+            if part.kind == "model":
+                return cast("RewardModel", scorer)
+        return None
+
+
+def _token_rewards(answers: Sequence[tuple[RewardPart, Answer]], row: int, length: int) -> list[float]:
+    """Return a response's weighted rewards token by token, what scores the whole of it on the last one."""
+    rewards = [0.0] * length
+    for part, answer in answers:
+        if answer.dense is not None:
+            rewards = [sum_ + part.weight * reward for sum_, reward in zip(rewards, answer.dense[row], strict=True)]
+        elif rewards:
+            rewards[-1] += part.weight * answer.scores[row]
+    return rewards

@@ -1,38 +1,64 @@
+from typing import Any
+
 import pytest
 import torch
 
 from ppo_core.models import TaskModels
-from ppo_core.policy import Sequences, position_ids, response_outputs, token_logprobs
-from ppo_core.rollout import Rollouts, encode_prompts, eos_ids, generate
+from ppo_core.policy import LanguageHead, response_states, token_readings
+from ppo_core.prompts.encoding import encode
+from ppo_core.rollout import Rollouts, generate
+from ppo_core.sampler import SamplingSettings, eos_ids
+from ppo_core.sequences import Sequences, padded_left, position_ids
+from ppo_core.task import Prompt
 
 PROMPTS = ["w1", "w1 w2 w3 w4", "w5 w6"]
 
 
 def sample(
-    tiny: TaskModels, prompts: list[str], length: int = 8, temperature: float = 1.0, chunk: int = 99
+    tiny: TaskModels, texts: list[str], length: int = 8, temperature: float = 1.0, chunk: int = 99, **settings: Any
 ) -> Rollouts:
-    numbers = torch.rand(len(prompts), length, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return generate(tiny.reference, tiny.tokenizer, prompts, numbers, temperature=temperature, chunk_rows=chunk)
+    numbers = torch.rand(len(texts), length, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return sample_by(tiny, texts, numbers, SamplingSettings(temperature, **with_ends(tiny, settings)), chunk)
+
+
+def with_ends(tiny: TaskModels, settings: dict[str, Any]) -> dict[str, Any]:
+    return {"stop_ids": tuple(eos_ids(tiny.reference, tiny.tokenizer)), **settings}
+
+
+def sample_by(
+    tiny: TaskModels, texts: list[str], numbers: torch.Tensor, settings: SamplingSettings, chunk: int = 99
+) -> Rollouts:
+    prompts = [Prompt(text) for text in texts]
+    return generate(tiny.reference, tiny.tokenizer, prompts, numbers, settings, chunk_rows=chunk)
+
+
+def encoded(tiny: TaskModels, texts: list[str]) -> Sequences:
+    return padded_left([encode(Prompt(text), tiny.tokenizer) for text in texts], 0, torch.device("cpu"))
+
+
+def trained_logprobs(tiny: TaskModels, sequences: Sequences, temperature: float) -> torch.Tensor:
+    head = LanguageHead.of(tiny.reference)
+    states = response_states(tiny.reference, sequences)
+    return token_readings(head, states, sequences, temperature, with_entropy=False)[0]
 
 
 def test_prompts_are_padded_left_and_positions_come_from_the_mask(tiny: TaskModels) -> None:
-    encoded = encode_prompts(tiny.tokenizer, PROMPTS, torch.device("cpu"))
-    assert encoded.attention_mask.tolist() == [[0, 0, 0, 1], [1, 1, 1, 1], [0, 0, 1, 1]]
-    assert position_ids(encoded.attention_mask).tolist() == [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 0, 1]]
+    prompts = encoded(tiny, PROMPTS)
+    assert prompts.attention_mask.tolist() == [[0, 0, 0, 1], [1, 1, 1, 1], [0, 0, 1, 1]]
+    assert position_ids(prompts.attention_mask).tolist() == [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 0, 1]]
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
 def test_the_sampler_uses_exactly_the_distribution_that_is_trained(tiny: TaskModels, temperature: float) -> None:
     rollouts = sample(tiny, PROMPTS * 4, temperature=temperature)
-    logprobs, _ = response_outputs(tiny.reference, rollouts.sequences, temperature)
-    trained = token_logprobs(logprobs, rollouts.sequences.response_ids) * rollouts.sequences.response_mask
+    trained = trained_logprobs(tiny, rollouts.sequences, temperature)
     assert (trained - rollouts.sampler_logprobs).abs().max().item() < 1e-5
 
 
 def test_frequencies_follow_the_softmax(tiny: TaskModels) -> None:
     rows = 20_000
     rollouts = sample(tiny, ["w1 w2"] * rows, length=1, temperature=1.3)
-    prompt = encode_prompts(tiny.tokenizer, ["w1 w2"], torch.device("cpu"))
+    prompt = encoded(tiny, ["w1 w2"])
     logits = tiny.reference(prompt.ids, attention_mask=prompt.attention_mask).logits[0, -1]
     expected = (logits / 1.3).softmax(-1)
     counts = torch.bincount(rollouts.sequences.response_ids[:, 0], minlength=len(expected)) / rows
@@ -43,7 +69,7 @@ def test_padding_a_batch_changes_nothing(tiny: TaskModels) -> None:
     together = sample(tiny, PROMPTS)
     for row, prompt in enumerate(PROMPTS):
         numbers = torch.rand(3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[row : row + 1]
-        alone = generate(tiny.reference, tiny.tokenizer, [prompt], numbers, temperature=1.0, chunk_rows=9)
+        alone = sample_by(tiny, [prompt], numbers, SamplingSettings(1.0, **with_ends(tiny, {})))
         assert alone.responses[0] == together.responses[row]
         length = int(alone.lengths[0])
         assert torch.allclose(alone.sampler_logprobs[0, :length], together.sampler_logprobs[row, :length], atol=1e-5)
@@ -99,8 +125,8 @@ def test_texts_join_to_the_whole(tiny: TaskModels) -> None:
     rollouts = sample(tiny, PROMPTS)
     for row, (prompt, response) in enumerate(zip(rollouts.prompts, rollouts.responses, strict=True)):
         used = rollouts.sequences.ids[row][rollouts.sequences.attention_mask[row].bool()]
-        assert prompt == PROMPTS[row]
-        assert prompt + response == tiny.tokenizer.decode(used, skip_special_tokens=True)
+        assert prompt.text == PROMPTS[row]
+        assert prompt.text + response == tiny.tokenizer.decode(used, skip_special_tokens=True)
 
 
 def test_rows_crop_to_what_they_use(tiny: TaskModels) -> None:

@@ -28,7 +28,7 @@ CONFIG = PPOConfig(
 
 
 def without_seconds(report: StepReport) -> StepReport:
-    return replace(report, metrics={k: v for k, v in report.metrics.items() if not k.startswith("time/")})
+    return replace(report, metrics={k: v for k, v in report.metrics.items() if not k.startswith(("time/", "memory/", "eps"))})
 
 
 @pytest.mark.parametrize("value_model", ["shared", "separate"])
@@ -72,7 +72,7 @@ def test_evaluations_fall_on_their_episodes_and_on_the_end(tiny: TaskModels) -> 
 
 def test_reports_hold_the_declared_metrics_and_finite_values(tiny: TaskModels) -> None:
     *_, last = PPOTrainer(CONFIG, tiny)
-    assert set(last.metrics) == set(METRICS)
+    assert set(last.metrics) == set(METRICS) - {"loss/kl_avg"}, "no KL loss"
     assert all(torch.isfinite(torch.tensor(value)) for value in last.metrics.values())
     assert last.metrics["optimizer_steps"] == 6 * 2 * 2
     assert last.metrics["response/length_max"] <= 6

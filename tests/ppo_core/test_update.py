@@ -4,30 +4,50 @@ import pytest
 import torch
 
 from ppo_core import PPOConfig
-from ppo_core.experience import Experience, build_experience, read_policy, token_rewards
+from ppo_core.experience import Experience, PolicyReading, build_experience, read_policy, token_scores
+from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
+from ppo_core.networks import build_network
+from ppo_core.optimizers import Optimizers
 from ppo_core.policy import ActorCritic
+from ppo_core.rewards.shaping import RewardStatistics
 from ppo_core.rollout import Rollouts, generate
-from ppo_core.update import Optimizers, UpdateStatistics, ppo_epochs
+from ppo_core.sampler import SamplingSettings
+from ppo_core.task import Scored
+from ppo_core.update import UpdateStatistics, ppo_epochs
 
 BASE = PPOConfig(
     batch_size=16, mini_batch_size=8, num_ppo_epochs=2, response_length=6, temperature=1.0, learning_rate=1e-2
 )
 
 
+def build(tiny: TaskModels, config: PPOConfig) -> ActorCritic:
+    return build_network(config, tiny.reference, None)
+
+
+def read(tiny: TaskModels, network: ActorCritic, rollouts: Rollouts) -> PolicyReading:
+    return read_policy(network, tiny.reference, rollouts.sequences, 1.0, ChunkRows("scoring", 99))
+
+
 def collect(tiny: TaskModels, network: ActorCritic, config: PPOConfig) -> tuple[Rollouts, Experience]:
     numbers = torch.rand(16, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    prompts = [prompt.text for prompt in tiny.prompts.train[:16]]
-    rollouts = generate(network.policy, tiny.tokenizer, prompts, numbers, temperature=1.0, chunk_rows=99)
-    reading = read_policy(network, tiny.reference, rollouts.sequences, 1.0, 99)
-    scores = torch.tensor(tiny.reward(tiny.prompts.train[:16], rollouts.responses, []).totals)
-    return rollouts, build_experience(config, rollouts, reading, scores, config.kl_coef)
+    settings = SamplingSettings.of(config, network.policy, tiny.tokenizer)
+    prompts = tiny.prompts.train[:16]
+    rollouts = generate(network.policy, tiny.tokenizer, prompts, numbers, settings, chunk_rows=99)
+    scored = tiny.reward(prompts, rollouts.responses, [])
+    scores = token_scores(config, RewardStatistics("none"), scored, rollouts)
+    return rollouts, build_experience(config, rollouts, read(tiny, network, rollouts), scores, config.kl_coef)
+
+
+def update(network: ActorCritic, optimizers: Optimizers, experience: Experience, config: PPOConfig) -> UpdateStatistics:
+    chunk = ChunkRows("training", config.batch_sizes(1).per_device_train_batch_size)
+    return ppo_epochs(network, optimizers, experience, config, 0, chunk)
 
 
 def learn(tiny: TaskModels, config: PPOConfig) -> tuple[ActorCritic, UpdateStatistics]:
-    network = ActorCritic(tiny.reference, config.value_model)
+    network = build(tiny, config)
     _, experience = collect(tiny, network, config)
-    return network, ppo_epochs(network, Optimizers.build(network, config), experience, config, iteration=0)
+    return network, update(network, Optimizers(network, config), experience, config)
 
 
 def weights(network: ActorCritic) -> torch.Tensor:
@@ -57,7 +77,7 @@ def test_micro_batches_do_not_change_the_step(tiny: TaskModels, value_model: str
     config = replace(BASE, value_model=value_model, adam_epsilon=1.0, learning_rate=1.0, value_learning_rate=1.0)
     whole, _ = learn(tiny, config)
     split, _ = learn(tiny, replace(config, per_device_train_batch_size=2))
-    moved = (weights(whole) - weights(ActorCritic(tiny.reference, value_model))).abs().max().item()
+    moved = (weights(whole) - weights(build(tiny, config))).abs().max().item()
     assert moved > 1e-3
     assert (weights(whole) - weights(split)).abs().max().item() < 1e-3 * moved
 
@@ -84,22 +104,22 @@ def test_the_first_mini_batch_has_ratio_one(tiny: TaskModels) -> None:
 @pytest.mark.parametrize("value_model", ["shared", "separate"])
 def test_the_gradient_clip_bites(tiny: TaskModels, value_model: str) -> None:
     config = replace(BASE, max_grad_norm=1e-3, value_model=value_model)
-    network = ActorCritic(tiny.reference, value_model)
-    optimizers = Optimizers.build(network, config)
+    network = build(tiny, config)
+    optimizers = Optimizers(network, config)
     seen = []
-    for optimizer in (optimizers.policy, optimizers.value):
+    for optimizer in optimizers.both:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         optimizer.step = lambda ps=parameters: seen.append(  # type: ignore[method-assign, assignment]
             torch.nn.utils.get_total_norm([p.grad for p in ps if p.grad is not None]).item()
         )
     _, experience = collect(tiny, network, config)
-    metrics = ppo_epochs(network, optimizers, experience, config, 0).metrics()
+    metrics = update(network, optimizers, experience, config).metrics()
     assert metrics["policy/grad_norm"] > 1e-2 and metrics["value/grad_norm"] > 1e-2, "norms before clipping"
     assert len(seen) == 8 and max(seen) <= 1e-3 * 1.001
 
 
 def test_each_network_learns_at_its_own_rate(tiny: TaskModels) -> None:
-    start = ActorCritic(tiny.reference, "separate")
+    start = build(tiny, replace(BASE, value_model="separate"))
     only_value, _ = learn(tiny, replace(BASE, value_model="separate", learning_rate=0.0, value_learning_rate=1e-2))
     same = zip(start.policy.parameters(), only_value.policy.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in same)
@@ -111,22 +131,14 @@ def test_the_entropy_bonus_raises_entropy(tiny: TaskModels) -> None:
     for coefficient in (0.0, 10.0):
         config = replace(BASE, entropy_coef=coefficient, num_ppo_epochs=4)
         network, _ = learn(tiny, config)
-        _, experience = collect(tiny, network, config)
-        reading = read_policy(network, tiny.reference, experience.sequences, 1.0, 99)
-        entropies.append(float(reading.entropy.sum() / experience.sequences.response_mask.sum()))
+        rollouts, _ = collect(tiny, network, config)
+        reading = read(tiny, network, rollouts)
+        entropies.append(float(reading.entropy.sum() / rollouts.sequences.response_mask.sum()))
     assert entropies[1] > entropies[0] + 0.02
 
 
-def test_rewards_are_the_penalty_on_each_token_and_the_score_on_the_last() -> None:
-    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
-    kl = torch.tensor([[0.5, 1.0, 9.0], [0.0, 0.0, 2.0]])
-    rewards = token_rewards(torch.tensor([3.0, -1.0]), kl, mask, kl_coef=0.1)
-    expected = torch.tensor([[-0.05, 2.9, 0.0], [0.0, 0.0, -1.2]])
-    assert torch.allclose(rewards, expected)
-
-
 def test_a_missing_eos_costs_its_penalty(tiny: TaskModels) -> None:
-    network = ActorCritic(tiny.reference, "shared")
+    network = build(tiny, BASE)
     config = replace(BASE, lam=1.0)
     rollouts, plain = collect(tiny, network, config)
     _, fined = collect(tiny, network, replace(config, missing_eos_penalty=2.5))

@@ -1,0 +1,161 @@
+"""Rewards by an HTTP endpoint.
+
+    POST {"prompts": [...], "responses": [...], "columns": {name: [...]}}   ->   {"rewards": [...]} or [...]
+
+One request for `batch_size` responses; a request that fails on the way, or is answered with 429 or 5xx, is sent again.
+"""
+
+import base64
+import json
+import logging
+import time
+from collections.abc import Callable
+from email.message import Message
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException, IncompleteRead
+from typing import IO, Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from ppo_core.errors import RewardError, TaskError
+from ppo_core.rewards.answers import Answer, read_answer
+from ppo_core.rewards.batch import Batch, cut, one_line
+from ppo_core.task import RewardPart
+
+logger = logging.getLogger(__name__)
+FIRST_WAIT = 0.5
+"""Seconds before the first repetition; doubled each time."""
+LONGEST_WAIT = 30.0
+"""Most seconds between two attempts, whatever Retry-After says."""
+TOO_MANY_REQUESTS, SERVER_ERROR = 429, 500
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A redirected POST would become a GET, and its password would go to another host."""
+
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> Request | None:
+        return None
+
+
+class EndpointReward:
+    """A part that is an HTTP endpoint. `sleep` waits between attempts.
+
+    Raises:
+        TaskError: the URL, the timeout, the retries or the batch size cannot be used.
+    """
+
+    def __init__(self, part: RewardPart, sleep: Callable[[float], None] = time.sleep) -> None:
+        _require_limits(part)
+        address = _split_url(part)
+        self.part = part
+        self.host = f"{address.hostname}:{address.port}" if address.port else str(address.hostname)
+        self.who = f'reward part "{part.name}": {self.host}'
+        self._url = urlunsplit(address._replace(netloc=address.netloc.rpartition("@")[2], fragment=""))
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "ppo-tuner"}
+        if address.username is not None:
+            login = f"{unquote(address.username)}:{unquote(address.password or '')}"
+            self._headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        self._open = build_opener(_NoRedirects).open
+        self._sleep = sleep
+
+    def __call__(self, batch: Batch) -> Answer:
+        """Score the batch.
+
+        Raises:
+            RewardError: the endpoint cannot be reached, refuses, or answers with something else than numbers.
+        """
+        size = self.part.batch_size
+        requests = (batch.rows(start, start + size) for start in range(0, len(batch), size))
+        return Answer([score for rows in requests for score in self._score(rows)])
+
+    def _score(self, batch: Batch) -> list[float]:
+        asked = {"prompts": batch.texts, "responses": list(batch.responses), "columns": batch.columns()}
+        # Columns may hold dates and the like, which JSON has no word for.
+        body = self._answer(json.dumps(asked, default=str).encode())
+        try:
+            answer = json.loads(body)
+        except ValueError as error:
+            raise RewardError(f"{self.who} answered with something else than JSON: {cut(body)}") from error
+        if isinstance(answer, dict):
+            if "rewards" not in answer:
+                raise RewardError(f'{self.who} answered with an object without "rewards": it has {cut(list(answer))}')
+            answer = answer["rewards"]
+        return read_answer(answer, batch, self.who).scores
+
+    def _answer(self, body: bytes) -> bytes:
+        """Return the body that the endpoint answers with, at the first attempt that succeeds."""
+        attempts = self.part.retries + 1
+        for attempt in range(1, attempts + 1):
+            try:
+                return self._send(body)
+            except HTTPError as error:
+                error.close()
+                problem, wait = f"answered {error.code} {error.reason}", _retry_after(error.headers)
+                cause: Exception = error
+                if error.code != TOO_MANY_REQUESTS and error.code < SERVER_ERROR:
+                    break
+            except (OSError, HTTPException) as error:  # unreachable, cut off or timed out
+                problem, wait, cause = self._trouble(error), None, error
+            if attempt < attempts:
+                pause = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt - 1) if wait is None else wait)
+                logger.warning("%s %s (attempt %d of %d); again in %g s", self.who, problem, attempt, attempts, pause)
+                self._sleep(pause)
+        times = "1 attempt" if attempt == 1 else f"{attempt} attempts"
+        raise RewardError(f"{self.who} {problem}, after {times}") from cause
+
+    def _send(self, body: bytes) -> bytes:
+        deadline = time.monotonic() + self.part.timeout
+        pieces: list[bytes] = []
+        with self._open(Request(self._url, body, self._headers, method="POST"), timeout=self.part.timeout) as response:
+            # The socket's timeout starts anew with every byte, so an answer that trickles needs a deadline.
+            while piece := response.read1():
+                pieces.append(piece)
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+            if response.length:  # read1 takes a connection that breaks off for the end
+                raise IncompleteRead(b"".join(pieces), response.length)
+        return b"".join(pieces)
+
+    def _trouble(self, error: OSError | HTTPException) -> str:
+        reason = error.reason if isinstance(error, URLError) else error
+        if isinstance(reason, TimeoutError):
+            return f"gave no answer within {self.part.timeout:g} s"
+        return f"cannot be reached ({one_line(reason) if isinstance(reason, BaseException) else reason})"
+
+
+def _retry_after(headers: Message) -> float | None:
+    """Return the seconds that a Retry-After header asks for, given in seconds or as a date."""
+    text = headers.get("Retry-After")
+    if text is None:
+        return None
+    try:
+        seconds = float(text) if text.strip().isdigit() else parsedate_to_datetime(text).timestamp() - time.time()
+    except ValueError:
+        return None
+    return max(0.0, seconds)
+
+
+def _split_url(part: RewardPart) -> SplitResult:
+    try:
+        address = urlsplit(part.where)
+        plain = part.where.isascii() and part.where.isprintable() and " " not in part.where
+        usable = plain and address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+    except ValueError:  # its message would show a part of the URL, maybe of the password
+        usable = False
+    if not usable:
+        raise TaskError(
+            f'reward part "{part.name}": its URL is not allowed: http(s)://host:port/path, with special '
+            "characters (a password's, too) percent-encoded"
+        ) from None
+    return address
+
+
+def _require_limits(part: RewardPart) -> None:
+    for name, value, least in (("retries", part.retries, 0), ("batch_size", part.batch_size, 1)):
+        if value < least:
+            raise TaskError(f'reward part "{part.name}": {name} = {value} is not allowed: at least {least}')
+    if not 0 < part.timeout < float("inf"):
+        raise TaskError(f'reward part "{part.name}": timeout = {part.timeout} is not allowed: over 0 seconds')

@@ -1,0 +1,153 @@
+"""Rewards by a Python function: `package.module:function` or `path/to/file.py:function`.
+
+Arguments are passed by name, and only those that the signature asks for:
+
+    prompts     list of B texts                 responses   list of B texts
+    tokens      list of B lists of token texts  messages    list of B chats, where prompts are chats
+    any other   that column of the dataset: a list of B values, None where a row lacks it
+
+A function with `**kwargs` is given all of them. It returns one number a response; or, to reward token by token,
+one list a response with one number a token. Lists, arrays and tensors will do.
+"""
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ppo_core.errors import RewardError, TaskError, nearest
+from ppo_core.importing import import_module
+from ppo_core.rewards.answers import Answer, read_answer
+from ppo_core.rewards.batch import Batch, one_line
+from ppo_core.task import RewardPart
+
+ALWAYS = ("prompts", "responses", "tokens")
+"""What every function may ask for, whatever the dataset."""
+
+
+class FunctionReward:
+    """A part that is a Python function.
+
+    Args:
+        part: Names the function.
+        columns: The dataset's columns where they are known; then the signature is checked at once, and a column that
+            no row of a batch has is still there, as Nones.
+
+    Raises:
+        TaskError: the function cannot be had, or asks for what is no column.
+    """
+
+    def __init__(self, part: RewardPart, columns: Sequence[str] | None = None) -> None:
+        self.who = f'reward part "{part.name}": {part.where}'
+        self.function = load_function(part)
+        self.columns = () if columns is None else tuple(columns)
+        self._parameters = _parameters(self.function, self.who)
+        complaint = None if columns is None else self._lacking((*ALWAYS, *columns))
+        if complaint:
+            raise TaskError(complaint)
+
+    def __call__(self, batch: Batch) -> Answer:
+        """Score the batch.
+
+        Raises:
+            RewardError: the function asks for what is no column, raises, or answers with something else than numbers.
+        """
+        complaint = self._lacking((*ALWAYS, *batch.columns(self.columns)))
+        if complaint:
+            raise RewardError(complaint)
+        try:
+            raw = self._call(batch)
+        except Exception as error:
+            raise RewardError(f"{self.who} raised {one_line(error)}; {self._culprit(batch)}") from error
+        return read_answer(raw, batch, self.who, tokenwise=True)
+
+    def _call(self, batch: Batch) -> Any:
+        given: dict[str, Any] = batch.columns(self.columns)
+        given |= {
+            "prompts": batch.texts,
+            "responses": list(batch.responses),
+            "tokens": [list(tokens) for tokens in batch.tokens],
+        }
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in self._parameters):
+            asked = {parameter.name for parameter in self._parameters}
+            given = {name: values for name, values in given.items() if name in asked}
+        return self.function(**given)
+
+    def _lacking(self, names: Collection[str]) -> str | None:
+        """Return what is wrong where the signature needs a name that is none of `names`."""
+        for parameter in self._parameters:
+            variadic = parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+            if parameter.name not in names and not variadic and parameter.default is inspect.Parameter.empty:
+                return (
+                    f'{self.who} asks for "{parameter.name}", which is no column; there are: {", ".join(names)}'
+                    f"{nearest(parameter.name, names)}"
+                )
+        return None
+
+    def _culprit(self, batch: Batch) -> str:
+        """Return the first sample on which the function raises when given it alone: it saw all of them at once."""
+        for row in range(len(batch)):
+            try:
+                self._call(batch.rows(row, row + 1))
+            except Exception:
+                return f"on {batch.sample(row)}"
+        return f"on {len(batch)} samples together but on none of them alone; the first is {batch.sample(0)}"
+
+
+def load_function(part: RewardPart) -> Callable[..., Any]:
+    """Return the function that a part names.
+
+    Raises:
+        TaskError: there is no such file, module or function, or importing it fails.
+    """
+    who = f'reward part "{part.name}"'
+    place, _, name = part.where.rpartition(":")
+    if not place or not name:
+        raise TaskError(f"{who}: {part.where} is no function such as my_package.rewards:score or rewards.py:score")
+    try:
+        if place.endswith(".py"):
+            module = _module_of_file(Path(place).expanduser().resolve(), who)
+        else:
+            module, _ = import_module(part.where, f"{who}: function", TaskError)
+    except TaskError:
+        raise
+    except Exception as error:  # whatever the user's module raises
+        raise TaskError(f"{who}: importing {place} raised {one_line(error)}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        there_are = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        hint = f"; there are: {', '.join(there_are)}{nearest(name, there_are)}" if there_are else "; it has none"
+        raise TaskError(f'{who}: {place} has no function "{name}"{hint}')
+    return function  # type: ignore[no-any-return]
+
+
+def _module_of_file(path: Path, who: str) -> ModuleType:
+    if not path.is_file():
+        raise TaskError(f"{who}: there is no file {path}")
+    # Two files may share a name; dataclasses and pickle look their module up in sys.modules.
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"{who}: {path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _parameters(function: Callable[..., Any], who: str) -> tuple[inspect.Parameter, ...]:
+    try:
+        parameters = tuple(inspect.signature(function).parameters.values())
+    except ValueError as error:  # some functions written in C
+        raise TaskError(f"{who} has no readable signature; wrap it in a def") from error
+    if any(parameter.kind is inspect.Parameter.POSITIONAL_ONLY for parameter in parameters):
+        raise TaskError(f"{who} takes arguments by position only; they are passed by name")
+    return parameters

@@ -1,0 +1,111 @@
+"""One step of sampling: the next token by inverse CDF, from exactly the distribution that is trained.
+
+Top-k and top-p leave out tokens; which ones were left to choose from is kept beside the response, so that training
+and KL read the same filtered distribution. A number in [0, 1) decides each token.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
+from transformers.generation.stopping_criteria import StopStringCriteria
+
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.policy import FILTERED
+from ppo_core.sequences import pack_bits
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How responses are drawn, and what ends one."""
+
+    temperature: float
+    top_k: int | None = None
+    top_p: float = 1.0
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: PPOConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "SamplingSettings":
+        """Return the settings of a run's rollouts."""
+        ends = eos_ids(model, tokenizer) if config.stop_token == "eos" else []
+        if config.stop_token_id is not None:  # 0 is an id like others
+            ends.append(config.stop_token_id)
+        return cls(config.temperature, config.top_k, config.top_p, tuple(ends), config.stop_texts)
+
+    @property
+    def filters(self) -> bool:
+        """Whether some tokens are left out."""
+        return self.top_k is not None or self.top_p < 1
+
+
+def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return all ids that end a response: the model's generation config's, else the tokenizer's."""
+    declared = getattr(model.generation_config, "eos_token_id", None)
+    if declared is None:
+        declared = tokenizer.eos_token_id
+    if declared is None:
+        return []
+    return [int(i) for i in declared] if isinstance(declared, list | tuple) else [int(declared)]
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """What was sampled for R rows."""
+
+    ids: Tensor
+    """[R]"""
+    logprobs: Tensor
+    """[R], nats, under the filtered distribution."""
+    allowed: Tensor | None
+    """[R, ceil(V / 8)], packed; None where nothing is left out."""
+
+
+def next_token(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> NextToken:
+    """Return the next token of logits [R, V] by numbers [R] in [0, 1), in double precision."""
+    logits = logits.float()
+    if settings.temperature != 1.0:
+        logits = logits / settings.temperature
+    allowed = None
+    if settings.filters:
+        kept = likeliest(logits, settings.top_k, settings.top_p)
+        logits, allowed = logits.masked_fill(~kept, FILTERED), pack_bits(kept)
+    logprobs = torch.log_softmax(logits, -1)
+    cumulative = logprobs.double().exp().cumsum(-1)
+    threshold = (uniform.to(cumulative.dtype) * cumulative[:, -1]).unsqueeze(-1)
+    token = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
+    return NextToken(token.squeeze(-1), logprobs.gather(-1, token).squeeze(-1), allowed)
+
+
+def likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
+    """Return which tokens of logits [R, V] stay: the top k, and of those the fewest that hold `top_p`; [R, V], bool.
+
+    Top-p reads the probabilities among the top k, as transformers does; the likeliest token always stays.
+    """
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    stays = torch.ones_like(ordered, dtype=torch.bool)
+    if top_k is not None:
+        stays[:, top_k:] = False
+    if top_p < 1:
+        probabilities = torch.softmax(ordered.double().masked_fill(~stays, FILTERED), -1)
+        before = probabilities.cumsum(-1) - probabilities
+        stays &= before < top_p
+    return torch.zeros_like(stays).scatter(-1, order, stays)
+
+
+class Stops:
+    """Tells which rows end with the token just sampled."""
+
+    def __init__(self, settings: SamplingSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> None:
+        self._ids = torch.tensor(settings.stop_ids, device=device, dtype=torch.long)
+        self._texts: StoppingCriteria | None = (
+            StopStringCriteria(tokenizer, list(settings.stop_strings)) if settings.stop_strings else None
+        )
+
+    def __call__(self, responses: Tensor) -> Tensor:
+        """Return [R], bool, of the responses so far [R, t], whose last column was just sampled."""
+        ends = torch.isin(responses[:, -1], self._ids)
+        if self._texts is not None:
+            ends |= self._texts(responses, None)
+        return ends
