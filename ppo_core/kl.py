@@ -40,8 +40,7 @@ def _estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
             return 0.5 * log_ratio**2
         case "k3":
             bounded = log_ratio.clamp(min=-EXPONENT_LIMIT)
-            # expm1 keeps the digits that exp - 1 loses near 0; rounding can still leave -1e-14.
-            return (torch.expm1(-bounded) + bounded).clamp(min=0)
+            return torch.expm1(-bounded) + bounded  # near 0 expm1 keeps the digits that exp - 1 loses
         case "abs":
             return log_ratio.abs()
         case _:

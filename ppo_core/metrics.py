@@ -50,7 +50,7 @@ def _distribution(name: str, label: str, of: str) -> tuple[Metric, ...]:
 
 
 _DECLARED = (
-    Metric("objective/kl", "Sampled KL", "Sum over a response of the k1 or k3 estimate of KL(policy ‖ reference).", _NATS),
+    Metric("objective/kl", "Sampled KL", "Sum over a response of kl_estimator's estimate of KL(policy ‖ reference).", _NATS),
     Metric(
         "objective/kl_exact",
         "KL",
@@ -73,7 +73,7 @@ _DECLARED = (
     Metric("policy/clipfrac_avg", "Clip fraction", "Share of tokens whose clipped ratio set the loss.", "share", "lower"),
     Metric("policy/entropy_avg", "Entropy", "Mean entropy of the policy over the vocabulary.", _TOKEN),
     Metric("loss/policy_avg", "Policy loss", "Clipped surrogate loss, mean over the iteration's optimizer steps."),
-    Metric("loss/value_avg", "Value loss", "Clipped value loss before vf_coef, mean over the optimizer steps.", "", "lower"),
+    Metric("loss/value_avg", "Value loss", "Value loss before vf_coef, mean over the optimizer steps.", "", "lower"),
     Metric("loss/kl_avg", "KL loss", "Sampled KL as a loss before β, mean over the optimizer steps (use_kl_loss)."),
     Metric("val/clipfrac_avg", "Value clip fraction", "Share of tokens whose clipped value set the loss.", "share", "lower"),
     Metric("val/ratio", "Ratio", "Mean probability ratio to the sampling policy; 1 before the first update."),

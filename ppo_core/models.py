@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ppo_core.errors import ConfigError, TaskError
-from ppo_core.networks import disable_dropout
+from ppo_core.layers import prepare_layers
 from ppo_core.policy import LanguageHead, response_states
 from ppo_core.prompts.encoding import prompt_lengths
 from ppo_core.report import StepReport, require_device
@@ -87,7 +87,7 @@ def load_policy(
         raise TaskError(f"{of}: cannot load the policy {path}: {reason}") from error
     nn.Module.to(model, device)
     model.eval().requires_grad_(False)
-    disable_dropout(model)
+    prepare_layers(model)
     _require_known_head(model, f"{of}: the policy {path}")
     return model, tokenizer
 

@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
+from ppo_core.layers import prepare_layers
 from ppo_core.policy import ActorCritic, SavePolicy
 
 REWARD_MODEL = "reward_model"
@@ -49,16 +50,6 @@ def build_network(config: PPOConfig, reference: PreTrainedModel, reward_model: P
         bf16=config.bf16,
         recomputed=_recomputed_layers(policy, critic) if config.gradient_checkpointing else (),
     )
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout of a model to 0: it would make the ratio differ from 1 before any update."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
 
 
 def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[PreTrainedModel, SavePolicy]:
@@ -114,7 +105,7 @@ def _critic_source(
     else:
         source = _load_critic(path)
         nn.Module.to(source, reference.device)
-    disable_dropout(source)
+    prepare_layers(source)
     size, wanted = (int(cast(nn.Embedding, m.get_input_embeddings()).num_embeddings) for m in (source, reference))
     if size != wanted:
         raise ConfigError(

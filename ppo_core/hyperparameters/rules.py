@@ -21,6 +21,11 @@ def check(config: "PPOConfig") -> None:
     for kind, ratio in (("lr_scheduler_type", "warmup_ratio"), ("value_lr_scheduler_type", "value_warmup_ratio")):
         if getattr(config, kind) == "constant" and getattr(config, ratio):
             raise ConfigError(f'{kind} = "constant" has no warm-up; use "constant_with_warmup", or {ratio} = 0')
+    if config.value_lr_scheduler_type is None and config.lr_scheduler_type == "constant" and config.value_warmup_ratio:
+        raise ConfigError(
+            'lr_scheduler_type = "constant" has no warm-up, for the critic neither; set value_lr_scheduler_type = '
+            '"constant_with_warmup", or value_warmup_ratio = 0'
+        )
     if config.dual_clip is not None and config.dual_clip <= 1 + (config.cliprange_high or config.cliprange):
         raise ConfigError(
             f"dual_clip = {config.dual_clip:g} is not allowed beside the clip range: over "

@@ -1,10 +1,23 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ppo_core.advantages import gae, masked_mean, masked_var, masked_whiten
+from ppo_core.advantages import broadcast, distribution, gae, grpo, masked_mean, masked_var, masked_whiten, rloo
+from ppo_core.metrics import METRICS
+
+LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
+SEEDS = st.integers(0, 10_000)
+
+
+def responses(seed: int, lengths: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Random rewards and values of responses of these lengths, padded to 7 tokens, and their mask."""
+    generator = torch.Generator().manual_seed(seed)
+    rewards, values = torch.randn(2, len(lengths), 7, generator=generator, dtype=torch.float64)
+    return rewards, values, (torch.arange(7) < torch.tensor(lengths).unsqueeze(1)).double()
 
 
 def slow_gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> list[list[float]]:
@@ -29,34 +42,80 @@ def test_gae_by_hand() -> None:
     assert returns.tolist() == [[0.625, 1.0]]
 
 
-def test_nothing_flows_back_from_beyond_the_end_of_a_response() -> None:
+@pytest.mark.parametrize("junk", [9.0, math.nan, math.inf])
+def test_nothing_flows_back_from_beyond_the_end_of_a_response(junk: float) -> None:
     mask = torch.tensor([[1.0, 1.0, 0.0, 0.0]])
     quiet = gae(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), torch.zeros(1, 4), mask, 1.0, 0.95)
-    noisy = gae(torch.tensor([[0.0, 1.0, 9.0, 9.0]]), torch.tensor([[0.0, 0.0, 7.0, 7.0]]), mask, 1.0, 0.95)
+    noisy = gae(torch.tensor([[0.0, 1.0, junk, junk]]), torch.tensor([[0.0, 0.0, junk, junk]]), mask, 1.0, 0.95)
     assert torch.equal(quiet[0], noisy[0])
     assert torch.equal(quiet[1], noisy[1])
 
 
-@given(
-    st.integers(0, 10_000),
-    st.floats(0, 1),
-    st.floats(0, 1),
-    st.lists(st.integers(1, 7), min_size=1, max_size=4),
-)
+@given(SEEDS, st.floats(0, 1), st.floats(0, 1), LENGTHS)
 def test_gae_equals_the_double_loop(seed: int, gamma: float, lam: float, lengths: list[int]) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    rewards = torch.randn(len(lengths), 7, generator=generator)
-    values = torch.randn(len(lengths), 7, generator=generator)
-    mask = (torch.arange(7) < torch.tensor(lengths).unsqueeze(1)).float()
+    rewards, values, mask = responses(seed, lengths)
     advantages, returns = gae(rewards, values, mask, gamma, lam)
-    expected = torch.tensor(slow_gae(rewards, values, mask, gamma, lam))
-    assert torch.allclose(advantages, expected, atol=1e-5)
-    assert torch.allclose(returns, (expected + values) * mask, atol=1e-5)
+    expected = torch.tensor(slow_gae(rewards, values, mask, gamma, lam), dtype=torch.float64)
+    assert torch.allclose(advantages, expected, atol=1e-12)
+    assert torch.allclose(returns, (expected + values) * mask, atol=1e-12)
 
 
-def test_masked_statistics_by_hand() -> None:
-    values, mask = torch.tensor([[1.0, 3.0, 100.0]]), torch.tensor([[1.0, 1.0, 0.0]])
+@given(SEEDS, LENGTHS)
+def test_without_discount_and_bootstrap_gae_is_the_return_to_go_less_the_value(seed: int, lengths: list[int]) -> None:
+    rewards, values, mask = responses(seed, lengths)
+    advantages, returns = gae(rewards, values, mask, gamma=1.0, lam=1.0)
+    to_go = (rewards * mask).flip(-1).cumsum(-1).flip(-1)
+    assert torch.allclose(advantages, (to_go - values) * mask, atol=1e-12)
+    assert torch.allclose(returns, to_go * mask, atol=1e-12)
+
+
+@pytest.mark.parametrize("masked", [100.0, math.nan])
+def test_masked_statistics_by_hand(masked: float) -> None:
+    values, mask = torch.tensor([[1.0, 3.0, masked]]), torch.tensor([[1.0, 1.0, 0.0]])
     assert masked_mean(values, mask).item() == 2
     assert masked_var(values, mask).item() == 1
     assert masked_whiten(values, mask).tolist() == [[pytest.approx(-1), pytest.approx(1), 0]]
     assert masked_whiten(values, mask, shift_mean=False).tolist() == [[pytest.approx(1), pytest.approx(3), 0]]
+
+
+def test_one_token_alone_is_whitened_to_nothing() -> None:
+    assert masked_whiten(torch.tensor([[5.0, 0.0]]), torch.tensor([[1.0, 0.0]])).tolist() == [[0.0, 0.0]]
+
+
+def test_rloo_by_hand() -> None:
+    rewards = torch.tensor([1.0, 2.0, 6.0, 0.0, 0.0, 3.0])
+    # 1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2; then 0 - (0 + 3) / 2 twice and 3 - 0
+    assert rloo(rewards, 3).tolist() == pytest.approx([-3.0, -1.5, 4.5, -1.5, -1.5, 3.0])
+
+
+def test_grpo_by_hand() -> None:
+    rewards = torch.tensor([1.0, 2.0, 3.0, 0.0, 0.0, 6.0], dtype=torch.float64)
+    # mean 2, std √((1 + 0 + 1) / 2) = 1; then mean 2, std √((4 + 4 + 16) / 2) = 3.464102
+    expected = [-1 / 1.0001, 0, 1 / 1.0001, -2 / 3.464202, -2 / 3.464202, 4 / 3.464202]
+    assert grpo(rewards, 3).tolist() == pytest.approx(expected, rel=1e-6)
+
+
+@given(st.floats(-1e4, 1e4, width=32), st.integers(2, 9))
+def test_a_group_of_equal_rewards_teaches_nothing(reward: float, group: int) -> None:
+    rewards = torch.tensor([reward] * group + [0.5] * group)  # another prompt's responses, as equal
+    assert rloo(rewards, group).tolist() == grpo(rewards, group).tolist() == [0.0] * (2 * group)
+
+
+@given(SEEDS, st.integers(2, 6), st.integers(1, 5))
+def test_group_advantages_sum_to_zero_within_each_group(seed: int, group: int, prompts: int) -> None:
+    rewards = torch.randn(prompts * group, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    for advantages in (rloo(rewards, group), grpo(rewards, group)):
+        assert advantages.shape == rewards.shape
+        assert advantages.view(prompts, group).sum(-1).abs().max().item() < 1e-12
+
+
+def test_a_response_carries_its_advantage_on_each_token() -> None:
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    assert broadcast(torch.tensor([2.0, -3.0]), mask).tolist() == [[2, 2, 0], [-3, 0, 0]]
+
+
+def test_a_distribution_by_hand_under_declared_names() -> None:
+    # four values have three gaps: q25 lies at 0.75 gaps (1 + 0.75 * 1), q75 at 2.25 (3 + 0.25 * 2)
+    told = distribution(torch.tensor([5.0, 1.0, 3.0, 2.0]))
+    assert told == {"min": 1, "q25": 1.75, "q50": 2.5, "q75": 3.5, "max": 5}
+    assert all(f"objective/scores_{suffix}" in METRICS for suffix in told)

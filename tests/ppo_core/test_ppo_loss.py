@@ -2,57 +2,129 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
-from ppo_core.ppo_loss import policy_loss, value_loss
+from ppo_core.ppo_loss import PolicyLoss, policy_loss, value_loss
 
-NEG_INF = float("-inf")
+NEG_INF, NAN = float("-inf"), float("nan")
+
+
+def of_one_token(log_ratio: float, advantage: float, **options: float) -> tuple[PolicyLoss, float]:
+    """The loss of one token whose old log-probability is -1, with ε = 0.2, and its gradient."""
+    logprobs = torch.tensor([[log_ratio - 1]], dtype=torch.float64, requires_grad=True)
+    old, one = torch.full_like(logprobs, -1.0).detach(), torch.ones(1, 1)
+    result = policy_loss(logprobs, old, torch.full_like(old, advantage), one, 0.2, **options)
+    (gradient,) = torch.autograd.grad(result.loss, logprobs)
+    return result, gradient.item()
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "clipped"),
+    ("ratio", "advantage", "options", "loss", "clipped"),
     [
-        (1.0, 2.0, -2.0, 0),
-        (1.1, 2.0, -2.2, 0),
-        (1.5, 2.0, -2.4, 1),  # a good action gains nothing over 1 + ε
-        (0.5, 2.0, -1.0, 0),  # but loses without limit
-        (0.5, -2.0, 1.6, 1),  # a bad action gains nothing under 1 - ε
-        (1.5, -2.0, 3.0, 0),
+        (1.0, 2.0, {}, -2.0, 0),
+        (1.1, 2.0, {}, -2.2, 0),
+        (1.5, 2.0, {}, -2.4, 1),  # a good action gains nothing over 1 + ε = 1.2
+        (0.5, 2.0, {}, -1.0, 0),  # but loses without limit
+        (0.5, -2.0, {}, 1.6, 1),  # a bad action gains nothing under 1 - ε = 0.8
+        (1.5, -2.0, {}, 3.0, 0),
+        (1.25, 2.0, {"cliprange_high": 0.3}, -2.5, 0),  # 1.25 is under 1 + ε_high = 1.3
+        (1.5, 2.0, {"cliprange_high": 0.3}, -2.6, 1),
+        (0.5, -2.0, {"cliprange_high": 0.3}, 1.6, 1),  # the lower edge stays at 1 - 0.2
+        (2.5, -2.0, {"dual_clip": 3.0}, 5.0, 0),  # 2 * 2.5 is under 2 * 3
+        (5.0, -2.0, {"dual_clip": 3.0}, 6.0, 1),  # 2 * 5 is held at 2 * 3
+        (5.0, 2.0, {"dual_clip": 3.0}, -2.4, 1),  # a positive advantage only knows the ordinary clip
+        (0.5, -2.0, {"dual_clip": 3.0}, 1.6, 1),
     ],
 )
-def test_clipped_surrogate_by_hand(ratio: float, advantage: float, loss: float, clipped: int) -> None:
-    logprobs, one = torch.tensor([[math.log(ratio)]]), torch.ones(1, 1)
-    result = policy_loss(logprobs, torch.zeros(1, 1), torch.tensor([[advantage]]), one, cliprange=0.2)
-    assert result.loss.item() == pytest.approx(loss, rel=1e-5)
+def test_clipped_surrogate_by_hand(
+    ratio: float, advantage: float, options: dict[str, float], loss: float, clipped: int
+) -> None:
+    result, gradient = of_one_token(math.log(ratio), advantage, **options)
+    assert result.loss.item() == pytest.approx(loss)
     assert result.clipped.item() == clipped
-    assert result.approx_kl.item() == pytest.approx(0.5 * math.log(ratio) ** 2, abs=1e-7)
-    assert result.ratio.item() == pytest.approx(ratio, rel=1e-5)
+    assert gradient == pytest.approx(0.0 if clipped else loss)  # d(-A e^x)/dx is the loss itself
+    assert result.approx_kl.item() == pytest.approx(0.5 * math.log(ratio) ** 2, abs=1e-12)
+    assert result.ratio.item() == pytest.approx(ratio)
+    assert result.ratio_squared.item() == pytest.approx(ratio**2)
 
 
-def test_a_clipped_good_action_has_no_gradient() -> None:
-    logprobs = torch.tensor([[math.log(1.5), math.log(1.1)]], requires_grad=True)
-    policy_loss(logprobs, torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2), 0.2).loss.backward()
+def test_a_clamped_log_ratio_bounds_the_loss_and_has_no_gradient() -> None:
+    result, gradient = of_one_token(3.0, -1.0, log_ratio_clamp=2.0)
+    assert result.loss.item() == pytest.approx(7.389056)  # e²
+    assert result.clipped.item() == 0  # no clip of the ratio had a part in it
+    assert gradient == 0
+    assert result.approx_kl.item() == pytest.approx(4.5)  # ½ 3²: the stop of the epochs sees what the clamp hides
+    assert of_one_token(-3.0, 1.0, log_ratio_clamp=2.0)[0].loss.item() == pytest.approx(-0.13533528)  # -e^-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_ratio_that_would_overflow_stays_finite(dtype: torch.dtype) -> None:
+    logprobs = torch.zeros(1, 1, dtype=dtype, requires_grad=True)
+    result = policy_loss(logprobs, logprobs.detach() - 1000, -torch.ones(1, 1), torch.ones(1, 1), 0.2,
+                         log_ratio_clamp=20.0)  # fmt: skip
+    result.loss.backward()
+    assert result.loss.dtype == dtype
+    assert result.loss.item() == pytest.approx(math.exp(20), rel=1e-6)
     assert logprobs.grad is not None
-    assert logprobs.grad.tolist() == [[0.0, pytest.approx(-1.1)]]
+    assert logprobs.grad.item() == 0
 
 
-def test_masked_tokens_do_nothing_even_where_not_finite() -> None:
-    logprobs, old = torch.tensor([[0.1, NEG_INF]]), torch.tensor([[0.0, NEG_INF]])
-    mask = torch.tensor([[1.0, 0.0]])
-    result = policy_loss(logprobs, old, torch.tensor([[1.0, 0.0]]), mask, 0.2)
-    assert result.loss.item() == pytest.approx(-math.exp(0.1))
-    assert result.ratio.item() == pytest.approx(math.exp(0.1))
+@given(st.floats(-30, 30), st.floats(-10, 10), st.floats(1.4, 10))
+def test_the_dual_clip_bounds_loss_and_gradient_of_a_bad_action(log_ratio: float, advantage: float, c: float) -> None:
+    result, gradient = of_one_token(log_ratio, advantage, dual_clip=c)
+    if advantage < 0:
+        bound = c * -advantage * (1 + 1e-12)
+        assert result.loss.item() <= bound
+        assert abs(gradient) <= bound
+    else:
+        assert result.loss.item() == of_one_token(log_ratio, advantage)[0].loss.item()
+
+
+@pytest.mark.parametrize("junk", [NAN, NEG_INF, -NEG_INF])
+@pytest.mark.parametrize("options", [{}, {"cliprange_high": 0.3, "dual_clip": 3.0, "log_ratio_clamp": 20.0}])
+def test_masked_tokens_do_nothing_even_where_not_finite(junk: float, options: dict[str, float]) -> None:
+    logprobs = torch.tensor([[0.1, junk]], requires_grad=True)
+    result = policy_loss(
+        logprobs, torch.tensor([[0.0, junk]]), torch.tensor([[1.0, junk]]), torch.tensor([[1.0, 0.0]]), 0.2, **options
+    )
+    result.loss.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [[pytest.approx(-math.exp(0.1)), 0.0]]
+    assert [float(x.detach()) for x in (result.loss, result.clipped, result.approx_kl, result.ratio)] == pytest.approx(
+        [-math.exp(0.1), 0, 0.5 * 0.1**2, math.exp(0.1)]
+    )
+    assert result.ratio_squared.item() == pytest.approx(math.exp(0.2))
+
+
+def cells(*numbers: float) -> list[Tensor]:
+    return [torch.tensor([[number]]) for number in numbers]
 
 
 @pytest.mark.parametrize(
-    ("value", "old", "target", "loss", "clipped"),
+    ("value", "old", "target", "cliprange", "loss", "clipped"),
     [
-        (1.1, 1.0, 2.0, 0.5 * 0.9**2, 0),  # within the clip: plain squared error
-        (1.5, 1.0, 2.0, 0.5 * 0.8**2, 1),  # moved 0.5, counted as 0.2: the error stays at 0.8
-        (0.0, 1.0, 2.0, 0.5 * 2.0**2, 0),  # moved away: the larger, unclipped error
+        (1.1, 1.0, 2.0, 0.2, 0.5 * 0.9**2, 0),  # within the clip: plain squared error
+        (1.5, 1.0, 2.0, 0.2, 0.5 * 0.8**2, 1),  # moved 0.5, counted as 0.2: the error stays at 0.8
+        (0.0, 1.0, 2.0, 0.2, 0.5 * 2.0**2, 0),  # moved away: the larger, unclipped error
+        (1.5, 1.0, 2.0, None, 0.5 * 0.5**2, 0),  # no clip: the plain error of 0.5
     ],
 )
-def test_clipped_value_loss_by_hand(value: float, old: float, target: float, loss: float, clipped: int) -> None:
-    cells = [torch.tensor([[x]]) for x in (value, old, target)]
-    result = value_loss(*cells, torch.ones(1, 1), cliprange_value=0.2)
+def test_value_loss_by_hand(
+    value: float, old: float, target: float, cliprange: float | None, loss: float, clipped: int
+) -> None:
+    result = value_loss(*cells(value, old, target), torch.ones(1, 1), cliprange)
     assert result.loss.item() == pytest.approx(loss, rel=1e-5)
     assert result.clipped.item() == clipped
+
+
+@pytest.mark.parametrize("cliprange", [0.2, None])
+@pytest.mark.parametrize("junk", [NAN, NEG_INF])
+def test_masked_values_do_nothing_even_where_not_finite(cliprange: float | None, junk: float) -> None:
+    values = torch.tensor([[1.0, junk]], requires_grad=True)
+    old, returns = torch.tensor([[1.0, junk]]), torch.tensor([[3.0, junk]])
+    result = value_loss(values, old, returns, torch.tensor([[1.0, 0.0]]), cliprange)
+    result.loss.backward()
+    assert values.grad is not None
+    assert (result.loss.item(), values.grad.tolist()) == (2.0, [[-2.0, 0.0]])  # ½ (1 - 3)², and 1 - 3

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppo_core.randomness import Purpose, mini_batch_order, prompt_rows, uniforms
-from ppo_core.schedule import lr_factor
+from ppo_core.schedule import Kind, lr_factor
 
 
 @pytest.mark.parametrize(
@@ -12,14 +12,39 @@ from ppo_core.schedule import lr_factor
         ("linear", [1, 0.75, 0.5, 0.25]),
         ("cosine", [1, 0.853553, 0.5, 0.146447]),
         ("constant", [1, 1, 1, 1]),
+        ("constant_with_warmup", [1, 1, 1, 1]),
     ],
 )
-def test_schedules(kind: str, expected: list[float]) -> None:
+def test_schedules(kind: Kind, expected: list[float]) -> None:
     assert [lr_factor(kind, i, 4, 0.0) for i in range(4)] == pytest.approx(expected, abs=1e-6)
 
 
 def test_warm_up_rises_linearly_and_wastes_nothing() -> None:
-    assert [lr_factor("constant", i, 10, 0.3) for i in range(5)] == pytest.approx([0.25, 0.5, 0.75, 1, 1])
+    rising = [lr_factor("constant_with_warmup", i, 10, 0.3) for i in range(5)]
+    assert rising == pytest.approx([0.25, 0.5, 0.75, 1, 1])
+    assert [lr_factor("constant", i, 10, 0.3) for i in range(5)] == [1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),  # two of five iterations of warm-up, then floor + 0.9 times the schedule over three
+    [
+        ("linear", [1 / 3, 2 / 3, 1, 0.1 + 0.9 * 2 / 3, 0.1 + 0.9 / 3]),
+        ("cosine", [1 / 3, 2 / 3, 1, 0.1 + 0.9 * 0.75, 0.1 + 0.9 * 0.25]),  # ½ (1 + cos 60°), ½ (1 + cos 120°)
+        ("constant_with_warmup", [1 / 3, 2 / 3, 1, 1, 1]),
+    ],
+)
+def test_the_floor_holds_after_the_warm_up(kind: Kind, expected: list[float]) -> None:
+    assert [lr_factor(kind, i, 5, 0.4, min_lr_rate=0.1) for i in range(5)] == pytest.approx(expected)
+
+
+def test_the_warm_up_begins_under_the_floor() -> None:
+    assert lr_factor("linear", 0, 10, 0.3, min_lr_rate=0.5) == pytest.approx(0.25)
+
+
+def test_behind_a_critic_warm_up_the_policy_has_its_whole_schedule() -> None:
+    critic_warmup, total = 2, 6
+    factors = [lr_factor("linear", i - critic_warmup, total - critic_warmup, 0.0, 0.0) for i in range(total)]
+    assert factors == pytest.approx([0, 0, 1, 0.75, 0.5, 0.25])
 
 
 @given(st.integers(0, 99), st.integers(1, 50), st.integers(0, 200), st.integers(1, 64), st.integers(1, 64))

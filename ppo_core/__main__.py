@@ -1,0 +1,32 @@
+"""`python -m ppo_core`: train once with PPO, by flags or a config file. `--help` loads no torch."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+
+from ppo_core.command import program
+from ppo_core.command.arguments import core_parser
+from ppo_core.command.parsing import refuse_unknown
+from ppo_core.command.training import Program, train
+
+PROGRAM = Program("ppo_core", lambda words: shlex.join(["python", "-m", "ppo_core", *words]))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train once and return the exit status.
+
+    0: done; 1: it failed; 2: a mistake in the command line or a configuration; 130: interrupted, to be resumed.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return program.run(PROGRAM.name, lambda: _train(arguments))
+
+
+def _train(arguments: list[str]) -> int:
+    parser = core_parser()
+    args, rest = parser.parse_known_args(arguments)
+    refuse_unknown(parser, rest)
+    return train(args, arguments, PROGRAM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
