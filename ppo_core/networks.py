@@ -131,7 +131,8 @@ def _head_of(source: PreTrainedModel) -> nn.Linear:
     """Return the value head: a reward model's own, else a new one."""
     score = getattr(source, "score", None)
     if not isinstance(score, nn.Linear) or score.out_features != 1:
-        return _new_head(int(source.config.get_text_config().hidden_size))
+        # Not config.hidden_size: OPT-350m's last states are as wide as its embeddings, narrower than its layers.
+        return _new_head(cast(nn.Embedding, source.get_input_embeddings()).embedding_dim)
     head = _new_head(score.in_features)
     head.weight.data.copy_(score.weight.data)
     if score.bias is not None:

@@ -52,16 +52,22 @@ class LanguageHead:
 
     def __call__(self, hidden: Tensor, temperature: float, allowed: Tensor | None) -> Tensor:
         """Return float32 logits at a temperature; `allowed` [N, ceil(V / 8)] packs the tokens to choose from."""
-        logits: Tensor = self.module(hidden).float()
+        folds = temperature != 1.0 and self._may_fold(hidden)
+        logits: Tensor = self.module(hidden / temperature if folds else hidden).float()
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
-        if temperature != 1.0:
+        if temperature != 1.0 and not folds:
             logits = logits / temperature
         if allowed is not None:
             logits = logits.masked_fill(~unpack_bits(allowed, logits.shape[-1]), FILTERED)
         return logits
+
+    def _may_fold(self, hidden: Tensor) -> bool:
+        """Whether the temperature may divide the hidden states instead, which are far fewer numbers than the logits."""
+        is_linear = self.softcap is None and getattr(self.module, "bias", None) is None
+        return is_linear and hidden.dtype == torch.float32 and not torch.is_autocast_enabled(hidden.device.type)
 
 
 def response_states(model: nn.Module, sequences: Sequences) -> Tensor:
@@ -160,7 +166,7 @@ def compare(
         ids, allowed = tokens.ids[part].unsqueeze(-1), tokens.allowed_in(part)
         log_p, log_q = (torch.log_softmax(head(states[part], temperature, allowed), -1) for head, states in packed)
         of_tokens = [logprobs.gather(-1, ids).squeeze(-1) for logprobs in (log_p, log_q)]
-        columns.append((*of_tokens, exact_kl(log_p, log_q), -(log_p.exp() * log_p).nan_to_num(nan=0.0).sum(-1)))
+        columns.append((*of_tokens, exact_kl(log_p, log_q), -(log_p.exp() * log_p).sum(-1)))
     return Comparison(*(tokens.spread(torch.cat(column)) for column in zip(*columns, strict=True)))
 
 

@@ -6,12 +6,12 @@ response has ended leave the batch as soon as half of it has.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ppo_core.kv_cache import reserved_cache
 from ppo_core.prompts.encoding import encode
 from ppo_core.sampler import SamplingSettings, Stops, next_token
 from ppo_core.sequences import Sequences, padded_left, position_ids
@@ -106,11 +106,11 @@ class _Decoding:
     def run(self) -> "_Decoding":
         """Sample until all rows have ended; the tensors are cut to the longest response."""
         live = torch.arange(self.ids.shape[0], device=self.ids.device)  # rows still in the batch
-        cache: Any = None
+        width, steps = self.prompt.ids.shape[1], self.uniforms.shape[1]
+        cache = reserved_cache(self.model, width + steps)
         feed, positions = self.prompt.ids, position_ids(self.prompt.attention_mask)
         mask = torch.cat([self.prompt.attention_mask, torch.ones_like(self.mask)], 1)
-        width = self.prompt.ids.shape[1]
-        for t in range(self.uniforms.shape[1]):
+        for t in range(steps):
             output = self.model(
                 input_ids=feed,
                 attention_mask=mask[:, : width + t],
@@ -119,7 +119,6 @@ class _Decoding:
                 use_cache=True,
                 logits_to_keep=1,
             )
-            cache = output.past_key_values
             token = self._write(t, live, output.logits[:, -1])
             going = ~self.ended[live]
             if not going.any():
@@ -129,7 +128,7 @@ class _Decoding:
                 kept = going.nonzero().squeeze(-1)
                 cache.batch_select_indices(kept)
                 live, feed, positions, mask = live[kept], feed[kept], positions[kept], mask[kept]
-        return self._cut(self.uniforms.shape[1])
+        return self._cut(steps)
 
     def _write(self, t: int, live: Tensor, logits: Tensor) -> Tensor:
         """Sample position `t` of the live rows; what a row that has ended samples is not kept."""
