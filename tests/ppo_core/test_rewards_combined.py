@@ -1,0 +1,107 @@
+"""The weighted sum of parts, dense rewards, and what is refused when a reward is loaded."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppo_core.errors import TaskError
+from ppo_core.rewards.combined import load_reward
+from ppo_core.task import Prompt, RewardPart
+
+CPU = torch.device("cpu")
+PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]
+RESPONSES = ["one two", "three", ""]
+TOKENS = [["one", " two"], ["three"], []]
+FUNCTIONS = """
+def length(responses):
+    return [len(response) for response in responses]
+
+def tens(responses):
+    return [10, 20, 30]
+
+def by_token(tokens):
+    return [[len(text) for text in texts] for texts in tokens]
+
+def halves(tokens):
+    return [[0.5 for text in texts] for texts in tokens]
+"""
+MakePart = Callable[..., RewardPart]
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> MakePart:
+    """Makes a function part by the function's name."""
+    file = tmp_path / "rewards.py"
+    file.write_text(FUNCTIONS)
+    return lambda function, weight=1.0: RewardPart(function, "function", f"{file}:{function}", weight)
+
+
+def test_totals_are_weighted_and_parts_are_not(part: MakePart) -> None:
+    scored = load_reward([part("length", 2.0), part("tens", -0.5)], CPU)(PROMPTS, RESPONSES, TOKENS)
+    assert scored.totals == [2 * 7 - 5, 2 * 5 - 10, 0 - 15]
+    assert scored.parts == {"length": [7, 5, 0], "tens": [10, 20, 30]}
+    assert scored.dense is None
+
+
+def test_a_dense_part_makes_the_sum_dense_with_scalars_on_the_last_token(part: MakePart) -> None:
+    parts = [part("tens", 0.1), part("by_token", 2.0), part("halves", -1.0)]
+    scored = load_reward(parts, CPU)(PROMPTS, RESPONSES, TOKENS)
+    # "one" 3, " two" 4: 2 x 3 - 0.5, 2 x 4 - 0.5 + 0.1 x 10. The last response has no token to reward.
+    assert scored.dense == [[5.5, 8.5], [2 * 5 - 0.5 + 2], []]
+    assert scored.parts == {"tens": [10, 20, 30], "by_token": [7, 5, 0], "halves": [1.0, 0.5, 0]}
+    assert scored.totals == [14.0, 11.5, 3.0]
+    for total, dense in zip(scored.totals[:2], scored.dense[:2], strict=True):
+        assert math.isclose(total, sum(dense))
+
+
+def test_no_responses_are_scored_as_none(part: MakePart) -> None:
+    scored = load_reward([part("tens")], CPU)([], [], [])
+    assert scored.totals == [] and scored.parts == {"tens": []}
+
+
+def test_without_a_model_there_is_none_to_copy(part: MakePart) -> None:
+    reward = load_reward([part("tens")], CPU)
+    assert reward.reward_model() is None and reward.reward_tokenizer() is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([], "a task needs at least one reward part"),
+        (
+            [RewardPart("", "function", "math:sin")],
+            'a reward part of kind "function" has an empty name; it names a metric and errors',
+        ),
+        (
+            [RewardPart("a", "http", "http://x"), RewardPart("a", "function", "math:sin")],
+            'two reward parts are named "a"; names must differ',
+        ),
+        (
+            [RewardPart("a", "functoin", "math:sin")],  # type: ignore[arg-type]
+            'reward part "a": kind "functoin" is not allowed: model, function, http; did you mean "function"?',
+        ),
+        (
+            [RewardPart("a", "function", "math:sin", weight=math.nan)],
+            'reward part "a": weight = nan is not allowed: a finite number',
+        ),
+    ],
+)
+def test_a_part_declared_wrongly_is_refused(parts: list[RewardPart], message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        load_reward(parts, CPU)
+    assert str(caught.value) == message
+
+
+def test_functions_and_endpoints_are_loaded_without_torch(part: MakePart) -> None:
+    code = (
+        "import sys; from ppo_core.rewards.combined import load_reward; from ppo_core.task import RewardPart; "
+        f"parts = [RewardPart('f', 'function', {part('tens').where!r}), RewardPart('h', 'http', 'http://x')]; "
+        "load_reward(parts, None); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,262 @@
+"""Rewards by an HTTP endpoint: a real server on loopback, which answers as each test tells it to."""
+
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+
+from ppo_core.errors import RewardError, TaskError
+from ppo_core.rewards.batch import Batch
+from ppo_core.rewards.combined import load_reward
+from ppo_core.rewards.endpoint import EndpointReward
+from ppo_core.task import Prompt, RewardPart
+
+BATCH = Batch(
+    [Prompt("a", {"answer": 1}), Prompt("b", {"day": datetime(2026, 1, 2)}), Prompt("ü")],
+    ["one", "three", ""],
+    [["one"], ["th", "ree"], []],
+)
+
+
+@dataclass
+class Server:
+    """What the server is to answer, one after the other, and what it was asked."""
+
+    url: str
+    answers: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    released: Event = field(default_factory=Event)
+    """Until it is set, the server says nothing where it has no answer left."""
+    trickles: bool = False
+    """Whether it sends answers byte by byte."""
+
+    def will(self, answer: object, status: int = 200, **headers: str) -> None:
+        body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.answers.append((status, {name.replace("_", "-"): value for name, value in headers.items()}, body))
+
+    @property
+    def host(self) -> str:
+        return self.url.split("/")[2]
+
+    @property
+    def part(self) -> RewardPart:
+        return RewardPart("judge", "http", self.url, retries=2)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            told.headers.append(dict(self.headers.items()))
+            if not told.answers:
+                told.released.wait(20)
+                return
+            status, headers, body = told.answers.pop(0)
+            self.send_response(status)
+            for name, value in ({"Content-Length": str(len(body))} | headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            for start in range(len(body)) if told.trickles else ():
+                self.wfile.write(body[start : start + 1])
+                told.released.wait(0.02)
+            if not told.trickles:
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    told = Server(f"http://127.0.0.1:{http.server_port}/score?v=1")
+    thread = Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield told
+    told.released.set()
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+def refused(part: RewardPart, waits: list[float] | None = None) -> str:
+    """Return the error of scoring the batch; it must name the part."""
+    with pytest.raises(RewardError) as caught:
+        EndpointReward(part, sleep=(waits if waits is not None else []).append)(BATCH)
+    return str(caught.value)
+
+
+# --- asking and answering
+
+
+def test_responses_are_sent_in_batches_with_their_columns(server: Server) -> None:
+    server.will({"rewards": [1, 2.5]})
+    server.will([-3])
+    reward = load_reward([replace(server.part, batch_size=2, weight=2.0)], torch.device("cpu"))
+    scored = reward(BATCH.prompts, BATCH.responses, BATCH.tokens)
+    assert scored.parts == {"judge": [1.0, 2.5, -3.0]} and scored.totals == [2.0, 5.0, -6.0]
+    assert server.asked == [
+        {
+            "prompts": ["a", "b"],
+            "responses": ["one", "three"],
+            "columns": {"answer": [1, None], "day": [None, "2026-01-02 00:00:00"]},
+        },
+        {"prompts": ["ü"], "responses": [""], "columns": {}},
+    ]
+    assert server.headers[0]["Content-Type"] == "application/json"
+
+
+def test_a_login_in_the_url_becomes_a_header(server: Server) -> None:
+    server.will([1, 2, 3])
+    EndpointReward(replace(server.part, where=server.url.replace("//", "//me:p%40ss@")))(BATCH)
+    assert server.headers[0]["Authorization"] == "Basic bWU6cEBzcw=="  # base64 of me:p@ss
+    assert server.headers[0]["Host"] == server.host
+
+
+# --- trying again
+
+
+def test_what_passes_is_tried_again_and_told(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    server.will("", 503)
+    server.will("", 429)
+    server.will([1, 2, 3])
+    waits: list[float] = []
+    with caplog.at_level(logging.WARNING):
+        assert EndpointReward(server.part, sleep=waits.append)(BATCH).scores == [1, 2, 3]
+    assert waits == [0.5, 1.0]
+    assert caplog.messages[0] == (
+        f'reward part "judge": {server.host} answered 503 Service Unavailable (attempt 1 of 3); again in 0.5 s'
+    )
+
+
+@pytest.mark.parametrize(
+    ("after", "wait"),
+    [("7", 7.0), ("3600", 30.0), ("soon", 0.5), ("-1", 0.5), (format_datetime(datetime.now(UTC)), 0.0),
+     (format_datetime(datetime.now(UTC) + timedelta(days=1)), 30.0)],
+)  # fmt: skip
+def test_the_server_says_when_up_to_half_a_minute(server: Server, after: str, wait: float) -> None:
+    server.will("", 429, Retry_After=after)
+    server.will([1, 2, 3])
+    waits: list[float] = []
+    EndpointReward(server.part, sleep=waits.append)(BATCH)
+    assert waits == [wait]
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(server: Server) -> None:
+    server.will(b"[1, 2, 3", Content_Length="9")
+    server.will([1, 2, 3])
+    assert EndpointReward(server.part, sleep=lambda _: None)(BATCH).scores == [1, 2, 3]
+
+
+def test_attempts_are_bounded(server: Server) -> None:
+    for _ in range(3):
+        server.will("", 500)
+    waits: list[float] = []
+    assert refused(server.part, waits) == (
+        f'reward part "judge": {server.host} answered 500 Internal Server Error, after 3 attempts'
+    )
+    assert waits == [0.5, 1.0] and len(server.asked) == 3
+
+
+def test_silence_ends_with_the_timeout(server: Server) -> None:
+    message = refused(replace(server.part, timeout=0.05, retries=1))
+    assert message == f'reward part "judge": {server.host} gave no answer within 0.05 s, after 2 attempts'
+    assert len(server.asked) == 2
+
+
+def test_an_answer_that_trickles_ends_with_the_timeout(server: Server) -> None:
+    server.trickles = True
+    server.will([1, 2, 3, *[4] * 100])
+    message = refused(replace(server.part, timeout=0.1, retries=0))
+    assert message == f'reward part "judge": {server.host} gave no answer within 0.1 s, after 1 attempt'
+
+
+def test_nobody_there_is_an_error_after_the_last_attempt() -> None:
+    with socket.socket() as taken:  # bound, and not listening
+        taken.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{taken.getsockname()[1]}"
+        message = refused(RewardPart("judge", "http", f"http://{host}", retries=1))
+    assert message.startswith(f'reward part "judge": {host} cannot be reached (ConnectionRefusedError: ')
+    assert message.endswith("), after 2 attempts")
+
+
+# --- what is refused at once
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 302, 307])
+def test_a_refusal_and_a_redirection_are_not_repeated(server: Server, status: int) -> None:
+    server.will("", status, Location=server.url)
+    message = refused(replace(server.part, where=server.url.replace("//", "//me:secret@")))
+    assert message.startswith(f'reward part "judge": {server.host} answered {status} ')
+    assert message.endswith(", after 1 attempt") and "secret" not in message
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"<html>", "answered with something else than JSON: b'<html>'"),
+        ({"scores": [1]}, "answered with an object without \"rewards\": it has ['scores']"),
+        ({"rewards": None}, "gave None, not a list of one number a response"),
+        ([1, 2], "gave 2 scores for 3 responses; the first without one is sample 2 (prompt 'ü', response '')"),
+        ([1, "2", 3], "gave '2' for sample 1 (prompt 'b', response 'three'), not a number"),
+        (b"[1, NaN, 3]", "gave nan for sample 1 (prompt 'b', response 'three'), not a finite number"),
+        ([[1], [2, 3], []], "gave [1] for sample 0 (prompt 'a', response 'one'), not a number"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_no_score_names_the_sample(server: Server, answer: object, message: str) -> None:
+    server.will(answer)
+    assert refused(server.part) == f'reward part "judge": {server.host} {message}'
+
+
+def test_a_sample_is_named_by_its_place_in_the_whole_batch(server: Server) -> None:
+    server.will([1, 2])
+    server.will([None])
+    assert "gave None for sample 2 (prompt 'ü', response '')" in refused(replace(server.part, batch_size=2))
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "localhost:80",
+        "ftp://me:secret@host",
+        "http://",
+        "http://me:sec/ret@host",
+        "http://me:secret@host:port",
+        "http://host/a b?secret",
+        "http://host/ü?secret",
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_without_showing_it(where: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        EndpointReward(RewardPart("judge", "http", where))
+    assert str(caught.value) == (
+        'reward part "judge": its URL is not allowed: http(s)://host:port/path, with special characters '
+        "(a password's, too) percent-encoded"
+    )
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"retries": -1}, "retries = -1 is not allowed: at least 0"),
+        ({"batch_size": 0}, "batch_size = 0 is not allowed: at least 1"),
+        ({"timeout": 0.0}, "timeout = 0.0 is not allowed: over 0 seconds"),
+        ({"timeout": float("nan")}, "timeout = nan is not allowed: over 0 seconds"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        EndpointReward(replace(RewardPart("judge", "http", "http://host"), **changes))
+    assert str(caught.value) == f'reward part "judge": {message}'

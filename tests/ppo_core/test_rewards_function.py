@@ -1,0 +1,248 @@
+"""Rewards by Python functions: what they are given, what they may return, and whom their errors blame."""
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppo_core.errors import RewardError, TaskError
+from ppo_core.rewards.combined import load_reward
+from ppo_core.task import Prompt, RewardPart, Scored
+
+CPU = torch.device("cpu")
+PROMPTS = [
+    Prompt("12+7=", {"answer": "19", "level": 1}),
+    Prompt("2+2=", {"answer": "4"}),
+    Prompt("1+1=", {"answer": "2", "level": 3}),
+]
+RESPONSES = ["19", "5", ""]
+TOKENS = [["1", "9"], ["5"], []]
+Write = Callable[..., RewardPart]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a module of rewards and returns the part of its function `score`."""
+    numbers = itertools.count()
+
+    def make(source: str, function: str = "score") -> RewardPart:
+        file = tmp_path / f"rewards{next(numbers)}.py"
+        file.write_text(source)
+        return RewardPart("exact", "function", f"{file}:{function}")
+
+    return make
+
+
+def score(part: RewardPart, prompts: Sequence[Prompt] = PROMPTS, *, known: Sequence[Prompt] | None = None) -> Scored:
+    rows = len(prompts)
+    return load_reward([part], CPU, known)(prompts, RESPONSES[:rows], TOKENS[:rows])
+
+
+# --- what a function is given
+
+
+def test_it_is_given_the_columns_it_names_and_nothing_else(write: Write) -> None:
+    part = write(
+        "def score(responses, answer, level, missing=7):\n"
+        "    assert level == [1, None, 3] and missing == 7\n"
+        "    return [response == right for response, right in zip(responses, answer)]"
+    )
+    assert score(part).totals == [1.0, 0.0, 0.0]
+
+
+def test_with_kwargs_it_is_given_everything(write: Write) -> None:
+    part = write(
+        "def score(prompts, **rest):\n"
+        "    assert prompts == ['12+7=', '2+2=', '1+1=']\n"
+        "    assert rest == {'responses': ['19', '5', ''], 'tokens': [['1', '9'], ['5'], []],\n"
+        "                    'answer': ['19', '4', '2'], 'level': [1, None, 3]}\n"
+        "    return [1, 2, 3]"
+    )
+    assert score(part).totals == [1, 2, 3]
+
+
+def test_chats_come_as_messages(write: Write) -> None:
+    part = write("def score(messages):\n    return [len(chat) if chat else -1 for chat in messages]")
+    chat = Prompt("<user>hi", {}, ({"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}))
+    assert score(part, [chat, Prompt("plain")]).totals == [2, -1]
+
+
+def test_a_known_column_that_no_row_of_a_batch_has_is_none(write: Write) -> None:
+    part = write("def score(level):\n    return [0 if value is None else value for value in level]")
+    assert score(part, PROMPTS[1:2], known=PROMPTS).totals == [0]
+
+
+def test_a_function_of_a_module_is_found_by_its_import_path() -> None:
+    part = RewardPart("exact", "function", f"{__name__}:answered")
+    assert score(part).totals == [1.0, 1.0, 0.0]
+
+
+def answered(responses: list[str]) -> list[bool]:
+    return [bool(response) for response in responses]
+
+
+def test_files_of_the_same_name_do_not_get_in_each_others_way(tmp_path: Path) -> None:
+    parts = []
+    for name in ("left", "right"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "reward.py").write_text(
+            "from dataclasses import dataclass\n@dataclass\nclass Side:\n    name: str\n"
+            f"def score(responses):\n    return [len(Side({name!r}).name)] * len(responses)"
+        )
+        parts.append(RewardPart(name, "function", f"{tmp_path / name / 'reward.py'}:score"))
+    assert load_reward(parts, CPU)(PROMPTS, RESPONSES, TOKENS).parts == {"left": [4, 4, 4], "right": [5, 5, 5]}
+
+
+# --- what it may return
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "(1, True, 3.5)",
+        "np.array([1.0, 1.0, 3.5], dtype=np.float32)",
+        "[np.float32(1), np.bool_(True), np.array(3.5)]",
+        "torch.tensor([1.0, 1.0, 3.5], requires_grad=True)",
+        "torch.tensor([1.0, 1.0, 3.5], dtype=torch.bfloat16)",
+        "[torch.tensor(1.0), 1, torch.tensor(3.5)]",
+        "[Fraction(1), Decimal(1), 3.5]",
+        "pd.Series([1, 1, 3.5])",
+    ],
+)
+def test_numbers_of_any_library_are_scores(write: Write, answer: str) -> None:
+    part = write(
+        "import numpy as np, pandas as pd, torch\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
+        f"def score():\n    return {answer}"
+    )
+    assert score(part).totals == [1.0, 1.0, 3.5]
+
+
+@pytest.mark.parametrize("answer", ["[[1, 2], [3], []]", "[np.array([1, 2]), torch.tensor([3.0]), ()]"])
+def test_a_list_a_response_rewards_its_tokens(write: Write, answer: str) -> None:
+    scored = score(write(f"import numpy as np, torch\ndef score():\n    return {answer}"))
+    assert scored.dense == [[1.0, 2.0], [3.0], []] and scored.totals == [3.0, 3.0, 0.0]
+    assert all(type(value) is float for row in scored.dense for value in row)
+
+
+# --- what is refused when scoring
+
+FIRST = "sample 0 (prompt '12+7=', response '19')"
+SECOND = "sample 1 (prompt '2+2=', response '5')"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("[1, float('nan'), 2]", f"gave nan for {SECOND}, not a finite number"),
+        ("[1, 10**400, 2]", f"gave inf for {SECOND}, not a finite number"),
+        ("[1, None, 2]", f"gave None for {SECOND}, not a number"),
+        ("['1', '2', '3']", f"gave '1' for {FIRST}, not a number"),
+        ("[1, [2], 3]", f"gave [2] for {SECOND}, not a number"),
+        ("'abc'", "gave 'abc', not a list of one number a response"),
+        ("None", "gave None, not a list of one number a response"),
+        ("7.0", "gave 7.0, not a list of one number a response"),
+        ("[1]", f"gave 1 scores for 3 responses; the first without one is {SECOND}"),
+        ("[1] * 4", "gave 4 scores for 3 responses; the last is sample 2 (prompt '1+1=', response '')"),
+        ("[[1, 2], 3, []]", f"gave 3 for {SECOND}, not a list of one number a token as for the first one"),
+        ("[[1, 2], [3, 4], []]", f"gave 2 numbers for the 1 tokens of {SECOND}"),
+        ("[[1, float('-inf')], [3], []]", f"gave -inf for token 1 of {FIRST}, not a finite number"),
+    ],
+)
+def test_an_answer_that_is_no_score_names_the_sample(write: Write, answer: str, message: str) -> None:
+    part = write(f"def score():\n    return {answer}")
+    with pytest.raises(RewardError) as caught:
+        score(part)
+    assert str(caught.value) == f'reward part "exact": {part.where} {message}'
+
+
+def test_what_it_raises_is_chained_and_names_the_sample_that_is_to_blame(write: Write) -> None:
+    part = write("def score(responses, answer):\n    return [int(response) for response in responses]")
+    with pytest.raises(RewardError) as caught:
+        score(part)
+    assert str(caught.value) == (
+        f"reward part \"exact\": {part.where} raised ValueError: invalid literal for int() with base 10: ''; "
+        "on sample 2 (prompt '1+1=', response '')"
+    )
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert caught.value.__cause__.__traceback__ is not None
+
+
+def test_where_only_the_batch_raises_the_error_says_so(write: Write) -> None:
+    part = write("def score(responses):\n    assert len(responses) == 1, 'one at\\na time'")
+    with pytest.raises(RewardError) as caught:
+        score(part)
+    assert str(caught.value) == (
+        f'reward part "exact": {part.where} raised AssertionError: one at a time; '
+        f"on 3 samples together but on none of them alone; the first is {FIRST}"
+    )
+
+
+def test_long_texts_are_cut_in_errors(write: Write) -> None:
+    part = write("def score():\n    return [None]")
+    with pytest.raises(RewardError) as caught:
+        load_reward([part], CPU)([Prompt("p\n" * 500)], ["r" * 500], [["r"]])
+    assert len(str(caught.value)) < len(part.where) + 250 and "\n" not in str(caught.value)
+
+
+LACKING = 'asks for "anwser", which is no column; there are: prompts, responses, tokens, answer, level'
+
+
+def test_a_name_that_is_no_column_is_refused_when_called(write: Write) -> None:
+    part = write("def score(responses, anwser):\n    return [0] * len(responses)")
+    reward = load_reward([part], CPU)
+    with pytest.raises(RewardError) as caught:
+        reward(PROMPTS, RESPONSES, TOKENS)
+    assert str(caught.value) == f'reward part "exact": {part.where} {LACKING}; did you mean "answer"?'
+
+
+def test_a_name_that_is_no_column_is_refused_when_loaded_where_columns_are_known(write: Write) -> None:
+    part = write("def score(responses, anwser):\n    return [0] * len(responses)")
+    with pytest.raises(TaskError) as caught:
+        load_reward([part], CPU, PROMPTS)
+    assert str(caught.value) == f'reward part "exact": {part.where} {LACKING}; did you mean "answer"?'
+
+
+# --- what is refused when loading
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("nothing", ": nothing is no function such as my_package.rewards:score or rewards.py:score"),
+        ("rewards.py:", ": rewards.py: is no function such as my_package.rewards:score or rewards.py:score"),
+        ("nowhere.at_all:score", ': function "nowhere.at_all:score": there is no module "nowhere"'),
+        (".relative:score", ": importing .relative raised TypeError: "),
+        ("{folder}/none.py:score", ": there is no file {folder}/none.py"),
+        ("{folder}/good.py:scroe", ': {folder}/good.py has no function "scroe"; there are: score; did you mean'),
+        ("{folder}/empty.py:score", ': {folder}/empty.py has no function "score"; it has none'),
+        ("{folder}/good.py:NUMBER", ': {folder}/good.py has no function "NUMBER"; there are: score'),
+        ("{folder}/syntax.py:score", ": importing {folder}/syntax.py raised SyntaxError: "),
+        ("{folder}/raises.py:score", ": importing {folder}/raises.py raised ModuleNotFoundError: No module named"),
+        ("{folder}/position.py:score", ": {folder}/position.py:score takes arguments by position only; they are"),
+    ],
+)  # fmt: skip
+def test_a_function_that_cannot_be_had_is_refused(tmp_path: Path, where: str, message: str) -> None:
+    sources = {
+        "good": "NUMBER = 3\ndef score(responses):\n    return [0]",
+        "empty": "",
+        "syntax": "def score(:",
+        "raises": "import nope",
+        "position": "def score(prompts, responses, /):\n    return [0]",
+    }
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    with pytest.raises(TaskError) as caught:
+        load_reward([RewardPart("exact", "function", where.format(folder=tmp_path))], CPU)
+    assert str(caught.value).startswith(f'reward part "exact"{message.format(folder=tmp_path)}')
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_fails_leaves_no_module_behind(tmp_path: Path) -> None:
+    file = tmp_path / "half_loaded_rewards.py"
+    file.write_text("ready = True\nimport nope")
+    with pytest.raises(TaskError):
+        load_reward([RewardPart("exact", "function", f"{file}:score")], CPU)
+    assert not [name for name in sys.modules if name.startswith(file.stem)]

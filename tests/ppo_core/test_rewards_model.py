@@ -1,0 +1,289 @@
+"""Rewards by models: small real ones, saved to disk and loaded by path."""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import processors
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+from ppo_core.errors import OutOfMemory, RewardError, TaskError
+from ppo_core.rewards.batch import Batch
+from ppo_core.rewards.combined import load_reward
+from ppo_core.rewards.model import RewardModel
+from ppo_core.task import Prompt, RewardPart
+
+CPU = torch.device("cpu")
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ '<eos> ' + ('w1 ' if message['role'] == 'user' else 'w2 ') + message['content'] + ' ' }}"
+    "{% endfor %}"
+)
+SHAPE: dict[str, Any] = {"vocab_size": 23, "num_labels": 1, "pad_token_id": 0, "initializer_range": 0.5}
+
+
+def save(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> RewardPart:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return RewardPart("taste", "model", str(folder))
+
+
+def gpt2(**changes: Any) -> GPT2ForSequenceClassification:
+    torch.manual_seed(3)
+    small = {"n_positions": 12, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 1, "eos_token_id": 1}
+    return GPT2ForSequenceClassification(GPT2Config(**(SHAPE | small | changes)))
+
+
+def bert_like(kind: type[PreTrainedModel], config: type[BertConfig] | type[RobertaConfig], **changes: Any) -> Any:
+    torch.manual_seed(3)
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    return kind(config(**(SHAPE | small | changes)))
+
+
+@pytest.fixture
+def tokenizer(tiny_folder: Path) -> PreTrainedTokenizerBase:
+    """The word-level tokenizer, with <eos> put before and behind every text: special tokens must show."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tiny_folder)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<eos> $A <eos>", special_tokens=[("<eos>", 1)]
+    )
+    tokenizer.padding_side = "left"  # as many a chat's; scoring must not take it over
+    return tokenizer
+
+
+@pytest.fixture
+def part(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> RewardPart:
+    """A GPT-2 of 12 positions with one label."""
+    return save(tmp_path / "gpt2", tokenizer, gpt2())
+
+
+def ids(words: str) -> list[int]:
+    """The ids of words: <eos> is 1, w0 is 3."""
+    return [1 if word == "<eos>" else int(word[1:]) + 3 for word in words.split()]
+
+
+@torch.no_grad()
+def expected(part: RewardPart, rows: list[list[int]]) -> list[float]:
+    """The model's scores one row at a time, without padding, straight from transformers."""
+    model = AutoModelForSequenceClassification.from_pretrained(part.where).eval()
+    return [model(input_ids=torch.tensor([row])).logits.item() for row in rows]
+
+
+def batch(*texts: str) -> Batch:
+    """Rows of "prompt|response"."""
+    pairs = [text.split("|") for text in texts]
+    return Batch([Prompt(prompt) for prompt, _ in pairs], [response for _, response in pairs], [])
+
+
+def chat(*contents: str, role: str = "user") -> Prompt:
+    return Prompt("w9 w9", messages=tuple({"role": role, "content": content} for content in contents))
+
+
+ROWS = ("w3| w4 w5 w6", "w7 w8|", "w1 w2| w3 w4 w5 w6 w7", "|w5", "w6| w6 w6", "w0 w1 w2| w3")
+
+
+def test_scores_are_those_of_each_text_alone(part: RewardPart) -> None:
+    scores = RewardModel(part, CPU)(batch(*ROWS)).scores
+    rows = [ids(f"<eos> {row.replace('|', '')} <eos>") for row in ROWS]
+    assert scores == pytest.approx(expected(part, rows), abs=1e-5)
+    assert len({round(score, 3) for score in scores}) == len(ROWS)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_chunks_change_no_score(part: RewardPart, rows: int) -> None:
+    whole, chunked = (RewardModel(part, CPU, most_rows=most)(batch(*ROWS)).scores for most in (256, rows))
+    assert chunked == pytest.approx(whole, abs=1e-5)
+
+
+def test_a_chat_is_scored_under_the_reward_models_own_template(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    tokenizer.chat_template = TEMPLATE
+    part = save(tmp_path / "chat", tokenizer, gpt2())
+    prompts = [chat("w3", "w4"), Prompt("w3"), chat("w5")]
+    scores = RewardModel(part, CPU)(Batch(prompts, ["w6 w7", " w6", "w8"], [])).scores
+    rows = ["<eos> w1 w3 <eos> w1 w4 <eos> w2 w6 w7", "<eos> w3 w6 <eos>", "<eos> w1 w5 <eos> w2 w8"]
+    assert scores == pytest.approx(expected(part, [ids(row) for row in rows]), abs=1e-5)
+
+
+def test_a_chat_without_a_template_is_scored_as_text(part: RewardPart) -> None:
+    scores = RewardModel(part, CPU)(Batch([chat("w3")], [" w6"], [])).scores
+    assert scores == pytest.approx(expected(part, [ids("<eos> w9 w9 w6 <eos>")]), abs=1e-5)
+
+
+def test_a_chat_that_the_template_refuses_is_named(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    tokenizer.chat_template = TEMPLATE
+    part = save(tmp_path / "chat", tokenizer, gpt2())
+    with pytest.raises(RewardError) as caught:
+        RewardModel(part, CPU)(Batch([chat("w3"), chat("w4", role="tool")], ["w5", "w6"], []))
+    assert str(caught.value) == (
+        f"reward part \"taste\": {part.where}: its chat template refuses sample 1 (prompt 'w9 w9', response 'w6'): "
+        "TemplateError: no tools"
+    )
+
+
+# --- texts too long
+
+
+def test_what_is_too_long_loses_its_start_and_is_told_once(part: RewardPart, caplog: pytest.LogCaptureFixture) -> None:
+    model = RewardModel(part, CPU)
+    long = " ".join(f"w{i}" for i in range(20))
+    with caplog.at_level(logging.WARNING, logger="ppo_core"):
+        scores = model(batch(f"{long}| w3", "w3| w4", f"w1| {long}")).scores
+        model(batch(f"{long}|"))
+    # 12 positions, of which the tokenizer's own <eos> take the first and the last.
+    rows = [f"<eos> {' '.join(f'w{i}' for i in range(11, 20))} w3 <eos>", "<eos> w3 w4 <eos>",
+            f"<eos> {' '.join(f'w{i}' for i in range(10, 20))} <eos>"]  # fmt: skip
+    assert scores == pytest.approx(expected(part, [ids(row) for row in rows]), abs=1e-5)
+    assert model.cut_texts == 3
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("ppo_core")] == [
+        f'reward part "taste": {part.where}: 2 texts are longer than the 12 tokens it can read; '
+        "only their ends count (told once)"
+    ]
+
+
+def test_a_long_chat_is_cut_to_the_positions(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    tokenizer.chat_template = TEMPLATE
+    part = save(tmp_path / "chat", tokenizer, gpt2())
+    scores = RewardModel(part, CPU)(Batch([chat("w5 " * 20)], ["w6 w7"], [])).scores
+    assert scores == pytest.approx(expected(part, [ids("w5 " * 8 + "<eos> w2 w6 w7")]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "longest"),
+    [
+        (bert_like(BertForSequenceClassification, BertConfig, max_position_embeddings=8), 8),
+        # RoBERTa's positions begin behind the padding's.
+        (bert_like(RobertaForSequenceClassification, RobertaConfig, max_position_embeddings=8), 7),
+    ],
+)
+def test_encoders_keep_their_first_token_and_fit(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, model: PreTrainedModel, longest: int
+) -> None:
+    part = save(tmp_path / "encoder", tokenizer, model)
+    words = " ".join(f"w{i}" for i in range(20))
+    scores = RewardModel(part, CPU)(batch(f"{words}|", "w3| w4")).scores
+    kept = " ".join(f"w{i}" for i in range(20 - (longest - 2), 20))
+    rows = [ids(f"<eos> {kept} <eos>"), ids("<eos> w3 w4 <eos>")]
+    assert scores == pytest.approx(expected(part, rows), abs=1e-5)
+
+
+# --- memory
+
+
+def test_rows_are_halved_when_memory_runs_out(part: RewardPart, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = RewardModel(part, CPU)(batch(*ROWS)).scores
+    model = RewardModel(part, CPU)
+    forward, sizes = model.model.forward, []
+
+    def narrow(input_ids: torch.Tensor, **rest: Any) -> Any:
+        sizes.append(len(input_ids))
+        if len(input_ids) > 2:
+            raise torch.OutOfMemoryError("no more")
+        return forward(input_ids=input_ids, **rest)
+
+    monkeypatch.setattr(model.model, "forward", narrow)
+    assert model(batch(*ROWS)).scores == pytest.approx(whole, abs=1e-5)
+    assert sizes == [6, 3, 1, 1, 1, 1, 1, 1]
+
+
+def test_not_even_one_row_is_an_error_that_names_the_work(part: RewardPart, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = RewardModel(part, CPU)
+
+    def full(**_: Any) -> Any:
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(model.model, "forward", full)
+    with pytest.raises(OutOfMemory, match="out of memory in scoring by taste with one row at a time"):
+        model(batch(*ROWS))
+
+
+# --- loading
+
+
+def test_the_model_and_its_tokenizer_are_there_to_copy(part: RewardPart) -> None:
+    reward = load_reward([RewardPart("f", "function", "textwrap:dedent"), part], CPU)
+    model, tokenizer = reward.reward_model(), reward.reward_tokenizer()
+    assert model is not None and model.config.num_labels == 1 and not model.training
+    assert model.dtype == torch.float32 and all(weights.requires_grad for weights in model.parameters())
+    assert tokenizer is not None and tokenizer("w0")["input_ids"] == [1, 3, 1]
+
+
+def test_half_precision_is_read_as_float32_on_a_cpu(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    part = save(tmp_path / "half", tokenizer, gpt2().to(torch.bfloat16))
+    assert RewardModel(part, CPU).model.dtype == torch.float32
+
+
+def test_without_a_padding_token_the_end_of_text_pads(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    tokenizer.pad_token = None
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    part = save(tmp_path / "unpadded", tokenizer, gpt2(pad_token_id=None))
+    scores = RewardModel(part, CPU)(batch("w3| w4 w5", "w6|")).scores
+    assert scores == pytest.approx(expected(part, [ids("w3 w4 w5"), ids("w6")]), abs=1e-5)
+
+
+def test_an_empty_text_has_a_score(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    part = save(tmp_path / "bare", tokenizer, gpt2())
+    assert math.isfinite(RewardModel(part, CPU)(batch("|")).scores[0])
+
+
+def test_a_score_that_is_not_finite_names_its_sample(part: RewardPart) -> None:
+    model = RewardModel(part, CPU)
+    with torch.no_grad():
+        model.model.get_input_embeddings().weight[3 + 7] = math.nan
+    with pytest.raises(RewardError) as caught:
+        model(batch("w3| w4", "w7| w4 w5"))
+    assert str(caught.value) == (
+        f"reward part \"taste\": {part.where} gave nan for sample 1 (prompt 'w7', response ' w4 w5'), "
+        "not a finite number"
+    )
+
+
+def test_a_model_with_two_labels_is_refused(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    part = save(tmp_path / "two", tokenizer, gpt2(num_labels=2))
+    with pytest.raises(TaskError) as caught:
+        RewardModel(part, CPU)
+    assert str(caught.value) == f'reward part "taste": the model {part.where} has 2 labels; a reward needs one'
+
+
+def test_a_policy_is_no_reward_model(tiny_folder: Path) -> None:
+    with pytest.raises(TaskError) as caught:
+        RewardModel(RewardPart("taste", "model", str(tiny_folder)), CPU)
+    assert str(caught.value) == (
+        f'reward part "taste": {tiny_folder} is no reward model: it was saved without score.weight'
+    )
+    assert AutoModelForCausalLM.from_pretrained(tiny_folder) is not None
+
+
+@pytest.mark.parametrize("damage", ["nothing there", "no weights", "broken weights", "broken config"])
+def test_a_model_that_cannot_be_loaded_is_one_line_with_its_path(part: RewardPart, tmp_path: Path, damage: str) -> None:
+    folder = Path(part.where)
+    if damage == "nothing there":
+        folder = tmp_path / "nothing"
+    elif damage == "no weights":
+        (folder / "model.safetensors").unlink()
+    elif damage == "broken weights":
+        (folder / "model.safetensors").write_bytes(b"\x00" * 100)
+    else:
+        (folder / "config.json").write_text("{")
+    with pytest.raises(TaskError) as caught:
+        RewardModel(RewardPart("taste", "model", str(folder)), CPU)
+    assert str(caught.value).startswith(f'reward part "taste": cannot load the model {folder}: ')
+    assert "\n" not in str(caught.value)
