@@ -63,7 +63,7 @@ def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> lis
         parts = ReadInstruction.from_spec(spec).to_absolute({name: split.count for name, split in splits.items()})
     except (ValueError, AssertionError) as error:
         raise TaskError(f'{source.where}: "{spec}" is no split such as train, train[:90%] or train[100:]') from error
-    return [row for part in parts for row in splits[part.splitname].rows(part.from_, max(part.from_, part.to))]
+    return [row for part in parts for row in splits[part.splitname].rows(part.from_, part.to)]
 
 
 def drawn_order(positions: Sequence[int], seed: int) -> list[int]:

@@ -1,0 +1,236 @@
+"""Prompts are read as they stand, what is left out is told, and every mistake is an error of one line."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers.normalizers import Replace
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from ppo_core.errors import TaskError
+from ppo_core.prompts import PromptSource, encode, prompt_lengths, read_prompts
+from ppo_core.task import Prompt
+
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'system' and loop.index > 1 %}{{ raise_exception('system comes first') }}{% endif %}"
+    "{{ message.role }} {{ message.content }} <eos> {% endfor %}{% if add_generation_prompt %}assistant {% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer(tiny_folder: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(tiny_folder)
+
+
+@pytest.fixture
+def chat_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> Path:
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def numbered(count: int, start: int = 0) -> list[dict[str, Any]]:
+    return [{"prompt": f"w1 number {i}", "answer": i} for i in range(start, start + count)]
+
+
+def said(*messages: str) -> list[dict[str, str]]:
+    """A chat of user and assistant in turns, the user first."""
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(messages)]
+
+
+def refusal(tokenizer: PreTrainedTokenizerBase, path: Path | str, **fields: Any) -> str:
+    """The error's one line, without its beginning, which names the path."""
+    with pytest.raises(TaskError) as caught:
+        read_prompts(PromptSource(str(path), **fields), tokenizer)
+    beginning = f'prompts "{path}": '
+    message = str(caught.value)
+    assert message.startswith(beginning) and "\n" not in message
+    return message.removeprefix(beginning)
+
+
+def test_texts_are_prompts_and_their_rows_other_values_come_along(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    rows = [{"id": i, "query": f"w{i} is?", "tags": [{"a": None}], "score": float("nan")} for i in range(3)]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    prompts, told = read_prompts(PromptSource(str(path), eval="train[1:2]", test="train[2:]"), tokenizer)
+    assert prompts.train == (Prompt("w0 is?", {"id": 0, "tags": [{"a": None}], "score": None}),)
+    assert [prompt.text for prompt in (*prompts.eval, *prompts.test)] == ["w1 is?", "w2 is?"]
+    assert told == (
+        "prompts: 2 of 5 rows left out: 2 with the text of another (line 2 first)",
+        'prompts: 1 train, 1 eval, 1 test, from the column "query"',
+    )
+
+
+def test_what_is_left_out_is_told_by_reason_with_its_first_line(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    bad = ["{not json", "", {"prompt": " \t"}, {"prompt": None}, {"other": 1}, {"prompt": 7}, "[1]"]
+    bad += ['{"prompt": "half \\ud800"}', {"prompt": "w1 w2 w3 w4"}, {"prompt": "w1 number 0"}]
+    path = write_lines(tmp_path / "rows.jsonl", [*numbered(16), *bad])
+    prompts, told = read_prompts(PromptSource(str(path), max_prompt_tokens=3), tokenizer)
+    assert told == (
+        "prompts: 9 of 25 rows left out: 2 empty (line 19 first), 1 over 3 tokens (line 25 first), "
+        "5 unreadable (line 17 first: not JSON), 1 with the text of another (line 26 first)",
+        'prompts: 12 train, 2 eval, 2 test, from the column "prompt"',
+    )
+    kept = sorted(prompt.columns["answer"] for part in (prompts.train, prompts.eval, prompts.test) for prompt in part)
+    assert kept == list(range(16))
+
+
+def test_a_text_that_the_tokenizer_makes_nothing_of_is_empty(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    tokenizer.backend_tokenizer.normalizer = Replace("~", "")
+    path = write_lines(tmp_path / "rows.jsonl", [*numbered(16), {"prompt": "~"}])
+    _, told = read_prompts(PromptSource(str(path)), tokenizer)
+    assert told[0] == "prompts: 1 of 17 rows left out: 1 empty (line 17 first)"
+
+
+@pytest.mark.parametrize(
+    ("bad_row", "why"),
+    [
+        ({"prompt": 7}, "no text but int"),
+        ('{"prompt": "\\ud800"}', "not UTF-8"),
+        ("3", "no JSON object"),
+        ({"promt": "w1"}, 'no column "prompt"'),
+        ({"prompt": [{"content": "w1"}]}, "no list of messages with role and content"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "a message with more or less than texts"),
+        ({"prompt": [{"role": "user"}]}, "a message with more or less than texts: role and content"),
+        ({"prompt": said("w1", "w2")}, 'the chat ends with "assistant", not with user or tool'),
+        ({"prompt": [{"role": "user", "content": "w1"}, {"role": "system", "content": "w2"}, *said("w3")]}, "the chat"),
+    ],
+)
+def test_when_more_than_half_is_unreadable_it_is_an_error_that_says_why(
+    bad_row: Any, why: str, chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", [*numbered(8), *[bad_row] * 8])
+    _, told = read_prompts(PromptSource(str(path)), chat_tokenizer)
+    assert f"8 unreadable (line 9 first: {why}" in told[0]
+    write_lines(path, [*numbered(8), *[bad_row] * 9])
+    assert refusal(chat_tokenizer, path).startswith(f"9 of 17 rows are unreadable, line 9 first: {why}")
+
+
+def test_a_chat_is_rendered_for_the_answer_that_follows(
+    chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    own = [{"role": "system", "content": "w9", "name": None}, *said("w5")]
+    chats = [said("w1", "w2", "w3"), own, [*said("w6", "w7"), {"role": "tool", "content": "w8"}], said("w1", " "), []]
+    path = write_lines(tmp_path / "chats.jsonl", [{"messages": chat, "n": i} for i, chat in enumerate(chats)])
+    prompts, told = read_prompts(
+        PromptSource(str(path), train="train[:1]", eval="train[1:2]", test="train[2:]", system="w0"), chat_tokenizer
+    )
+    assert prompts.train == (
+        Prompt(
+            "system w0 <eos> user w1 <eos> assistant w2 <eos> user w3 <eos> assistant ",
+            {"n": 0},
+            ({"role": "system", "content": "w0"}, *said("w1", "w2", "w3")),
+        ),
+    )
+    assert prompts.eval[0].text == "system w9 <eos> user w5 <eos> assistant "
+    assert prompts.eval[0].messages == ({"role": "system", "content": "w9"}, *said("w5"))
+    assert prompts.test[0].text.endswith("tool w8 <eos> assistant ")
+    assert told[0].startswith("prompts: 2 of 5 rows left out: 1 empty (line 5 first), 1 unreadable (line 4 first: ")
+
+
+def test_special_tokens_come_from_the_tokenizer_or_from_the_template_but_not_from_both(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 1)])
+    text, chat = Prompt("w0 w1"), Prompt("<eos> w0 w1", {}, tuple(said("w0 w1")))
+    assert encode(text, tokenizer) == encode(chat, tokenizer) == [1, 3, 4]
+    many = [Prompt(" ".join(["w0"] * (i % 5)), {}, chat.messages if i % 3 else None) for i in range(3000)]
+    assert prompt_lengths(many, tokenizer) == [len(encode(prompt, tokenizer)) for prompt in many]
+    assert prompt_lengths([], tokenizer) == []
+
+
+def test_chats_without_a_template_and_a_system_message_without_chats_are_errors(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    chats = write_lines(tmp_path / "chats.jsonl", [{"prompt": said("w1")}])
+    assert refusal(tokenizer, chats) == (
+        f"the prompts are chats, and the policy's tokenizer ({tokenizer.name_or_path}) has no chat template; "
+        "set its chat_template and save it, or name a column of texts"
+    )
+    texts = write_lines(tmp_path / "texts.jsonl", numbered(16))
+    assert refusal(tokenizer, texts, system="w1") == 'system is for chats, and the column "prompt" holds texts'
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"column": "promt"}, 'no column "promt"; it has: prompt, answer; did you mean "prompt"?'),
+        ({"eval": "trian[:3]"}, 'there is no split "trian"; there are: train; did you mean "train"?'),
+        ({"eval": "train[:3"}, '"train[:3" is no split such as train, train[:90%] or train[100:]'),
+        ({"eval": 12, "test": 9}, "the sizes take more rows than the 20 there are: eval 12, test 9"),
+        ({"train": 0.9}, "the sizes take more rows than the 20 there are: train 18, eval 2, test 2"),
+        ({"eval": 0.01}, "nothing is left for eval of 20 rows (train 18, eval 0, test 2)"),
+        (
+            {"train": "train[:5]", "eval": "train[:5]"},
+            "nothing is left for train of 10 rows (train 0, eval 5, test 0); "
+            "5 of 10 rows left out: 5 with the text of another (line 1 first)",
+        ),
+    ],
+)
+def test_what_is_not_there_is_an_error_that_says_what_is(
+    fields: dict[str, Any], message: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    assert refusal(tokenizer, write_lines(tmp_path / "rows.jsonl", numbered(20)), **fields) == message
+
+
+def test_paths_that_cannot_be_read_are_errors_that_say_what_can(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    suffixes = ".jsonl, .json, .csv, .tsv, .parquet"
+    write_lines(tmp_path / "rows.jsonl", [{"words": "w1"}])
+    assert refusal(tokenizer, tmp_path / "rwos.jsonl") == (
+        'there is no such file or folder; did you mean "rows.jsonl"?'
+    )
+    assert refusal(tokenizer, tmp_path / "rows.jsonl") == (
+        "none of the columns prompt, query, question, instruction, text, messages; it has: words; "
+        "name the prompts' column"
+    )
+    assert refusal(tokenizer, write_lines(tmp_path / "rows.txt", [])) == (
+        f"rows.txt is no file that can be read: {suffixes}"
+    )
+    (tmp_path / "empty").mkdir()
+    assert refusal(tokenizer, tmp_path / "empty") == f"the folder has no file that can be read: {suffixes}"
+    assert refusal(tokenizer, write_lines(tmp_path / "no.jsonl", [])) == (
+        "nothing is left for train of 0 rows (train 0, eval 0, test 0)"
+    )
+    assert refusal(tokenizer, write_lines(tmp_path / "bad.json", ["[1, "])).startswith(
+        "bad.json is neither a JSON list nor an object a line: "
+    )
+    assert refusal(tokenizer, write_lines(tmp_path / "bad.parquet", ["no"])).startswith("bad.parquet is no Parquet")
+    assert refusal(tokenizer, write_lines(tmp_path / "bad.csv", ["prompt,prompt"])) == (
+        'bad.csv has the column "prompt" twice'
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"path": ""}, "prompts: path = '' is not allowed: a text"),
+        ({"column": 3}, "prompts: column = 3 is not allowed: a text"),
+        ({"seed": -1}, "prompts: seed = -1 is not allowed: a whole number from 0 on"),
+        ({"max_prompt_tokens": True}, "prompts: max_prompt_tokens = True is not allowed: a whole number from 1 on"),
+        (
+            {"eval": 1.5},
+            "prompts: eval = 1.5 is not allowed: "
+            "a split's name, a share between 0 and 1, or a number of rows from 1 on",
+        ),
+        ({"eval": 0.6, "test": 0.5}, "prompts: the shares eval 0.6 + test 0.5 are not allowed: at most 1 together"),
+    ],
+)
+def test_a_source_checks_its_fields(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        PromptSource(**{"path": "rows.jsonl", **fields})
+    assert str(caught.value) == message
