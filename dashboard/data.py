@@ -15,6 +15,7 @@ import streamlit as st
 from sqlalchemy import URL
 
 from ppo_core.errors import StoreError
+from ppo_core.report import TokenReadings
 from tuner import schema
 from tuner.results import StudyView, kl_prunings, read_study
 from tuner.status import Reason
@@ -26,10 +27,10 @@ BLOCK = 50
 """Trials whose steps are read and kept together once all of them have ended."""
 
 _TRIAL_COLUMNS = [
-    *("number", "id", "origin", "status", "rule", "reason", "stop_step"),
+    *("number", "id", "origin", "status", "shown_status", "rule", "reason", "stop_step"),
     *("value", "value_se", "kl", "episodes", "total_episodes", "seconds"),
 ]
-_SAMPLE_COLUMNS = ["trial", "step", "prompt_index", "prompt", "response", "reward", "kl", "length"]
+_SAMPLE_COLUMNS = ["trial", "step", "prompt_index", "prompt", "response", "reward", "kl", "length", "parts"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,9 @@ class Snapshot:
 
     view: StudyView
     trials: pd.DataFrame
-    """One row a trial, by number. `value` is eval reward, `kl` eval KL in nats per response; `rule`, `reason` and
-    `stop_step` say why and where it ended early; `params_*` are the searched values (missing: not searched here)."""
+    """One row a trial, by number. `value` is eval reward, `kl` eval KL in nats per response; `shown_status` tells
+    interrupted trials from running ones; `rule`, `reason` and `stop_step` say why and where it ended
+    early; `params_*` are the searched values (missing: not searched here)."""
 
     @property
     def total(self) -> int:
@@ -120,10 +122,19 @@ def curves(store: Store, snapshot: Snapshot, metrics: tuple[str, ...] = CURVES) 
 
 
 def samples(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> pd.DataFrame:
-    """Return every kept sample of the trials `numbers`: what it answered to which prompt, at which step."""
+    """Return every kept sample of the trials `numbers`: what it answered to which prompt, at which step.
+
+    `parts` are the reward's by name. Token readings are not read here: see `tokens`.
+    """
     number_of = {row.id: row.number for row in snapshot.view.trials if row.number in numbers}
     rows = [{**row, "trial": number_of[row["trial_id"]]} for row in store.samples(number_of)]
     return pd.DataFrame(rows, columns=_SAMPLE_COLUMNS).astype({"reward": float, "kl": float})
+
+
+def tokens(store: Store, snapshot: Snapshot, number: int, step: int, prompt_index: int) -> TokenReadings | None:
+    """Return the token readings of one sample of trial `number`; None: it has none."""
+    trial_id = next((row.id for row in snapshot.view.trials if row.number == number), None)
+    return None if trial_id is None else store.sample_tokens(trial_id, step, prompt_index)
 
 
 def baseline(curves: pd.DataFrame) -> float | None:
@@ -169,6 +180,7 @@ def _trial_values(row: TrialRow) -> dict[str, Any]:
         "id": row.id,
         "origin": row.origin,
         "status": row.status,
+        "shown_status": row.shown_status,
         "rule": reason.rule,
         "reason": reason.message,
         "stop_step": reason.step,

@@ -2,7 +2,6 @@
 
 import time
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 from ppo_core.errors import ConfigError
@@ -51,7 +50,7 @@ def run_study(
     """
     workers = 1 if workers is None else workers
     _require_positive(workers=workers, trials=trials, timeout=timeout)
-    spec = spec if trials is None else replace(spec, trials=trials)
+    spec = spec if trials is None else spec.with_trials(trials)
     limits = Limits(
         threads=spec.threads or threads_per_worker(workers),
         checkpoint_seconds=checkpoint_seconds,
@@ -64,7 +63,7 @@ def run_study(
         stop_requests() as stop,
     ):
         notes = (*spec.notes, *settle(study))
-        on_event(StudyStarted(spec, spec.trials, study.finished(), notes))
+        on_event(StudyStarted(spec, spec.trials, study.ended(), notes))
         try:
             why = _run(study, workers, stop, limits, on_event)
         except KeyboardInterrupt:

@@ -19,7 +19,7 @@ class StudyStarted:
     total: int
     """Trials the study will have."""
     finished: int
-    """Trials that had ended before."""
+    """Trials that had ended before; more than the total where that was lowered since."""
     notes: tuple[str, ...]
     """What the user should know of the spec, and what differs from the last run of the study; one line each."""
 

@@ -36,6 +36,10 @@ class OpenStudy:
         """Return how many of its trials have ended."""
         return sum(row.status.is_final for row in self.trials() if row.number < self.spec.trials)
 
+    def ended(self) -> int:
+        """Return how many trials have ended, those beyond a total that was lowered since too."""
+        return sum(row.status.is_final for row in self.trials())
+
     @property
     def is_finished(self) -> bool:
         """Whether it has all its trials."""

@@ -40,6 +40,8 @@ class TrialSpec:
     folder: Path
     """Where the trial's checkpoints go."""
     guard: GuardSettings
+    kl_budget: float
+    """Highest eval KL of the trial's best checkpoint, in nats per response."""
     resume_from: Path | None = None
     """The checkpoint to go on from; None: from the start."""
     checkpoint_seconds: float = CHECKPOINT_SECONDS

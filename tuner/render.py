@@ -22,6 +22,7 @@ from ppo_core.report import StepReport
 from tuner.guard_rules import RULES
 from tuner.results import Estimate, Source, StudyView, value_sources
 from tuner.space import KL_CONTROL
+from tuner.spec import StudySpec
 from tuner.status import Reason, Status
 from tuner.store import TrialRow
 
@@ -43,6 +44,7 @@ STYLES = {
 }
 SOURCES: Mapping[Source, str] = {
     "searched": "* searched",
+    "listed": "* listed",
     "study": "the study",
     "task": "the task's reference",
     "TRL": "TRL's default",
@@ -111,14 +113,19 @@ def study_line(view: StudyView) -> str:
     """Return one line on a study: its task, state, trials and KL budget."""
     return (
         f'Study "{plain(view.row.name)}": task {plain(view.spec.task)}, {view.state}, '
-        f"{view.ended} of {view.spec.trials} trials ended, KL budget {short(view.spec.kl_budget)} and limit "
+        f"{ended_of(view.ended, view.spec.trials)}, KL budget {short(view.spec.kl_budget)} and limit "
         f"{short(view.spec.kl_limit)} {KL_UNIT}"
     )
 
 
+def ended_of(ended: int, asked: int) -> str:
+    """Return `3 of 8 trials ended`, or `5 trials ended, 2 asked for` where the total was lowered since."""
+    return f"{ended} of {asked} trials ended" if ended <= asked else f"{ended} trials ended, {asked} asked for"
+
+
 def outcome_line(trial: TrialRow, kl: Estimate | None) -> str:
     """Return one line on how a trial ended, or stands."""
-    texts = [f"{trial.status}", f"value {plus_minus(trial.value, trial.value_se)}"]
+    texts = [trial.shown_status, f"value {plus_minus(trial.value, trial.value_se)}"]
     if kl is not None:
         texts.append(f"eval KL {plus_minus(kl.mean, kl.se)} {KL_UNIT}")
     total = short(trial.config.get("total_episodes"))
@@ -158,7 +165,7 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
         mark = "* " if best is not None and trial.number == best.number else ""
         table.add_row(
             f"{mark}{trial.number}",
-            Text(trial.status, style=STYLES[trial.status]),
+            _status(trial),
             plus_minus(trial.value, trial.value_se),
             measured(trial.kl),
             str(trial.episodes),
@@ -168,14 +175,20 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
     return table
 
 
-def params_table(trials: Sequence[TrialRow]) -> Table:
-    """Return the table of searched values, a trial a row."""
+def _status(trial: TrialRow) -> Text:
+    return Text(trial.shown_status, style=STYLES[trial.status])
+
+
+def params_table(trials: Sequence[TrialRow], spec: StudySpec) -> Table:
+    """Return the table of searched or listed values, a trial a row; of listed ones with their labels."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.params if name != KL_CONTROL))
     headers = {name: _broken(name) for name in names}
-    table = _table("trial", *headers.values(), title="Searched values", right=("trial", *headers.values()))
+    labels = ("label",) if any(trial.label for trial in spec.listed) else ()
+    title = "Listed values" if spec.listed else "Searched values"
+    table = _table("trial", *labels, *headers.values(), title=title, right=("trial", *headers.values()))
     for trial in trials:
         cells = (short(trial.params[name]) if name in trial.params else NOTHING for name in names)
-        table.add_row(str(trial.number), *cells)
+        table.add_row(str(trial.number), *(plain(spec.label(trial.number)) for _ in labels), *cells)
     return table
 
 
@@ -193,7 +206,7 @@ def config_table(trial: TrialRow, view: StudyView, title: str) -> Table:
     """Return a trial's whole configuration, with where each value comes from."""
     table = _table("hyperparameter", "value", "unit", "from", title=title, right=("value",))
     for name, source in value_sources(trial, view.spec).items():
-        style = "bold" if source == "searched" else "dim" if source in ("TRL", "default") else ""
+        style = "bold" if source in ("searched", "listed") else "dim" if source in ("TRL", "default") else ""
         cells = (name, short(trial.config[name], 6), HYPERPARAMETERS[name].unit, SOURCES[source])
         table.add_row(*cells, style=style)
     return table
@@ -226,7 +239,7 @@ def comparison_tables(
     """Return the trials' outcomes and their differing values, a trial a column."""
     numbers = [f"trial {trial.number}" for trial in trials]
     outcomes = _table("outcome", *numbers, title="Outcomes", right=numbers)
-    outcomes.add_row("status", *(Text(t.status, style=STYLES[t.status]) for t in trials))
+    outcomes.add_row("status", *(_status(trial) for trial in trials))
     outcomes.add_row("value ± SE (reward)", *(plus_minus(t.value, t.value_se) for t in trials))
     outcomes.add_row(f"eval KL ({KL_UNIT})", *(measured(t.kl) for t in trials))
     outcomes.add_row(
@@ -249,13 +262,17 @@ def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
     for view in views:
         best = NOTHING if view["best"] is None else str(view["best"])
         numbers = (
-            f"{view['finished']}/{view['trials']}",
+            f"{view['finished']}/{view['trials']}" if view["finished"] <= view["trials"] else _lowered(view),
             best,
             measured(view["best_value"]),
             measured(view["best_kl"]),
         )
         table.add_row(plain(view["name"]), plain(view["task"]), view["state"], *numbers)
     return table
+
+
+def _lowered(view: Mapping[str, Any]) -> str:
+    return f"{view['finished']} ({view['trials']} asked)"
 
 
 # One trial in detail
@@ -312,17 +329,23 @@ def _reading(name: str, value: float | None) -> str:
 
 
 def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]:
-    """Return the last evaluation's first samples: prompt, response, reward and KL."""
+    """Return the last evaluation's first samples: prompt, response, reward (of several parts: each part's) and KL."""
     last = max((row["step"] for row in rows), default=None)
     chosen = [row for row in rows if row["step"] == last][:most]
     lines = [Text(f"Samples at step {last}", style="bold")] if chosen else []
     for row in chosen:
-        numbers = ", ".join(
-            (f"reward {plus_minus(row['reward'])}", f"KL {plus_minus(row['kl'])} {KL_UNIT}", f"{row['length']} tokens")
-        )
+        reward = f"reward {plus_minus(row['reward'])}{_parts(row['parts'])}"
+        numbers = ", ".join((reward, f"KL {plus_minus(row['kl'])} {KL_UNIT}", f"{row['length']} tokens"))
         lines.append(Text(f"[{row['prompt_index']}] {numbers}", style="dim"))
         lines.append(Text(f"    {plain(row['prompt'])} |") + Text(f" {plain(row['response']).strip()}", style="cyan"))
     return lines
+
+
+def _parts(parts: Mapping[str, float | None]) -> str:
+    """Return ` (helpful 0.5, brief -1.00)` of a reward of several parts, else nothing."""
+    if len(parts) < 2:
+        return ""
+    return f" ({', '.join(f'{plain(name)} {measured(value)}' for name, value in parts.items())})"
 
 
 def prunings_line(by_rule: Mapping[str, Sequence[int]], trials: int) -> str:

@@ -22,7 +22,7 @@ from tuner.status import Status
 from tuner.store import Store, StudyRow, TrialRow
 
 State = Literal["running", "finished", "unfinished"]
-Source = Literal["searched", "study", "task", "TRL", "default"]
+Source = Literal["searched", "listed", "study", "task", "TRL", "default"]
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class StudyView:
 
     @property
     def ended(self) -> int:
-        """How many of its total of trials have ended, however they did."""
-        return sum(trial.status.is_final for trial in self.trials if trial.number < self.spec.trials)
+        """How many of its trials have ended, however they did; more than its total where that was lowered since."""
+        return sum(trial.status.is_final for trial in self.trials)
 
     def best(self, kl_budget: float | None = None) -> TrialRow | None:
         """Return the best trial under the study's KL budget or another (see `tuner.best`), or None."""
@@ -115,11 +115,11 @@ def task_reference(task: str) -> Mapping[str, HyperValue]:
 def value_sources(trial: TrialRow, spec: StudySpec) -> dict[str, Source]:
     """Return where each value of a trial's configuration comes from, by hyperparameter.
 
-    `searched` by the sampler; set by the `study`; the `task`'s own reference; one of `TRL`'s values
-    that do not depend on the model's size; or another declared `default`.
+    `searched` by the sampler; `listed` for this trial; set by the `study`; the `task`'s own reference; one of `TRL`'s
+    values that do not depend on the model's size; or another declared `default`.
     """
     reference = task_reference(spec.task)
-    searched: Mapping[str, Source] = dict.fromkeys(trial.params, "searched")
+    searched: Mapping[str, Source] = dict.fromkeys(trial.params, "listed" if spec.listed else "searched")
     if trial.origin == "reference":
         searched = {name: _ORIGINS[origin] for name, origin in spec.origins().items()}
     return {
@@ -182,16 +182,24 @@ def study_data(view: StudyView) -> dict[str, Any]:
 
 
 def trial_data(trial: TrialRow) -> dict[str, Any]:
-    """Return one trial's object. `reason` is null, or an object with `rule` and `message`."""
-    hidden = ("id", "study_id")
-    return {key: value for key, value in asdict(trial).items() if key not in hidden}
+    """Return one trial's object. `reason` is null, or an object with `rule` and `message`.
+
+    `status` is `interrupted` where the trial has not ended and nothing runs its study.
+    """
+    hidden = ("id", "study_id", "is_interrupted")
+    values = {key: value for key, value in asdict(trial).items() if key not in hidden}
+    return values | {"status": trial.shown_status}
 
 
 def trial_detail(store: Store, trial: TrialRow) -> dict[str, Any]:
-    """Return the object of `show STUDY TRIAL`: the trial with every step's metrics (a task's own too) and samples."""
+    """Return the object of `show STUDY TRIAL`: the trial with every step's metrics (a task's own too) and samples.
+
+    A sample's `parts` are the reward's by name; its `tokens` are null, or lists with an item a token: `texts`,
+    `logprobs`, `log_ratios`, `kls`, and of a critic `advantages` and `values`.
+    """
     own = store.own_metrics(trial.id)
     steps = [row | own[row["step"]] for row in store.steps([trial.id], list(METRICS))]
-    samples = store.samples([trial.id])
+    samples = store.samples([trial.id], with_tokens=True)
     return trial_data(trial) | {"steps": _without_id(steps), "samples": _without_id(samples)}
 
 

@@ -4,6 +4,9 @@ Times are seconds since the epoch (UTC), durations seconds. The columns of `ppo_
 `ppo_core.metrics`, so that a page reads just the columns it draws.
 """
 
+import json
+from functools import partial
+
 from sqlalchemy import (
     JSON,
     Column,
@@ -30,6 +33,7 @@ from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
 SCHEMA_VERSION = 2
+_compact = partial(json.dumps, separators=(",", ":"))
 _CREATION_LOCK = 7_067_111  # any number that no one else locks in the same PostgreSQL database
 
 metadata = MetaData()
@@ -99,6 +103,9 @@ samples = Table(
     Column("reward", Float),
     Column("kl", Float),
     Column("length", Integer, nullable=False),
+    # The reward's parts by name, and the readings of each token: the fields of `TokenReadings` (see `sample_rows`).
+    Column("parts", JSON, nullable=False),
+    Column("tokens", JSON(none_as_null=True)),
 )
 
 Index("ppo_steps_by_time", steps.c.at)
@@ -133,7 +140,7 @@ def connect(url: URL, *, create: bool) -> Engine:
         StoreError: it cannot be reached, is not ours, or is of another schema version.
     """
     try:
-        engine = create_engine(url, pool_pre_ping=url.get_backend_name() != "sqlite")
+        engine = create_engine(url, pool_pre_ping=url.get_backend_name() != "sqlite", json_serializer=_compact)
     except ModuleNotFoundError as error:
         raise StoreError(f'{redacted(url)} needs a driver: pip install "ppo-tuner[postgres]"') from error
     if url.get_backend_name() == "sqlite":

@@ -21,13 +21,16 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from ppo_core.declaration import HyperValue
 from ppo_core.errors import StoreError, StudyError, nearest
 from ppo_core.metrics import METRICS
-from ppo_core.report import Sample, StepReport
+from ppo_core.report import StepReport, TokenReadings
 from tuner import schema
+from tuner.sample_rows import to_row, token_readings
 from tuner.status import Reason, Status
 
 DEFAULT_STORAGE = "sqlite:///runs/ppo-tuner.db"
 LEASE_SECONDS = 60.0
 """A lease not renewed for this long may be taken over from another host."""
+INTERRUPTED = "interrupted"
+"""How a trial is told that has not ended and that nobody runs: the next run of its study takes it up."""
 _CLOCK_SECONDS = 2.0
 """How far two readings of when one process began may lie apart: the system's clock is set now and then."""
 
@@ -72,7 +75,7 @@ class TrialRow:
     study_id: int
     number: int
     origin: str
-    """`reference` (trial 0), `sampled`, or `enqueued`."""
+    """`reference` (trial 0), `sampled`, or `listed` in the study file."""
     status: Status
     reason: Reason | None
     config: dict[str, HyperValue]
@@ -89,6 +92,13 @@ class TrialRow:
     threads: int
     started_at: float
     ended_at: float | None
+    is_interrupted: bool = False
+    """Whether it has not ended and no controller lives that would end it. Not stored: the study's lease says so."""
+
+    @property
+    def shown_status(self) -> str:
+        """The status as people and scripts are told it: `interrupted`, or the stored one."""
+        return INTERRUPTED if self.is_interrupted else self.status.value
 
 
 @dataclass(frozen=True)
@@ -261,7 +271,8 @@ class Store:
         """Return the study's trials by number."""
         query = select(schema.trials).where(schema.trials.c.study_id == study.id).order_by(schema.trials.c.number)
         with self._reading() as connection:
-            return [_trial(row) for row in connection.execute(query)]
+            is_held = study.is_held
+            return [_trial(row, is_held) for row in connection.execute(query)]
 
     def trial(self, study: StudyRow, number: int) -> TrialRow:
         """Return one trial, or raise StudyError saying which numbers there are."""
@@ -274,7 +285,7 @@ class Store:
                 last = connection.scalar(select(func.max(table.c.number)).where(table.c.study_id == study.id))
                 there_are = "it has none yet" if last is None else f"it has trials 0 to {last}"
                 raise StudyError(f'study "{study.name}" has no trial {number}; {there_are}')
-        return _trial(row)
+        return _trial(row, study.is_held)
 
     def add_trial(
         self,
@@ -325,9 +336,8 @@ class Store:
         with self._writing(lease) as connection:
             connection.execute(insert(schema.steps).values(trial_id=trial_id, **_step_values(report)))
             if report.samples:
-                connection.execute(
-                    insert(schema.samples), [_sample_values(trial_id, report.step, s) for s in report.samples]
-                )
+                key = {"trial_id": trial_id, "step": report.step}
+                connection.execute(insert(schema.samples), [key | to_row(sample) for sample in report.samples])
             connection.execute(
                 update(schema.trials)
                 .where(schema.trials.c.id == trial_id)
@@ -374,15 +384,29 @@ class Store:
             )
         return last
 
-    def samples(self, trial_ids: Iterable[int], step: int | None = None) -> list[dict[str, Any]]:
-        """Return sample rows by prompt, trial and step (`step`: of that step alone)."""
+    def samples(
+        self, trial_ids: Iterable[int], step: int | None = None, *, with_tokens: bool = False
+    ) -> list[dict[str, Any]]:
+        """Return sample rows by prompt, trial and step (`step`: of that step alone).
+
+        `tokens` are by far the largest part of a row, and there only where asked for.
+        """
         table = schema.samples
-        query = select(table).where(table.c.trial_id.in_(list(trial_ids)))
+        query = select(*(column for column in table.c if with_tokens or column is not table.c.tokens))
+        query = query.where(table.c.trial_id.in_(list(trial_ids)))
         if step is not None:
             query = query.where(table.c.step == step)
         order = (table.c.prompt_index, table.c.trial_id, table.c.step)
         with self._reading() as connection:
             return [dict(row._mapping) for row in connection.execute(query.order_by(*order))]
+
+    def sample_tokens(self, trial_id: int, step: int, prompt_index: int) -> TokenReadings | None:
+        """Return one sample's readings token by token; None: there is no such sample, or it has none."""
+        table = schema.samples
+        one = and_(table.c.trial_id == trial_id, table.c.step == step, table.c.prompt_index == prompt_index)
+        with self._reading() as connection:
+            stored = connection.scalar(select(table.c.tokens).where(one))
+        return None if stored is None else token_readings(stored)
 
 
 def _is_alive(pid: int, started: float | None) -> bool:
@@ -416,12 +440,14 @@ def _study(row: Row[Any]) -> StudyRow:
     return StudyRow(**{key: value for key, value in row._mapping.items() if key != "lease_token"})
 
 
-def _trial(row: Row[Any]) -> TrialRow:
+def _trial(row: Row[Any], is_held: bool = True) -> TrialRow:
     values = dict(row._mapping)
+    status = Status(values["status"])
     reason = values["reason"]
     if reason is not None:
         reason = Reason(**{**reason, "evidence": tuple(reason["evidence"])})
-    return TrialRow(**{**values, "status": Status(values["status"]), "reason": reason})
+    is_interrupted = not is_held and not status.is_final
+    return TrialRow(**{**values, "status": status, "reason": reason, "is_interrupted": is_interrupted})
 
 
 def _step_values(report: StepReport) -> dict[str, Any]:
@@ -435,8 +461,3 @@ def _step_values(report: StepReport) -> dict[str, Any]:
         else:
             extra[name] = value
     return columns | {"extra": extra or None}
-
-
-def _sample_values(trial_id: int, step: int, sample: Sample) -> dict[str, Any]:
-    values = asdict(sample) | {"trial_id": trial_id, "step": step}
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ppo_core import checkpoint
+from ppo_core.checkpoints_kept import CheckpointKeeper, disk_use
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.importing import import_module
 from ppo_core.report import StepReport, Trainer
 from tuner.guard import GuardState, observe
 from tuner.protocol import Answer, Ended, Left, Stepped, TrialSpec
-
-KEPT_CHECKPOINTS = 2
-"""Of a running trial: the newest, and one before it in case that one is damaged."""
 
 
 def run_trial(spec: TrialSpec, ask: Callable[[Stepped], Answer]) -> Ended | Left:
@@ -27,7 +25,7 @@ def run_trial(spec: TrialSpec, ask: Callable[[Stepped], Answer]) -> Ended | Left
     config = PPOConfig.from_dict(spec.config)
     total_episodes = whole_episodes(config)
     trainer = _make_trainer(spec, config)
-    saver = _Saver(spec, trainer)
+    keeper = _make_keeper(spec, trainer)
     state = _restored_guard(spec)
     for step_report in trainer:
         report = with_plain_floats(step_report)
@@ -37,8 +35,8 @@ def run_trial(spec: TrialSpec, ask: Callable[[Stepped], Answer]) -> Ended | Left
         answer = ask(Stepped(report, clock.lap(), reason))
         if answer is Answer.STOP:
             break
-        if answer is Answer.SAVE or saver.is_due(report):
-            saver.save(report.step, state)
+        if answer is Answer.SAVE or report.is_evaluation or keeper.is_due(report):
+            keeper.save(trainer, report, {"guard": state.to_dict()})
         if answer is Answer.SAVE:
             return Left()
     return Ended()
@@ -77,21 +75,12 @@ class _Clock:
         return self._mark - before
 
 
-class _Saver:
-    """Saves a trial's checkpoints in good time and keeps the newest."""
-
-    def __init__(self, spec: TrialSpec, trainer: Trainer) -> None:
-        self._spec = spec
-        self._trainer = trainer
-        self._saved_at = time.perf_counter()
-
-    def is_due(self, report: StepReport) -> bool:
-        return report.is_evaluation or time.perf_counter() - self._saved_at >= self._spec.checkpoint_seconds
-
-    def save(self, step: int, state: GuardState) -> None:
-        self._trainer.save(checkpoint.step_folder(self._spec.folder, step), extra={"guard": state.to_dict()})
-        checkpoint.prune(self._spec.folder, KEPT_CHECKPOINTS)
-        self._saved_at = time.perf_counter()
+def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
+    """Return what keeps the trial's checkpoints; CheckpointError where the disk has no room for them."""
+    use = disk_use(trainer, spec.folder)
+    if use is not None:
+        use.require_room()
+    return CheckpointKeeper(spec.folder, kl_budget=spec.kl_budget, every_seconds=spec.checkpoint_seconds)
 
 
 def _make_trainer(spec: TrialSpec, config: PPOConfig) -> Trainer:

@@ -1,7 +1,6 @@
 """A study's and a trial's folder of checkpoints on disk: whose it is, and where a trial goes on."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,16 +58,16 @@ def claim(folder: Path, study: StudyRow) -> None:
 def resume_point(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
     """Return a trial's newest undamaged checkpoint that the store's steps reach, with its step; None: there is none.
 
-    All that lies beyond it, or was never finished, is removed: the trial will write there again.
+    All that lies beyond it (the best so far, too) or was never finished is removed: the trial will write there again.
     """
-    steps = {path: _step(path) for path in folder.glob("step-*") if path.is_dir()}
+    steps = {path: checkpoint.step_of(path) for path in folder.glob("step-*") if path.is_dir()}
     for path, step in steps.items():
         if last_step is None or step > last_step or not (path / checkpoint.MANIFEST).exists():
-            _remove(path)
+            checkpoint.remove(path)
     found = checkpoint.latest(folder)
     for path, step in steps.items():
         if found is None or step > steps[found]:
-            _remove(path)
+            checkpoint.remove(path)
     return None if found is None else (found, steps[found])
 
 
@@ -85,14 +84,3 @@ def _read_owner(folder: Path) -> object:
         return json.loads((folder / _OWNER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-
-
-def _step(path: Path) -> int:
-    digits = path.name.removeprefix("step-")
-    return int(digits) if digits.isdecimal() else -1
-
-
-def _remove(path: Path) -> None:
-    # The manifest first: a checkpoint half removed must not look complete.
-    (path / checkpoint.MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path, ignore_errors=True)

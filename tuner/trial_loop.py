@@ -5,7 +5,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import assert_never
 
-from ppo_core import checkpoint
+from ppo_core import checkpoints_kept
+from ppo_core.declaration import HyperValue
 from ppo_core.errors import PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
 from tuner import failures, trial_folder
@@ -158,11 +159,11 @@ class TrialLoop:
 
     def _add_trial(self) -> TrialRow:
         study, number = self._study, self._next_number
-        params = self._projection.propose(number) if number else study.spec.reference_params()
+        params, origin = self._choose(number)
         row = study.store.add_trial(
             study.lease,
             number,
-            origin="sampled" if number else "reference",
+            origin=origin,
             config=study.spec.config(params).to_dict(),
             params=params,
             threads=self._limits.threads,
@@ -170,6 +171,15 @@ class TrialLoop:
         self._projection.note_running(number, params)
         self._next_number += 1
         return row
+
+    def _choose(self, number: int) -> tuple[dict[str, HyperValue], str]:
+        """Return the params of the next trial and where they come from."""
+        spec = self._study.spec
+        if spec.listed:
+            return dict(spec.listed[number].params), "listed"
+        if number == 0:
+            return spec.reference_params(), "reference"
+        return self._projection.propose(number), "sampled"
 
     def _start(self, row: TrialRow) -> None:
         """Start a trial from its last checkpoint, or from the beginning where it has none."""
@@ -191,6 +201,7 @@ class TrialLoop:
                 threads=row.threads,
                 folder=folder,
                 guard=study.spec.guard,
+                kl_budget=study.spec.kl_budget,
                 resume_from=resume_from,
                 checkpoint_seconds=self._limits.checkpoint_seconds,
             )
@@ -248,7 +259,7 @@ class TrialLoop:
     def _finish(self, number: int, outcome: Outcome) -> None:
         study, running = self._study, self._running.pop(number)
         study.store.finish_trial(study.lease, running.row.id, outcome)
-        checkpoint.prune(study.trial_folder(number), keep=1)
+        checkpoints_kept.prune(study.trial_folder(number), kl_budget=study.spec.kl_budget, newest=1)
         rows = study.trials()
         row = rows[number]
         self._projection.tell(row)

@@ -39,7 +39,10 @@ def rows(trials: pd.DataFrame) -> pd.DataFrame:
         {
             "number": trials["number"],
             "line": [appearance.dash(number).glyph for number in trials["number"]],
-            "status": [appearance.status_label(Status(status)) for status in trials["status"]],
+            "status": [
+                f"{appearance.mark(Status(status)).glyph} {shown}"
+                for status, shown in zip(trials["status"], trials["shown_status"], strict=True)
+            ],
             "value": trials["value"],
             "value_se": trials["value_se"],
             "kl": trials["kl"],

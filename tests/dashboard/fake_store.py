@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ppo_core.declaration import HyperValue
-from ppo_core.report import Sample, StepReport
+from ppo_core.report import Sample, StepReport, TokenReadings
 from tuner.guard import GuardState, observe
 from tuner.objective import violation
 from tuner.spec import StudySpec
@@ -180,18 +180,22 @@ def _samples(number: int, kl: float, score: float) -> tuple[Sample, ...]:
             response = HOSTILE
         if number == 6 and index == 1 and kl > 0:
             response = "great " * 900
-        length = len(response.split())
-        rows.append(
-            Sample(
-                index,
-                prompt,
-                response,
-                round(score + 0.1 * index - 0.15, 3),
-                round(kl * (0.9 + 0.05 * index), 3),
-                length,
-            )
-        )
+        reward, its_kl = round(score + 0.1 * index - 0.15, 3), round(kl * (0.9 + 0.05 * index), 3)
+        parts = {"liked": reward + 0.1, "<b>brief</b>": -0.1} if number == 2 else {"liked": reward}
+        words = response.split()
+        rows.append(Sample(index, prompt, response, reward, its_kl, len(words), parts, _tokens(number, words, its_kl)))
     return tuple(rows)
+
+
+def _tokens(number: int, words: list[str], kl: float) -> TokenReadings | None:
+    """Return made-up readings; trial 3 has none, trial 4 no critic. A response's last token moved most."""
+    if number == 3:
+        return None
+    places = range(len(words))
+    moved = tuple(2 * kl * (i + 1) / (len(words) * (len(words) + 1)) for i in places)
+    signs = tuple(-value if i % 2 else value for i, value in enumerate(moved))
+    critic = ((), ()) if number == 4 else (tuple(0.1 * sign for sign in signs), tuple(0.5 for _ in places))
+    return TokenReadings(tuple(words), tuple(-1.5 for _ in places), signs, moved, *critic)
 
 
 def _run(store: Store, lease: Lease, number: int, course: Course) -> None:

@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard import untrusted
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
+from tuner.schema import SCHEMA_VERSION
 from tuner.status import Status
 from tuner.store import Store
 
@@ -155,6 +156,36 @@ def test_samples_are_shown_at_the_chosen_evaluation(built: Path, page: Page, whe
     assert all(caption.endswith(f"step {step}") for caption in told)
 
 
+def tokens_on(app: AppTest, trial: int, reading: str) -> AppTest:
+    app.query_params.update({"trial": [str(trial)], "tokens": reading})
+    return run(app)
+
+
+def test_tokens_are_shown_by_the_chosen_reading(built: Path, page: Page) -> None:
+    app = tokens_on(page(built), 0, "log-ratio")
+    shown = app.dataframe[1].value  # below the table of trials
+    assert len(app.dataframe) == 4
+    assert list(shown.columns) == ["token", "log-ratio", "KL", "advantage", "value", "log-prob"]
+    response = next(text for text in texts(app) if text.endswith("says so ."))
+    assert shown["token"].tolist() == response.split()
+    assert shown["KL"].is_monotonic_increasing
+    app.segmented_control(key="tokens").set_value(None)
+    assert len(run(app).dataframe) == 1
+
+
+@pytest.mark.parametrize(
+    ("trial", "reading", "said"),
+    [
+        (3, "KL", "no token readings of this sample"),
+        (4, "advantage", "no advantage of its tokens: this trial has no critic"),
+    ],
+)
+def test_tokens_that_are_not_known_are_said(built: Path, page: Page, trial: int, reading: str, said: str) -> None:
+    app = tokens_on(page(built), trial, reading)
+    assert len(app.dataframe) == 1
+    assert [caption.value for caption in app.caption].count(said) == 3
+
+
 # Few or no trials
 
 
@@ -255,7 +286,7 @@ def change(path: Path, statement: str, *values: str) -> None:
     [
         (foreign, "holds no PPO Tuner store"),
         (garbage, "file is not a database"),
-        (other_version, "has schema version 99; this PPO Tuner reads version 1"),
+        (other_version, f"has schema version 99; this PPO Tuner reads version {SCHEMA_VERSION}"),
         (damaged, "no such table: ppo_steps"),
     ],
 )
@@ -299,6 +330,16 @@ def test_hostile_samples_are_shown_literally_and_nowhere_interpreted(built: Path
     assert untrusted.visible(HOSTILE) in texts(app)
     assert kinds_with(app, "<script>") == {"text"}
     assert kinds_with(app, "<b>the new phone</b>") == {"text"}
+    assert kinds_with(app, "<b>brief</b>") == {"text"}
+    assert sum("<b>brief</b> -0.10" in text for text in texts(app)) == 3
+
+
+def test_hostile_tokens_stand_in_a_tables_cells_alone(built: Path, page: Page) -> None:
+    app = tokens_on(page(built), 2, "KL")
+    assert kinds_with(app, "<script>") == {"text", "dataframe"}
+    words = [untrusted.cell(word) for word in HOSTILE.split()]
+    assert app.dataframe[1].value["token"].tolist() == words
+    assert "⟨U+202E⟩txt.exe⟨U+202C⟩" in words
 
 
 def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Page) -> None:

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from dashboard import charts, curves, data
-from dashboard.views import samples, table
+from dashboard.views import samples, table, tokens
 from ppo_core.errors import StoreError, StudyError
+from ppo_core.report import TokenReadings
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
 from tuner.status import Status
@@ -183,12 +184,41 @@ def test_a_sample_is_read_as_it_was_written(store: Store, snapshot: data.Snapsho
     last = samples.at_evaluation(data.samples(store, snapshot, (2,)), "last").iloc[0]
     assert (last["prompt"], last["response"], last["length"]) == ("the film was", HOSTILE, len(HOSTILE.split()))
     assert last["reward"] == pytest.approx(1.538) and last["kl"] == pytest.approx(26.447)
+    assert last["parts"] == {"liked": pytest.approx(1.638), "<b>brief</b>": -0.1}
+    assert "tokens" not in last
+
+
+def test_the_tokens_of_one_sample_are_read(store: Store, snapshot: data.Snapshot) -> None:
+    read = data.tokens(store, snapshot, 2, 13, 0)
+    assert read is not None and list(read.texts) == HOSTILE.split()
+    assert sum(read.kls) == pytest.approx(26.447, abs=0.01)
+    assert data.tokens(store, snapshot, 3, 0, 0) is None and data.tokens(store, snapshot, 99, 0, 0) is None
+
+
+def test_a_tokens_colour_tells_sign_and_size() -> None:
+    none, half, deepest, under = tokens.shades([0.0, 1.0, 2.0, -2.0], largest=2.0)
+    assert none == "" and half == "background-color: rgba(213, 94, 0, 0.33)"
+    assert (deepest, under) == ("background-color: rgba(213, 94, 0, 0.65)", "background-color: rgba(0, 114, 178, 0.65)")
+    assert tokens.shades([math.nan, 0.0], largest=0.0) == ["", ""]
+
+
+def test_responses_share_one_scale_of_colours() -> None:
+    of = [TokenReadings(("a", "b"), (-1.0, -1.0), (0.5, values), (0.5, math.nan)) for values in (-3.0, 2.0)]
+    assert tokens.largest([*of, None], "log-ratio") == 3.0
+    assert tokens.largest(of, "KL") == 0.5 and tokens.largest(of, "value") == 0.0
+
+
+def test_a_tokens_cell_is_no_formula() -> None:
+    shown = tokens.table(TokenReadings(("=cmd()", "\n"), (-1.0, -2.0), (0.1, 0.2), (0.3, 0.4)), first="KL")
+    assert shown["token"].tolist() == ["'=cmd()", "⏎"]
+    assert list(shown.columns) == ["token", "KL", "log-ratio", "log-prob"]
 
 
 def test_a_tables_cells_are_safe_and_in_the_declared_order(snapshot: data.Snapshot) -> None:
     shown = table.rows(snapshot.trials)
     assert shown["reason"][8] == "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free"
     assert shown["status"].tolist()[6:9] == ["✕ pruned", "✓ completed", "▲ failed"]
+    assert shown["status"][13] == "▶ interrupted"
     assert shown["progress"][13] == pytest.approx(100 * 1088 / 1920)
     searched = [column.removeprefix(table.PREFIX) for column in shown.columns if column.startswith(table.PREFIX)]
     assert set(searched) == {*fake_store.SPEC.search, "kl_control"}

@@ -35,6 +35,28 @@ def test_the_one_before_a_damaged_checkpoint_is_used(tmp_path: Path, name: str) 
     assert checkpoint.latest(tmp_path) == tmp_path / "step-000001"
 
 
+def test_what_is_passed_over_is_told_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "step-000001")
+    assert checkpoint.latest(tmp_path) is not None and caplog.messages == []
+    write(tmp_path / "step-000002")
+    (tmp_path / "step-000002" / "a.txt").write_text("hellO")
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-000001"
+    assert caplog.messages == [f"checkpoint passed over: {tmp_path}/step-000002/a.txt is missing or damaged"]
+
+
+def test_a_manifest_that_is_no_object_is_damaged(tmp_path: Path) -> None:
+    write(tmp_path / "step-000001")
+    (tmp_path / "step-000001" / "manifest.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
+        checkpoint.verify(tmp_path / "step-000001")
+
+
+def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
+    for step in (1_000_000, 999_999):
+        write(checkpoint.step_folder(tmp_path, step))
+    assert checkpoint.latest(tmp_path) == checkpoint.step_folder(tmp_path, 1_000_000)
+
+
 def test_an_interrupted_write_leaves_no_checkpoint(tmp_path: Path) -> None:
     def fails(path: Path) -> None:
         path.write_text("half")

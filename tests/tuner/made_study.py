@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ppo_core.report import Sample, StepReport
+from ppo_core.report import Sample, StepReport, TokenReadings
 from tuner.spec import StudySpec
 from tuner.status import Reason, Status
 from tuner.store import Lease, Outcome, Store, TrialRow
@@ -26,6 +26,8 @@ SPEC = {
 }
 HOSTILE = "[bold red]wow[/bold red] \x1b[31mred\x07 \u202ertl\nsecond line"
 """Markup, terminal codes, a right-to-left override and a line break: all to be shown, none to be obeyed."""
+TOKENS = TokenReadings((" fine", HOSTILE), (-0.123456, -2.0), (0.5, -0.25), (0.75, float("nan")))
+"""Of a trial without a critic; one reading is no number."""
 KL_REASON = Reason(
     "kl_limit",
     "KL 21.5 over the limit 15 for 3 steps, at step 3",
@@ -95,7 +97,9 @@ def add_steps(store: Store, lease: Lease, trial: TrialRow, outcome: Outcome | No
         if step % 2 == 0:
             metrics["eval/reward"] = 0.25 if step == 0 else value
             metrics |= {"eval/reward_se": 0.03, "eval/kl": 0.0 if step == 0 else kl, "eval/kl_se": 0.2}
-            samples = (Sample(0, "the film was", f" fine {step}", 0.5, 1.0, 4), Sample(1, "food", HOSTILE, 0.1, 2.0, 9))
+            parts = {"liked": 0.75, "[b]brief": -0.25}
+            first = Sample(0, "the film was", f" fine {step}", 0.5, 1.0, 4, parts, TOKENS)
+            samples = (first, Sample(1, "food", HOSTILE, 0.1, 2.0, 9))
         metrics["own/tone"] = 0.5 * step
         if step == 3:
             metrics["val/var_explained"] = float("nan")

@@ -94,7 +94,7 @@ def test_list_json(ppo_tuner: Invoke, made: str) -> None:
 def test_show_study_json(ppo_tuner: Invoke, made: str) -> None:
     study = json.loads(ppo_tuner("show", made, "--json")[1])
     assert [trial["number"] for trial in study["trials"]] == list(range(8))
-    statuses = ["completed"] * 3 + ["stopped", "pruned", "pruned", "failed", "running"]
+    statuses = ["completed"] * 3 + ["stopped", "pruned", "pruned", "failed", "interrupted"]
     assert [trial["status"] for trial in study["trials"]] == statuses
     assert study["trials"][5]["reason"]["rule"] == "kl_hard"
     assert study["trials"][0]["reason"] is None
@@ -142,7 +142,7 @@ def test_show_study_tells_all_kinds_of_trials(ppo_tuner: Invoke, made: str) -> N
     assert re.search(r"0 +completed +1\.000 ± 0\.050 +4\.00 ", rows["0"])
     assert re.search(r"4 +pruned +5\.00 ± 0\.10 +3\.00 .*KL 21\.5 over the limit 15", rows["4"])
     assert re.search(r"6 +failed +- +- ", rows["6"])
-    assert re.search(r"7 +running +- +- ", rows["7"])
+    assert re.search(r"7 +interrupted +- +- ", rows["7"])
     assert re.search(r"\* 2 +completed .*best", stdout)
     assert "2 of 8 trials were pruned by the guard for KL blow-up" in stdout
     assert "(kl_limit): trial 4; " in stdout

@@ -82,11 +82,10 @@ def test_a_stop_by_the_guard_is_recorded_with_its_evidence(tmp_path: Path) -> No
     assert checkpoint.latest(tmp_path / "runs/quick/5") == tmp_path / "runs/quick/5/step-000006"
 
 
-def test_one_checkpoint_is_kept_of_each_ended_trial(tmp_path: Path) -> None:
-    run(tmp_path, quick_spec(trials=2))
-    for number in (0, 1):
-        folder = tmp_path / "runs/quick" / str(number)
-        assert checkpoint.complete(folder) == [folder / "step-000010"]
+def test_the_last_checkpoint_of_each_ended_trial_is_kept_and_the_best_within_the_studys_budget(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec(trials=1, kl={"budget": 3.0, "limit": 15.0}))  # 0.4 nats a step, evaluated at 6 and 9
+    folder = tmp_path / "runs/quick/0"
+    assert checkpoint.complete(folder) == [folder / "step-000006", folder / "step-000010"]
 
 
 def test_a_finished_study_run_again_says_so_and_starts_nothing(tmp_path: Path) -> None:

@@ -168,7 +168,18 @@ def test_trial_shape(store: Store, view: StudyView) -> None:
     assert detail["steps"][4]["eval/kl"] == 3.0
     assert detail["steps"][4]["own/tone"] == 2.0, "a task's own metrics are there too"
     assert len(detail["samples"]) == 6
-    assert set(detail["samples"][0]) == {"step", "prompt_index", "prompt", "response", "reward", "kl", "length"}
+    sample = {"step", "prompt_index", "prompt", "response", "reward", "kl", "length", "parts", "tokens"}
+    assert set(detail["samples"][0]) == sample
+    assert detail["samples"][0]["parts"] == {"liked": 0.75, "[b]brief": -0.25}
+    assert detail["samples"][0]["tokens"] == {
+        "texts": [" fine", made_study.HOSTILE],
+        "logprobs": [-0.1235, -2.0],
+        "log_ratios": [0.5, -0.25],
+        "kls": [0.75, None],
+        "advantages": [],
+        "values": [],
+    }
+    assert (detail["samples"][-1]["parts"], detail["samples"][-1]["tokens"]) == ({}, None)
 
 
 def test_best_and_comparison_shapes(store: Store, view: StudyView) -> None:

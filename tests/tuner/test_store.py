@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from ppo_core.errors import StoreError, StudyError
-from ppo_core.report import Sample, StepReport
+from ppo_core.report import Sample, StepReport, TokenReadings
 from tuner.status import Reason, Status
 from tuner.store import LEASE_SECONDS, Lease, Outcome, Store, TrialRow
 
@@ -202,6 +202,46 @@ def test_numbers_that_are_not_finite_leave_their_columns_empty(store: Store) -> 
     assert store.steps([trial.id], [], evaluations_only=True) == []
     assert store.samples([trial.id])[0]["reward"] is None
     assert store.own_metrics(trial.id) == {0: {"own": 2.5}}
+
+
+def test_a_samples_parts_and_tokens_come_back_the_tokens_only_where_asked_for(store: Store) -> None:
+    lease = store.acquire("a")
+    trial = add_trial(store, lease)
+    tokens = TokenReadings(
+        ("a\n", "\u202e"), (-0.123456, -1e-9), (1234.56, 0.0), (0.1, math.inf), (0.5, -0.5), (1.0, 2.0)
+    )
+    with_all = Sample(0, "p", "r", 1.0, 2.0, 2, {"kind": 0.123456, "brief": math.nan}, tokens)
+    store.add_step(lease, trial.id, StepReport(0, 0, {}, (with_all, Sample(1, "q", "s", 1.0, 2.0, 3))), 1.0)
+    first, second = store.samples([trial.id])
+    assert first["parts"] == {"kind": 0.123456, "brief": None} and second["parts"] == {}
+    assert "tokens" not in first
+    first, second = store.samples([trial.id], with_tokens=True)
+    assert first["tokens"]["kls"] == [0.1, None] and second["tokens"] is None
+    read = store.sample_tokens(trial.id, 0, 0)
+    assert read is not None and read.texts == tokens.texts
+    assert (read.logprobs, read.log_ratios) == ((-0.1235, -1e-9), (1235.0, 0.0))
+    assert read.kls[0] == 0.1 and math.isnan(read.kls[1])
+    assert (read.advantages, read.values) == (tokens.advantages, tokens.values)
+    assert store.sample_tokens(trial.id, 0, 1) is None and store.sample_tokens(trial.id, 1, 0) is None
+
+
+def test_a_trial_that_nobody_runs_is_interrupted_until_its_study_is_held_again(store: Store) -> None:
+    lease = store.acquire("a")
+    for number in (0, 1):
+        trial = add_trial(store, lease, number)
+    store.finish_trial(lease, trial.id, Outcome(Status.COMPLETED))
+
+    def shown() -> list[str]:
+        rows = store.trials(store.study("a"))
+        assert [row.status for row in rows] == [Status.RUNNING, Status.COMPLETED]
+        assert store.trial(store.study("a"), 0).shown_status == rows[0].shown_status
+        return [row.shown_status for row in rows]
+
+    assert shown() == ["running", "completed"]
+    store.release(lease)
+    assert shown() == ["interrupted", "completed"]
+    store.acquire("a")
+    assert shown() == ["running", "completed"]
 
 
 def test_a_study_or_trial_that_is_not_there_is_named(store: Store) -> None:

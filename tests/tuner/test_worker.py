@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ppo_core import checkpoint
-from ppo_core.errors import ConfigError, PPOTunerError, TaskError
+from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, TaskError
 from ppo_core.report import StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import QuickTrainer
@@ -25,7 +25,9 @@ OVER_THE_LIMIT = 8.89e-4
 def trial_spec(folder: Path, trainer: str = "factory", learning_rate: float = 1e-4, **changes: Any) -> TrialSpec:
     study = quick_spec()
     config = study.config({"learning_rate": learning_rate, "cliprange": 0.2}).to_dict()
-    spec = TrialSpec("quick", 0, config, study.task, f"{MODULE}:{trainer}", "auto", 1, folder, study.guard)
+    spec = TrialSpec(
+        "quick", 0, config, study.task, f"{MODULE}:{trainer}", "auto", 1, folder, study.guard, study.kl_budget
+    )
     return replace(spec, **changes)
 
 
@@ -57,6 +59,23 @@ def test_a_trial_reports_every_step_and_keeps_its_newest_two_checkpoints(tmp_pat
     assert [report.step for report in script.reports if report.is_evaluation] == [0, 3, 6, 9, 10]
     assert all(message.seconds >= 0 for message in script.heard)
     assert saved_steps(tmp_path) == ["step-000009", "step-000010"]
+
+
+def test_a_trial_keeps_its_best_checkpoint_within_the_kl_budget(tmp_path: Path) -> None:
+    # 1.4 nats a step and a reward that rises with them: 8.4 at step 6, and over the budget of 10 at steps 9 and 10.
+    run_trial(trial_spec(tmp_path, learning_rate=3.5e-4), Script({8: Answer.SAVE}))
+    assert saved_steps(tmp_path) == ["step-000006", "step-000008"]
+    resumed = trial_spec(tmp_path, learning_rate=3.5e-4, resume_from=checkpoint.latest(tmp_path))
+    assert run_trial(resumed, Script()) == Ended()
+    assert saved_steps(tmp_path) == ["step-000006", "step-000009", "step-000010"]
+
+
+def test_a_trial_whose_checkpoints_find_no_room_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QuickTrainer, "checkpoint_bytes", lambda self: 2**60, raising=False)
+    script = Script()
+    with pytest.raises(CheckpointError, match="too little room for checkpoints in"):
+        run_trial(trial_spec(tmp_path), script)
+    assert script.heard == []
 
 
 def test_a_checkpoint_is_saved_only_after_its_step_was_answered(tmp_path: Path) -> None:

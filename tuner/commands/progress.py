@@ -84,9 +84,9 @@ class StudyProgress:
         spec = event.spec
         self._ended, self._total = event.finished, event.total
         self._say(
-            f'study "{render.plain(spec.name)}": task {render.plain(spec.task)}, {event.finished} of {event.total} '
-            f"trials ended; KL budget {render.short(spec.kl_budget)}, limit {render.short(spec.kl_limit)} "
-            f"{render.KL_UNIT}"
+            f'study "{render.plain(spec.name)}": task {render.plain(spec.task)}, '
+            f"{render.ended_of(event.finished, event.total)}; KL budget {render.short(spec.kl_budget)}, "
+            f"limit {render.short(spec.kl_limit)} {render.KL_UNIT}"
         )
         for note in event.notes:
             self._say(f"note: {render.plain(note)}")

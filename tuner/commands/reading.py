@@ -64,7 +64,9 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
         print(results.dumps(results.trial_detail(store, trial)))
         return
     out = render.console()
-    title = f'Trial {trial.number} of study "{render.plain(view.row.name)}" ({trial.origin})'
+    label = view.spec.label(trial.number)
+    origin = f'{trial.origin} as "{render.plain(label)}"' if label else trial.origin
+    title = f'Trial {trial.number} of study "{render.plain(view.row.name)}" ({origin})'
     out.print(render.config_table(trial, view, title))
     out.print(render.outcome_line(trial, results.final_kl(store, trial)), style="bold")
     if trial.reason is not None:

@@ -19,7 +19,7 @@ def print_trials(out: Console, view: StudyView) -> None:
         out.print("No trial has begun yet.")
         return
     out.print(render.trials_table(view.trials, view.best()))
-    out.print(render.params_table(view.trials))
+    out.print(render.params_table(view.trials, view.spec))
     legend = render.reference_legend(view)
     if legend is not None:
         out.print(legend)
@@ -37,7 +37,8 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
         out.print(no_winner(view, view.spec.kl_budget, where), style="bold")
     else:
         print_winner(out, store, view, best, view.spec.kl_budget)
-        out.print("One search run chose this winner; it is not confirmed on fresh seeds yet.")
+        chosen = "One run of each trial" if view.spec.listed else "One search run"
+        out.print(f"{chosen} chose this winner; it is not confirmed on fresh seeds yet.")
     out.print()
     out.print("Next:", style="bold")
     for command, purpose in _next_commands(view, best, where):
@@ -97,7 +98,8 @@ def _next_commands(view: StudyView, best: TrialRow | None, where: str) -> list[t
         number = str(best.number)
         episodes = int(best.config.get("total_episodes") or 0) * LONGER
         if best.number != 0:
-            commands.append((["compare", name, number, "0"], "what the winner does otherwise than the reference"))
+            first = "trial 0" if view.spec.listed else "the reference"
+            commands.append((["compare", name, number, "0"], f"what the winner does otherwise than {first}"))
         commands.append((["show", name, number], "its curve and what it writes"))
         commands.append(
             (["train", "--from", name, number, "--total_episodes", str(episodes)], "train it longer and keep the model")

@@ -1,0 +1,169 @@
+"""Which checkpoints stay: of a trainer that writes real ones, evaluated as each test says."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core import checkpoint, checkpoints_kept
+from ppo_core.checkpoints_kept import CheckpointKeeper, DiskUse, disk_use
+from ppo_core.errors import CheckpointError
+from ppo_core.report import StepReport
+
+BUDGET = 10.0
+
+
+class Writer:
+    """Saves a file of one kilobyte; iterating and evaluating are not of use here."""
+
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        checkpoint.write(folder, {"a.bin": lambda path: path.write_bytes(b"a" * 1000) and None}, state={}, extra=extra)
+
+
+class FullDisk(Writer):
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        raise CheckpointError("no space left")
+
+
+class Told(Writer):
+    def __init__(self, one: int) -> None:
+        self.one = one
+
+    def checkpoint_bytes(self) -> int:
+        return self.one
+
+
+def report(step: int, reward: float | None = None, kl: float = 1.0) -> StepReport:
+    """Return the report of a step of 16 episodes, evaluated where a reward is given."""
+    return StepReport(step, 16 * step, {} if reward is None else {"eval/reward": reward, "eval/kl": kl})
+
+
+def keeper(folder: Path, **settings: Any) -> CheckpointKeeper:
+    return CheckpointKeeper(folder, kl_budget=BUDGET, **settings)
+
+
+def save(kept: CheckpointKeeper, *reports: StepReport, trainer: Any = None) -> None:
+    for one in reports:
+        kept.save(trainer or Writer(), one)
+
+
+def steps(folder: Path) -> list[int]:
+    return [checkpoint.step_of(path) for path in checkpoint.complete(folder)]
+
+
+def damage(folder: Path, step: int) -> None:
+    (checkpoint.step_folder(folder, step) / "a.bin").write_bytes(b"b" * 1000)
+
+
+RUN = (report(0, 0.2, 0.0), report(1, 3.0, 9.0), report(2, 2.0, 5.0), report(3, 9.0, 10.5), report(4), report(5))
+"""Step 1 is the best within the budget, step 3 better beyond it."""
+
+
+def test_the_newest_two_and_the_best_within_the_budget_stay(tmp_path: Path) -> None:
+    save(keeper(tmp_path), *RUN)
+    assert steps(tmp_path) == [1, 4, 5]
+    assert checkpoints_kept.best(tmp_path, BUDGET) == tmp_path / "step-000001"
+    assert checkpoints_kept.best(tmp_path, 8.0) is None
+
+
+def test_a_run_that_is_taken_up_again_knows_its_best_from_the_folder(tmp_path: Path) -> None:
+    save(keeper(tmp_path), *RUN)
+    again = keeper(tmp_path)
+    assert not again.is_due(report(6, 2.9)) and again.is_due(report(6, 3.1))
+    save(again, report(6, 2.9), report(7), report(8))
+    assert steps(tmp_path) == [1, 7, 8]
+    save(again, report(9, 3.1), report(10), report(11))
+    assert steps(tmp_path) == [9, 10, 11]
+
+
+def test_the_evaluation_and_the_drivers_own_are_in_the_manifest(tmp_path: Path) -> None:
+    kept = keeper(tmp_path)
+    folder = kept.save(Writer(), report(2, 3.0, 9.0), {"guard": [1]})
+    extra = {"guard": [1], "episode": 32, "evaluation": {"reward": 3.0, "kl": 9.0}}
+    assert checkpoint.verify(folder)["extra"] == extra
+    assert "evaluation" not in checkpoint.verify(kept.save(Writer(), report(3)))["extra"]
+
+
+def test_a_new_best_is_always_due(tmp_path: Path) -> None:
+    kept = keeper(tmp_path)
+    save(kept, report(1, 2.0, 5.0))
+    assert kept.is_due(report(2, 2.1, 9.9)) and kept.is_due(report(2, 2.0, 4.9))
+    for other in (report(2), report(2, 2.0, 5.0), report(2, 9.0, 10.1), report(2, math.nan), report(2, 9.0, math.nan)):
+        assert not kept.is_due(other)
+
+
+def test_episodes_are_counted_on_when_a_run_is_taken_up_again(tmp_path: Path) -> None:
+    settings = {"every_episodes": 40}
+    kept = keeper(tmp_path, **settings)
+    assert [step for step in range(6) if kept.is_due(report(step))] == [3, 4, 5]  # 48 episodes are the first over 40
+    save(kept, report(3))
+    for one in (kept, keeper(tmp_path, **settings)):
+        assert [step for step in range(4, 8) if one.is_due(report(step))] == [5, 6, 7]  # 80 is the next
+    assert not keeper(tmp_path).is_due(report(100))
+
+
+def test_time_makes_a_checkpoint_due(tmp_path: Path) -> None:
+    assert keeper(tmp_path, every_seconds=0.0).is_due(report(1))
+    assert not keeper(tmp_path, every_seconds=3600.0).is_due(report(1))
+
+
+def test_a_damaged_best_is_dropped_by_name_for_the_next_best(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(keeper(tmp_path), report(1, 3.0), report(2, 2.0), report(3))
+    damage(tmp_path, 1)
+    again = keeper(tmp_path)
+    assert caplog.messages == [f"best checkpoint dropped: {tmp_path}/step-000001/a.bin is missing or damaged"]
+    assert again.is_due(report(4, 2.5)) and not again.is_due(report(4, 1.9))
+    save(again, report(4))
+    assert steps(tmp_path) == [2, 3, 4]
+    (tmp_path / "step-000002" / checkpoint.MANIFEST).write_text("{")
+    assert checkpoints_kept.best(tmp_path, BUDGET) is None
+    assert "step-000002/manifest.json is damaged" in caplog.messages[-1]
+
+
+def test_the_best_outlives_the_end_of_a_run(tmp_path: Path) -> None:
+    save(keeper(tmp_path), *RUN)
+    checkpoints_kept.prune(tmp_path, kl_budget=BUDGET, newest=1)
+    assert steps(tmp_path) == [1, 5]
+    checkpoints_kept.prune(tmp_path, kl_budget=BUDGET, newest=3)
+    assert steps(tmp_path) == [1, 5]
+    checkpoints_kept.prune(tmp_path, kl_budget=BUDGET, newest=0)
+    assert steps(tmp_path) == [1]
+
+
+def test_what_cannot_be_written_costs_no_checkpoint(tmp_path: Path) -> None:
+    kept = keeper(tmp_path)
+    save(kept, report(1, 3.0), report(2), report(3))
+    with pytest.raises(CheckpointError):
+        save(kept, report(4, 9.0), trainer=FullDisk())
+    assert steps(tmp_path) == [1, 2, 3]
+    assert kept.is_due(report(4, 9.0))  # it is the best only once it is saved
+
+
+# How much room they take
+
+
+def test_what_checkpoints_take_is_told_before_the_run(tmp_path: Path) -> None:
+    use = disk_use(Told(12_345_678), tmp_path / "not there yet")  # type: ignore[arg-type]
+    assert use is not None
+    assert use.line == f"checkpoints: up to 3 + 1 of about 12.3 MB in {tmp_path / 'not there yet'}"
+    assert (use.most, use.held) == (4 * 12_345_678, 0)
+    use.require_room()
+    assert disk_use(Writer(), tmp_path) is None  # type: ignore[arg-type]
+
+
+def test_a_disk_without_room_is_said_before_the_run(tmp_path: Path) -> None:
+    use = disk_use(Told(2**60), tmp_path)  # type: ignore[arg-type]
+    assert use is not None
+    with pytest.raises(CheckpointError, match=r"too little room for checkpoints in .*: up to 3 \+ 1 of about .* GB"):
+        use.require_room()
+
+
+def test_room_that_the_runs_checkpoints_hold_is_not_needed_again(tmp_path: Path) -> None:
+    save(keeper(tmp_path), *RUN)
+    use = disk_use(Told(1000), tmp_path)  # type: ignore[arg-type]
+    assert use is not None and 3000 < use.held < 5000  # three files of a kilobyte and their manifests
+    DiskUse(tmp_path, one=1000, held=3000, free=1000).require_room()
+    with pytest.raises(CheckpointError, match=r"need 1\.0 kB more, and 1\.0 kB are free"):
+        DiskUse(tmp_path, one=1000, held=3000, free=999).require_room()

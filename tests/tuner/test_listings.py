@@ -1,0 +1,52 @@
+"""What the listings say of trials that nobody runs, of totals that were lowered, and of rewards of several parts."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.tuner.invoke import Invoke
+from tuner.spec import StudySpec
+from tuner.store import Store
+
+
+@pytest.fixture
+def store(made: str, own_folder: Path) -> Iterator[Store]:
+    opened = Store.open(str(own_folder / "made.db"))
+    yield opened
+    opened.close()
+
+
+def test_a_trial_is_running_only_while_a_controller_lives(ppo_tuner: Invoke, made: str, store: Store) -> None:
+    def said() -> list[str]:
+        texts = [ppo_tuner(*argv)[1] for argv in (["show", made], ["show", made, "7"], ["compare", made, "0", "7"])]
+        data = json.loads(ppo_tuner("show", made, "7", "--json")[1])
+        found = [
+            re.findall(r"\b(running|interrupted)\b", text.replace('made": task reviews, running', "")) for text in texts
+        ]
+        assert all(len(set(words)) == 1 for words in found)
+        return [data["status"], *(words[0] for words in found)]
+
+    assert said() == ["interrupted"] * 4
+    store.acquire(made)  # by this process, which lives
+    assert said() == ["running"] * 4
+
+
+def test_more_trials_than_are_asked_for_now_are_all_counted(ppo_tuner: Invoke, made: str, store: Store) -> None:
+    assert "7 of 8 trials ended" in ppo_tuner("show", made)[1]
+    lease = store.acquire(made)
+    spec = StudySpec.from_dict(store.study(made).spec, "made")
+    store.update_spec(lease, replace(spec, trials=2).to_dict())
+    assert "7 trials ended, 2 asked for" in ppo_tuner("show", made)[1]
+    assert "7 (2 asked)" in ppo_tuner("list")[1]
+    (study,) = json.loads(ppo_tuner("list", "--json")[1])
+    assert (study["finished"], study["trials"]) == (7, 2)
+
+
+def test_a_reward_of_several_parts_is_shown_part_by_part(ppo_tuner: Invoke, made: str) -> None:
+    lines = ppo_tuner("show", made, "2")[1].splitlines()
+    assert "[0] reward 0.500 (liked 0.750, [b]brief -0.250), KL 1.00 nats/response, 4 tokens" in lines
+    assert "[1] reward 0.100, KL 2.00 nats/response, 9 tokens" in lines
