@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check dashboard clean
+.PHONY: demo test check dashboard bench clean
 
 demo: $(STAMP)
 	$(BIN)/ppo-tuner demo
@@ -26,6 +26,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,postgres]'
 	@touch $@
+
+# Beside TRL 1.12, the last release with a PPO trainer; not part of the tests.
+bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python benchmarks/ppo_iteration.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -39,10 +39,11 @@ class UpdateStatistics:
     def metrics(self) -> dict[str, float]:
         """Return the declared metrics, each a mean over the tokens (norms: over the steps) that went in."""
         sums = {name: float(value) for name, value in self.sums.items()}
+        taken = max(self.steps - self.skipped, 1)
         metrics = {
             "policy/epochs": float(self.epochs),
             "policy/skipped_steps": float(self.skipped),
-            "policy/grad_norm": sums["policy_norm"] / max(self.steps, 1),
+            "policy/grad_norm": sums.get("policy_norm", 0.0) / taken,
         }
         if "policy_tokens" in sums:
             means = {name: value / max(sums["policy_tokens"], 1) for name, value in sums.items()}
@@ -59,7 +60,7 @@ class UpdateStatistics:
             metrics |= {
                 "loss/value_avg": sums["value_loss"] / max(sums["value_tokens"], 1),
                 "val/clipfrac_avg": sums["value_clipped"] / max(sums["value_tokens"], 1),
-                "value/grad_norm": sums["value_norm"] / max(self.steps, 1),
+                "value/grad_norm": sums["value_norm"] / taken,
             }
         return metrics
 
@@ -90,9 +91,12 @@ def ppo_epochs(
 
 
 def _record(statistics: UpdateStatistics, sums: Sums, norms: StepNorms) -> None:
+    """Count an optimizer step; of one that was left out nothing else is told, since its numbers may be NaN."""
     statistics.steps += 1
-    statistics.skipped += norms.skipped
-    statistics.add({**sums, "policy_norm": norms.policy, "value_norm": norms.value})
+    if norms.skipped:
+        statistics.skipped += 1
+    else:
+        statistics.add({**sums, "policy_norm": norms.policy, "value_norm": norms.value})
 
 
 def _moved_too_far(config: PPOConfig, sums: Sums) -> bool:
