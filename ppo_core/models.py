@@ -67,8 +67,9 @@ def load_task(name: str, device: str, bf16: bool = False) -> TaskModels:
     where = resolve_device(device)
     reference, tokenizer = load_policy(assets.policy, where, bf16, f'task "{name}"')
     prompts = assets.prompts
-    longest = max(prompt_lengths((*prompts.train, *prompts.eval, *prompts.test), tokenizer))
-    return TaskModels(task, reference, tokenizer, load_reward(assets.rewards, where), prompts, longest)
+    everything = (*prompts.train, *prompts.eval, *prompts.test)
+    longest = max(prompt_lengths(everything, tokenizer))
+    return TaskModels(task, reference, tokenizer, load_reward(assets.rewards, where, everything), prompts, longest)
 
 
 def load_policy(
