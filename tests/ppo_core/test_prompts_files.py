@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,21 @@ def test_every_kind_of_file_gives_the_same_prompts_and_stays_alone(
     assert [len(part) for part in splits.values()] == [12, 2, 2]
     assert list(folder.iterdir()) == [path]
     assert not list(datasets_cache.rglob("*.arrow"))
+
+
+def test_a_damaged_file_is_told_once_and_the_librarys_own_logging_is_as_before(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "rows.parquet").write_text("no")
+    logger = logging.getLogger("datasets")
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(TaskError, match=r"rows\.parquet is no Parquet file: "):
+            read(tokenizer, tmp_path / "rows.parquet")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records
+    assert datasets.logging.get_verbosity() == logging.WARNING and not datasets.are_progress_bars_disabled()
 
 
 def test_values_are_plain_python(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
