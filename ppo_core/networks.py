@@ -2,6 +2,8 @@
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -20,6 +22,7 @@ from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.layers import prepare_layers
 from ppo_core.policy import ActorCritic, SavePolicy
+from ppo_core.randomness import Purpose, generator
 
 REWARD_MODEL = "reward_model"
 """What `value_model_path` says to begin the critic as the task's reward model."""
@@ -68,13 +71,22 @@ def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[P
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _drawing_by(config.seed, task):
             warnings.simplefilter("ignore")  # peft corrects fan_in_fan_out layer by layer, and says so each time
             adapted = get_peft_model(model, settings)
     except ValueError as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"lora_target_modules = {targets!r} is not allowed here: {reason}") from error
     return model, lambda folder: adapted.save_pretrained(str(folder))
+
+
+@contextmanager
+def _drawing_by(seed: int, task: str) -> Iterator[None]:
+    """Let peft draw an adapter's first weights as a function of the run's seed; torch's own generator is as before."""
+    number = generator(seed, Purpose.ADAPTERS, *task.encode()).integers(2**63)
+    with torch.random.fork_rng(devices=[]):  # peft draws on the CPU
+        torch.default_generator.manual_seed(int(number))
+        yield
 
 
 def _sharing_weights(model: PreTrainedModel) -> PreTrainedModel:

@@ -18,6 +18,7 @@ class Purpose(IntEnum):
     EVALUATION = 2
     PROMPT_ORDER = 3
     MINI_BATCHES = 4
+    ADAPTERS = 5
 
 
 def generator(seed: int, purpose: Purpose, *indices: int) -> np.random.Generator:

@@ -5,12 +5,14 @@ and KL read the same filtered distribution. A number in [0, 1) decides each toke
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.stopping_criteria import StopStringCriteria
 
+from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.policy import FILTERED
 from ppo_core.sequences import pack_bits
@@ -94,14 +96,32 @@ def likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
     return torch.zeros_like(stays).scatter(-1, order, stays)
 
 
+class _StopTexts(StopStringCriteria):
+    """Transformers' matcher, which puts "abcdef" before each token to see its text; some tokenizers do not know that."""
+
+    @classmethod
+    def of(cls, texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase) -> "_StopTexts":
+        try:
+            return cls(tokenizer, list(texts))
+        except ValueError as error:
+            raise ConfigError(
+                f"stop_strings = {texts!r} is not allowed: no token of the policy ends with it"
+            ) from error
+
+    @staticmethod
+    def clean_tokenizer_vocab(tokenizer: Any, static_prefix: str = "abcdef", **options: Any) -> Any:
+        """Return the tokens' texts and ids, found behind a text that the tokenizer gives back."""
+        texts = (static_prefix, *tokenizer.get_vocab())
+        known = next(text for text in texts if text in tokenizer.convert_tokens_to_string(tokenizer.tokenize(text)))
+        return StopStringCriteria.clean_tokenizer_vocab(tokenizer, known, **options)
+
+
 class Stops:
     """Tells which rows end with the token just sampled."""
 
     def __init__(self, settings: SamplingSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> None:
         self._ids = torch.tensor(settings.stop_ids, device=device, dtype=torch.long)
-        self._texts: StoppingCriteria | None = (
-            StopStringCriteria(tokenizer, list(settings.stop_strings)) if settings.stop_strings else None
-        )
+        self._texts = _StopTexts.of(settings.stop_strings, tokenizer) if settings.stop_strings else None
 
     def __call__(self, responses: Tensor) -> Tensor:
         """Return [R], bool, of the responses so far [R, t], whose last column was just sampled."""

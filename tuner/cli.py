@@ -30,6 +30,7 @@ COMMANDS = {
     "demo": "tune PPO on the built-in task reviews (a few minutes on two cores)",
     "run": "run the study of a TOML file, or go on with it",
     "train": "train once, with a configuration of your own or one that a study found",
+    "new-task": "write a folder with a task of your own to begin with",
     "list": "list the studies of a store",
     "show": "show a study, or one of its trials with curves and samples",
     "compare": "show where trials differ, and their outcomes",
@@ -93,6 +94,10 @@ def _call(args: argparse.Namespace) -> int:
         from tuner.commands import study
 
         return study.demo(args) if args.command == "demo" else study.run(args)
+    if args.command == "new-task":
+        from tuner.commands import new_task
+
+        return new_task.new_task(args)
     if args.command == "dashboard":
         from tuner.commands import dashboard
 
@@ -120,6 +125,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     _add_run_flags(commands["demo"])
     commands["run"].add_argument("study", metavar="STUDY.toml", help="the study's description")
     _add_run_flags(commands["run"])
+    _add_new_task_arguments(commands["new-task"])
     _add_reading_arguments(commands)
     commands["dashboard"].add_argument("--port", type=port, help="port on 127.0.0.1 (default: 8501, or the next free)")
     for name in ("list", "show", "compare", "best", "dashboard"):
@@ -136,6 +142,16 @@ def _add_run_flags(parser: Parser) -> None:
     parser.add_argument("--workers", metavar="K", type=positive_int, help="trials at the same time")
     parser.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
     _add_storage(parser)
+
+
+def _add_new_task_arguments(parser: Parser) -> None:
+    parser.epilog = "It holds a task that runs as it is: its policy, reward, prompts and a study of it."
+    parser.add_argument("name", metavar="NAME", help="a new or empty folder; its name is the task's")
+    parser.add_argument(
+        "--policy",
+        metavar="MODEL",
+        help="the SFT policy's folder or hub id (default: the policy of the built-in task arithmetic)",
+    )
 
 
 def _add_reading_arguments(commands: dict[str, Parser]) -> None:

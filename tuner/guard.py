@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
+from ppo_core import tables
 from ppo_core.declaration import Bounds
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
-from tuner import tables
 from tuner.guard_rules import ENTROPY, KL, MISMATCH, REPETITION, RULES, VALUE_LOSS, Rule
 from tuner.status import Reason
 

@@ -15,7 +15,7 @@ from sqlalchemy import URL
 
 from ppo_core.declaration import HyperValue
 from ppo_core.errors import StoreError
-from tuner import schema
+from tuner import listed_trials, schema
 from tuner.objective import Told, to_optuna
 from tuner.space import Encoded, for_people, for_sampler, suggest
 from tuner.spec import StudySpec
@@ -107,7 +107,8 @@ class Mirror:
 
     def _update(self, rows: Sequence[TrialRow], spec: StudySpec) -> None:
         study = self._open()
-        search = spec.to_dict()["search"]
+        content = spec.to_dict()
+        search = content["trial"] if spec.listed else content["search"]
         if _SEARCH_ATTR not in study.user_attrs:
             if study.get_trials(deepcopy=False):
                 raise StoreError(
@@ -184,7 +185,8 @@ def _frozen(told: Told, encoded: Encoded, episodes: int = 0) -> FrozenTrial:
 
 
 def _for_people(row: TrialRow, spec: StudySpec) -> FrozenTrial:
-    trial = _frozen(to_optuna(row, spec), for_people(spec.search, row.params), row.episodes)
+    encoded = listed_trials.for_people(spec.listed, row.params) if spec.listed else for_people(spec.search, row.params)
+    trial = _frozen(to_optuna(row, spec), encoded, row.episodes)
     attrs = {
         _TRIAL_ATTR: row.id,
         "status": str(row.status),

@@ -1,18 +1,21 @@
-"""A study: what is tuned, within which ranges, for how long and under which KL. Read from a TOML file. No torch."""
+"""A study: what is searched (or which trials are run), for how long and under which KL. From a TOML file. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ppo_core import tables
 from ppo_core.declaration import Bounds, HyperValue, Range
 from ppo_core.errors import ConfigError, TaskError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.hyperparameters.rules import cautions
 from ppo_core.report import require_device
-from ppo_core.task import Task, get_task
-from tuner import study_file, tables
+from ppo_core.task import BUILT_IN, Task, get_task
+from ppo_core.task_files import is_task_path, read_table
+from tuner import listed_trials, study_file
 from tuner.guard import GuardSettings
+from tuner.listed_trials import ListedTrial
 from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
 
 PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
@@ -66,6 +69,8 @@ class StudySpec:
     """Highest eval KL a recommended policy may have, in nats per response."""
     guard: GuardSettings
     sampler: SamplerSpec
+    listed: tuple[ListedTrial, ...] = ()
+    """The trials, where the study lists them; then nothing is searched."""
 
     @property
     def kl_limit(self) -> float:
@@ -80,7 +85,11 @@ class StudySpec:
         critic = self.fixed.get("value_model", self._reference_value("value_model"))
         if "value_learning_rate" in self.search and critic == "shared":
             notes.append('value_learning_rate reaches only the value head: value_model = "shared"')
-        return (*notes, *cautions(self.config(self.reference_params())))
+        notes += listed_trials.notes(self.listed, self.fixed)
+        each = {f"trial {number}: ": trial.params for number, trial in enumerate(self.listed)}
+        checked = each or {"": self.reference_params()}
+        notes += [f"{which}{line}" for which, params in checked.items() for line in cautions(self.config(params))]
+        return tuple(notes)
 
     @classmethod
     def load(cls, path: Path | str) -> "StudySpec":
@@ -90,7 +99,7 @@ class StudySpec:
             ConfigError: it cannot be read or holds something that is not allowed; the message names the
                 file and the key (bad syntax: the line), and what is allowed.
         """
-        return cls.from_dict(study_file.read_toml(Path(path)), str(path))
+        return cls.from_dict(tables.read_toml(Path(path), "study file"), str(path))
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], where: str) -> "StudySpec":
@@ -100,12 +109,14 @@ class StudySpec:
             ConfigError: as `load`.
         """
         tables.require_known(content, study_file.TOP_LEVEL, f"{where}: ")
-        for key in study_file.REQUIRED:
+        for key in study_file.REQUIRED_OF_LISTED if "trial" in content else study_file.REQUIRED:
             if key not in content:
                 raise ConfigError(f"{where}: {key} is missing")
-        task = _task(content["task"], f"{where}: task")
+        task = _task(content["task"], where)
         fixed = study_file.read_fixed(tables.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
-        asked = study_file.read_search(tables.table(content["search"], f"{where}: search"), task, f"{where}: search")
+        listed = listed_trials.read_listed(content, fixed, where)
+        table = tables.table(content.get("search", {}), f"{where}: search")
+        asked = study_file.read_search(table, task, f"{where}: search")
         search, idle = study_file.split_idle(asked, fixed)
         kl_budget, kl_limit = study_file.read_kl(content.get("kl", {}), task, f"{where}: kl")
         guard = tables.table(content.get("guard", {}), f"{where}: guard")
@@ -113,7 +124,7 @@ class StudySpec:
             name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
             task=task.name,
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
-            trials=tables.whole(content["trials"], Bounds(1), f"{where}: trials"),
+            trials=len(listed) or tables.whole(content["trials"], Bounds(1), f"{where}: trials"),
             seed=tables.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
             device=require_device(content.get("device", "auto"), f"{where}: device"),
             threads=None
@@ -125,6 +136,7 @@ class StudySpec:
             kl_budget=kl_budget,
             guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
             sampler=_sampler(content.get("sampler", {}), f"{where}: sampler"),
+            listed=listed,
         )
         spec._check(where)
         return spec
@@ -132,6 +144,7 @@ class StudySpec:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, shaped as the file, that `from_dict` reads back to an equal spec."""
         asked = {**self.search, **self.idle}
+        searched = {"search": {name: asdict(asked[name]) for name in asked}, "sampler": asdict(self.sampler)}
         return {
             "name": self.name,
             "task": self.task,
@@ -141,11 +154,20 @@ class StudySpec:
             "device": self.device,
             "threads": self.threads,
             "fixed": dict(self.fixed),
-            "search": {name: asdict(asked[name]) for name in asked},
+            **({"trial": [trial.to_dict() for trial in self.listed]} if self.listed else searched),
             "kl": {"budget": self.kl_budget, "limit": self.kl_limit},
             "guard": self.guard.to_dict(),
-            "sampler": asdict(self.sampler),
         }
+
+    def label(self, number: int) -> str:
+        """Return what the study calls a trial; empty where it has no name for it."""
+        return self.listed[number].label if number < len(self.listed) else ""
+
+    def with_trials(self, trials: int) -> "StudySpec":
+        """Return this study with another total of trials; ConfigError where it lists them."""
+        if self.listed:
+            listed_trials.require_total(trials, self.listed)
+        return replace(self, trials=trials)
 
     def config(self, params: Mapping[str, HyperValue]) -> PPOConfig:
         """Return a trial's configuration: declared defaults, task reference, fixed values, then `params`.
@@ -166,7 +188,8 @@ class StudySpec:
     def reference_params(self) -> dict[str, HyperValue]:
         """Return trial 0's params: TRL's values where they are free of scale, else the task's own.
 
-        They may lie outside the search ranges. What is unset there (kl_target) is left out.
+        They may lie outside the search ranges. What is unset there (kl_target) is left out. None where trials are
+        listed: no reference is added to them.
         """
         params: dict[str, HyperValue] = {KL_CONTROL: FIXED} if has_kl_choice(self.search) else {}
         for name in self.search:
@@ -199,6 +222,7 @@ class StudySpec:
             _change(f"fixed.{name}", old.fixed.get(name, "unset"), self.fixed.get(name, "unset"))
             for name in HYPERPARAMETERS
         ]
+        refused += listed_trials.changes(old.listed, self.listed)
         refused += [
             _change("kl.budget", old.kl_budget, self.kl_budget),
             _change("kl.limit", old.kl_limit, self.kl_limit),
@@ -216,6 +240,9 @@ class StudySpec:
 
     def _check(self, where: str) -> None:
         """Raise ConfigError where a trial of this study could not be a valid PPOConfig."""
+        if self.listed:
+            self._check_each({f"trial {number}": trial.params for number, trial in enumerate(self.listed)}, where)
+            return
         if not self.search:
             why = f"; {self.notes[0]}" if self.notes else ""
             raise ConfigError(f"{where}: search names nothing to search, so all trials would be the same{why}")
@@ -226,6 +253,9 @@ class StudySpec:
             "all searched values at their low end": self._corner("low", FIXED),
             "all searched values at their high end": self._corner("high", ADAPTIVE),
         }
+        self._check_each(trials, where)
+
+    def _check_each(self, trials: Mapping[str, Mapping[str, HyperValue]], where: str) -> None:
         for which, params in trials.items():
             try:
                 self.config(params)
@@ -236,11 +266,18 @@ class StudySpec:
         return {KL_CONTROL: control, **{name: getattr(span, end) for name, span in self.search.items()}}
 
 
-def _task(name: object, where: str) -> Task:
+def _task(value: object, where: str) -> Task:
+    """Return the task that the study file `where` names (a path begins at the file's folder) or states in a table."""
+    file = Path(where)
     try:
-        return get_task(tables.text(name, where))
+        if isinstance(value, Mapping):
+            return read_table(value, file, f"{where}: task.")
+        name = tables.text(value, f"{where}: task", "a text in quotes, or a [task] table")
+        is_own = name not in BUILT_IN and is_task_path(name, file.parent)
+        return get_task(str(file.parent / name) if is_own else name)
     except TaskError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        message = str(error)
+        raise ConfigError(message if message.startswith(f"{where}: ") else f"{where}: task: {message}") from None
 
 
 def _sampler(value: object, where: str) -> SamplerSpec:

@@ -1,18 +1,16 @@
 """Reads a study file's tables and checks them, before a `StudySpec` is made of them. Never imports torch."""
 
-import math
 import re
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from ppo_core.declaration import Bounds, Hyperparameter, HyperValue, Range
+from ppo_core import tables
+from ppo_core.declaration import Hyperparameter, HyperValue, Range
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.hyperparameters.rules import inert
+from ppo_core.ranges import read_range, require_searchable
 from ppo_core.task import Task
-from tuner import tables
 
 TOP_LEVEL = (
     "name",
@@ -24,33 +22,18 @@ TOP_LEVEL = (
     "threads",
     "fixed",
     "search",
+    "trial",
     "kl",
     "guard",
     "sampler",
 )
 
 REQUIRED = ("name", "task", "trials", "search")
+REQUIRED_OF_LISTED = ("name", "task")
+"""Of a study that lists its trials."""
 
 NAME = (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), "letters, digits, dots, dashes and underscores, at most 100")
 TRAINER = (re.compile(r"[\w.]+:\w+"), '"module:function"')
-
-_RUN_LENGTH = ("seed", "total_episodes", "eval_every_episodes")
-_BATCH_SIZES = ("batch_size", "mini_batch_size", "num_mini_batches", "gradient_accumulation_steps")
-_SCALES = ("linear", "log", "log2")
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return a TOML file's content, or raise ConfigError naming the file and, for bad syntax, the line."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no study file {path}") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read the study file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not a text file in UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
 def matching(value: object, pattern: tuple[re.Pattern[str], str], where: str) -> str:
@@ -137,10 +120,7 @@ def _known(name: str, where: str) -> Hyperparameter:
 
 
 def _read_range(hyper: Hyperparameter, value: object, task: Task, where: str) -> Range:
-    if hyper.kind not in (int, float):
-        raise ConfigError(f"{where}: cannot be searched, since it is no number; set it in [fixed] ({hyper.allowed})")
-    if hyper.name in _RUN_LENGTH:
-        raise ConfigError(f"{where}: cannot be searched; trials are compared at the same length, cadence and seed")
+    require_searchable(hyper, where)
     advised = task.advised[hyper.name].range if hyper.name in task.advised else hyper.search
     if value == "advised":
         if advised is None:
@@ -148,37 +128,4 @@ def _read_range(hyper: Hyperparameter, value: object, task: Task, where: str) ->
         return advised
     if not isinstance(value, Mapping):
         raise ConfigError(f'{where} = {value!r} is not allowed: "advised" or a range {{ low = ..., high = ... }}')
-    tables.require_known(value, ("low", "high", "scale"), f"{where}.")
-    for key in ("low", "high"):
-        if key not in value:
-            raise ConfigError(f"{where}.{key} is missing; a range has a low and a high")
-    scale = value.get("scale", hyper.search.scale if hyper.search else "linear")
-    if scale not in _SCALES:
-        raise ConfigError(
-            f"{where}.scale = {scale!r} is not allowed: one of {', '.join(_SCALES)}{nearest(str(scale), _SCALES)}"
-        )
-    span = Range(_end(hyper, value["low"], f"{where}.low"), _end(hyper, value["high"], f"{where}.high"), scale)
-    _check_range(hyper, span, where)
-    return span
-
-
-def _end(hyper: Hyperparameter, value: object, where: str) -> float:
-    bounds = hyper.valid or Bounds()
-    return tables.whole(value, bounds, where) if hyper.kind is int else tables.number(value, bounds, where)
-
-
-def _check_range(hyper: Hyperparameter, span: Range, where: str) -> None:
-    if span.low >= span.high:
-        raise ConfigError(f"{where}: low = {span.low:g} must be below high = {span.high:g}")
-    if span.scale == "log" and span.low <= 0:
-        raise ConfigError(f"{where}: a log scale needs a low over 0, not {span.low:g}")
-    if hyper.name in _BATCH_SIZES and span.scale != "log2":
-        raise ConfigError(f'{where}: batch sizes must divide one another, so their scale is "log2", not "{span.scale}"')
-    if span.scale != "log2":
-        return
-    if hyper.kind is not int:
-        raise ConfigError(f'{where}: the scale log2 is for whole numbers; use "log"')
-    for key, end in (("low", span.low), ("high", span.high)):
-        if not math.log2(end).is_integer():
-            below = 2 ** math.floor(math.log2(end))
-            raise ConfigError(f"{where}.{key} = {end:g} is no power of two; the nearest are {below} and {2 * below}")
+    return read_range(hyper, value, where)

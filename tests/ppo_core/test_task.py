@@ -23,7 +23,8 @@ def test_a_task_of_ones_own_is_found_by_its_import_path_and_named_by_it() -> Non
     [
         (
             "reveiws",
-            'unknown task "reveiws"; there are: reviews, and your own as module:attribute; did you mean "reviews"?',
+            'unknown task "reveiws"; there are: reviews, arithmetic, and your own as a path or as module:attribute; '
+            'did you mean "reviews"?',
         ),
         ("nowhere.at_all:TASK", 'task "nowhere.at_all:TASK": there is no module "nowhere"'),
         ("tests.tuner.nothing:TASK", 'task "tests.tuner.nothing:TASK": there is no module "tests.tuner.nothing"'),

@@ -28,7 +28,9 @@ CONFIG = PPOConfig(
 
 
 def without_seconds(report: StepReport) -> StepReport:
-    return replace(report, metrics={k: v for k, v in report.metrics.items() if not k.startswith(("time/", "memory/", "eps"))})
+    return replace(
+        report, metrics={k: v for k, v in report.metrics.items() if not k.startswith(("time/", "memory/", "eps"))}
+    )
 
 
 @pytest.mark.parametrize("value_model", ["shared", "separate"])

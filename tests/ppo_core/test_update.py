@@ -13,7 +13,6 @@ from ppo_core.policy import ActorCritic
 from ppo_core.rewards.shaping import RewardStatistics
 from ppo_core.rollout import Rollouts, generate
 from ppo_core.sampler import SamplingSettings
-from ppo_core.task import Scored
 from ppo_core.update import UpdateStatistics, ppo_epochs
 
 BASE = PPOConfig(

@@ -15,7 +15,7 @@ from tests.tuner.invoke import Invoke, one_error
 @pytest.fixture
 def quick_train(ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Runs `train --json` on the quick task with the quick trainer; returns its object."""
-    monkeypatch.setattr("tuner.commands.train.PPO_TRAINER", quick_run.TRAINER)
+    monkeypatch.setattr("ppo_core.command.training.make_trainer", quick_run.quick_trainer)
 
     def invoke(*argv: str) -> dict[str, Any]:
         status, stdout, stderr = ppo_tuner("train", "--task", quick_run.NAME, *argv, "--json")
@@ -56,7 +56,13 @@ def test_config_files(quick_train: Callable[..., dict[str, Any]], own_folder: Pa
 
 
 def test_from_takes_a_trials_configuration(quick_train: Callable[..., dict[str, Any]], made: str) -> None:
-    config = quick_train("--from", made, "3", "--total_episodes", "64")["config"]
+    torch.set_num_threads(2)
+    try:
+        data = quick_train("--from", made, "3", "--total_episodes", "64")
+        assert torch.get_num_threads() == 1, "as many as the trial had"
+    finally:
+        torch.set_num_threads(1)
+    config = data["config"]
     assert (config["learning_rate"], config["kl_target"], config["batch_size"]) == (3e-4, 6.0, 32)
     assert config["total_episodes"] == 64
     assert config["temperature"] == 1.0  # the trial's, not the quick task's
@@ -69,7 +75,7 @@ def test_sizes_may_be_stated_the_other_way(quick_train: Callable[..., dict[str, 
 
 
 def test_train_prints_a_line_a_step(ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:
-    monkeypatch.setattr("tuner.commands.train.PPO_TRAINER", quick_run.TRAINER)
+    monkeypatch.setattr("ppo_core.command.training.make_trainer", quick_run.quick_trainer)
     status, stdout, stderr = ppo_tuner("train", "--task", quick_run.NAME, "--learning_rate", "1e-3")
     assert (status, stderr) == (0, "")
     steps = [line for line in stdout.splitlines() if line.startswith("step ")]
@@ -82,7 +88,7 @@ def test_train_prints_a_line_a_step(ppo_tuner: Invoke, monkeypatch: pytest.Monke
 def test_interrupted_train_saves_and_resumes(
     ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path
 ) -> None:
-    monkeypatch.setattr("tuner.commands.train.PPO_TRAINER", quick_run.TRAINER)
+    monkeypatch.setattr("ppo_core.command.training.make_trainer", quick_run.quick_trainer)
     monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
     status, stdout, stderr = ppo_tuner("train", "--task", quick_run.NAME, "--learning_rate", "1e-3", "--output", "out")
     assert status == 130
@@ -96,15 +102,14 @@ def test_interrupted_train_saves_and_resumes(
     lines = (own_folder / "out" / "steps.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3, 4]
     assert not (own_folder / "out" / "checkpoints").exists()
-    assert "holds no checkpoint" in one_error(ppo_tuner("train", "--resume", "out")[2])
+    assert "out holds a finished run; its model is in out/model" in one_error(ppo_tuner("train", "--resume", "out")[2])
 
 
 def test_out_of_memory_in_train_is_advice(ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     def raise_out_of_memory(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore lines.")
 
-    monkeypatch.setattr("tuner.commands.train.PPO_TRAINER", quick_run.TRAINER)
-    monkeypatch.setattr(quick_run, "quick_trainer", raise_out_of_memory)
+    monkeypatch.setattr("ppo_core.command.training.make_trainer", raise_out_of_memory)
     status, _, stderr = ppo_tuner("train", "--task", quick_run.NAME)
     assert status == 1
     assert one_error(stderr).startswith("out of memory; lower per_device_train_batch_size")
@@ -135,7 +140,7 @@ def test_out_of_memory_in_train_is_advice(ppo_tuner: Invoke, monkeypatch: pytest
         (["--config", "range.json"], 2, "range.json: lam = 2 is not allowed: a number in [0, 1]"),
         (["--output", "full"], 2, "--output full is not empty; name another folder"),
         (["--output", "ok.json/x"], 2, "--output ok.json/x cannot be written: Not a directory"),
-        (["--resume", "full"], 1, "full holds no checkpoint of an interrupted run"),
+        (["--resume", "full"], 1, "full holds no run to go on with: it has no run.json"),
         (["stray"], 2, 'unexpected argument "stray"'),
     ],
 )

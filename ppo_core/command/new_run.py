@@ -1,0 +1,142 @@
+"""What a new run is: flags over a config file or a trial, over the task's reference, over defaults."""
+
+import time
+import uuid
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ppo_core.command import arguments, config_files, run_folder, trackers, trl_yaml
+from ppo_core.command.run_folder import Run
+from ppo_core.command.settings import DEFAULT_SAVE_SECONDS, DEFAULT_TASK, Settings, task_folder_name
+from ppo_core.command.task_from_parts import checked, task_file
+from ppo_core.command.trl_yaml import TrlFile
+from ppo_core.declaration import HyperValue
+from ppo_core.errors import ConfigError
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.report import require_device
+from ppo_core.task import Progress, Task, get_task
+from ppo_core.task_files.preparation import Preparation
+
+RUNS_FOLDER = Path("runs") / "train"
+"""What a run is written below unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run's configuration comes from beside flags: a study's trial."""
+
+    task: str
+    values: Mapping[str, HyperValue]
+    threads: int | None
+    name: str
+    """What its folder is called after."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A new run before its folder is made: everything that can be wrong about the flags and the file was found."""
+
+    settings: Settings
+    parts: Preparation | None
+    """The task's, where it is given by them."""
+    first: PPOConfig
+    """The hyperparameters, but for what only the prepared task can tell."""
+    device: str
+    output: Path
+    below: Mapping[str, HyperValue]
+    """Hyperparameters of the file or the trial, over the task's reference."""
+    flags: Mapping[str, HyperValue]
+    trl: TrlFile | None
+    threads: int | None
+    command: str
+
+    @property
+    def told(self) -> list[str]:
+        """What became of the keys of a file of TRL's, one line each."""
+        return [] if self.trl is None else trl_yaml.lines(self.trl.told)
+
+
+def plan(args: Namespace, command: str, start: Start | None = None) -> Plan:
+    """Return the run that the flags describe.
+
+    Raises:
+        PPOTunerError: a flag, the file or the task holds something that is not allowed.
+    """
+    below, values, trl = _below(args.config, start)
+    settings = arguments.settings_of(args).over(below, "flags")
+    settings.require_whole_task()
+    parts = checked(settings, "--" if args.config is None else f"{args.config}: ") if settings.inline else None
+    settings = replace(settings, report_to=trackers.resolve(settings.report_to or ()))
+    flags = arguments.hyperparameters_of(vars(args))
+    reference = {} if settings.inline else get_task(settings.task or DEFAULT_TASK).reference
+    first = config_files.layered(reference, values, flags)
+    name = start.name if start is not None else task_folder_name(settings)
+    output = Path(settings.output) if settings.output else RUNS_FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    device = require_device(settings.device or "auto", "--device")
+    threads = None if start is None else start.threads
+    return Plan(settings, parts, first, device, output, values, flags, trl, threads, command)
+
+
+def settle(plan: Plan, progress: Progress) -> Run:
+    """Return the run of `plan`, whose folder is there; a task given by its parts is written into it.
+
+    Raises:
+        PPOTunerError: the task cannot be used, or its reference does not go with the other values.
+    """
+    settings = plan.settings
+    name = settings.task or DEFAULT_TASK
+    if plan.parts is not None:
+        path = (plan.output / run_folder.TASK_FILE).resolve()
+        path.write_text(task_file(plan.parts, plan.first), encoding="utf-8")
+        name = str(path)
+    task = get_task(name)
+    config, save_every = _config(plan, task, progress)
+    return Run(
+        task=name,
+        config=config,
+        device=plan.device,
+        output=plan.output,
+        threads=plan.threads,
+        report_to=settings.report_to or (),
+        run_name=settings.run_name or plan.output.resolve().name,
+        tracker_id=uuid.uuid4().hex,
+        save_every_episodes=settings.save_every_episodes or save_every,
+        save_every_seconds=settings.save_every_seconds or DEFAULT_SAVE_SECONDS,
+        command=plan.command,
+    )
+
+
+def refuse_flags(args: Namespace) -> None:
+    """Raise ConfigError for flags that describe a new run beside --resume."""
+    given = arguments.flags_given(args)
+    if given:
+        raise ConfigError(f"--resume goes on with the run as it was, so it takes no {', '.join(given)}")
+
+
+def _below(path: Path | None, start: Start | None) -> tuple[Settings, Mapping[str, HyperValue], TrlFile | None]:
+    if start is not None:
+        return Settings(task=start.task), start.values, None
+    if path is None:
+        return Settings(), {}, None
+    content: Mapping[str, Any] = config_files.parse(path)
+    if trl_yaml.is_trl(content):
+        file = trl_yaml.read(content, str(path))
+        return file.settings, file.values, file
+    settings, values = config_files.read(content, str(path))
+    return settings.over(Settings(), str(path)), values, None
+
+
+def _config(plan: Plan, task: Task, progress: Progress) -> tuple[PPOConfig, int | None]:
+    """Return the run's hyperparameters, and the episodes between checkpoints that a file of TRL's asks for."""
+    if plan.trl is None:
+        return config_files.layered(task.reference, plan.below, plan.flags), None
+    assets = task.prepare(progress)
+    file = plan.trl.for_task(len(assets.prompts.train), has_reward_model=assets.reward_model is not None)
+    if file["value_model_path"] != plan.trl.values["value_model_path"]:
+        progress("the critic, from the policy, since the task has no reward model", 1.0)
+    length = config_files.layered(task.reference, file, plan.flags)
+    config = config_files.layered(task.reference, plan.trl.for_length(length) | file, plan.flags)
+    return config, plan.trl.cadences.save_every_episodes(config)

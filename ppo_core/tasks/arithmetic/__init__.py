@@ -1,0 +1,45 @@
+"""Arithmetic: answer a sum; a Python function checks the answer."""
+
+from ppo_core.declaration import Range
+from ppo_core.task import Advice, Task
+from ppo_core.tasks.arithmetic.recipe import prepare
+
+TASK = Task(
+    name="arithmetic",
+    doc="Answer a sum of two numbers under 100; a Python function rewards exact answers, so the mean reward is the "
+    "exact-match rate. GPT-2 shape, 2 layers x 64, trained on first use in about a quarter of a minute.",
+    reference={
+        "total_episodes": 6144,
+        "learning_rate": 3e-4,
+        "value_learning_rate": 1e-3,
+        "batch_size": 64,
+        "mini_batch_size": 16,
+        "response_length": 4,
+        "temperature": 1.0,
+    },
+    advised={
+        "learning_rate": Advice(
+            Range(3e-5, 3e-3, "log"),
+            "0.1 million weights bear rates a hundred times those of a 1B model; the low end learns little in a few "
+            "thousand episodes, the high end forgets how to add",
+        ),
+        "value_learning_rate": Advice(
+            Range(1e-4, 1e-2, "log"), "the critic has a few thousand episodes to learn from, so its rate must be high"
+        ),
+        "batch_size": Advice(Range(32, 256, "log2"), "6,144 episodes are 24 to 192 rollout batches"),
+        "mini_batch_size": Advice(Range(8, 32, "log2"), "1 to 32 optimizer steps per PPO epoch"),
+        "num_ppo_epochs": Advice(Range(1, 6), "each pass costs time, and a response is only about three tokens"),
+        "kl_target": Advice(Range(0.4, 2, "log"), "around this task's KL budget of 1.5 nats"),
+        "kl_coef": Advice(
+            Range(0.005, 0.2, "log"), "answers that were right four times in ten cost about a nat to make certain"
+        ),
+    },
+    # To answer always what was right with probability p costs -log p: about 1 nat where p is 0.4.
+    kl_budget=1.5,
+    kl_limit=5.0,
+    eval_temperature=1.0,
+    eval_response_length=4,
+    eval_seed=20_250_312,
+    prepare=prepare,
+)
+"""The task's declaration."""

@@ -1,0 +1,59 @@
+"""Train the SFT policy of the arithmetic task, and save it as transformers does."""
+
+from pathlib import Path
+from random import Random
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from ppo_core.task import Progress
+from ppo_core.tasks.arithmetic.recipe import POLICY, Recipe
+from ppo_core.tasks.arithmetic.sums import prompts, pupils_answer
+from ppo_core.tasks.arithmetic.tokenizer import make_tokenizer
+from ppo_core.tasks.teaching import IGNORED, padded, reproducible, save, small_gpt2, train
+
+_REPORT_STEPS = 25
+
+
+def build(folder: Path, recipe: Recipe, progress: Progress | None = None) -> None:
+    """Train the policy by the recipe and save it with its tokenizer in a folder of its own under `folder`."""
+    tokenizer = make_tokenizer()
+
+    def tell(done: int) -> None:
+        if progress and (done % _REPORT_STEPS == 0 or done == recipe.steps):
+            progress("training the SFT policy", done / recipe.steps)
+
+    with reproducible(recipe.seed):
+        config = small_gpt2(
+            tokenizer, width=recipe.width, layers=recipe.layers, heads=recipe.heads, positions=recipe.positions
+        )
+        policy = GPT2LMHeadModel(config)
+        train(_Lesson(policy, tokenizer, recipe.batch_size), recipe.steps, recipe.learning_rate, recipe.seed, tell)
+    save(policy, tokenizer, folder / POLICY)
+
+
+class _Lesson(nn.Module):
+    """Teaches a causal language model to answer sums as the pupil does, end-of-text token included."""
+
+    def __init__(self, model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, batch_size: int) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+
+    def forward(self, rng: Random) -> Tensor:
+        """Return the mean cross-entropy of a batch's answer tokens, in nats."""
+        rows, targets = [], []
+        for prompt in rng.choices(prompts().train, k=self.batch_size):
+            question = self._ids(prompt.text)
+            answer = [*self._ids(pupils_answer(prompt, rng)), self.tokenizer.eos_token_id]
+            rows.append([*question, *answer])
+            targets.append([IGNORED] * (len(question) - 1) + answer + [IGNORED])
+        ids = padded(rows, self.tokenizer.pad_token_id)
+        logits = self.model(input_ids=ids, attention_mask=(ids != self.tokenizer.pad_token_id).long()).logits
+        return functional.cross_entropy(logits.flatten(0, 1), padded(targets, IGNORED).flatten(), ignore_index=IGNORED)
+
+    def _ids(self, text: str) -> list[int]:
+        return cast(list[int], self.tokenizer.convert_tokens_to_ids(list(text)))

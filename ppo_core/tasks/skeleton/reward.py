@@ -1,0 +1,9 @@
+"""What a response is worth. The task names this function; edit it, or write others beside it."""
+
+
+def exact(prompts: list[str], responses: list[str], answer: list[str]) -> list[float]:
+    """Return 1 for each response that is its row's `answer`, else 0.
+
+    Arguments come by name: `prompts`, `responses`, and any column of the prompts' rows.
+    """
+    return [float(response.strip() == right) for response, right in zip(responses, answer, strict=True)]

@@ -1,0 +1,96 @@
+"""Small models of many architectures, saved to disk with the tests' tokenizer and loaded as a user would."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    CohereConfig,
+    Gemma2Config,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from ppo_core.models import TaskModels, load_policy
+from ppo_core.task import Prompt, Prompts, Scored
+from tests.ppo_core.conftest import TINY_TASK, WORDS
+
+COMMON: Mapping[str, Any] = {
+    "vocab_size": 23,
+    "max_position_embeddings": 32,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+GATED: Mapping[str, Any] = {**COMMON, "intermediate_size": 64, "num_key_value_heads": 1, "head_dim": 16}
+"""What Llama and its kin share: one key-value head for two query heads."""
+
+FAMILIES: Mapping[str, Callable[[bool], PreTrainedConfig]] = {
+    "gpt2": lambda tied: GPT2Config(**COMMON, tie_word_embeddings=tied),
+    "gpt_neox": lambda tied: GPTNeoXConfig(**COMMON, intermediate_size=64, tie_word_embeddings=tied),
+    "llama": lambda tied: LlamaConfig(**GATED, tie_word_embeddings=tied),
+    "qwen2": lambda tied: Qwen2Config(**GATED, tie_word_embeddings=tied),
+    "qwen3": lambda tied: Qwen3Config(**GATED, tie_word_embeddings=tied),
+    # Windows shorter than a prompt with its response: positions must be right, not only relative order.
+    "mistral": lambda tied: MistralConfig(**GATED, sliding_window=4, tie_word_embeddings=tied),
+    "gemma": lambda tied: GemmaConfig(**GATED, tie_word_embeddings=tied),
+    "gemma2": lambda tied: Gemma2Config(
+        **GATED, sliding_window=4, query_pre_attn_scalar=16, final_logit_softcapping=2.0, tie_word_embeddings=tied
+    ),
+    "cohere": lambda tied: CohereConfig(**GATED, logit_scale=0.25, tie_word_embeddings=tied),
+    "granite": lambda tied: GraniteConfig(
+        **GATED, logits_scaling=4.0, embedding_multiplier=3.0, residual_multiplier=0.5, tie_word_embeddings=tied
+    ),
+    # As OPT-350m, whose embeddings are narrower than its layers.
+    "opt": lambda tied: OPTConfig(
+        **COMMON, ffn_dim=64, word_embed_proj_dim=16, init_std=0.2, dropout=0.1, tie_word_embeddings=tied
+    ),
+}
+"""A config by architecture, tied or untied."""
+
+LORA_TARGETS: Mapping[str, str] = {"cohere": "q_proj,v_proj", "granite": "all-linear"}
+"""Where peft has no choice of its own for an architecture."""
+
+PROMPTS = [" ".join(WORDS[(i + j) % 20] for j in range(1 + i % 5)) for i in range(40)]
+"""Of 1 to 5 tokens."""
+
+
+def save_family(name: str, tied: bool, folder: Path, tokenizer_folder: Path) -> Path:
+    """Build the architecture's model and save it with the tokenizer; return the folder."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(FAMILIES[name](tied)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
+    return folder
+
+
+def load_models(folder: Path, tokenizer_folder: Path, *, bf16: bool = False) -> TaskModels:
+    """Return a task with the policy of a folder, loaded as a task's is; its reward differs between most responses.
+
+    The tokenizer has a folder of its own, since transformers would read a word-level one as Qwen2's own kind.
+    """
+    model, _ = load_policy(str(folder), torch.device("cpu"), bf16, 'task "tiny"')
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    prompts = Prompts.of_texts(PROMPTS[:24], PROMPTS[24:32], PROMPTS[32:])
+    return TaskModels(TINY_TASK, model, tokenizer, mean_number, prompts, longest_prompt=5)
+
+
+def mean_number(prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]]) -> Scored:
+    """A reward that is hardly ever 0: the mean of the words' numbers, over 10."""
+    words = [[word for word in response.split() if word in WORDS] for response in responses]
+    means = [sum(WORDS.index(word) for word in row) / (10 * max(1, len(row))) for row in words]
+    return Scored(means, {"number": means})

@@ -1,0 +1,269 @@
+"""`python -m ppo_core` with real small models in a folder of its own."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2ForSequenceClassification
+
+from ppo_core import PPOConfig
+from ppo_core.__main__ import main
+from ppo_core.command import model_card
+from ppo_core.command.run_folder import Run
+from ppo_core.task import Prompts, RewardPart, TaskAssets
+from tests.ppo_core.command_folder import KILL_AT, PARTS, REPOSITORY, SMALL, fill, process, steps
+from tests.ppo_core.conftest import TINY_TASK
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, which is the working directory."""
+    fill(tmp_path, tiny_folder)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command in this process; returns its exit status, stdout and stderr."""
+
+    def invoke(*argv: str) -> tuple[int, str, str]:
+        status = main(argv)
+        return status, *capsys.readouterr()
+
+    return invoke
+
+
+def front_matter(card: str) -> Mapping[str, Any]:
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def scalars(folder: Path, name: str) -> dict[int, float]:
+    """The values of a metric in TensorBoard's event files, by step; each step once."""
+    events = EventAccumulator(str(folder)).Reload().Scalars(name)
+    assert len({event.step for event in events}) == len(events)
+    return {event.step: event.value for event in events}
+
+
+def test_a_task_given_by_its_parts(run: Command, folder: Path) -> None:
+    status, stdout, _ = run(*PARTS, "--reward", "rewards.py:length", *SMALL, "--output", "out")
+    assert status == 0
+    assert 'preparing: prompts: 60 train, 10 eval, 10 test, from the column "prompt"' in stdout
+    assert [line.split()[1] for line in stdout.splitlines() if line.startswith("step ")] == [f"{i}/6" for i in range(7)]
+    recorded = steps(folder / "out")
+    assert recorded[-1]["eval/reward"] > recorded[0]["eval/reward"] + 0.5
+    assert recorded[0]["eval/length"] <= 6, "evaluations sample as the run does"
+    model = AutoModelForCausalLM.from_pretrained(folder / "out" / "model")
+    assert AutoTokenizer.from_pretrained(folder / "out" / "model").eos_token_id == 1
+    assert not torch.equal(
+        model.transformer.wte.weight, AutoModelForCausalLM.from_pretrained("policy").transformer.wte.weight
+    )
+    # The task is written beside the run: it may be trained again by its path.
+    status, stdout, _ = run("--task", "out/task.toml", *SMALL, "--total_episodes", "8", "--device", "cpu", "--json")
+    data = json.loads(stdout)
+    assert status == 0 and data["config"]["total_episodes"] == 8
+    assert data["steps"][0]["eval/reward"] == recorded[0]["eval/reward"]
+
+
+def test_the_card_says_what_was_trained_and_what_came_of_it(run: Command, folder: Path) -> None:
+    assert run(*PARTS, *SMALL, "--output", "out")[0] == 0
+    card = (folder / "out" / "model" / "README.md").read_text()
+    assert front_matter(card) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["ppo", "rlhf", "ppo-tuner"],
+    }, "a folder of this machine is no base model for the hub"
+    assert f"- Base model: `{(folder / 'policy')}`" in card
+    assert f"- Reward `count`: function `{folder / 'rewards.py'}:count`, weight 1" in card
+    assert "- Prompts: 60 to train on, 10 to evaluate on" in card
+    first, last = steps(folder / "out")[0], steps(folder / "out")[-1]
+    assert f"| before training | {first['eval/reward']:.2f} ± {first['eval/reward_se']:.2f} | 0.00 |" in card
+    assert f"| after 48 episodes | {last['eval/reward']:.2f} ± {last['eval/reward_se']:.2f} | " in card
+    assert "| `learning_rate` | `0.003` |" in card and "`cliprange`" not in card
+    assert "\npython -m ppo_core --policy policy --reward rewards.py:count" in card
+
+
+@pytest.mark.parametrize(("policy", "base"), [("openai/gpt-2", "openai/gpt-2"), ("policy", None), ("/a/b", None)])
+def test_only_a_hub_id_is_the_cards_base_model(folder: Path, policy: str, base: str | None) -> None:
+    path = folder / "out"
+    run = Run("t", PPOConfig(), "cpu", path, 1, (), "a|`b`", "id", None, 300.0, "python -m ppo_core")
+    run.model.mkdir(parents=True)
+    part = RewardPart("r", "http", "http://localhost/score")
+    model_card.write(run, TINY_TASK, TaskAssets(policy, (part,), Prompts.of_texts("a", "b", "c")), [])
+    card = (run.model / "README.md").read_text()
+    assert front_matter(card).get("base_model") == base
+    assert f"- Base model: `{policy}`" in card and "No evaluation." in card
+
+
+def test_adapters_have_a_card_of_their_own(run: Command, folder: Path) -> None:
+    flags = ("--use_peft", "--lora_r", "4", "--total_episodes", "8", "--output", "out")
+    assert run(*PARTS, *SMALL, *flags)[0] == 0
+    card = (folder / "out" / "model" / "README.md").read_text()
+    assert front_matter(card)["library_name"] == "peft"
+    assert "peft 0." in card and "LoRA adapters" in card
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("policy"), str(folder / "out" / "model"))
+
+
+def test_flags_win_over_the_file_over_the_defaults(run: Command, folder: Path) -> None:
+    (folder / "c.toml").write_text(
+        'policy = "policy"\nreward = ["rewards.py:length"]\nprompts = "prompts.jsonl"\ndevice = "cpu"\n'
+        'output = "there"\n'
+        "total_episodes = 8\nbatch_size = 8\nresponse_length = 6\nlam = 0.9\nkl_coef = 0.1\nsave_every_episodes = 8\n"
+    )
+    status, stdout, stderr = run("--config", "c.toml", "--kl-coef=0.2", "--reward", "rewards.py:count", "--json")
+    assert status == 0, stderr
+    data = json.loads(stdout)
+    config = data["config"]
+    assert (config["kl_coef"], config["lam"], config["cliprange"]) == (0.2, 0.9, 0.2)
+    assert data["output"] == "there" and 'name = "count"' in (folder / "there" / "task.toml").read_text()
+    assert json.loads((folder / "there" / "ppo_config.json").read_text()) == config
+    stored = json.loads((folder / "there" / "run.json").read_text())
+    assert (stored["save_every_episodes"], stored["finished"], stored["threads"]) == (8, True, 1)
+
+
+def test_a_yaml_of_trls_trains(run: Command, folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained("policy")
+    config = GPT2Config.from_pretrained("policy", num_labels=1)
+    GPT2ForSequenceClassification(config).save_pretrained(folder / "rm")
+    tokenizer.save_pretrained(folder / "rm")
+    (folder / "ppo.yaml").write_text(
+        "sft_model_path: policy\nreward_model_path: rm\ndataset_name: prompts.jsonl\noutput_dir: out\nuse_cpu: true\n"
+        "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\nnum_mini_batches: 2\nnum_train_epochs: 0.4\n"
+        "response_length: 6\nlearning_rate: 1e-3\nnum_sample_generations: 3\nwarmup_steps: 1\nmax_grad_norm: 0.5\n"
+    )
+    status, stdout, stderr = run("--config", "ppo.yaml", "--learning_rate", "2e-3", "--json")
+    assert status == 0, stderr
+    data = json.loads(stdout)
+    values = data["config"]
+    assert values["total_episodes"] == 24, "0.4 passes over 60 training prompts"
+    assert (values["value_model"], values["value_model_path"]) == ("separate", "reward_model")
+    assert values["value_learning_rate"] == values["learning_rate"] == 2e-3
+    assert (values["eval_every_episodes"], values["warmup_ratio"]) == (8, pytest.approx(1 / 3))
+    assert [step["step"] for step in data["steps"] if "eval/reward" in step] == [0, 1, 2, 3]
+    assert "max_grad_norm: TRL's PPO declared it and never applied it; here it is applied" in stderr
+    assert "sft_model_path: policy = policy" in stderr
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_been(run: Command, folder: Path) -> None:
+    flags = (*PARTS, *SMALL, "--save_every_episodes", "16", "--report_to", "tensorboard")
+    assert run(*flags, "--output", "whole")[0] == 0
+    # Evaluated at steps 0, 2, 4 and saved after 2 and 4: the sixth call scores the rollouts of step 4.
+    killed = process(folder, *flags, "--output", "killed", **{KILL_AT: "6"})
+    assert killed.returncode == -9, killed.stderr
+    assert len(steps(folder / "killed")) == 4 and not (folder / "killed" / "model").exists()
+    (folder / "killed" / "steps.jsonl").open("a").write('{"step": 4, "epis')  # a line that was not written to its end
+    status, stdout, stderr = run("--resume", "killed")
+    assert status == 0, stderr
+    assert "going on from killed/checkpoints/step-000002" in stdout
+    assert steps(folder / "killed") == steps(folder / "whole")
+    weights = [(folder / name / "model" / "model.safetensors").read_bytes() for name in ("killed", "whole")]
+    assert weights[0] == weights[1]
+    assert "| before training |" in (folder / "killed" / "model" / "README.md").read_text()
+    # The tracker's run goes on, too: every step once.
+    logged = [scalars(folder / name / "trackers" / name, "objective/scores") for name in ("killed", "whole")]
+    assert list(logged[0]) == [1, 2, 3, 4, 5, 6] and logged[0] == logged[1]
+    assert scalars(folder / "whole" / "trackers" / "whole", "episode")[6] == 48
+    assert "holds a finished run" in one_error(run("--resume", "killed"), 1)
+
+
+def test_a_run_without_a_checkpoint_begins_again(run: Command, folder: Path) -> None:
+    assert run(*PARTS, *SMALL, "--total_episodes", "8", "--output", "out")[0] == 0
+    whole = steps(folder / "out")
+    stored = json.loads((folder / "out" / "run.json").read_text())
+    (folder / "out" / "run.json").write_text(json.dumps(stored | {"finished": False}))
+    status, stdout, _ = run("--resume", "out")
+    assert status == 0 and "going on from" not in stdout
+    assert steps(folder / "out") == whole and [line["step"] for line in whole] == [0, 1]
+
+
+def test_a_better_checkpoint_within_the_budget_outlives_the_run(run: Command, folder: Path) -> None:
+    assert run(*PARTS, *SMALL, "--total_episodes", "8", "--output", "a")[0] == 0
+    task = (folder / "a" / "task.toml").read_text()
+    (folder / "strict.toml").write_text(f"kl_budget = 1e-9\n{task}")
+    # Only the untrained policy is within a budget of nothing; it has no checkpoint, so none is kept.
+    assert run("--task", "strict.toml", *SMALL, "--device", "cpu", "--output", "b")[0] == 0
+    assert not (folder / "b" / "checkpoints").exists()
+    (folder / "wide.toml").write_text(f"kl_budget = 8.0\n{task}")
+    status, stdout, _ = run(
+        "--task", "wide.toml", *SMALL, "--learning_rate", "1e-2", "--device", "cpu", "--output", "c"
+    )
+    assert status == 0
+    kept = {path.name for path in (folder / "c").glob("checkpoints/*")}
+    best = max(
+        (line for line in steps(folder / "c")[1:] if line.get("eval/kl", 9) <= 8), key=lambda line: line["eval/reward"]
+    )
+    assert best["step"] < 6 and steps(folder / "c")[-1]["eval/kl"] > 8, "a policy that leaves the budget in the end"
+    assert kept == {f"step-{best['step']:06d}"}
+    assert f"kept c/checkpoints/step-{best['step']:06d}: " in stdout
+
+
+def one_error(result: tuple[int, str, str], status: int) -> str:
+    """The message of the one line that the command says in an error."""
+    assert result[0] == status, result
+    (line,) = result[2].splitlines()
+    assert line.startswith("ppo_core: error: ")
+    return line.removeprefix("ppo_core: error: ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        (["--learnin_rate", "1"], 2, 'unknown flag "--learnin_rate"; did you mean "--learning_rate"?'),
+        (["stray"], 2, 'unexpected argument "stray"; see python -m ppo_core --help'),
+        (["--policy", "policy"], 2, "--policy alone is no task: --reward, --prompts is missing (or name a --task)"),
+        (["--task", "reviews", "--policy", "policy"], 2, "flags: a task and policy are both given"),
+        (["--task", "no.toml"], 1, "there is no task file no.toml"),
+        ([*PARTS, "--policy", "./polic"], 1, "--policy = './polic': there is no "),
+        ([*PARTS, "--reward", "rewards.py:cout"], 1, "cout"),
+        ([*PARTS, "--prompts", "./prompts.jsnl"], 1, 'did you mean "prompts.jsonl"?'),
+        ([*PARTS, "--prompt_column", "promt"], 1, "promt"),
+        ([*PARTS, "--report_to", "tensorbord"], 2, 'unknown tracker "tensorbord"'),
+        ([*PARTS, "--report_to", "wandb"], 2, 'tracker "wandb" is not installed; install it with: pip install wandb'),
+        ([*PARTS, "--device", "gpu"], 2, "--device = 'gpu' is not allowed: auto or cpu"),
+        ([*PARTS, "--save_every_seconds", "soon"], 2, "'soon' is not allowed: a number of seconds over 0"),
+        ([*PARTS, "--response_length", "40"], 2, "response_length = 40 is not allowed: the policy has 32 positions"),
+        (["--config", "typo.yaml"], 2, 'typo.yaml: unknown hyperparameter "polcy"; did you mean "policy"?'),
+        (["--config", "type.yaml"], 2, "type.yaml: save_every_episodes = 'x' is not allowed: a whole number over 0"),
+        (["--config", "both.yaml"], 2, "both.yaml: a task and policy are both given"),
+        (["--resume", "nowhere"], 1, "nowhere holds no run to go on with: it has no run.json"),
+        (["--resume", "nowhere", "--lam", "0.9"], 2, "so it takes no --lam"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    run: Command, folder: Path, argv: list[str], status: int, message: str
+) -> None:
+    files = {"typo.yaml": "polcy: x", "type.yaml": "save_every_episodes: x", "both.yaml": "task: reviews\npolicy: x"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    before = sorted(folder.iterdir())
+    assert message in one_error(run(*argv), status)
+    assert sorted(path for path in folder.iterdir() if path.name != "__pycache__") == before
+
+
+def test_help_is_by_group_and_needs_no_torch() -> None:
+    code = (
+        "import sys; from ppo_core.__main__ import main\n"
+        "try: main(['--help'])\n"
+        "finally: print('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("False\n")
+    text = " ".join(done.stdout.split())
+    headings = [line for line in done.stdout.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings[1:3] == ["the run:", "Length, evaluation and seed:"] and "KL from the reference:" in headings
+    assert (
+        "--cliprange X The probability ratio earns nothing outside [1-ε, 1+ε]. [a number in (0, 1); default: 0.2]"
+        in text
+    )
+    assert "the task's reference, which replaces the defaults below" in text
+    assert "default: None" not in text

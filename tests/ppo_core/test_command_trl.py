@@ -1,0 +1,246 @@
+"""Files written for TRL's PPO: read as they are, and every key accounted for."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import TrainingArguments
+
+from ppo_core.command import config_files, trl_fields, trl_yaml
+from ppo_core.errors import ConfigError
+from ppo_core.hyperparameters import PPOConfig
+
+TLDR = """
+# accelerate launch ppo_tldr.py --config tldr.yaml
+dataset_name: trl-lib/tldr
+dataset_test_split: validation
+output_dir: pythia-1b-deduped-tldr-preference-sft-trl-style-ppo
+learning_rate: 3e-6
+per_device_train_batch_size: 16
+gradient_accumulation_steps: 4
+total_episodes: 1000000
+model_name_or_path: EleutherAI/pythia-1b-deduped
+sft_model_path: cleanrl/EleutherAI_pythia-1b-deduped__sft__tldr
+reward_model_path: cleanrl/EleutherAI_pythia-1b-deduped__reward__tldr
+local_rollout_forward_batch_size: 16
+missing_eos_penalty: 1.0
+stop_token: eos
+eval_strategy: steps
+eval_steps: 100
+"""
+
+DESCRIPTIVENESS = """
+dataset_name: trl-internal-testing/descriptiveness-sentiment-trl-style
+dataset_config: default
+dataset_train_split: descriptiveness
+output_dir: models/minimal/ppo
+model_name_or_path: models/pythia
+reward_model_path: models/reward
+num_ppo_epochs: 1
+num_mini_batches: 2
+per_device_train_batch_size: 64
+total_episodes: 10000
+num_sample_generations: 5
+warmup_steps: 10
+lr_scheduler_type: cosine
+stop_token_id: 0
+report_to: [tensorboard, wandb]
+run_name: minimal
+save_steps: 20
+seed: 7
+"""
+
+LORA = """
+sft_model_path: sft
+reward_model_path: rm
+dataset_name: prompts.jsonl
+output_dir: out
+num_train_epochs: 2
+batch_size: 512
+world_size: 8
+gradient_accumulation_steps: 2
+num_mini_batches: 4
+use_peft: true
+lora_r: 8
+lora_alpha: 16
+lora_dropout: 0.1
+lora_target_modules: [q_proj, v_proj]
+bf16: true
+gradient_checkpointing: true
+max_grad_norm: 0.5
+optim: adafactor
+stop_token: null
+missing_eos_penalty: 1.0
+report_to: none
+save_strategy: no
+use_cpu: true
+lr_scheduler_type: cosine_with_min_lr
+lr_scheduler_kwargs: {min_lr: 3e-7}
+kl_target: 6
+deepspeed: zero3.json
+"""
+
+NAMES = """
+attn_implementation batch_size bnb_4bit_quant_storage bnb_4bit_quant_type cliprange cliprange_value dataset_config
+dataset_name dataset_num_proc dataset_streaming dataset_test_split dataset_train_split ds3_gather_for_generation dtype
+gamma ignore_bias_buffers kl_coef kl_estimator lam load_in_4bit load_in_8bit local_batch_size local_mini_batch_size
+local_rollout_forward_batch_size lora_alpha lora_dropout lora_modules_to_save lora_r lora_target_modules
+lora_target_parameters lora_task_type micro_batch_size mini_batch_size missing_eos_penalty model_adapter_name
+model_name_or_path model_revision num_mini_batches num_ppo_epochs num_sample_generations num_total_batches
+ref_adapter_name response_length reward_model_path sft_model_path stop_token stop_token_id temperature total_episodes
+use_bnb_nested_quant use_dora use_peft use_rslora vf_coef whiten_rewards world_size
+"""
+"""Every field of TRL 1.12's PPOConfig, ModelConfig and ScriptArguments that TrainingArguments does not have."""
+
+TRAINING_ARGUMENTS = """
+output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs
+warmup_steps optim optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon gradient_accumulation_steps max_grad_norm
+label_smoothing_factor bf16 fp16 bf16_full_eval fp16_full_eval tf32 gradient_checkpointing gradient_checkpointing_kwargs
+torch_compile use_liger_kernel neftune_noise_alpha auto_find_batch_size logging_strategy logging_steps
+logging_first_step log_level disable_tqdm report_to run_name eval_strategy eval_steps eval_delay eval_on_start
+per_device_eval_batch_size save_strategy save_steps save_total_limit save_only_model push_to_hub hub_token hub_model_id
+hub_strategy load_best_model_at_end metric_for_best_model full_determinism seed data_seed use_cpu
+dataloader_drop_last dataloader_num_workers remove_unused_columns ddp_timeout fsdp deepspeed debug do_train do_eval
+resume_from_checkpoint local_rank warmup_ratio logging_dir overwrite_output_dir group_by_length no_cuda
+"""
+"""Fields of transformers' TrainingArguments, some of them gone from the installed version."""
+
+
+def read(text: str) -> trl_yaml.TrlFile:
+    content: dict[str, Any] = yaml.safe_load(text)
+    assert trl_yaml.is_trl(content)
+    file = trl_yaml.read(content, "trl.yaml")
+    assert [item.key for item in file.told] == list(content), "each key is accounted for, once"
+    return file
+
+
+def config_of(file: trl_yaml.TrlFile, prompts: int = 1000, *, has_reward_model: bool = True) -> PPOConfig:
+    values = file.for_task(prompts, has_reward_model=has_reward_model)
+    return config_files.layered(file.for_length(config_files.layered(values)) | values)
+
+
+def test_the_tldr_example() -> None:
+    file = read(TLDR)
+    config = config_of(file)
+    assert file.settings.policy == "cleanrl/EleutherAI_pythia-1b-deduped__sft__tldr"
+    assert file.settings.reward == ("cleanrl/EleutherAI_pythia-1b-deduped__reward__tldr",)
+    assert (file.settings.prompts, file.settings.prompt_splits) == ("trl-lib/tldr", {"eval": "validation"})
+    assert file.settings.output == "pythia-1b-deduped-tldr-preference-sft-trl-style-ppo"
+    assert config.batch_sizes(1).batch_size == 64 and config.batch_sizes(1).mini_batch_size == 64
+    assert config.per_device_train_batch_size == 16 and config.local_rollout_forward_batch_size == 16
+    assert (config.learning_rate, config.value_learning_rate, config.total_episodes) == (3e-6, 3e-6, 1_000_000)
+    assert (config.value_model, config.value_model_path) == ("separate", "reward_model")
+    assert (config.stop_token, config.stop_token_id, config.missing_eos_penalty) == ("eos", None, 1.0)
+    assert config.seed == 42, "TRL's default, not ours"
+    # 15,625 iterations of 64: TRL samples completions in every 1,562nd.
+    assert config.eval_every_episodes == 1562 * 64
+    assert file.cadences.save_every_episodes(config) == 500 * 64
+    kinds = {item.key: item.kind for item in file.told}
+    assert kinds["learning_rate"] == kinds["missing_eos_penalty"] == "as it is"
+    assert kinds["stop_token"] == kinds["sft_model_path"] == "translated"
+    assert kinds["eval_steps"] == "not TRL's PPO's"
+
+
+def test_the_descriptiveness_example() -> None:
+    file = read(DESCRIPTIVENESS)
+    config = config_of(file)
+    assert file.settings.policy == "models/pythia", "the model, where no SFT model is named"
+    assert file.settings.prompt_splits == {"config": "default", "train": "descriptiveness"}
+    assert (file.settings.report_to, file.settings.run_name) == (("tensorboard", "wandb"), "minimal")
+    assert (config.num_ppo_epochs, config.batch_sizes(1).mini_batch_size, config.seed) == (1, 32, 7)
+    assert (config.stop_token, config.stop_token_id) == ("none", 0)
+    assert config.local_rollout_forward_batch_size == 64
+    assert config.num_iterations() == 157
+    assert config.eval_every_episodes == 31 * 64
+    assert (config.lr_scheduler_type, config.warmup_ratio) == ("cosine", pytest.approx(10 / 157))
+    assert file.cadences.save_every_episodes(config) == 20 * 64
+    assert {item.key: item.kind for item in file.told}["num_mini_batches"] == "as it is"
+
+
+def test_adapters_and_what_trl_never_applied() -> None:
+    file = read(LORA)
+    config = config_of(file, prompts=100)
+    assert (config.use_peft, config.lora_r, config.lora_alpha, config.bf16) == (True, 8, 16, True)
+    assert config.lora_target_modules == "q_proj,v_proj"
+    assert (config.max_grad_norm, config.gradient_checkpointing) == (0.5, True)
+    assert config.batch_sizes(1).batch_size == 16, "TRL overwrites batch_size with 8 x 2 x processes"
+    assert config.batch_sizes(1).mini_batch_size == 4
+    assert config.total_episodes == 200, "two passes over 100 prompts"
+    assert (config.stop_token, config.stop_token_id) == ("none", None)
+    assert (config.lr_scheduler_type, config.min_lr_rate) == ("cosine", pytest.approx(0.1))
+    assert config.kl_target == 6, "a hyperparameter of ours beside TRL's"
+    assert (file.settings.device, file.settings.report_to) == ("cpu", ())
+    assert file.cadences.save_every_episodes(config) is None
+    told = {item.key: (item.kind, item.text) for item in file.told}
+    for key in ("max_grad_norm", "gradient_checkpointing"):
+        assert told[key] == ("not TRL's PPO's", "TRL's PPO declared it and never applied it; here it is applied")
+    for key in ("batch_size", "world_size", "num_mini_batches", "missing_eos_penalty", "lora_dropout"):
+        assert told[key][0] == "not TRL's PPO's"
+    assert told["optim"] == ("translated", "AdamW trains here, not adafactor")
+    assert told["deepspeed"][0] == "no meaning here"
+    lines = trl_yaml.lines(file.told)
+    assert (
+        lines[0] == ("read as they are: gradient_accumulation_steps, use_peft, lora_r, lora_alpha, bf16, kl_target")
+        and len(lines) == len(file.told) - 5
+    )
+
+
+def test_a_task_without_a_reward_model_begins_the_critic_as_the_policy() -> None:
+    assert config_of(read(TLDR), has_reward_model=False).value_model_path is None
+
+
+def test_a_short_run_warms_up_within_itself() -> None:
+    config = config_of(read("output_dir: o\ntotal_episodes: 16\nwarmup_steps: 100"))
+    assert config.num_iterations() == 2 and config.warmup_ratio == pytest.approx(2 / 3)
+    assert config_of(read("output_dir: o\nwarmup_steps: 0.1")).warmup_ratio == 0.1
+    constant = config_of(read("output_dir: o\nlr_scheduler_type: constant\nwarmup_steps: 5"))
+    assert (constant.lr_scheduler_type, constant.warmup_ratio) == ("constant", 0)
+
+
+def test_every_field_of_trls_is_handled_once() -> None:
+    ours = (trl_fields.SAME, trl_fields.TRANSLATED, tuple(trl_fields.IGNORED_BY_TRL), tuple(trl_fields.MEANINGLESS))
+    names = {*NAMES.split(), *TRAINING_ARGUMENTS.split(), *(f.name for f in dataclasses.fields(TrainingArguments))}
+    for name in sorted(names):
+        assert sum(name in table for table in ours) == 1, name
+        # As a file's only key beside one that makes it TRL's; null stands for a field that is not set.
+        file = trl_yaml.read({"output_dir": "o", name: None}, "trl.yaml")
+        assert file.told[-1].key == name and file.told[-1].text
+    assert len(set(trl_fields.FIELDS)) == len(trl_fields.FIELDS)
+
+
+def test_a_file_of_our_own_is_not_trls() -> None:
+    assert not trl_yaml.is_trl({"learning_rate": 1e-4, "num_mini_batches": 4, "report_to": "wandb", "run_name": "x"})
+    assert trl_yaml.is_trl({"stop_token": None})
+    assert not trl_yaml.is_trl({"stop_token": "eos"})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("reward_model_pth: x", 'unknown field "reward_model_pth" beside TRL\'s; did you mean "reward_model_path"?'),
+        ("lr_scheduler_type: polynomial", "here one of linear, cosine, constant, constant_with_warmup"),
+        ("lr_scheduler_kwargs: {num_cycles: 2}", "here min_lr or min_lr_rate"),
+        ("stop_token: end", "stop_token = 'end' is not allowed: eos or null"),
+        ("stop_token: eos\nstop_token_id: 0", "stop_token and stop_token_id are both given"),
+        ("cliprange: 2", "cliprange = 2 is not allowed"),
+        ("num_train_epochs: many", "num_train_epochs = 'many' is not allowed: a number of at least 0"),
+        ("warmup_steps: -1", "warmup_steps = -1 is not allowed"),
+        ("kl_estimator: k4", "one of k1, k2, k3, abs"),
+        ("sft_model_path: 3", "sft_model_path = 3 is not allowed: a text"),
+        ("report_to: {a: 1}", "report_to = {'a': 1} is not allowed: a text or a list of texts"),
+    ],
+)
+def test_a_mistake_names_file_and_field(line: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(f"output_dir: o\n{line}")
+    assert str(error.value).startswith("trl.yaml: ") and message in str(error.value)
+
+
+def test_a_file_is_recognised_in_every_format(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"sft_model_path": "sft"}')
+    (tmp_path / "a.toml").write_text('sft_model_path = "sft"')
+    for name in ("a.json", "a.toml"):
+        content = config_files.parse(tmp_path / name)
+        assert trl_yaml.is_trl(content) and trl_yaml.read(content, name).settings.policy == "sft"

@@ -1,0 +1,112 @@
+"""Every architecture: sampling, training and saving agree with what transformers makes of the same weights."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from ppo_core import PPOConfig
+from ppo_core.models import TaskModels
+from ppo_core.policy import LanguageHead, response_states, token_readings
+from ppo_core.rollout import Rollouts, generate
+from ppo_core.sampler import SamplingSettings
+from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.families import FAMILIES, LORA_TARGETS, load_models, save_family
+
+Folders = Callable[[str, bool], Path]
+
+CONFIG = PPOConfig(
+    total_episodes=16,
+    batch_size=8,
+    num_ppo_epochs=1,
+    response_length=6,
+    temperature=1.0,
+    learning_rate=1e-2,
+    value_learning_rate=1e-2,
+    eval_every_episodes=16,
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Folders:
+    """A saved model of an architecture, tied or untied, built when first asked for."""
+    saved: dict[tuple[str, bool], Path] = {}
+
+    def folder(name: str, tied: bool) -> Path:
+        if (name, tied) not in saved:
+            saved[name, tied] = save_family(name, tied, tmp_path_factory.mktemp(name), tiny_folder)
+        return saved[name, tied]
+
+    return folder
+
+
+def sample(models: TaskModels, rows: int, length: int = 8) -> Rollouts:
+    numbers = torch.rand(rows, length, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    settings = SamplingSettings.of(CONFIG, models.reference, models.tokenizer)
+    prompts = models.prompts.train[:rows]
+    return generate(models.reference, models.tokenizer, prompts, numbers, settings, chunk_rows=99)
+
+
+@torch.no_grad()
+def plain_logprobs(model: torch.nn.Module, rollouts: Rollouts, row: int) -> Tensor:
+    """A response's log-probabilities by the model's own forward pass: one row, no padding, no mask, no positions."""
+    sequences = rollouts.sequences
+    ids = sequences.ids[row][sequences.attention_mask[row].bool()].unsqueeze(0)
+    logprobs = model(input_ids=ids, use_cache=False).logits[0, :-1].log_softmax(-1)
+    taken = logprobs.gather(-1, ids[0, 1:].unsqueeze(-1)).squeeze(-1)
+    return taken[-int(rollouts.lengths[row]) :]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sampler_and_training_read_what_transformers_reads(
+    folders: Folders, tiny_folder: Path, name: str, tied: bool
+) -> None:
+    models = load_models(folders(name, tied), tiny_folder)
+    rollouts = sample(models, rows=12)
+    sequences = rollouts.sequences
+    head = LanguageHead.of(models.reference)
+    states = response_states(models.reference, sequences)
+    trained, _ = token_readings(head, states, sequences, 1.0, with_entropy=False)
+    assert (trained - rollouts.sampler_logprobs).abs().max() < 1e-4
+    untouched = AutoModelForCausalLM.from_pretrained(folders(name, tied)).eval()
+    for row in range(12):
+        length = int(rollouts.lengths[row])
+        torch.testing.assert_close(trained[row, :length], plain_logprobs(untouched, rollouts, row), atol=1e-4, rtol=0)
+        assert not trained[row, length:].any()
+
+
+@pytest.mark.parametrize("networks", ["full_shared", "lora_separate"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_trains_and_what_is_saved_is_what_was_trained(
+    folders: Folders, tiny_folder: Path, tmp_path: Path, name: str, networks: str
+) -> None:
+    folder = folders(name, networks == "full_shared")
+    models = load_models(folder, tiny_folder)
+    lora = networks == "lora_separate"
+    config = replace(CONFIG, value_model="separate", use_peft=True, lora_r=4, learning_rate=5e-2) if lora else CONFIG
+    trainer = PPOTrainer(replace(config, lora_target_modules=LORA_TARGETS.get(name) if lora else None), models)
+    baseline, first, second = trainer
+    assert baseline.metrics["eval/kl"] == 0
+    assert first.metrics["objective/kl_exact"] == 0 == first.metrics["objective/kl"]
+    assert second.metrics["objective/kl_exact"] > 0, "it learned"
+    for report in (first, second):  # one mini-batch and one epoch: the policy is the one that sampled
+        assert report.metrics["sampler/mismatch"] < 1e-4
+        assert report.metrics["val/ratio"] == pytest.approx(1, abs=1e-5)
+        assert report.metrics["val/ratio_var"] == pytest.approx(0, abs=1e-6)
+
+    trainer.save_model(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.arange(3, 23).view(2, 10)
+    with torch.no_grad():
+        before = base(input_ids=ids).logits
+        loaded = PeftModel.from_pretrained(base, tmp_path) if lora else AutoModelForCausalLM.from_pretrained(tmp_path)
+        saved, trained = loaded.eval()(input_ids=ids).logits, trainer.network.policy(input_ids=ids).logits
+    torch.testing.assert_close(saved, trained, atol=1e-5, rtol=1e-5)
+    assert (saved - before).abs().max() > 1e-3

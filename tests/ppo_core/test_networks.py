@@ -1,0 +1,247 @@
+"""Adapters on shared weights, bfloat16, gradient checkpointing: how a run's networks are made and held."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+from ppo_core import PPOConfig
+from ppo_core.errors import ConfigError
+from ppo_core.metrics import METRICS
+from ppo_core.models import TaskModels
+from ppo_core.report import StepReport
+from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.families import load_models
+
+CONFIG = PPOConfig(
+    total_episodes=48,
+    batch_size=16,
+    mini_batch_size=8,
+    num_ppo_epochs=2,
+    response_length=6,
+    temperature=1.0,
+    learning_rate=1e-2,
+    value_learning_rate=1e-2,
+    eval_every_episodes=48,
+)
+LORA = replace(CONFIG, use_peft=True, lora_r=4, learning_rate=5e-2)
+NETWORKS = {
+    "shared": CONFIG,
+    "separate": replace(CONFIG, value_model="separate"),
+    "lora_shared": LORA,
+    "lora_separate": replace(LORA, value_model="separate"),
+}
+ADAPTED = ["lora_shared", "lora_separate"]
+WALL_CLOCK = ("time/", "memory/", "eps")
+
+
+@pytest.fixture
+def models(tiny_folder: Path) -> TaskModels:
+    return load_models(tiny_folder, tiny_folder)
+
+
+def comparable(reports: list[StepReport]) -> list[StepReport]:
+    return [
+        replace(r, metrics={name: value for name, value in r.metrics.items() if not name.startswith(WALL_CLOCK)})
+        for r in reports
+    ]
+
+
+def copies(module: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+def assert_same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name
+
+
+# LoRA
+
+
+@pytest.mark.parametrize("networks", ADAPTED)
+def test_the_reference_costs_no_second_copy(models: TaskModels, networks: str) -> None:
+    trainer = PPOTrainer(NETWORKS[networks], models)
+    theirs = {p.data_ptr() for p in models.reference.parameters()}
+    trained = trainer.network.trained()
+    for name, parameter in trainer.network.named_parameters():
+        assert (parameter.data_ptr() in theirs) != (name in trained), name
+    assert all("lora_" in name or name.startswith("value_head.") for name in trained)
+    policy = trainer.network.policy.transformer.h[0].attn.c_attn.base_layer.weight
+    assert policy.data_ptr() == models.reference.transformer.h[0].attn.c_attn.weight.data_ptr()
+    # Rank 4 on c_attn (32 -> 96) of 2 layers, for each network; and the head.
+    adapters = 2 * 4 * (32 + 96)
+    assert sum(p.numel() for p in trained.values()) == adapters * (2 if networks == "lora_separate" else 1) + 33
+
+
+@pytest.mark.parametrize("networks", ADAPTED)
+def test_only_adapters_and_head_learn(models: TaskModels, networks: str) -> None:
+    trainer = PPOTrainer(NETWORKS[networks], models)
+    before, start = copies(models.reference), copies(trainer.network)
+    list(trainer)
+    assert_same(before, copies(models.reference))
+    trained = trainer.network.trained()
+    for name, parameter in trainer.network.named_parameters():
+        assert torch.equal(parameter, start[name]) != (name in trained), name
+
+
+def test_a_separate_critic_is_a_second_adapter_on_the_same_weights(models: TaskModels) -> None:
+    trainer = PPOTrainer(NETWORKS["lora_separate"], models)
+    list(trainer)
+    policy = trainer.network.policy.transformer.h[0].attn.c_attn
+    critic = trainer.network.critic.h[0].attn.c_attn
+    assert policy.base_layer.weight.data_ptr() == critic.base_layer.weight.data_ptr()
+    for part in ("lora_A", "lora_B"):
+        mine, its = (getattr(layer, part)["default"].weight for layer in (policy, critic))
+        assert mine.data_ptr() != its.data_ptr() and not torch.equal(mine, its), part
+
+
+@pytest.mark.parametrize("networks", ADAPTED)
+def test_a_checkpoint_holds_what_was_trained_and_resumes_bit_for_bit(
+    models: TaskModels, tiny_folder: Path, tmp_path: Path, networks: str
+) -> None:
+    config = NETWORKS[networks]
+    unbroken = PPOTrainer(config, models)
+    expected = list(unbroken)
+    first = PPOTrainer(config, models)
+    for report in first:
+        if report.step == 1:
+            break
+    first.save(tmp_path / "step")
+    assert load_file(tmp_path / "step" / "network.safetensors").keys() == first.network.trained().keys()
+    assert first.checkpoint_bytes() == 3 * 4 * sum(p.numel() for p in first.network.trained().values())
+    second = PPOTrainer(config, load_models(tiny_folder, tiny_folder))  # as in a new process
+    second.restore(tmp_path / "step")
+    assert comparable(list(second)) == comparable(expected[2:])
+    assert_same(copies(unbroken.network), copies(second.network))
+
+
+def test_two_trainers_on_one_task_do_not_disturb_each_other(models: TaskModels) -> None:
+    configs = [NETWORKS["lora_shared"], replace(NETWORKS["lora_separate"], seed=7), NETWORKS["shared"]]
+    alone = [list(PPOTrainer(config, models)) for config in configs]
+    together = [list(reports) for reports in zip(*(PPOTrainer(config, models) for config in configs), strict=True)]
+    for i, reports in enumerate(alone):
+        assert comparable(reports) == comparable([step[i] for step in together])
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"), [("nope", "nope"), ("q_proj, v_proj", "q_proj"), ("ln_1", "LayerNorm")]
+)
+def test_modules_that_cannot_be_adapted_are_refused_in_one_line(models: TaskModels, targets: str, message: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"lora_target_modules = '{targets}' is not allowed here: .*{message}"
+    ) as caught:
+        PPOTrainer(replace(LORA, lora_target_modules=targets), models)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("targets", "adapted"), [("c_attn, c_proj", {"c_attn", "c_proj"}),
+                                                  ("all-linear", {"c_attn", "c_proj", "c_fc"})])  # fmt: skip
+def test_the_modules_that_are_named_are_adapted(models: TaskModels, targets: str, adapted: set[str]) -> None:
+    trainer = PPOTrainer(replace(LORA, lora_target_modules=targets, lora_alpha=8), models)
+    policy = [name for name in trainer.network.trained() if name.startswith("policy")]
+    assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in policy} == adapted
+    assert trainer.network.policy.transformer.h[0].attn.c_attn.scaling["default"] == 8 / 4
+
+
+# bfloat16
+
+
+@pytest.mark.parametrize("networks", ADAPTED)
+def test_bf16_adapters_stand_in_float32_on_a_bfloat16_base(tiny_folder: Path, tmp_path: Path, networks: str) -> None:
+    models = load_models(tiny_folder, tiny_folder, bf16=True)
+    trainer = PPOTrainer(replace(NETWORKS[networks], bf16=True), models)
+    trained = trainer.network.trained()
+    for name, parameter in trainer.network.named_parameters():
+        assert parameter.dtype == (torch.float32 if name in trained else torch.bfloat16), name
+    baseline, first, *_, last = trainer
+    assert baseline.metrics["eval/kl"] == 0 == first.metrics["objective/kl_exact"]
+    assert first.metrics["sampler/mismatch"] < 0.1, "bfloat16 rounds alike in both"
+    assert last.metrics["eval/kl"] > 0
+    trainer.save_model(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.bfloat16).eval()
+    ids = torch.arange(3, 11).view(1, 8)
+    with torch.no_grad():
+        before = base(input_ids=ids).logits
+        saved = PeftModel.from_pretrained(base, tmp_path)(input_ids=ids).logits
+        trained = trainer.network.policy(input_ids=ids).logits
+    assert (saved - trained).abs().max() < 0.05 < 0.2 < (saved - before).abs().max()
+
+
+@pytest.mark.parametrize("networks", ["shared", "separate"])
+def test_bf16_passes_leave_the_weights_in_float32(models: TaskModels, networks: str) -> None:
+    trainer = PPOTrainer(replace(NETWORKS[networks], bf16=True), models)
+    dtypes: Counter[torch.dtype] = Counter()
+    for trunk in [m for m in (trainer.network.policy.transformer, trainer.network.critic) if m is not None]:
+        trunk.h[0].mlp.c_fc.register_forward_hook(lambda module, args, output: dtypes.update([output.dtype]))
+    baseline, first, *_, last = trainer
+    assert set(dtypes) == {torch.bfloat16}
+    assert {p.dtype for p in trainer.network.parameters()} == {torch.float32}
+    assert baseline.metrics["eval/kl"] == 0 == first.metrics["objective/kl_exact"]
+    assert first.metrics["sampler/mismatch"] < 0.1, "bfloat16 rounds alike in both"
+    assert last.metrics["eval/kl"] > 0
+    assert set(last.metrics) == set(METRICS) - {"loss/kl_avg"}
+    assert torch.tensor(list(last.metrics.values())).isfinite().all()
+
+
+# Gradient checkpointing
+
+
+def run_counted(
+    config: PPOConfig, models: TaskModels
+) -> tuple[list[StepReport], Counter[str], list[dict[str, Tensor]]]:
+    """Run; return the reports, each block's passes with gradients, and each optimizer step's gradients."""
+    trainer = PPOTrainer(replace(config, max_grad_norm=1e6), models)
+    passes: Counter[str] = Counter()
+    for name, module in trainer.network.named_modules():
+        if isinstance(module, GPT2Block):
+            module.ln_1.register_forward_pre_hook(  # inside the block, whose own hooks may stand outside
+                lambda module, args, name=name: passes.update([name] if torch.is_grad_enabled() else [])
+            )
+    gradients = []
+    true_step = trainer.optimizers.step
+
+    def step(*, policy_learns: bool = True) -> object:
+        gradients.append({name: p.grad.clone() for name, p in trainer.network.trained().items()})
+        return true_step(policy_learns=policy_learns)
+
+    trainer.optimizers.step = step  # type: ignore[method-assign, assignment]
+    return list(trainer), passes, gradients
+
+
+@pytest.mark.parametrize("networks", NETWORKS)
+def test_gradient_checkpointing_computes_layers_twice_and_changes_nothing(models: TaskModels, networks: str) -> None:
+    config = NETWORKS[networks]
+    plain_reports, plain_passes, plain_gradients = run_counted(config, models)
+    reports, passes, gradients = run_counted(replace(config, gradient_checkpointing=True), models)
+    steps = 3 * 2 * 2
+    assert len(plain_passes) == (4 if "separate" in networks else 2), "2 blocks a network"
+    assert set(plain_passes.values()) == {steps}
+    assert passes == dict.fromkeys(plain_passes, 2 * steps)
+    for plain, mine in zip(plain_gradients, gradients, strict=True):
+        for name, gradient in plain.items():
+            torch.testing.assert_close(mine[name], gradient, msg=name)
+    # The KV cache of sampling is as before: the same responses, from the baseline to the last step.
+    assert [[s.response for s in r.samples] for r in reports] == [
+        [s.response for s in r.samples] for r in plain_reports
+    ]
+    assert reports[-1].metrics["sampler/mismatch"] < 1e-4
+
+
+def test_gradient_checkpointing_turns_no_dropout_on(tiny_folder: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    model.config.attn_pdrop = model.config.resid_pdrop = model.config.embd_pdrop = 0.5
+    model.save_pretrained(tmp_path)
+    models = load_models(tmp_path, tiny_folder)
+    config = replace(CONFIG, gradient_checkpointing=True, num_ppo_epochs=1, mini_batch_size=16)
+    _, first, *_ = PPOTrainer(config, models)
+    assert first.metrics["val/ratio_var"] == pytest.approx(0, abs=1e-8)

@@ -1,0 +1,312 @@
+"""Tasks of one's own: TOML files, Python files and folders, and what is said of mistakes in them."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ppo_core.declaration import Range
+from ppo_core.errors import TaskError
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.models import load_task
+from ppo_core.prompts import PromptSource
+from ppo_core.task import Advice, Prompt, RewardPart, TaskAssets, get_task
+from ppo_core.task_files import make_task
+from tests.ppo_core.conftest import WORDS
+
+REWARD = """
+def wanted(prompts, responses, word):
+    return [float(response.split().count(w)) for response, w in zip(responses, word)]
+
+def short(responses):
+    return [-float(len(response.split())) for response in responses]
+"""
+PLAIN = 'policy = "model"\nreward = "reward.py:wanted"\nprompts = "prompts.jsonl"\n'
+PYTHON = """
+from ppo_core.task_files import make_task
+
+def wanted(prompts, responses, word):
+    return [float(response.split().count(w)) for response, w in zip(responses, word)]
+
+TASK = make_task(policy="model", reward=wanted, prompts="prompts.jsonl", kl_budget=4, reference={"response_length": 6})
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_folder: Path) -> Path:
+    """A folder with a policy, a reward's functions and 80 prompts; the tests write the task."""
+    (tmp_path / "model").symlink_to(tiny_folder)
+    (tmp_path / "reward.py").write_text(REWARD)
+    rows = [{"prompt": f"{WORDS[i % 20]} {WORDS[i // 20]}", "word": WORDS[i % 7]} for i in range(80)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def write(folder: Path, text: str, name: str = "task.toml") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def prepared(name: str) -> TaskAssets:
+    return get_task(name).prepare(None)
+
+
+# What is read
+
+
+def test_a_short_file_is_a_whole_task(folder: Path) -> None:
+    path = write(folder, PLAIN)
+    task = get_task(path)
+    assert (task.name, task.kl_budget, task.kl_limit, task.eval_seed) == (path, 10, 15, 0)
+    assert task.eval_temperature == HYPERPARAMETERS["temperature"].default
+    assert task.eval_response_length == HYPERPARAMETERS["response_length"].default
+    assert task.doc == "Prompts of prompts.jsonl, rewarded by wanted."
+    assets = task.prepare(None)
+    assert assets.policy == str(folder / "model")
+    assert assets.rewards == (RewardPart("wanted", "function", f"{folder}/reward.py:wanted"),)
+    splits = assets.prompts
+    assert (len(splits.train), len(splits.eval), len(splits.test)) == (60, 10, 10)
+    assert splits.train[0].columns.keys() == {"word"}
+
+
+def test_every_key_arrives(folder: Path) -> None:
+    path = write(
+        folder,
+        PLAIN.replace('"prompts.jsonl"', '{ path = "prompts.jsonl", eval = 20, seed = 3, max_prompt_tokens = 9 }')
+        + 'doc = "Mine."\nkl_budget = 20\n'
+        "eval = { temperature = 0.5, response_length = 7, seed = 8, prompts = 12 }\n"
+        'reference = { temperature = 0.9, learning_rate = "1e-4", kl_target = 6 }\n'
+        '[search]\nlearning_rate = { low = 1e-5, high = 1e-3, why = "small" }\nlam = { low = 0.9, high = 1.0 }\n',
+    )
+    task = get_task(path)
+    assert (task.doc, task.kl_budget, task.kl_limit) == ("Mine.", 20, 30)
+    assert (task.eval_temperature, task.eval_response_length, task.eval_seed) == (0.5, 7, 8)
+    assert task.reference == {"temperature": 0.9, "learning_rate": 1e-4, "kl_target": 6.0}
+    assert task.advised["learning_rate"] == Advice(Range(1e-5, 1e-3, "log"), "small")
+    assert task.advised["lam"].range == Range(0.9, 1.0)
+    assert len(task.prepare(None).prompts.eval) == 12
+
+
+def test_an_evaluation_is_as_the_reference_trains_where_nothing_else_is_said(folder: Path) -> None:
+    task = get_task(write(folder, PLAIN + "reference = { temperature = 0.9, response_length = 5 }\n"))
+    assert (task.eval_temperature, task.eval_response_length) == (0.9, 5)
+
+
+def test_rewards_of_every_kind(folder: Path) -> None:
+    (folder / "judge").mkdir()
+    (folder / "judge" / "config.json").write_text("{}")
+    path = write(
+        folder,
+        'policy = "an-org/a-model"\nprompts = "an-org/a-dataset"\n'
+        'reward = ["judge", "an-org/a-judge", { where = "reward.py:short", weight = -0.5 }, '
+        '{ where = "https://me:secret@host/score", name = "judge.2", timeout = 5, retries = 0, batch_size = 8 }, '
+        '{ name = "sum", where = "ppo_core.tasks.arithmetic.reward:exact", kind = "function" }]\n',
+    )
+    preparation = get_task(path).prepare
+    assert preparation.rewards == (  # type: ignore[attr-defined]
+        RewardPart("judge", "model", str(folder / "judge")),
+        RewardPart("a-judge", "model", "an-org/a-judge"),
+        RewardPart("short", "function", f"{folder}/reward.py:short", weight=-0.5),
+        RewardPart("judge.2", "http", "https://me:secret@host/score", timeout=5, retries=0, batch_size=8),
+        RewardPart("sum", "function", "ppo_core.tasks.arithmetic.reward:exact"),
+    )
+    assert preparation.policy == "an-org/a-model"  # type: ignore[attr-defined]
+    assert preparation.prompts == PromptSource("an-org/a-dataset")  # type: ignore[attr-defined]
+
+
+def test_a_folder_is_its_task_file_and_a_table_called_task_is_the_task(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(folder, PLAIN)
+    study = write(folder, 'name = "s"\n[task]\n' + PLAIN, "study.toml")
+    monkeypatch.chdir(folder.parent)
+    assert get_task(str(folder)) == get_task(folder.name) == get_task(f"{folder.name}/task.toml") == get_task(path)
+    assert get_task(study).name == study
+    assert get_task(study).reference == get_task(path).reference
+
+
+def test_what_was_left_out_of_the_prompts_is_told(folder: Path) -> None:
+    with (folder / "prompts.jsonl").open("a") as file:
+        file.write("no JSON\n")
+    told: list[tuple[str, float]] = []
+    get_task(write(folder, PLAIN)).prepare(lambda what, share: told.append((what, share)))
+    assert [(share, "1 of 81" in what) for what, share in told if "unreadable" in what] == [(1.0, True)]
+
+
+def test_a_changed_file_is_read_again(folder: Path) -> None:
+    path = write(folder, PLAIN)
+    assert get_task(path) is get_task(path)
+    write(folder, PLAIN + "kl_budget = 3\n")
+    assert get_task(path).kl_budget == 3
+
+
+def test_the_policy_of_a_built_in_task(folder: Path, task_cache: Path) -> None:
+    path = write(folder, PLAIN.replace('"model"', '"task:arithmetic"'))
+    assert prepared(path).policy == get_task("arithmetic").prepare(None).policy
+
+
+# Python files
+
+
+def test_a_python_file_makes_a_task_with_a_function_of_its_own(folder: Path) -> None:
+    path = write(folder, PYTHON, "task.py")
+    task = get_task(str(folder))
+    assert (task.name, task.kl_budget, task.eval_response_length) == (path, 4, 6)
+    models = load_task(path, "cpu")
+    scored = models.reward([Prompt("w1", {"word": "w3"})], ["w3 w4 w3"], [["w3", "w4", "w3"]])
+    assert (scored.totals, dict(scored.parts)) == ([2.0], {"wanted": [2.0]})
+
+
+def test_any_task_may_be_the_one_of_a_python_file(folder: Path) -> None:
+    path = write(folder, "from ppo_core.tasks.arithmetic import TASK\n", "task.py")
+    assert get_task(path) == replace(get_task("arithmetic"), name=path)
+
+
+def test_a_python_file_may_name_a_function_of_its_own_by_text(folder: Path) -> None:
+    path = write(folder, PYTHON.replace("reward=wanted", 'reward="task.py:wanted"'), "task.py")
+    by_text = prepared(path).rewards
+    path = write(folder, PYTHON, "task.py")
+    assert by_text == prepared(path).rewards == (RewardPart("wanted", "function", f"{path}:wanted"),)
+
+
+def test_the_same_in_toml_and_in_python_is_the_same_task(folder: Path) -> None:
+    toml = write(folder, PLAIN + "kl_budget = 4\nreference = { response_length = 6 }\n")
+    python = write(folder, PYTHON.replace("reward=wanted", 'reward="reward.py:wanted"'), "other.py")
+    one, two = get_task(toml), get_task(python)
+    assert (one.reference, one.kl_budget, one.doc) == (two.reference, two.kl_budget, two.doc)
+    assert prepared(toml) == prepared(python)
+
+
+WORKER = """
+import sys
+from ppo_core.rewards.function import load_function
+from ppo_core.task import get_task
+wanted = load_function(get_task(sys.argv[1]).prepare.rewards[0])
+print(wanted(prompts=["w1"], responses=["w3 w4 w3"], word=["w3"]), "torch" in sys.modules)
+"""
+
+
+def test_another_process_finds_the_task_and_its_function_by_the_path_without_torch(folder: Path) -> None:
+    name = get_task(write(folder, PYTHON, "task.py")).name
+    command = [sys.executable, "-c", WORKER, name]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[2.0] False\n", done.stderr
+
+
+def test_a_function_that_no_other_process_could_find_is_refused() -> None:
+    def inner(responses: list[str]) -> list[float]:
+        return [0.0 for _ in responses]
+
+    for function in (inner, lambda responses: [0.0 for _ in responses]):
+        with pytest.raises(TaskError, match=r"reward = .* cannot be found by other processes: a function that is def"):
+            make_task(policy="an-org/model", reward=function, prompts="an-org/data")
+
+
+# Mistakes
+
+MISTAKES = [
+    ("", "policy is missing; a task has policy, reward, prompts"),
+    ('policy = "model"\nreward = "reward.py:wanted"\n', "prompts is missing"),
+    (PLAIN + "kl_buget = 3\n", 'kl_buget: unknown key; .*; did you mean "kl_budget"?'),
+    (PLAIN + "kl_budget = 0\n", "kl_budget = 0 is not allowed: a number over 0"),
+    (PLAIN + "kl_limit = 4\n", "kl_limit = 4 is below kl_budget = 10"),
+    (PLAIN + "doc = 3\n", "doc = 3 is not allowed: a text in quotes"),
+    (PLAIN + "eval = { lenght = 3 }\n", "eval.lenght: unknown key; allowed: temperature, response_length"),
+    (PLAIN + "eval = { temperature = 0 }\n", "eval.temperature = 0 is not allowed: a number over 0"),
+    (PLAIN + "eval = { prompts = 0 }\n", "eval.prompts = 0 is not allowed: a whole number at least 1"),
+    (PLAIN + "eval = 3\n", "eval = 3 is not allowed: a table"),
+    (PLAIN + "reference = { learning_rat = 1 }\n", 'reference: unknown hyperparameter .* "learning_rate"?'),
+    (PLAIN + "reference = { lam = 2 }\n", "reference.lam = 2 is not allowed: a number in [0, 1]"),
+    (PLAIN + 'reference = { lr_scheduler_type = "constant", warmup_ratio = 0.1 }\n', "reference: .* has no warm-up"),
+    (PLAIN + "search = { kl_coef = 3 }\n", "search.kl_coef = 3 is not allowed: a table"),
+    (PLAIN + "search = { kl_coef = { low = 1 } }\n", "search.kl_coef.high is missing"),
+    (PLAIN + "search = { kl_coef = { low = 2, high = 1 } }\n", "search.kl_coef: low = 2 must be below high = 1"),
+    (PLAIN + "search = { kl_coef = { low = 1, high = 2, why = 3 } }\n", "search.kl_coef.why = 3 is not allowed"),
+    (PLAIN + "search = { seed = { low = 1, high = 2 } }\n", "search.seed: cannot be searched"),
+    (PLAIN.replace('"model"', '"./modle"'), "policy = './modle': there is no /.*/modle; did you mean \"model\"?"),
+    (PLAIN.replace('"model"', '"model/sft"'), "policy = 'model/sft': there is no "),
+    (PLAIN.replace('"model"', '"reward.py"'), "policy = 'reward.py' is a file; a model is a folder"),
+    (PLAIN.replace('"model"', '"."'), "policy = '.' holds no saved model: there is no config.json"),
+    (PLAIN.replace('"model"', '"task:arithmatic"'), 'policy = .*task:reviews.*; did you mean "arithmetic"?'),
+    (PLAIN.replace('"model"', "3"), "policy = 3 is not allowed: a model's folder or hub id"),
+    (PLAIN.replace("prompts.jsonl", "promts.jsonl"), 'prompts = .*: there is no .*; did you mean "prompts.jsonl"?'),
+    (PLAIN.replace('"prompts.jsonl"', "{ colum = 1 }"), 'prompts.colum: unknown key; .*; did you mean "column"?'),
+    (PLAIN.replace('"prompts.jsonl"', '{ column = "x" }'), "prompts.path is missing"),
+    (PLAIN.replace('"prompts.jsonl"', '{ path = "prompts.jsonl", eval = 0 }'), "prompts: eval = 0 is not allowed"),
+    (PLAIN.replace("reward.py:wanted", "reward.py:wantd"), 'reward: .* no function "wantd".*; did you mean "wanted"?'),
+    (PLAIN.replace("reward.py:", "rewards.py:"), "reward = 'rewards.py': there is no .*; did you mean \"reward.py\"?"),
+    (PLAIN.replace("reward.py:", "no_such_module:"), 'reward: .*there is no module "no_such_module"'),
+    (PLAIN.replace("reward.py:", "broken.py:"), "reward: .*importing .*broken.py raised ZeroDivisionError"),
+    (PLAIN.replace("reward.py:wanted", "http://"), "reward: reward part"),
+    (PLAIN.replace('"reward.py:wanted"', "[]"), "reward is empty"),
+    (PLAIN.replace('"reward.py:wanted"', '["reward.py:wanted", "reward.py:wanted"]'), 'reward: two .* "wanted"'),
+    (PLAIN.replace('"reward.py:wanted"', '{ name = "x" }'), "reward.where is missing"),
+    (PLAIN.replace('"reward.py:wanted"', '[{ where = "model", kind = "modell" }]'), 'reward[0].kind = .* "model"?'),
+    (PLAIN.replace('"reward.py:wanted"', '{ where = "model", name = "a b" }'), "reward.name = 'a b' is not allowed"),
+    (PLAIN.replace('"reward.py:wanted"', '{ where = "model", weight = "1" }'), "reward.weight = '1' is not allowed"),
+    (PLAIN.replace('"reward.py:wanted"', '{ where = "model", retries = -1 }'), "reward.retries = -1 is not allowed"),
+    (PLAIN.replace('"reward.py:wanted"', '{ where = "model", wieght = 1 }'), 'reward.wieght: .* "weight"?'),
+    ("policy = = 3\n", "not valid TOML: .*line 1"),
+    ("[task]\n" + PLAIN + "kl_buget = 3\n", "task.kl_buget: unknown key"),
+    ("task = 3\n", "task = 3 is not allowed: a table"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES, ids=[message[:40] for _, message in MISTAKES])
+def test_a_mistake_is_one_line_that_names_file_and_key(folder: Path, text: str, message: str) -> None:
+    (folder / "broken.py").write_text("1 / 0\n")
+    path = write(folder, text)
+    with pytest.raises(TaskError) as caught:
+        get_task(path)
+    said = str(caught.value)
+    assert said.startswith(f"{path}: ") and "\n" not in said
+    pattern = message.replace("?", r"\?").replace("[", r"\[")
+    assert re.match(pattern, said.removeprefix(f"{path}: ")), said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import a_missing_library\n", "task.py, line 1: ModuleNotFoundError: No module named 'a_missing_library'"),
+        ("x = 1\nTASK = = 3\n", "task.py, line 2: SyntaxError: invalid syntax"),
+        ("raise SystemExit('enough')\n", "task.py, line 1: SystemExit: enough"),
+        ("x = 1\n", "task.py: a task file defines TASK, a Task such as make_task returns; it has none"),
+        (PYTHON.replace("TASK =", "TSAK ="), "task.py: a task file defines TASK, .*; it has: TSAK"),
+        (PYTHON.replace("kl_budget=4", "kl_budgt=4"), "task.py, line 7: TypeError: .*kl_budgt"),
+        (PYTHON.replace("kl_budget=4", "kl_budget=-4"), "task.py: kl_budget = -4 is not allowed: a number over 0"),
+        (PYTHON.replace('"model"', '"./modle"'), "task.py: policy = './modle': there is no"),
+    ],
+)
+def test_a_mistake_in_a_python_file_is_one_line(folder: Path, text: str, message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        get_task(write(folder, text, "task.py"))
+    assert re.match(f"{folder}/{message}", str(caught.value)), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_without_a_task_says_what_is_wrong(folder: Path) -> None:
+    write(folder, PLAIN)
+    for name, message in (
+        (str(folder / "taks.toml"), r'there is no task file .*taks\.toml; did you mean "task.toml"\?'),
+        (str(folder / "model"), r"holds neither of task\.toml, task\.py"),
+        (str(folder / "prompts.jsonl"), r"is no task file: its name ends in \.toml or \.py"),
+    ):
+        with pytest.raises(TaskError, match=message):
+            get_task(name)
+    write(folder, PYTHON, "task.py")
+    with pytest.raises(TaskError, match=r"holds both of task\.toml, task\.py"):
+        get_task(str(folder))
+
+
+def test_a_policy_without_a_tokenizer_says_what_to_do(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    (folder / "empty" / "config.json").write_text("{}")
+    path = write(folder, PLAIN.replace('"model"', '"empty"'))
+    with pytest.raises(TaskError) as caught:
+        prepared(path)
+    assert re.match(f'{path}: the tokenizer of policy "{folder}/empty" cannot be loaded .*; a pol', str(caught.value))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,63 @@
+"""The study behind the chart of KL by β does what the chart says, in a shorter run of the same three trials."""
+
+import pytest
+import torch
+
+from docs import kl_by_beta
+from docs.kl_by_beta import BETA, KL, Curve
+from ppo_core.task import TaskAssets
+from ppo_core.trainer import ppo_trainer
+from tuner.spec import StudySpec
+
+SHORTER = {"total_episodes": 1024, "response_length": 16, "learning_rate": 1e-3, "num_ppo_epochs": 2}
+"""A higher rate instead of the length, so that KL goes where β lets it within 16 rollout batches."""
+
+
+def short_study() -> StudySpec:
+    """The committed study, shorter: the target is within reach, and β moves by up to 20% a batch."""
+    content = StudySpec.load(kl_by_beta.STUDY).to_dict()
+    low, high, adaptive = content["trial"]
+    adaptive = adaptive | {"kl_target": 3.0, "kl_horizon": 64}
+    return StudySpec.from_dict(content | {"fixed": content["fixed"] | SHORTER, "trial": [low, high, adaptive]}, "short")
+
+
+@pytest.fixture(scope="module")
+def curves(assets: TaskAssets) -> list[Curve]:
+    torch.set_num_threads(1)
+    study = short_study()
+    found = []
+    for trial in study.listed:
+        config = study.config(trial.params)
+        steps = [
+            (r.episode, r.metrics[KL], r.metrics[BETA]) for r in ppo_trainer(config, "reviews", device="cpu") if r.step
+        ]
+        found.append(Curve.of(trial.label, config, steps))
+    return found
+
+
+def test_a_low_beta_lets_kl_grow_a_high_one_restricts_it_and_an_adaptive_one_keeps_a_target(
+    curves: list[Curve],
+) -> None:
+    low, high, adaptive = curves
+    assert max(low.kls) == pytest.approx(low.kls[-1], rel=0.4), "it is still high at the end"
+    assert low.settled > 2 * adaptive.settled > 3 * high.settled
+    assert adaptive.target is not None and 0.6 < adaptive.settled / adaptive.target < 1.6
+    assert len(set(low.betas)) == len(set(high.betas)) == 1
+    assert min(adaptive.betas) < 0.7 * adaptive.betas[0], "β fell while KL was under the target"
+    assert adaptive.betas[-1] > 1.1 * min(adaptive.betas), "and rose when it was over"
+
+
+def test_the_chart_shows_every_trial_and_the_target(curves: list[Curve]) -> None:
+    chart = kl_by_beta.figure(curves)
+    assert [line.name.split(":")[0] for line in chart.data] == ["β low, fixed", "β high, fixed", "β adaptive"]
+    assert all(list(line.y) == list(curve.kls) for line, curve in zip(chart.data, curves, strict=True))
+    (target,) = chart.layout.shapes
+    assert target.y0 == target.y1 == 3.0
+    assert chart.layout.yaxis.title.text == "KL (nats per response)"
+
+
+def test_the_committed_study_is_as_the_chart_says() -> None:
+    low, high, adaptive = (trial.params for trial in StudySpec.load(kl_by_beta.STUDY).listed)
+    assert low["kl_coef"] < adaptive["kl_coef"] < high["kl_coef"]
+    assert "kl_target" not in low and "kl_target" not in high and adaptive["kl_target"] == 6.0
+    assert kl_by_beta.PICTURE.is_file()

@@ -1,0 +1,162 @@
+"""Studies that list their trials: what a file may say, what is run, and what people and Optuna are shown."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from ppo_core.errors import ConfigError
+from tests.tuner import quick_study
+from tests.tuner.invoke import Invoke, one_error
+from tests.tuner.quick_run import QUICK_STUDY
+from tuner.controller import run_study
+from tuner.events import StudyStarted
+from tuner.listed_trials import ListedTrial
+from tuner.spec import StudySpec
+
+BETAS: list[dict[str, Any]] = [
+    {"label": "low", "kl_coef": "1e-2"},
+    {"kl_coef": 0.3, "advantage_estimator": "rloo", "num_generations": 2},
+    {"label": "to a target", "kl_target": 6, "kl_horizon": 200},
+]
+
+QUICK_LIST = f"""
+{QUICK_STUDY.split("trials = 3")[0]}
+[[trial]]
+learning_rate = 4e-3
+label = "fast [bold]"
+[[trial]]
+learning_rate = 1e-3
+whiten_rewards = true
+"""
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    base = {"name": "mine", "task": "reviews", "fixed": {"gamma": 0.9}, "trial": BETAS}
+    return {key: value for key, value in {**base, **changes}.items() if value is not None}
+
+
+def spec(**changes: Any) -> StudySpec:
+    return StudySpec.from_dict(content(**changes), "s.toml")
+
+
+def test_listed_values_are_read_in_the_fields_types_and_over_the_tasks_reference() -> None:
+    study = spec()
+    assert study.trials == 3 and study.search == {}
+    assert study.listed[0] == ListedTrial({"kl_coef": 0.01}, "low")
+    assert [study.label(number) for number in range(4)] == ["low", "", "to a target", ""]
+    low, grouped, adaptive = (study.config(trial.params) for trial in study.listed)
+    assert (low.kl_coef, low.gamma, low.learning_rate) == (0.01, 0.9, 2e-4)  # the task's reference rate
+    assert (grouped.advantage_estimator, grouped.num_generations) == ("rloo", 2)
+    assert (adaptive.kl_target, adaptive.kl_horizon, adaptive.kl_coef) == (6.0, 200, 0.05)
+
+
+def test_a_stored_study_is_read_back_equal() -> None:
+    study = spec(trials=3)
+    assert StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "stored") == study == spec()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trials": 4}, "trials = 4 is not allowed beside [[trial]] tables: leave it out, or list as many"),
+        ({"trials": "3"}, "trials = '3' is not allowed: a whole number"),
+        ({"search": {"kl_coef": "advised"}}, "search does nothing beside [[trial]] tables; take one of them out"),
+        ({"sampler": {"name": "random"}}, "sampler does nothing beside [[trial]] tables; take one of them out"),
+        ({"trial": []}, "trial = [] is not allowed: [[trial]] tables, one a trial"),
+        ({"trial": {"kl_coef": 0.1}}, "trial = {'kl_coef': 0.1} is not allowed: [[trial]] tables, one a trial"),
+        ({"trial": [3]}, "trial 0 = 3 is not allowed: a table of key = value lines"),
+        ({"trial": [{}, {"kl_coeff": 1}]}, 'trial 1.kl_coeff: unknown hyperparameter; did you mean "kl_coef"?'),
+        ({"trial": [{"kl_coef": -1}]}, "trial 0.kl_coef = -1 is not allowed: a number at least 0"),
+        ({"trial": [{"label": 3}]}, "trial 0.label = 3 is not allowed: a text in quotes"),
+        ({"trial": [{"seed": 3}]}, "trial 0.seed: the seed is set at the top of the file"),
+        ({"trial": [{"gamma": 0.8}]}, "trial 0.gamma: it stands in [fixed], too; take it out of one of them"),
+        ({"trial": [{}, {"lam": 1}, {"lam": 1, "label": "b"}]}, "trial 2 lists the same values as trial 1"),
+        ({"trial": [{}, {"mini_batch_size": 48}]}, "trial 1: mini_batch_size = 48 does not divide batch_size"),
+        ({"trial": [{"advantage_estimator": "rloo"}]}, "trial 0: num_generations = 1 is not allowed with adv"),
+        ({"trial": None}, "trials is missing"),
+    ],
+)  # fmt: skip
+def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        spec(**changes)
+    assert str(raised.value).startswith(f"s.toml: {message}")
+    assert "\n" not in str(raised.value)
+
+
+def test_what_does_nothing_in_its_trial_is_told() -> None:
+    assert spec().notes == ()
+    study = spec(trial=[{"kl_horizon": 100}, {"num_ppo_epochs": 1, "num_mini_batches": 1, "mini_batch_size": 64}])
+    horizon, ratio = study.notes
+    assert horizon.startswith("trial 0: kl_horizon does nothing: the horizon belongs to an adaptive")
+    assert ratio.startswith("trial 1: with one PPO epoch and one mini-batch the ratio is always 1")
+
+
+def test_a_study_may_list_more_trials_later_and_change_none() -> None:
+    longer = spec(trial=[*BETAS, {"kl_coef": 0.5}])
+    assert longer.changes_to(spec()).refused == []
+    assert longer.changes_to(spec()).told == ["trials: 4, was 3"]
+    (changed,) = spec(trial=[{"kl_coef": 0.2}, *BETAS[1:]]).changes_to(spec()).refused
+    assert changed.startswith(
+        "trial 0: {'kl_coef': 0.2}, was {'label': 'low', 'kl_coef': 0.01}; give the study another"
+    )
+    (shorter,) = spec(trial=BETAS[:2]).changes_to(spec()).refused
+    assert shorter.startswith("trial 2: not listed, was {'label': 'to a target'")
+    searching = spec(trial=None, trials=3, search={"kl_coef": "advised"})
+    assert spec().changes_to(searching).refused == ["trials: listed, were searched; give the study another name"]
+
+
+def test_they_run_in_order_with_nothing_added_or_proposed(tmp_path: Path) -> None:
+    rates = [{"learning_rate": rate} for rate in (2e-4, 9e-4, 1e-4)]
+    table = quick_study.quick_spec().to_dict() | {"trial": rates, "trials": 3}
+    study = StudySpec.from_dict({key: table[key] for key in table if key not in ("search", "sampler")}, "test")
+    finished, events = quick_study.run(tmp_path, study, workers=1)
+    assert finished
+    assert next(event for event in events if isinstance(event, StudyStarted)).spec == study
+    rows = quick_study.rows(tmp_path)
+    assert [(row.number, row.origin, row.params) for row in rows] == [(n, "listed", rates[n]) for n in range(3)]
+    assert [row.config["learning_rate"] for row in rows] == [2e-4, 9e-4, 1e-4]
+    assert [row.kl for row in rows][::2] == [pytest.approx(7.6), pytest.approx(3.8)]
+    # Optuna's own tools see the same trials, each value as one of those listed.
+    copied = optuna.load_study(study_name=study.name, storage=quick_study.storage(tmp_path)).trials
+    assert [trial.params for trial in copied] == rates
+    assert {str(trial.distributions["learning_rate"]) for trial in copied} == {
+        "CategoricalDistribution(choices=(0.0002, 0.0009, 0.0001))"
+    }
+    longer = StudySpec.from_dict({**study.to_dict(), "trials": 4, "trial": [*rates, {"cliprange": 0.1}]}, "test")
+    finished, _ = quick_study.run(tmp_path, longer, workers=1)
+    assert finished and len(quick_study.rows(tmp_path)) == 4
+    copied = optuna.load_study(study_name=study.name, storage=quick_study.storage(tmp_path)).trials
+    assert copied[3].params == {"cliprange": 0.1}
+
+
+def test_another_total_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^trials = 2 is not allowed beside \[\[trial\]\] tables"):
+        run_study(spec(), storage=str(tmp_path / "s.db"), runs_folder=tmp_path, trials=2, on_event=print)
+    assert not list(tmp_path.iterdir())
+
+
+def test_show_names_them(ppo_tuner: Invoke, own_folder: Path) -> None:
+    (own_folder / "quick.toml").write_text(QUICK_LIST)
+    status, stdout, stderr = ppo_tuner("run", "quick.toml")
+    assert (status, stderr) == (0, "")
+    assert "One run of each trial chose this winner" in stdout
+    status, stdout, _ = ppo_tuner("show", "quick")
+    assert status == 0 and "Searched" not in stdout and "is the reference" not in stdout
+    table = stdout.split("Listed values")[1]
+    assert re.search(r"0 +fast \[bold\] +0\.004 +-", table)
+    assert re.search(r"1 +0\.001 +true", table)
+    _, stdout, _ = ppo_tuner("show", "quick", "0")
+    assert 'Trial 0 of study "quick" (listed as "fast [bold]")' in stdout
+    assert re.search(r"learning_rate +0\.004 +\* listed", stdout)
+    _, stdout, _ = ppo_tuner("show", "quick", "--json")
+    assert json.loads(stdout)["spec"]["trial"][0] == {"label": "fast [bold]", "learning_rate": 0.004}
+
+
+def test_the_command_line_refuses_another_total(ppo_tuner: Invoke, own_folder: Path) -> None:
+    (own_folder / "quick.toml").write_text(QUICK_LIST)
+    status, _, stderr = ppo_tuner("run", "quick.toml", "--trials", "3")
+    assert status != 0 and one_error(stderr).startswith("trials = 3 is not allowed beside [[trial]] tables")

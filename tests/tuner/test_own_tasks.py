@@ -1,0 +1,139 @@
+"""A task of one's own: written by `new-task`, named or stated by a study file, and trained on as it is."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ppo_core.errors import ConfigError
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.models import load_task
+from ppo_core.task import get_task
+from ppo_core.trainer import PPOTrainer
+from tests.tuner.invoke import Invoke, one_error
+from tuner.spec import StudySpec
+
+TASK = 'policy = "an-org/a-model"\nreward = "ppo_core.tasks.arithmetic.reward:exact"\nprompts = "an-org/data"\n'
+STUDY = 'name = "mine"\ntrials = 2\nsearch = { learning_rate = "advised" }\n'
+
+
+@pytest.fixture
+def written(ppo_tuner: Invoke, own_folder: Path) -> Path:
+    """A folder that `new-task` wrote."""
+    status, stdout, stderr = ppo_tuner("new-task", "sums")
+    assert (status, stderr) == (0, "")
+    assert "train --task sums\n" in stdout and "run sums/study.toml\n" in stdout
+    return own_folder / "sums"
+
+
+def test_a_new_task_is_whole_and_short(written: Path) -> None:
+    assert sorted(path.name for path in written.iterdir()) == [
+        "README.md", "prompts.jsonl", "reward.py", "study.toml", "task.toml",
+    ]  # fmt: skip
+    assert not list(written.parent.glob(".sums*"))
+    for name in ("task.toml", "reward.py", "study.toml"):
+        assert len((written / name).read_text().splitlines()) <= 50
+    readme = (written / "README.md").read_text()
+    assert "ppo-tuner train --task sums\n" in readme and "ppo-tuner run sums/study.toml\n" in readme
+    assert "{" not in readme
+    study = StudySpec.load(written / "study.toml")
+    assert (study.name, study.task) == ("sums", str(written / "task.toml"))
+    assert study.search["learning_rate"] == get_task(str(written)).advised["learning_rate"].range
+
+
+def test_a_new_task_trains_as_it_is(written: Path, task_cache: Path) -> None:
+    models = load_task(str(written), "cpu")
+    config = PPOConfig.from_dict({**models.task.reference, "total_episodes": 128})
+    reports = list(PPOTrainer(config, models))
+    assert [report.episode for report in reports] == [0, 64, 128]
+    assert 0.2 < reports[0].metrics["eval/reward"] < 0.7
+    assert reports[2].metrics["eval/kl"] > 0
+
+
+def test_a_new_task_with_a_policy_of_ones_own(ppo_tuner: Invoke, own_folder: Path) -> None:
+    policy = own_folder / 'a "model"'
+    policy.mkdir()
+    (policy / "config.json").write_text("{}")
+    assert ppo_tuner("new-task", "sums", "--policy", policy.name)[0] == 0
+    assert tomllib.loads((own_folder / "sums" / "task.toml").read_text())["policy"] == str(policy)
+    assert get_task("sums").name == str(own_folder / "sums" / "task.toml")
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        (["full"], 1, "full is there already; name a new or an empty folder"),
+        (["file"], 1, "file is there already; name a new or an empty folder"),
+        (["a b"], 1, "'a b' is not allowed as a task's folder: its name has letters, digits, dots"),
+        ([""], 1, "'.' is not allowed as a task's folder"),
+        (["none/sums"], 1, "none/sums cannot be made: there is no folder none"),
+        (
+            ["sums", "--policy", "task:arithmatic"],
+            2,
+            "--policy = 'task:arithmatic' is .*; did you mean \"arithmetic\"?",
+        ),
+        (["sums", "--policy", "./none"], 2, "--policy = './none': there is no "),
+        ([], 2, "the following arguments are required: NAME; see ppo-tuner new-task --help"),
+    ],
+)
+def test_a_mistake_writes_nothing(
+    ppo_tuner: Invoke, own_folder: Path, argv: list[str], status: int, message: str
+) -> None:
+    (own_folder / "full").mkdir()
+    (own_folder / "full" / "kept").write_text("mine")
+    (own_folder / "file").write_text("mine")
+    before = sorted(own_folder.rglob("*"))
+    got, stdout, stderr = ppo_tuner("new-task", *argv)
+    assert (got, stdout) == (status, "")
+    assert message.split(".*")[0] in one_error(stderr) and message.split(".*")[-1] in stderr
+    assert sorted(own_folder.rglob("*")) == before
+
+
+def test_an_empty_folder_is_filled(ppo_tuner: Invoke, own_folder: Path) -> None:
+    (own_folder / "sums").mkdir()
+    assert ppo_tuner("new-task", "sums")[0] == 0
+    assert (own_folder / "sums" / "task.toml").is_file()
+
+
+# Studies
+
+
+def test_a_study_states_its_task_in_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(f"{STUDY}[task]\n{TASK}kl_budget = 4\nreference = {{ learning_rate = 1e-4 }}\n")
+    study = StudySpec.load(path)
+    assert (study.task, study.kl_budget, study.kl_limit) == (str(path), 4, 15)
+    assert study.config({}).learning_rate == 1e-4
+    stored = StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "the store")
+    assert stored == study and not stored.changes_to(study).refused
+
+
+def test_a_study_names_a_task_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "tasks" / "mine").mkdir(parents=True)
+    (tmp_path / "tasks" / "mine" / "task.toml").write_text(TASK)
+    for name in ("tasks/mine", "tasks/mine/task.toml", "./tasks/mine"):
+        (tmp_path / "study.toml").write_text(f'task = "{name}"\n{STUDY}')
+        assert StudySpec.load(tmp_path / "study.toml").task == str(tmp_path / "tasks" / "mine" / "task.toml")
+    (tmp_path / "tasks" / "study.toml").write_text(f'task = "mine"\n{STUDY}')
+    assert StudySpec.load(tmp_path / "tasks" / "study.toml").task == str(tmp_path / "tasks" / "mine" / "task.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f'{STUDY}[task]\npolcy = "x"\n', 'task.polcy: unknown key; .*; did you mean "policy"?'),
+        (f"{STUDY}[task]\n{TASK}kl_budget = 0\n", "task.kl_budget = 0 is not allowed: a number over 0"),
+        (f'task = "./mine.toml"\n{STUDY}', "task: there is no task file .*mine.toml"),
+        (f'task = "reveiws"\n{STUDY}', 'task: unknown task "reveiws"; .*; did you mean "reviews"?'),
+        (f"task = 3\n{STUDY}", "task = 3 is not allowed: a text in quotes, or a [task] table"),
+    ],
+)
+def test_a_mistake_in_a_studys_task_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        StudySpec.load(path)
+    said = str(caught.value)
+    parts = message.split(".*")
+    assert said.startswith(f"{path}: {parts[0]}") and parts[-1] in said and "\n" not in said
