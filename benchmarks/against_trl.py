@@ -107,8 +107,8 @@ def verdict(measure: str, found: list[Difference]) -> str:
     worst = max(found, key=lambda difference: abs(difference.errors))
     how = "agree within seed noise" if agree(found) else "differ by more than seed noise"
     return (
-        f"The {measure} curves {how}: the largest difference is {abs(worst.errors):.1f} standard errors, after "
-        f"{worst.episode} episodes."
+        f"The {measure.replace('kl', 'KL')} curves {how}: the largest difference is {abs(worst.errors):.1f} standard "
+        f"errors, after {worst.episode} episodes."
     )
 
 

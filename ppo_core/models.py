@@ -98,7 +98,7 @@ def _require_known_head(model: PreTrainedModel, which: str) -> None:
     """Raise TaskError where head and trunk together are not the whole model: training reads them apart."""
     ids = torch.arange(4, device=model.device).unsqueeze(0)
     probe = Sequences(ids, torch.ones_like(ids), prompt_width=1)
-    whole = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+    whole = model(input_ids=ids, attention_mask=probe.attention_mask, use_cache=False).logits[0, :-1].float()
     apart = LanguageHead.of(model)(response_states(model, probe)[0], 1.0, None)
     if not torch.allclose(whole, apart, atol=1e-2 if model.dtype == torch.bfloat16 else 1e-4):
         raise TaskError(f"{which} ({type(model).__name__}) changes its logits after the head in a way not known here")

@@ -97,7 +97,7 @@ def likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
 
 
 class _StopTexts(StopStringCriteria):
-    """Transformers' matcher, which puts "abcdef" before each token to see its text; some tokenizers do not know that."""
+    """Transformers' matcher. It puts "abcdef" before each token to see its text, which some tokenizers do not know."""
 
     @classmethod
     def of(cls, texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase) -> "_StopTexts":
@@ -109,11 +109,13 @@ class _StopTexts(StopStringCriteria):
             ) from error
 
     @staticmethod
-    def clean_tokenizer_vocab(tokenizer: Any, static_prefix: str = "abcdef", **options: Any) -> Any:
+    def clean_tokenizer_vocab(
+        tokenizer: Any, static_prefix: Any = "abcdef", stop_string_matching_mode: Any = None
+    ) -> Any:
         """Return the tokens' texts and ids, found behind a text that the tokenizer gives back."""
-        texts = (static_prefix, *tokenizer.get_vocab())
+        texts = (str(static_prefix), *tokenizer.get_vocab())
         known = next(text for text in texts if text in tokenizer.convert_tokens_to_string(tokenizer.tokenize(text)))
-        return StopStringCriteria.clean_tokenizer_vocab(tokenizer, known, **options)
+        return StopStringCriteria.clean_tokenizer_vocab(tokenizer, known, stop_string_matching_mode)
 
 
 class Stops:

@@ -162,9 +162,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(run: Command, folder: Path)
     assert killed.returncode == -9, killed.stderr
     assert len(steps(folder / "killed")) == 4 and not (folder / "killed" / "model").exists()
     (folder / "killed" / "steps.jsonl").open("a").write('{"step": 4, "epis')  # a line that was not written to its end
-    status, stdout, stderr = run("--resume", "killed")
-    assert status == 0, stderr
-    assert "going on from killed/checkpoints/step-000002" in stdout
+    resumed = process(folder, "--resume", "killed")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "going on from killed/checkpoints/step-000002" in resumed.stdout
     assert steps(folder / "killed") == steps(folder / "whole")
     weights = [(folder / name / "model" / "model.safetensors").read_bytes() for name in ("killed", "whole")]
     assert weights[0] == weights[1]

@@ -16,7 +16,6 @@ from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsW
 from ppo_core import PPOConfig
 from ppo_core.errors import ConfigError
 from ppo_core.models import TaskModels
-from ppo_core.randomness import Purpose, uniforms
 from ppo_core.rollout import Rollouts, generate
 from ppo_core.sampler import SamplingSettings, likeliest
 from ppo_core.sequences import unpack_bits
@@ -99,10 +98,7 @@ def test_training_reads_the_filtered_distribution(models: TaskModels, filters: d
         assert report.metrics["val/ratio_var"] == pytest.approx(0, abs=1e-6)
         if filters != {"top_k": 1}:
             assert 0 < report.metrics["policy/entropy_avg"] < torch.log(torch.tensor(filters.get("top_k", 23.0)))
-    if filters == {"top_k": 1}:
-        assert reports[-1].metrics["policy/grad_norm"] == 0, "a certain token teaches nothing"
-    else:
-        assert reports[-1].metrics["objective/kl_exact"] > 0
+    assert (reports[-1].metrics["objective/kl_exact"] > 0) == (filters != {"top_k": 1}), "one token is all there is"
 
 
 # What ends a response
@@ -180,17 +176,17 @@ def test_a_stop_string_ends_a_response_that_keeps_it(bytes_folder: Path, stop_st
         assert bool(ended) == (expected is not None)
         assert int(length) == (expected or 16)
         assert any(stop in response for stop in texts) == bool(ended)
-    assert 0 < rollouts.ended.sum() < len(prompts)
+    assert rollouts.ended.any()
 
 
-@pytest.mark.parametrize("stop_strings", ["w3", "w3 w"])
-def test_a_stop_string_works_with_words_as_tokens(models: TaskModels, stop_strings: str) -> None:
+def test_a_stop_string_works_with_words_as_tokens(models: TaskModels) -> None:
+    stop_strings = "w3"
     rollouts = respond(models, replace(CONFIG, stop_strings=stop_strings, response_length=24), ["w1", "w1 w2"] * 20)
-    ended = [stop_strings in response for response in rollouts.responses]
-    assert any(ended)
-    assert [bool(e) for e in rollouts.ended] == [
-        stop or last == 1 for stop, last in zip(ended, endings(rollouts), strict=True)
-    ]
+    texts = [" ".join(tokens) for tokens in models.token_texts(rollouts.sequences)]
+    stopped = [stop_strings in text for text in texts]
+    assert any(stopped)
+    assert rollouts.ended.tolist() == [stop or last == 1 for stop, last in zip(stopped, endings(rollouts), strict=True)]
+    assert not any(stop_strings in text.rpartition(" ")[0] for text in texts), "it ends at once"
 
 
 def test_a_stop_string_of_no_token_is_refused_in_one_line(models: TaskModels) -> None:
@@ -204,11 +200,11 @@ def test_rows_that_have_ended_leave_without_a_trace(models: TaskModels, monkeypa
     handle = models.reference.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
     )
-    config, texts = replace(CONFIG, top_k=9, response_length=16), prompts_of(models, 24)
-    numbers = torch.rand(24, 16, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    config, texts = replace(CONFIG, top_k=9, stop_token_id=7, response_length=26), prompts_of(models, 24)
+    numbers = torch.rand(24, 26, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     together = respond(models, config, texts, numbers)
     handle.remove()
-    assert len(set(rows)) >= 3, "24 rows, at most 12, at most 6"
+    assert max(rows) == 24 and min(rows) <= 12, "24 rows, then at most 12"
     for row in range(24):
         alone = respond(models, config, texts[row : row + 1], numbers[row : row + 1])
         length = int(alone.lengths[0])

@@ -15,11 +15,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from ppo_core.declaration import Range
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.task import TaskAssets
+from ppo_core.tasks.fingerprint import fingerprint
 from ppo_core.tasks.reviews import TASK
 from ppo_core.tasks.reviews.augment import augmented
 from ppo_core.tasks.reviews.build import build
 from ppo_core.tasks.reviews.corpus import MAX_WORDS, join, prompts, review
-from ppo_core.tasks.reviews.recipe import Recipe, fingerprint
+from ppo_core.tasks.reviews.recipe import Recipe
 from ppo_core.tasks.reviews.score import contributions, prefix_scores, score, split
 from ppo_core.tasks.reviews.tokenizer import make_tokenizer
 from ppo_core.tasks.reviews.words import LEVELS, vocabulary
@@ -233,8 +234,8 @@ def test_a_progress_callback_that_raises_ends_the_build(tmp_path: Path) -> None:
 
 
 def test_fingerprint_depends_on_the_recipe() -> None:
-    assert fingerprint(Recipe()) != fingerprint(TINY)
-    assert fingerprint(TINY) == fingerprint(TINY)
+    assert fingerprint(Recipe(), "ppo_core.tasks.reviews") != fingerprint(TINY, "ppo_core.tasks.reviews")
+    assert fingerprint(TINY, "ppo_core.tasks.reviews") == fingerprint(TINY, "ppo_core.tasks.reviews")
 
 
 def test_reference_is_a_valid_configuration_within_the_advised_ranges() -> None:

@@ -1,13 +1,12 @@
 """How large the models of the reviews task are and how long they are trained, and where they are kept. No torch."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import metadata, resources
 from pathlib import Path
 
 from ppo_core.task import Progress, RewardPart, TaskAssets, cache_folder
 from ppo_core.tasks.cache import ensure_built
+from ppo_core.tasks.fingerprint import fingerprint
 from ppo_core.tasks.reviews.corpus import prompts
 
 POLICY = "policy"
@@ -36,21 +35,11 @@ class Recipe:
 def prepare(progress: Progress | None = None, recipe: Recipe | None = None) -> TaskAssets:
     """Return the models' paths and the prompts, training the models first unless they are in the cache."""
     recipe = recipe or Recipe()
-    folder = ensure_built(cache_folder() / "reviews" / fingerprint(recipe), _builder(recipe, progress), progress)
+    folder = ensure_built(
+        cache_folder() / "reviews" / fingerprint(recipe, "ppo_core.tasks.reviews"), _builder(recipe, progress), progress
+    )
     reward = RewardPart("enthusiasm", "model", str(folder / REWARD_MODEL))
     return TaskAssets(str(folder / POLICY), (reward,), prompts())
-
-
-def fingerprint(recipe: Recipe) -> str:
-    """Return a short hash of all that decides the weights: recipe, the code that trains them, and the libraries."""
-    digest = hashlib.sha256(repr(recipe).encode())
-    files = resources.files(__package__).iterdir()
-    sources = (item for item in files if item.name.endswith(".py") and item.name != "__init__.py")
-    for source in sorted(sources, key=lambda item: item.name):
-        digest.update(source.read_bytes())
-    for library in ("torch", "transformers", "tokenizers"):
-        digest.update(f"{library} {metadata.version(library)}".encode())
-    return digest.hexdigest()[:16]
 
 
 def _builder(recipe: Recipe, progress: Progress | None) -> Callable[[Path], None]:

@@ -1,6 +1,6 @@
-"""The lessons of the SFT policy and of the reward model, and the loop that gives them."""
+"""The lessons of the SFT policy and of the reward model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import cast
 
@@ -13,8 +13,8 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from ppo_core.tasks.reviews.augment import augmented
 from ppo_core.tasks.reviews.corpus import prompts, review
 from ppo_core.tasks.reviews.score import contributions, prefix_scores
+from ppo_core.tasks.teaching import IGNORED, padded
 
-_IGNORED = -100
 _CORPUS_SHARE = 0.35
 """Share of the reward model's texts that come from the corpus; the others are augmented."""
 _WORD_WEIGHT = 6.0
@@ -34,7 +34,7 @@ class Lesson(nn.Module):
 
     def _inputs(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         pad: int = self.tokenizer.pad_token_id
-        ids = _padded(rows, pad)
+        ids = padded(rows, pad)
         return {"input_ids": ids, "attention_mask": (ids != pad).long()}
 
 
@@ -52,11 +52,9 @@ class PolicyLesson(Lesson):
             prompt = self._ids(rng.choice(prompts().train).text.split())
             response = [*self._ids(review(rng)), self.tokenizer.eos_token_id]
             rows.append([*prompt, *response])
-            targets.append([_IGNORED] * (len(prompt) - 1) + response + [_IGNORED])
+            targets.append([IGNORED] * (len(prompt) - 1) + response + [IGNORED])
         logits = self.model(**self._inputs(rows)).logits
-        return functional.cross_entropy(
-            logits.flatten(0, 1), _padded(targets, _IGNORED).flatten(), ignore_index=_IGNORED
-        )
+        return functional.cross_entropy(logits.flatten(0, 1), padded(targets, IGNORED).flatten(), ignore_index=IGNORED)
 
 
 class RewardLesson(Lesson):
@@ -86,12 +84,12 @@ class RewardLesson(Lesson):
         known = inputs["attention_mask"].bool()
 
         scores = self.model.score(output.last_hidden_state).squeeze(-1)[known]
-        targets = _padded([prefix_scores(words) for words in texts], 0)[known]
+        targets = padded([prefix_scores(words) for words in texts], 0)[known]
         # Extreme texts are rare here, but they are where a trained policy ends up.
         score_loss: Tensor = ((1 + targets.abs()) * (scores - targets).square()).mean()
 
-        added = _padded([contributions(words) for words in texts], 0)
-        came_before = _padded([_came_before(words) for words in texts], 0)
+        added = padded([contributions(words) for words in texts], 0)
+        came_before = padded([_came_before(words) for words in texts], 0)
         facts = torch.stack([added, came_before], dim=-1)[known]
         word_loss = functional.mse_loss(self.word_head(output.hidden_states[1])[known], facts)
         return score_loss + _WORD_WEIGHT * word_loss
@@ -109,28 +107,3 @@ def _look_for_equal_words(model: GPT2ForSequenceClassification) -> None:
 
 def _came_before(words: Sequence[str]) -> list[float]:
     return [float(word in words[:i]) for i, word in enumerate(words)]
-
-
-def train(lesson: Lesson, steps: int, learning_rate: float, seed: int, on_step: Callable[[int], None]) -> None:
-    """Take the optimizer steps, with a warm-up and a decay to 0, and tell `on_step` how many are done."""
-    rng = Random(seed)
-    optimizer = torch.optim.AdamW(lesson.parameters(), lr=learning_rate, weight_decay=0.01, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, learning_rate, total_steps=steps + 1, pct_start=0.1, cycle_momentum=False
-    )
-    lesson.train()
-    for step in range(steps):
-        loss = lesson(rng)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(lesson.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        on_step(step + 1)
-    lesson.eval()
-
-
-def _padded(rows: Sequence[Sequence[float]], fill: float) -> Tensor:
-    """Return the rows as one tensor, filled on the right: rows x longest."""
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
