@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ppo_core.errors import RewardError, TaskError
+from ppo_core.layers import prepare_layers
 from ppo_core.memory import ChunkRows
 from ppo_core.rewards.answers import Answer, read_answer
 from ppo_core.rewards.batch import Batch, one_line
@@ -135,7 +136,9 @@ def _load(part: RewardPart, device: torch.device) -> tuple[PreTrainedTokenizerBa
         raise TaskError(f"{who}: {part.where} is no reward model: it was saved without {lacking}")
     if model.config.num_labels != 1:
         raise TaskError(f"{who}: the model {part.where} has {model.config.num_labels} labels; a reward needs one")
-    return tokenizer, model.to(device).eval()
+    model.to(device).eval()
+    prepare_layers(model)
+    return tokenizer, model
 
 
 def _set_pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
