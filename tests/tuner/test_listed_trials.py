@@ -126,11 +126,12 @@ def test_they_run_in_order_with_nothing_added_or_proposed(tmp_path: Path) -> Non
     assert {str(trial.distributions["learning_rate"]) for trial in copied} == {
         "CategoricalDistribution(choices=(0.0002, 0.0009, 0.0001))"
     }
-    longer = StudySpec.from_dict({**study.to_dict(), "trials": 4, "trial": [*rates, {"cliprange": 0.1}]}, "test")
+    rates.append({"learning_rate": 3e-4})  # a choice that the copy did not have: it is made anew
+    longer = StudySpec.from_dict({**study.to_dict(), "trials": 4, "trial": rates}, "test")
     finished, _ = quick_study.run(tmp_path, longer, workers=1)
     assert finished and len(quick_study.rows(tmp_path)) == 4
     copied = optuna.load_study(study_name=study.name, storage=quick_study.storage(tmp_path)).trials
-    assert copied[3].params == {"cliprange": 0.1}
+    assert [trial.params for trial in copied] == rates
 
 
 def test_another_total_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""Mistakes that PPO trainers are known to make, each seen from a run's own numbers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ppo_core.trainer
+from ppo_core.models import TaskModels
+from ppo_core.rollout import Rollouts, generate
+from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.families import load_models
+from tests.ppo_core.test_networks import CONFIG, NETWORKS, assert_same, copies
+
+
+@pytest.fixture
+def models(tiny_folder: Path) -> TaskModels:
+    return load_models(tiny_folder, tiny_folder)
+
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> list[Rollouts]:
+    """The rollouts of every iteration of the trainers that the test runs."""
+    seen: list[Rollouts] = []
+
+    def collect(*args: Any, **kwargs: Any) -> Rollouts:
+        seen.append(generate(*args, **kwargs))
+        return seen[-1]
+
+    monkeypatch.setattr(ppo_core.trainer, "generate", collect)
+    return seen
+
+
+@torch.no_grad()
+def plain(model: nn.Module, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+    """Return log-probability and entropy of all response tokens, [N] each, row by row without any padding."""
+    columns = []
+    for row, length in enumerate(rollouts.lengths.int().tolist()):
+        ids = rollouts.sequences.ids[row][rollouts.sequences.attention_mask[row].bool()].unsqueeze(0)
+        logprobs = model(input_ids=ids).logits[0, -length - 1 : -1].log_softmax(-1)
+        taken = logprobs.gather(-1, ids[0, -length:].unsqueeze(-1)).squeeze(-1)
+        columns.append((taken, -(logprobs.exp() * logprobs).sum(-1)))
+    taken, entropies = (torch.cat(column) for column in zip(*columns, strict=True))
+    return taken, entropies
+
+
+@pytest.mark.parametrize("networks", ["shared", "separate"])
+def test_statistics_are_means_over_tokens_that_exist(
+    models: TaskModels, collected: list[Rollouts], networks: str
+) -> None:
+    config = replace(NETWORKS[networks], total_episodes=16, mini_batch_size=16, num_ppo_epochs=1, response_length=12)
+    one_step = PPOTrainer(config, models)
+    _, first = one_step
+    _, second = PPOTrainer(replace(config, num_ppo_epochs=2, per_device_train_batch_size=4), models)
+    rollouts = collected[0]
+    assert rollouts.lengths.min() < 6 and rollouts.lengths.max() == 12, "padding enough to tell"
+    old, entropies = plain(models.reference, rollouts)
+    assert first.metrics["policy/entropy_avg"] == pytest.approx(float(entropies.mean()), rel=1e-5)
+    assert first.metrics["objective/entropy"] == pytest.approx(-float(old.sum()) / 16, rel=1e-5)
+    # Of the two steps the first is at the sampling policy itself, the second at what one step has made of it.
+    moved = plain(one_step.network.policy, rollouts)[0] - old
+    ratios = torch.cat([torch.ones_like(moved), moved.exp()])
+    assert second.metrics["policy/approxkl_avg"] == pytest.approx(0.25 * float(moved.square().mean()), rel=1e-3)
+    assert second.metrics["val/ratio"] == pytest.approx(float(ratios.mean()), rel=1e-4)
+    assert second.metrics["val/ratio_var"] == pytest.approx(float(ratios.var(correction=0)), rel=1e-2)
+
+
+def test_what_sampled_is_compared_and_never_learned_from(models: TaskModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(CONFIG, total_episodes=32)
+    true, trusting = PPOTrainer(config, models), PPOTrainer(config, models)
+    true_reports = list(true)
+
+    def wrong(*args: Any, **kwargs: Any) -> Rollouts:
+        rollouts = generate(*args, **kwargs)
+        return replace(rollouts, sampler_logprobs=rollouts.sampler_logprobs + 0.3 * rollouts.sequences.response_mask)
+
+    monkeypatch.setattr(ppo_core.trainer, "generate", wrong)
+    for report, other in zip(list(trusting)[1:], true_reports[1:], strict=True):
+        assert report.metrics["sampler/mismatch"] == pytest.approx(0.3, abs=1e-4), "it is told"
+        assert report.metrics["val/ratio"] == other.metrics["val/ratio"]
+    assert_same(copies(true.network), copies(trusting.network))
+
+
+@pytest.mark.parametrize("micro", [8, 2, 1])
+def test_the_end_of_a_pass_over_the_prompts_adds_no_steps(models: TaskModels, micro: int) -> None:
+    """24 prompts in batches of 16: every second pass ends inside of a batch."""
+    config = replace(CONFIG, total_episodes=96, per_device_train_batch_size=micro, eval_every_episodes=96)
+    steps = [report.metrics["optimizer_steps"] for report in list(PPOTrainer(config, models))[1:]]
+    assert steps == [4, 8, 12, 16, 20, 24]
+
+
+def test_an_evaluation_between_steps_leaves_the_run_as_it_is(models: TaskModels) -> None:
+    watched, undisturbed = PPOTrainer(CONFIG, models), PPOTrainer(CONFIG, models)
+    list(undisturbed)
+    for report in watched:
+        seen = watched.evaluated(report)
+        assert seen.is_evaluation and len(seen.samples) == 8
+        if report.is_evaluation:  # at the baseline and at the end the trainer itself has just done so
+            assert seen.metrics["eval/reward"] == report.metrics["eval/reward"]
+            assert [s.response for s in seen.samples] == [s.response for s in report.samples]
+    assert_same(copies(undisturbed.network), copies(watched.network))
+
+
+def test_a_run_stops_where_its_driver_does(models: TaskModels) -> None:
+    trainer = PPOTrainer(CONFIG, models)
+    for report in trainer:
+        if report.step == 1:
+            break
+    after = copies(trainer.network)
+    assert trainer.step == 1 and trainer.episode == 16
+    assert [report.step for report in trainer] == [2, 3], "and goes on when asked again"
+    whole = PPOTrainer(CONFIG, models)
+    list(whole)
+    assert_same(copies(whole.network), copies(trainer.network))
+    assert any(not torch.equal(weight, after[name]) for name, weight in copies(trainer.network).items())
