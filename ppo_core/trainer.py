@@ -286,14 +286,14 @@ def _require_room(config: PPOConfig, models: TaskModels) -> None:
     """Raise ConfigError where a response would not fit into the model's positions behind the longest prompt."""
     positions = getattr(models.reference.config, "max_position_embeddings", None)
     room = None if positions is None else positions - models.longest_prompt
+    if room is not None and config.response_length > room:
+        raise ConfigError(
+            f"response_length = {config.response_length} is not allowed: the policy has {positions} positions and the "
+            f"longest prompt takes {models.longest_prompt}, so at most {room}"
+        )
     if room is not None and models.task.eval_response_length > room:
         raise TaskError(
             f'task "{models.task.name}": its evaluation\'s response_length = {models.task.eval_response_length} is not '
             f"allowed: the policy has {positions} positions and the longest prompt takes {models.longest_prompt}, so "
             f"at most {room}"
-        )
-    if room is not None and config.response_length > room:
-        raise ConfigError(
-            f"response_length = {config.response_length} is not allowed: the policy has {positions} positions and the "
-            f"longest prompt takes {models.longest_prompt}, so at most {room}"
         )
