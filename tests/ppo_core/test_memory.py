@@ -185,6 +185,26 @@ def test_logits_in_pieces_give_the_same_readings_and_gradients(
         torch.testing.assert_close(gradients[name], gradient, atol=1e-4, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize(("at_once", "kept"), [(5, False), (999, True)])
+def test_the_backward_pass_keeps_no_logits_that_are_too_many(
+    models: TaskModels, monkeypatch: pytest.MonkeyPatch, at_once: int, kept: bool
+) -> None:
+    monkeypatch.setattr(ppo_core.policy, "LOGITS_AT_ONCE", 23 * at_once)
+    network = build_network(NETWORKS["shared"], models.reference, None)
+    sequences = sampled(models, NETWORKS["shared"]).sequences
+    states = response_states(network.policy, sequences)
+    rows: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        rows.extend([len(tensor)] if tensor.dim() == 2 and tensor.shape[1] == 23 else [])
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        token_readings(network.head, states, sequences, 1.0, with_entropy=True)
+    tokens = int(sequences.response_mask.sum())
+    assert (tokens in rows) == kept and (kept or not rows)
+
+
 class LargestOverVocabulary(TorchDispatchMode):
     """Notes the largest tensor over the vocabulary that any operation makes, forwards or backwards."""
 

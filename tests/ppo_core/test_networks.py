@@ -19,7 +19,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.models import TaskModels
 from ppo_core.report import StepReport
 from ppo_core.trainer import PPOTrainer
-from tests.ppo_core.families import load_models
+from tests.ppo_core.families import load_models, save_family
 
 CONFIG = PPOConfig(
     total_episodes=48,
@@ -238,10 +238,10 @@ def test_gradient_checkpointing_computes_layers_twice_and_changes_nothing(models
 
 
 def test_gradient_checkpointing_turns_no_dropout_on(tiny_folder: Path, tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
-    model.config.attn_pdrop = model.config.resid_pdrop = model.config.embd_pdrop = 0.5
-    model.save_pretrained(tmp_path)
-    models = load_models(tmp_path, tiny_folder)
+    # OPT's layers drop out by themselves, while they are in the training mode that recomputing needs.
+    folder = save_family("opt", True, tmp_path, tiny_folder)
+    models = load_models(folder, tiny_folder)
+    assert models.reference.config.dropout > 0
     config = replace(CONFIG, gradient_checkpointing=True, num_ppo_epochs=1, mini_batch_size=16)
     _, first, *_ = PPOTrainer(config, models)
     assert first.metrics["val/ratio_var"] == pytest.approx(0, abs=1e-8)
