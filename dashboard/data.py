@@ -60,8 +60,10 @@ class Snapshot:
 
     @property
     def telling(self) -> list[int]:
-        """Trials worth comparing first: the reference, the best within the budget, the latest pruned for KL."""
+        """Trials worth comparing first: all listed ones; else the reference, the best, the latest pruned for KL."""
         rows, best = self.view.trials, self.view.best()
+        if self.view.spec.listed:
+            return [row.number for row in rows]
         picked = [row.number for row in rows if row.origin == "reference"][:1]
         picked += [best.number] if best else []
         picked += self.kl_pruned[-1:]

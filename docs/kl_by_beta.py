@@ -20,9 +20,9 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.screenshots import IMAGES, open_browser
+from ppo_core.command import output
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.metrics import METRICS
-from tuner import render
 from tuner.commands import storage
 from tuner.commands.progress import StudyProgress
 from tuner.controller import run_study
@@ -63,7 +63,7 @@ class Curve:
 
 def run(spec: StudySpec, where: str) -> list[Curve]:
     """Run what is left of the study and return the curves of its trials."""
-    with StudyProgress(render.console()) as progress:
+    with StudyProgress(output.console()) as progress:
         finished = run_study(spec, storage=where, runs_folder=storage.RUNS_FOLDER, on_event=progress)
     if not finished:
         raise SystemExit("stopped before the end; the same command goes on")
@@ -113,7 +113,7 @@ def table(curves: Sequence[Curve]) -> Table:
     shown = Table("β", "at the end", "final KL", "highest KL", "mean KL, last third", "target")
     for curve in curves:
         numbers = (curve.betas[-1], curve.kls[-1], max(curve.kls), curve.settled, curve.target)
-        shown.add_row(curve.label, *map(render.measured, numbers))
+        shown.add_row(curve.label, *map(output.measured, numbers))
     return shown
 
 

@@ -7,24 +7,18 @@ import sys
 from collections.abc import Sequence
 
 from ppo_core import __version__
-from ppo_core.errors import ConfigError, PPOTunerError, nearest
-from tuner.best import RULE
-from tuner.commands.arguments import (
+from ppo_core.command.parsing import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_PIPE,
     EXIT_USAGE,
-    PROG,
-    STORAGE_HELP,
     Parser,
-    duration,
-    kl_budget,
-    port,
     positive_int,
     refuse_unknown,
-    to_copy,
-    trial_number,
 )
+from ppo_core.errors import ConfigError, PPOTunerError, nearest
+from tuner.best import RULE
+from tuner.commands.arguments import PROG, STORAGE_HELP, duration, kl_budget, port, to_copy, trial_number
 
 COMMANDS = {
     "demo": "tune PPO on the built-in task reviews (a few minutes on two cores)",
@@ -76,7 +70,7 @@ def _run_command(arguments: list[str]) -> int:
     if name is not None and name not in COMMANDS:
         raise ConfigError(f'unknown command "{name}"; there are: {", ".join(COMMANDS)}{nearest(name, COMMANDS)}')
     if arguments[:1] == ["train"]:
-        from tuner.commands import train  # its flags come from the declarations through transformers, slow to load
+        from tuner.commands import train  # has a parser of its own, with a flag a hyperparameter
 
         return train.train(arguments[1:])
     parser, commands = build_parser()

@@ -4,13 +4,13 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from ppo_core.command.stop_signals import INTERRUPTED, StopRequest, stop_requests
 from ppo_core.errors import ConfigError
 from tuner.engines.local import LocalEngine, threads_per_worker
 from tuner.events import StudyStarted, StudyStopped, Tell
 from tuner.open_study import MirrorKeeper, OpenStudy, open_study, settle
 from tuner.protocol import CHECKPOINT_SECONDS
 from tuner.spec import StudySpec
-from tuner.stop_signals import INTERRUPTED, StopRequest, stop_requests
 from tuner.store import Store
 from tuner.trial_loop import Limits, TrialLoop
 

@@ -4,7 +4,6 @@ The JSON shapes are kept stable: keys are added, never renamed or removed. A num
 finite or was not measured is `null`.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -152,11 +151,6 @@ def differences(trials: Sequence[TrialRow]) -> dict[str, list[HyperValue]]:
 # JSON
 
 
-def dumps(data: object, indent: int | None = 2) -> str:
-    """Return `data` as JSON text; numbers that are not finite become null."""
-    return json.dumps(_finite_only(data), indent=indent, ensure_ascii=False, allow_nan=False)
-
-
 def study_summary(view: StudyView) -> dict[str, Any]:
     """Return one object of `list`."""
     best = view.best()
@@ -227,13 +221,3 @@ def comparison_data(view: StudyView, trials: Sequence[TrialRow]) -> dict[str, An
 
 def _without_id(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "trial_id"} for row in rows]
-
-
-def _finite_only(data: Any) -> Any:
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {key: _finite_only(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite_only(item) for item in data]
-    return data

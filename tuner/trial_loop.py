@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from ppo_core import checkpoints_kept
+from ppo_core.command.stop_signals import StopRequest
 from ppo_core.declaration import HyperValue
 from ppo_core.errors import PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
@@ -17,7 +18,6 @@ from tuner.open_study import MirrorKeeper, OpenStudy
 from tuner.projection import Projection
 from tuner.protocol import Answer, Ended, Failed, Left, Lost, Message, Prepared, Progress, Stepped, TrialSpec
 from tuner.status import Reason, Status
-from tuner.stop_signals import StopRequest
 from tuner.store import Outcome, TrialRow
 from tuner.trial import whole_episodes
 

@@ -10,17 +10,13 @@ A function with `**kwargs` is given all of them. It returns one number a respons
 one list a response with one number a token. Lists, arrays and tensors will do.
 """
 
-import hashlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ppo_core.errors import RewardError, TaskError, nearest
-from ppo_core.importing import import_module
+from ppo_core.importing import import_file, import_module
 from ppo_core.rewards.answers import Answer, read_answer
 from ppo_core.rewards.batch import Batch, one_line
 from ppo_core.task import RewardPart
@@ -110,7 +106,10 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
         raise TaskError(f"{who}: {part.where} is no function such as my_package.rewards:score or rewards.py:score")
     try:
         if place.endswith(".py"):
-            module = _module_of_file(Path(place).expanduser().resolve(), who)
+            path = Path(place).expanduser().resolve()
+            if not path.is_file():
+                raise TaskError(f"{who}: there is no file {path}")
+            module = import_file(path)
         else:
             module, _ = import_module(part.where, f"{who}: function", TaskError)
     except TaskError:
@@ -123,24 +122,6 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
         hint = f"; there are: {', '.join(there_are)}{nearest(name, there_are)}" if there_are else "; it has none"
         raise TaskError(f'{who}: {place} has no function "{name}"{hint}')
     return function  # type: ignore[no-any-return]
-
-
-def _module_of_file(path: Path, who: str) -> ModuleType:
-    if not path.is_file():
-        raise TaskError(f"{who}: there is no file {path}")
-    # Two files may share a name; dataclasses and pickle look their module up in sys.modules.
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise TaskError(f"{who}: {path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _parameters(function: Callable[..., Any], who: str) -> tuple[inspect.Parameter, ...]:

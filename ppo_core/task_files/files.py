@@ -1,8 +1,6 @@
 """Finds and reads task files, and makes tasks in Python files."""
 
 import functools
-import hashlib
-import importlib.util
 import os
 import sys
 import traceback
@@ -14,6 +12,7 @@ from typing import Any
 
 from ppo_core import tables
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError, nearest
+from ppo_core.importing import import_file
 from ppo_core.prompts import PromptSource
 from ppo_core.task import Task
 from ppo_core.task_files.table import KL_BUDGET, read_table
@@ -139,20 +138,12 @@ def _read_python(shown: Path, file: Path) -> Task:
 
 
 def _run(shown: Path, file: Path) -> ModuleType:
-    """Run a Python file as a module of its own, under a name that no other file has."""
-    name = f"task_file_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses, pickle and make_task look for it
     try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        if isinstance(error, PPOTunerError) or not isinstance(error, Exception | SystemExit):
-            raise
+        return import_file(file)
+    except PPOTunerError:
+        raise
+    except (Exception, SystemExit) as error:
         raise TaskError(f"{shown}{_line(error, file)}: {type(error).__name__}: {_one_line(error)}") from error
-    return module
 
 
 def _line(error: BaseException, file: Path) -> str:

@@ -310,3 +310,10 @@ def test_a_policy_without_a_tokenizer_says_what_to_do(folder: Path) -> None:
         prepared(path)
     assert re.match(f'{path}: the tokenizer of policy "{folder}/empty" cannot be loaded .*; a pol', str(caught.value))
     assert "\n" not in str(caught.value)
+
+
+def test_a_python_file_may_import_what_lies_beside_it(folder: Path) -> None:
+    write(folder, "CEILING = 4\n", "limits_beside_the_task.py")
+    text = "from limits_beside_the_task import CEILING\n" + PYTHON.replace("kl_budget=4", "kl_budget=CEILING")
+    assert get_task(write(folder, text, "task.py")).kl_budget == 4
+    assert str(folder) not in sys.path

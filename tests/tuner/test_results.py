@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ppo_core.command import output
 from ppo_core.metrics import METRICS
 from tests.tuner import made_study
 from tests.tuner.trial_rows import pruned, trial_row
@@ -133,7 +134,7 @@ def test_states_of_a_study(store: Store, view: StudyView) -> None:
 
 
 def test_json_has_no_number_that_is_not_one() -> None:
-    text = results.dumps({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": (float("-inf"), True, None, "NaN")}})
+    text = output.dumps({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": (float("-inf"), True, None, "NaN")}})
     assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": {"d": [None, True, None, "NaN"]}}
     assert json.loads(text, parse_constant=pytest.fail)
 
@@ -155,7 +156,7 @@ def test_summary_shape(view: StudyView) -> None:
 
 
 def test_trial_shape(store: Store, view: StudyView) -> None:
-    detail = json.loads(results.dumps(results.trial_detail(store, view.trials[4])))
+    detail = json.loads(output.dumps(results.trial_detail(store, view.trials[4])))
     assert detail["number"] == 4
     assert detail["status"] == "pruned"
     assert detail["reason"]["rule"] == "kl_limit"

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from ppo_core.command import output
 from ppo_core.report import StepReport
 from tuner import render
 from tuner.events import (
@@ -72,9 +73,9 @@ class StudyProgress:
             case TrialEnded():
                 self._end_trial(event.row)
             case StudyWarned():
-                self._say(f"warning: {render.plain(event.message)}")
+                self._say(f"warning: {output.plain(event.message)}")
             case StudyStopping():
-                self._say(f"stopping: {render.plain(event.why)}; trials that run save a checkpoint first")
+                self._say(f"stopping: {output.plain(event.why)}; trials that run save a checkpoint first")
             case StudyStopped():
                 self.stopped = event
             case _:
@@ -84,21 +85,21 @@ class StudyProgress:
         spec = event.spec
         self._ended, self._total = event.finished, event.total
         self._say(
-            f'study "{render.plain(spec.name)}": task {render.plain(spec.task)}, '
-            f"{render.ended_of(event.finished, event.total)}; KL budget {render.short(spec.kl_budget)}, "
-            f"limit {render.short(spec.kl_limit)} {render.KL_UNIT}"
+            f'study "{output.plain(spec.name)}": task {output.plain(spec.task)}, '
+            f"{render.ended_of(event.finished, event.total)}; KL budget {output.short(spec.kl_budget)}, "
+            f"limit {output.short(spec.kl_limit)} {output.KL_UNIT}"
         )
         for note in event.notes:
-            self._say(f"note: {render.plain(note)}")
+            self._say(f"note: {output.plain(note)}")
         self._study = self._bars.add_task("study", total=event.total, completed=event.finished, note=self._count())
 
     def _prepare(self, event: Preparing) -> None:
         if event.what != self._preparing:
             self._preparing = event.what
-            self._say(f"preparing: {render.plain(event.what)}")
+            self._say(f"preparing: {output.plain(event.what)}")
         if self._preparation is None:
             self._preparation = self._bars.add_task("task", total=1.0, note="")
-        note = f"{event.share:.0%} {render.plain(event.what)}"
+        note = f"{event.share:.0%} {output.plain(event.what)}"
         self._bars.update(self._preparation, completed=event.share, note=note)
 
     def _start_trial(self, event: TrialStarted) -> None:
@@ -141,6 +142,6 @@ def _readings(report: StepReport) -> str:
     """Return the readings that tell most while a trial runs."""
     names = {"objective/scores": "score", "objective/kl_exact": "KL"}
     texts = [
-        f"{label} {render.measured(report.metrics[name])}" for name, label in names.items() if name in report.metrics
+        f"{label} {output.measured(report.metrics[name])}" for name, label in names.items() if name in report.metrics
     ]
     return ", ".join([f"step {report.step}", *texts])

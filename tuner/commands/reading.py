@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ppo_core.command import output
 from ppo_core.errors import ConfigError, StudyError
 from tuner import render, results
 from tuner.commands import report, storage
@@ -26,9 +27,9 @@ def studies(args: argparse.Namespace) -> int:
     with opened(args.storage) as store:
         rows = [results.study_summary(read_study(store, row.name)) for row in store.studies()]
     if args.json:
-        print(results.dumps(rows))
+        print(output.dumps(rows))
     elif rows:
-        render.console().print(render.studies_table(rows))
+        output.console().print(render.studies_table(rows))
     else:
         print("No studies yet; begin with: ppo-tuner demo")
     return 0
@@ -47,9 +48,9 @@ def show(args: argparse.Namespace) -> int:
 
 def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None:
     if args.json:
-        print(results.dumps(results.study_data(view)))
+        print(output.dumps(results.study_data(view)))
         return
-    out = render.console()
+    out = output.console()
     out.print(render.study_line(view), style="bold")
     report.print_trials(out, view)
     best = view.best()
@@ -61,16 +62,16 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
 
 def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -> None:
     if as_json:
-        print(results.dumps(results.trial_detail(store, trial)))
+        print(output.dumps(results.trial_detail(store, trial)))
         return
-    out = render.console()
+    out = output.console()
     label = view.spec.label(trial.number)
-    origin = f'{trial.origin} as "{render.plain(label)}"' if label else trial.origin
-    title = f'Trial {trial.number} of study "{render.plain(view.row.name)}" ({origin})'
+    origin = f'{trial.origin} as "{output.plain(label)}"' if label else trial.origin
+    title = f'Trial {trial.number} of study "{output.plain(view.row.name)}" ({origin})'
     out.print(render.config_table(trial, view, title))
     out.print(render.outcome_line(trial, results.final_kl(store, trial)), style="bold")
     if trial.reason is not None:
-        out.print(f"Reason: {render.plain(trial.reason.message)} (rule {render.plain(trial.reason.rule)})")
+        out.print(f"Reason: {output.plain(trial.reason.message)} (rule {output.plain(trial.reason.rule)})")
         evidence = render.evidence_table(trial.reason)
         if evidence is not None:
             out.print(evidence)
@@ -90,9 +91,9 @@ def compare(args: argparse.Namespace) -> int:
         view = read_study(store, args.study)
         trials = [store.trial(view.row, number) for number in numbers]
     if args.json:
-        print(results.dumps(results.comparison_data(view, trials)))
+        print(output.dumps(results.comparison_data(view, trials)))
         return 0
-    out = render.console()
+    out = output.console()
     differing = results.differences(trials)
     for table in render.comparison_tables(view, trials, differing):
         out.print(table)
@@ -110,7 +111,7 @@ def best(args: argparse.Namespace) -> int:
         if trial is None:
             raise StudyError(report.no_winner(view, kl_budget, storage.location(args.storage)))
         if args.json:
-            print(results.dumps(results.best_data(store, view, trial, kl_budget)))
+            print(output.dumps(results.best_data(store, view, trial, kl_budget)))
         else:
-            report.print_winner(render.console(), store, view, trial, kl_budget)
+            report.print_winner(output.console(), store, view, trial, kl_budget)
     return 0

@@ -2,6 +2,7 @@
 
 from rich.console import Console
 
+from ppo_core.command import output
 from tuner import render
 from tuner.best import closest_trial
 from tuner.commands import storage
@@ -47,17 +48,17 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
 
 def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, kl_budget: float) -> None:
     """Print the trial's whole configuration, its value and KL, and the improvement on the SFT baseline."""
-    title = f"Best trial within {render.short(kl_budget)} {render.KL_UNIT}: trial {trial.number}"
+    title = f"Best trial within {output.short(kl_budget)} {output.KL_UNIT}: trial {trial.number}"
     out.print(render.config_table(trial, view, title))
     start, kl = baseline(store, trial), final_kl(store, trial)
-    value = f"eval reward {render.plus_minus(trial.value, trial.value_se)}"
-    at = "" if kl is None else f" at a KL of {render.plus_minus(kl.mean, kl.se)} {render.KL_UNIT}"
-    out.print(f"Trial {trial.number}: {value}{at} (budget {render.short(kl_budget)}).", style="bold")
+    value = f"eval reward {output.plus_minus(trial.value, trial.value_se)}"
+    at = "" if kl is None else f" at a KL of {output.plus_minus(kl.mean, kl.se)} {output.KL_UNIT}"
+    out.print(f"Trial {trial.number}: {value}{at} (budget {output.short(kl_budget)}).", style="bold")
     if start is not None:
         better = gain(trial, start)
-        before = render.plus_minus(start.mean, start.se)
+        before = output.plus_minus(start.mean, start.se)
         out.print(
-            f"Improvement on the SFT baseline: {render.plus_minus(better.mean, better.se)} reward "
+            f"Improvement on the SFT baseline: {output.plus_minus(better.mean, better.se)} reward "
             f"(baseline {before}; ± is one standard error over the eval prompts).",
             style="bold",
         )
@@ -65,14 +66,14 @@ def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, k
 
 def no_winner(view: StudyView, kl_budget: float, where: str) -> str:
     """Return why no trial is the best: how far the closest is off, and what to change."""
-    text = f'No trial of study "{view.row.name}" is within the KL budget of {render.short(kl_budget)} {render.KL_UNIT}'
+    text = f'No trial of study "{view.row.name}" is within the KL budget of {output.short(kl_budget)} {output.KL_UNIT}'
     closest = closest_trial(view.trials)
     if closest is None:
         return f"{text}: none of its {len(view.trials)} trials ran to its end. {_advice(view)}"
     accept = _command(["best", view.row.name, "--kl-budget", _above(closest.kl)], where)
     return (
-        f"{text}; the closest is trial {closest.number} with {render.measured(closest.kl)} "
-        f"(value {render.plus_minus(closest.value, closest.value_se)}). {_advice(view)} "
+        f"{text}; the closest is trial {closest.number} with {output.measured(closest.kl)} "
+        f"(value {output.plus_minus(closest.value, closest.value_se)}). {_advice(view)} "
         f"Or accept more KL: {accept}"
     )
 
@@ -105,7 +106,7 @@ def _next_commands(view: StudyView, best: TrialRow | None, where: str) -> list[t
             (["train", "--from", name, number, "--total_episodes", str(episodes)], "train it longer and keep the model")
         )
         commands.append(
-            (["best", name, "--kl-budget", render.short(view.spec.kl_budget / 2)], "the best trial under half the KL")
+            (["best", name, "--kl-budget", output.short(view.spec.kl_budget / 2)], "the best trial under half the KL")
         )
     return [(_command(words, where), purpose) for words, purpose in commands]
 

@@ -5,9 +5,11 @@ import sys
 from importlib import resources
 from pathlib import Path
 
-from tuner import render, results
+from ppo_core.command import output
+from ppo_core.command.parsing import EXIT_INTERRUPTED
+from tuner import results
 from tuner.commands import report, storage
-from tuner.commands.arguments import EXIT_INTERRUPTED, to_copy
+from tuner.commands.arguments import to_copy
 from tuner.commands.progress import StudyProgress
 from tuner.controller import run_study
 from tuner.engines.local import cores
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
     """Run the study with its progress shown, print its outcome, and return the exit status."""
     where = storage.location(args.storage)
-    with StudyProgress(render.console(sys.stderr if args.json else sys.stdout)) as progress:
+    with StudyProgress(output.console(sys.stderr if args.json else sys.stdout)) as progress:
         run_study(
             spec,
             storage=where,
@@ -64,9 +66,9 @@ def _print_result(name: str, where: str, as_json: bool) -> None:
     try:
         view = read_study(store, name)
         if as_json:
-            print(results.dumps(results.study_data(view)))
+            print(output.dumps(results.study_data(view)))
         else:
-            out = render.console()
+            out = output.console()
             report.print_trials(out, view)
             if view.state == "finished":
                 report.print_outcome(out, store, view, where)
@@ -76,7 +78,7 @@ def _print_result(name: str, where: str, as_json: bool) -> None:
 
 def _tell_stop(stopped: StudyStopped, go_on: str) -> None:
     print(
-        f"ppo-tuner: {render.plain(stopped.why)}: {stopped.finished} of {stopped.total} trials ended; "
+        f"ppo-tuner: {output.plain(stopped.why)}: {stopped.finished} of {stopped.total} trials ended; "
         f"go on with: {go_on}",
         file=sys.stderr,
     )
