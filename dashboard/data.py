@@ -16,10 +16,9 @@ from sqlalchemy import URL
 
 from ppo_core.errors import StoreError
 from ppo_core.report import TokenReadings
-from tuner import schema
 from tuner.results import StudyView, kl_prunings, read_study
 from tuner.status import Reason
-from tuner.store import DEFAULT_STORAGE, Store, StudyRow, TrialRow
+from tuner.store import DEFAULT_STORAGE, Store, StudyRow, TrialRow, schema
 
 CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
 """Step metrics that the pages draw."""

@@ -15,11 +15,11 @@ from sqlalchemy import URL
 
 from ppo_core.declaration import HyperValue
 from ppo_core.errors import StoreError
-from tuner import listed_trials, schema
+from tuner import listed_trials
 from tuner.objective import Told, to_optuna
 from tuner.space import Encoded, for_people, for_sampler, suggest
 from tuner.spec import StudySpec
-from tuner.store import TrialRow
+from tuner.store import TrialRow, schema
 
 CONSTRAINT = "kl"
 """The constraint's name in Optuna: log(KL / budget), see `tuner.objective.violation`."""

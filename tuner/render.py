@@ -141,12 +141,16 @@ def _broken(name: str, width: int = 7) -> str:
 
 
 def config_table(trial: TrialRow, view: StudyView, title: str) -> Table:
-    """Return a trial's whole configuration, with where each value comes from."""
+    """Return a trial's configuration but for the declared defaults, with where each value comes from."""
     table = _table("hyperparameter", "value", "unit", "from", title=title, right=("value",))
-    for name, source in value_sources(trial, view.spec).items():
-        style = "bold" if source in ("searched", "listed") else "dim" if source in ("TRL", "default") else ""
+    sources = value_sources(trial, view.spec)
+    chosen = {name: source for name, source in sources.items() if source != "default"}
+    for name, source in chosen.items():
+        style = "bold" if source in ("searched", "listed") else "dim" if source == "TRL" else ""
         cells = (name, short(trial.config[name], 6), HYPERPARAMETERS[name].unit, SOURCES[source])
         table.add_row(*cells, style=style)
+    table.caption = f"{len(sources) - len(chosen)} others have their defaults; --json prints all."
+    table.caption_justify = "left"
     return table
 
 

@@ -11,9 +11,9 @@ from streamlit.testing.v1 import AppTest
 from dashboard import untrusted
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
-from tuner.schema import SCHEMA_VERSION
 from tuner.status import Status
 from tuner.store import Store
+from tuner.store.schema import SCHEMA_VERSION
 
 APP = Path(__file__).parents[2] / "dashboard" / "app.py"
 GOOD = Course(1e-4, 0.05, 4.0, batch=128)

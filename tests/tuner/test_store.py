@@ -151,7 +151,7 @@ def run_at_once(target: object) -> None:
 
 
 def test_a_store_whose_making_was_cut_off_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tuner import schema
+    from tuner.store import schema
 
     def cut(*_: object) -> None:
         raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from pathlib import Path
 from ppo_core.errors import ConfigError
 from tuner.commands import storage
 from tuner.commands.arguments import STORAGE_VARIABLE
-from tuner.schema import parse_url
+from tuner.store.schema import parse_url
 
 HOST = "127.0.0.1"
 FIRST_PORT = 8501

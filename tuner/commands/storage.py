@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from tuner.commands.arguments import STORAGE_VARIABLE
-from tuner.schema import parse_url, redacted
 from tuner.store import DEFAULT_STORAGE
+from tuner.store.schema import parse_url, redacted
 
 RUNS_FOLDER = Path("runs")
 """Checkpoints of trials, and what `train` writes unless told otherwise."""

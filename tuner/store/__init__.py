@@ -22,9 +22,9 @@ from ppo_core.declaration import HyperValue
 from ppo_core.errors import StoreError, StudyError, nearest
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport, TokenReadings
-from tuner import schema
-from tuner.sample_rows import to_row, token_readings
 from tuner.status import Reason, Status
+from tuner.store import schema
+from tuner.store.sample_rows import to_row, token_readings
 
 DEFAULT_STORAGE = "sqlite:///runs/ppo-tuner.db"
 LEASE_SECONDS = 60.0
