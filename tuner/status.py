@@ -1,12 +1,13 @@
-"""A trial's statuses, declared once: what each means and how it is told. Never imports torch."""
+"""A trial's statuses and origins, declared once: what each means and how it is told. Never imports torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Status(StrEnum):
-    """Where a trial stands. Everything but RUNNING and PAUSED is final."""
+    """Where a trial stands. WAITING, RUNNING and PAUSED are not final."""
 
+    WAITING = "waiting"
     RUNNING = "running"
     PAUSED = "paused"
     COMPLETED = "completed"
@@ -17,7 +18,7 @@ class Status(StrEnum):
     @property
     def is_final(self) -> bool:
         """Whether the trial has ended for good."""
-        return self not in (Status.RUNNING, Status.PAUSED)
+        return self not in (Status.WAITING, Status.RUNNING, Status.PAUSED)
 
     @property
     def meaning(self) -> str:
@@ -26,13 +27,37 @@ class Status(StrEnum):
 
 
 _MEANINGS = {
+    Status.WAITING: "To be started, or taken up again, as soon as a worker is free.",
     Status.RUNNING: "Training, or to be taken up again from its last checkpoint by the next run of the study.",
-    Status.PAUSED: "Set aside at a checkpoint; may go on.",
+    Status.PAUSED: "Set aside at a checkpoint until it is told to go on.",
     Status.COMPLETED: "Ran to its end.",
     Status.PRUNED: "Ended early by a rule; the reason names it, with the evidence.",
     Status.FAILED: "Ended by an error; the reason holds it.",
     Status.STOPPED: "Ended by a person.",
 }
+
+
+class Origin(StrEnum):
+    """Where a trial's configuration comes from."""
+
+    REFERENCE = "reference"
+    """Trial 0: TRL's values and the task's own."""
+    SAMPLED = "sampled"
+    """The sampler proposed it."""
+    LISTED = "listed"
+    """It stands in the study file."""
+    ENQUEUED = "enqueued"
+    """A person asked for it."""
+    FORKED = "forked"
+    """It goes on from a checkpoint of another trial with changed values. Samplers do not learn from it."""
+
+
+class Wanted(StrEnum):
+    """What an order wants of a trial that runs."""
+
+    STOP = "stop"
+    PRUNE = "prune"
+    PAUSE = "pause"
 
 
 @dataclass(frozen=True)
@@ -49,3 +74,5 @@ class Reason:
     step: int | None = None
     evidence: tuple[dict[str, float], ...] = ()
     """The last steps' readings: `step`, `episode` and the metrics that were watched."""
+    log: str = ""
+    """The end of the trial's log, where an error or a lost worker ended it."""

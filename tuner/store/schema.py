@@ -32,7 +32,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _compact = partial(json.dumps, separators=(",", ":"))
 _CREATION_LOCK = 7_067_111  # any number that no one else locks in the same PostgreSQL database
 
@@ -54,6 +54,10 @@ studies = Table(
     Column("lease_pid", Integer),
     Column("lease_pid_started", Float),
     Column("lease_renewed_at", Float),
+    Column("archived_at", Float),
+    Column("paused_at", Float),
+    Column("folder", Text),
+    Column("workers", Integer),
 )
 
 trials = Table(
@@ -77,6 +81,10 @@ trials = Table(
     Column("threads", Integer, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
+    Column("label", Text, nullable=False, default="", server_default=""),
+    Column("parent", Integer),
+    Column("fork_step", Integer),
+    Column("wanted", String(16)),
     UniqueConstraint("study_id", "number"),
 )
 
@@ -108,6 +116,24 @@ samples = Table(
     Column("tokens", JSON(none_as_null=True)),
 )
 
+orders = Table(
+    "ppo_orders",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("study_id", ForeignKey("ppo_studies.id", ondelete="CASCADE"), nullable=False),
+    # Made by whoever places it, so that placing it again after a lost answer changes nothing.
+    Column("key", String(64), nullable=False, unique=True),
+    Column("kind", String(16), nullable=False),
+    Column("trial", Integer),
+    Column("arguments", JSON, nullable=False),
+    Column("placed_by", String(255), nullable=False),
+    Column("placed_at", Float, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("outcome", Text),
+    Column("decided_at", Float),
+)
+
+Index("ppo_orders_by_state", orders.c.study_id, orders.c.state)
 Index("ppo_steps_by_time", steps.c.at)
 
 

@@ -1,0 +1,121 @@
+"""What the store's tables hold, as plain values."""
+
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from ppo_core.declaration import HyperValue
+from tuner.status import Origin, Reason, Status, Wanted
+
+LEASE_SECONDS = 60.0
+"""A lease not renewed for this long may be taken over from another host."""
+INTERRUPTED = "interrupted"
+"""How a trial is told that has not ended and that nobody runs: the next run of its study takes it up."""
+_CLOCK_SECONDS = 2.0
+"""How far two readings of when one process began may lie apart: the system's clock is set now and then."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to write to one study, as long as no later token was given out."""
+
+    study_id: int
+    token: int
+
+
+@dataclass(frozen=True)
+class StudyRow:
+    """One study as stored."""
+
+    id: int
+    name: str
+    spec: dict[str, Any]
+    created_at: float
+    finished_at: float | None
+    lease_host: str | None
+    lease_pid: int | None
+    lease_pid_started: float | None
+    lease_renewed_at: float | None
+    archived_at: float | None = None
+    paused_at: float | None = None
+    """Since when no trial of it is to run, by an order; None: it is not paused."""
+    folder: str | None = None
+    """Where its trials' folders were last, as an absolute path on the controller's host."""
+    workers: int | None = None
+    """How many trials its controller runs at a time."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a controller is alive: its process exists (same host), or its lease is fresh (another host)."""
+        if self.lease_pid is None or self.lease_renewed_at is None:
+            return False
+        if self.lease_host == socket.gethostname():
+            return _is_alive(self.lease_pid, self.lease_pid_started)
+        return time.time() - self.lease_renewed_at < LEASE_SECONDS
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """One trial as stored. `value` is eval reward, `kl` eval KL in nats per response."""
+
+    id: int
+    study_id: int
+    number: int
+    origin: Origin
+    status: Status
+    reason: Reason | None
+    config: dict[str, HyperValue]
+    params: dict[str, HyperValue]
+    """The searched values alone, as the sampler proposed them."""
+    value: float | None
+    value_se: float | None
+    kl: float | None
+    violation: float | None
+    """log(eval KL / KL budget), at most 0 within the budget; None while running."""
+    episodes: int
+    seconds: float
+    attempts: int
+    threads: int
+    started_at: float
+    ended_at: float | None
+    label: str = ""
+    """What the study file or an order calls it; empty where it has no name."""
+    parent: int | None = None
+    """The trial that it was forked from."""
+    fork_step: int | None = None
+    """The step of `parent` whose checkpoint it begins at; its own rows up to there are copies of its parent's."""
+    wanted: Wanted | None = None
+    """What an order wants of it, until it is done."""
+    is_interrupted: bool = False
+    """Whether it has not ended and no controller lives that would end it. Not stored: the study's lease says so."""
+
+    @property
+    def shown_status(self) -> str:
+        """The status as people and scripts are told it: `interrupted`, or the stored one."""
+        return INTERRUPTED if self.is_interrupted else self.status.value
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended: what `Store.finish_trial` records."""
+
+    status: Status
+    reason: Reason | None = None
+    value: float | None = None
+    value_se: float | None = None
+    kl: float | None = None
+    violation: float | None = None
+
+
+def _is_alive(pid: int, started: float | None) -> bool:
+    """Return whether the process that began at `started` lives, and not a later one that was given its id."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return started is None or abs(process.create_time() - started) < _CLOCK_SECONDS
+    except psutil.NoSuchProcess:
+        return False

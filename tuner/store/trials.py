@@ -1,0 +1,140 @@
+"""Trials: added, begun, recorded step by step, and finished, each in one transaction."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, delete, func, insert, select, update
+
+from ppo_core.declaration import HyperValue
+from ppo_core.errors import StudyError
+from ppo_core.report import StepReport
+from tuner.status import Origin, Reason, Status, Wanted
+from tuner.store import schema
+from tuner.store.curves import step_values
+from tuner.store.database import Database
+from tuner.store.rows import Lease, Outcome, StudyRow, TrialRow
+from tuner.store.sample_rows import to_row
+
+
+@dataclass(frozen=True)
+class NewTrial:
+    """A trial that is to be recorded."""
+
+    number: int
+    origin: Origin
+    config: Mapping[str, HyperValue]
+    params: Mapping[str, HyperValue]
+    threads: int
+    status: Status = Status.RUNNING
+    label: str = ""
+    parent: int | None = None
+    fork_step: int | None = None
+
+
+class Trials(Database):
+    """The store's trials."""
+
+    def trials(self, study: StudyRow) -> list[TrialRow]:
+        """Return the study's trials by number."""
+        query = select(schema.trials).where(schema.trials.c.study_id == study.id).order_by(schema.trials.c.number)
+        is_held = study.is_held
+        return self._read(lambda connection: [trial_row(row, is_held) for row in connection.execute(query)])
+
+    def trial(self, study: StudyRow, number: int) -> TrialRow:
+        """Return one trial, or raise StudyError saying which numbers there are."""
+        table = schema.trials
+
+        def find(connection: Connection) -> Row[Any]:
+            one = and_(table.c.study_id == study.id, table.c.number == number)
+            row = connection.execute(select(table).where(one)).first()
+            if row is None:
+                last = connection.scalar(select(func.max(table.c.number)).where(table.c.study_id == study.id))
+                there_are = "it has none yet" if last is None else f"it has trials 0 to {last}"
+                raise StudyError(f'study "{study.name}" has no trial {number}; {there_are}')
+            return row
+
+        return trial_row(self._read(find), study.is_held)
+
+    def add_trial(self, lease: Lease, trial: NewTrial) -> TrialRow:
+        """Record a trial. One of that number that is there already is returned as it is."""
+        return self._write(lease, lambda connection: insert_trial(connection, lease, trial))
+
+    def begin_attempt(self, lease: Lease, trial: TrialRow, resumed_step: int | None) -> TrialRow:
+        """Count an attempt and drop the rows after the checkpoint it starts from (all, where there is none)."""
+        last_kept = -1 if resumed_step is None else resumed_step
+        table = schema.trials
+
+        def begin(connection: Connection) -> TrialRow:
+            for rows in (schema.steps, schema.samples):
+                connection.execute(delete(rows).where(and_(rows.c.trial_id == trial.id, rows.c.step > last_kept)))
+            kept = select(func.coalesce(func.max(schema.steps.c.episode), 0)).where(schema.steps.c.trial_id == trial.id)
+            values = {"attempts": trial.attempts + 1, "status": Status.RUNNING, "episodes": kept.scalar_subquery()}
+            connection.execute(update(table).where(table.c.id == trial.id).values(**values))
+            return trial_row(connection.execute(select(table).where(table.c.id == trial.id)).one())
+
+        return self._write(lease, begin)
+
+    def add_step(self, lease: Lease, trial_id: int, report: StepReport, seconds: float) -> Wanted | None:
+        """Record one step with its samples and return what an order wants of the trial, if one does.
+
+        `seconds` is what the trial cost since the last step. A step that is there already stays as it is.
+        """
+        steps, trials = schema.steps, schema.trials
+        one = and_(steps.c.trial_id == trial_id, steps.c.step == report.step)
+
+        def add(connection: Connection) -> Wanted | None:
+            if connection.scalar(select(steps.c.step).where(one)) is None:
+                connection.execute(insert(steps).values(trial_id=trial_id, **step_values(report)))
+                if report.samples:
+                    key = {"trial_id": trial_id, "step": report.step}
+                    connection.execute(insert(schema.samples), [key | to_row(sample) for sample in report.samples])
+                values = {"episodes": report.episode, "seconds": trials.c.seconds + seconds}
+                connection.execute(update(trials).where(trials.c.id == trial_id).values(**values))
+            wanted = connection.scalar(select(trials.c.wanted).where(trials.c.id == trial_id))
+            return None if wanted is None else Wanted(wanted)
+
+        return self._write(lease, add)
+
+    def set_aside(self, lease: Lease, trial_id: int, status: Status) -> None:
+        """Record that a trial saved and left its worker: it is PAUSED, or WAITING for another one."""
+        values = {"status": status, "wanted": None}
+        query = update(schema.trials).where(schema.trials.c.id == trial_id).values(**values)
+        self._write(lease, lambda connection: connection.execute(query))
+
+    def finish_trial(self, lease: Lease, trial_id: int, outcome: Outcome) -> None:
+        """Record how a trial ended."""
+        values = asdict(outcome) | {"ended_at": time.time(), "wanted": None}
+        query = update(schema.trials).where(schema.trials.c.id == trial_id).values(**values)
+        self._write(lease, lambda connection: connection.execute(query))
+
+
+def insert_trial(connection: Connection, lease: Lease, trial: NewTrial) -> TrialRow:
+    """Record a trial in a transaction that is under way; see `Trials.add_trial`."""
+    table = schema.trials
+    one = and_(table.c.study_id == lease.study_id, table.c.number == trial.number)
+    found = connection.execute(select(table).where(one)).first()
+    if found is None:
+        values = asdict(trial) | {"config": dict(trial.config), "params": dict(trial.params)}
+        counts = {"episodes": 0, "seconds": 0.0, "attempts": 0, "started_at": time.time()}
+        connection.execute(insert(table).values(study_id=lease.study_id, **values, **counts))
+        found = connection.execute(select(table).where(one)).one()
+    return trial_row(found)
+
+
+def trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
+    """Return a row of the trials table as a value; `is_held`: whether a controller runs its study."""
+    values = dict(row._mapping)
+    status = Status(values["status"])
+    reason = values["reason"]
+    if reason is not None:
+        reason = Reason(**{**reason, "evidence": tuple(reason["evidence"])})
+    typed = {
+        "status": status,
+        "origin": Origin(values["origin"]),
+        "reason": reason,
+        "wanted": None if values["wanted"] is None else Wanted(values["wanted"]),
+        "is_interrupted": not is_held and status is Status.RUNNING,
+    }
+    return TrialRow(**{**values, **typed})
