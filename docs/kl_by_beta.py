@@ -76,7 +76,7 @@ def _read(store: Store, view: StudyView) -> list[Curve]:
     for trial in view.trials:
         rows = [row for row in store.steps([trial.id], (KL, BETA)) if row[KL] is not None]
         steps = [(row["episode"], row[KL], row[BETA]) for row in rows]
-        label = view.spec.label(trial.number) or f"trial {trial.number}"
+        label = trial.label or f"trial {trial.number}"
         curves.append(Curve.of(label, PPOConfig.from_dict(trial.config), steps))
     return curves
 

@@ -1,10 +1,11 @@
 """`ppo-tuner`: the command line. Importing it loads neither torch nor transformers nor pandas."""
 
-import argparse
+import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ppo_core import __version__
 from ppo_core.command.parsing import (
@@ -18,20 +19,34 @@ from ppo_core.command.parsing import (
 )
 from ppo_core.errors import ConfigError, PPOTunerError, nearest
 from tuner.best import RULE
-from tuner.commands.arguments import PROG, STORAGE_HELP, duration, kl_budget, port, to_copy, trial_number
+from tuner.commands.arguments import PROG, STORAGE_HELP, duration, gpus, kl_budget, port, to_copy, trial_number
+from tuner.order_kinds import KINDS, SETTINGS
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what it does, and which function of `tuner.commands` does it."""
+
+    does: str
+    module: str
+    function: str
+
 
 COMMANDS = {
-    "demo": "tune PPO on the built-in task reviews (a few minutes on two cores)",
-    "run": "run the study of a TOML file, or go on with it",
-    "train": "train once, with a configuration of your own or one that a study found",
-    "new-task": "write a folder with a task of your own to begin with",
-    "list": "list the studies of a store",
-    "show": "show a study, or one of its trials with curves and samples",
-    "compare": "show where trials differ, and their outcomes",
-    "best": "show the best trial within a KL budget",
-    "dashboard": "open the dashboard",
+    "demo": Command("tune PPO on the built-in task reviews (a few minutes on two cores)", "study", "demo"),
+    "run": Command("run the study of a TOML file, or go on with it", "study", "run"),
+    "train": Command("train once, with a configuration of your own or one that a study found", "train", "train"),
+    "new-task": Command("write a folder with a task of your own to begin with", "new_task", "new_task"),
+    "list": Command("list the studies of a store", "reading", "studies"),
+    "show": Command("show a study, or one of its trials with curves and samples", "reading", "show"),
+    "compare": Command("show where trials differ, and their outcomes", "reading", "compare"),
+    "best": Command("show the best trial within a KL budget", "reading", "best"),
+    "logs": Command("print what a trial wrote while it ran", "logs", "logs"),
+    "dashboard": Command("open the dashboard", "dashboard", "dashboard"),
+    **{kind.name: Command(kind.doc, "ordering", "place") for kind in KINDS.values()},
+    "orders": Command("list what a study was ordered to do, and what became of it", "ordering", "orders"),
 }
-"""Every command, and what it does."""
+"""Every command by name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,37 +84,24 @@ def _run_command(arguments: list[str]) -> int:
     name = next((text for text in arguments if not text.startswith("-")), None)
     if name is not None and name not in COMMANDS:
         raise ConfigError(f'unknown command "{name}"; there are: {", ".join(COMMANDS)}{nearest(name, COMMANDS)}')
-    if arguments[:1] == ["train"]:
-        from tuner.commands import train  # has a parser of its own, with a flag a hyperparameter
-
-        return train.train(arguments[1:])
+    if arguments[:1] == ["train"]:  # has a parser of its own, with a flag a hyperparameter
+        return _function("train")(arguments[1:])
     parser, commands = build_parser()
     args, rest = parser.parse_known_args(arguments)
     refuse_unknown(commands[args.command] if args.command else parser, rest)
     if args.command is None:
         parser.print_help()
         return 0
-    return _call(args)
+    return _function(args.command)(args)
 
 
-def _call(args: argparse.Namespace) -> int:
-    """Run the command, loading just what it needs."""
-    if args.command in ("demo", "run"):
-        from tuner.commands import study
-
-        return study.demo(args) if args.command == "demo" else study.run(args)
-    if args.command == "new-task":
-        from tuner.commands import new_task
-
-        return new_task.new_task(args)
-    if args.command == "dashboard":
-        from tuner.commands import dashboard
-
-        return dashboard.dashboard(args)
-    from tuner.commands import reading
-
-    commands = {"list": reading.studies, "show": reading.show, "compare": reading.compare, "best": reading.best}
-    return commands[args.command](args)
+def _function(name: str) -> Callable[..., int]:
+    """Return the function of a command, loading just what it needs."""
+    command = COMMANDS[name]
+    function: Callable[..., int] = getattr(
+        importlib.import_module(f"tuner.commands.{command.module}"), command.function
+    )
+    return function
 
 
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
@@ -114,15 +116,16 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     commands = {
         name: subparsers.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".", allow_abbrev=False)
-        for name, does in COMMANDS.items()
+        for name, does in ((name, command.does) for name, command in COMMANDS.items())
     }
     _add_run_flags(commands["demo"])
-    commands["run"].add_argument("study", metavar="STUDY.toml", help="the study's description")
+    commands["run"].add_argument("study", metavar="STUDY", help="a study's TOML file, or the name of a stored one")
     _add_run_flags(commands["run"])
     _add_new_task_arguments(commands["new-task"])
     _add_reading_arguments(commands)
+    _add_order_arguments(commands)
     commands["dashboard"].add_argument("--port", type=port, help="port on 127.0.0.1 (default: 8501, or the next free)")
-    for name in ("list", "show", "compare", "best", "dashboard"):
+    for name in ("list", "show", "compare", "best", "logs", "dashboard", *KINDS, "orders"):
         _add_storage(commands[name])
     return parser, commands
 
@@ -134,6 +137,9 @@ def _add_run_flags(parser: Parser) -> None:
         "--timeout", metavar="T", type=duration, help="stop after this time, such as 90 (seconds), 10m or 2h"
     )
     parser.add_argument("--workers", metavar="K", type=positive_int, help="trials at the same time")
+    parser.add_argument(
+        "--gpus", metavar="LIST", type=gpus, help="GPUs such as 0,1 (CUDA_VISIBLE_DEVICES of a worker each)"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
     _add_storage(parser)
 
@@ -149,15 +155,40 @@ def _add_new_task_arguments(parser: Parser) -> None:
 
 
 def _add_reading_arguments(commands: dict[str, Parser]) -> None:
-    for name in ("show", "compare", "best"):
+    for name in ("show", "compare", "best", "logs"):
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     commands["show"].add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number")
     commands["compare"].add_argument("trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two")
     commands["best"].add_argument(
         "--kl-budget", metavar="X", type=kl_budget, help="nats per response (default: the study's budget)"
     )
+    commands["logs"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
+    commands["logs"].add_argument("-f", "--follow", action="store_true", help="go on printing until the trial ends")
+    commands["logs"].add_argument("-n", "--lines", metavar="N", type=positive_int, help="its last lines alone")
     commands["best"].epilog = f"{RULE} Exit status 1: no trial is within the budget."
     for name in ("list", "show", "compare", "best"):
+        commands[name].add_argument("--json", action="store_true", help="print JSON on stdout")
+
+
+def _add_order_arguments(commands: dict[str, Parser]) -> None:
+    for kind in KINDS.values():
+        parser = commands[kind.name]
+        parser.epilog = "An order waits where nothing runs the study; it is carried out once, when something does."
+        parser.add_argument("study", metavar="STUDY", help="a study's name")
+        if kind.trial != "none":
+            nargs = "?" if kind.trial == "allowed" else None
+            parser.add_argument("trial", metavar="TRIAL", nargs=nargs, type=trial_number, help="a trial's number")
+    for name in ("enqueue", "fork"):
+        commands[name].add_argument("--set", metavar="NAME=VALUE", nargs="+", action="extend", help="changed values")
+        commands[name].add_argument("--label", metavar="TEXT", help="what to call the new trial")
+    commands["fork"].add_argument(
+        "--at", metavar="EPISODE", type=positive_int, help="episode of a kept checkpoint (default: the latest)"
+    )
+    commands["set"].add_argument("--trials", metavar="N", type=positive_int, help=SETTINGS["trials"])
+    commands["set"].add_argument("--workers", metavar="K", type=positive_int, help=SETTINGS["workers"])
+    commands["set"].add_argument("--kl-budget", metavar="X", type=kl_budget, help=SETTINGS["kl_budget"])
+    commands["orders"].add_argument("study", metavar="STUDY", help="a study's name")
+    for name in (*KINDS, "orders"):
         commands[name].add_argument("--json", action="store_true", help="print JSON on stdout")
 
 

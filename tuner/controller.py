@@ -1,6 +1,7 @@
 """Runs a study: takes its lease, goes on with what was interrupted, and lets go of it however the run ends."""
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tuner.events import StudyStarted, StudyStopped, Tell
 from tuner.open_study import MirrorKeeper, OpenStudy, open_study, settle
 from tuner.protocol import CHECKPOINT_SECONDS
 from tuner.spec import StudySpec
-from tuner.store import Store
+from tuner.store import OrderState, Store
 from tuner.trial_loop import Limits, TrialLoop
 
 
@@ -21,6 +22,7 @@ def run_study(
     storage: str,
     runs_folder: Path,
     workers: int | None = None,
+    gpus: Sequence[str] = (),
     trials: int | None = None,
     timeout: float | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -37,6 +39,7 @@ def run_study(
         runs_folder: Where checkpoints go, as `<study>/<trial>/step-000012`.
         workers: Trials at a time, each in a process of its own with its share of the cores. None: 1, with which the
             same seed proposes the same trials; with more the proposals depend on which trial ends first.
+        gpus: One worker process on each, by CUDA_VISIBLE_DEVICES; none: all workers see what this process sees.
         trials: The study's total; None: the spec's.
         timeout: Seconds after which to stop.
         checkpoint_seconds: The longest time between two checkpoints of a running trial.
@@ -48,7 +51,9 @@ def run_study(
         TaskError: the task could not be prepared.
         StoreError: the store or the folder cannot be used.
     """
-    workers = 1 if workers is None else workers
+    workers = len(gpus) or 1 if workers is None else workers
+    if gpus and workers > len(gpus):
+        raise ConfigError(f"workers = {workers} is not allowed: at most {len(gpus)}, one a GPU")
     _require_positive(workers=workers, trials=trials, timeout=timeout)
     spec = spec if trials is None else spec.with_trials(trials)
     limits = Limits(
@@ -63,26 +68,28 @@ def run_study(
         stop_requests() as stop,
     ):
         notes = (*spec.notes, *settle(study))
-        on_event(StudyStarted(spec, spec.trials, study.ended(), notes))
+        on_event(StudyStarted(spec, spec.trials, study.board.ended(), notes))
         try:
-            why = _run(study, workers, stop, limits, on_event)
+            why = _run(study, workers, gpus, stop, limits, on_event)
         except KeyboardInterrupt:
             why = INTERRUPTED
         is_finished = study.is_finished
         store.set_finished(study.lease, is_finished)
         if not is_finished:
-            on_event(StudyStopped(study.finished(), spec.trials, str(why)))
+            on_event(StudyStopped(study.finished(), study.spec.trials, str(why)))
         return is_finished
 
 
-def _run(study: OpenStudy, workers: int, stop: StopRequest, limits: Limits, tell: Tell) -> str | None:
+def _run(
+    study: OpenStudy, workers: int, gpus: Sequence[str], stop: StopRequest, limits: Limits, tell: Tell
+) -> str | None:
     """Run what is left of the study; return why it stopped short, if it did."""
     with closing(MirrorKeeper(study, tell)) as mirror:
-        mirror.update(study.trials())
-        if study.is_finished:
+        mirror.update()
+        if study.is_finished and not study.store.orders(study.row, OrderState.WAITING):
             return None
-        study.store.set_finished(study.lease, False)
-        with LocalEngine(workers) as engine:
+        study.store.update_study(study.lease, finished_at=None, workers=workers)
+        with LocalEngine(workers, gpus=gpus) as engine:
             stop.on_request = engine.wake
             return TrialLoop(study, mirror, engine, stop, limits, tell).run()
 

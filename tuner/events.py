@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ppo_core.report import StepReport
 from tuner.spec import StudySpec
-from tuner.store import TrialRow
+from tuner.store import Order, TrialRow
 
 TIME_LIMIT = "the time limit"
 """How the `why` of a study that its timeout stopped begins."""
@@ -59,6 +59,25 @@ class TrialEnded:
 
 
 @dataclass(frozen=True)
+class TrialSetAside:
+    """A trial saved a checkpoint and left its worker; it is paused, or waits until the study goes on."""
+
+    row: TrialRow
+
+
+@dataclass(frozen=True)
+class OrderDecided:
+    """An order was carried out or refused; its outcome says how."""
+
+    order: Order
+
+
+@dataclass(frozen=True)
+class StudyPaused:
+    """No trial runs since the study is paused; the controller waits for orders."""
+
+
+@dataclass(frozen=True)
 class StudyWarned:
     """Something is wrong that does not stop the study; told once."""
 
@@ -82,5 +101,17 @@ class StudyStopped:
     why: str
 
 
-Event = StudyStarted | Preparing | TrialStarted | TrialStepped | TrialEnded | StudyWarned | StudyStopping | StudyStopped
+Event = (
+    StudyStarted
+    | Preparing
+    | TrialStarted
+    | TrialStepped
+    | TrialEnded
+    | TrialSetAside
+    | OrderDecided
+    | StudyPaused
+    | StudyWarned
+    | StudyStopping
+    | StudyStopped
+)
 Tell = Callable[[Event], None]

@@ -1,19 +1,22 @@
 """A study that this process holds: its lease, its folder, and Optuna's copy of it."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ppo_core.errors import ConfigError, StoreError
 from tuner import trial_folder
+from tuner.board import Board
 from tuner.events import StudyWarned, Tell
+from tuner.judging import new_violations
 from tuner.projection import Mirror
 from tuner.spec import StudySpec
 from tuner.store import Lease, Store, StudyRow, TrialRow
 
 
-@dataclass(frozen=True)
+@dataclass
 class OpenStudy:
     """A study that this controller holds. Make it with `open_study`."""
 
@@ -21,29 +24,29 @@ class OpenStudy:
     lease: Lease
     row: StudyRow
     spec: StudySpec
+    """As it is now; orders may change it."""
     folder: Path
     """Where its trials' folders are."""
-
-    def trials(self) -> list[TrialRow]:
-        """Return its trials by number."""
-        return self.store.trials(self.row)
+    board: Board
 
     def trial_folder(self, number: int) -> Path:
         """Return where a trial's checkpoints are."""
         return self.folder / str(number)
 
-    def finished(self) -> int:
-        """Return how many of its trials have ended."""
-        return sum(row.status.is_final for row in self.trials() if row.number < self.spec.trials)
+    def refresh(self, number: int) -> TrialRow:
+        """Read a trial's row anew, note it and return it."""
+        row = self.store.trial(self.row, number)
+        self.board.put(row)
+        return row
 
-    def ended(self) -> int:
-        """Return how many trials have ended, those beyond a total that was lowered since too."""
-        return sum(row.status.is_final for row in self.trials())
+    def finished(self) -> int:
+        """Return how many of the trials that the study's total counts have ended."""
+        return self.board.finished(self.spec.trials)
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has all its trials."""
-        return self.finished() == self.spec.trials
+        """Whether it has all its trials, and nothing that people added is left to do."""
+        return self.board.is_finished(self.spec.trials)
 
 
 @contextmanager
@@ -58,7 +61,8 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
     lease = store.acquire(spec.name)
     try:
         with trial_folder.held_folder(folder):
-            yield OpenStudy(store, lease, store.study(spec.name), spec, folder)
+            row = store.study(spec.name)
+            yield OpenStudy(store, lease, row, spec, folder, Board(store.trials(row)))
     finally:
         store.release(lease)
 
@@ -69,13 +73,20 @@ def settle(study: OpenStudy) -> Iterator[str]:
     Raises:
         ConfigError: the study has trials under a spec that the given one must not be mixed with.
     """
-    if study.trials():
+    if len(study.board):
         stored = StudySpec.from_dict(study.row.spec, f'study "{study.row.name}" in the store')
         changes = study.spec.changes_to(stored)
         if changes.refused:
             raise ConfigError(f'study "{study.row.name}" has trials already: {"; ".join(changes.refused)}')
         yield from changes.told
-    study.store.update_spec(study.lease, study.spec.to_dict())
+        if stored.kl_budget != study.spec.kl_budget:
+            study.store.set_violations(study.lease, new_violations(study.board, study.spec.kl_budget))
+            study.board = Board(study.store.trials(study.row))
+    if study.row.archived_at is not None:
+        yield "the study was archived, and is no longer"
+    study.store.update_study(
+        study.lease, spec=study.spec.to_dict(), folder=str(study.folder.absolute()), archived_at=None
+    )
     trial_folder.claim(study.folder, study.row)
 
 
@@ -83,22 +94,35 @@ class MirrorKeeper:
     """Keeps Optuna's copy of a study up to date. One that cannot be written is told of once, and stops nothing."""
 
     def __init__(self, study: OpenStudy, tell: Tell) -> None:
-        self._spec = study.spec
+        self._study = study
         self._tell = tell
-        self._mirror: Mirror | None = Mirror(study.store.url, study.spec.name)
+        self._mirror = Mirror(study.store.url, study.spec.name)
+        self._is_failing = False
+        self._retry_at = 0.0
+        self._retry_seconds = 0.0
 
-    def update(self, rows: Sequence[TrialRow]) -> None:
-        """Write the finished trials that the copy lacks."""
-        if self._mirror is None:
+    def update(self, *, now: bool = False) -> None:
+        """Write the finished trials that the copy lacks; after a failure again a while later, or `now`."""
+        if time.monotonic() < self._retry_at and not now:
             return
         try:
-            self._mirror.update(rows, self._spec)
+            self._mirror.update(self._study.board.rows, self._study.spec)
         except StoreError as error:
-            self.close()
-            self._tell(StudyWarned(str(error)))
+            self._wait_longer()
+            if not self._is_failing:
+                self._is_failing = True
+                self._tell(StudyWarned(f"{error}; trying again at later trials"))
+        else:
+            self._is_failing, self._retry_seconds, self._retry_at = False, 0.0, 0.0
 
     def close(self) -> None:
-        """Give back the connections."""
-        if self._mirror is not None:
+        """Write what is missing, and give back the connections."""
+        try:
+            self.update(now=True)
+        finally:
             self._mirror.close()
-            self._mirror = None
+
+    def _wait_longer(self) -> None:
+        self._mirror.close()
+        self._retry_seconds = min(60.0, max(1.0, 2 * self._retry_seconds))
+        self._retry_at = time.monotonic() + self._retry_seconds

@@ -4,6 +4,7 @@ Whatever comes from a model, a study file or an error is shown with its control 
 and never as markup.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -21,7 +22,7 @@ from tuner.results import Estimate, Source, StudyView, value_sources
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Reason, Status
-from tuner.store import TrialRow
+from tuner.store import Order, TrialRow
 
 CURVE_ROWS = 12
 STYLES = {
@@ -121,12 +122,12 @@ def params_table(trials: Sequence[TrialRow], spec: StudySpec) -> Table:
     """Return the table of searched or listed values, a trial a row; of listed ones with their labels."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.params if name != KL_CONTROL))
     headers = {name: _broken(name) for name in names}
-    labels = ("label",) if any(trial.label for trial in spec.listed) else ()
+    labels = ("label",) if any(trial.label for trial in trials) else ()
     title = "Listed values" if spec.listed else "Searched values"
     table = _table("trial", *labels, *headers.values(), title=title, right=("trial", *headers.values()))
     for trial in trials:
         cells = (short(trial.params[name]) if name in trial.params else NOTHING for name in names)
-        table.add_row(str(trial.number), *(plain(spec.label(trial.number)) for _ in labels), *cells)
+        table.add_row(str(trial.number), *(plain(trial.label) for _ in labels), *cells)
     return table
 
 
@@ -215,6 +216,25 @@ def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
 
 def _lowered(view: Mapping[str, Any]) -> str:
     return f"{view['finished']} ({view['trials']} asked)"
+
+
+def orders_table(orders: Sequence[Order]) -> Table:
+    """Return the table of a study's orders."""
+    table = _table("order", "placed", "asks", "state", "outcome", title="Orders", right=("order",))
+    for order in orders:
+        about = order.kind if order.trial is None else f"{order.kind} trial {order.trial}"
+        asked = ", ".join(f"{name}={short(value)}" for name, value in _asked(order).items())
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(order.placed_at))
+        table.add_row(str(order.id), when, f"{about} {plain(asked)}".strip(), order.state, plain(order.outcome or ""))
+    return table
+
+
+def _asked(order: Order) -> dict[str, Any]:
+    """Return an order's arguments without their grouping."""
+    flat: dict[str, Any] = {}
+    for name, value in order.arguments.items():
+        flat |= value if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 # One trial in detail

@@ -18,7 +18,7 @@ from tuner.best import best_trial
 from tuner.guard_rules import RULES
 from tuner.spec import SCALE_FREE, Origin, StudySpec
 from tuner.status import Status
-from tuner.store import Store, StudyRow, TrialRow
+from tuner.store import Order, Store, StudyRow, TrialRow
 
 State = Literal["running", "finished", "unfinished"]
 Source = Literal["searched", "listed", "study", "task", "TRL", "default"]
@@ -183,6 +183,11 @@ def trial_data(trial: TrialRow) -> dict[str, Any]:
     hidden = ("id", "study_id", "is_interrupted")
     values = {key: value for key, value in asdict(trial).items() if key not in hidden}
     return values | {"status": trial.shown_status}
+
+
+def order_data(order: Order) -> dict[str, Any]:
+    """Return one object of `orders`."""
+    return {key: value for key, value in asdict(order).items() if key not in ("study_id", "key")}
 
 
 def trial_detail(store: Store, trial: TrialRow) -> dict[str, Any]:

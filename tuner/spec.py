@@ -159,15 +159,20 @@ class StudySpec:
             "guard": self.guard.to_dict(),
         }
 
-    def label(self, number: int) -> str:
-        """Return what the study calls a trial; empty where it has no name for it."""
-        return self.listed[number].label if number < len(self.listed) else ""
-
     def with_trials(self, trials: int) -> "StudySpec":
         """Return this study with another total of trials; ConfigError where it lists them."""
         if self.listed:
             listed_trials.require_total(trials, self.listed)
         return replace(self, trials=trials)
+
+    def with_kl_budget(self, kl_budget: object, where: str) -> "StudySpec":
+        """Return this study with another KL budget; ConfigError where it is none, or over the KL limit."""
+        budget = tables.number(kl_budget, tables.POSITIVE, where)
+        if budget > self.kl_limit:
+            raise ConfigError(
+                f"{where} = {budget:g} is over the KL limit = {self.kl_limit:g}, where trials are stopped"
+            )
+        return replace(self, kl_budget=budget)
 
     def config(self, params: Mapping[str, HyperValue]) -> PPOConfig:
         """Return a trial's configuration: declared defaults, task reference, fixed values, then `params`.
@@ -216,6 +221,7 @@ class StudySpec:
             for name in HYPERPARAMETERS
         ]
         told += [_change(key, getattr(old, key), getattr(self, key)) for key in ("trials", "device", "threads")]
+        told.append(_change("kl.budget", old.kl_budget, self.kl_budget))
         told.append(_change("sampler", _sampler_text(old.sampler), _sampler_text(self.sampler)))
         refused = [_change(key, getattr(old, key), getattr(self, key)) for key in ("task", "trainer", "seed")]
         refused += [
@@ -223,10 +229,7 @@ class StudySpec:
             for name in HYPERPARAMETERS
         ]
         refused += listed_trials.changes(old.listed, self.listed)
-        refused += [
-            _change("kl.budget", old.kl_budget, self.kl_budget),
-            _change("kl.limit", old.kl_limit, self.kl_limit),
-        ]
+        refused.append(_change("kl.limit", old.kl_limit, self.kl_limit))
         old_guard = old.guard.to_dict()
         refused += [_change(f"guard.{key}", old_guard[key], value) for key, value in self.guard.to_dict().items()]
         return SpecChanges(

@@ -60,6 +60,12 @@ class Wanted(StrEnum):
     PAUSE = "pause"
 
 
+ENDINGS = {Wanted.STOP: Status.STOPPED, Wanted.PRUNE: Status.PRUNED}
+"""The status of a trial that was ended as it was wanted."""
+PERSON = "person"
+"""The rule of a trial that a person ended."""
+
+
 @dataclass(frozen=True)
 class Reason:
     """Why a trial ended early: `rule` read `metric` = `value` against `limit` for `steps_over` steps up to `step`."""

@@ -1,7 +1,6 @@
-"""The controller's loop: propose, start, record, judge, until the study has its trials or a stop is asked for."""
+"""The controller's loop: start, record, judge, obey orders, until the study has its trials or a stop is asked for."""
 
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -12,18 +11,31 @@ from ppo_core.errors import PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
 from tuner import failures, trial_folder
 from tuner.engines.local import LocalEngine
-from tuner.events import TIME_LIMIT, Preparing, StudyStopping, Tell, TrialEnded, TrialStarted, TrialStepped
-from tuner.objective import trial_value, violation
+from tuner.events import (
+    TIME_LIMIT,
+    OrderDecided,
+    Preparing,
+    StudyPaused,
+    StudyStopping,
+    Tell,
+    TrialEnded,
+    TrialSetAside,
+    TrialStarted,
+    TrialStepped,
+)
+from tuner.judging import ended_by_a_person, judged
 from tuner.open_study import MirrorKeeper, OpenStudy
+from tuner.order_desk import OrderDesk
 from tuner.projection import Projection
 from tuner.protocol import Answer, Ended, Failed, Left, Lost, Message, Prepared, Progress, Stepped, TrialSpec
-from tuner.status import Reason, Status
-from tuner.store import Outcome, TrialRow
+from tuner.status import ENDINGS, Origin, Reason, Status, Wanted
+from tuner.store import NewTrial, Order, OrderState, Outcome, TrialRow
 from tuner.trial import whole_episodes
 
 RENEW_SECONDS = 5.0
-"""The longest wait for a worker, and how often the study's lease is renewed."""
-EVALUATION_METRICS = ("eval/reward", "eval/reward_se", "eval/kl")
+"""How often the study's lease is renewed."""
+ORDER_SECONDS = 1.0
+"""The longest that an order waits for a controller that lives."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,8 @@ class _Running:
     total_episodes: int
     reason: Reason | None = None
     """Why the guard ended it."""
+    wanted: Wanted | None = None
+    """What an order asked of it, once its worker was told."""
 
 
 class TrialLoop:
@@ -63,16 +77,15 @@ class TrialLoop:
     ) -> None:
         self._study, self._mirror, self._engine = study, mirror, engine
         self._stop, self._limits, self._tell = stop, limits, tell
-        rows = study.trials()
-        self._interrupted = deque(row for row in rows if not row.status.is_final and row.number < study.spec.trials)
-        self._next_number = len(rows)
+        self._desk = OrderDesk(study, limits.threads, lambda number: number in self._running)
         self._running: dict[int, _Running] = {}
         self._losses: dict[int, int] = {}
         self._streak = failures.FailureStreak()
         self._verdict: str | None = None
         self._stopping: str | None = None
-        self._projection = Projection(study.spec, rows)
+        self._projection = Projection(study.spec, study.board.rows)
         self._renewed_at = time.monotonic()
+        self._is_idle = False
 
     def run(self) -> str | None:
         """Run the study; return None when it has its trials, or why it stopped before.
@@ -81,12 +94,14 @@ class TrialLoop:
             StudyError: trial after trial failed for the same cause.
             TaskError: the task could not be prepared.
         """
+        self._obey()
         if self._prepare_task():
             while self._start_trials():
                 for job, message in self._engine.events(self._patience()):
                     assert job is not None
                     self._handle(job, message)
                 self._stay_alive()
+                self._obey()
         if self._verdict is not None:
             raise StudyError(self._verdict)
         return self._stopping
@@ -96,8 +111,8 @@ class TrialLoop:
     def _patience(self) -> float:
         deadline = self._limits.deadline
         if deadline is None or self._stopping is not None:
-            return RENEW_SECONDS
-        return min(RENEW_SECONDS, max(0.0, deadline - time.monotonic()))
+            return ORDER_SECONDS
+        return min(ORDER_SECONDS, max(0.0, deadline - time.monotonic()))
 
     def _stay_alive(self) -> None:
         if time.monotonic() - self._renewed_at >= RENEW_SECONDS:
@@ -122,7 +137,7 @@ class TrialLoop:
 
     def _prepare_task(self) -> bool:
         """Have the task prepared by a worker; return False if a stop was asked for meanwhile."""
-        self._engine.prepare(self._study.spec.task)
+        self._engine.prepare(self._study.spec.task, self._study.folder)
         while not self._is_stopping():
             for _, message in self._engine.events(self._patience()):
                 if isinstance(message, Prepared):
@@ -144,42 +159,95 @@ class TrialLoop:
         where = trial_folder.write_error(self._study.folder, message.traceback)
         return TaskError(f"{what}: {message.message} (traceback in {where})")
 
+    # Orders
+
+    def _obey(self) -> None:
+        """Decide the orders that wait, and do what they changed."""
+        for order in self._study.store.orders(self._study.row, OrderState.WAITING):
+            decided = self._desk.decide(order)
+            self._act_on(order)
+            self._tell(OrderDecided(decided))
+
+    def _act_on(self, order: Order) -> None:
+        for row in self._desk.take_changed():
+            if row.status.is_final:
+                self._projection.tell(row)
+                self._mirror.update()
+                self._tell(TrialEnded(row))
+            else:
+                self._projection.tell(row)
+        if order.kind == "set":
+            self._projection = Projection(self._study.spec, self._study.board.rows)
+            self._engine.resize(self._study.row.workers or 1)
+        if order.kind == "stop" and order.trial is None and self._stop.why is None:
+            self._stop.why = "told to stop by an order"
+
     # Starting
 
     def _start_trials(self) -> bool:
-        """Start as many trials as there are workers free; return whether any runs."""
-        while not self._is_stopping() and self._engine.free:
-            if self._interrupted:
-                self._start(self._interrupted.popleft())
-            elif self._next_number < self._study.spec.trials:
-                self._start(self._add_trial())
-            else:
+        """Start as many trials as there are workers free; return whether to wait for anything."""
+        is_paused = self._study.row.paused_at is not None
+        while not self._is_stopping() and not is_paused and self._engine.free:
+            row = self._next_trial()
+            if row is None:
                 break
-        return bool(self._running)
+            if row.wanted is None:
+                self._start(row)
+            else:
+                self._settle(row, row.wanted)
+        if self._running:
+            self._is_idle = False
+            return True
+        if self._is_stopping() or not is_paused or self._study.is_finished:
+            self._note_paused_trials()
+            return False
+        if not self._is_idle:
+            self._is_idle = True
+            self._tell(StudyPaused())
+        return True
+
+    def _note_paused_trials(self) -> None:
+        """Say why the study is not finished though nothing is left to start."""
+        paused = self._study.board.paused(self._study.spec.trials)
+        if paused and self._stopping is None:
+            numbers = ", ".join(map(str, paused))
+            self._stopping = f"nothing is left but what is paused (trial {numbers})"
+
+    def _next_trial(self) -> TrialRow | None:
+        board, total = self._study.board, self._study.spec.trials
+        for row in board.open(total):
+            if row.number not in self._running:
+                return row
+        return self._add_trial() if len(board.counted()) < total else None
+
+    def _settle(self, row: TrialRow, wanted: Wanted) -> None:
+        """Do what an order wants of a trial whose worker or controller died before it was told."""
+        study = self._study
+        if wanted is Wanted.PAUSE:
+            study.store.set_aside(study.lease, row.id, Status.PAUSED)
+            self._projection.tell(study.refresh(row.number))
+            self._tell(TrialSetAside(study.board[row.number]))
+        else:
+            self._conclude(row, judged(study.store, row, study.spec.kl_budget, *ended_by_a_person(wanted)))
 
     def _add_trial(self) -> TrialRow:
-        study, number = self._study, self._next_number
-        params, origin = self._choose(number)
-        row = study.store.add_trial(
-            study.lease,
-            number,
-            origin=origin,
-            config=study.spec.config(params).to_dict(),
-            params=params,
-            threads=self._limits.threads,
-        )
+        study, number = self._study, len(self._study.board)
+        params, origin, label = self._choose(number)
+        config = study.spec.config(params).to_dict()
+        trial = NewTrial(number, origin, config, params, self._limits.threads, label=label)
+        row = study.store.add_trial(study.lease, trial)
+        study.board.put(row)
         self._projection.note_running(number, params)
-        self._next_number += 1
         return row
 
-    def _choose(self, number: int) -> tuple[dict[str, HyperValue], str]:
-        """Return the params of the next trial and where they come from."""
-        spec = self._study.spec
+    def _choose(self, number: int) -> tuple[dict[str, HyperValue], Origin, str]:
+        """Return the params of the next trial, where they come from, and what it is called."""
+        spec, counted = self._study.spec, len(self._study.board.counted())
         if spec.listed:
-            return dict(spec.listed[number].params), "listed"
-        if number == 0:
-            return spec.reference_params(), "reference"
-        return self._projection.propose(number), "sampled"
+            return dict(spec.listed[counted].params), Origin.LISTED, spec.listed[counted].label
+        if counted == 0:
+            return spec.reference_params(), Origin.REFERENCE, ""
+        return self._projection.propose(number), Origin.SAMPLED, ""
 
     def _start(self, row: TrialRow) -> None:
         """Start a trial from its last checkpoint, or from the beginning where it has none."""
@@ -187,8 +255,8 @@ class TrialLoop:
         folder = study.trial_folder(row.number)
         point = trial_folder.resume_point(folder, study.store.last_step(row.id))
         resume_from, step = point or (None, None)
-        study.store.begin_attempt(study.lease, row.id, step)
-        row = study.store.trial(study.row, row.number)
+        row = study.store.begin_attempt(study.lease, row, step)
+        study.board.put(row)
         self._running[row.number] = _Running(row, whole_episodes(PPOConfig.from_dict(row.config)))
         self._engine.start(
             TrialSpec(
@@ -217,7 +285,7 @@ class TrialLoop:
             case Ended():
                 self._end(number)
             case Left():
-                del self._running[number]
+                self._set_aside(number)
             case Failed():
                 where = trial_folder.write_error(self._study.trial_folder(number), message.traceback)
                 self._finish(number, Outcome(Status.FAILED, failures.error_reason(message, where)))
@@ -230,21 +298,36 @@ class TrialLoop:
 
     def _record(self, number: int, message: Stepped) -> None:
         """Store a step, then answer: a worker saves only what the store holds."""
-        running = self._running[number]
-        self._study.store.add_step(self._study.lease, running.row.id, message.report, message.seconds)
+        running, study = self._running[number], self._study
+        wanted = study.store.add_step(study.lease, running.row.id, message.report, message.seconds)
         running.reason = message.reason
-        go_on = Answer.SAVE if self._is_stopping() else Answer.GO_ON
-        self._engine.answer(number, go_on if message.reason is None else Answer.STOP)
+        running.wanted = None if message.reason else wanted
+        self._engine.answer(number, self._answer(running))
         self._tell(TrialStepped(number, message.report, running.total_episodes))
 
+    def _answer(self, running: _Running) -> Answer:
+        if running.reason is not None or running.wanted in ENDINGS:
+            return Answer.STOP
+        has_to_leave = running.wanted is Wanted.PAUSE or self._study.row.paused_at is not None or self._is_stopping()
+        return Answer.SAVE if has_to_leave else Answer.GO_ON
+
+    def _set_aside(self, number: int) -> None:
+        """Note that a trial saved and left its worker: it is paused, or goes on when the study does."""
+        running, study = self._running.pop(number), self._study
+        if running.wanted is Wanted.PAUSE or study.row.paused_at is not None:
+            status = Status.PAUSED if running.wanted is Wanted.PAUSE else Status.WAITING
+            study.store.set_aside(study.lease, running.row.id, status)
+            self._projection.tell(study.refresh(number))
+            self._tell(TrialSetAside(study.board[number]))
+
     def _end(self, number: int) -> None:
-        """Judge a trial that ran to its end or was ended by the guard."""
+        """Judge a trial that ran to its end, or was ended by the guard or by a person."""
         running, study = self._running[number], self._study
-        evaluations = study.store.steps([running.row.id], EVALUATION_METRICS, evaluations_only=True)
-        value, value_se, kl = trial_value(evaluations)
         status = Status.COMPLETED if running.reason is None else Status.PRUNED
-        constraint = violation(kl, study.spec.kl_budget, running.reason)
-        self._finish(number, Outcome(status, running.reason, value, value_se, kl, constraint))
+        if running.reason is None and running.wanted in ENDINGS:
+            assert running.wanted is not None
+            status, running.reason = ended_by_a_person(running.wanted)
+        self._finish(number, judged(study.store, running.row, study.spec.kl_budget, status, running.reason))
 
     def _retry(self, number: int, lost: Lost) -> None:
         if self._is_stopping():  # the next run of the study takes it up
@@ -254,15 +337,18 @@ class TrialLoop:
         if losses > failures.RETRIES:
             self._finish(number, Outcome(Status.FAILED, failures.lost_reason(lost.how, losses)))
         else:
-            self._start(self._running.pop(number).row)
+            del self._running[number]
+            self._study.refresh(number)
 
     def _finish(self, number: int, outcome: Outcome) -> None:
-        study, running = self._study, self._running.pop(number)
-        study.store.finish_trial(study.lease, running.row.id, outcome)
-        checkpoints_kept.prune(study.trial_folder(number), kl_budget=study.spec.kl_budget, newest=1)
-        rows = study.trials()
-        row = rows[number]
+        self._conclude(self._running.pop(number).row, outcome)
+
+    def _conclude(self, trial: TrialRow, outcome: Outcome) -> None:
+        study = self._study
+        study.store.finish_trial(study.lease, trial.id, outcome)
+        checkpoints_kept.prune(study.trial_folder(trial.number), kl_budget=study.spec.kl_budget, newest=1)
+        row = study.refresh(trial.number)
         self._projection.tell(row)
-        self._mirror.update(rows)
+        self._mirror.update()
         self._verdict = self._verdict or self._streak.add(row)
         self._tell(TrialEnded(row))

@@ -6,8 +6,8 @@ from typing import Any
 
 from ppo_core.report import Sample, StepReport, TokenReadings
 from tuner.spec import StudySpec
-from tuner.status import Reason, Status
-from tuner.store import Lease, Outcome, Store, TrialRow
+from tuner.status import Origin, Reason, Status
+from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
 
 NAME = "made"
 SPEC = {
@@ -73,13 +73,15 @@ def make(path: Path, spec: StudySpec | None = None, outcomes: Sequence[Outcome |
         params = params or spec.reference_params()
         trial = store.add_trial(
             lease,
-            number,
-            origin="sampled" if number else "reference",
-            config=spec.config(params).to_dict(),
-            params=params,
-            threads=1,
+            NewTrial(
+                number,
+                Origin.SAMPLED if number else Origin.REFERENCE,
+                config=spec.config(params).to_dict(),
+                params=params,
+                threads=1,
+            ),
         )
-        store.begin_attempt(lease, trial.id, None)
+        store.begin_attempt(lease, trial, None)
         add_steps(store, lease, trial, outcome)
         if outcome is not None:
             store.finish_trial(lease, trial.id, outcome)

@@ -6,14 +6,14 @@ from typing import Any
 
 from ppo_core.declaration import HyperValue
 from tuner.spec import StudySpec
-from tuner.status import Reason, Status
+from tuner.status import Origin, Reason, Status
 from tuner.store import TrialRow
 
 _ROW = TrialRow(
     id=1,
     study_id=1,
     number=0,
-    origin="sampled",
+    origin=Origin.SAMPLED,
     status=Status.COMPLETED,
     reason=None,
     config={},

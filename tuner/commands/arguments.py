@@ -42,6 +42,14 @@ def port(text: str) -> int:
     return int(text)
 
 
+def gpus(text: str) -> tuple[str, ...]:
+    """Return the GPUs of `0,1`: indices or UUIDs, as CUDA_VISIBLE_DEVICES takes them."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9a-fA-F-/]+", name) for name in names) or len({*names}) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: different GPUs by index or UUID, such as 0,1")
+    return names
+
+
 def kl_budget(text: str) -> float:
     """Return a KL budget in nats per response."""
     try:

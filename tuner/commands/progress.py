@@ -15,16 +15,19 @@ from ppo_core.report import StepReport
 from tuner import render
 from tuner.events import (
     Event,
+    OrderDecided,
     Preparing,
+    StudyPaused,
     StudyStarted,
     StudyStopped,
     StudyStopping,
     StudyWarned,
     TrialEnded,
+    TrialSetAside,
     TrialStarted,
     TrialStepped,
 )
-from tuner.store import TrialRow
+from tuner.store import Order, TrialRow
 
 
 class StudyProgress:
@@ -72,6 +75,13 @@ class StudyProgress:
                 self._step(event)
             case TrialEnded():
                 self._end_trial(event.row)
+            case TrialSetAside():
+                self._forget(event.row.number)
+                self._say(f"trial {event.row.number} saved a checkpoint and is {event.row.status}")
+            case OrderDecided():
+                self._tell_order(event.order)
+            case StudyPaused():
+                self._say("the study is paused; `ppo-tuner resume STUDY` has it go on")
             case StudyWarned():
                 self._say(f"warning: {output.plain(event.message)}")
             case StudyStopping():
@@ -121,10 +131,15 @@ class StudyProgress:
     def _end_trial(self, row: TrialRow) -> None:
         self._forget(row.number)
         self._ended += 1
+        self._total = max(self._total, self._ended)
         line = f"[{self._ended:>{len(str(self._total))}}/{self._total}] {render.trial_line(row)}"
         self._say(line, render.STYLES[row.status])
         if self._study is not None:
             self._bars.update(self._study, completed=self._ended, note=self._count())
+
+    def _tell_order(self, order: Order) -> None:
+        about = "" if order.trial is None else f" trial {order.trial}"
+        self._say(f"order {order.id}: {order.kind}{about}: {order.state}: {output.plain(order.outcome or '')}")
 
     def _say(self, line: str, style: str = "") -> None:
         self._out.print(Text(line, style=style), soft_wrap=not self._out.is_terminal)

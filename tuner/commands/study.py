@@ -33,8 +33,19 @@ def demo(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the study of a file, or go on with it."""
-    return _run(StudySpec.load(Path(args.study)), args, ["run", args.study])
+    """Run the study of a file or a stored one of that name, or go on with it."""
+    return _run(_spec(args.study, storage.location(args.storage)), args, ["run", args.study])
+
+
+def _spec(given: str, where: str) -> StudySpec:
+    path = Path(given)
+    if path.suffix == ".toml" or path.exists() or path.name != given:
+        return StudySpec.load(path)
+    store = Store.open(where)
+    try:
+        return StudySpec.from_dict(store.study(given).spec, f'study "{given}" in the store')
+    finally:
+        store.close()
 
 
 def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
@@ -46,6 +57,7 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
             storage=where,
             runs_folder=storage.RUNS_FOLDER,
             workers=args.workers,
+            gpus=args.gpus or (),
             trials=args.trials,
             timeout=args.timeout,
             on_event=progress,

@@ -4,11 +4,13 @@ The controller that holds a study's lease writes; everyone else reads, and place
 transaction that first checks the lease's token, so a controller that lost its lease can write nothing.
 """
 
-from pathlib import Path
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_core.errors import StoreError
-from tuner.store import schema
+from tuner.store import opening, schema
 from tuner.store.curves import Curves
+from tuner.store.migration import Migration, migrate_store
 from tuner.store.orders import Order, Orders, OrderState
 from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, Outcome, StudyRow, TrialRow
 from tuner.store.studies import Studies
@@ -19,6 +21,7 @@ __all__ = [
     "INTERRUPTED",
     "LEASE_SECONDS",
     "Lease",
+    "Migration",
     "NewTrial",
     "Order",
     "OrderState",
@@ -34,20 +37,73 @@ DEFAULT_STORAGE = "sqlite:///runs/ppo-tuner.db"
 class Store(Studies, Trials, Curves, Orders):
     """A database of studies. Open it with `Store.open`."""
 
+    migration: Migration | None = None
+    """What was done to bring an older store up to date when it was opened, to be told."""
+
     @classmethod
-    def open(cls, storage: str = DEFAULT_STORAGE, *, create: bool = False) -> "Store":
-        """Open the store at a URL or path, making it first if asked.
+    def open(cls, storage: str = DEFAULT_STORAGE, *, create: bool = False, migrate: bool = False) -> "Store":
+        """Open the store at a URL or path.
+
+        Args:
+            storage: The URL or path.
+            create: Make it first where there is none, and migrate it where it is of an older version.
+            migrate: Migrate it where it is of an older version, after a backup. Readers leave this to writers.
 
         Raises:
             StoreError: there is none, it cannot be reached, is not ours, or has another schema version.
         """
-        url = schema.parse_url(storage)
-        if url.get_backend_name() == "sqlite" and url.database:
-            path = Path(url.database)
-            if not path.exists() and not create:
-                raise StoreError(f"there is no store at {path} yet; `ppo-tuner demo` makes one")
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise StoreError(f"cannot make the store's folder {path.parent}: {error.strerror}") from error
-        return cls(schema.connect(url, create=create))
+        engine = opening.connect(schema.parse_url(storage))
+        try:
+            migration = _check(engine, create, migrate or create)
+            store = cls(engine)
+            store.migration = migration
+            return store
+        except SQLAlchemyError as error:
+            engine.dispose()
+            raise opening.failure(engine.url, error) from error
+        except BaseException:
+            engine.dispose()
+            raise
+
+
+def _check(engine: Engine, create: bool, migrate: bool) -> Migration | None:
+    """Have the store of an engine as this program reads it, or raise and leave it as it was."""
+    where, version = schema.redacted(engine.url), opening.found_version(engine)
+    if version is None:
+        if not create:
+            path = opening.file_of(engine.url)
+            if path is None or path.exists():
+                raise StoreError(f"{where} holds no PPO Tuner store; name another with --storage")
+            raise StoreError(f"there is no store at {path} yet; `ppo-tuner demo` makes one")
+        _make_file(engine)
+        opening.create(engine)
+    elif opening.OLDEST_VERSION <= version < schema.SCHEMA_VERSION:
+        if migrate:
+            return migrate_store(engine)
+        raise StoreError(
+            f"{where} has schema version {version}; this PPO Tuner reads version {schema.SCHEMA_VERSION}; "
+            "bring it up to date, after a backup, with: ppo-tuner migrate --storage URL"
+        )
+    elif version != schema.SCHEMA_VERSION:
+        what = "a newer PPO Tuner reads it" if version > schema.SCHEMA_VERSION else "it is too old to be migrated"
+        raise StoreError(
+            f"{where} has schema version {version}; this PPO Tuner reads version {schema.SCHEMA_VERSION}; {what}"
+        )
+    _try_reading(engine)
+    return None
+
+
+def _make_file(engine: Engine) -> None:
+    path = opening.file_of(engine.url)
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise StoreError(f"cannot make the store {path}: {error.filename}: {error.strerror}") from error
+
+
+def _try_reading(engine: Engine) -> None:
+    with engine.connect() as connection:
+        opening.stored_version(connection)

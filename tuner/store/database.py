@@ -1,19 +1,42 @@
 """One transaction at a time on the database, checked against the study's lease, tried again where that helps."""
 
+import sqlite3
 from collections.abc import Callable
 from typing import TypeVar
 
 from sqlalchemy import URL, Connection, Engine, and_, update
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
-from ppo_core.errors import StoreError, StudyError
+from ppo_core.errors import PPOTunerError, StoreError, StudyError
 from tuner.store import schema
 from tuner.store.clock import now
+from tuner.store.opening import first_line
 from tuner.store.rows import Lease
 
 T = TypeVar("T")
 Trouble = Callable[[StoreError], bool]
 """Told of a failure that may pass; returns, when it has waited, whether to try again."""
+
+_PASSING_SQLITE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_PROTOCOL,  # the lock of the log (WAL)
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOMEM,
+}
+_PASSING_SQLSTATES = (
+    "08",  # the connection
+    "40",  # a deadlock, or two transactions that cannot both be
+    "53",  # no disk, memory or connection left
+    "57",  # an operator: the server is shut down, starts up, ended this connection
+    "58",  # the system: a disk's error
+    "25006",  # read only: a standby that is about to take over
+    "25P03",  # a transaction that was idle for too long, as one in a process that was halted
+    "55P03",  # a lock is not to be had in time
+)
 
 
 class Database:
@@ -23,6 +46,8 @@ class Database:
         self._engine = engine
         self.on_trouble: Trouble = lambda _: False
         """What to do where the database cannot be reached, has no room, or is locked: give up, unless set."""
+        self.on_answer: Callable[[], None] = lambda: None
+        """Told that the database answers again, after `on_trouble` had it tried again."""
 
     @property
     def url(self) -> URL:
@@ -59,13 +84,23 @@ class Database:
         return self._change(writing)
 
     def _persistently(self, attempt: Callable[[], T]) -> T:
+        is_in_trouble = False
         while True:
             try:
-                return attempt()
+                result = attempt()
             except SQLAlchemyError as error:
                 failure = store_error(self.url, error)
-                if not (_may_pass(error) and self.on_trouble(failure)):
+                if not (may_pass(error) and self.on_trouble(failure)):
                     raise failure from error
+                is_in_trouble = True
+                continue
+            except PPOTunerError:  # it answered, with what the caller must know: the lease is lost
+                if is_in_trouble:
+                    self.on_answer()
+                raise
+            if is_in_trouble:
+                self.on_answer()
+            return result
 
 
 def renew(connection: Connection, lease: Lease) -> None:
@@ -82,10 +117,16 @@ def renew(connection: Connection, lease: Lease) -> None:
 
 def store_error(url: URL, error: SQLAlchemyError) -> StoreError:
     """Return an error of one line, without the password."""
-    lines = str(getattr(error, "orig", None) or error).strip().splitlines() or [type(error).__name__]
-    return StoreError(f"the store {schema.redacted(url)} failed: {lines[0]}")
+    return StoreError(f"the store {schema.redacted(url)} failed: {first_line(error)}")
 
 
-def _may_pass(error: SQLAlchemyError) -> bool:
+def may_pass(error: SQLAlchemyError) -> bool:
     """Return whether it lies with the place (unreachable, full, locked, read only), not with the statement."""
-    return isinstance(error, OperationalError | InterfaceError) and "no such" not in str(error.orig)
+    if not isinstance(error, DBAPIError):
+        return False
+    code, state = getattr(error.orig, "sqlite_errorcode", None), getattr(error.orig, "sqlstate", None)
+    if code is not None:
+        return code & 0xFF in _PASSING_SQLITE  # the low byte says what failed, the rest how
+    if state is not None:
+        return str(state).startswith(_PASSING_SQLSTATES)
+    return error.connection_invalidated or isinstance(error, OperationalError)

@@ -46,6 +46,8 @@ class StudyRow:
     """Where its trials' folders were last, as an absolute path on the controller's host."""
     workers: int | None = None
     """How many trials its controller runs at a time."""
+    read_at: float | None = None
+    """When this was read, by the clock that leases are kept by (see `tuner.store.clock`). Not stored."""
 
     @property
     def is_held(self) -> bool:
@@ -54,7 +56,8 @@ class StudyRow:
             return False
         if self.lease_host == socket.gethostname():
             return _is_alive(self.lease_pid, self.lease_pid_started)
-        return time.time() - self.lease_renewed_at < LEASE_SECONDS
+        read_at = time.time() if self.read_at is None else self.read_at
+        return read_at - self.lease_renewed_at < LEASE_SECONDS
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,11 @@ Times are seconds since the epoch (UTC), durations seconds. The columns of `ppo_
 `ppo_core.metrics`, so that a page reads just the columns it draws.
 """
 
-import json
-from functools import partial
+import re
 
 from sqlalchemy import (
     JSON,
     Column,
-    Engine,
     Float,
     ForeignKey,
     Index,
@@ -20,21 +18,21 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    create_engine,
-    event,
-    inspect,
-    select,
 )
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+from sqlalchemy.exc import ArgumentError
 
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
 SCHEMA_VERSION = 3
-_compact = partial(json.dumps, separators=(",", ":"))
-_CREATION_LOCK = 7_067_111  # any number that no one else locks in the same PostgreSQL database
+"""Raised with every change of the tables. What is new must be nullable or have a `server_default`: then
+`tuner.store.migration` adds it to an older store by itself."""
+
+_SECRETS = (
+    re.compile(r"(?<=://)([^:/?#@]*:).*(?=@)", re.DOTALL),
+    re.compile(r"([?&]\w*pass\w*=)[^&]*", re.IGNORECASE),
+)
 
 metadata = MetaData()
 
@@ -138,79 +136,36 @@ Index("ppo_steps_by_time", steps.c.at)
 
 
 def parse_url(storage: str) -> URL:
-    """Return the database URL of `storage`, which may also be a plain path of an SQLite file."""
+    """Return the database URL of `storage`, which may also be a plain path of an SQLite file.
+
+    Raises:
+        StoreError: it is no URL, or of a database that is not supported; no password is in the message.
+    """
     if "://" not in storage:
         storage = f"sqlite:///{storage}"
     try:
         url = make_url(storage)
-    except ArgumentError as error:
-        raise StoreError(f'storage "{storage}" is not a database URL such as sqlite:///runs/ppo-tuner.db') from error
-    if url.get_backend_name() not in ("sqlite", "postgresql"):
-        raise StoreError(
-            f'storage "{redacted(url)}": {url.get_backend_name()} is not supported; use sqlite or postgresql'
-        )
-    if url.get_backend_name() == "sqlite" and not url.database:
-        raise StoreError("storage sqlite:// names no file; write sqlite:///runs/ppo-tuner.db")
+    except (ArgumentError, ValueError):
+        # Not chained: what SQLAlchemy says may quote a part of the password.
+        example = "sqlite:///runs/ppo-tuner.db or postgresql://user@host:5432/database"
+        raise StoreError(f'storage "{without_secrets(storage)}" is not a database URL such as {example}') from None
+    backend = url.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
+        raise StoreError(f'storage "{redacted(url)}": {backend} is not supported; use sqlite or postgresql')
+    if backend == "sqlite" and url.database in (None, "", ":memory:"):
+        raise StoreError(f"storage {storage} names no file; write sqlite:///runs/ppo-tuner.db")
     return url
 
 
 def redacted(url: URL) -> str:
-    """Return the URL with its password hidden, for messages."""
-    return url.render_as_string(hide_password=True)
+    """Return the URL with its passwords hidden, for messages; those among its options (`?password=`) too."""
+    return without_secrets(url.render_as_string(hide_password=False))
 
 
-def connect(url: URL, *, create: bool) -> Engine:
-    """Return an engine on a database that holds our tables, creating them in an empty one if asked.
-
-    Raises:
-        StoreError: it cannot be reached, is not ours, or is of another schema version.
-    """
-    try:
-        engine = create_engine(url, pool_pre_ping=url.get_backend_name() != "sqlite", json_serializer=_compact)
-    except ModuleNotFoundError as error:
-        raise StoreError(f'{redacted(url)} needs a driver: pip install "ppo-tuner[postgres]"') from error
-    if url.get_backend_name() == "sqlite":
-        _set_up_sqlite(engine)
-    try:
-        _check_or_create(engine, create)
-    except (OperationalError, DatabaseError) as error:
-        raise StoreError(f"cannot use the store {redacted(url)}: {_first_line(error)}") from error
-    return engine
-
-
-def _set_up_sqlite(engine: Engine) -> None:
-    """WAL lets pages read while the controller writes; one reader and two writers gave no errors."""
-
-    @event.listens_for(engine, "connect")
-    def configure(connection: DBAPIConnection, _record: object) -> None:
-        cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000", "foreign_keys=ON"):
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
-
-
-def _check_or_create(engine: Engine, create: bool) -> None:
-    where = redacted(engine.url)
-    names = set(inspect(engine).get_table_names())
-    if meta.name not in names:
-        if names or not create:
-            raise StoreError(f"{where} holds no PPO Tuner store; name another with --storage")
-        _create(engine)
-    with engine.connect() as connection:
-        version = connection.scalar(select(meta.c.value).where(meta.c.key == "schema_version"))
-    if version != str(SCHEMA_VERSION):
-        raise StoreError(f"{where} has schema version {version}; this PPO Tuner reads version {SCHEMA_VERSION}")
-
-
-def _create(engine: Engine) -> None:
-    """Create all tables or none, and only once where two processes begin at the same time."""
-    alone = "BEGIN IMMEDIATE" if engine.dialect.name == "sqlite" else f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})"
-    with engine.begin() as connection:
-        connection.exec_driver_sql(alone)
-        if not inspect(connection).has_table(meta.name):
-            metadata.create_all(connection)
-            connection.execute(meta.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
-
-
-def _first_line(error: DatabaseError) -> str:
-    return str(error.orig or error).strip().splitlines()[0]
+def without_secrets(text: str) -> str:
+    """Return a storage's text, URL or not, with `***` in the place of its passwords."""
+    if "://" not in text:
+        return text
+    for pattern in _SECRETS:
+        text = pattern.sub(r"\1***", text)
+    return text

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, and_, delete, func, insert, literal, select, update
 
 from ppo_core.declaration import HyperValue
 from ppo_core.errors import StudyError
@@ -105,9 +105,33 @@ class Trials(Database):
 
     def finish_trial(self, lease: Lease, trial_id: int, outcome: Outcome) -> None:
         """Record how a trial ended."""
-        values = asdict(outcome) | {"ended_at": time.time(), "wanted": None}
-        query = update(schema.trials).where(schema.trials.c.id == trial_id).values(**values)
-        self._write(lease, lambda connection: connection.execute(query))
+        self._write(lease, lambda connection: write_outcome(connection, trial_id, outcome))
+
+    def set_violations(self, lease: Lease, violations: Mapping[int, float]) -> None:
+        """Replace trials' violations, by the row's id."""
+        self._write(lease, lambda connection: write_violations(connection, violations))
+
+
+def write_outcome(connection: Connection, trial_id: int, outcome: Outcome) -> None:
+    """Record how a trial ended, in a transaction that is under way."""
+    values = asdict(outcome) | {"ended_at": time.time(), "wanted": None}
+    connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(**values))
+
+
+def write_violations(connection: Connection, violations: Mapping[int, float]) -> None:
+    """Replace trials' violations in a transaction that is under way."""
+    for trial_id, violation in violations.items():
+        connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(violation=violation))
+
+
+def copy_steps(connection: Connection, trial_id: int, fork: TrialRow, last: int) -> None:
+    """Give a fork its parent's steps up to `last`, in a transaction that is under way."""
+    table = schema.steps
+    copied = [literal(fork.id) if column.name == "trial_id" else column for column in table.c]
+    theirs = select(*copied).where(and_(table.c.trial_id == trial_id, table.c.step <= last))
+    connection.execute(insert(table).from_select([column.name for column in table.c], theirs))
+    episodes = select(func.max(table.c.episode)).where(table.c.trial_id == fork.id).scalar_subquery()
+    connection.execute(update(schema.trials).where(schema.trials.c.id == fork.id).values(episodes=episodes))
 
 
 def insert_trial(connection: Connection, lease: Lease, trial: NewTrial) -> TrialRow:

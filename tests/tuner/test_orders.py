@@ -1,0 +1,252 @@
+"""Orders: each is carried out exactly once, or refused with the reason, whoever is alive when it is placed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core.errors import ConfigError
+from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, run, storage
+from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tests.tuner.test_survival import go_on
+from tests.tuner.trial_rows import trial_row
+from tuner.controller import run_study
+from tuner.events import Event, OrderDecided, StudyPaused, StudyStopped, TrialSetAside, TrialStarted, TrialStepped
+from tuner.order_kinds import check_trial_order, enqueued_params
+from tuner.status import Origin, Status
+from tuner.store import Order, OrderState, Store
+
+Action = Callable[[Store], object]
+
+
+def place(store: Store, kind: str, trial: int | None = None, **arguments: Any) -> Order:
+    return store.place_order(store.study(NAME), kind, trial, arguments)
+
+
+def placed(folder: Path, kind: str, trial: int | None = None, **arguments: Any) -> Order:
+    """Place an order while nothing runs the study."""
+    store = Store.open(storage(folder))
+    try:
+        return place(store, kind, trial, **arguments)
+    finally:
+        store.close()
+
+
+def decided(folder: Path) -> list[Order]:
+    store = Store.open(storage(folder))
+    try:
+        return store.orders(store.study(NAME))
+    finally:
+        store.close()
+
+
+def run_with(folder: Path, actions: dict[tuple[int, int], Action], **keywords: Any) -> tuple[bool, list[Event]]:
+    """Run the quick study with one worker; do `actions[trial, step]` once when that step is stored."""
+    events: list[Event] = []
+    store = Store.open(storage(folder), create=True)
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, TrialStepped):
+            action = actions.pop((event.number, event.report.step), None)
+            if action is not None:
+                action(store)
+
+    try:
+        spec = keywords.pop("spec", quick_spec())
+        finished = run_study(
+            spec,
+            storage=storage(folder),
+            runs_folder=folder / "runs",
+            on_event=on_event,
+            **({"workers": 1, "checkpoint_seconds": 1e9} | keywords),
+        )
+    finally:
+        store.close()
+    assert not actions
+    return finished, events
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    run(folder, quick_spec())
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "status"), [("stop", Status.STOPPED), ("prune", Status.PRUNED)])
+def test_a_running_trial_ends_where_it_is_and_keeps_its_value_so_far(tmp_path: Path, kind: str, status: Status) -> None:
+    finished, events = run_with(tmp_path, {(1, 4): lambda store: place(store, kind, 1)})
+    assert finished
+    ended = rows(tmp_path)[1]
+    assert (ended.status, ended.wanted) == (status, None)
+    assert ended.reason is not None and (ended.reason.rule, ended.reason.message) == ("person", f"{status} by a person")
+    assert ended.value is not None and ended.kl is not None and ended.violation is not None
+    assert 4 < ended.episodes / 16 <= 7
+    assert [row.status for row in rows(tmp_path)].count(status) == (
+        2 if kind == "prune" else 1
+    )  # trial 5 leaves the limit
+    (order,) = decided(tmp_path)
+    assert order.state is OrderState.DONE and f"trial 1: {kind} after its step" == order.outcome
+    assert [event.order.id for event in events if isinstance(event, OrderDecided)] == [order.id]
+
+
+def test_a_paused_trial_goes_on_when_it_is_told_and_equals_an_unbroken_one(tmp_path: Path, unbroken: Path) -> None:
+    finished, events = run_with(tmp_path, {(1, 4): lambda store: place(store, "pause", 1)})
+    assert not finished
+    paused = rows(tmp_path)[1]
+    assert (paused.status, paused.wanted, paused.ended_at) == (Status.PAUSED, None, None)
+    assert [event.row.number for event in events if isinstance(event, TrialSetAside)] == [1]
+    (stopped,) = [event for event in events if isinstance(event, StudyStopped)]
+    assert "paused (trial 1)" in stopped.why
+    placed(tmp_path, "resume", 1)
+    resumed = go_on(tmp_path, quick_spec())
+    assert list(resumed) == [1] and resumed[1] is not None
+    assert curves(tmp_path) == curves(unbroken)
+
+
+def test_a_paused_study_waits_and_goes_on_from_its_checkpoints(tmp_path: Path, unbroken: Path) -> None:
+    seen: list[bool] = []
+
+    def resume_when_idle(event: Event) -> None:
+        if isinstance(event, StudyPaused):
+            seen.append(True)
+            placed(tmp_path, "resume")
+        if isinstance(event, TrialStepped) and (event.number, event.report.step) == (2, 5):
+            placed(tmp_path, "pause")
+
+    finished = run_study(
+        quick_spec(), storage=storage(tmp_path), runs_folder=tmp_path / "runs", workers=2, on_event=resume_when_idle
+    )
+    assert finished and seen == [True]
+    assert curves(tmp_path) == curves(unbroken)
+
+
+def test_a_stopped_study_leaves_its_trials_to_the_next_run(tmp_path: Path, unbroken: Path) -> None:
+    finished, events = run_with(tmp_path, {(2, 4): lambda store: place(store, "stop")})
+    assert not finished
+    assert any(isinstance(event, StudyStopped) and event.why == "told to stop by an order" for event in events)
+    go_on(tmp_path, quick_spec())
+    assert curves(tmp_path) == curves(unbroken)
+
+
+def test_an_enqueued_configuration_runs_next_and_comes_on_top_of_the_total(tmp_path: Path) -> None:
+    values = {"learning_rate": "2e-4", "cliprange": 0.25}
+    finished, _ = run_with(tmp_path, {(1, 2): lambda store: place(store, "enqueue", values=values, label="mine")})
+    assert finished
+    found = rows(tmp_path)
+    assert len(found) == 7
+    asked = found[2]
+    assert (asked.origin, asked.label, asked.status) == (Origin.ENQUEUED, "mine", Status.COMPLETED)
+    assert (asked.config["learning_rate"], asked.config["cliprange"]) == (2e-4, 0.25)
+    assert [row.origin for row in found].count(Origin.SAMPLED) == 5
+    (order,) = decided(tmp_path)
+    assert order.outcome == "it is trial 2"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"learning_rate": 1.0}, r"learning_rate = 1.0 is not allowed: 1e-05 to 0.001 in this study"),
+        ({"lerning_rate": 1e-4}, r'lerning_rate is not searched.*did you mean "learning_rate"'),
+        ({"kl_coef": 0.1}, r"kl_coef is not searched in this study; there are: learning_rate, cliprange"),
+        ({"cliprange": "wide"}, r"cliprange = 'wide' is not allowed: a number"),
+        ({"seed": 3}, r"seed is the same in all trials"),
+        ({}, r"trial 0 has these values already"),
+    ],
+)
+def test_a_configuration_that_cannot_run_is_refused(tmp_path: Path, values: dict[str, object], message: str) -> None:
+    run(tmp_path, quick_spec(trials=1))
+    with pytest.raises(ConfigError, match=message):
+        enqueued_params(quick_spec(), rows(tmp_path), values)
+    placed(tmp_path, "enqueue", values=values)
+    run(tmp_path, quick_spec(trials=1))
+    (order,) = decided(tmp_path)
+    assert order.state is OrderState.REFUSED and order.outcome is not None
+    assert len(rows(tmp_path)) == 1
+
+
+def test_orders_wait_for_a_controller_and_are_carried_out_once(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec(trials=2))
+    placed(tmp_path, "enqueue", values={"cliprange": 0.15})
+    assert decided(tmp_path)[0].state is OrderState.WAITING
+    for _ in range(2):
+        run(tmp_path, quick_spec(trials=2))
+    assert [row.origin for row in rows(tmp_path)] == [Origin.REFERENCE, Origin.SAMPLED, Origin.ENQUEUED]
+
+
+def test_an_order_placed_twice_under_one_key_is_one(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec(trials=1))
+    store = Store.open(storage(tmp_path))
+    study = store.study(NAME)
+    first = store.place_order(study, "stop", None, {}, key="k")
+    assert store.place_order(study, "stop", None, {}, key="k").id == first.id
+    store.close()
+
+
+def test_the_total_and_the_workers_change_while_it_runs(tmp_path: Path) -> None:
+    change = {"trials": 4, "workers": 2}
+    finished, events = run_with(tmp_path, {(1, 2): lambda store: place(store, "set", changes=change)})
+    assert finished and len(rows(tmp_path)) == 4
+    pids = {event.report.metrics["quick/pid"] for event in events if isinstance(event, TrialStepped)}
+    assert len(pids) == 2
+    store = Store.open(storage(tmp_path))
+    assert (store.study(NAME).spec["trials"], store.study(NAME).workers) == (4, 2)
+    store.close()
+
+
+def test_another_kl_budget_judges_all_trials_anew(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec())
+    before = rows(tmp_path)
+    placed(tmp_path, "set", changes={"kl_budget": 2.0})
+    run(tmp_path, quick_spec(kl={"budget": 2.0, "limit": 15.0}))
+    after = rows(tmp_path)
+    assert [row.kl for row in before] == [row.kl for row in after]
+    assert all(row.violation is not None for row in after)
+    assert [row.number for row in after if (row.violation or 0) > 0] == [
+        row.number for row in after if row.kl is not None and row.kl > 2.0
+    ]
+
+
+def test_failed_trials_are_tried_again_from_their_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    (tmp_path / "kills").write_text("3")
+    run(tmp_path, quick_spec("killed", trials=2), workers=1)
+    assert rows(tmp_path)[0].status is Status.FAILED
+    placed(tmp_path, "retry")
+    finished, events = run(tmp_path, quick_spec("killed", trials=2), workers=1)
+    assert finished
+    assert [event.resumed_step for event in events if isinstance(event, TrialStarted)] == [3]
+    again = rows(tmp_path)[0]
+    assert (again.status, again.reason, again.attempts) == (Status.COMPLETED, None, 4)
+    assert again.violation is not None
+
+
+def test_a_wish_outlives_the_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with controller(tmp_path, quick_spec("gated"), workers=1) as first:
+        first.read_until(lambda line: line == "TrialStepped 0 6")
+        while not list(tmp_path.glob("waiting-*")):
+            assert first.process.poll() is None
+        placed(tmp_path, "stop", 0)
+        first.read_until(lambda line: line.startswith("OrderDecided"))
+        first.kill()
+    (tmp_path / "gate").touch()
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    finished, events = run(tmp_path, quick_spec("gated"), workers=1)
+    assert finished
+    assert rows(tmp_path)[0].status is Status.STOPPED
+    assert 0 not in [event.row.number for event in events if isinstance(event, TrialStarted)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "message"),
+    [
+        ("stop", Status.COMPLETED, "trial 0 is completed; it cannot be told to stop"),
+        ("pause", Status.PAUSED, "trial 0 is paused already"),
+        ("resume", Status.COMPLETED, "only a paused trial can be resumed"),
+    ],
+)
+def test_a_trial_in_the_wrong_state_refuses(kind: str, status: Status, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_trial_order(kind, trial_row(0, status=status))

@@ -1,0 +1,200 @@
+"""Where the controller decides orders: each is checked against the study as it stands, and carried out or refused.
+
+What an order changes is written in the transaction that decides it. What follows for a running trial is
+read from there at its next report, so nothing is forgotten when the controller dies.
+"""
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, update
+
+from ppo_core.errors import ConfigError, PPOTunerError
+from tuner import forking, order_kinds
+from tuner.board import Board
+from tuner.judging import ended_by_a_person, judged, new_violations
+from tuner.open_study import OpenStudy
+from tuner.status import Origin, Status, Wanted
+from tuner.store import NewTrial, Order, TrialRow, schema
+from tuner.store.clock import now
+from tuner.store.trials import copy_steps, insert_trial, write_outcome, write_violations
+
+
+class OrderDesk:
+    """Decides the orders of one study."""
+
+    def __init__(self, study: OpenStudy, threads: int, is_running: Callable[[int], bool]) -> None:
+        """Decide orders of `study`; a new trial gets `threads` CPU threads, `is_running` tells what a worker runs."""
+        self._study = study
+        self._threads = threads
+        self._is_running = is_running
+        self._changed: list[int] = []
+
+    def decide(self, order: Order) -> Order:
+        """Carry out an order or refuse it, and return it as it stands then."""
+        study = self._study
+        try:
+            self._carry_out(order)
+        except PPOTunerError as error:
+            study.store.refuse(study.lease, order, str(error))
+        return study.store.order(order.id)
+
+    def take_changed(self) -> list[TrialRow]:
+        """Return the trials that orders changed or added since the last time, as they stand."""
+        changed = [self._study.refresh(number) for number in self._changed]
+        self._changed = []
+        return changed
+
+    def _carry_out(self, order: Order) -> None:
+        if order.kind not in order_kinds.KINDS:
+            raise ConfigError(f'there is no order "{order.kind}"')
+        if order.kind == "enqueue":
+            self._enqueue(order)
+        elif order.kind == "fork":
+            self._fork(order)
+        elif order.kind == "set":
+            self._set(order)
+        elif order.kind == "retry":
+            self._retry(order)
+        elif order.trial is None:
+            self._steer_study(order)
+        else:
+            self._steer_trial(order, self._study.store.trial(self._study.row, order.trial))
+
+    # The whole study
+
+    def _steer_study(self, order: Order) -> None:
+        table = schema.studies
+
+        def effect(connection: Connection) -> str:
+            if order.kind == "stop":
+                return "the run of the study stops in good order"
+            at = now(connection) if order.kind == "pause" else None
+            connection.execute(update(table).where(table.c.id == self._study.row.id).values(paused_at=at))
+            return "the study is paused" if order.kind == "pause" else "the study goes on"
+
+        if order.kind == "resume" and self._study.row.paused_at is None:
+            raise ConfigError("the study is not paused")
+        if order.kind == "pause" and self._study.row.paused_at is not None:
+            raise ConfigError("the study is paused already")
+        self._study.store.decide(self._study.lease, order, effect)
+        self._reread_study()
+
+    def _set(self, order: Order) -> None:
+        changes = order.arguments.get("changes", {})
+        spec = order_kinds.changed_spec(self._study.spec, changes)
+        has_changed = spec.kl_budget != self._study.spec.kl_budget
+        judged_anew = new_violations(self._study.board, spec.kl_budget) if has_changed else {}
+        table = schema.studies
+
+        def effect(connection: Connection) -> str:
+            values = {"spec": spec.to_dict()} | ({"workers": changes["workers"]} if "workers" in changes else {})
+            connection.execute(update(table).where(table.c.id == self._study.row.id).values(**values))
+            write_violations(connection, judged_anew)
+            return ", ".join(f"{name} is {value:g} now" for name, value in changes.items())
+
+        self._study.store.decide(self._study.lease, order, effect)
+        self._study.spec = spec
+        self._reread_study()
+        if judged_anew:
+            self._study.board = Board(self._study.store.trials(self._study.row))
+
+    def _reread_study(self) -> None:
+        self._study.row = self._study.store.study(self._study.spec.name)
+
+    # One trial
+
+    def _steer_trial(self, order: Order, row: TrialRow) -> None:
+        order_kinds.check_trial_order(order.kind, row)
+        study = self._study
+        effect = self._while_it_runs(order, row) if self._is_running(row.number) else self._at_once(order, row)
+        study.store.decide(study.lease, order, effect)
+        self._changed.append(row.number)
+
+    def _while_it_runs(self, order: Order, row: TrialRow) -> Callable[[Connection], str]:
+        """Return the effect on a trial that a worker runs: it learns of it at its next report."""
+        wanted = None if order.kind == "resume" else Wanted(order.kind)
+        text = f"trial {row.number} goes on" if wanted is None else f"trial {row.number}: {wanted} after its step"
+
+        def effect(connection: Connection) -> str:
+            connection.execute(update(schema.trials).where(schema.trials.c.id == row.id).values(wanted=wanted))
+            return text
+
+        return effect
+
+    def _at_once(self, order: Order, row: TrialRow) -> Callable[[Connection], str]:
+        """Return the effect on a trial that no worker runs."""
+        if order.kind in ("pause", "resume"):
+            status = Status.PAUSED if order.kind == "pause" else Status.WAITING
+            values = {"status": status, "wanted": None}
+
+            def effect(connection: Connection) -> str:
+                connection.execute(update(schema.trials).where(schema.trials.c.id == row.id).values(**values))
+                return f"trial {row.number} is {status}"
+
+            return effect
+        ending, reason = ended_by_a_person(Wanted(order.kind))
+        outcome = judged(self._study.store, row, self._study.spec.kl_budget, ending, reason)
+
+        def end(connection: Connection) -> str:
+            write_outcome(connection, row.id, outcome)
+            return f"trial {row.number} is {ending}"
+
+        return end
+
+    def _retry(self, order: Order) -> None:
+        study = self._study
+        chosen = order_kinds.retried(study.board.rows, order.trial)
+        blank = {"status": Status.WAITING, "reason": None, "ended_at": None, "violation": None}
+
+        def effect(connection: Connection) -> str:
+            ids = [row.id for row in chosen]
+            connection.execute(update(schema.trials).where(schema.trials.c.id.in_(ids)).values(**blank))
+            return f"trial {', '.join(str(row.number) for row in chosen)} is tried again"
+
+        study.store.decide(study.lease, order, effect)
+        self._changed += [row.number for row in chosen]
+
+    # New trials
+
+    def _enqueue(self, order: Order) -> None:
+        study = self._study
+        params = order_kinds.enqueued_params(study.spec, study.board.rows, order.arguments.get("values", {}))
+        config = study.spec.config(params).to_dict()
+        number = len(study.board)
+        label = str(order.arguments.get("label") or "")
+        trial = NewTrial(number, Origin.ENQUEUED, config, params, self._threads, Status.WAITING, label)
+
+        def effect(connection: Connection) -> str:
+            insert_trial(connection, study.lease, trial)
+            return f"it is trial {number}"
+
+        study.store.decide(study.lease, order, effect)
+        self._changed.append(number)
+
+    def _fork(self, order: Order) -> None:
+        study = self._study
+        parent = study.store.trial(study.row, order.trial or 0)
+        number = len(study.board)
+        checkpoint, step, episode = forking.choose(study.trial_folder(parent.number), order.arguments.get("episode"))
+        values = order.arguments.get("values", {})
+        config = forking.check(parent.config, values, episode)
+        forking.fork_files(checkpoint, study.trial_folder(number))
+        trial = NewTrial(
+            number,
+            Origin.FORKED,
+            config,
+            {**parent.params, **{name: config[name] for name in values}},
+            parent.threads,
+            Status.WAITING,
+            str(order.arguments.get("label") or ""),
+            parent.number,
+            step,
+        )
+
+        def effect(connection: Connection) -> str:
+            made = insert_trial(connection, study.lease, trial)
+            copy_steps(connection, parent.id, made, step)
+            return f"it is trial {number}, from trial {parent.number} at episode {episode}"
+
+        study.store.decide(study.lease, order, effect)
+        self._changed.append(number)
