@@ -10,8 +10,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ppo_core.errors import CheckpointError
@@ -47,22 +49,31 @@ def write(
     Raises:
         CheckpointError: the folder already holds a complete checkpoint, or cannot be written.
     """
-    if (folder / MANIFEST).exists():
-        raise CheckpointError(f"{folder} already holds a checkpoint")
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        entries = {}
-        for name, writer in files.items():
-            writer(folder / name)
-            _flush(folder / name)
-            entries[name] = {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
-        manifest = {"format": FORMAT, "files": entries, "state": dict(state), "extra": dict(extra or {})}
-        (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        _flush(folder / MANIFEST)
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise CheckpointError(f"cannot write the checkpoint {folder}: {error.strerror or error}") from error
+    with _new_folder(folder):
+        entries = {name: _written(folder / name, writer) for name, writer in files.items()}
+        _write_manifest(folder, {"files": entries, "state": dict(state), "extra": dict(extra or {})})
+
+
+def copy(
+    manifest: Mapping[str, Any],
+    fetch: Callable[[str, Path], None],
+    folder: Path,
+    *,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a copy of the checkpoint that has `manifest`: each file by `fetch(name, path)`, the manifest last.
+
+    What an interrupted copy left in `folder` is replaced. `extra`: the driver's own JSON in place of the manifest's.
+
+    Raises:
+        CheckpointError: `folder` already holds a complete checkpoint or cannot be written, or a file that was fetched
+            is not what the manifest says. Nothing is left in `folder`.
+    """
+    with _new_folder(folder):
+        for name, entry in manifest["files"].items():
+            if _written(folder / name, partial(fetch, name)) != entry:
+                raise OSError(f"{name} is damaged where it is copied from")
+        _write_manifest(folder, {**manifest, "extra": dict(manifest["extra"] if extra is None else extra)})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -72,15 +83,31 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         CheckpointError: there is none, or it is damaged itself; the message names it.
     """
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        text = (folder / MANIFEST).read_bytes()
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} is no complete checkpoint: it has no {MANIFEST}") from error
+    return parse_manifest(text, str(folder))
+
+
+def parse_manifest(text: bytes, folder: str) -> dict[str, Any]:
+    """Return what the text of a manifest says; `folder` names where it is from in errors.
+
+    Raises:
+        CheckpointError: it is damaged, of another format, or names files outside of its folder.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads(text)
     except ValueError as error:
-        raise CheckpointError(f"{folder / MANIFEST} is damaged: {error}") from error
+        raise CheckpointError(f"{folder}/{MANIFEST} is damaged: {error}") from error
     if not isinstance(manifest, dict):
-        raise CheckpointError(f"{folder / MANIFEST} is damaged: it is no JSON object")
+        raise CheckpointError(f"{folder}/{MANIFEST} is damaged: it is no JSON object")
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{folder} has checkpoint format {manifest.get('format')}; this version reads {FORMAT}")
+    if not isinstance(manifest.get("files"), dict):
+        raise CheckpointError(f"{folder}/{MANIFEST} is damaged: it names no files")
+    for name in manifest["files"]:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise CheckpointError(f"{folder}/{MANIFEST} is damaged: {name!r} is no file of it")
     return manifest
 
 
@@ -125,6 +152,43 @@ def prune(run_folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints."""
     for folder in complete(run_folder)[: -keep or None]:
         remove(folder)
+
+
+def bytes_of(folder: Path) -> int:
+    """Return what a checkpoint, or what there is of one, takes on disk, in bytes. It may vanish meanwhile."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += (Path(parent) / name).stat().st_size
+    return total
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[None]:
+    """Make an empty folder for a checkpoint, and remove it where writing into it fails."""
+    if (folder / MANIFEST).exists():
+        raise CheckpointError(f"{folder} already holds a checkpoint")
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        yield
+    except OSError as error:
+        with suppress(OSError):
+            remove(folder)
+        raise CheckpointError(f"cannot write the checkpoint {folder}: {error.strerror or error}") from error
+
+
+def _written(path: Path, writer: Callable[[Path], None]) -> dict[str, int | str]:
+    """Write a file and return its entry in the manifest."""
+    writer(path)
+    _flush(path)
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, **content}, indent=1))
+    _flush(folder / MANIFEST)
 
 
 def _flush(path: Path) -> None:

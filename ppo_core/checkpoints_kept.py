@@ -8,7 +8,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,13 @@ class CheckpointKeeper:
     """
 
     def __init__(
-        self, folder: Path, *, kl_budget: float, every_episodes: int | None = None, every_seconds: float | None = None
+        self,
+        folder: Path,
+        *,
+        kl_budget: float,
+        every_episodes: int | None = None,
+        every_seconds: float | None = None,
+        after_save: Callable[[], None] | None = None,
     ) -> None:
         """Keep checkpoints below `folder`.
 
@@ -46,11 +52,13 @@ class CheckpointKeeper:
             kl_budget: Highest eval KL of the best checkpoint, in nats per response.
             every_episodes: A checkpoint is due whenever the run passes a multiple of this; None: never for that.
             every_seconds: The longest time between two checkpoints; None: without end.
+            after_save: Called when a checkpoint was saved and those not kept were removed.
         """
         self._folder = folder
         self._kl_budget = kl_budget
         self._every_episodes = every_episodes
         self._every_seconds = every_seconds
+        self._after_save = after_save
         self._best = best(folder, kl_budget)
         self._best_rank = None if self._best is None else _saved_rank(self._best, kl_budget)
         self._saved_episode = _newest_episode(folder)
@@ -76,6 +84,8 @@ class CheckpointKeeper:
         if self._is_new_best(report):
             self._best, self._best_rank = folder, _rank(report, self._kl_budget)
         _remove_others(self._folder, NEWEST, self._best)
+        if self._after_save is not None:
+            self._after_save()
         self._saved_episode, self._saved_at = report.episode, time.perf_counter()
         return folder
 
@@ -96,8 +106,7 @@ def best(folder: Path, kl_budget: float) -> Path | None:
 
     None: no checkpoint there was evaluated within it. A damaged one is logged by name and passed over.
     """
-    ranked = {path: _saved_rank(path, kl_budget) for path in checkpoint.complete(folder)}
-    for _, path in sorted((rank, path) for path, rank in ranked.items() if rank is not None):
+    for path in by_rank(folder, kl_budget):
         try:
             checkpoint.verify(path)
         except CheckpointError as error:
@@ -105,6 +114,12 @@ def best(folder: Path, kl_budget: float) -> Path | None:
             continue
         return path
     return None
+
+
+def by_rank(folder: Path, kl_budget: float) -> list[Path]:
+    """Return the checkpoints that were evaluated within the KL budget, the best first, by their manifests alone."""
+    ranked = {path: _saved_rank(path, kl_budget) for path in checkpoint.complete(folder)}
+    return [path for _, path in sorted((rank, path) for path, rank in ranked.items() if rank is not None)]
 
 
 def prune(folder: Path, *, kl_budget: float, newest: int) -> None:
@@ -197,7 +212,7 @@ def disk_use(trainer: Trainer, folder: Path) -> DiskUse | None:
     estimate = getattr(trainer, "checkpoint_bytes", None)
     if estimate is None:
         return None
-    held = sum(_bytes_of(path.rglob("*")) for path in checkpoint.complete(folder))
+    held = sum(map(checkpoint.bytes_of, checkpoint.complete(folder)))
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     return DiskUse(folder, int(estimate()), held, shutil.disk_usage(existing).free)
 
@@ -206,7 +221,3 @@ def size(count: int) -> str:
     """Return bytes in the unit that fits, as disks are told: `12.3 MB`."""
     unit, scale = next(((name, s) for name, s in (("GB", 1e9), ("MB", 1e6)) if count >= s), ("kB", 1e3))
     return f"{count / scale:.1f} {unit}"
-
-
-def _bytes_of(paths: Iterable[Path]) -> int:
-    return sum(path.stat().st_size for path in paths if path.is_file())

@@ -55,6 +55,8 @@ class Hyper:
     unit: str = ""
     valid: Bounds | None = None
     search: Range | None = None
+    fixed_by_checkpoint: str = ""
+    """Why a run that goes on from a checkpoint cannot change it; empty where it can."""
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,12 @@ class Optimizers:
         return {name: o.state_dict() for name, o in zip(("policy", "value"), self.both, strict=False)}
 
     def load_state_dict(self, state: dict[str, dict[str, object]]) -> None:
-        """Take over a checkpoint's."""
+        """Take over a checkpoint's moments; betas, epsilon and weight decay stay this run's own."""
         for name, optimizer in zip(("policy", "value"), self.both, strict=False):
+            own = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
             optimizer.load_state_dict(state[name])
+            for group, options in zip(optimizer.param_groups, own, strict=True):
+                group.update(options)
 
 
 def _adamw(parameters: list[nn.Parameter], rate: float, config: PPOConfig) -> AdamW:

@@ -10,6 +10,7 @@ Whoever drives it may stop, save or evaluate between any two steps. Every random
 uninterrupted one bit for bit on a CPU with the same number of threads.
 """
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from ppo_core import checkpoint
 from ppo_core.errors import CheckpointError, ConfigError, TaskError
 from ppo_core.evaluation import evaluate
 from ppo_core.experience import build_experience, read_policy, token_scores
-from ppo_core.hyperparameters import PPOConfig
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.kl import KLController
 from ppo_core.memory import ChunkRows, peak_mib
 from ppo_core.models import TaskModels, load_task
@@ -43,16 +44,18 @@ from ppo_core.update import ppo_epochs
 
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
+_BETA = {"kl_coef", "kl_target", "kl_horizon"}
+"""What begins β anew where a run goes on with another value."""
 
 
 def ppo_trainer(
-    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: str | os.PathLike[str] | None = None
 ) -> "PPOTrainer":
     """Return a trainer on a task, new or continuing from a checkpoint."""
     frozen_bf16 = config.bf16 and config.use_peft
     trainer = PPOTrainer(config, load_task(task_name, device, frozen_bf16))
     if resume_from is not None:
-        trainer.restore(resume_from)
+        trainer.restore(Path(resume_from))
     return trainer
 
 
@@ -84,12 +87,8 @@ class PPOTrainer:
         self.optimizers = Optimizers(self.network, config)
         self.kl_controller = KLController(config.kl_coef, config.kl_target, config.horizon)
         self.reward_statistics = RewardStatistics(config.normalize_rewards)
-        sizes = config.batch_sizes(world_size=1)
-        self.batch_size = sizes.batch_size
-        forward_rows = config.local_rollout_forward_batch_size
-        self.generation = ChunkRows("generation", forward_rows)
-        self.scoring = ChunkRows("scoring", forward_rows)
-        self.training = ChunkRows("training", sizes.per_device_train_batch_size)
+        self.batch_size = config.batch_sizes(world_size=1).batch_size
+        self.generation, self.scoring, self.training = _chunks(config)
         self.step = -1
         self.optimizer_steps = 0
 
@@ -198,7 +197,7 @@ class PPOTrainer:
         metrics = report.metrics | evaluation.metrics | watch.seconds
         return replace(report, metrics=metrics, samples=evaluation.samples)
 
-    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint of everything the next step depends on; `extra` is the driver's own JSON."""
         state = {
             "step": self.step,
@@ -214,17 +213,22 @@ class PPOTrainer:
             NETWORK_FILE: lambda path: save_file(_contiguous(self.network.trained()), path),
             OPTIMIZERS_FILE: lambda path: torch.save(self.optimizers.state_dict(), path),
         }
-        checkpoint.write(folder, files, state=state, extra=extra)
+        checkpoint.write(Path(folder), files, state=state, extra=extra)
 
     def checkpoint_bytes(self) -> int:
         """Return about how large a checkpoint is: the trained weights and AdamW's two means of each, in bytes."""
         return sum(3 * p.numel() * p.element_size() for p in self.network.trained().values())
 
     def restore(self, folder: Path) -> None:
-        """Continue from a checkpoint of the same task and network shape.
+        """Continue from a checkpoint of the same task and network shape, by this run's own config.
+
+        Where that is not the checkpoint's, it holds from the next step on: schedules follow it at the same progress,
+        AdamW keeps its moments, β begins at kl_coef if a value of the KL's control differs, and the scores' statistics
+        begin empty if normalize_rewards does. All else goes on.
 
         Raises:
-            CheckpointError: it is damaged, or of another task or network.
+            CheckpointError: it is damaged, of another task or network, or of another value of a hyperparameter that is
+                fixed by a checkpoint.
         """
         state = checkpoint.verify(folder)["state"]
         if state["task"] != self.models.task.name:
@@ -238,21 +242,48 @@ class PPOTrainer:
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).strip().splitlines()[0]
             raise CheckpointError(f"{folder} does not fit this run's networks: {reason}") from error
+        before = PPOConfig(**{name: value for name, value in state["config"].items() if name in HYPERPARAMETERS})
+        changed = _changed(before, self.config, folder)
         self.step = state["step"]
         self.optimizer_steps = state["optimizer_steps"]
-        self.kl_controller.load_state_dict(state["kl_controller"])
-        self.reward_statistics.load_state_dict(state["reward_statistics"])
-        for chunk in self._chunks:
-            chunk.rows = state["chunk_rows"][chunk.work]
+        if not changed & _BETA:
+            self.kl_controller.load_state_dict(state["kl_controller"])
+        if "normalize_rewards" not in changed:
+            self.reward_statistics.load_state_dict(state["reward_statistics"])
+        for chunk, asked_before in zip(self._chunks, _chunks(before), strict=True):
+            if chunk.rows == asked_before.rows:  # else what fitted into memory is to be found anew
+                chunk.rows = state["chunk_rows"][chunk.work]
 
     @property
     def _chunks(self) -> tuple[ChunkRows, ChunkRows, ChunkRows]:
         return self.generation, self.scoring, self.training
 
-    def save_model(self, folder: Path) -> None:
+    def save_model(self, folder: str | os.PathLike[str]) -> None:
         """Write the trained policy, or its adapters, with the tokenizer as a folder that transformers or peft loads."""
-        self.network.save_policy(folder)
+        self.network.save_policy(Path(folder))
         self.models.tokenizer.save_pretrained(folder)
+
+
+def _chunks(config: PPOConfig) -> tuple[ChunkRows, ChunkRows, ChunkRows]:
+    """Return how many rows the config asks for at once in generation, scoring and training."""
+    forward = config.local_rollout_forward_batch_size
+    training = config.batch_sizes(world_size=1).per_device_train_batch_size
+    return ChunkRows("generation", forward), ChunkRows("scoring", forward), ChunkRows("training", training)
+
+
+def _changed(before: PPOConfig, now: PPOConfig, folder: Path) -> set[str]:
+    """Return the hyperparameters that differ from those of the checkpoint in `folder`.
+
+    Raises:
+        CheckpointError: one of them is fixed by a checkpoint.
+    """
+    changed = {name for name in HYPERPARAMETERS if getattr(before, name) != getattr(now, name)}
+    for name in sorted(changed):
+        why = HYPERPARAMETERS[name].fixed_by_checkpoint
+        if why:
+            was, is_now = getattr(before, name), getattr(now, name)
+            raise CheckpointError(f"{folder} is of {name} = {was!r} and cannot go on with {is_now!r}: {why}")
+    return changed
 
 
 def _contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from ppo_core.command.stop_signals import INTERRUPTED, StopRequest, stop_requests
 from ppo_core.errors import ConfigError
 from tuner.engines.local import LocalEngine, threads_per_worker
-from tuner.events import StudyStarted, StudyStopped, Tell
+from tuner.events import StudyStarted, StudyStopped, StudyWarned, Tell
 from tuner.open_study import MirrorKeeper, OpenStudy, open_study, settle
+from tuner.patience import Patience
 from tuner.protocol import CHECKPOINT_SECONDS
 from tuner.spec import StudySpec
 from tuner.store import OrderState, Store
@@ -62,22 +63,30 @@ def run_study(
         deadline=None if timeout is None else time.monotonic() + timeout,
         timeout=timeout,
     )
-    with (
-        closing(Store.open(storage, create=True)) as store,
-        open_study(store, spec, runs_folder / spec.name) as study,
-        stop_requests() as stop,
-    ):
-        notes = (*spec.notes, *settle(study))
-        on_event(StudyStarted(spec, spec.trials, study.board.ended(), notes))
-        try:
-            why = _run(study, workers, gpus, stop, limits, on_event)
-        except KeyboardInterrupt:
-            why = INTERRUPTED
-        is_finished = study.is_finished
-        store.set_finished(study.lease, is_finished)
-        if not is_finished:
-            on_event(StudyStopped(study.finished(), study.spec.trials, str(why)))
-        return is_finished
+    with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
+        patience = Patience(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
+        store.on_trouble, store.on_answer = patience.wait, patience.end
+        if store.migration is not None:
+            on_event(StudyWarned(store.migration.told))
+        with open_study(store, spec, runs_folder / spec.name) as study:
+            return _run_held(study, workers, gpus, stop, limits, on_event)
+
+
+def _run_held(
+    study: OpenStudy, workers: int, gpus: Sequence[str], stop: StopRequest, limits: Limits, on_event: Tell
+) -> bool:
+    """Run a study that this process holds; return whether it is finished."""
+    notes = (*study.spec.notes, *settle(study))
+    on_event(StudyStarted(study.spec, study.spec.trials, study.board.ended(), notes))
+    try:
+        why = _run(study, workers, gpus, stop, limits, on_event)
+    except KeyboardInterrupt:
+        why = INTERRUPTED
+    is_finished = study.is_finished
+    study.store.set_finished(study.lease, is_finished)
+    if not is_finished:
+        on_event(StudyStopped(study.finished(), study.spec.trials, str(why)))
+    return is_finished
 
 
 def _run(

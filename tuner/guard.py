@@ -15,7 +15,7 @@ from ppo_core.declaration import Bounds
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
-from tuner.guard_rules import ENTROPY, KL, MISMATCH, REPETITION, RULES, VALUE_LOSS, Rule
+from tuner.guard_rules import ENTROPY, IDLE_STEPS, KL, MISMATCH, REPETITION, RULES, VALUE_LOSS, Rule
 from tuner.status import Reason
 
 WINDOW = 8
@@ -192,8 +192,8 @@ def _mismatch(settings: GuardSettings, state: GuardState, report: StepReport, pr
 
 def _nothing_learned(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
     limit = settings.limits["nothing_learned"]
-    # The first step's KL is 0 by construction, and a few steps may be too few to move.
-    is_due = progress >= 0.5 and state.kl_readings > settings.patience
+    # A trial that has run all its episodes is left to its value: there is nothing to be saved any more.
+    is_due = 0.5 <= progress < 1 and state.kl_readings >= IDLE_STEPS
     return _Reading(state.highest_kl, limit, is_due and state.highest_kl < limit)
 
 

@@ -20,6 +20,9 @@ MISMATCH = "sampler/mismatch"
 Blame = Literal["kl", "broken", "idle"]
 """What a stop says of the trial: too much KL, a run that broke, or one that stood still."""
 
+IDLE_STEPS = 8
+"""Steps that a trial has at least before it is ended for standing still: the first one's KL is 0 by construction."""
+
 _SHARE = Bounds(0, 1, low_open=True, high_open=True)
 _TIMES = Bounds(1)
 _POSITIVE = Bounds(0, low_open=True)
@@ -131,8 +134,8 @@ _DECLARED = (
     Rule(
         name="nothing_learned",
         label="Nothing learned",
-        doc="By half of the trial's episodes the KL has never reached this, in nats per response: the policy is "
-        "where it began.",
+        doc=f"After half of the trial's episodes and at least {IDLE_STEPS} steps the KL never reached this, in nats "
+        "per response: the policy is where it began. A trial that has run all its episodes is never ended by it.",
         blame="idle",
         metric=KL,
         limit=0.01,

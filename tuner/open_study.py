@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +64,8 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
             row = store.study(spec.name)
             yield OpenStudy(store, lease, row, spec, folder, Board(store.trials(row)))
     finally:
-        store.release(lease)
+        with suppress(StoreError):  # where it is gone for good, the lease runs out by itself
+            store.release(lease)
 
 
 def settle(study: OpenStudy) -> Iterator[str]:

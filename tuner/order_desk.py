@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, update
 
-from ppo_core.errors import ConfigError, PPOTunerError
+from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner import forking, order_kinds
 from tuner.board import Board
 from tuner.judging import ended_by_a_person, judged, new_violations
@@ -34,6 +34,8 @@ class OrderDesk:
         study = self._study
         try:
             self._carry_out(order)
+        except StoreError:
+            raise  # says nothing about the order
         except PPOTunerError as error:
             study.store.refuse(study.lease, order, str(error))
         return study.store.order(order.id)

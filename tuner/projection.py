@@ -1,46 +1,52 @@
-"""Optuna as a projection of our rows: a study in memory that proposes, and a copy for Optuna's own tools. No torch.
+"""Optuna as a projection of our rows: a study in memory that proposes. No torch.
 
 Our tables are the truth. What Optuna holds is made from them, and can be made again at any time.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 import numpy as np
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy import URL
+from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.declaration import HyperValue
-from ppo_core.errors import StoreError
-from tuner import listed_trials
-from tuner.objective import Told, to_optuna
-from tuner.space import Encoded, for_people, for_sampler, suggest
+from tuner.mirror import Mirror as Mirror
+from tuner.objective import Told, frozen, to_optuna
+from tuner.optuna_storage import STUDY_NAME, TrialList
+from tuner.space import for_sampler, suggest
 from tuner.spec import StudySpec
-from tuner.store import TrialRow, schema
+from tuner.store import TrialRow
 
-CONSTRAINT = "kl"
-"""The constraint's name in Optuna: log(KL / budget), see `tuner.objective.violation`."""
-
-_SEARCH_ATTR = "ppo_search"
-_TRIAL_ATTR = "ppo_trial"
+Space = dict[str, BaseDistribution]
 
 
 class Projection:
     """What the sampler knows of a study. The same rows give the same proposals, however they became known.
 
-    A trial is noted when it starts and told when it ends (or is set aside). What it searched outside
-    the present ranges is left out of the sampler's history, in that dimension alone.
+    A trial is noted when it starts and told when it ends (or is set aside, or goes on). What it searched
+    outside the present ranges is left out of the sampler's history, in that dimension alone.
     """
 
     def __init__(self, spec: StudySpec, rows: Sequence[TrialRow]) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.respec(spec, rows)
+
+    def respec(self, spec: StudySpec, rows: Sequence[TrialRow]) -> None:
+        """Begin anew with all trials of the study, under other ranges, another budget or another sampler."""
         self._spec = spec
-        self._trials: list[FrozenTrial] = []
+        self._trials = TrialList()
+        self._study = optuna.load_study(study_name=STUDY_NAME, storage=self._trials)
+        self._joint = _JointSpace()
         for row in sorted(rows, key=lambda row: row.number):
             self.tell(row)
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        """What the sampler is told, by number."""
+        return self._study.get_trials(deepcopy=False)
 
     def propose(self, number: int) -> dict[str, HyperValue]:
         """Return the params that the sampler proposes for trial `number`, the next one.
@@ -49,167 +55,82 @@ class Projection:
         """
         if number != len(self._trials):
             raise ValueError(f"trial {number} cannot be proposed: the next one is {len(self._trials)}")
-        study = optuna.create_study(direction="maximize", sampler=_sampler(self._spec, number))
-        study.add_trials(self._trials)
-        return suggest(study.ask(), self._spec.search)
+        self._study.sampler = _sampler(self._spec, number, self._joint.space())
+        try:
+            return suggest(self._study.ask(), self._spec.search)
+        finally:
+            self._trials.take_back()
 
     def note_running(self, number: int, params: Mapping[str, HyperValue]) -> None:
-        """Note that trial `number` runs with `params`, proposed here or not."""
-        self._put(number, _frozen(Told(TrialState.RUNNING), for_sampler(self._spec.search, params)))
+        """Note that trial `number`, which is no fork, runs with `params`, proposed here or not."""
+        self._put(number, frozen(Told(TrialState.RUNNING), for_sampler(self._spec.search, params)))
 
     def tell(self, row: TrialRow) -> None:
-        """Note how a trial stands: how it ended, was set aside, or that it runs."""
+        """Note how a trial stands: that it waits or runs, was set aside, or how it ended."""
         told, encoded = to_optuna(row, self._spec), for_sampler(self._spec.search, row.params)
         if not encoded[0] and told.state.is_finished():
             told = Told(TrialState.FAIL)  # one finished trial without params would empty TPE's joint space
-        self._put(row.number, _frozen(told, encoded, row.episodes))
+        self._put(row.number, frozen(told, encoded, row.episodes))
 
     def _put(self, number: int, trial: FrozenTrial) -> None:
-        if number > len(self._trials):
-            raise ValueError(f"trial {number} cannot be noted before trial {len(self._trials)}")
-        self._trials[number : number + 1] = [trial]
+        count = len(self._trials)
+        if number > count:
+            raise ValueError(f"trial {number} cannot be noted before trial {count}")
+        if number < count:
+            self._joint.remove(self._trials.get_trial(number))
+        self._joint.add(trial)
+        self._trials.put(number, trial)
 
 
-class Mirror:
-    """A copy of a study's finished trials in Optuna's own tables, beside ours in the same database.
+class _JointSpace:
+    """The dimensions that all trials share which a sampler learns from, kept count of.
 
-    optuna-dashboard and Optuna's command line read it; nothing of ours does.
+    TPE samples these jointly. Left to itself, a fresh sampler would find them by going through all trials.
     """
 
-    def __init__(self, storage_url: str | URL, study_name: str) -> None:
-        self._url = schema.parse_url(storage_url) if isinstance(storage_url, str) else storage_url
-        self._study_name = study_name
-        self._storage: RDBStorage | None = None
-        self._written = 0
+    def __init__(self) -> None:
+        self._counts: Counter[frozenset[str]] = Counter()
+        self._distributions: Space = {}
 
-    def update(self, rows: Sequence[TrialRow], spec: StudySpec) -> None:
-        """Write the finished trials that the copy lacks, in order of number up to the first unfinished one.
+    def add(self, trial: FrozenTrial) -> None:
+        """Count a trial, if it teaches."""
+        if _teaches(trial):
+            self._counts[frozenset(trial.distributions)] += 1
+            self._distributions |= trial.distributions
 
-        A copy that was deleted, is behind, or was made of other trials or ranges is made anew.
+    def remove(self, trial: FrozenTrial) -> None:
+        """Take back what `add` counted."""
+        if _teaches(trial):
+            names = frozenset(trial.distributions)
+            self._counts[names] -= 1
+            if not self._counts[names]:
+                del self._counts[names]
 
-        Raises:
-            StoreError: it could not be written. Our own tables are not touched, so the study can go on.
-        """
-        try:
-            self._update(_finished_from_zero(rows), spec)
-        except StoreError:
-            raise
-        except Exception as error:  # whatever fails in tables that are not ours must not end the study
-            root = error.__cause__ or error
-            why = str(getattr(root, "orig", None) or root).strip().splitlines() or [type(root).__name__]
-            raise StoreError(f"{self._described()} could not be written: {why[0]}") from error
-
-    def close(self) -> None:
-        """Give back the connections."""
-        if self._storage is not None:
-            self._storage.engine.dispose()
-            self._storage = None
-
-    def _update(self, rows: Sequence[TrialRow], spec: StudySpec) -> None:
-        study = self._open()
-        content = spec.to_dict()
-        search = content["trial"] if spec.listed else content["search"]
-        if _SEARCH_ATTR not in study.user_attrs:
-            if study.get_trials(deepcopy=False):
-                raise StoreError(
-                    f"{self._described()} was not written: Optuna's tables hold another study of that name"
-                )
-            study.set_user_attr(_SEARCH_ATTR, search)
-        copied = self._count_copied(study, rows)
-        if copied is None or study.user_attrs[_SEARCH_ATTR] != search:
-            optuna.delete_study(study_name=self._study_name, storage=self._opened())
-            study, copied = self._open(), 0
-            study.set_user_attr(_SEARCH_ATTR, search)
-        for row in rows[copied:]:
-            study.add_trial(_for_people(row, spec))
-        self._written = len(rows)
-
-    def _count_copied(self, study: optuna.Study, rows: Sequence[TrialRow]) -> int | None:
-        """Return how many of `rows` the copy has, or None where it holds something else.
-
-        Reads two trials where they show that the copy is as this mirror left it, else all of them.
-        """
-        last = self._written - 1
-        if 0 <= last < len(rows) and self._mark(last) == rows[last].id and self._mark(last + 1) is None:
-            return self._written
-        marks = [_mark_of(trial) for trial in study.get_trials(deepcopy=False)]
-        return len(marks) if marks == [row.id for row in rows[: len(marks)]] else None
-
-    def _mark(self, number: int) -> int | None:
-        """Return the mark of a copied trial, or None where there is none of that number."""
-        storage = self._opened()
-        study_id = storage.get_study_id_from_name(self._study_name)
-        try:
-            trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
-        except KeyError:
-            return None
-        return _mark_of(storage.get_trial(trial_id))
-
-    def _open(self) -> optuna.Study:
-        return optuna.create_study(
-            study_name=self._study_name, storage=self._opened(), direction="maximize", load_if_exists=True
-        )
-
-    def _opened(self) -> RDBStorage:
-        if self._storage is None:
-            optuna.logging.set_verbosity(optuna.logging.WARNING)
-            is_sqlite = self._url.get_backend_name() == "sqlite"
-            options = {"connect_args": {"timeout": 5}} if is_sqlite else {"pool_pre_ping": True}
-            self._storage = RDBStorage(self._url.render_as_string(hide_password=False), engine_kwargs=options)
-        return self._storage
-
-    def _described(self) -> str:
-        return f'the copy of study "{self._study_name}" for Optuna\'s own tools'
+    def space(self) -> Space:
+        """Return the shared dimensions in order of name, but for those of one value."""
+        shared = sorted(frozenset.intersection(*self._counts)) if self._counts else []
+        return {name: self._distributions[name] for name in shared if not self._distributions[name].single()}
 
 
-def _sampler(spec: StudySpec, number: int) -> BaseSampler:
+class _TPESampler(TPESampler):
+    """TPE that is told the joint space."""
+
+    def __init__(self, joint: Space, seed: int, startup_trials: int) -> None:
+        super().__init__(seed=seed, n_startup_trials=startup_trials, multivariate=True, constant_liar=True)
+        self._joint = joint
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Space:
+        """Return the joint space."""
+        return self._joint
+
+
+def _teaches(trial: FrozenTrial) -> bool:
+    return trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
+
+
+def _sampler(spec: StudySpec, number: int, joint: Space) -> BaseSampler:
     """Return a fresh sampler: one kept, or made anew from one seed, would not survive a restart or repeat itself."""
     seed = int(np.random.SeedSequence([spec.seed, number]).generate_state(1)[0])
     if spec.sampler.name == "random":
         return RandomSampler(seed=seed)
-    return TPESampler(seed=seed, n_startup_trials=spec.sampler.startup_trials, multivariate=True, constant_liar=True)
-
-
-def _frozen(told: Told, encoded: Encoded, episodes: int = 0) -> FrozenTrial:
-    params, distributions = encoded
-    # TPE ranks pruned trials by how far they came, which it reads from their last intermediate value.
-    ranked = {episodes: told.value} if told.state is TrialState.PRUNED and told.value is not None else {}
-    return create_trial(
-        state=told.state,
-        value=told.value,
-        params=params,
-        distributions=distributions,
-        intermediate_values=ranked,
-        constraints=None if told.constraint is None else {CONSTRAINT: told.constraint},
-    )
-
-
-def _for_people(row: TrialRow, spec: StudySpec) -> FrozenTrial:
-    encoded = listed_trials.for_people(spec.listed, row.params) if spec.listed else for_people(spec.search, row.params)
-    trial = _frozen(to_optuna(row, spec), encoded, row.episodes)
-    attrs = {
-        _TRIAL_ATTR: row.id,
-        "status": str(row.status),
-        "origin": row.origin,
-        "rule": row.reason.rule if row.reason else None,
-        "reason": row.reason.message if row.reason else None,
-        "kl": row.kl,
-        "value_se": row.value_se,
-        "seconds": row.seconds,
-    }
-    trial.user_attrs = {name: value for name, value in attrs.items() if value is not None}
-    trial.datetime_start = datetime.fromtimestamp(row.started_at)
-    trial.datetime_complete = datetime.fromtimestamp(row.ended_at or row.started_at)
-    return trial
-
-
-def _mark_of(trial: FrozenTrial) -> int:
-    """Return the id of the row that a copied trial was made of; 0 where it was made of none of ours."""
-    return int(trial.user_attrs.get(_TRIAL_ATTR, 0))
-
-
-def _finished_from_zero(rows: Sequence[TrialRow]) -> list[TrialRow]:
-    """Return the finished trials before the first unfinished or missing number, so that numbers agree."""
-    by_number = {row.number: row for row in rows if row.status.is_final}
-    first_lacking = next(number for number in range(len(by_number) + 1) if number not in by_number)
-    return [by_number[number] for number in range(first_lacking)]
+    return _TPESampler(joint, seed, spec.sampler.startup_trials)

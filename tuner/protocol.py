@@ -22,6 +22,8 @@ class PrepareTask:
     """Prepare a task's models and prompts; answered by `Progress` and at last `Prepared` or `Failed`."""
 
     task: str
+    folder: Path
+    """The study's, where the worker's output goes meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,15 @@ class TrialSpec:
     threads: int
     """CPU threads of the trainer. One thread and two train different weights, so a resumed trial keeps its own."""
     folder: Path
-    """Where the trial's checkpoints go."""
+    """Where the trial's checkpoints and its log go."""
     guard: GuardSettings
     kl_budget: float
     """Highest eval KL of the trial's best checkpoint, in nats per response."""
     resume_from: Path | None = None
     """The checkpoint to go on from; None: from the start."""
     checkpoint_seconds: float = CHECKPOINT_SECONDS
+    checkpoint_url: str | None = None
+    """Where the study's checkpoints are kept besides, for `tuner.checkpoint_place`; None: nowhere else."""
 
 
 class Answer(Enum):
@@ -109,10 +113,10 @@ class Failed:
 
 @dataclass(frozen=True)
 class Lost:
-    """The worker process died; said by the engine in its place."""
+    """The worker process died, or was killed for its silence; said by the engine in its place."""
 
     how: str
-    """The exit code or signal, in words."""
+    """The exit code or signal, or how long it was silent, in words."""
 
 
 Order = PrepareTask | TrialSpec

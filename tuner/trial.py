@@ -12,6 +12,7 @@ from ppo_core.errors import ConfigError, nearest
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.importing import import_module
 from ppo_core.report import StepReport, Trainer
+from tuner import checkpoint_place
 from tuner.guard import GuardState, observe
 from tuner.protocol import Answer, Ended, Left, Stepped, TrialSpec
 
@@ -80,7 +81,16 @@ def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
     use = disk_use(trainer, spec.folder)
     if use is not None:
         use.require_room()
-    return CheckpointKeeper(spec.folder, kl_budget=spec.kl_budget, every_seconds=spec.checkpoint_seconds)
+    return CheckpointKeeper(
+        spec.folder,
+        kl_budget=spec.kl_budget,
+        every_seconds=spec.checkpoint_seconds,
+        after_save=None if spec.checkpoint_url is None else _place(spec, spec.checkpoint_url).keep,
+    )
+
+
+def _place(spec: TrialSpec, url: str) -> checkpoint_place.TrialPlace:
+    return checkpoint_place.open(url).trial(spec.study, spec.number, spec.folder)
 
 
 def _make_trainer(spec: TrialSpec, config: PPOConfig) -> Trainer:

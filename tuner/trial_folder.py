@@ -1,6 +1,7 @@
 """A study's and a trial's folder of checkpoints on disk: whose it is, and where a trial goes on."""
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,11 +10,14 @@ from filelock import FileLock, Timeout
 
 from ppo_core import checkpoint
 from ppo_core.errors import StoreError, StudyError
+from tuner.checkpoint_place import TrialPlace
 from tuner.store import StudyRow
 
 _OWNER = "study.json"
 _LOCK = ".lock"
 _ERROR = "error.txt"
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -55,20 +59,38 @@ def claim(folder: Path, study: StudyRow) -> None:
     (folder / _OWNER).write_text(json.dumps(owner), encoding="utf-8")
 
 
-def resume_point(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
+def resume_point(folder: Path, last_step: int | None, elsewhere: TrialPlace | None = None) -> tuple[Path, int] | None:
     """Return a trial's newest undamaged checkpoint that the store's steps reach, with its step; None: there is none.
 
     All that lies beyond it (the best so far, too) or was never finished is removed: the trial will write there again.
+    What is kept `elsewhere` and missing here is brought first.
+
+    Raises:
+        StoreError: the folder holds none to go on from, though the trial has steps, and the place cannot be read: it
+            would begin anew.
     """
     steps = {path: checkpoint.step_of(path) for path in folder.glob("step-*") if path.is_dir()}
     for path, step in steps.items():
         if last_step is None or step > last_step or not (path / checkpoint.MANIFEST).exists():
             checkpoint.remove(path)
+    if elsewhere is not None:
+        steps |= _brought(elsewhere, folder, last_step)
     found = checkpoint.latest(folder)
     for path, step in steps.items():
         if found is None or step > steps[found]:
             checkpoint.remove(path)
     return None if found is None else (found, steps[found])
+
+
+def _brought(elsewhere: TrialPlace, folder: Path, last_step: int | None) -> dict[Path, int]:
+    """Return the checkpoints, with their steps, that the folder has once it was given those that are elsewhere."""
+    try:
+        elsewhere.bring(last_step)
+    except StoreError as error:
+        if last_step is not None and checkpoint.latest(folder) is None:
+            raise
+        _log.warning("%s", error)
+    return {path: checkpoint.step_of(path) for path in checkpoint.complete(folder)}
 
 
 def write_error(folder: Path, traceback: str) -> Path:

@@ -1,9 +1,11 @@
 """The worker process: prepares tasks and runs trials as the controller orders, one at a time.
 
 It lives as long as its study, so that the trainer's module stays imported and its models cached. It never touches
-the store or the sampler, and imports torch only if the trainer does.
+the store or the sampler, and imports torch only if the trainer does. What it and its children print goes to the log of
+the trial it runs.
 """
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -11,11 +13,16 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
+from contextlib import suppress
 from multiprocessing import connection
 from typing import Protocol
 
+from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError
 from ppo_core.task import get_task
+from tuner import trial_log
+from tuner.engines import worker_output
 from tuner.protocol import Answer, Failed, Message, Order, Prepared, PrepareTask, Progress, Stepped, TrialSpec
 from tuner.trial import run_trial
 
@@ -70,7 +77,11 @@ class PipeToController:
 def main(pipe: "connection.Connection[Message, Order | Answer]") -> None:
     """Do what comes down the pipe until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the controller decides
+    with suppress(AttributeError, OSError):
+        os.setsid()  # a group of its own, which ends with it; and no terminal that could interrupt its children
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    worker_output.begin()
+    faulthandler.enable()
     controller = PipeToController(pipe)
     while True:
         controller.tell(_carry_out(controller.next_order(), controller))
@@ -79,12 +90,31 @@ def main(pipe: "connection.Connection[Message, Order | Answer]") -> None:
 
 def _carry_out(order: Order, controller: Controller) -> Message:
     """Return how it ended; an error of the task or the trainer is an end like another."""
+    _begin_log(order)
     try:
         if isinstance(order, TrialSpec):
             return run_trial(order, controller.ask)
         return _prepare(order, controller)
     except Exception as error:
+        traceback.print_exception(error)
         return failure(error)
+    finally:
+        worker_output.flush()
+
+
+def _begin_log(order: Order) -> None:
+    """Have all that is printed from now on go to the order's log."""
+    if isinstance(order, TrialSpec):
+        path = trial_log.path_of(order.folder)
+        begins = "starts" if order.resume_from is None else f"goes on from step {checkpoint.step_of(order.resume_from)}"
+        what = f"trial {order.number} {begins}"
+    else:
+        path, what = order.folder / trial_log.PREPARATION_NAME, f"preparing task {order.task}"
+    with warnings.catch_warnings():
+        pass  # has those of the last trial shown again
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
+    trial_log.begin(path, f"{what}, process {os.getpid()}" + (f", GPU {gpu}" if gpu else ""))
+    worker_output.send_to(path)
 
 
 def _prepare(order: PrepareTask, controller: Controller) -> Prepared:
@@ -115,8 +145,10 @@ def _free_memory() -> None:
 
 
 def _die_with_parent() -> None:
-    """Wait for the controller's death, in the middle of a step too, so that no orphan trains on."""
+    """Wait for the controller's death, in the middle of a step too, so that no orphan trains on, nor a child of it."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from ppo_core import __version__
+from ppo_core.command.ending import Ending
 from ppo_core.command.output import KL_UNIT, plus_minus, short
 from ppo_core.command.run_folder import Run
 from ppo_core.hyperparameters import HYPERPARAMETERS
@@ -21,29 +22,39 @@ ADAPTERS = "adapter_config.json"
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
-def write(run: Run, task: Task, assets: TaskAssets, steps: Sequence[Mapping[str, Any]]) -> None:
-    """Write the card of the run's model; `steps` are the run's lines of metrics, from step 0 on."""
-    sections = [_head(run, assets), _about(run, task, assets), _results(task, steps), _settings(run), _made_with(run)]
-    (run.model / CARD).write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+def write(
+    model: Path, run: Run, task: Task, assets: TaskAssets, steps: Sequence[Mapping[str, Any]], ending: Ending
+) -> None:
+    """Write the card of a model of the run into its folder `model`.
+
+    `steps` are the run's lines of metrics, from step 0 on to the model's.
+    """
+    adapters = (model / ADAPTERS).exists()
+    results = _results(task, steps) + ("" if ending.note is None else f"\n\n{_ended(model, run, ending.note)}")
+    sections = [_head(adapters, assets), _about(adapters, run, task, assets), results, _settings(run)]
+    (model / CARD).write_text("\n\n".join([*sections, _made_with(adapters, run)]) + "\n", encoding="utf-8")
 
 
-def _is_adapters(run: Run) -> bool:
-    return (run.model / ADAPTERS).exists()
+def _ended(model: Path, run: Run, note: str) -> str:
+    """Return what the note of the run's ending says of this one of its models."""
+    if model == run.best_model:
+        return f"This model is the best checkpoint's within the KL budget. Of the run's last model: {note}."
+    return f"Warning: {note}."
 
 
-def _head(run: Run, assets: TaskAssets) -> str:
+def _head(adapters: bool, assets: TaskAssets) -> str:
     # The hub refuses a card whose base model is a folder of somebody's machine.
     is_id = _HUB_ID.fullmatch(assets.policy) is not None and not Path(assets.policy).exists()
     data = ModelCardData(
         base_model=assets.policy if is_id else None,
-        library_name="peft" if _is_adapters(run) else "transformers",
+        library_name="peft" if adapters else "transformers",
         pipeline_tag="text-generation",
         tags=["ppo", "rlhf", "ppo-tuner"],
     )
     return f"---\n{data.to_yaml()}\n---"
 
 
-def _about(run: Run, task: Task, assets: TaskAssets) -> str:
+def _about(adapters: bool, run: Run, task: Task, assets: TaskAssets) -> str:
     rewards = [f"- Reward {_code(part.name)}: {part.kind} {_code(part.where)}, weight {part.weight:g}"
                for part in assets.rewards]  # fmt: skip
     prompts = assets.prompts
@@ -51,7 +62,7 @@ def _about(run: Run, task: Task, assets: TaskAssets) -> str:
         [
             f"# {run.run_name}",
             "",
-            f"{'LoRA adapters for a' if _is_adapters(run) else 'A'} language model, trained with PPO.",
+            f"{'LoRA adapters for a' if adapters else 'A'} language model, trained with PPO.",
             "",
             f"- Base model: {_code(assets.policy)}",
             f"- Task: {_code(task.name)}. {task.doc}",
@@ -95,8 +106,8 @@ def _settings(run: Run) -> str:
     return "\n".join(["## PPO settings other than the defaults", "", "| setting | value |", "|---|---|", *rows])
 
 
-def _made_with(run: Run) -> str:
-    packages = ("torch", "transformers", *(("peft",) if _is_adapters(run) else ()))
+def _made_with(adapters: bool, run: Run) -> str:
+    packages = ("torch", "transformers", *(("peft",) if adapters else ()))
     versions = ", ".join(f"{name} {found}" for name in packages if (found := _version(name)))
     return f"## Made with\n\nPPO Tuner {__version__}, {versions}:\n\n```sh\n{run.command}\n```"
 

@@ -1,9 +1,11 @@
 """What a new run is: flags over a config file or a trial, over the task's reference, over defaults."""
 
+import shlex
 import time
 import uuid
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from ppo_core.command.settings import DEFAULT_SAVE_SECONDS, DEFAULT_TASK, Settin
 from ppo_core.command.task_from_parts import checked, task_file
 from ppo_core.command.trl_yaml import TrlFile
 from ppo_core.declaration import HyperValue
-from ppo_core.errors import ConfigError
+from ppo_core.errors import ConfigError, TaskError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import require_device
 from ppo_core.task import Progress, Task, get_task
@@ -33,6 +35,8 @@ class Start:
     threads: int | None
     name: str
     """What its folder is called after."""
+    kl_budget: float | None = None
+    """The study's, in nats per response."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,14 @@ class Plan:
     flags: Mapping[str, HyperValue]
     trl: TrlFile | None
     threads: int | None
+    kl_budget: float | None
+    """Of a study's trial: the study's; else the task's holds."""
     command: str
+
+    @property
+    def task_path(self) -> Path:
+        """Where a task that is given by its parts is written."""
+        return (self.output / run_folder.TASK_FILE).resolve()
 
     @property
     def told(self) -> list[str]:
@@ -71,13 +82,13 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> Plan:
     parts = checked(settings, "--" if args.config is None else f"{args.config}: ") if settings.inline else None
     settings = replace(settings, report_to=trackers.resolve(settings.report_to or ()))
     flags = arguments.hyperparameters_of(vars(args))
-    reference = {} if settings.inline else get_task(settings.task or DEFAULT_TASK).reference
+    reference = {} if settings.inline else _task(settings.task or DEFAULT_TASK).reference
     first = config_files.layered(reference, values, flags)
     name = start.name if start is not None else task_folder_name(settings)
     output = Path(settings.output) if settings.output else RUNS_FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     device = require_device(settings.device or "auto", "--device")
-    threads = None if start is None else start.threads
-    return Plan(settings, parts, first, device, output, values, flags, trl, threads, command)
+    threads, budget = (None, None) if start is None else (start.threads, start.kl_budget)
+    return Plan(settings, parts, first, device, output, values, flags, trl, threads, budget, command)
 
 
 def settle(plan: Plan, progress: Progress) -> Run:
@@ -89,9 +100,8 @@ def settle(plan: Plan, progress: Progress) -> Run:
     settings = plan.settings
     name = settings.task or DEFAULT_TASK
     if plan.parts is not None:
-        path = (plan.output / run_folder.TASK_FILE).resolve()
-        path.write_text(task_file(plan.parts, plan.first), encoding="utf-8")
-        name = str(path)
+        plan.task_path.write_text(task_file(plan.parts, plan.first), encoding="utf-8")
+        name = str(plan.task_path)
     task = get_task(name)
     config, save_every = _config(plan, task, progress)
     return Run(
@@ -106,7 +116,22 @@ def settle(plan: Plan, progress: Progress) -> Run:
         save_every_episodes=settings.save_every_episodes or save_every,
         save_every_seconds=settings.save_every_seconds or DEFAULT_SAVE_SECONDS,
         command=plan.command,
+        kl_budget=plan.kl_budget,
     )
+
+
+@contextmanager
+def in_words_of_flags(plan: Plan) -> Iterator[None]:
+    """Let errors of a task that was given by its parts begin without the file that they were written to."""
+    try:
+        yield
+    except TaskError as error:
+        text = str(error)
+        for begin in (f"{plan.task_path}: ", f'task "{plan.task_path}": '):
+            text = text.removeprefix(begin)
+        if plan.parts is None or text == str(error):
+            raise
+        raise TaskError(text) from error
 
 
 def refuse_flags(args: Namespace) -> None:
@@ -114,6 +139,18 @@ def refuse_flags(args: Namespace) -> None:
     given = arguments.flags_given(args)
     if given:
         raise ConfigError(f"--resume goes on with the run as it was, so it takes no {', '.join(given)}")
+
+
+def _task(name: str) -> Task:
+    """Return the task, or say what a study's file is for."""
+    path = Path(name).expanduser()
+    content: Mapping[str, Any] = {}
+    if path.suffix == ".toml" and path.is_file():
+        with suppress(ConfigError):  # get_task says what is wrong with it
+            content = config_files.parse(path)
+    if isinstance(content.get("task"), str) and {"name", "search", "trial", "trials"} & set(content):
+        raise TaskError(f"{name} is a study, not a task; run it with: ppo-tuner run {shlex.quote(name)}")
+    return get_task(name)
 
 
 def _below(path: Path | None, start: Start | None) -> tuple[Settings, Mapping[str, HyperValue], TrlFile | None]:

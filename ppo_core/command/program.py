@@ -4,9 +4,17 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from ppo_core.command.parsing import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE
 from ppo_core.errors import ConfigError, PPOTunerError
+
+
+def import_from_working_folder() -> None:
+    """Let `module:attribute` name what lies in the working folder, as `python -m` does; workers inherit it."""
+    folder = str(Path.cwd())
+    if not sys.flags.safe_path and not {"", folder} & set(sys.path):
+        sys.path.insert(0, folder)
 
 
 def run(name: str, work: Callable[[], int]) -> int:
@@ -17,6 +25,7 @@ def run(name: str, work: Callable[[], int]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an old locale must not turn a "β" into a traceback
+    import_from_working_folder()
     try:
         status = work()
         sys.stdout.flush()

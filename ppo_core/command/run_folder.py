@@ -1,12 +1,13 @@
 """A run's output folder: what it holds, and how an interrupted run is found in it again. Never imports torch.
 
-run.json           what the run is; says at last that it is finished
+run.json           what the run is; says at last that it is finished, and how it ended
 ppo_config.json    its hyperparameters, as `--config` reads them
 task.toml          its task, where that was given by its parts
 steps.jsonl        one line of metrics a step
-checkpoints/       while it goes on, and the best where that is not the last step's
+checkpoints/       while it goes on
 trackers/          what trackers write on this machine
 model/             what was trained
+best_model/        the best checkpoint's model, where the end is worse or over the KL budget
 """
 
 import json
@@ -18,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core import checkpoint
+from ppo_core.command.ending import Ending
 from ppo_core.command.output import dumps
 from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import StepReport
 
 RUN_FILE, CONFIG_FILE, TASK_FILE, STEPS_FILE = "run.json", "ppo_config.json", "task.toml", "steps.jsonl"
-CHECKPOINTS, TRACKERS, MODEL = "checkpoints", "trackers", "model"
+CHECKPOINTS, TRACKERS, MODEL, BEST_MODEL = "checkpoints", "trackers", "model", "best_model"
 
 _FORMAT = 1
 _STORED = ("task", "device", "threads", "report_to", "run_name", "tracker_id", "save_every_episodes",
@@ -52,11 +54,18 @@ class Run:
     resume_from: Path | None = None
     first_step: int = 0
     """The step that comes next."""
+    kl_budget: float | None = None
+    """Highest eval KL of its best checkpoint, in nats per response; None: the task's."""
 
     @property
     def model(self) -> Path:
         """Where the trained model is written."""
         return self.output / MODEL
+
+    @property
+    def best_model(self) -> Path:
+        """Where the best checkpoint's model is written, if it is."""
+        return self.output / BEST_MODEL
 
     @property
     def checkpoints(self) -> Path:
@@ -96,11 +105,12 @@ def claimed(folder: Path) -> Iterator[None]:
         raise
 
 
-def write(run: Run, *, finished: bool = False) -> None:
-    """Write what the run is, for resuming, and its hyperparameters."""
+def write(run: Run, ending: Ending | None = None) -> None:
+    """Write what the run is, for resuming, and its hyperparameters; with how it ended, it is finished."""
     _replace(run.output / CONFIG_FILE, dumps(run.config.to_dict()) + "\n")
     stored = {name: getattr(run, name) for name in _STORED}
-    content = {"format": _FORMAT, "finished": finished, **stored, "config": run.config.to_dict()}
+    stored |= {"kl_budget": run.kl_budget, "ending": None if ending is None else ending.to_dict()}
+    content = {"format": _FORMAT, "finished": ending is not None, **stored, "config": run.config.to_dict()}
     _replace(run.output / RUN_FILE, dumps(content) + "\n")
 
 
@@ -122,6 +132,7 @@ def resumed(folder: Path) -> Run:
     config = PPOConfig.from_dict(stored["config"], str(folder / RUN_FILE))
     values = {name: stored[name] for name in _STORED}
     values["report_to"] = tuple(values["report_to"])
+    values["kl_budget"] = stored.get("kl_budget")  # older runs do not say it
     return Run(config=config, output=folder, resume_from=newest, first_step=step + 1, **values)
 
 

@@ -56,6 +56,8 @@ class Settings:
             raise ConfigError(f"{given} alone is no task: {', '.join(missing)} is missing (or name a --task)")
 
 
+_AMBIGUOUS = ("task", "study", "model", "best_model", "policy")
+"""Names of files and folders that many have; the folder above tells more."""
 _PARTS = ("policy", "reward", "prompts", "prompt_column", "prompt_splits")
 
 
@@ -67,4 +69,9 @@ def _stated(settings: Settings) -> dict[str, Any]:
 def task_folder_name(settings: Settings) -> str:
     """Return what a run's folder is called after: its task, or its policy."""
     name = settings.task or settings.policy or DEFAULT_TASK
-    return Path(name).name.replace(":", ".") if "/" in name else name.replace(":", ".")
+    path = Path(name).expanduser()
+    if not (path.exists() or "/" in name):
+        return name.replace(":", ".")
+    path = path.resolve()
+    own = path.stem if path.suffix in (".toml", ".py") else path.name
+    return (path.parent.name or own if own in _AMBIGUOUS else own).replace(":", ".")

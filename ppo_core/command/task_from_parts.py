@@ -9,9 +9,11 @@ from typing import Any
 
 from ppo_core.command.run_folder import TASK_FILE
 from ppo_core.command.settings import Settings
+from ppo_core.hub import require_reachable
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.prompts import PromptSource
 from ppo_core.task_files import read_table
+from ppo_core.task_files.places import TASK_PREFIX
 from ppo_core.task_files.preparation import Preparation
 
 
@@ -19,10 +21,15 @@ def checked(settings: Settings, prefix: str) -> Preparation:
     """Return the parts with absolute paths; relative ones begin at the working directory.
 
     Raises:
-        TaskError: a part is not there or not allowed; `prefix` stands before its name in the message.
+        TaskError: a part is not there or not allowed, or is on a hub that cannot be reached; `prefix` stands before its
+            name in the message.
     """
     prepare = read_table(_table(settings), Path.cwd() / TASK_FILE, prefix).prepare
     assert isinstance(prepare, Preparation)
+    rewards = [part.where for part in prepare.rewards if part.kind == "model"]
+    for name, model in (("policy", prepare.policy), *(("reward", where) for where in rewards)):
+        if not Path(model).is_absolute() and not model.startswith(TASK_PREFIX):
+            require_reachable(model, f"{prefix}{name}")
     return prepare
 
 

@@ -12,18 +12,18 @@ from typing import Any
 from rich.console import Console
 
 from ppo_core import checkpoint, checkpoints_kept
-from ppo_core.checkpoints_kept import CheckpointKeeper
-from ppo_core.command import model_card, new_run, output, run_folder
+from ppo_core.checkpoints_kept import CheckpointKeeper, DiskUse
+from ppo_core.command import announcement, model_card, new_run, output, run_folder
+from ppo_core.command.ending import Ending, judge
 from ppo_core.command.new_run import Start
 from ppo_core.command.parsing import EXIT_INTERRUPTED, EXIT_OK
 from ppo_core.command.run_folder import Run
 from ppo_core.command.stop_signals import StopRequest, stop_requests
 from ppo_core.command.trackers import Trackers
-from ppo_core.errors import PPOTunerError
-from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
-from ppo_core.hyperparameters.rules import cautions
+from ppo_core.errors import OutOfMemory, PPOTunerError
+from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import StepReport, Trainer
-from ppo_core.task import Progress, get_task
+from ppo_core.task import Progress, TaskAssets, get_task
 
 OUT_OF_MEMORY = (
     "out of memory; lower per_device_train_batch_size or local_rollout_forward_batch_size, which change nothing else, "
@@ -58,8 +58,9 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
             with run_folder.claimed(plan.output):
                 for line in plan.told:
                     out.print(output.plain(line), soft_wrap=True)
-                run = new_run.settle(plan, progress)
-                return _Session(run, out, stop, program, progress).report(args.json)
+                with new_run.in_words_of_flags(plan):
+                    run = new_run.settle(plan, progress)
+                    return _Session(run, out, stop, program, progress).report(args.json)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, PPOTunerError) or not _is_out_of_memory(error):
                 raise
@@ -86,27 +87,24 @@ class _Session:
 
     def report(self, as_json: bool) -> int:
         """Train, say how it ended, and return the exit status."""
-        self._announce()
         assets = self._task.prepare(self._progress)
-        trainer = self._trainer()
-        reports = self._steps(trainer)
-        run = self._run
-        if reports[-1].step < run.config.num_iterations():
-            again = self._program.to_copy(["--resume", str(run.output)])
-            print(f"{self._program.name}: {self._stop.why}; go on with: {again}", file=sys.stderr)
+        trainer, room = self._trainer()
+        try:
+            reports = self._steps(trainer, room)
+        except PPOTunerError as error:
+            raise self._with_way_on(error) from error
+        if reports[-1].step < self._run.config.num_iterations():
+            print(f"{self._program.name}: {self._stop.why}; go on with: {self._way_on}", file=sys.stderr)
             return EXIT_INTERRUPTED
-        shutil.rmtree(run.model, ignore_errors=True)  # an interruption may have left a part of it
-        trainer.save_model(run.model)
-        model_card.write(run, self._task, assets, run_folder.recorded(run))
-        run_folder.write(run, finished=True)
-        self._tidy(reports[-1])
-        self._print(f"saved the model in {run.model}")
+        self._save_model(trainer, self._run.model)
+        del trainer  # before another one is loaded
+        ending = self._finish(assets)
         if as_json:
-            print(output.dumps(_data(run, reports)))
+            print(output.dumps(_data(self._run, reports, ending)))
         return EXIT_OK
 
-    def _trainer(self) -> Trainer:
-        """Return the run's trainer; the run is on disk from then on."""
+    def _trainer(self) -> tuple[Trainer, DiskUse | None]:
+        """Return the run's trainer and what its checkpoints will take; the run is on disk from then on."""
         run = self._run
         if run.threads is not None:
             _torch().set_num_threads(run.threads)
@@ -116,23 +114,24 @@ class _Session:
         trainer = make_trainer(run.config, run.task, device=run.device, resume_from=run.resume_from)
         room = checkpoints_kept.disk_use(trainer, run.checkpoints)
         if room is not None:
-            self._print(room.line)
             room.require_room()
         if run.threads is None and "torch" in sys.modules:
             self._run = run_folder.with_threads(run, _torch().get_num_threads())
         run_folder.write(self._run)
-        return trainer
+        return trainer, room
 
-    def _steps(self, trainer: Trainer) -> list[StepReport]:
+    def _steps(self, trainer: Trainer, room: DiskUse | None) -> list[StepReport]:
         """Go through the steps until the last one, or until a stop is asked for."""
         run, last, reports = self._run, self._run.config.num_iterations(), []
         keeper = CheckpointKeeper(
             run.checkpoints,
-            kl_budget=self._task.kl_budget,
+            kl_budget=self._kl_budget,
             every_episodes=run.save_every_episodes,
             every_seconds=run.save_every_seconds,
         )
         trackers = Trackers(run)
+        for line in announcement.lines(run, self._kl_budget, room):  # when nothing is left that could be refused
+            self._print(line)
         try:
             for report in trainer:
                 reports.append(report)
@@ -148,29 +147,42 @@ class _Session:
             trackers.finish()
         return reports
 
-    def _tidy(self, final: StepReport) -> None:
-        """Remove the checkpoints of a finished run, but for one that was better within the budget than its end."""
-        folder, budget = self._run.checkpoints, self._task.kl_budget
-        checkpoints_kept.prune(folder, kl_budget=budget, newest=0)
-        best = checkpoints_kept.best(folder, budget)
-        better = None if best is None else checkpoint.read_manifest(best)["extra"][checkpoints_kept.EVALUATION]
-        reward, kl = final.metrics["eval/reward"], final.metrics["eval/kl"]
-        if better is None or (kl <= budget and reward >= better["reward"]):
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            self._print(
-                f"kept {best}: reward {better['reward']:.3f} at KL {better['kl']:.2f}, better within the budget"
-            )
+    def _finish(self, assets: TaskAssets) -> Ending:
+        """Say how the run ended, save the best checkpoint's model where it is better, and remove the checkpoints."""
+        run, steps = self._run, run_folder.recorded(self._run)
+        kept = checkpoints_kept.best(run.checkpoints, self._kl_budget)
+        ending = judge(steps, self._kl_budget, None if kept is None else checkpoint.step_of(kept))
+        model_card.write(run.model, run, self._task, assets, steps, ending)
+        self._print(f"saved the model in {run.model}")
+        if ending.note is not None:
+            self._print(f"warning: {ending.note}")
+        if ending.best is not None:
+            trainer = make_trainer(run.config, run.task, device=run.device, resume_from=kept)
+            self._save_model(trainer, run.best_model)
+            up_to = [step for step in steps if step["step"] <= ending.best.step]
+            model_card.write(run.best_model, run, self._task, assets, up_to, ending)
+            self._print(f"saved the model of episode {ending.best.episode} in {run.best_model}")
+        run_folder.write(run, ending)
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
+        return ending
 
-    def _announce(self) -> None:
-        run = self._run
-        changed = {n: v for n, v in run.config.to_dict().items() if v != HYPERPARAMETERS[n].default}
-        self._print(f"task {run.task}, {run.config.num_iterations()} iterations, output {run.output}")
-        self._print(f"other than the defaults: {output.params_line(changed)}")
-        for line in cautions(run.config):
-            self._print(f"note: {line}")
-        if run.first_step:
-            self._print(f"going on from {run.resume_from}")
+    def _save_model(self, trainer: Trainer, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)  # an interruption may have left a part of it
+        trainer.save_model(folder)
+
+    @property
+    def _kl_budget(self) -> float:
+        return self._task.kl_budget if self._run.kl_budget is None else self._run.kl_budget
+
+    @property
+    def _way_on(self) -> str:
+        return self._program.to_copy(["--resume", str(self._run.output)])
+
+    def _with_way_on(self, error: PPOTunerError) -> PPOTunerError:
+        """Return the error with how to go on, where its steps are on disk and the same sizes may do."""
+        if isinstance(error, OutOfMemory) or not self._run.steps.exists():
+            return error
+        return type(error)(f"{error}; go on with: {self._way_on}")
 
     def _print(self, line: str) -> None:
         self._out.print(line, soft_wrap=True)
@@ -195,11 +207,13 @@ def _torch() -> Any:
     return torch
 
 
-def _data(run: Run, reports: Sequence[StepReport]) -> dict[str, Any]:
+def _data(run: Run, reports: Sequence[StepReport], ending: Ending) -> dict[str, Any]:
     return {
         "task": run.task,
         "output": str(run.output),
         "model": str(run.model),
+        "best_model": None if ending.best is None else str(run.best_model),
+        "ending": ending.to_dict(),
         "config": run.config.to_dict(),
         "steps": [run_folder.step_data(report) for report in reports],
     }

@@ -109,7 +109,14 @@ def _report_to(reading: Reading, value: Any) -> str:
 
 def _generations(reading: Reading, value: Any) -> str:
     reading.generations = int(reading.number("num_sample_generations", value))
-    return f"eval_every_episodes, for {reading.generations} evaluations in the run, beside the first and the last"
+    if reading.content.get("eval_every_episodes") is not None:
+        return "eval_every_episodes comes first"
+    if not reading.generations:
+        return "evaluations before the first and after the last iteration"
+    return (
+        f"eval_every_episodes, from max(1, iterations // {reading.generations}), as TRL samples completions; "
+        "and before the first and after the last iteration"
+    )
 
 
 def _epochs(reading: Reading, value: Any) -> str:
@@ -175,6 +182,11 @@ def _save_strategy(reading: Reading, value: Any) -> str:
     if value == "steps":
         return "save_every_episodes, from save_steps"
     reading.save_steps = None
+    if value in ("no", False):  # YAML reads a bare no as false
+        return (
+            "not followed: checkpoints are saved by save_every_seconds and at a new best evaluation, so that --resume "
+            "can go on; they are removed at the end"
+        )
     return "no save_steps then; save_every_seconds and evaluations decide"
 
 

@@ -6,6 +6,8 @@ from typing import Annotated
 from ppo_core.declaration import Hyper, Range
 from ppo_core.hyperparameters.shared import COUNT, TRL
 
+COUNTED = "episodes, and with them the place in the order of prompts, are counted in rollout batches of its size"
+
 
 @dataclass(frozen=True)
 class Batches:
@@ -21,6 +23,7 @@ class Batches:
             unit="episodes",
             valid=COUNT,
             search=Range(64, 1024, "log2"),
+            fixed_by_checkpoint=COUNTED,
         ),
     ] = None
     mini_batch_size: Annotated[
@@ -54,6 +57,7 @@ class Batches:
             "batch_size.",
             source=TRL,
             valid=COUNT,
+            fixed_by_checkpoint=COUNTED,
         ),
     ] = None
     num_mini_batches: Annotated[

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ppo_core.declaration import Bounds, Hyper, Range
-from ppo_core.hyperparameters.shared import COUNT, POSITIVE, PPO_PAPER, SHARE, TRL
+from ppo_core.hyperparameters.shared import COUNT, CRITIC, POSITIVE, PPO_PAPER, SHARE, TRL
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ class Losses:
             "responses. grpo: less the mean of the prompt's responses, over their standard deviation. "
             "The last two have no critic.",
             source="Schulman et al. 2016; Ahmadian et al. 2024, arXiv 2402.14740; Shao et al. 2024, arXiv 2402.03300",
+            fixed_by_checkpoint=CRITIC,
         ),
     ] = "gae"
     num_generations: Annotated[
@@ -109,6 +110,7 @@ class Losses:
             source="TRL GRPOConfig and RLOOConfig",
             unit="responses",
             valid=COUNT,
+            fixed_by_checkpoint="the place in the order of prompts is counted in groups of that many",
         ),
     ] = 1
     gamma: Annotated[

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ppo_core.declaration import Hyper
-from ppo_core.hyperparameters.shared import COUNT
+from ppo_core.hyperparameters.shared import COUNT, CRITIC
+
+ADAPTERS = "it decides which weights are trained, and so what the checkpoint holds"
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class Networks:
             doc="shared: a value head on the policy's own trunk. separate: a network of its own, begun as the "
             "policy's copy or from value_model_path.",
             source="trlx (shared); TRL, OpenRLHF and verl (separate)",
+            fixed_by_checkpoint=CRITIC,
         ),
     ] = "shared"
     value_model_path: Annotated[
@@ -27,6 +30,7 @@ class Networks:
             doc="Where a separate critic begins: a path or hub id of the policy's architecture and "
             "tokenizer, or reward_model. Unset: as the policy.",
             source="Stiennon et al. 2020 and OpenRLHF begin it as the reward model; TRL reward_model_path",
+            fixed_by_checkpoint=CRITIC,
         ),
     ] = None
     use_peft: Annotated[
@@ -36,6 +40,7 @@ class Networks:
             doc="Train low-rank adapters on frozen weights, which are then the reference, too. A separate "
             "critic has adapters of its own on the same weights.",
             source="Hu et al. 2021, arXiv 2106.09685; TRL ModelConfig",
+            fixed_by_checkpoint=ADAPTERS,
         ),
     ] = False
     lora_r: Annotated[
@@ -45,6 +50,7 @@ class Networks:
             doc="Rank of the adapters.",
             source="TRL ModelConfig",
             valid=COUNT,
+            fixed_by_checkpoint=ADAPTERS,
         ),
     ] = 16
     lora_alpha: Annotated[
@@ -54,6 +60,7 @@ class Networks:
             doc="The adapters' output is scaled by this over lora_r.",
             source="TRL ModelConfig",
             valid=COUNT,
+            fixed_by_checkpoint="the trained adapters are scaled by it, so the policy would jump",
         ),
     ] = 32
     lora_target_modules: Annotated[
@@ -63,6 +70,7 @@ class Networks:
             doc="Names of the modules with adapters, with commas between them, or all-linear. Unset: "
             "peft's choice for the architecture.",
             source="TRL ModelConfig",
+            fixed_by_checkpoint=ADAPTERS,
         ),
     ] = None
     bf16: Annotated[
@@ -72,6 +80,7 @@ class Networks:
             doc="Forward and backward passes in bfloat16. Trained weights stay in float32; frozen ones "
             "under LoRA are held in bfloat16.",
             source="transformers TrainingArguments",
+            fixed_by_checkpoint="under LoRA the frozen weights, the reference among them, are rounded to it",
         ),
     ] = False
     gradient_checkpointing: Annotated[

@@ -1,6 +1,8 @@
 """`python -m ppo_core` with real small models in a folder of its own."""
 
 import json
+import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -14,10 +16,12 @@ from peft import PeftModel
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2ForSequenceClassification
 
-from ppo_core import PPOConfig
+from ppo_core import PPOConfig, hub
 from ppo_core.__main__ import main
 from ppo_core.command import model_card
+from ppo_core.command.ending import Ending
 from ppo_core.command.run_folder import Run
+from ppo_core.errors import TaskError
 from ppo_core.task import Prompts, RewardPart, TaskAssets
 from tests.ppo_core.command_folder import KILL_AT, PARTS, REPOSITORY, SMALL, fill, process, steps
 from tests.ppo_core.conftest import TINY_TASK
@@ -34,8 +38,9 @@ def folder(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+def run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs the command in this process; returns its exit status, stdout and stderr."""
+    monkeypatch.setattr(sys, "path", list(sys.path))  # which the command adds the working folder to
 
     def invoke(*argv: str) -> tuple[int, str, str]:
         status = main(argv)
@@ -99,7 +104,8 @@ def test_only_a_hub_id_is_the_cards_base_model(folder: Path, policy: str, base: 
     run = Run("t", PPOConfig(), "cpu", path, 1, (), "a|`b`", "id", None, 300.0, "python -m ppo_core")
     run.model.mkdir(parents=True)
     part = RewardPart("r", "http", "http://localhost/score")
-    model_card.write(run, TINY_TASK, TaskAssets(policy, (part,), Prompts.of_texts("a", "b", "c")), [])
+    assets = TaskAssets(policy, (part,), Prompts.of_texts("a", "b", "c"))
+    model_card.write(run.model, run, TINY_TASK, assets, [], Ending(kl_budget=10.0))
     card = (run.model / "README.md").read_text()
     assert front_matter(card).get("base_model") == base
     assert f"- Base model: `{policy}`" in card and "No evaluation." in card
@@ -186,25 +192,102 @@ def test_a_run_without_a_checkpoint_begins_again(run: Command, folder: Path) -> 
     assert steps(folder / "out") == whole and [line["step"] for line in whole] == [0, 1]
 
 
-def test_a_better_checkpoint_within_the_budget_outlives_the_run(run: Command, folder: Path) -> None:
+def test_a_better_checkpoint_within_the_budget_is_saved_as_a_model(run: Command, folder: Path) -> None:
     assert run(*PARTS, *SMALL, "--total_episodes", "8", "--output", "a")[0] == 0
     task = (folder / "a" / "task.toml").read_text()
+    assert not (folder / "a" / "best_model").exists() and "Warning" not in (folder / "a/model/README.md").read_text()
     (folder / "strict.toml").write_text(f"kl_budget = 1e-9\n{task}")
-    # Only the untrained policy is within a budget of nothing; it has no checkpoint, so none is kept.
-    assert run("--task", "strict.toml", *SMALL, "--device", "cpu", "--output", "b")[0] == 0
-    assert not (folder / "b" / "checkpoints").exists()
+    # Only the untrained policy is within a budget of nothing; it has no checkpoint, so none can be saved.
+    status, stdout, _ = run("--task", "strict.toml", *SMALL, "--device", "cpu", "--output", "b")
+    assert status == 0 and "is over the budget of 1e-09; no checkpoint was within the budget\n" in stdout
+    assert {path.name for path in (folder / "b").iterdir()} == {"model", "ppo_config.json", "run.json", "steps.jsonl"}
+    assert "Warning: the trained policy is not to be trusted" in (folder / "b" / "model" / "README.md").read_text()
+
     (folder / "wide.toml").write_text(f"kl_budget = 8.0\n{task}")
-    status, stdout, _ = run(
-        "--task", "wide.toml", *SMALL, "--learning_rate", "1e-2", "--device", "cpu", "--output", "c"
-    )
-    assert status == 0
-    kept = {path.name for path in (folder / "c").glob("checkpoints/*")}
-    best = max(
-        (line for line in steps(folder / "c")[1:] if line.get("eval/kl", 9) <= 8), key=lambda line: line["eval/reward"]
-    )
+    flags = ("--learning_rate", "1e-2", "--device", "cpu", "--output", "c")
+    status, stdout, _ = run("--task", "wide.toml", *SMALL, *flags)
+    assert status == 0 and "KL budget 8 nats/response" in stdout
+    within = [line for line in steps(folder / "c")[1:] if line.get("eval/kl", 9) <= 8]
+    best = max(within, key=lambda line: line["eval/reward"])
     assert best["step"] < 6 and steps(folder / "c")[-1]["eval/kl"] > 8, "a policy that leaves the budget in the end"
-    assert kept == {f"step-{best['step']:06d}"}
-    assert f"kept c/checkpoints/step-{best['step']:06d}: " in stdout
+    assert (
+        f"the best within the budget is that of episode {best['episode']}: reward {best['eval/reward']:.2f}" in stdout
+    )
+    card = (folder / "c" / "best_model" / "README.md").read_text()
+    assert f"| after {best['episode']} episodes |" in card and "| after 48 episodes |" not in card
+    # It is that checkpoint's policy: evaluated as a policy to begin with, it reads what the run read.
+    policy = str(folder / "policy")
+    assert policy in task
+    (folder / "again.toml").write_text(task.replace(policy, str(folder / "c" / "best_model")))
+    again = ("--total_episodes", "8", "--device", "cpu", "--output", "d")
+    assert run("--task", "again.toml", *SMALL, *again)[0] == 0
+    assert steps(folder / "d")[0]["eval/reward"] == best["eval/reward"]
+
+
+def test_a_module_of_the_working_folder_is_found_by_an_installed_command_too(run: Command, folder: Path) -> None:
+    assert not {"", str(folder)} & set(sys.path), "as where a console script was started"
+    (folder / "my_own_rewards.py").write_text((folder / "rewards.py").read_text())
+    flags = ("--reward", "my_own_rewards:length", "--total_episodes", "8", "--output", "out")
+    status, _, stderr = run(*PARTS, *SMALL, *flags)
+    assert status == 0, stderr
+    assert '"my_own_rewards:length"' in (folder / "out" / "task.toml").read_text()
+    assert sys.path[0] == str(folder)
+
+
+def test_an_error_in_the_middle_of_a_run_says_how_to_go_on(run: Command, folder: Path) -> None:
+    rewards = (folder / "rewards.py").read_text()
+    (folder / "failing.py").write_text(
+        rewards.replace("    calls += 1\n", "    calls += 1\n    assert calls < 6 or os.path.exists('mended')\n")
+    )
+    parts = [part.replace("rewards.py", "failing.py") for part in PARTS]
+    result = run(*parts, *SMALL, "--output", "out")
+    assert one_error(result, 1).endswith("; go on with: python -m ppo_core --resume out")
+    (folder / "mended").touch()
+    status, stdout, _ = run("--resume", "out")
+    assert status == 0 and "going on from out/checkpoints/step-000002" in stdout
+
+
+def test_a_policy_that_is_neither_here_nor_on_a_hub_that_answers(
+    run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
+    flags = ("--policy", "polcy", *PARTS[2:], *SMALL)
+    message = one_error(run(*flags), 1)  # one line, without those of repeated requests
+    assert message.startswith("--policy = 'polcy': there is no folder polcy, and the hub cannot be reached: ")
+    # What is in the cache is left to the loading.
+    cached = folder / "cache" / "models--polcy"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("abc")
+    shutil.copytree(folder / "policy", cached / "snapshots" / "abc")
+    hub.require_reachable("polcy", "--policy")
+    with pytest.raises(TaskError):
+        hub.require_reachable("polcy-2", "--policy")
+
+
+def test_the_readmes_python_goes_on_when_it_is_run_again(
+    run: Command, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*PARTS, *SMALL, "--total_episodes", "8", "--output", "a")[0] == 0
+    readme = (REPOSITORY / "README.md").read_text()
+    (code,) = [text.split("```")[0] for text in readme.split("```python\n")[1:] if "ppo_trainer" in text]
+    small = (
+        code.replace("1920", "160").replace("batch_size=64", "batch_size=8").replace("batch_size=16", "batch_size=8")
+    )
+    small = small.replace("response_length=24", "response_length=6").replace('"reviews"', '"a/task.toml"')
+    (folder / "example.py").write_text(small)
+
+    def again() -> list[int]:
+        capsys.readouterr()
+        runpy.run_path("example.py")
+        return [int(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+
+    assert again() == list(range(21))
+    weights = (folder / "runs/mine/model/model.safetensors").read_bytes()
+    assert again() == [], "it has ended"
+    (folder / "runs/mine/step-000020/manifest.json").unlink()  # as if the power had failed while it was saved
+    assert again() == list(range(11, 21))
+    assert (folder / "runs/mine/model/model.safetensors").read_bytes() == weights
 
 
 def one_error(result: tuple[int, str, str], status: int) -> str:
@@ -246,7 +329,10 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     for name, text in files.items():
         (folder / name).write_text(text)
     before = sorted(folder.iterdir())
-    assert message in one_error(run(*argv), status)
+    result = run(*argv)
+    assert message in one_error(result, status)
+    assert "output" not in result[1], "a run that never began is not announced"
+    assert "task.toml" not in one_error(result, status), "which nobody wrote"
     assert sorted(path for path in folder.iterdir() if path.name != "__pycache__") == before
 
 

@@ -180,11 +180,28 @@ def test_adapters_and_what_trl_never_applied() -> None:
         assert told[key][0] == "not TRL's PPO's"
     assert told["optim"] == ("translated", "AdamW trains here, not adafactor")
     assert told["deepspeed"][0] == "no meaning here"
+    assert told["save_strategy"][1].startswith("not followed: checkpoints are saved by save_every_seconds")
     lines = trl_yaml.lines(file.told)
     assert (
         lines[0] == ("read as they are: gradient_accumulation_steps, use_peft, lora_r, lora_alpha, bf16, kl_target")
         and len(lines) == len(file.told) - 5
     )
+
+
+@pytest.mark.parametrize(
+    ("lines", "told", "interval"),
+    [
+        ("num_sample_generations: 10", "eval_every_episodes, from max(1, iterations // 10)", 8),
+        ("num_sample_generations: 3", "eval_every_episodes, from max(1, iterations // 3)", 6 * 8),
+        ("num_sample_generations: 0", "evaluations before the first and after the last iteration", 19 * 8),
+        ("num_sample_generations: 3\neval_every_episodes: 32", "eval_every_episodes comes first", 32),
+    ],
+)
+def test_what_is_told_of_evaluations_is_what_is_done(lines: str, told: str, interval: int) -> None:
+    file = read(f"output_dir: o\ntotal_episodes: 152\n{lines}")
+    assert config_of(file).num_iterations() == 19
+    assert config_of(file).eval_every_episodes == interval
+    assert {item.key: item.text for item in file.told}["num_sample_generations"].startswith(told)
 
 
 def test_a_task_without_a_reward_model_begins_the_critic_as_the_policy() -> None:

@@ -15,13 +15,14 @@ from typing import Any
 import psutil
 
 from tuner.controller import run_study
-from tuner.events import Event, TrialEnded, TrialStarted, TrialStepped
+from tuner.events import Event, StudyWarned, TrialEnded, TrialStarted, TrialStepped
 from tuner.spec import StudySpec
 from tuner.store import Store, TrialRow
 
 MODULE = "tests.tuner.quick_trainer"
 NAME = "quick"
 ROOT = Path(__file__).parents[2]
+STORAGE_VARIABLE = "QUICK_STORAGE"
 
 
 def quick_spec(trainer: str = "factory", **changes: Any) -> StudySpec:
@@ -39,8 +40,8 @@ def quick_spec(trainer: str = "factory", **changes: Any) -> StudySpec:
 
 
 def storage(folder: Path) -> str:
-    """Return where the tests in `folder` keep their store."""
-    return f"sqlite:///{folder / 'store.db'}"
+    """Return where the tests in `folder` keep their store, unless the environment names another."""
+    return os.environ.get(STORAGE_VARIABLE) or f"sqlite:///{folder / 'store.db'}"
 
 
 def run(folder: Path, spec: StudySpec, **keywords: Any) -> tuple[bool, list[Event]]:
@@ -96,6 +97,7 @@ class Controller:
         arguments = [json.dumps(spec.to_dict()), json.dumps({"workers": 2} | keywords)]
         self.errors = folder / "stderr.txt"
         self.lines: list[str] = []
+        self.workers_seen: list[psutil.Process] = []
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.tuner.quick_study", str(folder), *arguments],
@@ -151,6 +153,8 @@ def _describe(event: Event) -> str:
             return f"TrialStarted {event.row.number} {event.resumed_step}"
         case TrialEnded():
             return f"TrialEnded {event.row.number}"
+        case StudyWarned():
+            return f"StudyWarned {event.message}"
     return type(event).__name__
 
 

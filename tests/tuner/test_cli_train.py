@@ -2,14 +2,21 @@
 
 import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.tuner import quick_run
+from ppo_core.command import output
+from tests.tuner import made_study, quick_run
 from tests.tuner.invoke import Invoke, one_error
+from tuner.commands import report
+from tuner.results import read_study
+from tuner.spec import StudySpec
+from tuner.status import Reason, Status
+from tuner.store import Outcome
 
 
 @pytest.fixture
@@ -55,17 +62,121 @@ def test_config_files(quick_train: Callable[..., dict[str, Any]], own_folder: Pa
     assert (config["lam"], config["kl_target"]) == (0.9, None)
 
 
-def test_from_takes_a_trials_configuration(quick_train: Callable[..., dict[str, Any]], made: str) -> None:
+@pytest.fixture
+def quick_made(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a hand-made study of the quick task in the default storage."""
+    path = own_folder / "quick.db"
+    own = {"task": quick_run.NAME, "fixed": {"temperature": 0.8}, "kl": {"budget": 9.0, "limit": 15.0}}
+    made_study.make(path, StudySpec.from_dict({**made_study.SPEC, **own}, "made")).close()
+    monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
+    return made_study.NAME
+
+
+def test_from_takes_a_trials_configuration(
+    quick_train: Callable[..., dict[str, Any]], quick_made: str, own_folder: Path
+) -> None:
     torch.set_num_threads(2)
     try:
-        data = quick_train("--from", made, "3", "--total_episodes", "64")
+        data = quick_train("--from", quick_made, "3", "--total_episodes", "64", "--output", "out")
         assert torch.get_num_threads() == 1, "as many as the trial had"
     finally:
         torch.set_num_threads(1)
     config = data["config"]
     assert (config["learning_rate"], config["kl_target"], config["batch_size"]) == (3e-4, 6.0, 32)
     assert config["total_episodes"] == 64
-    assert config["temperature"] == 1.0  # the trial's, not the quick task's
+    assert config["temperature"] == 0.8  # the trial's, not the quick task's
+    assert data["ending"]["kl_budget"] == 9.0
+    assert json.loads((own_folder / "out" / "run.json").read_text())["kl_budget"] == 9.0, "the study's"
+
+
+@pytest.mark.parametrize("flags", [["--task", "arithmetic"], ["--policy", "p", "--reward", "r", "--prompts", "d"]])
+def test_from_takes_no_other_task(ppo_tuner: Invoke, made: str, own_folder: Path, flags: list[str]) -> None:
+    given = ", ".join(flag for flag in flags if flag.startswith("--"))
+    status, _, stderr = ppo_tuner("train", "--from", made, "3", *flags)
+    assert status == 2
+    assert one_error(stderr) == f"--from made 3 trains on the trial's task, reviews, so it takes no {given}"
+
+
+def test_the_end_is_judged_by_the_kl_budget(
+    ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path
+) -> None:
+    monkeypatch.setattr("ppo_core.command.training.make_trainer", quick_run.quick_trainer)
+    flags = ["--task", quick_run.NAME, "--learning_rate", "3e-3", "--output", "out"]
+    status, stdout, stderr = ppo_tuner("train", *flags)
+    assert (status, stderr) == (0, "")
+    # KL is 3 nats a step: 6 at step 2, and 12 at the end, over the task's budget of 10.
+    assert (
+        "warning: the trained policy is not the best of this run: its KL of 12.0 nats/response is over the budget of "
+        "10; the best within the budget is that of episode 128: reward 3.250 ± 0.050, KL 6.00 nats/response\n"
+        "saved the model of episode 128 in out/best_model\n"
+    ) in stdout
+    assert (own_folder / "out" / "model" / "model.txt").read_text() == "0.003 4"
+    assert (own_folder / "out" / "best_model" / "model.txt").read_text() == "0.003 2"
+    assert not (own_folder / "out" / "checkpoints").exists()
+    stored = json.loads((own_folder / "out" / "run.json").read_text())
+    assert stored["finished"] and "over the budget" in stored["ending"]["note"]
+    assert stored["ending"]["best"]["episode"] == 128
+    for model in ("model", "best_model"):
+        assert "its KL of 12.0 nats/response is over" in (own_folder / "out" / model / "README.md").read_text()
+
+
+def test_what_a_run_does_is_told_when_it_begins(
+    ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path
+) -> None:
+    monkeypatch.setattr("ppo_core.command.training.make_trainer", quick_run.quick_trainer)
+    flags = ["--task", quick_run.NAME, "--total_episodes", "32", "--output", "out"]
+    lines = ppo_tuner("train", *flags)[1].splitlines()
+    assert lines[0] == "preparing: making nothing"
+    assert lines[1] == f"task {quick_run.NAME}, KL budget 10 nats/response, output out"
+    assert lines[2] == "1 iteration of 64 episodes, evaluated every 64; 32 asked, 64 run (whole batches of 64)"
+    assert lines[3].startswith("other than the defaults: total_episodes=32 ")
+
+
+def test_a_study_is_no_task(ppo_tuner: Invoke, own_folder: Path) -> None:
+    (own_folder / "my study.toml").write_text('name = "s"\ntask = "reviews"\ntrials = 2\n[search]\n')
+    status, _, stderr = ppo_tuner("train", "--task", "my study.toml")
+    assert status == 1
+    assert one_error(stderr) == "my study.toml is a study, not a task; run it with: ppo-tuner run 'my study.toml'"
+
+
+def test_a_new_tasks_folder_is_named_in_errors(ppo_tuner: Invoke) -> None:
+    status, _, stderr = ppo_tuner("new-task", "/proc/abc")
+    assert status == 1
+    assert one_error(stderr).startswith("the task's folder /proc/abc cannot be written: ")
+
+
+FAILED = Outcome(Status.FAILED, Reason("error", "RuntimeError: no such column"))
+IDLE = Outcome(Status.PRUNED, Reason("nothing_learned", "KL never reached 0.01"), 0.1, 0.05, 0.001, -1.0)
+FAR = Outcome(Status.PRUNED, made_study.KL_REASON, 0.2, 0.05, 20.0, 1.0)
+
+
+def outcome_of(own_folder: Path, *outcomes: Outcome) -> tuple[str, int]:
+    """What is printed at the end of the hand-made study with these outcomes, and its exit status."""
+    store = made_study.make(own_folder / "o.db", outcomes=[outcomes[n % len(outcomes)] for n in range(8)])
+    try:
+        view, text = read_study(store, made_study.NAME), StringIO()
+        report.print_outcome(output.console(text), store, view, str(own_folder / "o.db"))
+        return " ".join(text.getvalue().split()), report.exit_status(view)
+    finally:
+        store.close()
+
+
+def test_a_study_whose_trials_all_failed_says_so_first(own_folder: Path) -> None:
+    text, status = outcome_of(own_folder, FAILED)
+    assert status == 1
+    assert text.startswith('All 8 trials of study "made" failed: RuntimeError: no such column Next: ')
+    assert "logs made 0" in text and "dashboard" not in text and "train --from" not in text
+
+
+def test_advice_fits_what_ended_the_trials(own_folder: Path) -> None:
+    text, status = outcome_of(own_folder, IDLE)
+    assert status == 0
+    assert "8 were pruned for learning nothing. So that a policy moves at all: raise the high end of learning_" in text
+    assert "lower the low end of learning_rate" not in text
+    (own_folder / "o.db").unlink()
+    text, _ = outcome_of(own_folder, FAR, FAILED)
+    assert "4 were pruned for KL. To stay nearer to the reference: lower the low end of learning_rate" in text
+    assert "4 failed, trial 1: RuntimeError: no such column." in text and "raise the high end of learn" not in text
 
 
 def test_sizes_may_be_stated_the_other_way(quick_train: Callable[..., dict[str, Any]]) -> None:

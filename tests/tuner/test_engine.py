@@ -4,12 +4,15 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from ppo_core.errors import ConfigError
+from tests.tuner import engine_trainers
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_worker import trial_spec
@@ -45,6 +48,13 @@ def steps(said: list[Message]) -> list[int]:
     return [message.report.step for message in said if isinstance(message, Stepped)]
 
 
+def kill(worker: psutil.Process) -> None:
+    """Kill a worker and wait for the end of its threads, too."""
+    worker.kill()
+    while worker.pid in {child.pid for child in multiprocessing.active_children()}:
+        pass
+
+
 def reading(said: list[Message], name: str) -> float:
     first = said[0]
     assert isinstance(first, Stepped)
@@ -66,7 +76,7 @@ def test_two_trials_run_at_once_in_two_processes_without_torch(engine: LocalEngi
 
 
 def test_a_worker_is_kept_from_job_to_job_and_lives_on_after_an_error(engine: LocalEngine, tmp_path: Path) -> None:
-    engine.prepare(f"{MODULE}:TASK")
+    engine.prepare(f"{MODULE}:TASK", tmp_path)
     assert run_out(engine)[None] == [Progress("counting to two", 0.5), Progress("counting to two", 1.0), Prepared()]
     engine.start(trial_spec(tmp_path / "0"))
     first = run_out(engine)[0]
@@ -79,8 +89,8 @@ def test_a_worker_is_kept_from_job_to_job_and_lives_on_after_an_error(engine: Lo
     assert reading(run_out(engine)[2], "quick/pid") == reading(first, "quick/pid")
 
 
-def test_a_task_that_cannot_be_prepared_fails_with_its_own_words(engine: LocalEngine) -> None:
-    engine.prepare(f"{MODULE}:BROKEN_TASK")
+def test_a_task_that_cannot_be_prepared_fails_with_its_own_words(engine: LocalEngine, tmp_path: Path) -> None:
+    engine.prepare(f"{MODULE}:BROKEN_TASK", tmp_path)
     (failed,) = run_out(engine)[None]
     assert isinstance(failed, Failed) and failed.message == "the words are missing" and failed.is_for_user
 
@@ -98,9 +108,7 @@ def test_a_killed_worker_is_lost_by_name_after_all_it_said_and_replaced(engine: 
 def test_a_worker_that_died_between_two_jobs_is_not_missed(engine: LocalEngine, tmp_path: Path) -> None:
     engine.start(trial_spec(tmp_path / "0"))
     dead = psutil.Process(int(reading(run_out(engine)[0], "quick/pid")))
-    dead.kill()
-    while dead.pid in {child.pid for child in multiprocessing.active_children()}:
-        pass  # its threads, too, must be gone: they hold the pipe open
+    kill(dead)
     engine.start(trial_spec(tmp_path / "1", number=1))
     assert run_out(engine)[1][-1] == Ended()
 
@@ -134,10 +142,12 @@ def test_wake_ends_a_wait(engine: LocalEngine) -> None:
     assert list(engine.events(DEADLINE)) == []
 
 
-def test_the_childs_environment_is_not_ours(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_childs_environment_is_not_ours(
+    engine: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    engine.prepare(f"{MODULE}:TASK")
+    engine.prepare(f"{MODULE}:TASK", tmp_path)
     assert os.environ["OMP_NUM_THREADS"] == "7" and "MKL_NUM_THREADS" not in os.environ
     run_out(engine)
 
@@ -158,3 +168,75 @@ def test_the_guards_settings_reach_the_worker(engine: LocalEngine, tmp_path: Pat
     said = run_out(engine)[0]
     reasons = {message.report.step: message.reason for message in said if isinstance(message, Stepped)}
     assert [step for step, reason in reasons.items() if reason] == [6, 7, 8, 9, 10]
+
+
+# How many, and where
+
+
+def to_gate(engine: LocalEngine, number: int) -> psutil.Process:
+    """Return the worker of the one gated trial that runs, once it is at its gate."""
+    message = None
+    for _ in range(GATED_STEP):
+        ((job, message),) = engine.events(DEADLINE)
+        assert job == number and isinstance(message, Stepped)
+        engine.answer(number, Answer.GO_ON)
+    assert isinstance(message, Stepped)
+    return psutil.Process(int(message.report.metrics["quick/pid"]))
+
+
+def own_spec(folder: Path, trainer: str, **changes: Any) -> Any:
+    return replace(trial_spec(folder, **changes), trainer=f"{engine_trainers.MODULE}:{trainer}")
+
+
+def test_fewer_workers_let_those_that_run_finish_and_more_start_at_once(engine: LocalEngine, tmp_path: Path) -> None:
+    for number in (0, 1):
+        engine.start(trial_spec(tmp_path / str(number), "gated", number=number))
+    engine.resize(1)
+    assert engine.free == 0 and len(multiprocessing.active_children()) == 2
+    (tmp_path / "gate").touch()
+    said = run_out(engine, jobs=2)
+    assert said[0][-1] == said[1][-1] == Ended()
+    assert engine.free == 1 and len(multiprocessing.active_children()) == 1
+    engine.resize(3)
+    assert engine.free == 3
+    engine.start(trial_spec(tmp_path / "2", number=2))
+    engine.start(trial_spec(tmp_path / "3", number=3))
+    assert engine.free == 1
+    run_out(engine, jobs=2)
+    engine.resize(1)
+    assert engine.free == 1 and len(multiprocessing.active_children()) == 1
+
+
+def test_each_worker_has_a_gpu_of_its_own_which_the_next_takes_over_when_it_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
+    with LocalEngine(2, gpus=("4", "7")) as engine:
+        for number in (0, 1):
+            engine.start(own_spec(tmp_path / str(number), "loading", number=number))
+        said = run_out(engine, jobs=2)
+        assert [reading(said[number], "quick/gpu") for number in (0, 1)] == [4.0, 7.0]
+        dead = psutil.Process(int(reading(said[0], "quick/pid")))
+        kill(dead)
+        for number in (2, 3):
+            engine.start(own_spec(tmp_path / str(number), "loading", number=number))
+        said = run_out(engine, jobs=2)
+        assert {reading(said[number], "quick/gpu") for number in (2, 3)} == {4.0, 7.0}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "9"
+    assert "GPU 7" in (tmp_path / "1" / "log.txt").read_text()
+
+
+def test_numbers_of_workers_that_cannot_be_are_refused(engine: LocalEngine) -> None:
+    with pytest.raises(ConfigError, match="workers 0 is not allowed: at least 1"):
+        engine.resize(0)
+    with pytest.raises(ConfigError, match="workers 3 is not allowed: one a GPU, and there are 2"):
+        LocalEngine(3, gpus=("0", "1"))
+    assert engine.free == 2
+
+
+def test_a_worker_keeps_what_it_loaded_from_trial_to_trial(engine: LocalEngine, tmp_path: Path) -> None:
+    for number in range(3):
+        engine.start(own_spec(tmp_path / str(number), "loading", number=number))
+        said = run_out(engine)[number]
+        assert said[-1] == Ended() and reading(said, "quick/loads") == 1.0

@@ -3,8 +3,9 @@
 import pytest
 
 from tests.tuner.trial_rows import trial_row
-from tuner.failures import FailureStreak
-from tuner.status import Reason, Status
+from tuner.failures import FailureStreak, error_reason, lost_reason
+from tuner.protocol import Failed
+from tuner.status import PERSON, Reason, Status
 from tuner.store import TrialRow
 
 
@@ -37,3 +38,48 @@ def test_only_one_cause_three_times_in_a_row_stops_the_study(rows: list[TrialRow
     )
     if stops_at is not None:
         assert f"trial {stops_at}: {rows[-1].reason.message}" in str(told[-1])  # type: ignore[union-attr]
+
+
+def lost(number: int, how: str, log: str = "") -> TrialRow:
+    return trial_row(number, status=Status.FAILED, reason=lost_reason(how, 3, log))
+
+
+def stopped(number: int, status: Status = Status.STOPPED) -> TrialRow:
+    return trial_row(number, status=status, reason=Reason(PERSON, "ended by a person"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "stops"),
+    [
+        ([lost(0, "killed by SIGKILL"), lost(1, "killed by SIGKILL"), lost(2, "killed by SIGKILL")], True),
+        ([lost(0, "exit code 3", "loss 1"), lost(1, "exit code 3", "no words"), lost(2, "exit code 3")], True),
+        (
+            [lost(0, "made no report for 125 s"), lost(1, "made no report for 9 s"), lost(2, "made no report for 1 s")],
+            True,
+        ),
+        ([lost(0, "killed by SIGKILL"), lost(1, "killed by SIGSEGV"), lost(2, "killed by SIGKILL")], False),
+        ([failed(0, "no disk"), failed(1, "no disk"), lost(2, "killed by SIGKILL")], False),
+    ],
+)
+def test_workers_lost_in_the_same_way_are_one_cause_whatever_they_printed(rows: list[TrialRow], stops: bool) -> None:
+    streak = FailureStreak()
+    assert [streak.add(row) is not None for row in rows] == [False, False, stops]
+
+
+@pytest.mark.parametrize("status", [Status.STOPPED, Status.PRUNED])
+def test_trials_that_a_person_ended_neither_count_nor_begin_anew(status: Status) -> None:
+    streak = FailureStreak()
+    rows = [failed(0, "no disk"), stopped(1, status), failed(2, "no disk"), stopped(3, status), stopped(4, status)]
+    assert [streak.add(row) for row in rows] == [None] * 5
+    assert streak.add(failed(5, "no disk")) is not None
+
+
+def test_reasons_hold_the_end_of_the_log_and_a_lost_workers_its_last_words() -> None:
+    log = "=== attempt\nCUDA error: no kernel\n--- worker lost"
+    reason = lost_reason("exit code 1", 2, log)
+    assert (
+        reason.message == "worker lost 2 times, the last time exit code 1; the last it printed: CUDA error: no kernel"
+    )
+    assert reason.log == log and lost_reason("exit code 1", 2).message.endswith("exit code 1")
+    error = error_reason(Failed("ValueError: no", "Traceback"), "runs/x/error.txt", log)
+    assert (error.message, error.log) == ("ValueError: no (traceback in runs/x/error.txt)", log)

@@ -195,12 +195,22 @@ def test_nothing_learned_by_half_of_the_episodes() -> None:
 
 
 def test_a_trial_of_few_steps_is_given_time_to_learn() -> None:
-    few = [StepReport(n, n * 250, {KL: 0.0}) for n in range(1, 4)]
-    state = GuardState()
-    for report in few:
-        state, reason = observe(guard(), state, report, EPISODES)
-        assert reason is None
-    assert observe(guard(), state, StepReport(4, 1000, {KL: 0.0}), EPISODES)[1] is not None
+    for steps in (4, 8, 9, 16):
+        episodes, state, ended = steps * BATCH, GuardState(), None
+        for step in range(1, steps + 1):
+            state, reason = observe(guard(), state, StepReport(step, step * BATCH, {KL: 0.0}), episodes)
+            ended = ended or (reason and reason.step)
+        # Not before the eighth step, and never at the last.
+        assert ended == {4: None, 8: None, 9: 8, 16: 8}[steps]
+
+
+def test_a_trial_that_has_run_all_its_episodes_is_never_ended_for_standing_still() -> None:
+    late = [*series(KL, [0.0] * 9), *[{"eval/reward": 1.0}] * 10, *series(KL, [0.0])]
+    assert len(late) * BATCH == EPISODES
+    assert run(late) is None
+    over = StepReport(9, EPISODES + 20, {KL: 0.0})  # the last batch is a whole one, too
+    state = GuardState(kl_readings=20)
+    assert observe(guard(), state, over, EPISODES)[1] is None
 
 
 def test_any_rule_can_be_switched_off() -> None:

@@ -8,14 +8,15 @@ from optuna.trial import TrialState
 
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.guard_rules import RULES
-from tuner.objective import to_optuna, trial_value, violation
+from tuner.objective import LEFT_OUT, to_optuna, trial_value, violation
 from tuner.spec import StudySpec
-from tuner.status import Reason, Status
+from tuner.status import Origin, Reason, Status
 from tuner.store import TrialRow
 
 SPEC = StudySpec.from_dict(
     {"name": "s", "task": "reviews", "trials": 3, "search": {"lam": "advised"}, "kl": {"budget": 10, "limit": 15}}, "s"
 )
+PERSON, LEFT = Reason("person", "by a person"), Reason(LEFT_OUT, "by a person")
 
 
 def evaluations(*rows: tuple[float | None, float | None]) -> list[dict[str, Any]]:
@@ -58,11 +59,19 @@ def test_the_constraint_is_the_log_of_kl_over_the_budget() -> None:
     ("row", "state", "value", "constraint"),
     [
         (trial_row(status=Status.RUNNING, value=None, kl=None), TrialState.RUNNING, None, None),
+        (trial_row(status=Status.WAITING, value=None, kl=None), TrialState.RUNNING, None, None),
         (trial_row(status=Status.PAUSED, kl=5.0), TrialState.PRUNED, 1.0, math.log(0.5)),
+        (trial_row(status=Status.PAUSED, value=None, kl=None), TrialState.PRUNED, None, 0.0),
+        (trial_row(origin=Origin.LISTED, kl=5.0), TrialState.COMPLETE, 1.0, math.log(0.5)),
+        (trial_row(origin=Origin.ENQUEUED, kl=5.0), TrialState.COMPLETE, 1.0, math.log(0.5)),
+        (trial_row(origin=Origin.FORKED, kl=5.0), TrialState.FAIL, None, None),
+        (trial_row(origin=Origin.FORKED, status=Status.RUNNING, value=None, kl=None), TrialState.FAIL, None, None),
         (trial_row(kl=5.0), TrialState.COMPLETE, 1.0, math.log(0.5)),
         (trial_row(kl=20.0), TrialState.COMPLETE, 1.0, math.log(2)),
         (trial_row(status=Status.STOPPED, kl=5.0), TrialState.PRUNED, 1.0, math.log(0.5)),
         (trial_row(status=Status.STOPPED, value=None, kl=None), TrialState.PRUNED, None, 0.0),
+        (trial_row(status=Status.STOPPED, kl=5.0, reason=PERSON), TrialState.PRUNED, 1.0, math.log(0.5)),
+        (trial_row(status=Status.STOPPED, kl=5.0, reason=LEFT), TrialState.FAIL, None, None),
         (trial_row(status=Status.FAILED, value=1.0), TrialState.FAIL, None, None),
         (trial_row(value=None, kl=None), TrialState.FAIL, None, None),
         (pruned(rule="halving", kl=5.0), TrialState.PRUNED, 1.0, math.log(0.5)),

@@ -1,15 +1,20 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optuna.samplers import TPESampler
+from optuna.trial import TrialState
 
 from ppo_core.declaration import HyperValue
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
 from tuner.projection import Projection
+from tuner.space import suggest
 from tuner.spec import StudySpec
-from tuner.status import Status
+from tuner.status import Origin, Reason, Status
 from tuner.store import TrialRow
 
 Params = dict[str, HyperValue]
@@ -27,32 +32,41 @@ def ended(row: TrialRow, how: str, value: float) -> TrialRow:
         "nothing_learned": pruned(row.number, "nothing_learned", 0.0, value=0.0, kl=0.0),
         "failed": trial_row(row.number, status=Status.FAILED, value=None, kl=None),
         "stopped": trial_row(row.number, status=Status.STOPPED, value=value, episodes=10 * row.number),
+        "left_out": trial_row(row.number, status=Status.STOPPED, value=value, reason=Reason("left_out", "by a person")),
+        "paused": trial_row(row.number, status=Status.PAUSED, value=value, episodes=10),
+        "waiting": trial_row(row.number, status=Status.WAITING, value=None, kl=None),
+        "running": running(row.number, {}),
     }[how]
-    return replace(made, params=row.params)
+    return replace(made, params=row.params, origin=row.origin)
 
 
-HOW = ("completed", "kl_limit", "nonfinite", "nothing_learned", "failed", "stopped")
-EVENT = st.tuples(st.integers(0, 5), st.sampled_from(HOW), st.floats(0, 2))
+HOW = ("completed", "kl_limit", "nonfinite", "nothing_learned", "failed", "stopped", "left_out")
+SET_ASIDE = ("paused", "waiting", "running")
+EVENT = st.tuples(st.integers(0, 5), st.sampled_from((*HOW, *SET_ASIDE)), st.floats(0, 2), st.booleans())
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(EVENT, min_size=8, max_size=12), st.sampled_from(["tpe", "random"]))
 def test_rows_known_one_by_one_and_rows_read_at_once_give_the_same_proposals(
-    events: list[tuple[int, str, float]], sampler: str
+    events: list[tuple[int, str, float, bool]], sampler: str
 ) -> None:
-    """Up to three trials run at a time, and end in any order."""
+    """Up to three trials run at a time, are set aside and go on, and end in any order; some are forks."""
     spec = make_spec(sampler)
     fed = Projection(spec, [])
     rows: dict[int, TrialRow] = {}
-    for which, how, value in events:
+    for which, how, value, is_fork in events:
         number = len(rows)
         rebuilt = Projection(spec, [replace(row) for row in reversed(rows.values())])
         params = fed.propose(number)
         assert rebuilt.propose(number) == params
-        fed.note_running(number, params)
         rows[number] = running(number, params)
-        under_way = [row for row in rows.values() if row.status is Status.RUNNING]
-        if len(under_way) == 3:
+        if is_fork:
+            rows[number] = replace(rows[number], origin=Origin.FORKED, parent=0, fork_step=1)
+            fed.tell(rows[number])
+        else:
+            fed.note_running(number, params)
+        under_way = [row for row in rows.values() if not row.status.is_final]
+        if len(under_way) >= 3:
             row = ended(under_way[which % 3], how, value)
             rows[row.number] = row
             fed.tell(row)
@@ -167,6 +181,83 @@ def test_trials_of_earlier_ranges_and_dimensions_are_no_obstacle() -> None:
     proposal = Projection(SPEC, rows).propose(4)
     assert proposal == Projection(SPEC, [trial_row(n, status=Status.FAILED) for n in range(4)]).propose(4)
     SPEC.config(proposal)
+
+
+def after(*told: TrialRow) -> list[Params]:
+    """What studies of some seeds propose after three completed trials and these."""
+    params: Params = {**SPEC.reference_params(), "vf_coef": 0.7}
+    rows = [trial_row(n, params={**params, "learning_rate": 1e-5 * (n + 1)}, value=float(n)) for n in range(3)]
+    rows += [replace(row, number=3 + n, params={**params, "learning_rate": 2e-4}) for n, row in enumerate(told)]
+    return [Projection(make_spec(seed=seed), rows).propose(len(rows)) for seed in range(6)]
+
+
+NOTHING = trial_row(status=Status.FAILED)
+
+
+def test_a_fork_teaches_nothing_and_keeps_its_number() -> None:
+    for how in (*HOW, *SET_ASIDE):
+        fork = replace(ended(running(0, {}), how, 9.0), origin=Origin.FORKED, parent=1)
+        assert after(fork) == after(NOTHING)
+    enqueued = trial_row(value=9.0, origin=Origin.ENQUEUED)
+    assert after(enqueued) == after(replace(enqueued, origin=Origin.SAMPLED)) != after(NOTHING)
+
+
+def test_a_waiting_trial_counts_as_one_that_runs_and_a_paused_one_as_pruned() -> None:
+    runs = after(*[running(0, {})] * 9)
+    assert after(*[trial_row(status=Status.WAITING, value=None, kl=None)] * 9) == runs != after(*[NOTHING] * 9)
+    paused = after(*[trial_row(status=Status.PAUSED, value=0.5)] * 9)
+    assert paused == after(*[pruned(rule="halving", value=0.5)] * 9) != runs
+
+
+def test_a_stopped_trial_that_is_left_out_teaches_nothing() -> None:
+    left_out = trial_row(status=Status.STOPPED, value=9.0, reason=Reason("left_out", "by a person"))
+    assert after(left_out) == after(NOTHING) != after(replace(left_out, reason=None))
+
+
+def test_a_paused_trial_that_goes_on_runs_again() -> None:
+    """Its rate is of an earlier range, so while it is paused the sampler has no trials that share all dimensions."""
+    spec = make_spec(search={"learning_rate": "advised", "lam": "advised"})
+    rows = [trial_row(n, params={"learning_rate": 1e-4 * 1.2**n, "lam": 0.9}, value=n) for n in range(12)]
+    row = running(12, {"learning_rate": 1e-9, "lam": 0.91})
+    projection = Projection(spec, [*rows, row])
+    while_it_runs = projection.propose(13)
+    paused = replace(row, status=Status.PAUSED, value=0.5, kl=5.0)
+    projection.tell(paused)
+    assert projection.trials[12].state is TrialState.PRUNED
+    assert projection.propose(13) == Projection(spec, [*rows, paused]).propose(13) != while_it_runs
+    projection.tell(row)
+    assert projection.trials[12].state is TrialState.RUNNING
+    assert projection.propose(13) == while_it_runs
+
+
+def test_under_other_ranges_or_another_budget_it_begins_anew() -> None:
+    rows = [trial_row(n, params={"learning_rate": 1e-4 * 1.2**n, "lam": 0.9}, value=n, kl=n) for n in range(12)]
+    spec = make_spec(search={"learning_rate": "advised", "lam": "advised"})
+    narrow = make_spec(search={"learning_rate": {"low": 2e-4, "high": 5e-4}, "lam": "advised"})
+    strict = make_spec(search={"learning_rate": "advised", "lam": "advised"}, kl={"budget": 2.0, "limit": 15.0})
+    projection = Projection(spec, rows)
+    first = projection.propose(12)
+    for other in (narrow, strict):
+        projection.respec(other, rows)
+        assert projection.propose(12) == Projection(other, rows).propose(12) != first
+    projection.respec(spec, rows)
+    assert projection.propose(12) == first
+
+
+def test_proposals_are_those_of_an_optuna_study_of_the_same_trials() -> None:
+    """The joint space, which is kept count of, is the one that Optuna finds by going through all trials."""
+    projection = Projection(SPEC, [])
+    for number in range(40):
+        params = SPEC.reference_params() if number == 0 else projection.propose(number)
+        if number:
+            seed = int(np.random.SeedSequence([SPEC.seed, number]).generate_state(1)[0])
+            sampler = TPESampler(seed=seed, n_startup_trials=2, multivariate=True, constant_liar=True)
+            study = optuna.create_study(direction="maximize", sampler=sampler)
+            study.add_trials(projection.trials)
+            assert suggest(study.ask(), SPEC.search) == params
+        projection.note_running(number, params)
+        how = (*HOW, "paused", "running")[number % 9]
+        projection.tell(ended(running(number, params), how, 0.1 * (number % 7)))
 
 
 def test_numbers_without_gaps() -> None:

@@ -29,8 +29,8 @@ REPORT = StepReport(
     3, 48, {"eval/reward": 1.5, "objective/kl_exact": float("inf")}, (Sample(0, "a", "b", 1.0, 2.0, 3),)
 )
 MESSAGES: list[Message | Order | Answer] = [
-    PrepareTask("reviews"),
-    TrialSpec("s", 1, {"seed": 3}, "reviews", "a:b", "cpu", 2, Path("x"), quick_spec().guard, Path("y"), 4.5),
+    PrepareTask("reviews", Path("x")),
+    TrialSpec("s", 1, {"seed": 3}, "reviews", "a:b", "cpu", 2, Path("x"), quick_spec().guard, 4.5, Path("y")),
     *Answer,
     Progress("words", 0.25),
     Prepared(),

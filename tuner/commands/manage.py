@@ -19,7 +19,7 @@ def delete(args: argparse.Namespace) -> int:
     with _opened(args.storage) as store:
         study = store.study(args.study)
         store.require_free(study)
-        if not args.yes and not _is_meant(_question(store, study, args.keep_files), study):
+        if not args.yes and not _is_meant(store, study, args.keep_files):
             _tell("nothing was deleted")
             return EXIT_ERROR
         upkeep.delete(store, study, keep_files=args.keep_files, tell=_tell)
@@ -50,20 +50,17 @@ def _opened(given: str | None) -> Iterator[Store]:
         yield store
 
 
-def _question(store: Store, study: StudyRow, keep_files: bool) -> str:
-    trials = len(store.trials(study))
-    folder = None if keep_files else upkeep.own_folder(study)
-    files = "" if folder is None else f" and {size(study_folder.bytes_of(folder))} of checkpoints"
-    return f'Delete study "{study.name}" with {trials} {"trial" if trials == 1 else "trials"}{files}? Type its name:'
-
-
-def _is_meant(question: str, study: StudyRow) -> bool:
+def _is_meant(store: Store, study: StudyRow, keep_files: bool) -> bool:
     """Ask, and return whether the study's name was typed; ConfigError where nobody can be asked."""
     if not sys.stdin.isatty():
         raise ConfigError(
             f'deleting study "{study.name}" is asked about on a terminal; without one, confirm with --yes'
         )
-    print(question, end=" ", file=sys.stderr, flush=True)
+    trials = len(store.trials(study))
+    folder = None if keep_files else upkeep.own_folder(study)
+    files = "" if folder is None else f" and {size(study_folder.bytes_of(folder))} of checkpoints"
+    what = f'study "{study.name}" with {trials} {"trial" if trials == 1 else "trials"}{files}'
+    print(f"Delete {what}? Type its name:", end=" ", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip() == study.name
 
 

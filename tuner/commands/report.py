@@ -1,13 +1,18 @@
 """What is printed of a study's outcome: tables, the winner, and what to do next."""
 
+from collections.abc import Mapping, Sequence
+
 from rich.console import Console
 
 from ppo_core.command import output
+from ppo_core.command.parsing import EXIT_ERROR, EXIT_OK
 from tuner import render
 from tuner.best import closest_trial
 from tuner.commands import storage
 from tuner.commands.arguments import to_copy
+from tuner.guard_rules import RULES
 from tuner.results import StudyView, baseline, final_kl, gain, kl_prunings
+from tuner.status import Status
 from tuner.store import Store, TrialRow
 
 LONGER = 10
@@ -65,24 +70,70 @@ def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, k
 
 
 def no_winner(view: StudyView, kl_budget: float, where: str) -> str:
-    """Return why no trial is the best: how far the closest is off, and what to change."""
+    """Return why no trial is the best: how far the closest is off or what ended them, and what to change."""
+    failed = _all_failed(view)
+    if failed:
+        return f'All {len(failed)} trials of study "{view.row.name}" failed: {_first_error(failed)}'
     text = f'No trial of study "{view.row.name}" is within the KL budget of {output.short(kl_budget)} {output.KL_UNIT}'
     closest = closest_trial(view.trials)
     if closest is None:
-        return f"{text}: none of its {len(view.trials)} trials ran to its end. {_advice(view)}"
+        return f"{text}: none of its {len(view.trials)} trials ran to its end. {_advice_on_causes(view)}"
     accept = _command(["best", view.row.name, "--kl-budget", _above(closest.kl)], where)
     return (
         f"{text}; the closest is trial {closest.number} with {output.measured(closest.kl)} "
-        f"(value {output.plus_minus(closest.value, closest.value_se)}). {_advice(view)} "
+        f"(value {output.plus_minus(closest.value, closest.value_se)}). {_moves(view, _NEARER)} "
         f"Or accept more KL: {accept}"
     )
 
 
-def _advice(view: StudyView) -> str:
-    """Return what to change in the study so that trials stay nearer to the reference."""
-    moves = {"learning_rate": "lower the low end of", "kl_coef": "raise the high end of", "kl_target": "lower"}
-    parts = [f"{move} {name}" for name, move in moves.items() if name in view.spec.search]
-    return f"To stay nearer to the reference: {', '.join(parts)} in [search]." if parts else "Run more trials."
+def exit_status(view: StudyView) -> int:
+    """Return the exit status that a study's outcome stands for: 1 where every trial failed, else 0."""
+    return EXIT_ERROR if _all_failed(view) else EXIT_OK
+
+
+def _all_failed(view: StudyView) -> list[TrialRow]:
+    """Return the study's trials where they ended and every one failed, else none."""
+    trials = list(view.trials)
+    return trials if all(trial.status is Status.FAILED for trial in trials) else []
+
+
+def _first_error(failed: Sequence[TrialRow]) -> str:
+    reason = failed[0].reason
+    return "for an unknown reason" if reason is None else output.plain(reason.message)
+
+
+_NEARER = ("To stay nearer to the reference", {
+    "learning_rate": "lower the low end of", "kl_coef": "raise the high end of", "kl_target": "lower"})  # fmt: skip
+_FURTHER = ("So that a policy moves at all", {
+    "learning_rate": "raise the high end of", "kl_coef": "lower the low end of"})  # fmt: skip
+_STEADIER = ("So that a run does not break", {"learning_rate": "lower the high end of"})
+_ADVICE = {"kl": ("were pruned for KL", _NEARER), "idle": ("were pruned for learning nothing", _FURTHER),
+           "broken": ("were pruned as broken", _STEADIER)}  # fmt: skip
+
+
+def _advice_on_causes(view: StudyView) -> str:
+    """Return what ended the study's trials, by cause, and what to change for each."""
+    pruned = [trial for trial in view.trials if trial.status is Status.PRUNED and trial.reason is not None]
+    parts = []
+    for blame, (what, moves) in _ADVICE.items():
+        rules = {name for name, rule in RULES.items() if rule.blame == blame}
+        count = sum(trial.reason is not None and trial.reason.rule in rules for trial in pruned)
+        if count:
+            parts.append(f"{count} {what}. {_moves(view, moves)}")
+    failed = [trial for trial in view.trials if trial.status is Status.FAILED]
+    if failed:
+        parts.append(f"{len(failed)} failed, trial {failed[0].number}: {_first_error(failed)}.")
+    return " ".join(parts) or "Run more trials."
+
+
+def _moves(view: StudyView, advice: tuple[str, Mapping[str, str]]) -> str:
+    """Return what to change in the study's search, to some end."""
+    end, moves = advice
+    searched = [f"{move} {name}" for name, move in moves.items() if name in view.spec.search]
+    if searched:
+        return f"{end}: {', '.join(searched)} in [search]."
+    fixed = [f"{move.split()[0]} {name}" for name, move in moves.items() if name != "kl_target"]
+    return f"{end}: {', or '.join(fixed)}."
 
 
 def _above(kl: float | None) -> str:
@@ -94,6 +145,14 @@ def _above(kl: float | None) -> str:
 def _next_commands(view: StudyView, best: TrialRow | None, where: str) -> list[tuple[str, str]]:
     """Return commands worth running next, each with what it does."""
     name = view.row.name
+    failed = _all_failed(view)
+    if failed:
+        number = str(failed[0].number)
+        commands = [
+            (["logs", name, number], "what the first of them printed"),
+            (["show", name, number], "its settings and its reason"),
+        ]
+        return [(_command(words, where), purpose) for words, purpose in commands]
     commands = [(["dashboard"], "curves, trials and samples in the browser")]
     if best is not None:
         number = str(best.number)

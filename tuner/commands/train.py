@@ -1,14 +1,17 @@
 """`ppo-tuner train`: what `python -m ppo_core` does, and with `--from` a trial's configuration."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 
 from ppo_core.command import training
 from ppo_core.command.arguments import DESCRIPTION, RunParser
 from ppo_core.command.new_run import Start
 from ppo_core.command.parsing import refuse_unknown
+from ppo_core.command.program import import_from_working_folder
 from ppo_core.command.training import Program
 from ppo_core.errors import ConfigError
+from ppo_core.task import get_task
 from tuner import results
 from tuner.commands import storage
 from tuner.commands.arguments import PROG, STORAGE_HELP, to_copy, trial_number
@@ -22,7 +25,10 @@ def train(argv: Sequence[str]) -> int:
     parser = build_parser()
     args, rest = parser.parse_known_args(list(argv))
     refuse_unknown(parser, rest)
+    import_from_working_folder()
     start = None if args.trial is None else _start(storage.location(args.storage), *args.trial)
+    if start is not None:
+        _require_same_task(args, start)
     return training.train(args, argv, PROGRAM, start)
 
 
@@ -55,6 +61,20 @@ def _start(where: str, study: str, number: str) -> Start:
     try:
         view = results.read_study(store, study)
         trial = store.trial(view.row, wanted)
-        return Start(view.spec.task, dict(trial.config), trial.threads, f"{study}-{number}")
+        name = f"{study}-{number}"
+        return Start(view.spec.task, dict(trial.config), trial.threads, name, view.spec.kl_budget)
     finally:
         store.close()
+
+
+def _require_same_task(args: argparse.Namespace, start: Start) -> None:
+    """Raise ConfigError for flags that give another task than the trial's: its rates and lengths were found for that.
+
+    A file's task may be named by other paths.
+    """
+    given = [f"--{name}" for name in ("task", "policy", "reward", "prompts") if getattr(args, name) is not None]
+    if given and (given != ["--task"] or get_task(args.task).name != get_task(start.task).name):
+        raise ConfigError(
+            f"--from {shlex.join(args.trial)} trains on the trial's task, {start.task}, so it takes no "
+            f"{', '.join(given)}"
+        )

@@ -1,14 +1,17 @@
-"""Worker processes on this machine: spawned, never forked, and kept for as long as the study runs."""
+"""Worker processes on this machine, kept for as long as the study runs: one a GPU, or a share of the cores each."""
 
 import multiprocessing
 import os
-import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from multiprocessing import connection, resource_tracker
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
-from tuner import worker
+from ppo_core.errors import ConfigError
+from tuner.engines.patience import Patience, Watch
+from tuner.engines.worker_process import WorkerProcess
 from tuner.protocol import (
     Answer,
     Ended,
@@ -22,11 +25,10 @@ from tuner.protocol import (
     TrialSpec,
 )
 
-_EXIT_SECONDS = 5.0
-"""How long a worker whose pipe ended has to end by itself."""
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""The terminal is the controller's; bars of a worker's libraries (also transformers' own) would break its lines."""
+_LATE_SECONDS = 1.0
+"""A wait that ended so much too late: this process was stopped, and its workers may have been, too."""
+
+_PATIENCE = Patience()
 
 Job = int | None
 """What a worker is busy with: a trial's number, or None for the task's preparation."""
@@ -42,15 +44,41 @@ def threads_per_worker(workers: int) -> int:
     return max(1, cores() // workers)
 
 
+@dataclass(frozen=True)
+class _Busy:
+    """A worker at its job."""
+
+    worker: WorkerProcess
+    watch: Watch
+
+
 class LocalEngine:
     """Up to `workers` processes, each at one job at a time. Close it, or use it in a `with` statement."""
 
-    def __init__(self, workers: int) -> None:
-        self._threads = threads_per_worker(workers)
-        self._limit = workers
-        self._idle: list[_Worker] = []
-        self._busy: dict[Job, _Worker] = {}
+    def __init__(
+        self,
+        workers: int,
+        *,
+        gpus: Sequence[str] = (),
+        patience: Patience = _PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            workers: Jobs at a time.
+            gpus: As CUDA_VISIBLE_DEVICES names them; each worker gets one for itself. Empty: no worker is given any.
+            patience: After which silence a worker is killed.
+            clock: Seconds that never go back.
+
+        Raises:
+            ConfigError: fewer than 1 worker, or more than there are GPUs.
+        """
+        self._gpus, self._patience, self._clock = tuple(gpus), patience, clock
+        self._idle: list[WorkerProcess] = []
+        self._busy: dict[Job, _Busy] = {}
         self._waker, self._wake = multiprocessing.Pipe(duplex=False)
+        self.resize(workers)
 
     def __enter__(self) -> "LocalEngine":
         return self
@@ -61,11 +89,25 @@ class LocalEngine:
     @property
     def free(self) -> int:
         """How many more jobs could start now."""
-        return self._limit - len(self._busy)
+        return max(0, self._limit - len(self._busy))
 
-    def prepare(self, task: str) -> None:
-        """Have a worker prepare a task; its messages come under the job None."""
-        self._give(None, PrepareTask(task))
+    def resize(self, workers: int) -> None:
+        """Have so many jobs at a time from now on; where that is fewer, those that run finish first.
+
+        Raises:
+            ConfigError: fewer than 1, or more than there are GPUs.
+        """
+        if workers < 1:
+            raise ConfigError(f"workers {workers} is not allowed: at least 1")
+        if self._gpus and workers > len(self._gpus):
+            raise ConfigError(f"workers {workers} is not allowed: one a GPU, and there are {len(self._gpus)}")
+        self._limit = workers
+        while self._idle and len(self._idle) + len(self._busy) > workers:
+            self._idle.pop(0).end()
+
+    def prepare(self, task: str, folder: Path) -> None:
+        """Have a worker prepare a task, its output in the study's `folder`; its messages come under the job None."""
+        self._give(None, PrepareTask(task, folder))
 
     def start(self, spec: TrialSpec) -> None:
         """Have a worker run a trial; its messages come under the trial's number."""
@@ -73,19 +115,25 @@ class LocalEngine:
 
     def answer(self, number: int, answer: Answer) -> None:
         """Answer a trial's last report."""
-        with suppress(OSError):  # it died; `events` tells
-            self._busy[number].pipe.send(answer)
+        busy = self._busy[number]
+        busy.worker.give(answer)  # where it died, `events` tells
+        busy.watch.answered(self._clock())
 
     def events(self, timeout: float) -> Iterator[tuple[Job, Message]]:
-        """Wait up to `timeout` seconds for messages and yield those there are, each with its job."""
-        watched: dict[Any, Job] = {}
-        for job, busy in self._busy.items():
-            watched |= {busy.pipe: job, busy.process.sentinel: job}
-        ready = connection.wait([self._waker, *watched], timeout)
-        if self._waker in ready:
-            self._waker.recv_bytes()
-        for job in dict.fromkeys(watched[item] for item in ready if item in watched):
+        """Wait up to `timeout` seconds for messages and yield those there are, each with its job.
+
+        A worker that has owed one for too long is killed, and `Lost`.
+        """
+        ready = self._wait(timeout)
+        for job in ready:
             yield job, self._receive(job)
+        for job, busy in list(self._busy.items()):
+            silence = busy.watch.verdict(self._clock())
+            if silence is not None and not busy.worker.pipe.poll():  # it may have spoken while others were heard
+                del self._busy[job]
+                busy.worker.kill()
+                busy.worker.end()
+                yield job, Lost(silence)
 
     def wake(self) -> None:
         """Make the `events` that waits, or the next one, return at once. May be called by a signal's handler."""
@@ -93,106 +141,61 @@ class LocalEngine:
 
     def close(self) -> None:
         """End all workers: idle ones by themselves, busy ones in the middle of their step."""
-        for idle in self._idle:
-            idle.pipe.close()
-        for busy in self._busy.values():
-            busy.process.kill()
-        for ended in (*self._idle, *self._busy.values()):
-            ended.end()
+        busy = [busy.worker for busy in self._busy.values()]
+        for worker in busy:
+            worker.kill()
+        for worker in self._idle:
+            worker.pipe.close()
+        for worker in (*self._idle, *busy):
+            worker.end()
         self._idle, self._busy = [], {}
+
+    def _wait(self, timeout: float) -> list[Job]:
+        """Return the jobs whose workers have something to say or are dead, after a wait until then or a deadline."""
+        watched: dict[Any, Job] = {}
+        for job, busy in self._busy.items():
+            watched |= {busy.worker.pipe: job, busy.worker.end_signal: job}
+        before = self._clock()
+        next_deadline = min((busy.watch.deadline for busy in self._busy.values()), default=float("inf"))
+        seconds = max(0.0, min(timeout, next_deadline - before))
+        ready = connection.wait([self._waker, *watched], seconds)
+        late = self._clock() - before - seconds
+        if late > _LATE_SECONDS:
+            for busy in self._busy.values():
+                busy.watch.excuse(late)
+        if self._waker in ready:
+            self._waker.recv_bytes()
+        return list(dict.fromkeys(watched[item] for item in ready if item in watched))
 
     def _give(self, job: Job, order: Order) -> None:
         while self._idle:
             kept = self._idle.pop()
-            try:
-                kept.pipe.send(order)
-            except OSError:  # it died while it waited; the next one may live, and a new one does
-                kept.end()
-                continue
-            self._busy[job] = kept
-            return
-        fresh = _Worker(self._threads)
-        fresh.pipe.send(order)
-        self._busy[job] = fresh
+            if kept.give(order):
+                self._busy[job] = self._at(kept, order)
+                return
+            kept.end()  # it died while it waited; the next one may live, and a new one does
+        fresh = WorkerProcess(threads_per_worker(self._limit), self._free_gpu())
+        fresh.give(order)  # where it died at once, `events` tells
+        self._busy[job] = self._at(fresh, order)
+
+    def _at(self, worker: WorkerProcess, order: Order) -> _Busy:
+        return _Busy(worker, Watch(self._patience, order, self._clock()))
+
+    def _free_gpu(self) -> str | None:
+        if not self._gpus:
+            return None
+        taken = {worker.gpu for worker in (*self._idle, *(busy.worker for busy in self._busy.values()))}
+        return next(gpu for gpu in self._gpus if gpu not in taken)
 
     def _receive(self, job: Job) -> Message:
         """Return the next that the job's worker said, taking it from the busy ones where that ended its job."""
         busy = self._busy[job]
-        message = busy.receive()
+        message = busy.worker.receive()
+        busy.watch.heard(message, self._clock())
         if isinstance(message, Lost):
             del self._busy[job]
         elif isinstance(message, Prepared | Ended | Left | Failed):
-            self._idle.append(self._busy.pop(job))
+            del self._busy[job]
+            self._idle.append(busy.worker)
+            self.resize(self._limit)  # it may be one too many by now
         return message
-
-
-class _Worker:
-    """One process with its pipe."""
-
-    def __init__(self, threads: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        # No daemon, which could have no children of its own (data loaders); it watches for this process's end itself.
-        self.process = context.Process(target=worker.main, args=(theirs,), name="ppo-tuner worker")
-        with _environment(dict.fromkeys(_THREAD_VARIABLES, str(threads)) | _NO_BARS), _interrupts_held():
-            self.process.start()
-        theirs.close()  # so that its pipe ends when it does
-
-    def receive(self) -> Message:
-        """Return the next message of a worker that has one or is dead; what it said before it died comes first."""
-        try:
-            if self.pipe.poll():  # else it is dead, though a child of its own may hold the pipe open
-                message: Message = self.pipe.recv()
-                return message
-        except (EOFError, OSError):
-            pass
-        return Lost(self.end())
-
-    def end(self) -> str:
-        """Wait for the process, ending it by force if it lingers, and return how it ended."""
-        self.pipe.close()
-        self.process.join(_EXIT_SECONDS)
-        if self.process.exitcode is None:
-            self.process.kill()
-            self.process.join()
-        code = self.process.exitcode
-        self.process.close()
-        if code is not None and code < 0:
-            return f"killed by {_signal_name(-code)}"
-        return f"exit code {code}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have a child begin with these variables: numerical libraries read theirs when they are imported."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Have a child begin with SIGINT blocked: Ctrl-C may come before it can say that it ignores it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # it would unblock the signal if the child had to start it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -61,9 +61,11 @@ class Store(Studies, Trials, Curves, Orders):
         except SQLAlchemyError as error:
             engine.dispose()
             raise opening.failure(engine.url, error) from error
-        except BaseException:
+        except OSError as error:
             engine.dispose()
-            raise
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"cannot use the store {error.filename}: {error.strerror}") from error
 
 
 def _check(engine: Engine, create: bool, migrate: bool) -> Migration | None:

@@ -1,0 +1,112 @@
+"""Stores that hold a number of finished trials, the same made-up ones for both sides, written in bulk."""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import create_engine, insert, select
+
+from ppo_core.declaration import HyperValue
+from ppo_core.report import StepReport
+from tuner import optuna_tables, space
+from tuner.mirror import Mirror
+from tuner.objective import Told, frozen
+from tuner.spec import StudySpec
+from tuner.status import Origin, Status
+from tuner.store import Store, schema
+from tuner.store.curves import step_values
+
+from .null_trainer import STEPS, value_of
+
+Params = Mapping[str, HyperValue]
+_TASK = "support.null_trainer"
+
+
+def make_spec(trials: int) -> StudySpec:
+    """Return a study of the null trainer that searches six hyperparameters."""
+    table = {
+        "name": "null",
+        "task": f"{_TASK}:TASK",
+        "trainer": f"{_TASK}:factory",
+        "trials": trials,
+        "seed": 1,
+        "threads": 1,
+        "search": {
+            "learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"},
+            "kl_coef": {"low": 0.01, "high": 0.3, "scale": "log"},
+            "lam": {"low": 0.8, "high": 1.0},
+            "cliprange": {"low": 0.1, "high": 0.3},
+            "vf_coef": {"low": 0.05, "high": 1.0},
+            "num_ppo_epochs": {"low": 1, "high": 8},
+        },
+        "sampler": {"name": "tpe", "startup_trials": 10},
+    }
+    return StudySpec.from_dict(table, "benchmark")
+
+
+def made_up(spec: StudySpec, count: int) -> list[Params]:
+    """Return the parameters of `count` trials: half of them at random, half near the best, as a sampler leaves them."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    source = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    chance = random.Random(0)
+    found: list[Params] = []
+    for number in range(count):
+        params = space.suggest(source.ask(), spec.search)
+        if number % 2:
+            params |= {"learning_rate": 1e-4 * 10 ** chance.gauss(0, 0.1), "lam": chance.uniform(0.93, 0.97)}
+        found.append(params)
+    return found
+
+
+def fill_ours(path: Path, spec: StudySpec, trials: Sequence[Params]) -> None:
+    """Write our store, with the steps of all trials and Optuna's copy."""
+    store = Store.open(str(path), create=True)
+    study = store.create_study(spec.name, spec.to_dict())
+    rows, now = [], time.time()
+    for number, params in enumerate(trials):
+        value, kl = value_of(params)
+        outcome = {"value": value, "value_se": 0.1, "kl": kl, "violation": -0.5, "status": Status.COMPLETED}
+        counts = {"episodes": 32 * STEPS, "seconds": 1.0, "attempts": 1, "threads": 1, "label": ""}
+        times = {"started_at": now + number, "ended_at": now + number + 1}
+        config = spec.config(params).to_dict()
+        origin = Origin.SAMPLED if number else Origin.REFERENCE
+        told = {"number": number, "origin": origin, "config": config, "params": dict(params)}
+        rows.append({"study_id": study.id, **told, **outcome, **counts, **times})
+    with create_engine(store.url).begin() as connection:
+        connection.execute(insert(schema.trials), rows)
+        query = select(schema.trials.c.id, schema.trials.c.number).where(schema.trials.c.study_id == study.id)
+        for trial_id, number in connection.execute(query).all():
+            value, kl = value_of(trials[number])
+            steps = [
+                {"trial_id": trial_id, **step_values(StepReport(step, 32 * step, metrics))}
+                for step in range(STEPS + 1)
+                for metrics in [{"objective/kl_exact": kl * step / STEPS, "objective/scores": value * step / STEPS}]
+            ]
+            connection.execute(insert(schema.steps), steps)
+    mirror = Mirror(store.url, spec.name)
+    mirror.update(store.trials(study), spec)
+    mirror.close()
+    store.close()
+
+
+def fill_optuna(path: Path, spec: StudySpec, trials: Sequence[Params]) -> None:
+    """Write an SQLite file of Optuna's own with the same trials, as it would hold them."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+    optuna.create_study(study_name=spec.name, storage=storage, direction="maximize")
+    filled = {number: optuna_tables.stored_form(_completed(spec, params)) for number, params in enumerate(trials)}
+    with storage.engine.begin() as connection:
+        study_id = optuna_tables.find_study(connection, spec.name)
+        assert study_id is not None
+        optuna_tables.add_trials(connection, study_id, filled)
+    storage.engine.dispose()
+
+
+def _completed(spec: StudySpec, params: Params) -> FrozenTrial:
+    trial = frozen(Told(TrialState.COMPLETE, value_of(params)[0]), space.for_sampler(spec.search, params))
+    trial.datetime_start = trial.datetime_complete = datetime.now()
+    return trial

@@ -1,0 +1,31 @@
+"""Whether a model that is not on disk can be had from the hub at all, asked once and quickly. Never imports torch.
+
+Loading it asks for several files and repeats each request for half a minute, with a line on stderr every time.
+"""
+
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
+
+from ppo_core.errors import TaskError
+from ppo_core.task_files.places import MODEL_CONFIGS
+
+SECONDS = 5.0
+"""How long the hub has to answer."""
+
+
+def require_reachable(model: str, where: str) -> None:
+    """Raise TaskError where a hub id is not in the local cache and the hub gives no answer.
+
+    What a hub answers, a refusal too, is left to the loading. `where` names the setting that holds the id.
+    """
+    if any(isinstance(try_to_load_from_cache(model, name), str) for name in MODEL_CONFIGS):
+        return
+    try:
+        HfApi().model_info(model, timeout=SECONDS)
+    except HfHubHTTPError:
+        return
+    except Exception as error:  # what a connection raises is of the classes of hub's own libraries
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise TaskError(
+            f"{where} = {model!r}: there is no folder {model}, and the hub cannot be reached: {reason}"
+        ) from error

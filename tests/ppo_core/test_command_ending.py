@@ -1,0 +1,67 @@
+"""What is said of a run that has ended, and what its folder is called, from what is known of it alone."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core.command.ending import judge
+from ppo_core.command.output import dumps
+from ppo_core.command.settings import Settings, task_folder_name
+
+
+def step(number: int, reward: float, kl: float, se: float = 0.1) -> dict[str, float]:
+    return {"step": number, "episode": 8 * number, "eval/reward": reward, "eval/reward_se": se, "eval/kl": kl}
+
+
+@pytest.mark.parametrize(
+    ("middle", "end", "kept", "note", "best"),
+    [
+        ((2.0, 1.0), (2.1, 3.0), 1, None, None),
+        ((2.1, 1.0), (2.0, 3.0), 1, None, None),  # within a standard error
+        ((2.2, 1.0), (2.0, 3.0), 1, "its reward of 2.00 ± 0.10 was higher before", 1),
+        ((1.2, 1.0), (2.0, 5.1), 1, "its KL of 5.10 nats/response is over the budget of 5", 1),
+        ((1.2, 6.0), (2.0, 5.1), None, "over the budget of 5; no checkpoint was within the budget", None),
+        ((0.8, 1.0), (0.75, 1.0), 1, None, None),  # within two standard errors of the start
+        ((0.8, 1.0), (0.7, 1.0), 1, "its reward of 0.70 ± 0.10 is below the start's 1.00 ± 0.10", 1),
+        ((0.6, 1.0), (0.7, 1.0), 1, "is below the start's 1.00 ± 0.10; no better checkpoint was kept", None),
+        ((0.6, 1.0), (0.7, 9.0), 1, "KL 1.00 nats/response, which is below the start's 1.00 ± 0.10, too", 1),
+        ((1.2, 1.0), (math.nan, 1.0), 1, "its last evaluation is not finite", 1),
+        ((1.2, 1.0), (2.0, math.nan), None, "its last evaluation is not finite; no checkpoint was", None),
+    ],
+)
+def test_how_a_run_ended(
+    middle: tuple[float, float], end: tuple[float, float], kept: int | None, note: str | None, best: int | None
+) -> None:
+    lines: list[dict[str, Any]] = [step(0, 1.0, 0.0), {**step(1, *middle)}, {"step": 2}, {**step(3, *end)}]
+    stored = json.loads(dumps(lines))  # as steps.jsonl has them
+    ending = judge(stored, 5.0, kept)
+    assert (ending.best and ending.best.step) == best
+    assert ending.note is None if note is None else ending.note is not None and note in ending.note
+    json.dumps(ending.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (Settings(), "reviews"),
+        (Settings(task="arithmetic"), "arithmetic"),
+        (Settings(task="mine/task.toml"), "mine"),
+        (Settings(task="mine"), "mine"),
+        (Settings(task="task.py"), "{here}"),
+        (Settings(task="short.py"), "short"),
+        (Settings(task="my.module:TASK"), "my.module.TASK"),
+        (Settings(policy="Qwen/Qwen3-0.6B"), "Qwen3-0.6B"),
+        (Settings(policy="runs/train/first/model"), "first"),
+    ],
+)
+def test_a_runs_folder_is_called_after_what_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for path in ("mine/task.toml", "task.py", "short.py"):
+        (tmp_path / path).touch()
+    assert task_folder_name(settings) == name.format(here=tmp_path.name)

@@ -1,0 +1,260 @@
+"""Going on from a checkpoint with other hyperparameters: each takes effect, and nothing else changes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ppo_core import PPOConfig, checkpoint
+from ppo_core.errors import CheckpointError
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.kl import KLController
+from ppo_core.models import TaskModels
+from ppo_core.rewards.shaping import RewardStatistics
+from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.test_trainer import without_seconds
+
+AT = 2
+"""The step at which the runs fork."""
+BASE = PPOConfig(
+    total_episodes=64,
+    batch_size=8,
+    mini_batch_size=4,
+    num_ppo_epochs=2,
+    response_length=6,
+    temperature=1.0,
+    learning_rate=3e-3,
+    value_learning_rate=1e-2,
+    kl_coef=0.05,
+    eval_every_episodes=64,
+)
+ADAPTIVE: dict[str, Any] = {"kl_target": 1.0, "kl_horizon": 16}
+
+
+def run_to_fork(config: PPOConfig, models: TaskModels, folder: Path) -> PPOTrainer:
+    """Return a trainer that stands at the fork, its checkpoint saved as `folder`."""
+    trainer = PPOTrainer(config, models)
+    for report in trainer:
+        if report.step == AT:
+            break
+    trainer.save(folder)
+    return trainer
+
+
+def fork(config: PPOConfig, models: TaskModels, folder: Path) -> PPOTrainer:
+    trainer = PPOTrainer(config, models)
+    trainer.restore(folder)
+    return trainer
+
+
+def steps(trainer: PPOTrainer, count: int) -> list[Any]:
+    return [without_seconds(report) for report, _ in zip(trainer, range(count), strict=False)]
+
+
+# By hand
+
+
+def _beta(trainer: PPOTrainer) -> None:
+    config = trainer.config
+    trainer.kl_controller = KLController(config.kl_coef, config.kl_target, config.horizon)
+
+
+def _adam(trainer: PPOTrainer) -> None:
+    for optimizer in trainer.optimizers.both:
+        for group in optimizer.param_groups:
+            group["betas"] = (trainer.config.adam_beta1, trainer.config.adam_beta2)
+            group["eps"], group["weight_decay"] = trainer.config.adam_epsilon, trainer.config.weight_decay
+
+
+def _horizon(trainer: PPOTrainer) -> None:
+    trainer.kl_controller.horizon = trainer.config.horizon
+
+
+def _statistics(trainer: PPOTrainer) -> None:
+    trainer.reward_statistics = RewardStatistics(trainer.config.normalize_rewards)
+
+
+def _nothing(trainer: PPOTrainer) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "by_hand"),
+    [
+        ({}, {"kl_coef": 0.2}, _beta),
+        (ADAPTIVE, {"kl_coef": 0.2}, _beta),
+        (ADAPTIVE, {"kl_target": 3.0}, _beta),
+        (ADAPTIVE, {"kl_horizon": 64}, _beta),
+        (ADAPTIVE, {"kl_target": None, "kl_horizon": None}, _beta),
+        (ADAPTIVE, {"learning_rate": 1e-3, "lr_scheduler_type": "cosine"}, _nothing),  # the adapted β goes on
+        ({"kl_target": 1.0}, {"total_episodes": 128}, _horizon),  # a tenth of the run, by default
+        ({}, {"adam_beta2": 0.9, "adam_epsilon": 1e-3, "weight_decay": 0.1}, _adam),
+        ({"normalize_rewards": "running"}, {"normalize_rewards": "reference"}, _statistics),
+        ({"normalize_rewards": "running"}, {"cliprange": 0.1}, _nothing),
+    ],
+    ids=str,
+)
+def test_a_fork_equals_a_run_whose_values_are_changed_by_hand_at_that_point(
+    tiny: TaskModels,
+    tmp_path: Path,
+    before: dict[str, Any],
+    changes: dict[str, Any],
+    by_hand: Callable[[PPOTrainer], None],
+) -> None:
+    config = replace(BASE, **before)
+    trainer = run_to_fork(config, tiny, tmp_path / "step")
+    forked = fork(replace(config, **changes), tiny, tmp_path / "step")
+    trainer.config = replace(config, **changes)
+    trainer.optimizers._clips = forked.optimizers._clips
+    by_hand(trainer)
+    assert steps(forked, 3) == steps(trainer, 3)
+    for name, weight in trainer.network.state_dict().items():
+        assert torch.equal(weight, forked.network.state_dict()[name]), name
+
+
+def test_a_fork_that_is_itself_resumed_keeps_what_its_beta_has_become(tiny: TaskModels, tmp_path: Path) -> None:
+    run_to_fork(replace(BASE, **ADAPTIVE), tiny, tmp_path / "parent")
+    config = replace(BASE, **ADAPTIVE | {"kl_coef": 0.2})
+    unbroken = fork(config, tiny, tmp_path / "parent")
+    steps(unbroken, 2)
+    assert unbroken.kl_controller.coef != 0.2
+    unbroken.save(tmp_path / "fork")
+    resumed = fork(config, tiny, tmp_path / "fork")
+    assert resumed.kl_controller.coef == unbroken.kl_controller.coef
+    assert steps(resumed, 2) == steps(unbroken, 2)
+
+
+# Every hyperparameter
+
+EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "response_length": ({}, {"response_length": 4}),
+    "temperature": ({}, {"temperature": 0.7}),
+    "top_p": ({}, {"top_p": 0.5}),
+    "top_k": ({}, {"top_k": 3}),
+    "stop_token": ({}, {"stop_token": "none"}),
+    "stop_token_id": ({}, {"stop_token_id": 6}),
+    "stop_strings": ({}, {"stop_strings": "w3"}),
+    "missing_eos_penalty": ({}, {"missing_eos_penalty": 1.0}),
+    "overlong_buffer": ({}, {"overlong_buffer": 5}),
+    "overlong_penalty": ({"overlong_buffer": 5}, {"overlong_penalty": 3.0}),
+    "normalize_rewards": ({}, {"normalize_rewards": "running"}),
+    "cliprange_reward": ({}, {"cliprange_reward": 0.1}),
+    "whiten_rewards": ({}, {"whiten_rewards": True}),
+    "kl_coef": ({}, {"kl_coef": 0.5}),
+    "kl_target": ({}, {"kl_target": 6.0}),
+    "kl_horizon": (ADAPTIVE, {"kl_horizon": 100}),
+    "kl_estimator": ({}, {"kl_estimator": "k3"}),
+    "use_kl_loss": ({}, {"use_kl_loss": True}),
+    "kl_clamp": ({}, {"kl_clamp": 1e-4}),
+    "cliprange": ({}, {"cliprange": 1e-3}),
+    "cliprange_high": ({}, {"cliprange_high": 1e-3}),
+    "dual_clip": ({}, {"dual_clip": 1.21}),
+    "log_ratio_clamp": ({}, {"log_ratio_clamp": 1e-3}),
+    "max_approxkl": ({}, {"max_approxkl": 1e-9}),
+    "cliprange_value": ({}, {"cliprange_value": 1e-4}),
+    "vf_coef": ({}, {"vf_coef": 2.0}),
+    "entropy_coef": ({}, {"entropy_coef": 0.1}),
+    "gamma": ({}, {"gamma": 0.5}),
+    "lam": ({}, {"lam": 0.2}),
+    "whiten_advantages": ({}, {"whiten_advantages": False}),
+    "mini_batch_size": ({}, {"mini_batch_size": 2}),
+    "num_mini_batches": ({"mini_batch_size": None}, {"num_mini_batches": 4}),
+    "num_ppo_epochs": ({}, {"num_ppo_epochs": 3}),
+    "learning_rate": ({}, {"learning_rate": 1e-3}),
+    "value_learning_rate": ({}, {"value_learning_rate": 1e-3}),
+    "lr_scheduler_type": ({}, {"lr_scheduler_type": "cosine"}),
+    "value_lr_scheduler_type": ({}, {"value_lr_scheduler_type": "constant"}),
+    "warmup_ratio": ({}, {"warmup_ratio": 0.5}),
+    "value_warmup_ratio": ({}, {"value_warmup_ratio": 0.5}),
+    "min_lr_rate": ({}, {"min_lr_rate": 0.5}),
+    "max_grad_norm": ({}, {"max_grad_norm": 1e-3}),
+    "value_max_grad_norm": ({}, {"value_max_grad_norm": 1e-3}),
+    "adam_beta1": ({}, {"adam_beta1": 0.5}),
+    "adam_beta2": ({}, {"adam_beta2": 0.9}),
+    "adam_epsilon": ({}, {"adam_epsilon": 1e-2}),
+    "weight_decay": ({}, {"weight_decay": 0.5}),
+    "critic_warmup": ({}, {"critic_warmup": 4}),
+    "total_episodes": ({}, {"total_episodes": 32}),
+    "eval_every_episodes": ({}, {"eval_every_episodes": 8}),
+    "seed": ({}, {"seed": 1}),
+}
+"""Of each hyperparameter that shows in the next two steps: what the run has otherwise, and the change."""
+UNSEEN = {
+    "per_device_train_batch_size": "memory",
+    "local_rollout_forward_batch_size": "memory",
+    "gradient_checkpointing": "memory",
+    "skip_nonfinite_updates": "only of numbers that are not finite",
+}
+
+
+def test_the_table_has_every_hyperparameter_that_a_fork_may_change() -> None:
+    changeable = {name for name, declared in HYPERPARAMETERS.items() if not declared.fixed_by_checkpoint}
+    assert changeable == EFFECTS.keys() | UNSEEN.keys()
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_a_changed_value_shows_in_the_next_two_steps(tiny: TaskModels, tmp_path: Path, name: str) -> None:
+    before, change = EFFECTS[name]
+    config = replace(BASE, **before)
+    unforked = run_to_fork(config, tiny, tmp_path / "step")
+    forked = fork(replace(config, **change), tiny, tmp_path / "step")
+    assert forked.step == AT
+    expected, found = steps(unforked, 2), steps(forked, 2)
+    assert [report.step for report in found] == [AT + 1, AT + 2]
+    assert found != expected
+
+
+def test_another_optimizer_option_holds_although_the_moments_are_the_checkpoints(
+    tiny: TaskModels, tmp_path: Path
+) -> None:
+    parent = run_to_fork(BASE, tiny, tmp_path / "step")
+    forked = fork(replace(BASE, adam_beta1=0.5, weight_decay=0.25), tiny, tmp_path / "step")
+    for mine, theirs in zip(forked.optimizers.both, parent.optimizers.both, strict=True):
+        assert mine.param_groups[0]["betas"] == (0.5, 0.999) and mine.param_groups[0]["weight_decay"] == 0.25
+        for a, b in zip(mine.state.values(), theirs.state.values(), strict=True):
+            assert torch.equal(a["exp_avg"], b["exp_avg"]) and torch.equal(a["step"], b["step"])
+
+
+def test_rows_that_fitted_into_memory_go_on_unless_other_ones_are_asked_for(tiny: TaskModels, tmp_path: Path) -> None:
+    trainer = PPOTrainer(BASE, tiny)
+    next(iter(trainer))
+    trainer.generation.rows, trainer.scoring.rows, trainer.training.rows = 3, 2, 1
+    trainer.save(tmp_path / "step")
+
+    def rows(**changes: Any) -> tuple[int, int, int]:
+        forked = fork(replace(BASE, **changes), tiny, tmp_path / "step")
+        return forked.generation.rows, forked.scoring.rows, forked.training.rows
+
+    assert rows(kl_coef=0.5) == (3, 2, 1)
+    assert rows(per_device_train_batch_size=2) == (3, 2, 2)
+    assert rows(mini_batch_size=8) == (3, 2, 8)
+    assert rows(local_rollout_forward_batch_size=5) == (5, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 16}, r"is of batch_size = 8 and cannot go on with 16: episodes, and with them the place"),
+        ({"num_generations": 2}, r"is of num_generations = 1 and cannot go on with 2: the place in the order"),
+    ],
+)
+def test_what_a_checkpoint_fixes_is_refused(
+    tiny: TaskModels, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    run_to_fork(BASE, tiny, tmp_path / "step")
+    with pytest.raises(CheckpointError, match=message):
+        fork(replace(BASE, **change), tiny, tmp_path / "step")
+
+
+def test_a_checkpoint_from_before_a_hyperparameter_was_there_has_its_default(tiny: TaskModels, tmp_path: Path) -> None:
+    run_to_fork(replace(BASE, **ADAPTIVE), tiny, tmp_path / "new")
+    manifest = checkpoint.read_manifest(tmp_path / "new")
+    config = manifest["state"]["config"]
+    del config["min_lr_rate"]
+    config["one_that_is_no_more"] = 1
+    checkpoint.copy(manifest, lambda name, path: (tmp_path / "new" / name).rename(path) and None, tmp_path / "old")
+    resumed = fork(replace(BASE, **ADAPTIVE), tiny, tmp_path / "old")
+    assert resumed.kl_controller.coef == manifest["state"]["kl_controller"]["coef"] != BASE.kl_coef

@@ -1,0 +1,209 @@
+"""Forks: what they may change, where they begin, and the files they begin with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core import PPOConfig, checkpoint
+from ppo_core.errors import CheckpointError, ConfigError
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from tests.tuner import quick_trainer
+from tuner.forking import CHANGEABLE, check, choose, fork_files
+from tuner.guard import GuardSettings, GuardState, observe
+from tuner.protocol import Answer, Ended, Stepped, TrialSpec
+from tuner.trial import run_trial
+from tuner.trial_folder import resume_point
+
+CONFIG = PPOConfig(total_episodes=160, batch_size=16, mini_batch_size=8, cliprange=0.2, seed=3).to_dict()
+EPISODE = 96
+
+
+# What may change
+
+
+def test_a_fork_has_its_parents_config_but_for_what_it_changes() -> None:
+    config = check(CONFIG, {"kl_coef": "0.1", "num_ppo_epochs": 2, "batch_size": 16}, EPISODE)
+    assert config == CONFIG | {"kl_coef": 0.1, "num_ppo_epochs": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "a fork changes at least one value; with none it would be its parent again"),
+        ({"cliprange": 0.2, "seed": 3}, "a fork changes at least one value; with none it would be its parent again"),
+        ({"kl_coeff": 0.1}, 'fork: unknown hyperparameter "kl_coeff"; did you mean "kl_coef"?'),
+        ({"kl_coef": -1}, "kl_coef = -1 is not allowed: a number at least 0"),
+        (
+            {"batch_size": 32, "kl_coef": 0.1},
+            "batch_size = 32 is not allowed: a fork cannot change it, since episodes, and with them the place in the "
+            'order of prompts, are counted in rollout batches of its size; did you mean "mini_batch_size"?',
+        ),
+        ({"mini_batch_size": 3}, "mini_batch_size = 3 does not divide batch_size = 16; the nearest that do: 2 or 4"),
+        ({"total_episodes": 96}, "total_episodes = 96 leaves a fork at episode 96 nothing to do: over 96"),
+    ],
+)
+def test_what_is_refused_is_named_with_why(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check(CONFIG, changes, EPISODE)
+    assert str(error.value) == message
+
+
+def test_a_fork_may_be_shorter_or_longer_but_not_end_where_it_begins() -> None:
+    for total in (97, 112, 1000):
+        assert check(CONFIG, {"total_episodes": total}, EPISODE)["total_episodes"] == total
+    with pytest.raises(ConfigError, match="total_episodes = 160 leaves a fork at episode 160 nothing to do"):
+        check(CONFIG, {"kl_coef": 0.1}, 160)
+
+
+def test_values_that_together_state_the_batch_may_not_state_another() -> None:
+    stated = {"batch_size": None, "mini_batch_size": None, "per_device_train_batch_size": 4}
+    config = CONFIG | stated | {"gradient_accumulation_steps": 4}
+    with pytest.raises(ConfigError, match=r"per_device_train_batch_size = 8 .* makes batch_size 32 instead of 16"):
+        check(config, {"per_device_train_batch_size": 8}, EPISODE)
+    assert check(CONFIG, {"per_device_train_batch_size": 4}, EPISODE)["per_device_train_batch_size"] == 4
+
+
+def test_every_hyperparameter_that_shapes_the_checkpoint_is_fixed() -> None:
+    assert set(HYPERPARAMETERS) - set(CHANGEABLE) == {
+        "batch_size", "gradient_accumulation_steps", "num_generations", "advantage_estimator", "value_model",
+        "value_model_path", "use_peft", "lora_r", "lora_alpha", "lora_target_modules", "bf16",
+    }  # fmt: skip
+
+
+# Where a fork begins
+
+GUARD = GuardState(first={"policy/entropy_avg": 2.5}, broken={"kl_limit": 2}, highest_kl=7.0, kl_readings=5)
+
+
+def save(folder: Path, *steps: int) -> None:
+    for step in steps:
+        files = {"a.txt": lambda file, text=str(step): file.write_text(text) and None}
+        extra = {"episode": 16 * step, "evaluation": {"reward": 1.0, "kl": 2.0}, "guard": GUARD.to_dict()}
+        checkpoint.write(checkpoint.step_folder(folder, step), files, state={"step": step}, extra=extra)
+
+
+def test_a_fork_begins_at_the_newest_undamaged_checkpoint_or_at_an_episode(tmp_path: Path) -> None:
+    parent = tmp_path / "3"
+    save(parent, 3, 6, 9)
+    assert choose(parent, None) == (parent / "step-000009", 9, 144)
+    assert choose(parent, 96) == (parent / "step-000006", 6, 96)
+    (parent / "step-000009" / "a.txt").write_text("x")
+    assert choose(parent, None) == (parent / "step-000006", 6, 96)
+
+
+def test_an_episode_without_a_checkpoint_is_answered_with_those_kept(tmp_path: Path) -> None:
+    parent = tmp_path / "3"
+    save(parent, 3, 6)
+    with pytest.raises(ConfigError, match=r"^trial 3 keeps no checkpoint at episode 50; kept: 48, 96$"):
+        choose(parent, 50)
+    (parent / "step-000006" / "a.txt").write_text("x")
+    with pytest.raises(
+        ConfigError, match=r"trial 3 keeps no checkpoint that a fork could begin at: .*a.txt is missing"
+    ):
+        choose(parent, 96)
+    with pytest.raises(ConfigError, match=r"trial 4 keeps no checkpoint that a fork could begin at$"):
+        choose(tmp_path / "4", None)
+    with pytest.raises(ConfigError, match=r"trial 4 keeps no checkpoint at episode 50; kept: none"):
+        choose(tmp_path / "4", 50)
+
+
+# Its files
+
+
+def test_a_forks_folder_begins_with_a_copy_whose_guard_has_new_patience(tmp_path: Path) -> None:
+    save(tmp_path / "3", 3, 6)
+    save(tmp_path / "7", 1, 9)  # what a fork that was never recorded has left
+    source = tmp_path / "3" / "step-000006"
+    for _ in range(2):
+        made = fork_files(source, tmp_path / "7")
+        assert resume_point(tmp_path / "7", 6) == (made, 6)
+        assert [path.name for path in checkpoint.complete(tmp_path / "7")] == ["step-000006"]
+    before, after = checkpoint.verify(source), checkpoint.verify(made)
+    assert (made / "a.txt").read_text() == "6"
+    guard = GuardState.from_dict(after["extra"].pop("guard"))
+    assert guard == replace(GUARD, broken={})
+    before["extra"].pop("guard")
+    assert after == before
+
+
+def test_a_damaged_checkpoint_is_not_copied(tmp_path: Path) -> None:
+    save(tmp_path / "3", 6)
+    (tmp_path / "3" / "step-000006" / "a.txt").write_text("7")
+    with pytest.raises(CheckpointError, match=r"a.txt is damaged where it is copied from"):
+        fork_files(tmp_path / "3" / "step-000006", tmp_path / "7")
+    assert list((tmp_path / "7").iterdir()) == []
+
+
+def test_a_copy_that_is_killed_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    save(tmp_path / "3", 6)
+    killed = (
+        "import os, shutil, signal, sys; from pathlib import Path; from tuner import forking\n"
+        "copy = shutil.copyfile\n"
+        "def copyfile(*names):\n"
+        "    copy(*names)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "shutil.copyfile = copyfile\n"
+        "forking.fork_files(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+    )
+    names = [str(tmp_path / "3" / "step-000006"), str(tmp_path / "7")]
+    done = subprocess.run([sys.executable, "-c", killed, *names], env={**os.environ, "PYTHONPATH": "."})
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "7" / "step-000006" / "a.txt").exists()
+    assert resume_point(tmp_path / "7", 6) is None
+    assert checkpoint.verify(fork_files(tmp_path / "3" / "step-000006", tmp_path / "7"))
+
+
+# A whole fork
+
+
+def run(folder: Path, config: dict[str, Any], resume_from: Path | None = None, stop_at: int | None = None) -> list[Any]:
+    """Run a trial of the quick trainer and return its reports; with `stop_at` it saves there and leaves."""
+    spec = TrialSpec("quick", 0, config, "quick", f"{quick_trainer.__name__}:factory", "cpu", 1, folder,
+                     GuardSettings(15.0), 10.0, resume_from)  # fmt: skip
+    reports = []
+
+    def ask(stepped: Stepped) -> Answer:
+        reports.append(stepped.report)
+        return Answer.SAVE if stepped.report.step == stop_at else Answer.GO_ON
+
+    ended = run_trial(spec, ask)
+    assert (ended == Ended()) == (stop_at is None)
+    return reports
+
+
+def test_a_fork_goes_on_as_its_parent_would_under_the_changed_values(tmp_path: Path) -> None:
+    config = CONFIG | {"learning_rate": 1e-4}
+    whole = run(tmp_path / "whole", config)
+    run(tmp_path / "3", config, stop_at=4)
+    source, step, episode = choose(tmp_path / "3", None)
+    assert (step, episode) == (4, 64)
+    changed = check(config, {"cliprange": 0.4}, episode)
+    reports = run(tmp_path / "7", changed, fork_files(source, tmp_path / "7"))
+    assert [report.step for report in reports] == [5, 6, 7, 8, 9, 10]
+    drift = whole[4].metrics["objective/scores"]
+    assert reports[0].metrics["objective/scores"] != whole[5].metrics["objective/scores"]
+    same = run(tmp_path / "8", config, fork_files(source, tmp_path / "8"))
+    assert [r.metrics["objective/scores"] for r in same] == [r.metrics["objective/scores"] for r in whole[5:]]
+    assert drift == json.loads((source / quick_trainer.STATE).read_text())[1]
+
+
+def test_the_changed_values_get_their_own_patience(tmp_path: Path) -> None:
+    """Two steps over the limit, a fork, and two more: the parent's third would end it, the fork's third does."""
+    settings = GuardSettings(kl_limit=1.0, grace=0.0)
+    report = quick_trainer.StepReport(7, 112, {"objective/kl_exact": 1.5})
+    save(tmp_path / "3", 6)
+    state = GuardState.from_dict(checkpoint.verify(tmp_path / "3" / "step-000006")["extra"]["guard"])
+    assert observe(settings, state, report, 160)[1] is not None
+    forked = checkpoint.verify(fork_files(tmp_path / "3" / "step-000006", tmp_path / "7"))["extra"]["guard"]
+    state, reasons = GuardState.from_dict(forked), []
+    for _ in range(3):
+        state, reason = observe(settings, state, report, 160)
+        reasons.append(reason is not None)
+    assert reasons == [False, False, True]

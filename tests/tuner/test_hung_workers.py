@@ -1,0 +1,215 @@
+"""Workers that hang, die or lose their controller, and what becomes of their children."""
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ppo_core.report import StepReport
+from tests.tuner.quick_study import ROOT
+from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tests.tuner.test_engine import DEADLINE, engine, own_spec, run_out, to_gate
+from tests.tuner.test_worker import trial_spec
+from tuner.engines.local import LocalEngine
+from tuner.engines.patience import Patience, Watch
+from tuner.protocol import Answer, Ended, Lost, PrepareTask, Progress, Stepped
+
+__all__ = ["engine"]  # the fixture
+
+
+# Silence
+
+PATIENCE = Patience(factor=4.0, least_seconds=10.0, first_seconds=50.0, prepare_seconds=500.0)
+
+
+def stepped(seconds: float) -> Stepped:
+    return Stepped(StepReport(1, 16, {}), seconds, None)
+
+
+def test_a_watch_allows_what_the_longest_step_so_far_suggests(tmp_path: Path) -> None:
+    watch = Watch(PATIENCE, trial_spec(tmp_path), now=100.0)
+    assert watch.deadline == 150.0 and watch.verdict(149.9) is None
+    assert watch.verdict(151.4) == "made no report for 51 s, expected one within 50 s; killed"
+    for began, seconds, deadline in ((100.0, 1.0, 10.0), (200.0, 5.0, 20.0), (300.0, 1.0, 20.0)):
+        watch.answered(began)
+        watch.heard(stepped(seconds), began + 6.0)
+        assert watch.verdict(10**9) is None  # it waits for the answer
+        watch.answered(began + 80.0)
+        assert watch.deadline == began + 80.0 + deadline
+
+
+def test_what_the_controller_takes_counts_neither_as_silence_nor_as_work(tmp_path: Path) -> None:
+    watch = Watch(PATIENCE, trial_spec(tmp_path), now=0.0)
+    watch.heard(stepped(4.0), now=1000.0)  # made long before it was read
+    watch.answered(5000.0)
+    assert watch.deadline == 5016.0
+    watch.heard(stepped(4004.0), now=5004.0)  # by its own count, which holds the wait for the answer
+    watch.answered(5004.0)
+    assert watch.deadline == 5020.0
+    watch.excuse(100.0)
+    assert watch.deadline == 5120.0
+
+
+def test_a_preparation_is_bounded_from_word_to_word(tmp_path: Path) -> None:
+    watch = Watch(PATIENCE, PrepareTask("reviews", tmp_path), now=0.0)
+    watch.heard(Progress("training", 0.5), now=400.0)
+    assert watch.deadline == 900.0
+
+
+class Clock:
+    """Says what it is told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_worker_that_is_silent_for_too_long_is_killed_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    clock = Clock()
+    with LocalEngine(1, patience=PATIENCE, clock=clock) as engine:
+        engine.start(trial_spec(tmp_path / "0", "gated"))
+        stuck = to_gate(engine, 0)
+        clock.now += 9.0
+        assert list(engine.events(0.0)) == [] and stuck.is_running()
+        clock.now += 4.0
+        assert list(engine.events(DEADLINE)) == [(0, Lost("made no report for 13 s, expected one within 10 s; killed"))]
+        assert not psutil.pid_exists(stuck.pid) and engine.free == 1
+        (tmp_path / "gate").touch()
+        engine.start(trial_spec(tmp_path / "1", number=1))
+        assert run_out(engine)[1][-1] == Ended()
+
+
+def test_a_worker_that_spoke_while_others_were_heard_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    clock = Clock()
+    with LocalEngine(2, patience=PATIENCE, clock=clock) as engine:
+        engine.start(trial_spec(tmp_path / "0", "gated"))
+        to_gate(engine, 0)
+        engine.start(trial_spec(tmp_path / "1", number=1))
+        hearing = engine.events(DEADLINE)
+        assert next(hearing)[0] == 1
+        (tmp_path / "gate").touch()
+        assert engine._busy[0].worker.pipe.poll(DEADLINE)
+        clock.now += 10_000.0  # this process was busy with trial 1
+        assert list(hearing) == []
+        engine.answer(1, Answer.GO_ON)
+        said = run_out(engine, jobs=2)
+        assert said[0][-1] == said[1][-1] == Ended()
+
+
+def test_a_stopped_worker_is_noticed_by_the_wait_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    with LocalEngine(1, patience=Patience(least_seconds=1.0)) as engine:
+        engine.start(trial_spec(tmp_path / "0", "gated"))
+        stopped = to_gate(engine, 0)
+        stopped.suspend()
+        ((_, message),) = engine.events(DEADLINE)
+        assert isinstance(message, Lost) and message.how.endswith("expected one within 1 s; killed")
+        assert not psutil.pid_exists(stopped.pid)
+
+
+def test_a_wait_that_was_itself_suspended_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    clock = Clock()
+    with LocalEngine(1, patience=PATIENCE, clock=clock) as engine:
+        engine.start(trial_spec(tmp_path / "0", "gated"))
+        to_gate(engine, 0)
+        wait = connection.wait
+
+        def suspended(*given: Any) -> Any:
+            clock.now += 3600.0
+            return wait(given[0], 0.0)
+
+        monkeypatch.setattr(connection, "wait", suspended)
+        assert list(engine.events(5.0)) == []
+
+
+# Ends
+
+
+def nursing(engine: LocalEngine, folder: Path) -> list[psutil.Process]:
+    """Return a worker in the middle of a step with its two children."""
+    engine.start(own_spec(folder / "0", "nursing"))
+    ((_, message),) = engine.events(DEADLINE)
+    assert isinstance(message, Stepped)
+    engine.answer(0, Answer.GO_ON)
+    return [psutil.Process(int(message.report.metrics[f"quick/{name}"])) for name in ("pid", "forked", "program")]
+
+
+def assert_dead(processes: list[psutil.Process]) -> None:
+    """Wait until all have ended; what nobody has buried yet is dead too."""
+    deadline = time.monotonic() + 20.0
+    while alive := [process for process in processes if is_alive(process)]:
+        assert time.monotonic() < deadline, alive
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_dead_worker_is_noticed_at_once_and_its_children_end_with_it(engine: LocalEngine, tmp_path: Path) -> None:
+    family = nursing(engine, tmp_path)
+    family[0].kill()
+    assert list(engine.events(DEADLINE)) == [(0, Lost("killed by SIGKILL"))]
+    assert_dead(family)
+
+
+def test_closing_ends_the_workers_children_too(tmp_path: Path) -> None:
+    with LocalEngine(1) as engine:
+        family = nursing(engine, tmp_path)
+    assert_dead(family)
+
+
+CONTROLLER = """
+import pathlib, pickle, sys
+from tuner.engines.local import LocalEngine
+from tuner.protocol import Answer
+if __name__ == "__main__":
+    with LocalEngine(1) as engine:
+        engine.start(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()))
+        ((_, message),) = engine.events(60.0)
+        engine.answer(0, Answer.GO_ON)
+        print(*(int(message.report.metrics[f"quick/{name}"]) for name in ("pid", "forked", "program")), flush=True)
+        list(engine.events(600.0))
+"""
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_nothing_outlives_a_killed_controller(tmp_path: Path, is_stopped: bool) -> None:
+    script = tmp_path / "controller.py"
+    script.write_text(CONTROLLER)
+    spec = tmp_path / "spec"
+    spec.write_bytes(pickle.dumps(own_spec(tmp_path / "0", "nursing")))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script), str(spec)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as controller:
+        assert controller.stdout is not None
+        pids = [int(pid) for pid in controller.stdout.readline().split()]
+        others = [child for child in psutil.Process(controller.pid).children(recursive=True) if child.pid not in pids]
+        family = [psutil.Process(pid) for pid in pids]
+        assert len(family) == 3
+        if is_stopped:
+            family[0].suspend()  # it cannot watch for its controller's end
+        controller.kill()
+    assert_dead([*family, *others])
+
+
+def test_interrupts_of_the_terminal_do_not_reach_a_workers_children(engine: LocalEngine, tmp_path: Path) -> None:
+    family = nursing(engine, tmp_path)
+    assert {os.getpgid(process.pid) for process in family} == {family[0].pid}
+    assert {os.getsid(process.pid) for process in family} == {family[0].pid}

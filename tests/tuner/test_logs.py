@@ -1,0 +1,301 @@
+"""Trials' logs: what reaches them, how they are bounded, and the command that prints them."""
+
+import argparse
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core.errors import StudyError
+from tests.tuner import engine_trainers, made_study
+from tests.tuner.quick_study import MODULE
+from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tests.tuner.test_engine import run_out, to_gate
+from tests.tuner.test_worker import trial_spec
+from tuner import trial_log
+from tuner.commands import logs
+from tuner.engines.local import LocalEngine
+from tuner.protocol import Ended, Failed, Lost, Prepared
+from tuner.status import Origin, Status
+from tuner.store import Lease, NewTrial, Outcome, Store
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    with LocalEngine(1) as made:
+        yield made
+
+
+def own_spec(folder: Path, trainer: str, **changes: Any) -> Any:
+    return replace(trial_spec(folder, **changes), trainer=f"{engine_trainers.MODULE}:{trainer}")
+
+
+def log_of(folder: Path) -> str:
+    return trial_log.path_of(folder).read_text()
+
+
+# What reaches a log
+
+
+def test_all_that_a_trial_and_its_children_print_goes_to_its_own_log(
+    engine: LocalEngine, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # C libraries then hold text back
+    engine.prepare(f"{MODULE}:TASK", tmp_path)
+    assert run_out(engine)[None][-1] == Prepared()
+    for number in (0, 1):
+        engine.start(own_spec(tmp_path / str(number), "chatty", number=number))
+        assert run_out(engine)[number][-1] == Ended()
+        first, *said = log_of(tmp_path / str(number)).splitlines()
+        assert first.startswith("=== 2") and f"Z trial {number} starts, process " in first
+        for voice in engine_trainers.VOICES:
+            assert sum(f"{voice} says" in line and line.endswith(("so", "β")) for line in said) == 1, voice
+    assert "print says β" in log_of(tmp_path / "1")
+    assert f"preparing task {MODULE}:TASK" in (tmp_path / "worker.log").read_text()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_each_attempt_adds_a_line_and_a_failure_its_traceback(engine: LocalEngine, tmp_path: Path) -> None:
+    for _ in range(2):
+        engine.start(own_spec(tmp_path / "0", "failing"))
+        (failed,) = run_out(engine)[0]
+        assert isinstance(failed, Failed)
+    text = log_of(tmp_path / "0")
+    assert text.count("=== ") == text.count("a word\n") == text.count("RuntimeError: no more\n") == 2
+    assert 'raise RuntimeError("no more")' in text
+
+
+def test_a_crash_leaves_where_it_was_in_the_log(engine: LocalEngine, tmp_path: Path) -> None:
+    engine.start(trial_spec(tmp_path / "0", "gated"))
+    to_gate(engine, 0).send_signal(signal.SIGSEGV)
+    assert run_out(engine)[0] == [Lost("killed by SIGSEGV")]
+    assert "Segmentation fault" in log_of(tmp_path / "0") and "tuner/trial.py" in log_of(tmp_path / "0")
+
+
+@pytest.mark.parametrize("obstacle", ["a folder", "a full disk", "a file in place of the folder"])
+def test_a_log_that_cannot_be_written_costs_no_trial(
+    engine: LocalEngine, tmp_path: Path, obstacle: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = trial_log.path_of(tmp_path / "0")
+    if obstacle == "a folder":
+        path.mkdir(parents=True)
+    elif obstacle == "a full disk":
+        path.parent.mkdir()
+        path.symlink_to("/dev/full")
+    else:
+        path.parent.touch()
+    trial_log.note(path.parent, "does not raise")
+    engine.start(own_spec(tmp_path / "0", "failing"))
+    (end,) = run_out(engine)[0]
+    assert isinstance(end, Failed) and end.message == "RuntimeError: no more"  # its own
+    assert capfd.readouterr() == ("", "")
+
+
+# How it is kept
+
+
+def test_a_log_grown_too_large_is_set_aside_once_when_an_attempt_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_log, "MOST_BYTES", 100)
+    path = trial_log.path_of(tmp_path)
+    for attempt in range(3):
+        trial_log.begin(path, f"attempt {attempt}")
+        with path.open("a") as log:
+            log.write(f"{attempt}" * 200)
+        trial_log.note(tmp_path, "it grows")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log.1.txt", "log.txt"]
+    assert "1" * 200 in trial_log.earlier(tmp_path) and "2" * 200 in path.read_text()
+
+
+def test_a_note_begins_a_line_of_its_own_and_is_one_line(tmp_path: Path) -> None:
+    trial_log.path_of(tmp_path).write_text("half a li")
+    trial_log.note(tmp_path, "worker lost:\nkilled")
+    half, note = log_of(tmp_path).splitlines()
+    assert half == "half a li" and note.startswith("--- 2") and note.endswith("Z worker lost: killed")
+
+
+def test_the_tail_is_the_end_and_fits_a_database(tmp_path: Path) -> None:
+    assert trial_log.tail(tmp_path / "nothing") == ""
+    path = trial_log.path_of(tmp_path)
+    path.write_bytes(b"".join(b"line %d\r\x1b[1m\n" % n for n in range(50)) + b"\xff\0 end\n")
+    assert trial_log.tail(tmp_path, 3) == "line 48\r\x1b[1m\nline 49\r\x1b[1m\n\ufffd\ufffd end"
+    path.write_bytes(b"x" * 10**6)
+    assert 1000 < len(trial_log.tail(tmp_path)) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("=== attempt\nloading\nout of luck\n\n--- worker lost", "out of luck"),
+        ("out of luck\n=== attempt\n--- worker lost", ""),
+        ("step 1\rstep 2\r\n", "step 2"),
+        ("", ""),
+        ("x" * 500, "x" * 200 + " ..."),
+    ],
+)
+def test_the_last_words_are_the_last_attempts_own(log: str, words: str) -> None:
+    assert trial_log.last_words(log) == words
+
+
+def test_what_is_printed_obeys_no_control_character() -> None:
+    assert trial_log.escaped("a\tβ\n\x1b[31m\r\x00\u202e") == "a\tβ\n\\x1b[31m\\r\\x00\\u202e"
+
+
+def test_a_follower_reads_on_across_a_rotation_and_split_characters(tmp_path: Path) -> None:
+    path = trial_log.path_of(tmp_path)
+    follower = trial_log.Follower(tmp_path)
+    assert follower.read() == ""
+    log = path.open("ab", buffering=0)
+    log.write("one β"[:5].encode()[:-1])
+    assert follower.read() == "one "
+    log.write("β".encode()[1:])
+    assert follower.read() == "β"
+    log.write(b" two")
+    path.replace(trial_log.set_aside(path))
+    path.write_text("three")
+    assert follower.read() == " twothree"
+    assert follower.read() == ""
+    follower.close()
+    log.close()
+
+
+def test_a_follower_misses_nothing_that_came_just_before_a_rotation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = trial_log.path_of(tmp_path)
+    path.write_text("one\n")
+    follower = trial_log.Follower(tmp_path)
+    follower.read()
+    was_replaced = trial_log.Follower._was_replaced
+
+    def rotate(it: trial_log.Follower) -> bool:
+        with path.open("a") as log:
+            log.write("two\n")
+        path.replace(trial_log.set_aside(path))
+        path.write_text("three\n")
+        return was_replaced(it)
+
+    monkeypatch.setattr(trial_log.Follower, "_was_replaced", rotate)
+    assert follower.read() == "two\nthree\n"
+    follower.close()
+
+
+# The command
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Iterator[tuple[Store, Path]]:
+    """A store with the made study, its trial 7 running and its folder beside it."""
+    store = made_study.make(tmp_path / "made.db")
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    lease = store.acquire(made_study.NAME)
+    store.update_study(lease, folder=str(folder))
+    yield store, folder
+    store.close()
+
+
+def arguments(store: Store, trial: int = 7, **changes: Any) -> argparse.Namespace:
+    given = {"storage": str(store.url.database), "study": made_study.NAME, "trial": trial}
+    return argparse.Namespace(**(given | {"follow": False, "lines": None} | changes))
+
+
+def test_a_log_is_printed_whole_or_its_end_escaped(
+    study: tuple[Store, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, folder = study
+    trial_log.note(folder / "7", "begins")
+    path = trial_log.path_of(folder / "7")
+    path.replace(trial_log.set_aside(path))
+    path.write_text("one\n\x1b[2Jtwo\nthree\n")
+    assert logs.logs(arguments(store)) == 0
+    whole = capsys.readouterr().out.splitlines()
+    assert whole[0].endswith(" begins") and whole[1:] == ["one", "\\x1b[2Jtwo", "three"]
+    assert logs.logs(arguments(store, lines=2)) == 0
+    assert capsys.readouterr().out == "\\x1b[2Jtwo\nthree\n"
+
+
+def test_following_prints_what_comes_until_the_trial_ends(
+    study: tuple[Store, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, folder = study
+    path = trial_log.path_of(folder / "7")
+    path.parent.mkdir()
+    path.write_text("one\ntwo\n")
+    read = trial_log.Follower.read
+    seen = []
+
+    def poll(seconds: float) -> None:
+        assert seconds == logs.POLL_SECONDS
+        seen.append(capsys.readouterr().out)
+
+    def read_before_more_comes(follower: trial_log.Follower) -> str:
+        text = read(follower)
+        with path.open("a") as log:
+            log.write(f"more {len(seen)}\n")
+        if len(seen) == 1:
+            row = store.study(made_study.NAME)
+            store.finish_trial(Lease(row.id, 2), store.trial(row, 7).id, Outcome(Status.COMPLETED))
+        return text
+
+    monkeypatch.setattr("time.sleep", poll)
+    monkeypatch.setattr(trial_log.Follower, "read", read_before_more_comes)
+    assert logs.logs(arguments(store, follow=True, lines=1)) == 0
+    assert seen == ["two\n", "more 0\n"] and capsys.readouterr().out == "more 1\n"
+
+
+def test_ctrl_c_ends_following_quietly(study: tuple[Store, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    store, folder = study
+    trial_log.note(folder / "7", "begins")
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupt)
+    assert logs.logs(arguments(store, follow=True)) == 130
+
+
+def test_a_log_that_is_not_there_is_told_in_one_line(
+    study: tuple[Store, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, folder = study
+    row = store.study(made_study.NAME)
+    lease = Lease(row.id, 2)
+    with pytest.raises(StudyError, match=r"^trial 7 of study \"made\" has no log at .*/7/log.txt: it was removed, or"):
+        logs.logs(arguments(store))
+    waiting = NewTrial(8, Origin.ENQUEUED, config={}, params={}, threads=1, status=Status.WAITING)
+    store.add_trial(lease, waiting)
+    with pytest.raises(StudyError, match=r'^trial 8 of study "made" has not started yet$'):
+        logs.logs(arguments(store, 8))
+
+    def start(_: float) -> None:
+        trial_log.note(folder / "8", "started")
+        store.finish_trial(lease, store.trial(row, 8).id, Outcome(Status.COMPLETED))
+
+    monkeypatch.setattr("time.sleep", start)
+    assert logs.logs(arguments(store, 8, follow=True)) == 0
+    out, err = capsys.readouterr()
+    assert err == 'trial 8 of study "made" has not started yet; waiting for it\n' and out.endswith(" started\n")
+
+
+def test_a_study_whose_folder_is_elsewhere_says_where(
+    study: tuple[Store, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = study
+    lease = Lease(store.study(made_study.NAME).id, 2)
+    store.update_study(lease, folder=str(tmp_path / "gone"))
+    with pytest.raises(StudyError, match="/gone, is not on this host: it lies on the one where the study ran, or was"):
+        logs.logs(arguments(store))
+    with monkeypatch.context() as patch:
+        patch.setattr("socket.gethostname", lambda: "elsewhere")
+        with pytest.raises(StudyError, match=f"/gone, is on host {os.uname().nodename}; look there"):
+            logs.logs(arguments(store))
+    store.update_study(lease, folder=None)
+    with pytest.raises(StudyError, match='study "made" has no logs: no controller has run it yet'):
+        logs.logs(arguments(store))

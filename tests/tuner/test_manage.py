@@ -1,0 +1,287 @@
+"""Deleting, renaming and archiving: what is the study's goes or moves, nothing else, and what was cut off goes on."""
+
+import io
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+
+from ppo_core.errors import ConfigError, StudyError
+from tests.tuner import made_study
+from tuner import upkeep
+from tuner.commands import manage
+from tuner.mirror import Mirror
+from tuner.results import read_study
+from tuner.spec import StudySpec
+from tuner.store import Store
+from tuner.trial_folder import claim, held_folder
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """The hand-made study with a folder of checkpoints."""
+    made = made_study.make(tmp_path / "made.db")
+    lease = made.acquire("made")
+    made.update_study(lease, folder=str(tmp_path / "runs" / "made"))
+    made.release(lease)
+    fill(made, tmp_path / "runs" / "made")
+    yield made
+    made.close()
+
+
+def fill(store: Store, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    claim(folder, store.study("made"))
+    for trial in (0, 1):
+        step = folder / str(trial) / "step-000012"
+        step.mkdir(parents=True)
+        (step / "weights.bin").write_bytes(b"w" * 500_000)
+        (step / "manifest.json").write_text("{}")
+    (folder / "error.txt").write_text("oops")
+
+
+def args(store: Store, study: str = "made", **values: object) -> Namespace:
+    return Namespace(storage=str(store.url.database), study=study, **values)
+
+
+def delete(store: Store, *, yes: bool = True, keep_files: bool = False) -> int:
+    return manage.delete(args(store, yes=yes, keep_files=keep_files))
+
+
+def rename(store: Store, new: str) -> int:
+    return manage.rename(args(store, new=new))
+
+
+def mirror(store: Store, name: str = "made") -> None:
+    view = read_study(store, name)
+    copy = Mirror(store.url, name)
+    copy.update(view.trials, view.spec)
+    copy.close()
+
+
+def mirrored(store: Store) -> list[str]:
+    return optuna.get_all_study_names(store.url.render_as_string())
+
+
+def cut_off(monkeypatch: pytest.MonkeyPatch, where: str, work: Callable[[], object]) -> None:
+    """Do `work` in a process that dies where it comes to `where`."""
+    child = os.fork()
+    if child == 0:
+        try:
+            monkeypatch.setattr(f"tuner.{where}", lambda *_, **__: os._exit(9))
+            work()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+# Delete
+
+
+def test_delete_removes_rows_copy_and_folder_and_nothing_else(store: Store, tmp_path: Path) -> None:
+    other = StudySpec.from_dict({**made_study.SPEC, "name": "other"}, "other")
+    store.create_study("other", other.to_dict())
+    (tmp_path / "runs" / "other").mkdir()
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "manifest.json").write_text("mine")
+    (tmp_path / "runs" / "made" / "link").symlink_to(tmp_path / "precious")
+    (tmp_path / "runs" / "made" / "0" / "step-000099").symlink_to(tmp_path / "precious")
+    mirror(store)
+    mirror(store, "other")
+    assert delete(store) == 0
+    assert [study.name for study in store.studies()] == mirrored(store) == ["other"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]
+    assert (tmp_path / "precious" / "manifest.json").read_text() == "mine"
+
+
+def test_delete_asks_on_a_terminal(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for answer in ("mad\n", "yes\n", ""):
+        monkeypatch.setattr(sys, "stdin", Terminal(answer))
+        assert delete(store, yes=False) == 1
+        err = capsys.readouterr().err
+        assert err == (
+            'Delete study "made" with 8 trials and 1.0 MB of checkpoints? Type its name: '
+            "ppo-tuner: nothing was deleted\n"
+        )
+    monkeypatch.setattr(sys, "stdin", Terminal("made\n"))
+    assert delete(store, yes=False) == 0
+    assert store.studies() == [] and capsys.readouterr().out == 'deleted study "made"\n'
+
+
+def test_delete_is_refused_where_nobody_can_be_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("made\n"))
+    with pytest.raises(ConfigError, match="confirm with --yes"):
+        delete(store, yes=False)
+    assert store.study("made")
+
+
+def test_delete_keeps_files_where_told_to(store: Store, tmp_path: Path) -> None:
+    assert delete(store, keep_files=True) == 0
+    assert store.studies() == [] and (tmp_path / "runs" / "made" / "0" / "step-000012" / "weights.bin").exists()
+
+
+@pytest.mark.parametrize("owner", ['{"study": "made", "created_at": 1.0}', '{"study": "mode"}', "no JSON", None])
+def test_a_folder_that_is_not_the_studys_stays(
+    store: Store, tmp_path: Path, owner: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "made"
+    (folder / "study.json").unlink()
+    if owner is not None:
+        (folder / "study.json").write_text(owner)
+    assert delete(store) == 0
+    assert store.studies() == [] and (folder / "0" / "step-000012" / "weights.bin").exists()
+    assert capsys.readouterr().err == f"ppo-tuner: {folder} stays: it is not marked as this study's\n"
+
+
+@pytest.mark.parametrize("action", ["delete", "rename", "archive"])
+def test_a_study_that_is_held_is_left_alone(store: Store, tmp_path: Path, action: str) -> None:
+    store.acquire("made")
+    calls = {
+        "delete": lambda: delete(store, yes=False),  # not even asked
+        "rename": lambda: rename(store, "new"),
+        "archive": lambda: manage.archive(args(store, undo=False)),
+    }
+    with pytest.raises(StudyError, match='study "made" is run by process'):
+        calls[action]()
+    assert store.study("made").archived_at is None and (tmp_path / "runs" / "made" / "study.json").exists()
+
+
+@pytest.mark.parametrize("action", ["delete", "rename"])
+def test_a_folder_that_is_in_use_is_left_alone(store: Store, tmp_path: Path, action: str) -> None:
+    folder = tmp_path / "runs" / "made"
+    with held_folder(folder), pytest.raises(StudyError, match="in use by the controller of another study"):
+        delete(store) if action == "delete" else rename(store, "new")
+    assert (folder / "0" / "step-000012").exists() and not store.study("made").is_held
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["study_folder.shutil.rmtree", "study_folder.Path.rmdir", "mirror.Mirror.delete", "store.Store.delete_study"],
+)
+def test_a_deletion_that_was_cut_off_can_be_done_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    mirror(store)
+    cut_off(monkeypatch, where, lambda: delete(store))
+    assert store.study("made")
+    whole = [*(tmp_path / "runs" / "made").glob("0/step-*/manifest.json")]
+    assert not whole  # half removed, no checkpoint looks complete
+    assert delete(store) == 0
+    assert store.studies() == [] and mirrored(store) == []
+    assert not (tmp_path / "runs" / "made").exists()
+
+
+# Rename
+
+
+def test_rename_moves_the_row_the_spec_and_the_folder(store: Store, tmp_path: Path) -> None:
+    mirror(store)
+    before = store.study("made")
+    assert rename(store, "new") == 0
+    study = store.study("new")
+    assert (study.id, study.spec["name"], study.folder) == (before.id, "new", str(tmp_path / "runs" / "new"))
+    assert [*study.spec] == [*before.spec] and len(store.trials(study)) == 8 and not study.is_held
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["new"]
+    assert (tmp_path / "runs" / "new" / "1" / "step-000012" / "weights.bin").exists()
+    claim(tmp_path / "runs" / "new", study)  # a run of it finds its own folder
+    assert mirrored(store) == []
+    mirror(store, "new")
+    assert read_study(store, "new").spec.name == "new" and mirrored(store) == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("made", "is the study's name already"),
+        ("other", 'there is a study "other" already'),
+        ("../up", r"the new name = '../up' is not allowed: letters, digits"),
+        ("", "the new name = '' is not allowed"),
+        ("-x", "the new name = '-x' is not allowed"),
+        ("a b", "the new name = 'a b' is not allowed"),
+        ("x" * 101, "is not allowed"),
+        ("taken", "taken is there already, where the study's checkpoints would go"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused_and_nothing_moves(
+    store: Store, tmp_path: Path, new: str, message: str
+) -> None:
+    store.create_study("other", {})
+    (tmp_path / "runs" / "taken").mkdir()
+    with pytest.raises((ConfigError, StudyError), match=message):
+        rename(store, new)
+    study = store.study("made")
+    assert study.spec["name"] == "made" and study.folder is not None
+    claim(Path(study.folder), study)
+    assert not study.is_held
+
+
+def test_a_folder_that_is_anothers_does_not_move(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "made"
+    (folder / "study.json").write_text(json.dumps({"study": "made", "created_at": 1.0}))
+    assert rename(store, "new") == 0
+    assert folder.exists() and not (tmp_path / "runs" / "new").exists()
+    assert "stays: it is not marked as this study's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["study_folder.give", "study_folder.Path.replace", "store.Store.rename_study"])
+def test_a_renaming_that_was_cut_off_can_be_done_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    cut_off(monkeypatch, where, lambda: rename(store, "new"))
+    assert store.study("made").name == "made"
+    assert rename(store, "new") == 0
+    study = store.study("new")
+    assert study.folder == str(tmp_path / "runs" / "new")
+    claim(tmp_path / "runs" / "new", study)
+    assert (tmp_path / "runs" / "new" / "0" / "step-000012" / "weights.bin").exists()
+
+
+def test_a_name_that_is_taken_at_the_last_moment_moves_the_folder_back(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = upkeep._move
+    monkeypatch.setattr(upkeep, "_move", lambda *given: (store.create_study("new", {}), move(*given))[1])
+    with pytest.raises(StudyError, match='there is a study "new" already'):
+        rename(store, "new")
+    claim(tmp_path / "runs" / "made", store.study("made"))
+    assert (tmp_path / "runs" / "made" / "0").exists() and not (tmp_path / "runs" / "new").exists()
+
+
+# Archive
+
+
+def test_archive_and_undo(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    manage.archive(args(store, undo=False))
+    archived_at = store.study("made").archived_at
+    assert archived_at is not None
+    manage.archive(args(store, undo=False))
+    assert store.study("made").archived_at == archived_at
+    assert read_study(store, "made").trials
+    manage.archive(args(store, undo=True))
+    assert store.study("made").archived_at is None
+    assert capsys.readouterr().out.splitlines() == [
+        'study "made" is archived',
+        'study "made" is archived already',
+        'study "made" is not archived',
+    ]
+
+
+@pytest.mark.parametrize("action", ["delete", "rename", "archive"])
+def test_a_study_that_is_not_there_is_named(store: Store, action: str) -> None:
+    values = Namespace(yes=True, keep_files=False, new="x", undo=False, storage=str(store.url.database), study="mode")
+    with pytest.raises(StudyError, match=r'no study "mode" in .*; did you mean "made"'):
+        getattr(manage, action)(values)

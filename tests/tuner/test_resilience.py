@@ -1,0 +1,368 @@
+"""A store in trouble: lost answers, locks, full and failing disks, damaged files; and the patience of a controller."""
+
+import re
+import resource
+import sqlite3
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import PoolProxiedConnection, text
+
+from ppo_core.errors import StoreError
+from ppo_core.report import Sample, StepReport
+from tests.tuner import stores
+from tuner.patience import Patience
+from tuner.status import Origin, Reason, Status
+from tuner.store import Lease, NewTrial, Outcome, Store
+
+LOCKED = StoreError("the store x.db failed: database is locked")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    made = Store.open(str(path), create=True)
+    made.create_study("a", {"trials": 3})
+    yield made
+    made.close()
+
+
+def steps(store: Store) -> list[int]:
+    return [row["step"] for row in store.steps([1], [])]
+
+
+def with_a_trial(store: Store) -> Lease:
+    lease = store.acquire("a")
+    store.add_trial(lease, NewTrial(0, Origin.SAMPLED, {"seed": 1}, {"lam": 0.9}, 2))
+    return lease
+
+
+def add_step(store: Store, lease: Lease, step: int, size: int = 10) -> None:
+    samples = (Sample(0, "p", "r" * size, 1.0, 2.0, 3), Sample(1, "p", "s" * size, 1.0, 2.0, 3))
+    store.add_step(lease, 1, StepReport(step, 16 * step, {"objective/kl": 0.5}, samples), 2.0)
+
+
+def write_everything(store: Store) -> None:
+    """Do each write there is."""
+    for name in ("a", "b"):
+        store.create_study(name, {"trials": 3})
+    store.delete_study(store.acquire("b"))
+    lease = with_a_trial(store)
+    store.update_spec(lease, {"trials": 4})
+    store.begin_attempt(lease, store.trial(store.study("a"), 0), None)
+    for step in range(3):
+        add_step(store, lease, step)
+    store.set_aside(lease, 1, Status.PAUSED)
+    store.begin_attempt(lease, store.trial(store.study("a"), 0), 1)
+    store.finish_trial(lease, 1, Outcome(Status.PRUNED, Reason("kl_limit", "too far"), 1.5))
+    for key in ("done", "refused"):
+        store.place_order(store.study("a"), "pause", None, {}, key=key)
+    done, refused = store.orders(store.study("a"))
+    store.decide(lease, done, lambda _: "paused")
+    store.refuse(lease, refused, "no")
+    store.set_finished(lease, True)
+    store.renew(lease)
+    store.release(lease)
+
+
+@pytest.mark.parametrize("kind", stores.KINDS)
+def test_a_write_whose_answer_is_lost_leaves_what_one_leaves(kind: str, tmp_path: Path) -> None:
+    once = Store.open(str(tmp_path / "once.db"), create=True)
+    write_everything(once)
+    store = Store.open(stores.empty(kind, tmp_path), create=True)
+    lost, commit = list[bool](), store._engine.dialect.do_commit
+
+    def lose(dbapi_connection: PoolProxiedConnection) -> None:
+        commit(dbapi_connection)
+        if len(lost) % 2 == 0:
+            lost.append(True)
+            raise store._engine.dialect.loaded_dbapi.OperationalError("the answer was lost")
+        lost.append(False)
+
+    store._engine.dialect.do_commit = lose  # type: ignore[method-assign]
+    store.on_trouble = lambda _: True
+    write_everything(store)
+    store._engine.dialect.do_commit = commit  # type: ignore[method-assign]
+    assert len(lost) >= 2 * 20
+    assert stores.content(store) == stores.content(once)
+    for each in (store, once):
+        each.close()
+
+
+# Troubles that pass
+
+
+def test_a_lock_that_lasts_is_waited_for(store: Store, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = with_a_trial(store)
+    hold = f"import sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('BEGIN IMMEDIATE'); print(1, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=-1, stdout=-1) as other:
+        assert other.stdin and other.stdout and other.stdout.readline()
+        with store._engine.connect() as connection:  # the one connection of the pool
+            connection.exec_driver_sql("PRAGMA busy_timeout=50")
+        told = troubles(store, lambda: other.communicate(b"\n"))
+        add_step(store, lease, 0)
+    assert told == ["database is locked", "over"] and steps(store) == [0]
+
+
+def test_a_full_database_is_waited_for(store: Store) -> None:
+    lease = with_a_trial(store)
+    pages = limit_pages(store, 1)
+    assert pages > 1
+    told = troubles(store, lambda: limit_pages(store, 10_000))
+    add_step(store, lease, 0, size=100_000)
+    assert told == ["database or disk is full", "over"] and steps(store) == [0]
+
+
+def test_a_disk_that_fails_is_waited_for(store: Store) -> None:
+    lease = with_a_trial(store)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    told = troubles(store, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        add_step(store, lease, 0, size=300_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert told == ["disk I/O error", "over"] and steps(store) == [0]
+
+
+def test_a_store_that_may_not_be_written_is_waited_for(store: Store) -> None:
+    lease = with_a_trial(store)
+
+    def set_read_only(on: bool) -> None:
+        with store._engine.connect() as connection:
+            connection.exec_driver_sql(f"PRAGMA query_only={int(on)}")
+
+    set_read_only(True)
+    told = troubles(store, lambda: set_read_only(False))
+    add_step(store, lease, 0)
+    assert told == ["attempt to write a readonly database", "over"] and steps(store) == [0]
+
+
+def test_a_file_that_has_gone_is_waited_for_and_not_made_anew(store: Store, path: Path) -> None:
+    lease = with_a_trial(store)
+    store.close()  # its last connection; the next one opens the file
+    away = path.rename(path.with_name("away.db"))
+    told = troubles(store, lambda: away.rename(path))
+    add_step(store, lease, 0)
+    assert told == ["unable to open database file", "over"] and steps(store) == [0]
+
+
+def troubles(store: Store, mend: Callable[[], object]) -> list[str]:
+    """Mend the store at its first trouble, and return the list of what was told of it."""
+    told: list[str] = []
+
+    def on_trouble(failure: StoreError) -> bool:
+        told.append(str(failure).split("failed: ")[1])
+        mend()
+        return True
+
+    store.on_trouble, store.on_answer = on_trouble, lambda: told.append("over")
+    return told
+
+
+def limit_pages(store: Store, most: int) -> int:
+    with store._engine.connect() as connection:
+        return int(connection.exec_driver_sql(f"PRAGMA max_page_count={most}").scalar() or 0)
+
+
+def test_what_fails_in_the_middle_leaves_nothing_behind(store: Store) -> None:
+    lease = with_a_trial(store)
+    add_step(store, lease, 0)
+    before = stores.content(store)
+    limit_pages(store, 1)
+    with pytest.raises(StoreError, match=r"failed: database or disk is full$"):
+        add_step(store, lease, 1, size=100_000)
+    assert stores.content(store) == before
+    limit_pages(store, 10_000)
+    add_step(store, lease, 1)
+    assert steps(store) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("SELECT * FROM no_such_table", "no such table: no_such_table"),
+        ("INSERT INTO ppo_meta VALUES ('schema_version', '3')", "UNIQUE constraint failed: ppo_meta.key"),
+        ("SELEKT", 'near "SELEKT": syntax error'),
+        ("INSERT INTO ppo_steps (trial_id, step, episode, at) VALUES (9, 0, 0, 0)", "FOREIGN KEY constraint failed"),
+    ],
+)
+def test_what_never_passes_fails_at_once(store: Store, statement: str, why: str) -> None:
+    told = troubles(store, lambda: None)
+    with pytest.raises(StoreError, match=f"{re.escape(why)}$"):
+        store._change(lambda connection: connection.execute(text(statement)))
+    assert told == []
+
+
+# The patience
+
+
+class Clock:
+    """A clock that a wait puts forward."""
+
+    def __init__(self) -> None:
+        self.now, self.waits = 100.0, list[float]()
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.waits.append(seconds)
+
+
+def test_the_wait_doubles_up_to_half_a_minute_and_ends_at_the_limit() -> None:
+    clock, told = Clock(), list[str]()
+    patience = Patience(told.append, limit=150, clock=lambda: clock.now, wait=clock.wait)
+    waited = []
+    while True:
+        before = clock.now
+        if not patience.wait(LOCKED):
+            break
+        waited.append(clock.now - before)
+    assert waited == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 28.5]
+    assert told == [f"{LOCKED}; trying again for up to 2 min"]
+    assert patience.wait(LOCKED) is False and clock.now == 250.0  # giving the lease back waits no more
+
+
+def test_trouble_is_told_once_when_it_begins_and_once_when_it_is_over() -> None:
+    clock, told = Clock(), list[str]()
+    patience = Patience(told.append, clock=lambda: clock.now, wait=clock.wait)
+    for times in (6, 1):
+        for _ in range(times):
+            assert patience.wait(LOCKED)
+        clock.now += 9.5
+        patience.end()
+    assert told == [
+        f"{LOCKED}; trying again for up to 60 min",
+        "the store answers again after 41 s",
+        f"{LOCKED}; trying again for up to 60 min",
+        "the store answers again after 10 s",
+    ]
+
+
+def test_a_stop_ends_the_wait_early() -> None:
+    clock, asked = Clock(), list[float]()
+
+    def is_stopping() -> bool:
+        asked.append(clock.now)
+        return clock.now >= 110
+
+    patience = Patience(lambda _: None, is_stopping, clock=lambda: clock.now, wait=clock.wait)
+    while patience.wait(LOCKED):
+        pass
+    assert clock.now == 110 and max(clock.waits) <= 0.5
+
+
+# What is refused
+
+
+def test_what_is_no_store_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    for name, make, message in (
+        ("garbage", lambda path: path.write_bytes(b"\x00garbage" * 999), "is no SQLite database; name another file"),
+        ("cut off", cut_off_store, "database disk image is malformed$"),
+        ("of others", lambda path: other_database(path, "DELETE"), "holds no PPO Tuner store; name another with"),
+        ("with a log", lambda path: other_database(path, "WAL"), "holds no PPO Tuner store; name another with"),
+        ("newer", lambda path: versioned_store(path, "99"), "has schema version 99; .* a newer PPO Tuner reads it"),
+        ("too old", lambda path: versioned_store(path, "1"), "has schema version 1; .* it is too old to be migrated"),
+        ("no version", lambda path: versioned_store(path, "x"), "is damaged: it holds no schema version"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        make(folder / "store.db")
+        before = files(folder)
+        for create, migrate in ((False, False), (False, True), (True, True)):
+            with pytest.raises(StoreError, match=message) as caught:
+                Store.open(str(folder / "store.db"), create=create, migrate=migrate)
+            assert "\n" not in str(caught.value)
+            assert files(folder) == before
+
+
+def test_a_log_that_a_killed_program_left_is_not_written_into_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    script = "import sqlite3, sys, os; c = sqlite3.connect(sys.argv[1]); c.execute('PRAGMA journal_mode=WAL'); c.execute('CREATE TABLE guests (name)'); c.commit(); os._exit(0)"
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+    before = files(tmp_path)
+    assert before["store.db-wal"]
+    with pytest.raises(StoreError, match="holds no PPO Tuner store"):
+        Store.open(str(path), create=True)
+    assert {**files(tmp_path), "store.db-shm": b""} == {**before, "store.db-shm": b""}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def cut_off_store(path: Path) -> None:
+    Store.open(str(path), create=True).close()
+    path.write_bytes(path.read_bytes()[:8192])
+
+
+def other_database(path: Path, mode: str) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA journal_mode={mode}")
+    connection.execute("CREATE TABLE guests (name)")
+    connection.close()
+
+
+def versioned_store(path: Path, version: str) -> None:
+    store = Store.open(str(path), create=True)
+    with store._engine.begin() as connection:
+        connection.execute(text("UPDATE ppo_meta SET value = :version"), {"version": version})
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("mysql://u:secret@host/db", "mysql is not supported"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("no url://", "is not a database URL"),
+        ("postgres ql://u:secret@host/db", "is not a database URL"),
+        ("postgresql://u:secret@host:port/db", "is not a database URL"),
+        ("postgres://u:secret@host/db?sslpassword=secret", "postgres is not supported; use sqlite or postgresql"),
+        ("postgresql+nobodys://u:secret@host/db", "names no known driver"),
+        ("postgresql+pg8000://u:secret@host/db", r'needs a driver: pip install "ppo-tuner\[postgres\]"'),
+        ("postgresql://u:s%65cret@127.0.0.1:1/db", "127.0.0.1.*refused"),
+        ("postgresql://u@127.0.0.1:1/db?password=secret&application_name=x", "127.0.0.1.*refused"),
+        ("postgresql://u:secret@127.0.0.1:1/db?nothing=1", 'invalid connection option "nothing"'),
+        ("postgresql://u:secret@nohost.invalid/db", "nohost.invalid"),
+        ("sqlite:///{folder}", "is a folder; name a file in it"),
+        ("sqlite:////proc/nothing/store.db", "cannot make the store /proc/nothing/store.db: .*/proc/nothing: "),
+        ("sqlite:///file:{folder}/none.db?mode=ro&uri=true", "unable to open database file"),
+    ],
+)
+def test_a_url_that_cannot_be_a_store_is_refused_in_one_line_without_its_password(
+    storage: str, message: str, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings(), pytest.raises(StoreError, match=message) as caught:
+        warnings.simplefilter("error")
+        Store.open(storage.format(folder=tmp_path), create=True)
+    chained: BaseException | None = caught.value
+    while chained is not None:
+        assert "secret" not in str(chained) and "s%65cret" not in str(chained)
+        chained = chained.__cause__ or (None if chained.__suppress_context__ else chained.__context__)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_refuses_a_wrong_database_and_a_wrong_user(tmp_path: Path) -> None:
+    url = stores.empty("postgresql", tmp_path)
+    with pytest.raises(StoreError, match=r'FATAL:  database "nothing" does not exist$'):
+        Store.open(url.replace("/postgres?", "/nothing?"))
+    with pytest.raises(StoreError, match=r'FATAL:  role "u" does not exist$') as caught:
+        Store.open(url.replace("postgres:@", "u:secret@"))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_store_that_may_only_be_read_can_be_read(store: Store, path: Path) -> None:
+    reader = Store.open(f"sqlite:///file:{path}?mode=ro&uri=true")
+    assert [study.name for study in reader.studies()] == ["a"]
+    with pytest.raises(StoreError, match="attempt to write a readonly database"):
+        reader.create_study("b", {})
+    reader.close()
