@@ -3,12 +3,10 @@
 Loading it asks for several files and repeats each request for half a minute, with a line on stderr every time.
 """
 
-from huggingface_hub import HfApi, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError
-
 from ppo_core.errors import TaskError
-from ppo_core.task_files.places import MODEL_CONFIGS
 
+FILES = ("config.json", "adapter_config.json")
+"""A model or adapters that are in the cache have one of them there."""
 SECONDS = 5.0
 """How long the hub has to answer."""
 
@@ -18,7 +16,10 @@ def require_reachable(model: str, where: str) -> None:
 
     What a hub answers, a refusal too, is left to the loading. `where` names the setting that holds the id.
     """
-    if any(isinstance(try_to_load_from_cache(model, name), str) for name in MODEL_CONFIGS):
+    from huggingface_hub import HfApi, try_to_load_from_cache  # which takes a while to import
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if any(isinstance(try_to_load_from_cache(model, name), str) for name in FILES):
         return
     try:
         HfApi().model_info(model, timeout=SECONDS)

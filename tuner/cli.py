@@ -19,7 +19,7 @@ from ppo_core.command.parsing import (
 )
 from ppo_core.errors import ConfigError, PPOTunerError, nearest
 from tuner.best import RULE
-from tuner.commands.arguments import PROG, STORAGE_HELP, duration, gpus, kl_budget, port, to_copy, trial_number
+from tuner.commands.arguments import PROG, STORAGE_HELP, duration, gpus, kl_budget, port, size, to_copy, trial_number
 from tuner.order_kinds import KINDS, SETTINGS
 
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
     except KeyboardInterrupt:
         goes_on = arguments[:1] in (["demo"], ["run"])
-        _tell(f"interrupted; go on with: {to_copy(arguments)}" if goes_on else "interrupted")
+        _tell(f"interrupted; go on with: {to_copy(_without_secrets(arguments))}" if goes_on else "interrupted")
         return EXIT_INTERRUPTED
 
 
@@ -140,6 +140,10 @@ def _add_run_flags(parser: Parser) -> None:
     parser.add_argument(
         "--gpus", metavar="LIST", type=gpus, help="GPUs such as 0,1 (CUDA_VISIBLE_DEVICES of a worker each)"
     )
+    parser.add_argument("--max-disk", metavar="SIZE", type=size, help="most that its checkpoints take, such as 20GB")
+    parser.add_argument(
+        "--checkpoints", metavar="URL", help="where to keep checkpoints besides: file://, s3://, gs://, ... (fsspec)"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
     _add_storage(parser)
 
@@ -194,6 +198,12 @@ def _add_order_arguments(commands: dict[str, Parser]) -> None:
 
 def _add_storage(parser: Parser) -> None:
     parser.add_argument("--storage", metavar="URL", help=STORAGE_HELP)
+
+
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
+    from tuner.store.schema import without_secrets
+
+    return [without_secrets(argument) for argument in arguments]
 
 
 def _tell(message: str) -> None:

@@ -14,6 +14,7 @@ from tuner.patience import Patience
 from tuner.protocol import CHECKPOINT_SECONDS
 from tuner.spec import StudySpec
 from tuner.store import OrderState, Store
+from tuner.trial_files import NOTHING_KEPT, Keeping, TrialFiles
 from tuner.trial_loop import Limits, TrialLoop
 
 
@@ -26,6 +27,7 @@ def run_study(
     gpus: Sequence[str] = (),
     trials: int | None = None,
     timeout: float | None = None,
+    keeping: Keeping = NOTHING_KEPT,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     on_event: Tell,
 ) -> bool:
@@ -43,6 +45,7 @@ def run_study(
         gpus: One worker process on each, by CUDA_VISIBLE_DEVICES; none: all workers see what this process sees.
         trials: The study's total; None: the spec's.
         timeout: Seconds after which to stop.
+        keeping: Where checkpoints are kept besides, and their quota.
         checkpoint_seconds: The longest time between two checkpoints of a running trial.
         on_event: Told all that happens, in this thread.
 
@@ -60,6 +63,7 @@ def run_study(
     limits = Limits(
         threads=spec.threads or threads_per_worker(workers),
         checkpoint_seconds=checkpoint_seconds,
+        checkpoint_url=keeping.url,
         deadline=None if timeout is None else time.monotonic() + timeout,
         timeout=timeout,
     )
@@ -69,17 +73,23 @@ def run_study(
         if store.migration is not None:
             on_event(StudyWarned(store.migration.told))
         with open_study(store, spec, runs_folder / spec.name) as study:
-            return _run_held(study, workers, gpus, stop, limits, on_event)
+            files = TrialFiles(study, keeping, lambda line: on_event(StudyWarned(line)))
+            return _run_held(study, files, (workers, gpus), stop, limits, on_event)
 
 
 def _run_held(
-    study: OpenStudy, workers: int, gpus: Sequence[str], stop: StopRequest, limits: Limits, on_event: Tell
+    study: OpenStudy,
+    files: TrialFiles,
+    crew: tuple[int, Sequence[str]],
+    stop: StopRequest,
+    limits: Limits,
+    on_event: Tell,
 ) -> bool:
     """Run a study that this process holds; return whether it is finished."""
     notes = (*study.spec.notes, *settle(study))
     on_event(StudyStarted(study.spec, study.spec.trials, study.board.ended(), notes))
     try:
-        why = _run(study, workers, gpus, stop, limits, on_event)
+        why = _run(study, files, crew, stop, limits, on_event)
     except KeyboardInterrupt:
         why = INTERRUPTED
     is_finished = study.is_finished
@@ -90,17 +100,23 @@ def _run_held(
 
 
 def _run(
-    study: OpenStudy, workers: int, gpus: Sequence[str], stop: StopRequest, limits: Limits, tell: Tell
+    study: OpenStudy,
+    files: TrialFiles,
+    crew: tuple[int, Sequence[str]],
+    stop: StopRequest,
+    limits: Limits,
+    tell: Tell,
 ) -> str | None:
     """Run what is left of the study; return why it stopped short, if it did."""
     with closing(MirrorKeeper(study, tell)) as mirror:
         mirror.update()
         if study.is_finished and not study.store.orders(study.row, OrderState.WAITING):
             return None
+        workers, gpus = crew
         study.store.update_study(study.lease, finished_at=None, workers=workers)
         with LocalEngine(workers, gpus=gpus) as engine:
             stop.on_request = engine.wake
-            return TrialLoop(study, mirror, engine, stop, limits, tell).run()
+            return TrialLoop(study, mirror, files, engine, stop, limits, tell).run()
 
 
 def _require_positive(**values: float | None) -> None:

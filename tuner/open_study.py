@@ -11,7 +11,7 @@ from tuner import trial_folder
 from tuner.board import Board
 from tuner.events import StudyWarned, Tell
 from tuner.judging import new_violations
-from tuner.projection import Mirror
+from tuner.mirror import Mirror
 from tuner.spec import StudySpec
 from tuner.store import Lease, Store, StudyRow, TrialRow
 
@@ -115,6 +115,11 @@ class MirrorKeeper:
                 self._tell(StudyWarned(f"{error}; trying again at later trials"))
         else:
             self._is_failing, self._retry_seconds, self._retry_at = False, 0.0, 0.0
+
+    def compare(self) -> None:
+        """Have the next update compare the whole copy: a trial that had ended goes on."""
+        self._mirror.close()
+        self._mirror = Mirror(self._study.store.url, self._study.spec.name)
 
     def close(self) -> None:
         """Write what is missing, and give back the connections."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection, update
 
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
-from tuner import forking, order_kinds
+from tuner import order_kinds
 from tuner.board import Board
 from tuner.judging import ended_by_a_person, judged, new_violations
 from tuner.open_study import OpenStudy
@@ -17,14 +17,16 @@ from tuner.status import Origin, Status, Wanted
 from tuner.store import NewTrial, Order, TrialRow, schema
 from tuner.store.clock import now
 from tuner.store.trials import copy_steps, insert_trial, write_outcome, write_violations
+from tuner.trial_files import TrialFiles
 
 
 class OrderDesk:
     """Decides the orders of one study."""
 
-    def __init__(self, study: OpenStudy, threads: int, is_running: Callable[[int], bool]) -> None:
+    def __init__(self, study: OpenStudy, files: TrialFiles, threads: int, is_running: Callable[[int], bool]) -> None:
         """Decide orders of `study`; a new trial gets `threads` CPU threads, `is_running` tells what a worker runs."""
         self._study = study
+        self._files = files
         self._threads = threads
         self._is_running = is_running
         self._changed: list[int] = []
@@ -177,26 +179,24 @@ class OrderDesk:
         study = self._study
         parent = study.store.trial(study.row, order.trial or 0)
         number = len(study.board)
-        checkpoint, step, episode = forking.choose(study.trial_folder(parent.number), order.arguments.get("episode"))
         values = order.arguments.get("values", {})
-        config = forking.check(parent.config, values, episode)
-        forking.fork_files(checkpoint, study.trial_folder(number))
+        point = self._files.fork(parent, number, values, order.arguments.get("episode"))
         trial = NewTrial(
             number,
             Origin.FORKED,
-            config,
-            {**parent.params, **{name: config[name] for name in values}},
+            point.config,
+            {**parent.params, **{name: point.config[name] for name in values}},
             parent.threads,
             Status.WAITING,
             str(order.arguments.get("label") or ""),
             parent.number,
-            step,
+            point.step,
         )
 
         def effect(connection: Connection) -> str:
             made = insert_trial(connection, study.lease, trial)
-            copy_steps(connection, parent.id, made, step)
-            return f"it is trial {number}, from trial {parent.number} at episode {episode}"
+            copy_steps(connection, parent.id, made, point.step)
+            return f"it is trial {number}, from trial {parent.number} at episode {point.episode}"
 
         study.store.decide(study.lease, order, effect)
         self._changed.append(number)

@@ -13,7 +13,6 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.declaration import HyperValue
-from tuner.mirror import Mirror as Mirror
 from tuner.objective import Told, frozen, to_optuna
 from tuner.optuna_storage import STUDY_NAME, TrialList
 from tuner.space import for_sampler, suggest

@@ -4,12 +4,11 @@ import time
 from dataclasses import dataclass
 from typing import assert_never
 
-from ppo_core import checkpoints_kept
 from ppo_core.command.stop_signals import StopRequest
 from ppo_core.declaration import HyperValue
 from ppo_core.errors import PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
-from tuner import failures, trial_folder
+from tuner import failures, trial_folder, trial_log
 from tuner.engines.local import LocalEngine
 from tuner.events import (
     TIME_LIMIT,
@@ -31,11 +30,14 @@ from tuner.protocol import Answer, Ended, Failed, Left, Lost, Message, Prepared,
 from tuner.status import ENDINGS, Origin, Reason, Status, Wanted
 from tuner.store import NewTrial, Order, OrderState, Outcome, TrialRow
 from tuner.trial import whole_episodes
+from tuner.trial_files import TrialFiles
 
 RENEW_SECONDS = 5.0
 """How often the study's lease is renewed."""
 ORDER_SECONDS = 1.0
-"""The longest that an order waits for a controller that lives."""
+"""The longest wait for a worker: an order must not wait longer for a controller that lives."""
+LOOK_SECONDS = 0.25
+"""How often the store is asked for orders while workers report."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Limits:
     threads: int
     """CPU threads of a new trial."""
     checkpoint_seconds: float
+    checkpoint_url: str | None
+    """Where checkpoints are kept beside the runs folder, if anywhere."""
     deadline: float | None
     """On the monotonic clock."""
     timeout: float | None
@@ -70,14 +74,15 @@ class TrialLoop:
         self,
         study: OpenStudy,
         mirror: MirrorKeeper,
+        files: TrialFiles,
         engine: LocalEngine,
         stop: StopRequest,
         limits: Limits,
         tell: Tell,
     ) -> None:
-        self._study, self._mirror, self._engine = study, mirror, engine
+        self._study, self._mirror, self._files, self._engine = study, mirror, files, engine
         self._stop, self._limits, self._tell = stop, limits, tell
-        self._desk = OrderDesk(study, limits.threads, lambda number: number in self._running)
+        self._desk = OrderDesk(study, files, limits.threads, lambda number: number in self._running)
         self._running: dict[int, _Running] = {}
         self._losses: dict[int, int] = {}
         self._streak = failures.FailureStreak()
@@ -85,6 +90,7 @@ class TrialLoop:
         self._stopping: str | None = None
         self._projection = Projection(study.spec, study.board.rows)
         self._renewed_at = time.monotonic()
+        self._looked_at = -LOOK_SECONDS
         self._is_idle = False
 
     def run(self) -> str | None:
@@ -102,6 +108,7 @@ class TrialLoop:
                     self._handle(job, message)
                 self._stay_alive()
                 self._obey()
+                self._files.keep_within_quota(self._running)
         if self._verdict is not None:
             raise StudyError(self._verdict)
         return self._stopping
@@ -162,7 +169,10 @@ class TrialLoop:
     # Orders
 
     def _obey(self) -> None:
-        """Decide the orders that wait, and do what they changed."""
+        """Decide the orders that wait, and do what they changed; look for them now and then."""
+        if time.monotonic() - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = time.monotonic()
         for order in self._study.store.orders(self._study.row, OrderState.WAITING):
             decided = self._desk.decide(order)
             self._act_on(order)
@@ -176,8 +186,11 @@ class TrialLoop:
                 self._tell(TrialEnded(row))
             else:
                 self._projection.tell(row)
+        if order.kind == "retry":
+            self._mirror.compare()
         if order.kind == "set":
-            self._projection = Projection(self._study.spec, self._study.board.rows)
+            self._projection.respec(self._study.spec, self._study.board.rows)
+            self._mirror.update()
             self._engine.resize(self._study.row.workers or 1)
         if order.kind == "stop" and order.trial is None and self._stop.why is None:
             self._stop.why = "told to stop by an order"
@@ -252,9 +265,7 @@ class TrialLoop:
     def _start(self, row: TrialRow) -> None:
         """Start a trial from its last checkpoint, or from the beginning where it has none."""
         study = self._study
-        folder = study.trial_folder(row.number)
-        point = trial_folder.resume_point(folder, study.store.last_step(row.id))
-        resume_from, step = point or (None, None)
+        resume_from, step = self._files.resume_point(row) or (None, None)
         row = study.store.begin_attempt(study.lease, row, step)
         study.board.put(row)
         self._running[row.number] = _Running(row, whole_episodes(PPOConfig.from_dict(row.config)))
@@ -267,11 +278,12 @@ class TrialLoop:
                 trainer=study.spec.trainer,
                 device=study.spec.device,
                 threads=row.threads,
-                folder=folder,
+                folder=study.trial_folder(row.number),
                 guard=study.spec.guard,
                 kl_budget=study.spec.kl_budget,
                 resume_from=resume_from,
                 checkpoint_seconds=self._limits.checkpoint_seconds,
+                checkpoint_url=self._limits.checkpoint_url,
             )
         )
         self._tell(TrialStarted(row, step))
@@ -287,8 +299,10 @@ class TrialLoop:
             case Left():
                 self._set_aside(number)
             case Failed():
-                where = trial_folder.write_error(self._study.trial_folder(number), message.traceback)
-                self._finish(number, Outcome(Status.FAILED, failures.error_reason(message, where)))
+                folder = self._study.trial_folder(number)
+                where = trial_folder.write_error(folder, message.traceback)
+                reason = failures.error_reason(message, where, trial_log.tail(folder))
+                self._finish(number, Outcome(Status.FAILED, reason))
             case Lost():
                 self._retry(number, message)
             case Progress() | Prepared():
@@ -302,6 +316,8 @@ class TrialLoop:
         wanted = study.store.add_step(study.lease, running.row.id, message.report, message.seconds)
         running.reason = message.reason
         running.wanted = None if message.reason else wanted
+        if message.reason is not None:
+            trial_log.note(study.trial_folder(number), f"guard: {message.reason.message}")
         self._engine.answer(number, self._answer(running))
         self._tell(TrialStepped(number, message.report, running.total_episodes))
 
@@ -330,12 +346,14 @@ class TrialLoop:
         self._finish(number, judged(study.store, running.row, study.spec.kl_budget, status, running.reason))
 
     def _retry(self, number: int, lost: Lost) -> None:
+        folder = self._study.trial_folder(number)
+        trial_log.note(folder, f"worker lost: {lost.how}")
         if self._is_stopping():  # the next run of the study takes it up
             del self._running[number]
             return
         losses = self._losses[number] = self._losses.get(number, 0) + 1
         if losses > failures.RETRIES:
-            self._finish(number, Outcome(Status.FAILED, failures.lost_reason(lost.how, losses)))
+            self._finish(number, Outcome(Status.FAILED, failures.lost_reason(lost.how, losses, trial_log.tail(folder))))
         else:
             del self._running[number]
             self._study.refresh(number)
@@ -346,7 +364,7 @@ class TrialLoop:
     def _conclude(self, trial: TrialRow, outcome: Outcome) -> None:
         study = self._study
         study.store.finish_trial(study.lease, trial.id, outcome)
-        checkpoints_kept.prune(study.trial_folder(trial.number), kl_budget=study.spec.kl_budget, newest=1)
+        self._files.end(trial.number)
         row = study.refresh(trial.number)
         self._projection.tell(row)
         self._mirror.update()

@@ -23,6 +23,7 @@ from ppo_core.command.ending import Ending
 from ppo_core.command.run_folder import Run
 from ppo_core.errors import TaskError
 from ppo_core.task import Prompts, RewardPart, TaskAssets
+from ppo_core.trainer import ppo_trainer
 from tests.ppo_core.command_folder import KILL_AT, PARTS, REPOSITORY, SMALL, fill, process, steps
 from tests.ppo_core.conftest import TINY_TASK
 
@@ -290,6 +291,21 @@ def test_the_readmes_python_goes_on_when_it_is_run_again(
     assert (folder / "runs/mine/model/model.safetensors").read_bytes() == weights
 
 
+def test_pythons_paths_may_be_texts(run: Command, folder: Path) -> None:
+    assert run(*PARTS, *SMALL, "--total_episodes", "8", "--output", "a")[0] == 0
+    config = PPOConfig(total_episodes=16, batch_size=8, response_length=6)
+    trainer = ppo_trainer(config, "a/task.toml", device="cpu")
+    for report in trainer:
+        if report.step == 1:
+            trainer.save("saved/step-000001")
+    trainer.save_model("saved/model")
+    resumed = ppo_trainer(config, "a/task.toml", device="cpu", resume_from="saved/step-000001")
+    assert [report.step for report in resumed] == [2]
+    resumed.save_model("saved/again")
+    files = [folder / "saved" / name / "model.safetensors" for name in ("model", "again")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
 def one_error(result: tuple[int, str, str], status: int) -> str:
     """The message of the one line that the command says in an error."""
     assert result[0] == status, result
@@ -307,6 +323,7 @@ def one_error(result: tuple[int, str, str], status: int) -> str:
         (["--task", "reviews", "--policy", "policy"], 2, "flags: a task and policy are both given"),
         (["--task", "no.toml"], 1, "there is no task file no.toml"),
         ([*PARTS, "--policy", "./polic"], 1, "--policy = './polic': there is no "),
+        ([*PARTS, "--policy", "broken"], 1, 'the tokenizer of policy "'),
         ([*PARTS, "--reward", "rewards.py:cout"], 1, "cout"),
         ([*PARTS, "--prompts", "./prompts.jsnl"], 1, 'did you mean "prompts.jsonl"?'),
         ([*PARTS, "--prompt_column", "promt"], 1, "promt"),
@@ -328,6 +345,8 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     files = {"typo.yaml": "polcy: x", "type.yaml": "save_every_episodes: x", "both.yaml": "task: reviews\npolicy: x"}
     for name, text in files.items():
         (folder / name).write_text(text)
+    (folder / "broken").mkdir()
+    (folder / "broken" / "config.json").write_text("{}")
     before = sorted(folder.iterdir())
     result = run(*argv)
     assert message in one_error(result, status)

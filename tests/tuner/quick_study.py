@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +120,11 @@ class Controller:
 
     def workers(self) -> list[psutil.Process]:
         """Return its worker processes that live."""
-        children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            with suppress(psutil.NoSuchProcess):  # one that is dead and not buried yet is among them
+                found += [child] if "spawn_main" in " ".join(child.cmdline()) else []
+        return found
 
     def kill(self) -> None:
         """Kill it as the kernel does."""

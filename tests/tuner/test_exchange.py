@@ -164,7 +164,7 @@ def two_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store
         store.close()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(times, st.lists(whole_trials, max_size=3), st.lists(order_rows, max_size=2))
 def test_any_study_in_any_format_survives(
     two_stores: tuple[Store, Store, Path],

@@ -68,6 +68,12 @@ def run_with(folder: Path, actions: dict[tuple[int, int], Action], **keywords: A
     return finished, events
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the controller look for orders after each report."""
+    monkeypatch.setattr("tuner.trial_loop.LOOK_SECONDS", -1.0)
+
+
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unbroken")

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ppo_core.errors import ConfigError
+
 PROG = "ppo-tuner"
 
 STORAGE_VARIABLE = "PPO_TUNER_STORAGE"
@@ -48,6 +50,16 @@ def gpus(text: str) -> tuple[str, ...]:
     if not all(re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9a-fA-F-/]+", name) for name in names) or len({*names}) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: different GPUs by index or UUID, such as 0,1")
     return names
+
+
+def size(text: str) -> int:
+    """Return the bytes of a size such as 20GB."""
+    from tuner.quota import parse_size
+
+    try:
+        return parse_size(text, "the size")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def kl_budget(text: str) -> float:

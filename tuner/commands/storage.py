@@ -23,5 +23,5 @@ def flags(storage: str) -> list[str]:
     """
     if storage == location(None):
         return []
-    url = parse_url(storage)
-    return ["--storage", storage if url.password is None else redacted(url)]
+    shown = redacted(parse_url(storage))
+    return ["--storage", shown if "***" in shown else storage]

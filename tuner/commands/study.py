@@ -17,6 +17,7 @@ from tuner.events import TIME_LIMIT, StudyStopped
 from tuner.results import read_study
 from tuner.spec import StudySpec
 from tuner.store import Store
+from tuner.trial_files import Keeping
 
 DEMO_STUDY = "reviews.toml"
 DEMO_WORKERS = 2
@@ -58,6 +59,7 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
             runs_folder=storage.RUNS_FOLDER,
             workers=args.workers,
             gpus=args.gpus or (),
+            keeping=Keeping(args.checkpoints, args.max_disk),
             trials=args.trials,
             timeout=args.timeout,
             on_event=progress,

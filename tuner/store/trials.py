@@ -85,14 +85,16 @@ class Trials(Database):
         one = and_(steps.c.trial_id == trial_id, steps.c.step == report.step)
 
         def add(connection: Connection) -> Wanted | None:
-            if connection.scalar(select(steps.c.step).where(one)) is None:
+            mine = trials.c.id == trial_id
+            if connection.scalar(select(steps.c.step).where(one)) is not None:
+                wanted = connection.scalar(select(trials.c.wanted).where(mine))
+            else:
                 connection.execute(insert(steps).values(trial_id=trial_id, **step_values(report)))
                 if report.samples:
                     key = {"trial_id": trial_id, "step": report.step}
                     connection.execute(insert(schema.samples), [key | to_row(sample) for sample in report.samples])
                 values = {"episodes": report.episode, "seconds": trials.c.seconds + seconds}
-                connection.execute(update(trials).where(trials.c.id == trial_id).values(**values))
-            wanted = connection.scalar(select(trials.c.wanted).where(trials.c.id == trial_id))
+                wanted = connection.scalar(update(trials).where(mine).values(**values).returning(trials.c.wanted))
             return None if wanted is None else Wanted(wanted)
 
         return self._write(lease, add)
