@@ -20,6 +20,7 @@ from ppo_core.command.parsing import (
 from ppo_core.errors import ConfigError, PPOTunerError, nearest
 from tuner.best import RULE
 from tuner.commands.arguments import PROG, STORAGE_HELP, duration, gpus, kl_budget, port, size, to_copy, trial_number
+from tuner.exchange import SUFFIXES
 from tuner.order_kinds import KINDS, SETTINGS
 
 
@@ -43,10 +44,18 @@ COMMANDS = {
     "best": Command("show the best trial within a KL budget", "reading", "best"),
     "logs": Command("print what a trial wrote while it ran", "logs", "logs"),
     "dashboard": Command("open the dashboard", "dashboard", "dashboard"),
+    "export": Command("write a study to a folder of plain files", "exchange", "export"),
+    "import": Command("take in a study that was exported", "exchange", "take_in"),
+    "delete": Command("delete a study with its checkpoints", "manage", "delete"),
+    "rename": Command("give a study another name", "manage", "rename"),
+    "archive": Command("hide a study from the list, until it runs again", "manage", "archive"),
+    "migrate": Command("bring an older store to this version, after a backup", "manage", "migrate"),
     **{kind.name: Command(kind.doc, "ordering", "place") for kind in KINDS.values()},
     "orders": Command("list what a study was ordered to do, and what became of it", "ordering", "orders"),
 }
 """Every command by name."""
+UPKEEP = ("export", "import", "delete", "rename", "archive", "migrate")
+"""Those that look after studies."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,8 +133,9 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     _add_new_task_arguments(commands["new-task"])
     _add_reading_arguments(commands)
     _add_order_arguments(commands)
+    _add_upkeep_arguments(commands)
     commands["dashboard"].add_argument("--port", type=port, help="port on 127.0.0.1 (default: 8501, or the next free)")
-    for name in ("list", "show", "compare", "best", "logs", "dashboard", *KINDS, "orders"):
+    for name in ("list", "show", "compare", "best", "logs", "dashboard", *KINDS, "orders", *UPKEEP):
         _add_storage(commands[name])
     return parser, commands
 
@@ -169,6 +179,7 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     commands["logs"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
     commands["logs"].add_argument("-f", "--follow", action="store_true", help="go on printing until the trial ends")
     commands["logs"].add_argument("-n", "--lines", metavar="N", type=positive_int, help="its last lines alone")
+    commands["list"].add_argument("--all", action="store_true", help="archived studies too")
     commands["best"].epilog = f"{RULE} Exit status 1: no trial is within the budget."
     for name in ("list", "show", "compare", "best"):
         commands[name].add_argument("--json", action="store_true", help="print JSON on stdout")
@@ -194,6 +205,21 @@ def _add_order_arguments(commands: dict[str, Parser]) -> None:
     commands["orders"].add_argument("study", metavar="STUDY", help="a study's name")
     for name in (*KINDS, "orders"):
         commands[name].add_argument("--json", action="store_true", help="print JSON on stdout")
+
+
+def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
+    export = commands["export"]
+    export.add_argument("format", metavar="FORMAT", choices=tuple(SUFFIXES), help="of the tables: csv, parquet or json")
+    for name in ("export", "delete", "rename", "archive"):
+        commands[name].add_argument("study", metavar="STUDY", help="a study's name")
+    export.add_argument("-o", "--output", metavar="FOLDER", help="a new folder (default: STUDY-export)")
+    export.add_argument("--force", action="store_true", help="replace an older export there")
+    commands["import"].add_argument("folder", metavar="FOLDER", help="what `export` wrote")
+    commands["import"].add_argument("--as", metavar="NAME", dest="name", help="its name here (default: as exported)")
+    commands["delete"].add_argument("--yes", action="store_true", help="do not ask")
+    commands["delete"].add_argument("--keep-files", action="store_true", help="leave the folder of checkpoints")
+    commands["rename"].add_argument("new", metavar="NEW", help="its new name")
+    commands["archive"].add_argument("--undo", action="store_true", help="have it in the list again")
 
 
 def _add_storage(parser: Parser) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection, update
 
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
-from tuner import order_kinds
+from tuner import order_checks, order_kinds
 from tuner.board import Board
 from tuner.judging import ended_by_a_person, judged, new_violations
 from tuner.open_study import OpenStudy
@@ -85,7 +85,7 @@ class OrderDesk:
 
     def _set(self, order: Order) -> None:
         changes = order.arguments.get("changes", {})
-        spec = order_kinds.changed_spec(self._study.spec, changes)
+        spec = order_checks.changed_spec(self._study.spec, changes)
         has_changed = spec.kl_budget != self._study.spec.kl_budget
         judged_anew = new_violations(self._study.board, spec.kl_budget) if has_changed else {}
         table = schema.studies
@@ -108,7 +108,7 @@ class OrderDesk:
     # One trial
 
     def _steer_trial(self, order: Order, row: TrialRow) -> None:
-        order_kinds.check_trial_order(order.kind, row)
+        order_checks.check_trial_order(order.kind, row)
         study = self._study
         effect = self._while_it_runs(order, row) if self._is_running(row.number) else self._at_once(order, row)
         study.store.decide(study.lease, order, effect)
@@ -147,7 +147,7 @@ class OrderDesk:
 
     def _retry(self, order: Order) -> None:
         study = self._study
-        chosen = order_kinds.retried(study.board.rows, order.trial)
+        chosen = order_checks.retried(study.board.rows, order.trial)
         blank = {"status": Status.WAITING, "reason": None, "ended_at": None, "violation": None}
 
         def effect(connection: Connection) -> str:
@@ -162,7 +162,7 @@ class OrderDesk:
 
     def _enqueue(self, order: Order) -> None:
         study = self._study
-        params = order_kinds.enqueued_params(study.spec, study.board.rows, order.arguments.get("values", {}))
+        params = order_checks.enqueued_params(study.spec, study.board.rows, order.arguments.get("values", {}))
         config = study.spec.config(params).to_dict()
         number = len(study.board)
         label = str(order.arguments.get("label") or "")

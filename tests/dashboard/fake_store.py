@@ -18,8 +18,8 @@ from ppo_core.report import Sample, StepReport, TokenReadings
 from tuner.guard import GuardState, observe
 from tuner.objective import violation
 from tuner.spec import StudySpec
-from tuner.status import Reason, Status
-from tuner.store import Lease, Outcome, Store
+from tuner.status import Origin, Reason, Status
+from tuner.store import Lease, NewTrial, Outcome, Store
 
 STUDY = "reviews"
 TOTAL_EPISODES = 1920
@@ -200,9 +200,9 @@ def _tokens(number: int, words: list[str], kl: float) -> TokenReadings | None:
 
 def _run(store: Store, lease: Lease, number: int, course: Course) -> None:
     config = {"total_episodes": TOTAL_EPISODES, "response_length": 24, "seed": 7, **course.params}
-    origin = "sampled" if number else "reference"
-    trial = store.add_trial(lease, number, origin=origin, config=config, params=course.params, threads=1)
-    store.begin_attempt(lease, trial.id, None)
+    origin = Origin.SAMPLED if number else Origin.REFERENCE
+    trial = store.add_trial(lease, NewTrial(number, origin, config, course.params, threads=1))
+    store.begin_attempt(lease, trial, None)
     guarded, seen, reason = GuardState(), [], None
     for report in reports(number, course):
         store.add_step(lease, trial.id, report, 0.8)

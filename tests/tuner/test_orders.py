@@ -13,7 +13,7 @@ from tests.tuner.test_survival import go_on
 from tests.tuner.trial_rows import trial_row
 from tuner.controller import run_study
 from tuner.events import Event, OrderDecided, StudyPaused, StudyStopped, TrialSetAside, TrialStarted, TrialStepped
-from tuner.order_kinds import check_trial_order, enqueued_params
+from tuner.order_checks import check_trial_order, enqueued_params
 from tuner.status import Origin, Status
 from tuner.store import Order, OrderState, Store
 

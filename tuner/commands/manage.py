@@ -44,9 +44,18 @@ def archive(args: argparse.Namespace) -> int:
     return 0
 
 
+def migrate(args: argparse.Namespace) -> int:
+    """Bring a store to this version's tables, after a backup; an up-to-date one is left as it is."""
+    with closing(Store.open(storage.location(args.storage), migrate=True)) as store:
+        print(store.migration.told if store.migration is not None else "the store is up to date")
+    return 0
+
+
 @contextmanager
 def _opened(given: str | None) -> Iterator[Store]:
     with closing(Store.open(storage.location(given), migrate=True)) as store:
+        if store.migration is not None:
+            _tell(store.migration.told)
         yield store
 
 

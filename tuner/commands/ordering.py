@@ -7,7 +7,7 @@ from typing import Any
 
 from ppo_core.command import output
 from ppo_core.errors import ConfigError, StudyError
-from tuner import forking, order_kinds, render
+from tuner import forking, order_checks, order_kinds, render
 from tuner.commands import storage
 from tuner.commands.arguments import to_copy
 from tuner.commands.reading import opened
@@ -75,16 +75,16 @@ def _check(store: Store, view: StudyView, kind: str, trial: int | None, argument
     """Raise where the controller would refuse the order as things stand."""
     row = None if trial is None else store.trial(view.row, trial)
     if kind == "enqueue":
-        order_kinds.enqueued_params(view.spec, view.trials, arguments["values"])
+        order_checks.enqueued_params(view.spec, view.trials, arguments["values"])
     elif kind == "set":
-        order_kinds.changed_spec(view.spec, arguments["changes"])
+        order_checks.changed_spec(view.spec, arguments["changes"])
     elif kind == "retry":
-        order_kinds.retried(view.trials, trial)
+        order_checks.retried(view.trials, trial)
     elif kind == "fork":
         assert row is not None
         forking.check(row.config, arguments["values"], arguments.get("episode") or 0)
     elif row is not None:
-        order_kinds.check_trial_order(kind, row)
+        order_checks.check_trial_order(kind, row)
 
 
 def _decided(store: Store, view: StudyView, order: Order) -> Order:

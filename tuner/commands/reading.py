@@ -25,11 +25,15 @@ def opened(given: str | None) -> Iterator[Store]:
 def studies(args: argparse.Namespace) -> int:
     """List the studies of a store."""
     with opened(args.storage) as store:
-        rows = [results.study_summary(read_study(store, row.name)) for row in store.studies()]
+        studies = store.studies()
+        listed = [row for row in studies if args.all or row.archived_at is None]
+        rows = [results.study_summary(read_study(store, row.name)) for row in listed]
     if args.json:
         print(output.dumps(rows))
     elif rows:
         output.console().print(render.studies_table(rows))
+    elif studies:
+        print("All studies are archived; list them with: ppo-tuner list --all")
     else:
         print("No studies yet; begin with: ppo-tuner demo")
     return 0

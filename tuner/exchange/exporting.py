@@ -12,8 +12,8 @@ from typing import Any
 from sqlalchemy import Column, Connection, literal, select
 
 from ppo_core.errors import PPOTunerError
-from tuner.exchange import study_json
-from tuner.exchange.layout import ORDER_FIELDS, SAMPLES, STEPS, STUDY_FILE, SUFFIXES, TABLES, TRIALS, ExchangeError
+from tuner.exchange import SUFFIXES, study_json
+from tuner.exchange.layout import ORDER_FIELDS, SAMPLES, STEPS, STUDY_FILE, TABLES, TRIALS, ExchangeError
 from tuner.exchange.table_files import write_table
 from tuner.store import OrderState, Store, schema
 from tuner.store.bulk import snapshot, stream

@@ -4,23 +4,20 @@ Tables have the columns of the store's, in its order; trials are named by number
 seconds since the epoch (UTC), durations seconds.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import JSON, Column, Float, Integer, Table
 
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
+from tuner.exchange import SUFFIXES
 from tuner.store import schema
 
 FORMAT = "PPO Tuner study"
 FORMAT_VERSION = 1
 STUDY_FILE = "study.json"
-SUFFIXES: Mapping[str, str] = MappingProxyType({"csv": ".csv", "parquet": ".parquet", "json": ".jsonl"})
-"""The formats of the tables, and how their files' names end."""
 
 
 class ExchangeError(ConfigError):

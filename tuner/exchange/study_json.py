@@ -9,14 +9,13 @@ from typing import Any
 from ppo_core import tables
 from ppo_core.errors import nearest
 from tuner import study_file
-from tuner.exchange import values
+from tuner.exchange import SUFFIXES, values
 from tuner.exchange.layout import (
     FORMAT,
     FORMAT_VERSION,
     ORDER_FIELDS,
     STUDY_FIELDS,
     STUDY_FILE,
-    SUFFIXES,
     TABLES,
     ExchangeError,
     Field,

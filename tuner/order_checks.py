@@ -1,0 +1,124 @@
+"""Whether an order fits a study as it stands: asked before it is placed, and again by the controller."""
+
+from collections.abc import Mapping, Sequence
+
+from ppo_core.declaration import HyperValue
+from ppo_core.errors import ConfigError, nearest
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from tuner.order_kinds import SETTINGS
+from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
+from tuner.spec import StudySpec
+from tuner.status import Status
+from tuner.store import TrialRow
+
+
+def check_trial_order(kind: str, row: TrialRow) -> None:
+    """Raise ConfigError where an order cannot be carried out on a trial as it stands."""
+    status = row.shown_status
+    if kind == "resume" and row.status is not Status.PAUSED and row.wanted is None:
+        raise ConfigError(f"trial {row.number} is {status}; only a paused trial can be resumed")
+    if kind == "pause" and row.status is Status.PAUSED:
+        raise ConfigError(f"trial {row.number} is paused already")
+    if kind in ("stop", "prune", "pause") and row.status.is_final:
+        raise ConfigError(f"trial {row.number} is {status}; it cannot be told to {kind}")
+
+
+def retried(rows: Sequence[TrialRow], number: int | None) -> list[TrialRow]:
+    """Return the failed trials that an order to try again is about; ConfigError where there is none."""
+    failed = [row for row in rows if row.status is Status.FAILED and number in (None, row.number)]
+    if not failed:
+        other = next((row for row in rows if row.number == number), None)
+        raise ConfigError(
+            "no trial has failed" if other is None else f"trial {number} is {other.shown_status}, not failed"
+        )
+    return failed
+
+
+def enqueued_params(spec: StudySpec, rows: Sequence[TrialRow], values: Mapping[str, object]) -> dict[str, HyperValue]:
+    """Return the params of a configuration that a person asks for; what it leaves out is trial 0's.
+
+    Raises:
+        ConfigError: a value is not searched, is out of its range, does not go together with others, or a trial has
+            these values already; the message says what is allowed.
+    """
+    params = _listed_values(spec, values) if spec.listed else _searched_values(spec, values)
+    config = spec.config(params).to_dict()
+    same = next((row.number for row in rows if row.config == config), None)
+    if same is not None:
+        raise ConfigError(f"trial {same} has these values already")
+    return params
+
+
+def _listed_values(spec: StudySpec, values: Mapping[str, object]) -> dict[str, HyperValue]:
+    params = {name: _declared(name, value) for name, value in values.items()}
+    for name in params:
+        _require_free(spec, name)
+    return params
+
+
+def _searched_values(spec: StudySpec, values: Mapping[str, object]) -> dict[str, HyperValue]:
+    params = spec.reference_params()
+    for name, value in values.items():
+        _require_free(spec, name)
+        if name not in spec.search:
+            searched = ", ".join(spec.search)
+            hint = nearest(name, spec.search)
+            raise ConfigError(f"{name} is not searched in this study; there are: {searched}{hint}")
+        params[name] = _in_range(spec, name, _declared(name, value))
+    if has_kl_choice(spec.search):
+        if "kl_coef" in values and "kl_target" in values:
+            raise ConfigError("kl_coef and kl_target exclude each other: β is fixed, or adapts to a target")
+        params[KL_CONTROL] = ADAPTIVE if "kl_target" in values else FIXED
+    return {name: value for name, value in params.items() if is_active(name, spec.search, params)}
+
+
+def _require_free(spec: StudySpec, name: str) -> None:
+    if name in spec.fixed:
+        raise ConfigError(f"{name} is fixed in this study ({spec.fixed[name]}); another value needs a study of its own")
+    if name == "seed":
+        raise ConfigError("seed is the same in all trials of a study")
+
+
+def _is_within(spec: StudySpec, name: str, value: HyperValue) -> bool:
+    span = spec.search.get(name)
+    return span is None or (isinstance(value, int | float) and span.low <= value <= span.high)
+
+
+def _in_range(spec: StudySpec, name: str, value: HyperValue) -> HyperValue:
+    span = spec.search[name]
+    if not _is_within(spec, name, value):
+        raise ConfigError(f"{name} = {value!r} is not allowed: {span.low:g} to {span.high:g} in this study")
+    if span.scale == "log2" and isinstance(value, int | float) and (value < 1 or int(value) & (int(value) - 1)):
+        raise ConfigError(f"{name} = {value!r} is not allowed: a power of two in this study")
+    return value
+
+
+def _declared(name: str, value: object) -> HyperValue:
+    if name not in HYPERPARAMETERS:
+        raise ConfigError(f'there is no hyperparameter "{name}"{nearest(name, HYPERPARAMETERS)}')
+    return HYPERPARAMETERS[name].coerce(value)
+
+
+def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
+    """Return the spec with the changes of an order `set` that concern it; those of `workers` are only checked.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that is not allowed.
+    """
+    if not changes:
+        raise ConfigError(f"set changes nothing; there are: {', '.join(SETTINGS)}")
+    for name, value in changes.items():
+        if name not in SETTINGS:
+            raise ConfigError(
+                f'there is no setting "{name}"; there are: {", ".join(SETTINGS)}{nearest(name, SETTINGS)}'
+            )
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_count = is_number and float(str(value)).is_integer() and float(str(value)) >= 1
+        if name != "kl_budget" and not is_count:
+            raise ConfigError(f"{name} = {value!r} is not allowed: a whole number of at least 1")
+    changed = spec
+    if "trials" in changes:
+        changed = changed.with_trials(int(float(str(changes["trials"]))))
+    if "kl_budget" in changes:
+        changed = changed.with_kl_budget(changes["kl_budget"], "kl_budget")
+    return changed
