@@ -47,6 +47,7 @@ class Mark:
 _CROSS = "path://M2,0 L0,2 L3,5 L0,8 L2,10 L5,7 L8,10 L10,8 L7,5 L10,2 L8,0 L5,3 Z"
 
 _MARKS = {
+    Status.WAITING: Mark("…", "square-open", "emptyRect"),
     Status.RUNNING: Mark("▶", "circle-open", "emptyCircle"),
     Status.PAUSED: Mark("‖", "diamond-open", "diamond"),
     Status.COMPLETED: Mark("✓", "circle", "circle"),

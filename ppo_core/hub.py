@@ -3,6 +3,8 @@
 Loading it asks for several files and repeats each request for half a minute, with a line on stderr every time.
 """
 
+from pathlib import Path
+
 from ppo_core.errors import TaskError
 
 FILES = ("config.json", "adapter_config.json")
@@ -14,8 +16,11 @@ SECONDS = 5.0
 def require_reachable(model: str, where: str) -> None:
     """Raise TaskError where a hub id is not in the local cache and the hub gives no answer.
 
-    What a hub answers, a refusal too, is left to the loading. `where` names the setting that holds the id.
+    A path is left alone; what a hub answers, a refusal too, is left to the loading. `where` names the setting that
+    holds the id.
     """
+    if Path(model).is_absolute():
+        return
     from huggingface_hub import HfApi, try_to_load_from_cache  # which takes a while to import
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -76,6 +76,8 @@ def require_device(device: object, where: str) -> str:
 class Trainer(Protocol):
     """What drives a trial: PPO by default, or anything a study names as `module:factory`.
 
+    In a fork `resume_from` holds a checkpoint of another config; `config` is what holds from there on.
+
     A factory is called as `factory(config, task_name, device=..., resume_from=...)`. One that also has a method
     `checkpoint_bytes() -> int`, about how large a checkpoint will be, has the room for its checkpoints checked before
     its first step.

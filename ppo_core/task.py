@@ -142,6 +142,8 @@ class Task:
     """Build what is missing, check what is there, and return where it lies."""
 
 
+CACHE_VARIABLE = "PPO_TUNER_CACHE"
+"""The environment variable that names the cache folder."""
 BUILT_IN = {"reviews": "ppo_core.tasks.reviews:TASK", "arithmetic": "ppo_core.tasks.arithmetic:TASK"}
 """Built-in tasks by name, each as `module:attribute`."""
 
@@ -186,4 +188,4 @@ def _import_task(path: str) -> Task:
 
 def cache_folder() -> Path:
     """Return the user's cache folder for prepared tasks (`PPO_TUNER_CACHE`, else the platform's)."""
-    return Path(os.environ.get("PPO_TUNER_CACHE") or platformdirs.user_cache_dir("ppo-tuner"))
+    return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("ppo-tuner"))

@@ -17,6 +17,7 @@ from ppo_core.command.parsing import (
     positive_int,
     refuse_unknown,
 )
+from ppo_core.command.program import import_from_working_folder
 from ppo_core.errors import ConfigError, PPOTunerError, nearest
 from tuner.best import RULE
 from tuner.commands.arguments import PROG, STORAGE_HELP, duration, gpus, kl_budget, port, size, to_copy, trial_number
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done; 1: it failed; 2: a mistake in the command line, a study file or a configuration; 130: interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    import_from_working_folder()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an old locale must not turn a "β" into a traceback
@@ -128,7 +130,9 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         for name, does in ((name, command.does) for name, command in COMMANDS.items())
     }
     _add_run_flags(commands["demo"])
-    commands["run"].add_argument("study", metavar="STUDY", help="a study's TOML file, or the name of a stored one")
+    commands["run"].add_argument(
+        "study", metavar="STUDY", help="a study's TOML file or its folder, or a stored study's name"
+    )
     _add_run_flags(commands["run"])
     _add_new_task_arguments(commands["new-task"])
     _add_reading_arguments(commands)

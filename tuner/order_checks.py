@@ -9,7 +9,7 @@ from tuner.order_kinds import SETTINGS
 from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
 from tuner.spec import StudySpec
 from tuner.status import Status
-from tuner.store import TrialRow
+from tuner.store import StudyRow, TrialRow
 
 
 def check_trial_order(kind: str, row: TrialRow) -> None:
@@ -21,6 +21,14 @@ def check_trial_order(kind: str, row: TrialRow) -> None:
         raise ConfigError(f"trial {row.number} is paused already")
     if kind in ("stop", "prune", "pause") and row.status.is_final:
         raise ConfigError(f"trial {row.number} is {status}; it cannot be told to {kind}")
+
+
+def check_study_order(kind: str, study: StudyRow) -> None:
+    """Raise ConfigError where an order about the whole study cannot be carried out as it stands."""
+    if kind == "resume" and study.paused_at is None:
+        raise ConfigError("the study is not paused")
+    if kind == "pause" and study.paused_at is not None:
+        raise ConfigError("the study is paused already")
 
 
 def retried(rows: Sequence[TrialRow], number: int | None) -> list[TrialRow]:

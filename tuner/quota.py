@@ -62,8 +62,9 @@ def parse_size(value: object, where: str) -> int:
     text = f"{value:f}" if is_number and math.isfinite(float(str(value))) else str(value)
     match = _SIZE.fullmatch(text.strip())
     unit = match[2].upper() or "B" if match else ""
-    if match and unit in _UNITS and float(match[1]) * _UNITS[unit] >= 1:
-        return int(float(match[1]) * _UNITS[unit])
+    count = float(match[1]) * _UNITS[unit] if match and unit in _UNITS else 0.0
+    if 1 <= count < math.inf:
+        return int(count)
     hint = nearest(unit, _UNITS) if unit and unit not in _UNITS else ""
     raise ConfigError(f"{where} = {value!r} is not allowed: a size over 0 such as 20GB, 500 MB or 1.5TB{hint}")
 

@@ -21,11 +21,12 @@ from tuner.guard_rules import RULES
 from tuner.results import Estimate, Source, StudyView, value_sources
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
-from tuner.status import Reason, Status
+from tuner.status import Origin, Reason, Status
 from tuner.store import Order, TrialRow
 
 CURVE_ROWS = 12
 STYLES = {
+    Status.WAITING: "cyan",
     Status.RUNNING: "cyan",
     Status.PAUSED: "cyan",
     Status.COMPLETED: "green",
@@ -118,16 +119,32 @@ def _status(trial: TrialRow) -> Text:
     return Text(trial.shown_status, style=STYLES[trial.status])
 
 
+def lineage(trial: TrialRow) -> str:
+    """Return where a trial comes from, and what it is called."""
+    is_fork = trial.parent is not None
+    text = f"forked from trial {trial.parent} at step {trial.fork_step}" if is_fork else trial.origin
+    return f'{text} as "{plain(trial.label)}"' if trial.label else text
+
+
+def _called(trial: TrialRow) -> str:
+    """Return a trial's label, with what it is where a person added it."""
+    added = f"fork of {trial.parent}" if trial.parent is not None else _ADDED.get(trial.origin, "")
+    return ": ".join(text for text in (added, plain(trial.label)) if text)
+
+
+_ADDED = {Origin.ENQUEUED: "enqueued"}
+
+
 def params_table(trials: Sequence[TrialRow], spec: StudySpec) -> Table:
-    """Return the table of searched or listed values, a trial a row; of listed ones with their labels."""
+    """Return the table of searched or listed values, a trial a row, with labels and what people added where any is."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.params if name != KL_CONTROL))
     headers = {name: _broken(name) for name in names}
-    labels = ("label",) if any(trial.label for trial in trials) else ()
+    labels = ("label",) if any(_called(trial) for trial in trials) else ()
     title = "Listed values" if spec.listed else "Searched values"
     table = _table("trial", *labels, *headers.values(), title=title, right=("trial", *headers.values()))
     for trial in trials:
         cells = (short(trial.params[name]) if name in trial.params else NOTHING for name in names)
-        table.add_row(str(trial.number), *(plain(trial.label) for _ in labels), *cells)
+        table.add_row(str(trial.number), *(_called(trial) for _ in labels), *cells)
     return table
 
 
@@ -182,6 +199,8 @@ def comparison_tables(
     """Return the trials' outcomes and their differing values, a trial a column."""
     numbers = [f"trial {trial.number}" for trial in trials]
     outcomes = _table("outcome", *numbers, title="Outcomes", right=numbers)
+    if any(_called(trial) for trial in trials):
+        outcomes.add_row("label", *(_called(trial) for trial in trials))
     outcomes.add_row("status", *(_status(trial) for trial in trials))
     outcomes.add_row("value ± SE (reward)", *(plus_minus(t.value, t.value_se) for t in trials))
     outcomes.add_row(f"eval KL ({KL_UNIT})", *(measured(t.kl) for t in trials))

@@ -13,7 +13,6 @@ from ppo_core.hub import require_reachable
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.prompts import PromptSource
 from ppo_core.task_files import read_table
-from ppo_core.task_files.places import TASK_PREFIX
 from ppo_core.task_files.preparation import Preparation
 
 
@@ -26,10 +25,8 @@ def checked(settings: Settings, prefix: str) -> Preparation:
     """
     prepare = read_table(_table(settings), Path.cwd() / TASK_FILE, prefix).prepare
     assert isinstance(prepare, Preparation)
-    rewards = [part.where for part in prepare.rewards if part.kind == "model"]
-    for name, model in (("policy", prepare.policy), *(("reward", where) for where in rewards)):
-        if not Path(model).is_absolute() and not model.startswith(TASK_PREFIX):
-            require_reachable(model, f"{prefix}{name}")
+    for key, model in prepare.models:
+        require_reachable(model, f"{prefix}{key}")
     return prepare
 
 

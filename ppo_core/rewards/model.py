@@ -1,7 +1,8 @@
 """Rewards by a sequence-classification model with one label. It re-tokenises texts with its own tokenizer."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -126,9 +127,10 @@ def _load(part: RewardPart, device: torch.device) -> tuple[PreTrainedTokenizerBa
     dtype = torch.float32 if device.type == "cpu" else "auto"
     try:
         tokenizer = AutoTokenizer.from_pretrained(part.where, truncation_side="left")
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            part.where, dtype=dtype, output_loading_info=True
-        )
+        with _no_report():
+            model, info = AutoModelForSequenceClassification.from_pretrained(
+                part.where, dtype=dtype, output_loading_info=True
+            )
     except Exception as error:  # missing, damaged or unknown: every library below has its own classes
         raise TaskError(f"{who}: cannot load the model {part.where}: {one_line(error)}") from error
     if info["missing_keys"]:  # transformers draws them at random
@@ -139,6 +141,18 @@ def _load(part: RewardPart, device: torch.device) -> tuple[PreTrainedTokenizerBa
     model.to(device).eval()
     prepare_layers(model)
     return tokenizer, model
+
+
+@contextmanager
+def _no_report() -> Iterator[None]:
+    """Keep transformers from printing its table of missing weights, which our error tells in a line."""
+    reporting = logging.getLogger("transformers.modeling_utils")
+    before = reporting.level
+    reporting.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        reporting.setLevel(before)
 
 
 def _set_pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:

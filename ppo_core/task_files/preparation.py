@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ppo_core.errors import TaskError
+from ppo_core.hub import require_reachable
 from ppo_core.prompts import PromptSource, read_prompts
 from ppo_core.task import Progress, RewardPart, TaskAssets, get_task
 from ppo_core.task_files.places import TASK_PREFIX
@@ -25,13 +26,23 @@ class Preparation:
     eval_prompts: int | None
     """Most prompts of an evaluation; None: all that the source gives."""
 
+    @property
+    def models(self) -> list[tuple[str, str]]:
+        """The models by path or hub id, each behind the key that states it."""
+        rewards = [("reward", part.where) for part in self.rewards if part.kind == "model"]
+        policy = [] if self.policy.startswith(TASK_PREFIX) else [("policy", self.policy)]
+        return policy + rewards
+
     def __call__(self, progress: Progress | None = None) -> TaskAssets:
         """Return where the task lies, with its prompts read; what was left out of them is told to `progress`.
 
         Raises:
-            TaskError: the policy's tokenizer cannot be loaded, or the prompts cannot be read.
+            TaskError: a model is on a hub that cannot be reached, the policy's tokenizer cannot be loaded, or the
+                prompts cannot be read.
         """
         policy = self.policy
+        for key, model in self.models:
+            require_reachable(model, f"{self.where}: {key}")
         if policy.startswith(TASK_PREFIX):
             policy = get_task(policy.removeprefix(TASK_PREFIX)).prepare(progress).policy
         prompts, told = read_prompts(self.prompts, self._tokenizer(policy))

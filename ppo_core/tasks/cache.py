@@ -12,7 +12,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from ppo_core.task import Progress
+from ppo_core.errors import TaskError
+from ppo_core.task import CACHE_VARIABLE, Progress
 
 MANIFEST = "manifest.json"
 _BUILDING = ".building"
@@ -22,13 +23,15 @@ def ensure_built(folder: Path, build: Callable[[Path], None], progress: Progress
     """Return `folder`, after running `build(empty_folder)` unless it is there and undamaged.
 
     Of several processes that call this at once, one builds and the others wait for it.
+
+    Raises:
+        TaskError: the cache folder cannot be written.
     """
     if is_whole(folder):
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(folder.name + ".lock"))
     try:
-        lock.acquire(timeout=0)
+        _open(folder.parent, lock)
     except Timeout:
         if progress:
             progress("waiting for another process that builds the same", 0.0)
@@ -39,6 +42,19 @@ def ensure_built(folder: Path, build: Callable[[Path], None], progress: Progress
     finally:
         lock.release()
     return folder
+
+
+def _open(parent: Path, lock: FileLock) -> None:
+    """Make the folder that holds the lock, and acquire it; Timeout where another process has it."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise
+    except OSError as error:
+        raise TaskError(
+            f"the cache folder {parent} cannot be written: {error.strerror or error}; {CACHE_VARIABLE} names another"
+        ) from error
 
 
 def is_whole(folder: Path) -> bool:

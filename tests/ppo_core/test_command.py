@@ -202,7 +202,7 @@ def test_a_better_checkpoint_within_the_budget_is_saved_as_a_model(run: Command,
     status, stdout, _ = run("--task", "strict.toml", *SMALL, "--device", "cpu", "--output", "b")
     assert status == 0 and "is over the budget of 1e-09; no checkpoint was within the budget\n" in stdout
     assert {path.name for path in (folder / "b").iterdir()} == {"model", "ppo_config.json", "run.json", "steps.jsonl"}
-    assert "Warning: the trained policy is not to be trusted" in (folder / "b" / "model" / "README.md").read_text()
+    assert "Warning: take care with the trained policy: its KL" in (folder / "b" / "model" / "README.md").read_text()
 
     (folder / "wide.toml").write_text(f"kl_budget = 8.0\n{task}")
     flags = ("--learning_rate", "1e-2", "--device", "cpu", "--output", "c")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ppo_core.errors import TaskError
 from ppo_core.tasks.cache import MANIFEST, ensure_built, is_whole
 
 
@@ -97,3 +98,13 @@ def test_of_two_at_once_one_builds_and_the_other_waits(tmp_path: Path) -> None:
         assert first.result(20) == second.result(20)
     assert build.calls == 1
     assert len(told) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_its_variable() -> None:
+    build = Builder()
+    with pytest.raises(TaskError) as caught:
+        ensure_built(Path("/proc/nope/reviews/abc"), build)
+    message = str(caught.value)
+    assert message.startswith("the cache folder /proc/nope/reviews cannot be written: ")
+    assert message.endswith("; PPO_TUNER_CACHE names another")
+    assert build.calls == 0

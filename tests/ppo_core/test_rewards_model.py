@@ -263,12 +263,17 @@ def test_a_model_with_two_labels_is_refused(tokenizer: PreTrainedTokenizerBase, 
     assert str(caught.value) == f'reward part "taste": the model {part.where} has 2 labels; a reward needs one'
 
 
-def test_a_policy_is_no_reward_model(tiny_folder: Path) -> None:
+def test_a_policy_is_no_reward_model(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    loading = logging.getLogger("transformers.modeling_utils")
+    monkeypatch.setattr(loading, "handle", lambda record: told.append(record.getMessage()))
     with pytest.raises(TaskError) as caught:
         RewardModel(RewardPart("taste", "model", str(tiny_folder)), CPU)
     assert str(caught.value) == (
         f'reward part "taste": {tiny_folder} is no reward model: it was saved without score.weight'
     )
+    assert not told, "the error says it"
+    assert loading.isEnabledFor(logging.WARNING), "of other models it is told"
     assert AutoModelForCausalLM.from_pretrained(tiny_folder) is not None
 
 

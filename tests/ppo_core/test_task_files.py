@@ -317,3 +317,18 @@ def test_a_python_file_may_import_what_lies_beside_it(folder: Path) -> None:
     text = "from limits_beside_the_task import CEILING\n" + PYTHON.replace("kl_budget=4", "kl_budget=CEILING")
     assert get_task(write(folder, text, "task.py")).kl_budget == 4
     assert str(folder) not in sys.path
+
+
+@pytest.mark.parametrize(("key", "changed"), [("policy", '"model"'), ("reward", '"reward.py:wanted"')])
+def test_a_hub_that_does_not_answer_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, changed: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
+    assert changed in PLAIN
+    path = write(folder, PLAIN.replace(changed, '"not-here"'))
+    with pytest.raises(TaskError) as caught:
+        prepared(path)
+    assert str(caught.value).startswith(
+        f"{path}: {key} = 'not-here': there is no folder not-here, and the hub cannot be reached: "
+    )

@@ -1,5 +1,6 @@
 """The command line in a folder of its own, and a hand-made study for it to read."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def ppo_tuner(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> Invoke:
+def ppo_tuner(own_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Invoke:
     """Runs a command; returns its exit status, stdout and stderr."""
+    monkeypatch.setattr(sys, "path", list(sys.path))  # which the command adds the working folder to
 
     def invoke(*argv: str) -> tuple[int, str, str]:
         status = cli.main(argv)

@@ -84,6 +84,28 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
     assert "\x1b[33mstudy" not in text  # the line's colour is not the bar's
 
 
+def test_a_study_of_a_module_in_the_working_folder_runs_in_its_workers(ppo_tuner: Invoke, own_folder: Path) -> None:
+    (own_folder / "own_quick.py").write_text(
+        "from dataclasses import replace\nfrom tests.tuner.quick_run import TASK as QUICK, quick_trainer as make\n"
+        "TASK = replace(QUICK, name='own_quick:TASK')\n"
+        f"def trainer(config, name, **kw):\n    return make(config, {quick_run.NAME!r}, **kw)\n"
+    )
+    study = QUICK_STUDY.replace(quick_run.NAME, "own_quick:TASK").replace(quick_run.TRAINER, "own_quick:trainer")
+    (own_folder / "own.toml").write_text(study)
+    status, stdout, stderr = ppo_tuner("run", "own.toml", "--trials", "1")
+    assert (status, stderr) == (0, ""), stdout
+    assert "[1/1] trial   0  completed" in stdout
+
+
+def test_a_study_whose_trials_all_fail_exits_1(ppo_tuner: Invoke, own_folder: Path) -> None:
+    (own_folder / "own_failing.py").write_text("def trainer(*_, **__):\n    raise RuntimeError('no such column')\n")
+    (own_folder / "failing.toml").write_text(QUICK_STUDY.replace(quick_run.TRAINER, "own_failing:trainer"))
+    status, stdout, stderr = ppo_tuner("run", "failing.toml", "--trials", "2")
+    assert (status, stderr) == (1, "")
+    assert 'All 2 trials of study "quick" failed: RuntimeError: no such column' in " ".join(stdout.split())
+    assert "train --from" not in stdout
+
+
 def test_timeout_is_no_failure_and_tells_how_to_go_on(ppo_tuner: Invoke, own_folder: Path) -> None:
     (own_folder / "quick.toml").write_text(QUICK_STUDY)
     status, _, stderr = ppo_tuner("run", "quick.toml", "--timeout", "0.001s")

@@ -47,7 +47,7 @@ def test_listed_values_are_read_in_the_fields_types_and_over_the_tasks_reference
     study = spec()
     assert study.trials == 3 and study.search == {}
     assert study.listed[0] == ListedTrial({"kl_coef": 0.01}, "low")
-    assert [study.label(number) for number in range(4)] == ["low", "", "to a target", ""]
+    assert [trial.label for trial in study.listed] == ["low", "", "to a target"]
     low, grouped, adaptive = (study.config(trial.params) for trial in study.listed)
     assert (low.kl_coef, low.gamma, low.learning_rate) == (0.01, 0.9, 2e-4)  # the task's reference rate
     assert (grouped.advantage_estimator, grouped.num_generations) == ("rloo", 2)

@@ -302,9 +302,9 @@ def test_changes_that_would_mix_experiments_are_refused() -> None:
         trainer="mine:trainer", seed=1, fixed={"gamma": 0.9}, kl={"budget": 5, "limit": 6}, guard={"kl_hard": False}
     )
     changes = new.changes_to(spec())
-    assert changes.told == []
+    assert changes.told == ["kl.budget: 5.0, was 6.0"]
     assert [line.split(":")[0] for line in changes.refused] == [
-        "trainer", "seed", "fixed.gamma", "kl.budget", "kl.limit", "guard.kl_hard",
+        "trainer", "seed", "fixed.gamma", "kl.limit", "guard.kl_hard",
     ]  # fmt: skip
     assert changes.refused[2] == "fixed.gamma: 0.9, was unset; give the study another name"
     assert new.changes_to(new).refused == []

@@ -17,6 +17,8 @@ STORAGE_VARIABLE = "PPO_TUNER_STORAGE"
 STORAGE_HELP = (
     f"where studies are kept: a database URL or an SQLite file (default: ${STORAGE_VARIABLE}, else runs/ppo-tuner.db)"
 )
+_MOST_DIGITS = 9
+"""Of a trial's number: databases know no larger ones."""
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -32,7 +34,7 @@ def to_copy(words: Sequence[str]) -> str:
 
 def trial_number(text: str) -> int:
     """Return a trial's number."""
-    if not text.isascii() or not text.isdigit():
+    if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
         raise argparse.ArgumentTypeError(f"{text!r} is no trial number: a whole number of at least 0")
     return int(text)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
+from tuner import study_file
 from tuner.commands import storage
 from tuner.commands.arguments import to_copy
 from tuner.commands.reading import opened
@@ -29,7 +30,9 @@ def export(args: argparse.Namespace) -> int:
 def take_in(args: argparse.Namespace) -> int:
     """Add the study of a folder to a store."""
     folder = Path(args.folder)
-    study_json.read(folder)  # before a store is made for what is no export
+    study_json.read(folder)  # before a store is made for what is no export, or for no name
+    if args.name is not None:
+        study_file.matching(args.name, study_file.NAME, "--as")
     with closing(Store.open(storage.location(args.storage), create=True)) as store:
         taken = import_study(store, folder, args.name)
     print(f'imported study "{taken.name}": {_told(taken.rows)}')

@@ -69,8 +69,7 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
         print(output.dumps(results.trial_detail(store, trial)))
         return
     out = output.console()
-    origin = f'{trial.origin} as "{output.plain(trial.label)}"' if trial.label else trial.origin
-    title = f'Trial {trial.number} of study "{output.plain(view.row.name)}" ({origin})'
+    title = f'Trial {trial.number} of study "{output.plain(view.row.name)}" ({render.lineage(trial)})'
     out.print(render.config_table(trial, view, title))
     out.print(render.outcome_line(trial, results.final_kl(store, trial)), style="bold")
     if trial.reason is not None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ppo_core.command import output
 from ppo_core.command.parsing import EXIT_INTERRUPTED
-from tuner import results
+from ppo_core.errors import ConfigError, PPOTunerError
+from tuner import checkpoint_place, results, study_file
 from tuner.commands import report, storage
 from tuner.commands.arguments import to_copy
 from tuner.commands.progress import StudyProgress
@@ -20,6 +21,8 @@ from tuner.store import Store
 from tuner.trial_files import Keeping
 
 DEMO_STUDY = "reviews.toml"
+STUDY_FILE = "study.toml"
+"""Of a folder that is given to `run`."""
 DEMO_WORKERS = 2
 """Where the machine has as many cores."""
 
@@ -34,17 +37,43 @@ def demo(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the study of a file or a stored one of that name, or go on with it."""
+    """Run the study of a file, of a folder that holds one, or a stored one of that name, or go on with it."""
     return _run(_spec(args.study, storage.location(args.storage)), args, ["run", args.study])
 
 
 def _spec(given: str, where: str) -> StudySpec:
     path = Path(given)
-    if path.suffix == ".toml" or path.exists() or path.name != given:
+    if path.is_dir():
+        return _spec_of_folder(path, given, where)
+    if path.suffix == ".toml" or path.exists() or not _is_name(given):
         return StudySpec.load(path)
+    return _stored_spec(given, where)
+
+
+def _spec_of_folder(folder: Path, given: str, where: str) -> StudySpec:
+    """Return the study of a folder's `study.toml`; a folder without one may stand beside a stored study of its name."""
+    path = folder / STUDY_FILE
+    if path.exists():
+        return StudySpec.load(path)
+    missing = f"the folder {folder} has no {STUDY_FILE}"
+    if not _is_name(given):
+        raise ConfigError(missing)
+    try:
+        return _stored_spec(given, where)
+    except PPOTunerError as error:
+        raise ConfigError(f"{missing}, and {error}") from error
+
+
+def _is_name(given: str) -> bool:
+    """Return whether this may be a study's name, and not only a path."""
+    pattern, _ = study_file.NAME
+    return pattern.fullmatch(given) is not None
+
+
+def _stored_spec(name: str, where: str) -> StudySpec:
     store = Store.open(where)
     try:
-        return StudySpec.from_dict(store.study(given).spec, f'study "{given}" in the store')
+        return StudySpec.from_dict(store.study(name).spec, f'study "{name}" in the store')
     finally:
         store.close()
 
@@ -52,6 +81,8 @@ def _spec(given: str, where: str) -> StudySpec:
 def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
     """Run the study with its progress shown, print its outcome, and return the exit status."""
     where = storage.location(args.storage)
+    if args.checkpoints is not None:
+        checkpoint_place.open(args.checkpoints)  # before anything is made for what is no place
     with StudyProgress(output.console(sys.stderr if args.json else sys.stdout)) as progress:
         run_study(
             spec,
@@ -64,9 +95,9 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
             timeout=args.timeout,
             on_event=progress,
         )
-    _print_result(spec.name, where, args.json)
+    status = _print_result(spec.name, where, args.json)
     if progress.stopped is None:
-        return 0
+        return status
     total = ["--trials", str(args.trials)] if args.trials else []
     go_on = to_copy([*command, *total, *storage.flags(where)])
     _tell_stop(progress.stopped, go_on)
@@ -74,8 +105,8 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
     return 0 if asked_for else EXIT_INTERRUPTED
 
 
-def _print_result(name: str, where: str, as_json: bool) -> None:
-    """Print the trials, and the outcome of a study that has them all."""
+def _print_result(name: str, where: str, as_json: bool) -> int:
+    """Print the trials, and the outcome of a study that has them all; return the exit status of that outcome."""
     store = Store.open(where)
     try:
         view = read_study(store, name)
@@ -86,6 +117,7 @@ def _print_result(name: str, where: str, as_json: bool) -> None:
             report.print_trials(out, view)
             if view.state == "finished":
                 report.print_outcome(out, store, view, where)
+        return report.exit_status(view)
     finally:
         store.close()
 
