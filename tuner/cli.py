@@ -92,6 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(arguments: list[str]) -> int:
+    for text in arguments:
+        if not _is_text(text):
+            raise ConfigError(f"{text!a} is not allowed: arguments are texts in UTF-8")
     name = next((text for text in arguments if not text.startswith("-")), None)
     if name is not None and name not in COMMANDS:
         raise ConfigError(f'unknown command "{name}"; there are: {", ".join(COMMANDS)}{nearest(name, COMMANDS)}')
@@ -104,6 +107,11 @@ def _run_command(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     return _function(args.command)(args)
+
+
+def _is_text(argument: str) -> bool:
+    """Return whether a store can hold an argument: Python passes on bytes that are no UTF-8 as lone surrogates."""
+    return "\0" not in argument and not any("\ud800" <= character <= "\udfff" for character in argument)
 
 
 def _function(name: str) -> Callable[..., int]:
@@ -241,7 +249,9 @@ def _tell(message: str) -> None:
 
 
 def _one_line(message: str) -> str:
-    return " ".join(message.split())
+    from ppo_core.command.output import plain
+
+    return plain(" ".join(message.split()))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,10 @@ from tuner.spec import StudySpec
 from tuner.store import Order, TrialRow
 
 TIME_LIMIT = "the time limit"
-"""How the `why` of a study that its timeout stopped begins."""
+ORDERED = "told to stop by an order"
+ONLY_PAUSED = "nothing is left but what is paused"
+DELIBERATE = (TIME_LIMIT, ORDERED, ONLY_PAUSED)
+"""How the `why` of a study begins that stopped as it was asked to."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class OrderDecided:
 class StudyPaused:
     """No trial runs since the study is paused; the controller waits for orders."""
 
+    study: str
+
 
 @dataclass(frozen=True)
 class StudyWarned:
@@ -99,6 +104,11 @@ class StudyStopped:
     finished: int
     total: int
     why: str
+
+    @property
+    def is_deliberate(self) -> bool:
+        """Whether it stopped as it was asked to beforehand, or by an order."""
+        return self.why.startswith(DELIBERATE)
 
 
 Event = (

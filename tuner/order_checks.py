@@ -11,6 +11,9 @@ from tuner.spec import StudySpec
 from tuner.status import Status
 from tuner.store import StudyRow, TrialRow
 
+MOST_WORKERS = 1000
+"""More is a slip of the hand, and no machine's."""
+
 
 def check_trial_order(kind: str, row: TrialRow) -> None:
     """Raise ConfigError where an order cannot be carried out on a trial as it stands."""
@@ -124,6 +127,8 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
         is_count = is_number and float(str(value)).is_integer() and float(str(value)) >= 1
         if name != "kl_budget" and not is_count:
             raise ConfigError(f"{name} = {value!r} is not allowed: a whole number of at least 1")
+        if name == "workers" and float(str(value)) > MOST_WORKERS:
+            raise ConfigError(f"workers = {value!r} is not allowed: at most {MOST_WORKERS}")
     changed = spec
     if "trials" in changes:
         changed = changed.with_trials(int(float(str(changes["trials"]))))

@@ -20,7 +20,7 @@ from tuner.spec import SCALE_FREE, Origin, StudySpec
 from tuner.status import Status
 from tuner.store import Order, Store, StudyRow, TrialRow
 
-State = Literal["running", "finished", "unfinished"]
+State = Literal["running", "paused", "finished", "unfinished"]
 Source = Literal["searched", "listed", "study", "task", "TRL", "default"]
 
 
@@ -42,7 +42,11 @@ class StudyView:
 
     @property
     def state(self) -> State:
-        """`running`: a controller is alive; `finished`: it reached its total; `unfinished`: the next run goes on."""
+        """`running`: a controller is alive; `paused`: one may be, and waits for an order to go on; `finished`: it
+        reached its total; `unfinished`: the next run goes on.
+        """
+        if self.row.paused_at is not None:
+            return "paused"
         if self.row.is_held:
             return "running"
         return "unfinished" if self.row.finished_at is None else "finished"

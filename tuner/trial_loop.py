@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from ppo_core.command.stop_signals import StopRequest
-from ppo_core.declaration import HyperValue
 from ppo_core.errors import PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
 from tuner import failures, trial_folder, trial_log
 from tuner.engines.local import LocalEngine
 from tuner.events import (
+    ONLY_PAUSED,
+    ORDERED,
     TIME_LIMIT,
     OrderDecided,
     Preparing,
@@ -25,12 +26,12 @@ from tuner.events import (
 from tuner.judging import ended_by_a_person, judged
 from tuner.open_study import MirrorKeeper, OpenStudy
 from tuner.order_desk import OrderDesk
-from tuner.projection import Projection
 from tuner.protocol import Answer, Ended, Failed, Left, Lost, Message, Prepared, Progress, Stepped, TrialSpec
-from tuner.status import ENDINGS, Origin, Reason, Status, Wanted
-from tuner.store import NewTrial, Order, OrderState, Outcome, TrialRow
+from tuner.status import ENDINGS, Reason, Status, Wanted
+from tuner.store import Order, OrderState, Outcome, TrialRow
 from tuner.trial import whole_episodes
 from tuner.trial_files import TrialFiles
+from tuner.trial_queue import TrialQueue
 
 RENEW_SECONDS = 5.0
 """How often the study's lease is renewed."""
@@ -88,7 +89,7 @@ class TrialLoop:
         self._streak = failures.FailureStreak()
         self._verdict: str | None = None
         self._stopping: str | None = None
-        self._projection = Projection(study.spec, study.board.rows)
+        self._queue = TrialQueue(study, limits.threads)
         self._renewed_at = time.monotonic()
         self._looked_at = -LOOK_SECONDS
         self._is_idle = False
@@ -181,19 +182,19 @@ class TrialLoop:
     def _act_on(self, order: Order) -> None:
         for row in self._desk.take_changed():
             if row.status.is_final:
-                self._projection.tell(row)
+                self._queue.learn(row)
                 self._mirror.update()
                 self._tell(TrialEnded(row))
             else:
-                self._projection.tell(row)
+                self._queue.learn(row)
         if order.kind == "retry":
             self._mirror.compare()
         if order.kind == "set":
-            self._projection.respec(self._study.spec, self._study.board.rows)
+            self._queue.begin_anew()
             self._mirror.update()
             self._engine.resize(self._study.row.workers or 1)
         if order.kind == "stop" and order.trial is None and self._stop.why is None:
-            self._stop.why = "told to stop by an order"
+            self._stop.why = ORDERED
 
     # Starting
 
@@ -201,7 +202,7 @@ class TrialLoop:
         """Start as many trials as there are workers free; return whether to wait for anything."""
         is_paused = self._study.row.paused_at is not None
         while not self._is_stopping() and not is_paused and self._engine.free:
-            row = self._next_trial()
+            row = self._queue.next(self._running)
             if row is None:
                 break
             if row.wanted is None:
@@ -216,7 +217,7 @@ class TrialLoop:
             return False
         if not self._is_idle:
             self._is_idle = True
-            self._tell(StudyPaused())
+            self._tell(StudyPaused(self._study.row.name))
         return True
 
     def _note_paused_trials(self) -> None:
@@ -224,43 +225,17 @@ class TrialLoop:
         paused = self._study.board.paused(self._study.spec.trials)
         if paused and self._stopping is None:
             numbers = ", ".join(map(str, paused))
-            self._stopping = f"nothing is left but what is paused (trial {numbers})"
-
-    def _next_trial(self) -> TrialRow | None:
-        board, total = self._study.board, self._study.spec.trials
-        for row in board.open(total):
-            if row.number not in self._running:
-                return row
-        return self._add_trial() if len(board.counted()) < total else None
+            self._stopping = f"{ONLY_PAUSED} (trial {numbers})"
 
     def _settle(self, row: TrialRow, wanted: Wanted) -> None:
         """Do what an order wants of a trial whose worker or controller died before it was told."""
         study = self._study
         if wanted is Wanted.PAUSE:
             study.store.set_aside(study.lease, row.id, Status.PAUSED)
-            self._projection.tell(study.refresh(row.number))
+            self._queue.learn(study.refresh(row.number))
             self._tell(TrialSetAside(study.board[row.number]))
         else:
             self._conclude(row, judged(study.store, row, study.spec.kl_budget, *ended_by_a_person(wanted)))
-
-    def _add_trial(self) -> TrialRow:
-        study, number = self._study, len(self._study.board)
-        params, origin, label = self._choose(number)
-        config = study.spec.config(params).to_dict()
-        trial = NewTrial(number, origin, config, params, self._limits.threads, label=label)
-        row = study.store.add_trial(study.lease, trial)
-        study.board.put(row)
-        self._projection.note_running(number, params)
-        return row
-
-    def _choose(self, number: int) -> tuple[dict[str, HyperValue], Origin, str]:
-        """Return the params of the next trial, where they come from, and what it is called."""
-        spec, counted = self._study.spec, len(self._study.board.counted())
-        if spec.listed:
-            return dict(spec.listed[counted].params), Origin.LISTED, spec.listed[counted].label
-        if counted == 0:
-            return spec.reference_params(), Origin.REFERENCE, ""
-        return self._projection.propose(number), Origin.SAMPLED, ""
 
     def _start(self, row: TrialRow) -> None:
         """Start a trial from its last checkpoint, or from the beginning where it has none."""
@@ -333,7 +308,7 @@ class TrialLoop:
         if running.wanted is Wanted.PAUSE or study.row.paused_at is not None:
             status = Status.PAUSED if running.wanted is Wanted.PAUSE else Status.WAITING
             study.store.set_aside(study.lease, running.row.id, status)
-            self._projection.tell(study.refresh(number))
+            self._queue.learn(study.refresh(number))
             self._tell(TrialSetAside(study.board[number]))
 
     def _end(self, number: int) -> None:
@@ -366,7 +341,7 @@ class TrialLoop:
         study.store.finish_trial(study.lease, trial.id, outcome)
         self._files.end(trial.number)
         row = study.refresh(trial.number)
-        self._projection.tell(row)
+        self._queue.learn(row)
         self._mirror.update()
         self._verdict = self._verdict or self._streak.add(row)
         self._tell(TrialEnded(row))

@@ -29,7 +29,7 @@ def page() -> None:
 
 
 def _study(store: Store, snapshot: Snapshot) -> None:
-    held = snapshot.view.state == "running"
+    held = snapshot.view.row.is_held
     head = st.container()
     chosen, drawing = _controls(snapshot) if snapshot.view.trials else ((), Drawing())
     live = st.fragment(_live, run_every=REFRESH_SECONDS if held else None)

@@ -14,8 +14,9 @@ from tuner.status import Status
 
 _BADGES: dict[State, tuple[str, str, Literal["green", "blue", "orange"]]] = {
     "running": ("running", ":material/play_arrow:", "green"),
+    "paused": ("paused", ":material/pause:", "orange"),
     "finished": ("finished", ":material/check:", "blue"),
-    "unfinished": ("not running", ":material/pause:", "orange"),
+    "unfinished": ("not running", ":material/stop_circle:", "orange"),
 }
 
 
@@ -46,6 +47,8 @@ def _sign(view: StudyView) -> str:
         return f", last sign of life {max(0.0, time.time() - view.row.lease_renewed_at):.0f} s ago"
     if view.row.finished_at is not None:
         return f", finished {common.ago(view.row.finished_at)}"
+    if view.state == "paused":
+        return f". Go on with: ppo-tuner resume {view.row.name}"
     return ". Run its file again and it goes on where it stopped."
 
 
@@ -62,7 +65,7 @@ def _cards(snapshot: Snapshot, baseline: float | None) -> None:
         (
             "Trials ended",
             f"{snapshot.ended} of {snapshot.total}",
-            f"{under_way} {'running' if view.state == 'running' else 'interrupted'}" if under_way else None,
+            f"{under_way} {'interrupted' if view.state == 'unfinished' else view.state}" if under_way else None,
             "Ended in any way: completed, pruned, failed or stopped.",
         ),
         (

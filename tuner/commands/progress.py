@@ -13,6 +13,7 @@ from rich.text import Text
 from ppo_core.command import output
 from ppo_core.report import StepReport
 from tuner import render
+from tuner.commands.arguments import to_copy
 from tuner.events import (
     Event,
     OrderDecided,
@@ -81,7 +82,7 @@ class StudyProgress:
             case OrderDecided():
                 self._tell_order(event.order)
             case StudyPaused():
-                self._say("the study is paused; `ppo-tuner resume STUDY` has it go on")
+                self._say(f"the study is paused; go on with: {to_copy(['resume', event.study])}")
             case StudyWarned():
                 self._say(f"warning: {output.plain(event.message)}")
             case StudyStopping():

@@ -14,7 +14,7 @@ from tuner.commands.arguments import to_copy
 from tuner.commands.progress import StudyProgress
 from tuner.controller import run_study
 from tuner.engines.local import cores
-from tuner.events import TIME_LIMIT, StudyStopped
+from tuner.events import StudyStopped
 from tuner.results import read_study
 from tuner.spec import StudySpec
 from tuner.store import Store
@@ -101,8 +101,7 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
     total = ["--trials", str(args.trials)] if args.trials else []
     go_on = to_copy([*command, *total, *storage.flags(where)])
     _tell_stop(progress.stopped, go_on)
-    asked_for = args.timeout is not None and progress.stopped.why.startswith(TIME_LIMIT)
-    return 0 if asked_for else EXIT_INTERRUPTED
+    return 0 if progress.stopped.is_deliberate else EXIT_INTERRUPTED
 
 
 def _print_result(name: str, where: str, as_json: bool) -> int:
