@@ -90,7 +90,7 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     ]
     assert len(app.get("plotly_chart")) == 1
     assert app.dataframe[0].value["number"].tolist() == list(range(14))
-    assert ":material/pause: not running" in app.markdown[0].value
+    assert ":material/stop_circle: not running" in app.markdown[0].value
     assert texts(app)[0].startswith("Task reviews, begun ")
     assert app.query_params["study"] == STUDY
 
