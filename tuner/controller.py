@@ -116,7 +116,9 @@ def _run(
         study.store.update_study(study.lease, finished_at=None, workers=workers)
         with LocalEngine(workers, gpus=gpus) as engine:
             stop.on_request = engine.wake
-            return TrialLoop(study, mirror, files, engine, stop, limits, tell).run()
+            why = TrialLoop(study, mirror, files, engine, stop, limits, tell).run()
+        files.keep_within_quota((), now=True)
+        return why
 
 
 def _require_positive(**values: float | None) -> None:
