@@ -9,13 +9,14 @@ from ppo_core.command.stop_signals import INTERRUPTED, StopRequest, stop_request
 from ppo_core.errors import ConfigError
 from tuner.engines.local import LocalEngine, threads_per_worker
 from tuner.events import StudyStarted, StudyStopped, StudyWarned, Tell
+from tuner.limits import Limits
 from tuner.open_study import MirrorKeeper, OpenStudy, open_study, settle
 from tuner.patience import Patience
 from tuner.protocol import CHECKPOINT_SECONDS
 from tuner.spec import StudySpec
 from tuner.store import OrderState, Store
 from tuner.trial_files import NOTHING_KEPT, Keeping, TrialFiles
-from tuner.trial_loop import Limits, TrialLoop
+from tuner.trial_loop import TrialLoop
 
 
 def run_study(
@@ -62,6 +63,7 @@ def run_study(
     spec = spec if trials is None else spec.with_trials(trials)
     limits = Limits(
         threads=spec.threads or threads_per_worker(workers),
+        most_workers=len(gpus) or None,
         checkpoint_seconds=checkpoint_seconds,
         checkpoint_url=keeping.url,
         deadline=None if timeout is None else time.monotonic() + timeout,

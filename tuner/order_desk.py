@@ -12,6 +12,7 @@ from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner import order_checks, order_kinds
 from tuner.board import Board
 from tuner.judging import ended_by_a_person, judged, new_violations
+from tuner.limits import Limits
 from tuner.open_study import OpenStudy
 from tuner.status import Origin, Status, Wanted
 from tuner.store import NewTrial, Order, TrialRow, schema
@@ -23,11 +24,11 @@ from tuner.trial_files import TrialFiles
 class OrderDesk:
     """Decides the orders of one study."""
 
-    def __init__(self, study: OpenStudy, files: TrialFiles, threads: int, is_running: Callable[[int], bool]) -> None:
-        """Decide orders of `study`; a new trial gets `threads` CPU threads, `is_running` tells what a worker runs."""
+    def __init__(self, study: OpenStudy, files: TrialFiles, limits: Limits, is_running: Callable[[int], bool]) -> None:
+        """Decide orders of `study`, whose run has `limits`; `is_running` tells what a worker runs."""
         self._study = study
         self._files = files
-        self._threads = threads
+        self._limits = limits
         self._is_running = is_running
         self._changed: list[int] = []
 
@@ -86,6 +87,9 @@ class OrderDesk:
     def _set(self, order: Order) -> None:
         changes = order.arguments.get("changes", {})
         spec = order_checks.changed_spec(self._study.spec, changes)
+        most = self._limits.most_workers
+        if most is not None and changes.get("workers", 1) > most:
+            raise ConfigError(f"workers = {changes['workers']} is not allowed: one a GPU, and there are {most}")
         has_changed = spec.kl_budget != self._study.spec.kl_budget
         judged_anew = new_violations(self._study.board, spec.kl_budget) if has_changed else {}
         table = schema.studies
@@ -166,7 +170,7 @@ class OrderDesk:
         config = study.spec.config(params).to_dict()
         number = len(study.board)
         label = str(order.arguments.get("label") or "")
-        trial = NewTrial(number, Origin.ENQUEUED, config, params, self._threads, Status.WAITING, label)
+        trial = NewTrial(number, Origin.ENQUEUED, config, params, self._limits.threads, Status.WAITING, label)
 
         def effect(connection: Connection) -> str:
             insert_trial(connection, study.lease, trial)

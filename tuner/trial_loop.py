@@ -24,6 +24,7 @@ from tuner.events import (
     TrialStepped,
 )
 from tuner.judging import ended_by_a_person, judged
+from tuner.limits import Limits
 from tuner.open_study import MirrorKeeper, OpenStudy
 from tuner.order_desk import OrderDesk
 from tuner.protocol import Answer, Ended, Failed, Left, Lost, Message, Prepared, Progress, Stepped, TrialSpec
@@ -39,21 +40,6 @@ ORDER_SECONDS = 1.0
 """The longest wait for a worker: an order must not wait longer for a controller that lives."""
 LOOK_SECONDS = 0.25
 """How often the store is asked for orders while workers report."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How a run of the study is bounded."""
-
-    threads: int
-    """CPU threads of a new trial."""
-    checkpoint_seconds: float
-    checkpoint_url: str | None
-    """Where checkpoints are kept beside the runs folder, if anywhere."""
-    deadline: float | None
-    """On the monotonic clock."""
-    timeout: float | None
-    """The seconds that led to the deadline."""
 
 
 @dataclass
@@ -83,7 +69,7 @@ class TrialLoop:
     ) -> None:
         self._study, self._mirror, self._files, self._engine = study, mirror, files, engine
         self._stop, self._limits, self._tell = stop, limits, tell
-        self._desk = OrderDesk(study, files, limits.threads, lambda number: number in self._running)
+        self._desk = OrderDesk(study, files, limits, lambda number: number in self._running)
         self._running: dict[int, _Running] = {}
         self._losses: dict[int, int] = {}
         self._streak = failures.FailureStreak()
@@ -91,7 +77,7 @@ class TrialLoop:
         self._stopping: str | None = None
         self._queue = TrialQueue(study, limits.threads)
         self._renewed_at = time.monotonic()
-        self._looked_at = -LOOK_SECONDS
+        self._looked_at = time.monotonic()
         self._is_idle = False
 
     def run(self) -> str | None:
@@ -103,12 +89,13 @@ class TrialLoop:
         """
         self._obey()
         if self._prepare_task():
-            while self._start_trials():
+            while self._start_trials() or self._obey():
                 for job, message in self._engine.events(self._patience()):
                     assert job is not None
                     self._handle(job, message)
                 self._stay_alive()
-                self._obey()
+                if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+                    self._obey()
                 self._files.keep_within_quota(self._running)
         if self._verdict is not None:
             raise StudyError(self._verdict)
@@ -169,24 +156,23 @@ class TrialLoop:
 
     # Orders
 
-    def _obey(self) -> None:
-        """Decide the orders that wait, and do what they changed; look for them now and then."""
-        if time.monotonic() - self._looked_at < LOOK_SECONDS:
-            return
+    def _obey(self) -> bool:
+        """Decide the orders that wait, and do what they changed; return whether there was one."""
         self._looked_at = time.monotonic()
-        for order in self._study.store.orders(self._study.row, OrderState.WAITING):
+        orders = self._study.store.orders(self._study.row, OrderState.WAITING)
+        for order in orders:
             decided = self._desk.decide(order)
-            self._act_on(order)
+            if decided.state is OrderState.DONE:
+                self._act_on(decided)
             self._tell(OrderDecided(decided))
+        return bool(orders)
 
     def _act_on(self, order: Order) -> None:
         for row in self._desk.take_changed():
+            self._queue.learn(row)
             if row.status.is_final:
-                self._queue.learn(row)
                 self._mirror.update()
                 self._tell(TrialEnded(row))
-            else:
-                self._queue.learn(row)
         if order.kind == "retry":
             self._mirror.compare()
         if order.kind == "set":

@@ -256,3 +256,25 @@ def test_a_wish_outlives_the_controller(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_trial_in_the_wrong_state_refuses(kind: str, status: Status, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_trial_order(kind, trial_row(0, status=status))
+
+
+def test_an_order_that_comes_with_the_last_report_is_still_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.trial_loop.LOOK_SECONDS", 1e9)
+    values = {"cliprange": 0.15}
+    finished, _ = run_with(
+        tmp_path, {(1, 10): lambda store: place(store, "enqueue", values=values)}, spec=quick_spec(trials=2)
+    )
+    assert finished
+    assert [row.origin for row in rows(tmp_path)] == [Origin.REFERENCE, Origin.SAMPLED, Origin.ENQUEUED]
+
+
+def test_more_workers_than_gpus_are_refused_and_nothing_changes(tmp_path: Path) -> None:
+    change = {"workers": 3}
+    order = {(1, 2): lambda store: place(store, "set", changes=change)}
+    finished, _ = run_with(tmp_path, order, gpus=("0", "1"), workers=2)
+    assert finished
+    (decided_order,) = decided(tmp_path)
+    assert decided_order.state is OrderState.REFUSED
+    assert decided_order.outcome == "workers = 3 is not allowed: one a GPU, and there are 2"
