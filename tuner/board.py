@@ -34,8 +34,8 @@ class Board:
 
     def asked(self, total: int) -> list[TrialRow]:
         """Return the trials that a study of `total` trials asks for so far: the first ones, and what people added."""
-        left_out = {row.number for row in self.counted()[total:]}
-        return [row for row in self.rows if row.number not in left_out]
+        beyond = {row.number for row in self.counted()[total:]}
+        return [row for row in self.rows if row.number not in beyond]
 
     def open(self, total: int) -> list[TrialRow]:
         """Return those of them that have not ended and may run: the interrupted first, then the waiting."""
@@ -45,6 +45,15 @@ class Board:
     def paused(self, total: int) -> list[int]:
         """Return the numbers of those of them that are paused."""
         return [row.number for row in self.asked(total) if row.status is Status.PAUSED]
+
+    def total(self, total: int) -> int:
+        """Return how many trials a study of `total` is to have, with what people added."""
+        return total + sum(row.origin not in COUNTED for row in self.rows)
+
+    def left_out(self, total: int) -> list[int]:
+        """Return the numbers of the trials that have not ended and that a study of `total` does not ask for."""
+        asked = {row.number for row in self.asked(total)}
+        return [row.number for row in self.rows if not row.status.is_final and row.number not in asked]
 
     def ended(self) -> int:
         """Return how many trials have ended, however they did."""

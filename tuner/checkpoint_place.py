@@ -99,6 +99,24 @@ class TrialPlace:
                 _line(error),
             )
 
+    def add(self) -> None:
+        """Have the place hold what the folder holds, and leave what else it has; what fails is logged."""
+        try:
+            for local in reversed(checkpoint.complete(self.folder)):
+                self._upload(local)
+        except Exception as error:  # as for `keep`
+            _log.warning(
+                "checkpoints of trial %s are not all at %s: %s", self.folder.name, self.place.url, _line(error)
+            )
+
+    def holds(self, local: Path) -> bool:
+        """Return whether the place has a checkpoint of the folder, as it is there."""
+        try:
+            there = _read(self.place.files, posixpath.join(self.path, local.name, checkpoint.MANIFEST))
+            return there == (local / checkpoint.MANIFEST).read_bytes()
+        except Exception:  # what cannot be read cannot be brought back
+            return False
+
     def _tidy(self) -> None:
         local = {path.name for path in checkpoint.complete(self.folder)}
         for name in self._names():

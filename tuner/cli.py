@@ -147,6 +147,8 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     _add_order_arguments(commands)
     _add_upkeep_arguments(commands)
     commands["dashboard"].add_argument("--port", type=port, help="port on 127.0.0.1 (default: 8501, or the next free)")
+    commands["dashboard"].add_argument("--read-only", action="store_true", help="show, and place no orders")
+    commands["dashboard"].add_argument("--open", action="store_true", help="open it in the browser")
     for name in ("list", "show", "compare", "best", "logs", "dashboard", *KINDS, "orders", *UPKEEP):
         _add_storage(commands[name])
     return parser, commands

@@ -41,12 +41,13 @@ def run_study(
         spec: The study; one of that name that exists goes on, told (by `StudyStarted`) what changed.
         storage: URL or path of the store, made where there is none.
         runs_folder: Where checkpoints go, as `<study>/<trial>/step-000012`.
-        workers: Trials at a time, each in a process of its own with its share of the cores. None: 1, with which the
-            same seed proposes the same trials; with more the proposals depend on which trial ends first.
+        workers: Trials at a time, each in a process of its own with its share of the cores. None: as many as in the
+            last run of the study, at first 1, with which the same seed proposes the same trials; with more the
+            proposals depend on which trial ends first.
         gpus: One worker process on each, by CUDA_VISIBLE_DEVICES; none: all workers see what this process sees.
         trials: The study's total; None: the spec's.
         timeout: Seconds after which to stop.
-        keeping: Where checkpoints are kept besides, and their quota.
+        keeping: Where checkpoints are kept besides, and their quota; what it leaves open is as in the last run.
         checkpoint_seconds: The longest time between two checkpoints of a running trial.
         on_event: Told all that happens, in this thread.
 
@@ -56,27 +57,28 @@ def run_study(
         TaskError: the task could not be prepared.
         StoreError: the store or the folder cannot be used.
     """
-    workers = len(gpus) or 1 if workers is None else workers
-    if gpus and workers > len(gpus):
-        raise ConfigError(f"workers = {workers} is not allowed: at most {len(gpus)}, one a GPU")
     _require_positive(workers=workers, trials=trials, timeout=timeout)
+    if gpus and workers is not None and workers > len(gpus):
+        raise ConfigError(f"workers = {workers} is not allowed: at most {len(gpus)}, one a GPU")
     spec = spec if trials is None else spec.with_trials(trials)
-    limits = Limits(
-        threads=spec.threads or threads_per_worker(workers),
-        most_workers=len(gpus) or None,
-        checkpoint_seconds=checkpoint_seconds,
-        checkpoint_url=keeping.url,
-        deadline=None if timeout is None else time.monotonic() + timeout,
-        timeout=timeout,
-    )
     with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
         patience = Patience(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
         store.on_trouble, store.on_answer = patience.wait, patience.end
         if store.migration is not None:
             on_event(StudyWarned(store.migration.told))
         with open_study(store, spec, runs_folder / spec.name) as study:
-            files = TrialFiles(study, keeping, lambda line: on_event(StudyWarned(line)))
-            return _run_held(study, files, (workers, gpus), stop, limits, on_event)
+            kept = keeping.over(study.row)
+            crew = workers or len(gpus) or study.row.workers or 1
+            limits = Limits(
+                threads=spec.threads or threads_per_worker(crew),
+                most_workers=len(gpus) or None,
+                checkpoint_seconds=checkpoint_seconds,
+                checkpoint_url=kept.url,
+                deadline=None if timeout is None else time.monotonic() + timeout,
+                timeout=timeout,
+            )
+            files = TrialFiles(study, kept, lambda line: on_event(StudyWarned(line)))
+            return _run_held(study, files, (crew, gpus), stop, limits, on_event)
 
 
 def _run_held(
@@ -89,7 +91,7 @@ def _run_held(
 ) -> bool:
     """Run a study that this process holds; return whether it is finished."""
     notes = (*study.spec.notes, *settle(study))
-    on_event(StudyStarted(study.spec, study.spec.trials, study.board.ended(), notes))
+    on_event(StudyStarted(study.spec, study.board.total(study.spec.trials), study.board.ended(), notes))
     try:
         why = _run(study, files, crew, stop, limits, on_event)
     except KeyboardInterrupt:
@@ -97,7 +99,7 @@ def _run_held(
     is_finished = study.is_finished
     study.store.set_finished(study.lease, is_finished)
     if not is_finished:
-        on_event(StudyStopped(study.finished(), study.spec.trials, str(why)))
+        on_event(StudyStopped(study.board.ended(), study.board.total(study.spec.trials), str(why)))
     return is_finished
 
 
@@ -115,7 +117,7 @@ def _run(
         if study.is_finished and not study.store.orders(study.row, OrderState.WAITING):
             return None
         workers, gpus = crew
-        study.store.update_study(study.lease, finished_at=None, workers=workers)
+        study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
         with LocalEngine(workers, gpus=gpus) as engine:
             stop.on_request = engine.wake
             why = TrialLoop(study, mirror, files, engine, stop, limits, tell).run()

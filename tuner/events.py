@@ -59,6 +59,10 @@ class TrialEnded:
     """A trial reached a final status."""
 
     row: TrialRow
+    ended: int
+    """Trials that have ended by now, however they did."""
+    total: int
+    """Trials that the study is to have, with what people added."""
 
 
 @dataclass(frozen=True)

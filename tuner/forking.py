@@ -58,7 +58,7 @@ def choose(parent_folder: Path, at_episode: int | None) -> tuple[Path, int, int]
     Raises:
         ConfigError: there is none; the message names the episodes of those that are kept.
     """
-    kept = _by_episode(parent_folder)
+    kept = by_episode(parent_folder)
     if at_episode is not None and at_episode not in kept:
         episodes = ", ".join(map(str, sorted(kept))) or "none"
         raise ConfigError(f"trial {parent_folder.name} keeps no checkpoint at episode {at_episode}; kept: {episodes}")
@@ -101,7 +101,7 @@ def _with_new_patience(state: GuardState) -> GuardState:
     return replace(state, broken={})
 
 
-def _by_episode(folder: Path) -> dict[int, Path]:
+def by_episode(folder: Path) -> dict[int, Path]:
     """Return a trial's finished checkpoints by episode, by their manifests alone."""
     found = {}
     for path in checkpoint.complete(folder):
@@ -126,5 +126,6 @@ def _require_episodes_left(config: PPOConfig, episode: int) -> None:
     whole = config.num_iterations() * config.batch_sizes(world_size=1).batch_size
     if whole <= episode:
         raise ConfigError(
-            f"total_episodes = {config.total_episodes} leaves a fork at episode {episode} nothing to do: over {episode}"
+            f"total_episodes = {config.total_episodes} leaves a fork at episode {episode} nothing to do: fork at an "
+            f"earlier one, or set total_episodes over {episode}"
         )

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppo_core.errors import ConfigError, StoreError
+from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner import trial_folder
 from tuner.board import Board
 from tuner.events import StudyWarned, Tell
@@ -53,16 +53,23 @@ class OpenStudy:
 def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStudy]:
     """Hold the study of `spec`, made first where there is none, and its folder.
 
+    A study that was made here and is refused before it began leaves nothing in the store.
+
     Raises:
         StudyError: another controller holds it.
         StoreError: the store or the folder cannot be used.
     """
+    is_new = all(row.name != spec.name for row in store.studies())
     store.create_study(spec.name, spec.to_dict())
     lease = store.acquire(spec.name)
     try:
         with trial_folder.held_folder(folder):
             row = store.study(spec.name)
             yield OpenStudy(store, lease, row, spec, folder, Board(store.trials(row)))
+    except PPOTunerError:
+        if is_new and store.study(spec.name).folder is None:  # `settle` notes the folder
+            store.delete_study(lease)
+        raise
     finally:
         with suppress(StoreError):  # where it is gone for good, the lease runs out by itself
             store.release(lease)
@@ -85,10 +92,10 @@ def settle(study: OpenStudy) -> Iterator[str]:
             study.board = Board(study.store.trials(study.row))
     if study.row.archived_at is not None:
         yield "the study was archived, and is no longer"
+    trial_folder.claim(study.folder, study.row)
     study.store.update_study(
         study.lease, spec=study.spec.to_dict(), folder=str(study.folder.absolute()), archived_at=None
     )
-    trial_folder.claim(study.folder, study.row)
 
 
 class MirrorKeeper:

@@ -31,6 +31,7 @@ class OrderDesk:
         self._limits = limits
         self._is_running = is_running
         self._changed: list[int] = []
+        self._began = study.row.read_at or 0.0
 
     def decide(self, order: Order) -> Order:
         """Carry out an order or refuse it, and return it as it stands then."""
@@ -41,6 +42,9 @@ class OrderDesk:
             raise  # says nothing about the order
         except PPOTunerError as error:
             study.store.refuse(study.lease, order, str(error))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # No command places what leads here; whoever did must not end this run, and the next one, and the next.
+            study.store.refuse(study.lease, order, f"it cannot be carried out: {type(error).__name__}: {error}")
         return study.store.order(order.id)
 
     def take_changed(self) -> list[TrialRow]:
@@ -52,6 +56,8 @@ class OrderDesk:
     def _carry_out(self, order: Order) -> None:
         if order.kind not in order_kinds.KINDS:
             raise ConfigError(f'there is no order "{order.kind}"')
+        if order.trial is None and order_kinds.KINDS[order.kind].trial == "needed":
+            raise ConfigError(f"{order.kind} names no trial")
         if order.kind == "enqueue":
             self._enqueue(order)
         elif order.kind == "fork":
@@ -77,6 +83,8 @@ class OrderDesk:
             connection.execute(update(table).where(table.c.id == self._study.row.id).values(paused_at=at))
             return "the study is paused" if order.kind == "pause" else "the study goes on"
 
+        if order.kind == "stop" and order.placed_at < self._began:
+            raise ConfigError("it was for an earlier run of the study, which has ended")
         if order.kind == "resume" and self._study.row.paused_at is None:
             raise ConfigError("the study is not paused")
         if order.kind == "pause" and self._study.row.paused_at is not None:
@@ -121,7 +129,7 @@ class OrderDesk:
     def _while_it_runs(self, order: Order, row: TrialRow) -> Callable[[Connection], str]:
         """Return the effect on a trial that a worker runs: it learns of it at its next report."""
         wanted = None if order.kind == "resume" else Wanted(order.kind)
-        text = f"trial {row.number} goes on" if wanted is None else f"trial {row.number}: {wanted} after its step"
+        text = f"trial {row.number} goes on" if wanted is None else f"trial {row.number} will {wanted} after its step"
 
         def effect(connection: Connection) -> str:
             connection.execute(update(schema.trials).where(schema.trials.c.id == row.id).values(wanted=wanted))
@@ -157,7 +165,8 @@ class OrderDesk:
         def effect(connection: Connection) -> str:
             ids = [row.id for row in chosen]
             connection.execute(update(schema.trials).where(schema.trials.c.id.in_(ids)).values(**blank))
-            return f"trial {', '.join(str(row.number) for row in chosen)} is tried again"
+            numbers = ", ".join(str(row.number) for row in chosen)
+            return f"trial {numbers} is tried again" if len(chosen) == 1 else f"trials {numbers} are tried again"
 
         study.store.decide(study.lease, order, effect)
         self._changed += [row.number for row in chosen]

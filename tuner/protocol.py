@@ -10,6 +10,8 @@ from ppo_core.report import StepReport
 from tuner.guard import GuardSettings
 from tuner.status import Reason
 
+GPU_VARIABLE = "PPO_TUNER_GPU"
+"""Names the GPU that a worker was given for itself."""
 CHECKPOINT_SECONDS = 30.0
 """A running trial saves a checkpoint at least this often, and at every evaluation."""
 

@@ -14,7 +14,7 @@ Never imports torch.
 import logging
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,7 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10*
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 _log = logging.getLogger(__name__)
+_Elsewhere = Callable[[Path], bool]
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def enforce(
     limit: int,
     *,
     kl_budget: float,
-    is_kept_elsewhere: bool = False,
+    is_kept_elsewhere: Callable[[Path], bool] = lambda _: False,
 ) -> list[Dropped]:
     """Drop checkpoints below a study's folder until they take at most `limit` bytes, and return what was dropped.
 
@@ -93,7 +94,7 @@ def enforce(
         running: Numbers of the trials that a worker runs now.
         limit: In bytes.
         kl_budget: Highest eval KL of a trial's best checkpoint and of the best trial, in nats per response.
-        is_kept_elsewhere: Whether a paused trial's checkpoints can be brought back from another place.
+        is_kept_elsewhere: Tells of a paused trial's checkpoint whether it can be brought back from another place.
     """
     excess = used(folder) - limit
     dropped: list[Dropped] = []
@@ -129,7 +130,7 @@ class _Kept:
 
 
 def _expendable(
-    folder: Path, trials: Sequence[TrialRow], running: Collection[int], kl_budget: float, is_kept_elsewhere: bool
+    folder: Path, trials: Sequence[TrialRow], running: Collection[int], kl_budget: float, is_kept_elsewhere: _Elsewhere
 ) -> Iterator[tuple[int, Path, str]]:
     """Yield what may be dropped, first what goes first, each with its trial's number and what it is."""
     kept = [_kept(folder / str(row.number), row, kl_budget) for row in trials]
@@ -154,11 +155,12 @@ def _surplus(kept: _Kept, is_running: bool) -> Iterator[tuple[int, Path, str]]:
             yield kept.row.number, path, "neither the newest nor the best"
 
 
-def _paused(resting: Sequence[_Kept], is_kept_elsewhere: bool) -> Iterator[tuple[int, Path, str]]:
+def _paused(resting: Sequence[_Kept], is_kept_elsewhere: _Elsewhere) -> Iterator[tuple[int, Path, str]]:
     paused = [(_saved_at(one.newest), one) for one in resting if one.row.status is Status.PAUSED and one.newest]
-    loss = "it is brought back when the trial goes on" if is_kept_elsewhere else "it begins anew when it goes on"
     for _, one in sorted(paused, key=lambda pair: (pair[0], pair[1].row.number)):
         for path in dict.fromkeys(path for path in (one.best, one.newest) if path is not None):
+            is_safe = path == one.newest and is_kept_elsewhere(path)
+            loss = "it is brought back when the trial goes on" if is_safe else "it begins anew when it goes on"
             yield one.row.number, path, f"paused; {loss}" if path == one.newest else "the best of a paused trial"
 
 

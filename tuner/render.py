@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ppo_core.command.output import KL_UNIT, NOTHING, measured, plain, plus_minus, short
+from ppo_core.command.output import KL_UNIT, NOTHING, PLAIN_WIDTH, measured, plain, plus_minus, short
 from ppo_core.declaration import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
@@ -67,7 +67,7 @@ def study_line(view: StudyView) -> str:
     """Return one line on a study: its task, state, trials and KL budget."""
     return (
         f'Study "{plain(view.row.name)}": task {plain(view.spec.task)}, {view.state}, '
-        f"{ended_of(view.ended, view.spec.trials)}, KL budget {short(view.spec.kl_budget)} and limit "
+        f"{ended_of(view.ended, view.total)}, KL budget {short(view.spec.kl_budget)} and limit "
         f"{short(view.spec.kl_limit)} {KL_UNIT}"
     )
 
@@ -135,17 +135,39 @@ def _called(trial: TrialRow) -> str:
 _ADDED = {Origin.ENQUEUED: "enqueued"}
 
 
-def params_table(trials: Sequence[TrialRow], spec: StudySpec) -> Table:
-    """Return the table of searched or listed values, a trial a row, with labels and what people added where any is."""
+def params_tables(trials: Sequence[TrialRow], spec: StudySpec) -> list[Table]:
+    """Return the searched or listed values, a trial a row, as tables none of which breaks a number to be narrow."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.params if name != KL_CONTROL))
-    headers = {name: _broken(name) for name in names}
-    labels = ("label",) if any(_called(trial) for trial in trials) else ()
+    columns = {_broken(name): [_cell(trial, name) for trial in trials] for name in names}
+    labels = {"label": [plain(trial.label) for trial in trials]} if any(trial.label for trial in trials) else {}
     title = "Listed values" if spec.listed else "Searched values"
-    table = _table("trial", *labels, *headers.values(), title=title, right=("trial", *headers.values()))
-    for trial in trials:
-        cells = (short(trial.params[name]) if name in trial.params else NOTHING for name in names)
-        table.add_row(str(trial.number), *(_called(trial) for _ in labels), *cells)
-    return table
+    tables = []
+    for number, chosen in enumerate(_in_widths(columns, PLAIN_WIDTH - 8 - _width(labels))):
+        shown = (title if number == 0 else None, ("trial", *labels, *chosen), ("trial", *chosen))
+        table = _table(*shown[1], title=shown[0], right=shown[2])
+        for row, trial in enumerate(trials):
+            table.add_row(str(trial.number), *(cells[row] for cells in {**labels, **chosen}.values()))
+        tables.append(table)
+    return tables
+
+
+def _cell(trial: TrialRow, name: str) -> str:
+    return short(trial.params[name]) if name in trial.params else NOTHING
+
+
+def _in_widths(columns: Mapping[str, list[str]], width: int) -> list[dict[str, list[str]]]:
+    """Return the columns in groups, each at most `width` characters wide where its columns allow it."""
+    groups: list[dict[str, list[str]]] = [{}]
+    for header, cells in columns.items():
+        if groups[-1] and _width(groups[-1]) + _width({header: cells}) > width:
+            groups.append({})
+        groups[-1][header] = cells
+    return groups
+
+
+def _width(columns: Mapping[str, list[str]]) -> int:
+    """Return how many characters the columns take, with their gaps."""
+    return sum(2 + max(map(len, [*header.split("\n"), *cells])) for header, cells in columns.items())
 
 
 def _broken(name: str, width: int = 7) -> str:
@@ -229,7 +251,12 @@ def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
             measured(view["best_value"]),
             measured(view["best_kl"]),
         )
-        table.add_row(plain(view["name"]), plain(view["task"]), view["state"], *numbers)
+        table.add_row(
+            plain(view["name"]),
+            plain(view["task"]),
+            f"{view['state']}{', archived' if view['archived_at'] else ''}",
+            *numbers,
+        )
     return table
 
 

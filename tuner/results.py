@@ -15,6 +15,7 @@ from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.task import get_task
 from tuner.best import best_trial
+from tuner.board import COUNTED
 from tuner.guard_rules import RULES
 from tuner.spec import SCALE_FREE, Origin, StudySpec
 from tuner.status import Status
@@ -55,6 +56,11 @@ class StudyView:
     def ended(self) -> int:
         """How many of its trials have ended, however they did; more than its total where that was lowered since."""
         return sum(trial.status.is_final for trial in self.trials)
+
+    @property
+    def total(self) -> int:
+        """How many trials it is to have, with what people added."""
+        return self.spec.trials + sum(trial.origin not in COUNTED for trial in self.trials)
 
     def best(self, kl_budget: float | None = None) -> TrialRow | None:
         """Return the best trial under the study's KL budget or another (see `tuner.best`), or None."""
@@ -162,13 +168,14 @@ def study_summary(view: StudyView) -> dict[str, Any]:
         "name": view.row.name,
         "task": view.spec.task,
         "state": view.state,
-        "trials": view.spec.trials,
+        "trials": view.total,
         "finished": view.ended,
         "best": None if best is None else best.number,
         "best_value": None if best is None else best.value,
         "best_kl": None if best is None else best.kl,
         "kl_budget": view.spec.kl_budget,
         "created_at": view.row.created_at,
+        "archived_at": view.row.archived_at,
         "finished_at": view.row.finished_at,
     }
 
@@ -176,7 +183,7 @@ def study_summary(view: StudyView) -> dict[str, Any]:
 def study_data(view: StudyView) -> dict[str, Any]:
     """Return the object of `show STUDY`: its summary and spec, and every trial."""
     trials = [trial_data(trial) for trial in view.trials]
-    return study_summary(view) | {"trials": trials, "total": view.spec.trials, "spec": view.row.spec}
+    return study_summary(view) | {"trials": trials, "total": view.total, "spec": view.row.spec}
 
 
 def trial_data(trial: TrialRow) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """One trial in a worker: step, guard, report, save, until its end or the controller's word."""
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from ppo_core.importing import import_module
 from ppo_core.report import StepReport, Trainer
 from tuner import checkpoint_place
 from tuner.guard import GuardState, observe
-from tuner.protocol import Answer, Ended, Left, Stepped, TrialSpec
+from tuner.protocol import GPU_VARIABLE, Answer, Ended, Left, Stepped, TrialSpec
 
 
 def run_trial(spec: TrialSpec, ask: Callable[[Stepped], Answer]) -> Ended | Left:
@@ -98,7 +99,15 @@ def _make_trainer(spec: TrialSpec, config: PPOConfig) -> Trainer:
     _set_torch_threads(spec.threads)
     trainer: Trainer = factory(config, spec.task, device=spec.device, resume_from=spec.resume_from)
     _set_torch_threads(spec.threads)  # the factory may have been what imported torch
+    _require_gpu()
     return trainer
+
+
+def _require_gpu() -> None:
+    """Raise ConfigError where this worker was given a GPU that torch does not see: it would train on the CPU."""
+    torch, gpu = sys.modules.get("torch"), os.environ.get(GPU_VARIABLE)
+    if torch is not None and gpu is not None and not torch.cuda.is_available():
+        raise ConfigError(f"--gpus names GPU {gpu}, and torch sees no such GPU here")
 
 
 def import_factory(path: str) -> Callable[..., Trainer]:

@@ -4,15 +4,17 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ppo_core import checkpoints_kept
 from ppo_core.declaration import HyperValue
 from tuner import checkpoint_place, forking, quota, trial_folder
 from tuner.checkpoint_place import Place, TrialPlace
 from tuner.open_study import OpenStudy
-from tuner.store import TrialRow
+from tuner.status import Status
+from tuner.store import StudyRow, TrialRow
 
-QUOTA_SECONDS = 30.0
+QUOTA_SECONDS = 10.0
 """How often a running study is measured against its quota."""
 
 
@@ -24,6 +26,11 @@ class Keeping:
     """Of any file system that fsspec knows."""
     max_disk: int | None = None
     """In bytes, for all trials of the study."""
+
+    def over(self, study: StudyRow) -> "Keeping":
+        """Return this, with what it leaves open as it was in the last run of the study."""
+        last = None if study.max_disk is None else int(study.max_disk)
+        return Keeping(self.url or study.checkpoint_url, self.max_disk or last)
 
 
 NOTHING_KEPT = Keeping()
@@ -57,6 +64,11 @@ class TrialFiles:
             self._place = checkpoint_place.open(keeping.url)
             self._place.claim(study.row)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The columns of the study that remember it."""
+        return {"checkpoint_url": self._keeping.url, "max_disk": self._keeping.max_disk}
+
     def resume_point(self, row: TrialRow) -> tuple[Path, int] | None:
         """Return the checkpoint that a trial goes on from, with its step; None: it has none. See `trial_folder`."""
         last_step = self._study.store.last_step(row.id)
@@ -89,10 +101,14 @@ class TrialFiles:
         limit, study = self._keeping.max_disk, self._study
         if limit is None or (not now and time.monotonic() - self._measured_at < QUOTA_SECONDS):
             return
-        elsewhere = self._place is not None
         budget = study.spec.kl_budget
         rows = study.board.rows
-        for dropped in quota.enforce(study.folder, rows, running, limit, kl_budget=budget, is_kept_elsewhere=elsewhere):
+        for row in rows:
+            if row.status is Status.PAUSED and (elsewhere := self._elsewhere(row.number)) is not None:
+                elsewhere.add()
+        for dropped in quota.enforce(
+            study.folder, rows, running, limit, kl_budget=budget, is_kept_elsewhere=self._is_elsewhere
+        ):
             self._warn(dropped.line)
         taken = quota.used(study.folder)
         if taken > limit and not self._is_over:
@@ -100,6 +116,10 @@ class TrialFiles:
             self._warn(f"checkpoints take {size(taken)}, over the quota of {size(limit)}: nothing more may be dropped")
         self._is_over = taken > limit
         self._measured_at = time.monotonic()
+
+    def _is_elsewhere(self, checkpoint: Path) -> bool:
+        place = self._elsewhere(int(checkpoint.parent.name))
+        return place is not None and place.holds(checkpoint)
 
     def _folder(self, number: int) -> Path:
         return self._study.trial_folder(number)

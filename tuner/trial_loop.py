@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import assert_never
 
+from ppo_core.command.output import report_line
 from ppo_core.command.stop_signals import StopRequest
 from ppo_core.errors import PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
@@ -17,6 +18,7 @@ from tuner.events import (
     Preparing,
     StudyPaused,
     StudyStopping,
+    StudyWarned,
     Tell,
     TrialEnded,
     TrialSetAside,
@@ -87,6 +89,7 @@ class TrialLoop:
             StudyError: trial after trial failed for the same cause.
             TaskError: the task could not be prepared.
         """
+        self._set_interrupted_aside()
         self._obey()
         if self._prepare_task():
             while self._start_trials() or self._obey():
@@ -98,7 +101,8 @@ class TrialLoop:
                     self._obey()
                 self._files.keep_within_quota(self._running)
         if self._verdict is not None:
-            raise StudyError(self._verdict)
+            name = self._study.row.name
+            raise StudyError(f"{self._verdict}; mend the cause, then: ppo-tuner retry {name}, and run the study again")
         return self._stopping
 
     # Waiting
@@ -172,7 +176,7 @@ class TrialLoop:
             self._queue.learn(row)
             if row.status.is_final:
                 self._mirror.update()
-                self._tell(TrialEnded(row))
+                self._tell_end(row)
         if order.kind == "retry":
             self._mirror.compare()
         if order.kind == "set":
@@ -183,6 +187,20 @@ class TrialLoop:
             self._stop.why = ORDERED
 
     # Starting
+
+    def _set_interrupted_aside(self) -> None:
+        """Have the trials that the last run left in the middle wait for a worker, or do what orders want of them."""
+        study = self._study
+        for row in study.board.open(study.spec.trials):
+            if row.wanted is not None:
+                self._settle(row, row.wanted)
+            elif row.status is Status.RUNNING:
+                study.store.set_aside(study.lease, row.id, Status.WAITING)
+                study.refresh(row.number)
+        left = study.board.left_out(study.spec.trials)
+        if left:
+            numbers = ", ".join(map(str, left))
+            self._tell(StudyWarned(f"trial {numbers} is left where it is: the total is {study.spec.trials} now"))
 
     def _start_trials(self) -> bool:
         """Start as many trials as there are workers free; return whether to wait for anything."""
@@ -213,6 +231,10 @@ class TrialLoop:
             numbers = ", ".join(map(str, paused))
             self._stopping = f"{ONLY_PAUSED} (trial {numbers})"
 
+    def _tell_end(self, row: TrialRow) -> None:
+        board = self._study.board
+        self._tell(TrialEnded(row, board.ended(), board.total(self._study.spec.trials)))
+
     def _settle(self, row: TrialRow, wanted: Wanted) -> None:
         """Do what an order wants of a trial whose worker or controller died before it was told."""
         study = self._study
@@ -227,6 +249,12 @@ class TrialLoop:
         """Start a trial from its last checkpoint, or from the beginning where it has none."""
         study = self._study
         resume_from, step = self._files.resume_point(row) or (None, None)
+        if step is None and row.episodes > 0:
+            text = (
+                f"trial {row.number} begins anew: none of its checkpoints is left, and {row.episodes} episodes are lost"
+            )
+            trial_log.note(study.trial_folder(row.number), text)
+            self._tell(StudyWarned(text))
         row = study.store.begin_attempt(study.lease, row, step)
         study.board.put(row)
         self._running[row.number] = _Running(row, whole_episodes(PPOConfig.from_dict(row.config)))
@@ -279,6 +307,8 @@ class TrialLoop:
         running.wanted = None if message.reason else wanted
         if message.reason is not None:
             trial_log.note(study.trial_folder(number), f"guard: {message.reason.message}")
+        if message.report.is_evaluation:
+            trial_log.note(study.trial_folder(number), report_line(message.report, message.report.step))
         self._engine.answer(number, self._answer(running))
         self._tell(TrialStepped(number, message.report, running.total_episodes))
 
@@ -295,6 +325,7 @@ class TrialLoop:
             status = Status.PAUSED if running.wanted is Wanted.PAUSE else Status.WAITING
             study.store.set_aside(study.lease, running.row.id, status)
             self._queue.learn(study.refresh(number))
+            trial_log.note(study.trial_folder(number), f"saved a checkpoint; the trial is {status}")
             self._tell(TrialSetAside(study.board[number]))
 
     def _end(self, number: int) -> None:
@@ -309,6 +340,7 @@ class TrialLoop:
     def _retry(self, number: int, lost: Lost) -> None:
         folder = self._study.trial_folder(number)
         trial_log.note(folder, f"worker lost: {lost.how}")
+        self._tell(StudyWarned(f"trial {number}: its worker was lost, {lost.how}"))
         if self._is_stopping():  # the next run of the study takes it up
             del self._running[number]
             return
@@ -325,9 +357,11 @@ class TrialLoop:
     def _conclude(self, trial: TrialRow, outcome: Outcome) -> None:
         study = self._study
         study.store.finish_trial(study.lease, trial.id, outcome)
+        why = "" if outcome.reason is None else f": {outcome.reason.message}"
+        trial_log.note(study.trial_folder(trial.number), f"the trial is {outcome.status}{why}")
         self._files.end(trial.number)
         row = study.refresh(trial.number)
         self._queue.learn(row)
         self._mirror.update()
         self._verdict = self._verdict or self._streak.add(row)
-        self._tell(TrialEnded(row))
+        self._tell_end(row)

@@ -47,8 +47,8 @@ def rename(store: Store, study: StudyRow, name: str, tell: Tell) -> None:
     with _held(store, study) as (lease, study):
         if any(other.name == name for other in store.studies()):
             raise StudyError(f'there is a study "{name}" already')
-        _delete_mirror(store, study.name, tell)
         folder = _move(study, name, tell)
+        _delete_mirror(store, study.name, tell)
         try:
             store.rename_study(lease, name, study.folder if folder is None else str(folder))
         except StudyError:  # what is certain not to have happened; after a StoreError it may have

@@ -54,6 +54,11 @@ def changed(*pairs: tuple[str, str]) -> str:
 FILES: dict[str, str | bytes] = {
     "made.toml": STUDY_FILE,
     "held.toml": changed(('"made"', '"held"')),
+    "taken.toml": changed(('"made"', '"taken"')),
+    "theirs.toml": changed(('"made"', '"theirs"')),
+    "fresh.toml": changed(('"made"', '"fresh"')),
+    "given/study.toml": changed(("seed = 3", "seed = 4")),
+    "held/readme.txt": "a folder of the name of a stored study",
     "blocked.toml": changed(('"made"', '"blocked"')),
     # Files that are no study
     "syntax.toml": changed(("trials = 8", "trials = = 8")),
@@ -108,7 +113,11 @@ COMMAND_LINES: list[Case] = [
     ("run made.toml --gpus x", 2, r"--gpus: 'x' is not allowed"),
     ("run made.toml --gpus ''", 2, r"--gpus: '' is not allowed"),
     ("run made.toml --workers 3 --gpus 0,1", 2, r"workers = 3 is not allowed: at most 2, one a GPU"),
-    ("run made.toml --max-disk '5 parsecs'", 2, r"--max-disk: .*'5 parsecs' is not allowed: a size over 0 such as 20GB"),
+    (
+        "run made.toml --max-disk '5 parsecs'",
+        2,
+        r"--max-disk: .*'5 parsecs' is not allowed: a size over 0 such as 20GB",
+    ),
     ("run made.toml --max-disk 0", 2, r"--max-disk: .*'0' is not allowed"),
     (f"run made.toml --max-disk {'9' * 400}GB", 2, r"--max-disk: .* is not allowed"),
     ("dashboard --port 65536", 2, r"--port: '65536' is not allowed: a port from 1 to 65535"),
@@ -116,7 +125,7 @@ COMMAND_LINES: list[Case] = [
     ("logs made 0 -n 0", 2, r"--lines: '0' is not allowed"),
 ]
 STORES: list[Case] = [
-    ("list --storage none.db", 1, r"there is no store at none\.db yet; `ppo-tuner demo` makes one"),
+    ("list --storage none.db", 1, r"there is no store at none\.db yet; `ppo-tuner run` makes it"),
     ("show made --storage folder", 1, r"the store folder is a folder; name a file in it"),
     ("list --storage plain_file", 1, r"plain_file is no SQLite database; name another file with --storage"),
     ("run made.toml --storage plain_file", 1, r"plain_file is no SQLite database"),
@@ -126,7 +135,11 @@ STORES: list[Case] = [
     ("dashboard --storage mysql://host/x", 1, r"mysql is not supported"),
     (f"list --storage postgresql://me:{SECRET}@127.0.0.1:1/db", 1, r"cannot use the store postgresql://me:\*\*\*@127"),
     (f"run made.toml --storage postgresql://me:{SECRET}@127.0.0.1:1/db", 1, r"cannot use the store postgresql://me:\*"),
-    (f"list --storage postgresql://me:{SECRET}@host:port/db", 1, r'"postgresql://me:\*\*\*@host:port/db" is not a data'),
+    (
+        f"list --storage postgresql://me:{SECRET}@host:port/db",
+        1,
+        r'"postgresql://me:\*\*\*@host:port/db" is not a data',
+    ),
     (f"list --storage postgresql://me:{SECRET}/@2@host:port/db", 1, r"is not a database URL such as"),
     (f"stop made --storage mysql://me:{SECRET}@host/db", 1, r"me:\*\*\*@host/db"),
 ]
@@ -161,16 +174,28 @@ STUDIES: list[Case] = [
     ("run listed --trials 3", 2, r"trials = 3 is not allowed beside \[\[trial\]\] tables"),
     ("run to_task.toml", 2, r'study "made" has trials already: task: arithmetic, was reviews; give the study another'),
     ("run to_seed.toml", 2, r"has trials already: seed: 4, was 3; give the study another name$"),
-    ("run to_fixed.toml", 2, r"has trials already: fixed\.entropy_coef: 0\.02, was 0\.01; give the study another name$"),
+    (
+        "run to_fixed.toml",
+        2,
+        r"has trials already: fixed\.entropy_coef: 0\.02, was 0\.01; give the study another name$",
+    ),
     ("run to_guard.toml", 2, r"has trials already: guard\.patience: 7, was \d; give the study another name$"),
     ("run to_kl.toml", 2, r"has trials already: kl\.limit: 16\.0, was 15\.0; give the study another name$"),
     ("run to_trainer.toml", 2, r"has trials already: trainer: mine:trainer, was ppo_core"),
-    ("run held.toml", 1, r'study "held" is run by process \d+ on \S+ \(last sign of life \d+ s ago\); stop that one first$'),
+    (
+        "run held.toml",
+        1,
+        r'study "held" is run by process \d+ on \S+ \(last sign of life \d+ s ago\); stop that one first$',
+    ),
     ("run held", 1, r'study "held" is run by process \d+ on \S+'),
     ("run blocked.toml", 1, r"cannot use the folder runs/blocked for checkpoints"),
+    ("run taken.toml", 1, r"cannot use the folder runs/taken for checkpoints"),
+    ("run theirs.toml", 1, r"runs/theirs holds checkpoints of a study of that name in another store"),
+    ("run fresh.toml --checkpoints plain_file", 1, r"cannot use plain_file for checkpoints"),
     ("run made.toml --checkpoints s9://x", 2, r'checkpoints cannot be kept at s9://x: .*; did you mean "s3"\?'),
     ("run made.toml --checkpoints ''", 2, r"the place of checkpoints is empty; allowed: a URL"),
-    (f"run new.toml --checkpoints s9://me:{SECRET}@x", 2, r"there is no study file new\.toml"),
+    ("run fresh.toml --checkpoints s9://x", 2, r"checkpoints cannot be kept at s9://x"),
+    ("run fresh.toml --checkpoints s9://x --storage new.db", 2, r"checkpoints cannot be kept at s9://x"),
     (f"run made.toml --checkpoints s9://me:{SECRET}@x", 2, r"checkpoints cannot be kept at s9://me:\*\*\*@x"),
     ("run made.toml --checkpoints plain_file", 1, r"cannot use plain_file for checkpoints: "),
 ]
@@ -216,6 +241,7 @@ UPKEEP: list[Case] = [
     ("rename made 'a b'", 2, r"the new name = 'a b' is not allowed"),
     ("rename made made", 2, r'"made" is the study\'s name already$'),
     ("rename made listed", 1, r'there is a study "listed" already$'),
+    ("rename made blocked_too", 1, r"blocked_too is there already, where the study's checkpoints would go"),
     ("rename held new", 1, r'study "held" is run by process'),
     ("archive mad", 1, r'no study "mad"'),
     ("archive held", 1, r'study "held" is run by process'),
@@ -257,7 +283,11 @@ ORDERS: list[Case] = [
     ("fork made 1 --set kl_coef=-1", 2, r"kl_coef = '?-1'? is not allowed: a number at least 0"),
     ("fork made 1 --set kl_coef=0.2 --at 100", 2, r"trial 1 keeps no checkpoint at episode 100; kept: 128, 256$"),
     ("fork made 1 --set kl_coef=0.2 --at 0", 2, r"--at: '0' is not allowed"),
-    ("fork made 1 --set total_episodes=256 kl_coef=0.2", 2, r"total_episodes = 256 leaves a fork at episode 256 nothing"),
+    (
+        "fork made 1 --set total_episodes=256 kl_coef=0.2",
+        2,
+        r"total_episodes = 256 leaves a fork at episode 256 nothing",
+    ),
     ("fork made 9 --set kl_coef=0.2", 2, r"trial 9 has not started yet; a fork begins at a checkpoint$"),
     ("fork made 99 --set kl_coef=0.2", 1, r"no trial 99"),
     ("set made", 2, r"set changes nothing; there are: trials, workers, kl_budget$"),
@@ -308,6 +338,11 @@ def make(folder: Path) -> Store:
     for step in KEPT:
         checkpoint.write(checkpoint.step_folder(runs / "made" / "1", step), {}, state={}, extra={"episode": 64 * step})
     (runs / "blocked").write_text("")
+    (runs / "taken").write_text("")
+    for name in ("blocked_too", "theirs/0/step-000003", "fresh"):
+        (runs / name).mkdir(parents=True)
+    for name in ("theirs", "fresh"):
+        (runs / name / ".lock").touch()
     store.update_study(lease, folder=str(runs / "made"))
     store.release(lease)
     for name in ("held", "blocked", "paused", "empty"):
@@ -366,7 +401,9 @@ def test_bad_input_is_one_line_and_changes_nothing(
 
 
 def test_every_command_has_cases() -> None:
-    lines = [line for cases in (COMMAND_LINES, STORES, STUDIES, READING, UPKEEP, ORDERS, OTHERS) for line, _, _ in cases]
+    lines = [
+        line for cases in (COMMAND_LINES, STORES, STUDIES, READING, UPKEEP, ORDERS, OTHERS) for line, _, _ in cases
+    ]
     assert {shlex.split(line)[0] for line in lines} >= set(cli.COMMANDS)
 
 

@@ -28,7 +28,7 @@ from tuner.commands.arguments import to_copy
     ("argv", "status", "message"),
     [
         (["shwo", "made"], 2, 'unknown command "shwo"; there are: .*; did you mean "show"?'),
-        (["run"], 2, "the following arguments are required: STUDY.toml"),
+        (["run"], 2, "the following arguments are required: STUDY"),
         (["run", "x.toml", "--trails", "3"], 2, 'unknown flag "--trails"; did you mean "--trials"?'),
         (["demo", "--trials", "0"], 2, "--trials: '0' is not allowed: a whole number of at least 1"),
         (["demo", "--timeout", "soon"], 2, "--timeout: 'soon' is not allowed: a time over 0, such as 90"),
@@ -46,7 +46,7 @@ from tuner.commands.arguments import to_copy
         (["best", "made", "--kl-budget", "ten"], 2, "--kl-budget: 'ten' is not allowed"),
         (["dashboard", "--port", "0"], 2, "--port: '0' is not allowed: a port from 1 to 65535"),
         (["list", "--storage", "mysql://host/x"], 1, "mysql is not supported; use sqlite or postgresql"),
-        (["list", "--storage", "sqlite:///none.db"], 1, "there is no store at none.db yet; `ppo-tuner demo` makes one"),
+        (["list", "--storage", "sqlite:///none.db"], 1, "there is no store at none.db yet; `ppo-tuner run` makes it, --storage names another"),
         (["run", "none.toml"], 2, "there is no study file none.toml"),
     ],
 )
@@ -227,7 +227,8 @@ def test_the_dashboard_is_served_on_this_machine_alone(made: str) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
             assert server.stdout is not None
-            assert server.stdout.readline() == f"dashboard: http://127.0.0.1:{port} (Ctrl-C ends it)\n"
+            said = re.escape(f"dashboard: http://127.0.0.1:{port}/?token=") + r"[\w-]{20,} \(Ctrl-C ends it\)\n"
+            assert re.fullmatch(said, server.stdout.readline())
             assert _answer(f"http://127.0.0.1:{port}/_stcore/health", server) == b"ok"
             listening = [c for c in psutil.Process(server.pid).net_connections("tcp") if c.status == "LISTEN"]
             assert [(c.laddr.ip, c.laddr.port) for c in listening] == [("127.0.0.1", port)]

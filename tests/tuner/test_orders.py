@@ -94,7 +94,7 @@ def test_a_running_trial_ends_where_it_is_and_keeps_its_value_so_far(tmp_path: P
         2 if kind == "prune" else 1
     )  # trial 5 leaves the limit
     (order,) = decided(tmp_path)
-    assert order.state is OrderState.DONE and f"trial 1: {kind} after its step" == order.outcome
+    assert order.state is OrderState.DONE and f"trial 1 will {kind} after its step" == order.outcome
     assert [event.order.id for event in events if isinstance(event, OrderDecided)] == [order.id]
 
 
@@ -278,3 +278,28 @@ def test_more_workers_than_gpus_are_refused_and_nothing_changes(tmp_path: Path) 
     (decided_order,) = decided(tmp_path)
     assert decided_order.state is OrderState.REFUSED
     assert decided_order.outcome == "workers = 3 is not allowed: one a GPU, and there are 2"
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        (
+            "enqueue",
+            {"values": {"cliprange": 0.15}, "label": "caf\udce9"},
+            "it cannot be carried out: UnicodeEncodeError",
+        ),
+        ("enqueue", {"values": [1]}, "it cannot be carried out: AttributeError"),
+        ("set", {"changes": 3}, "it cannot be carried out: AttributeError"),
+        ("prune", {}, "prune names no trial"),
+        ("fork", {"values": {"cliprange": 0.25}}, "fork names no trial"),
+        ("dance", {}, 'there is no order "dance"'),
+    ],
+)
+def test_an_order_that_no_command_places_ends_no_run(
+    tmp_path: Path, kind: str, arguments: dict[str, Any], message: str
+) -> None:
+    run(tmp_path, quick_spec(trials=1))
+    placed(tmp_path, kind, **arguments)
+    assert run(tmp_path, quick_spec(trials=1))[0]
+    (order,) = decided(tmp_path)
+    assert order.state is OrderState.REFUSED and str(order.outcome).startswith(message)
+    assert len(rows(tmp_path)) == 1

@@ -146,7 +146,7 @@ def test_what_was_dropped_is_told_with_its_size_and_what_follows(checkpoints: Ch
         f"trial 7: dropped the checkpoint of step 4 ({size / 1000:.1f} kB): paused; it begins anew when it goes on"
     )
     checkpoints.save(7, {4: None})
-    (dropped,) = enforce(checkpoints.folder, rows, (), 0, kl_budget=BUDGET, is_kept_elsewhere=True)
+    (dropped,) = enforce(checkpoints.folder, rows, (), 0, kl_budget=BUDGET, is_kept_elsewhere=lambda _: True)
     assert dropped.why == "paused; it is brought back when the trial goes on"
 
 

@@ -152,6 +152,7 @@ def test_summary_shape(view: StudyView) -> None:
         "kl_budget": 10.0,
         "created_at": view.row.created_at,
         "finished_at": None,
+        "archived_at": None,
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError
-from tests.tuner.quick_study import curves, quick_spec, rows, run, storage
+from tests.tuner.quick_study import curves, quick_spec, run, storage
 from tuner.controller import run_study
 from tuner.events import Event, StudyWarned, TrialStarted, TrialStepped
 from tuner.quota import used
@@ -58,7 +58,9 @@ def test_a_place_that_holds_another_study_of_that_name_is_refused_before_anythin
     run(tmp_path / "one", quick_spec(trials=1), keeping=keeping)
     with pytest.raises(StudyError, match="holds checkpoints of a study"):
         run(tmp_path / "two", quick_spec(trials=1), keeping=keeping)
-    assert rows(tmp_path / "two") == []
+    store = Store.open(storage(tmp_path / "two"))
+    assert store.studies() == []
+    store.close()
     with pytest.raises(ConfigError, match="s9"):
         run(tmp_path / "two", quick_spec(trials=1), keeping=Keeping("s9://bucket"))
 

@@ -12,7 +12,8 @@ from ppo_core.command.parsing import EXIT_INTERRUPTED
 from ppo_core.errors import StudyError
 from tuner import trial_log
 from tuner.commands.reading import opened
-from tuner.store import StudyRow, TrialRow
+from tuner.status import Status
+from tuner.store import Store, StudyRow, TrialRow
 
 POLL_SECONDS = 0.5
 
@@ -33,7 +34,7 @@ def logs(args: argparse.Namespace) -> int:
                 raise StudyError(missing)
             print(f"{missing}; waiting for it", file=sys.stderr)
         try:
-            _print_log(args, folder, lambda: not args.follow or store.trial(study, trial.number).status.is_final)
+            _print_log(args, folder, lambda: not args.follow or not _goes_on(store, args))
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
         return 0
@@ -49,6 +50,18 @@ def _print_log(args: argparse.Namespace, folder: Path, is_over: Callable[[], boo
             time.sleep(POLL_SECONDS)
             was_over = is_over()
             _write(follower.read())
+
+
+def _goes_on(store: Store, args: argparse.Namespace) -> bool:
+    """Return whether more may come; where the trial has not ended and nothing runs it, say so."""
+    study = store.study(args.study)
+    trial = store.trial(study, args.trial)
+    if trial.status.is_final:
+        return False
+    if trial.status is Status.PAUSED or not study.is_held:
+        print(f"trial {trial.number} is {trial.shown_status}, and nothing runs it now", file=sys.stderr)
+        return False
+    return True
 
 
 def _study_folder(study: StudyRow) -> Path:

@@ -28,7 +28,7 @@ from tuner.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.store import Order, TrialRow
+from tuner.store import Order
 
 
 class StudyProgress:
@@ -75,7 +75,7 @@ class StudyProgress:
             case TrialStepped():
                 self._step(event)
             case TrialEnded():
-                self._end_trial(event.row)
+                self._end_trial(event)
             case TrialSetAside():
                 self._forget(event.row.number)
                 self._say(f"trial {event.row.number} saved a checkpoint and is {event.row.status}")
@@ -129,14 +129,14 @@ class StudyProgress:
             total, done = event.total_episodes, event.report.episode
             self._bars.update(bar, total=total, completed=done, note=_readings(event.report))
 
-    def _end_trial(self, row: TrialRow) -> None:
+    def _end_trial(self, event: TrialEnded) -> None:
+        row = event.row
         self._forget(row.number)
-        self._ended += 1
-        self._total = max(self._total, self._ended)
+        self._ended, self._total = event.ended, max(event.total, event.ended)
         line = f"[{self._ended:>{len(str(self._total))}}/{self._total}] {render.trial_line(row)}"
         self._say(line, render.STYLES[row.status])
         if self._study is not None:
-            self._bars.update(self._study, completed=self._ended, note=self._count())
+            self._bars.update(self._study, total=self._total, completed=self._ended, note=self._count())
 
     def _tell_order(self, order: Order) -> None:
         about = "" if order.trial is None else f" trial {order.trial}"

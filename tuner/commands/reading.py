@@ -3,13 +3,14 @@
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from ppo_core.command import output
 from ppo_core.errors import ConfigError, StudyError
-from tuner import render, results
+from tuner import forking, render, results
 from tuner.commands import report, storage
 from tuner.results import StudyView, read_study
-from tuner.store import Store, TrialRow
+from tuner.store import Store, StudyRow, TrialRow
 
 
 @contextmanager
@@ -80,8 +81,16 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
     rows = store.steps([trial.id], render.CURVE_METRICS)
     if rows:
         out.print(render.curve_table(rows))
+    kept = _kept_episodes(view.row, trial)
+    if kept:
+        out.print(f"Checkpoints kept, by episode: {', '.join(map(str, kept))}")
     for line in render.sample_lines(store.samples([trial.id])):
         out.print(line)
+
+
+def _kept_episodes(study: StudyRow, trial: TrialRow) -> list[int]:
+    """Return the episodes that a fork may begin at, where the study's folder is on this host."""
+    return [] if study.folder is None else sorted(forking.by_episode(Path(study.folder) / str(trial.number)))
 
 
 def compare(args: argparse.Namespace) -> int:

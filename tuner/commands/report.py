@@ -25,7 +25,8 @@ def print_trials(out: Console, view: StudyView) -> None:
         out.print("No trial has begun yet.")
         return
     out.print(render.trials_table(view.trials, view.best()))
-    out.print(render.params_table(view.trials, view.spec))
+    for table in render.params_tables(view.trials, view.spec):
+        out.print(table)
     legend = render.reference_legend(view)
     if legend is not None:
         out.print(legend)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context, resource_tracker
 
 from tuner import worker
-from tuner.protocol import Answer, Lost, Message, Order
+from tuner.protocol import GPU_VARIABLE, Answer, Lost, Message, Order
 
 _EXIT_SECONDS = 5.0
 """How long a worker whose pipe ended has to end by itself."""
@@ -28,7 +28,7 @@ class WorkerProcess:
         self.gpu = gpu
         variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | _NO_BARS
         if gpu is not None:
-            variables["CUDA_VISIBLE_DEVICES"] = gpu
+            variables |= {"CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu}
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         # No daemon, which could have no children of its own (data loaders); it watches for this process's end itself.

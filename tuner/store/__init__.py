@@ -76,7 +76,7 @@ def _check(engine: Engine, create: bool, migrate: bool) -> Migration | None:
             path = opening.file_of(engine.url)
             if path is None or path.exists():
                 raise StoreError(f"{where} holds no PPO Tuner store; name another with --storage")
-            raise StoreError(f"there is no store at {path} yet; `ppo-tuner demo` makes one")
+            raise StoreError(f"there is no store at {path} yet; `ppo-tuner run` makes it, --storage names another")
         _make_file(engine)
         opening.create(engine)
     elif opening.OLDEST_VERSION <= version < schema.SCHEMA_VERSION:

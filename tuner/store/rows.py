@@ -46,6 +46,10 @@ class StudyRow:
     """Where its trials' folders were last, as an absolute path on the controller's host."""
     workers: int | None = None
     """How many trials its controller runs at a time."""
+    checkpoint_url: str | None = None
+    """Where its checkpoints are kept besides, if anywhere."""
+    max_disk: float | None = None
+    """Most bytes that its checkpoints take; None: any number."""
     read_at: float | None = None
     """When this was read, by the clock that leases are kept by (see `tuner.store.clock`). Not stored."""
 

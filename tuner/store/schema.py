@@ -56,6 +56,8 @@ studies = Table(
     Column("paused_at", Float),
     Column("folder", Text),
     Column("workers", Integer),
+    Column("checkpoint_url", Text),
+    Column("max_disk", Float),
 )
 
 trials = Table(

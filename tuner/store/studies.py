@@ -151,6 +151,7 @@ class Studies(Database):
             return connection.execute(update(table).where(free).values(**values)).rowcount == 1
 
         if not self._change(take):
+            self._read(lambda connection: _free_token(connection, study))  # says who was faster
             raise StudyError(f'study "{name}" was taken by another controller just now')
         return Lease(study.id, token + 1)
 
