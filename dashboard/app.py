@@ -1,24 +1,46 @@
 """The dashboard's entry: its pages. `streamlit run dashboard/app.py`, or `ppo-tuner dashboard`."""
 
+import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import streamlit as st
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 
+# Module in `dashboard.views`, which is also the address; title; icon. The first is the start page. (No docstring below
+# it: Streamlit writes a string that stands alone in this file onto the page.)
+PAGES = (
+    ("overview", "Overview", ":material/dashboard:"),
+    ("curves", "Curves", ":material/monitoring:"),
+    ("reward_kl", "Reward and KL", ":material/scatter_plot:"),
+    ("sampling", "Samples", ":material/chat:"),
+    ("compare", "Compare", ":material/compare_arrows:"),
+    ("control", "Control", ":material/tune:"),
+)
+
 
 def main() -> None:
     """Run the page that the link names."""
     if ROOT not in sys.path:  # Streamlit puts this file's folder there, and not the checkout's
         sys.path.insert(0, ROOT)
-    from dashboard.views import study
-
     # An emoji, since the browser would fetch a Material icon from outside.
     st.set_page_config(page_title="PPO Tuner", page_icon="📈", layout="wide")
-    st.navigation(
-        [st.Page(study.page, title="Study", icon=":material/monitoring:", url_path="study", default=True)]
-    ).run()
+    pages = [
+        st.Page(_page(module), title=title, icon=icon, url_path=module, default=place == 0)
+        for place, (module, title, icon) in enumerate(PAGES)
+    ]
+    st.navigation(pages).run()
+
+
+def _page(module: str) -> Callable[[], None]:
+    """Return a page that imports its module when it is shown: the others' libraries are not waited for."""
+
+    def page() -> None:
+        importlib.import_module(f"dashboard.views.{module}").page()
+
+    return page
 
 
 main()

@@ -1,5 +1,6 @@
 """From step rows to the points that charts draw: pure functions on frames."""
 
+from collections.abc import Collection, Sequence
 from typing import Literal, get_args
 
 import pandas as pd
@@ -7,8 +8,16 @@ import pandas as pd
 from ppo_core.metrics import METRICS
 from tuner.status import Status
 
-Axis = Literal["step", "episodes"]
+Axis = Literal["step", "episodes", "tokens", "seconds", "KL"]
 AXES: tuple[Axis, ...] = get_args(Axis)
+KL = "objective/kl_exact"
+LENGTH = "response/length_mean"
+NEEDED: dict[Axis, tuple[str, ...]] = {"step": (), "episodes": (), "tokens": (LENGTH,), "seconds": (), "KL": (KL,)}
+"""The metrics that a horizontal axis is made of."""
+LONGEST_GAP = 20
+"""Times the usual time between two reports of a trial: a longer one is a pause, and counts as one usual step."""
+BAND_TRIALS = 100
+"""Trials that a band is made of: more of them would not change what it shows, only how long it takes to read them."""
 
 EARLY = (Status.PRUNED, Status.FAILED, Status.STOPPED)
 """Statuses of trials that ended before their end."""
@@ -26,13 +35,38 @@ def points(curves: pd.DataFrame, metric: str, axis: Axis = "step", smoothing: fl
         {
             "trial": curves["trial"],
             "step": curves["step"],
-            "x": curves["step"] if axis == "step" else curves["episode"],
+            "x": positions(curves, axis),
             "y": curves[METRICS[metric].name],
         }
     )
+    if axis in ("tokens", "KL"):
+        frame = frame.dropna(subset="x")
     if metric.startswith("eval/"):
         return frame.dropna(subset="y")
     return smoothed(frame, smoothing) if smoothing > 0 else frame
+
+
+def positions(curves: pd.DataFrame, axis: Axis) -> pd.Series:
+    """Return where each row lies on a horizontal axis. `tokens` are response tokens so far: mean length x episodes;
+    `seconds` those of the trial since its first report, without pauses (see `LONGEST_GAP`).
+    """
+    by_trial = curves.groupby("trial")
+    if axis == "tokens":
+        new = by_trial["episode"].diff().fillna(0) * curves[LENGTH]
+        return new.fillna(0).groupby(curves["trial"]).cumsum()
+    if axis == "seconds":
+        gaps = by_trial["at"].diff()
+        usual = gaps.groupby(curves["trial"]).transform("median")
+        return gaps.mask(gaps > LONGEST_GAP * usual, usual).fillna(0).groupby(curves["trial"]).cumsum()
+    return curves[{"step": "step", "episodes": "episode", "KL": KL}[axis]]
+
+
+def representatives(numbers: Sequence[int], chosen: Collection[int], most: int = BAND_TRIALS) -> list[int]:
+    """Return at most `most` of the trials that are not chosen, spread evenly over their numbers."""
+    others = [number for number in numbers if number not in set(chosen)]
+    if len(others) <= most:
+        return others
+    return [others[place * len(others) // most] for place in range(most)]
 
 
 def smoothed(frame: pd.DataFrame, weight: float) -> pd.DataFrame:

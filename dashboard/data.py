@@ -1,11 +1,11 @@
 """What the pages show, read from the store as pandas frames. Nothing else of the dashboard reads it.
 
-Trials are named by number everywhere. Steps of trials that have ended never change, so they are read
-once, in blocks of trials; those of the rest are read at each refresh. Caches are keyed by strings and
-integers: the store's identity, the study, the trials' ids, the metrics.
+Trials are named by number everywhere. A refresh reads only steps that are new (see `step_cache`). Caches are keyed by
+strings and integers: the store's identity, the study, the metrics.
 """
 
 import os
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import pandas as pd
 import streamlit as st
 from sqlalchemy import URL
 
-from ppo_core.errors import StoreError
+from dashboard.step_cache import StepCache
+from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.report import TokenReadings
 from tuner.results import StudyView, kl_prunings, read_study
 from tuner.status import Reason
@@ -22,8 +23,8 @@ from tuner.store import DEFAULT_STORAGE, Store, StudyRow, TrialRow, schema
 
 CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
 """Step metrics that the pages draw."""
-BLOCK = 50
-"""Trials whose steps are read and kept together once all of them have ended."""
+RESTING_SECONDS = 15
+"""For how long a study that nothing runs is taken to be as it was, in the list of all studies."""
 
 _TRIAL_COLUMNS = [
     *("number", "id", "origin", "status", "shown_status", "rule", "reason", "stop_step"),
@@ -93,8 +94,24 @@ def is_missing(url: str) -> bool:
 
 
 def studies(store: Store) -> list[StudyRow]:
-    """Return the studies, the one to look at first in front: running ones, then the newest."""
-    return sorted(store.studies(), key=lambda study: (study.is_held, study.id), reverse=True)
+    """Return the studies, the one to look at first in front: running ones, then the newest, archived ones last."""
+    return sorted(store.studies(), key=lambda study: (study.is_held, study.archived_at is None, study.id), reverse=True)
+
+
+def view(store: Store, study: StudyRow) -> StudyView | None:
+    """Return a study with its trials, for the list of all; None: this program cannot read what is stored of it.
+
+    One that nothing runs is read again after `RESTING_SECONDS`, or at once where its row changed.
+    """
+    try:
+        if study.is_held:
+            return read_study(store, study.name)
+        changes = f"{study.finished_at}|{study.paused_at}|{study.archived_at}"
+        return _resting_view(_source(store, study), study.name, changes, store)
+    except StoreError:
+        raise
+    except PPOTunerError:
+        return None
 
 
 def snapshot(store: Store, name: str) -> Snapshot:
@@ -108,18 +125,27 @@ def snapshot(store: Store, name: str) -> Snapshot:
     return Snapshot(view, _trial_frame(view.trials))
 
 
-def curves(store: Store, snapshot: Snapshot, metrics: tuple[str, ...] = CURVES) -> pd.DataFrame:
-    """Return `trial`, `step`, `episode` and the metrics of every step; NaN: not measured, or not a number."""
-    study, rows = snapshot.view.row, snapshot.view.trials
-    source = f"{store.url}|{_identity(store.url)}|{study.id}|{study.created_at}"
-    parts = []
-    for start in range(0, len(rows), BLOCK):
-        block = rows[start : start + BLOCK]
-        ids = tuple(row.id for row in block)
-        is_final = len(block) == BLOCK and all(row.status.is_final for row in block)
-        part = _ended_steps(source, ids, metrics, store) if is_final else _steps(store, ids, metrics)
-        parts.append(part.assign(trial=part["trial"].map({row.id: row.number for row in block})))
-    return pd.concat(parts, ignore_index=True) if parts else _steps(store, (), metrics)
+def curves(
+    store: Store,
+    snapshot: Snapshot,
+    metrics: Sequence[str] = CURVES,
+    *,
+    numbers: Collection[int] | None = None,
+    evaluations_only: bool = False,
+) -> pd.DataFrame:
+    """Return `trial`, `step`, `episode`, `at` (seconds since the epoch) and the metrics of every step, in order.
+
+    Args:
+        store: Where they are.
+        snapshot: The study.
+        metrics: By their declared names. NaN: not measured, or not a number.
+        numbers: Of these trials alone; None: of all.
+        evaluations_only: Only the steps that have an evaluation, which are few.
+    """
+    rows = snapshot.view.trials
+    chosen = rows if numbers is None else [row for row in rows if row.number in set(numbers)]
+    study = snapshot.view.row
+    return _step_cache(_source(store, study), tuple(metrics), evaluations_only).read(store, chosen)
 
 
 def samples(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> pd.DataFrame:
@@ -157,14 +183,18 @@ def _identity(url: URL) -> str:
     return f"{status.st_dev}:{status.st_ino}"
 
 
-@st.cache_data(max_entries=1_000, show_spinner=False)
-def _ended_steps(source: str, ids: tuple[int, ...], metrics: tuple[str, ...], _store: Store) -> pd.DataFrame:
-    return _steps(_store, ids, metrics)
+def _source(store: Store, study: StudyRow) -> str:
+    return f"{store.url}|{_identity(store.url)}|{study.id}|{study.created_at}"
 
 
-def _steps(store: Store, ids: tuple[int, ...], metrics: tuple[str, ...]) -> pd.DataFrame:
-    frame = pd.DataFrame(store.steps(ids, metrics), columns=["trial_id", "step", "episode", *metrics])
-    return frame.rename(columns={"trial_id": "trial"}).astype(dict.fromkeys(metrics, float))
+@st.cache_resource(max_entries=12, show_spinner=False)
+def _step_cache(source: str, metrics: tuple[str, ...], evaluations_only: bool) -> StepCache:
+    return StepCache(metrics, evaluations_only=evaluations_only)
+
+
+@st.cache_resource(max_entries=100, ttl=RESTING_SECONDS, show_spinner=False)
+def _resting_view(source: str, name: str, changes: str, _store: Store) -> StudyView:
+    return read_study(_store, name)
 
 
 def _trial_frame(rows: tuple[TrialRow, ...]) -> pd.DataFrame:

@@ -4,6 +4,7 @@ It goes only into elements that never interpret it (`st.text`, `st.code(language
 What those would draw invisibly, or would let reorder the text around it, is spelled out here.
 """
 
+import re
 import unicodedata
 
 LIMIT = 2_000
@@ -12,7 +13,11 @@ LINES = 40
 """Lines of one text that a page shows."""
 
 _INVISIBLE = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
-_FORMULA_STARTS = ("=", "+", "-", "@")
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
+"""Drawn as nothing, though they count as letters, marks or symbols."""
+_FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""The last four are the wide forms, which spreadsheets of some languages take for the others."""
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def visible(text: str, limit: int = LIMIT) -> str:
@@ -35,10 +40,15 @@ def one_line(text: str, limit: int = 120) -> str:
 def cell(text: str) -> str:
     """Return `text` made visible for a table that can be exported: no spreadsheet takes it for a formula."""
     shown = one_line(text, LIMIT)
-    return f"'{shown}" if shown.startswith(_FORMULA_STARTS) else shown
+    return f"'{shown}" if shown.lstrip().startswith(_FORMULA_STARTS) else shown
+
+
+def file_name(text: str) -> str:
+    """Return `text` as a part of a file's name: without separators, and not hidden."""
+    return _NOT_IN_NAMES.sub("-", text[:100]).lstrip(".-") or "study"
 
 
 def _spelled(character: str) -> str:
-    if character == "\n" or unicodedata.category(character) not in _INVISIBLE:
+    if character == "\n" or not (character in _BLANK or unicodedata.category(character) in _INVISIBLE):
         return character
     return f"⟨U+{ord(character):04X}⟩"

@@ -6,9 +6,15 @@ from contextlib import contextmanager
 
 import streamlit as st
 
-from dashboard import data, untrusted
+from dashboard import appearance, costs, data, untrusted
+from dashboard.data import Snapshot
 from ppo_core.errors import PPOTunerError, StoreError
+from tuner.results import StudyView
+from tuner.status import Status
 from tuner.store import Store
+
+REFRESH_SECONDS = 2
+"""How often a page looks again while a controller lives."""
 
 
 @contextmanager
@@ -71,6 +77,48 @@ def _put_into_link(names: list[str]) -> None:
     if linked is None:
         st.query_params["study"] = untrusted.one_line(first)
         st.session_state["study"] = first
+
+
+def choose_trials(snapshot: Snapshot, help_text: str) -> tuple[int, ...]:
+    """Return the chosen trials by number, which are in the link and stay when the page changes; empty: none is."""
+    chosen = st.multiselect(
+        "Trials",
+        range(snapshot.total),
+        key="trial",
+        bind="query-params",
+        persist_state="session",
+        placeholder="Choose by number",
+        help=help_text,
+    )
+    return tuple(chosen)
+
+
+def highlighted(snapshot: Snapshot, chosen: tuple[int, ...], most: int = appearance.AT_A_GLANCE) -> tuple[int, ...]:
+    """Return the trials drawn in colour: those chosen, else all where they are few, else the telling ones and what
+    runs.
+    """
+    if chosen:
+        return chosen[:most]
+    rows = snapshot.view.trials
+    if len(rows) <= appearance.AT_A_GLANCE:
+        return tuple(row.number for row in rows)
+    running = [row.number for row in rows if row.status is Status.RUNNING]
+    return tuple(dict.fromkeys([*snapshot.telling, *running]))[: appearance.AT_A_GLANCE]
+
+
+def refresh_every(view: StudyView) -> int | None:
+    """Return the seconds between two looks; None: nothing runs the study, so that it stays as it is."""
+    return REFRESH_SECONDS if view.row.is_held else None
+
+
+def freshness(view: StudyView) -> str:
+    """Return when this was read, and whether it will be read again by itself."""
+    read = time.strftime("%H:%M:%S", time.localtime())
+    silence = costs.silence(view)
+    if not view.row.is_held:
+        return f"As of {read}. No controller runs this study, so the page does not refresh by itself."
+    sign = "" if silence is None else f", the controller's last sign of life {silence:.0f} s before"
+    return f"As of {read}{sign}. Looked at again every {REFRESH_SECONDS} s."
 
 
 def guide(title: str, text: str, commands: list[str], problem: str = "") -> None:

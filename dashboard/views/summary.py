@@ -1,22 +1,26 @@
-"""A study's head: its state, how far it is, and the best it has found."""
+"""A study's head: its state, how far it is, the best it has found, what it cost, and what to do next."""
 
-import time
+from collections.abc import Sequence
 from typing import Literal
 
 import streamlit as st
 
-from dashboard import untrusted
+from dashboard import advice, costs, untrusted
+from dashboard.costs import Shown
 from dashboard.data import Snapshot
 from dashboard.views import common
+from dashboard.wall import Card
+from ppo_core.metrics import METRICS
 from tuner.best import RULE
-from tuner.results import State, StudyView
+from tuner.results import StudyView
 from tuner.status import Status
 
-_BADGES: dict[State, tuple[str, str, Literal["green", "blue", "orange"]]] = {
+_BADGES: dict[Shown, tuple[str, str, Literal["green", "blue", "orange", "red"]]] = {
     "running": ("running", ":material/play_arrow:", "green"),
     "paused": ("paused", ":material/pause:", "orange"),
     "finished": ("finished", ":material/check:", "blue"),
     "unfinished": ("not running", ":material/stop_circle:", "orange"),
+    "stalled": ("stalled", ":material/hourglass_disabled:", "red"),
 }
 
 
@@ -25,7 +29,6 @@ def draw(snapshot: Snapshot, baseline: float | None) -> None:
     _state_line(snapshot.view)
     if snapshot.view.trials:
         _cards(snapshot, baseline)
-        _advice(snapshot)
     else:
         common.guide(
             "No trials yet",
@@ -35,39 +38,65 @@ def draw(snapshot: Snapshot, baseline: float | None) -> None:
         )
 
 
+def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> None:
+    """Draw what to do next."""
+    boxes = {"error": st.error, "warning": st.warning, "info": st.info}
+    for one in advice.next_steps(snapshot, cards):
+        boxes[one.level](one.text)
+        if one.command:
+            st.code(one.command, language=None)
+
+
 def _state_line(view: StudyView) -> None:
-    label, icon, color = _BADGES[view.state]
+    label, icon, color = _BADGES[costs.shown_state(view)]
     with st.container(horizontal=True, vertical_alignment="center"):
         st.badge(label, icon=icon, color=color)
-        st.text(f"Task {untrusted.one_line(view.spec.task)}, begun {common.ago(view.row.created_at)}{_sign(view)}")
-
-
-def _sign(view: StudyView) -> str:
-    if view.state == "running" and view.row.lease_renewed_at is not None:
-        return f", last sign of life {max(0.0, time.time() - view.row.lease_renewed_at):.0f} s ago"
-    if view.row.finished_at is not None:
-        return f", finished {common.ago(view.row.finished_at)}"
-    if view.state == "paused":
-        return f". Go on with: ppo-tuner resume {view.row.name}"
-    return ". Run its file again and it goes on where it stopped."
+        if view.row.archived_at is not None:
+            st.badge("archived", icon=":material/inventory_2:", color="gray")
+        last = f", last sign of life {common.ago(costs.last_sign(view))}" if view.trials else ""
+        st.text(f"Task {untrusted.one_line(view.spec.task)}, begun {common.ago(view.row.created_at)}{last}")
 
 
 def _cards(snapshot: Snapshot, baseline: float | None) -> None:
-    view, best = snapshot.view, snapshot.view.best()
-    under_way = sum(not row.status.is_final for row in view.trials)
+    with st.grid(5, min_column_width=150):
+        for label, value, note, help_text in (*_progress(snapshot), *_best(snapshot, baseline), _cost(snapshot.view)):
+            st.metric(
+                label, value, note, delta_color="off", delta_arrow="off", border=True, height="stretch", help=help_text
+            )
+
+
+_Card = tuple[str, str, str | None, str]
+
+
+def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
+    view = snapshot.view
+    shown = [row.shown_status for row in view.trials if not row.status.is_final]
+    under_way = ", ".join(f"{shown.count(status)} {status}" for status in dict.fromkeys(shown))
     failed = sum(row.status is Status.FAILED for row in view.trials)
+    return (
+        (
+            "Trials ended",
+            f"{snapshot.ended} of {snapshot.total}",
+            under_way or None,
+            "Ended in any way: completed, pruned, failed or stopped.",
+        ),
+        (
+            "Pruned for KL",
+            f"{len(snapshot.kl_pruned)}",
+            f"{failed} failed" if failed else None,
+            "Trials that the guard ended because their KL went over its limit.",
+        ),
+    )
+
+
+def _best(snapshot: Snapshot, baseline: float | None) -> tuple[_Card, ...]:
+    view, best = snapshot.view, snapshot.view.best()
     gained = "no trial within it yet"
     if best is not None and best.value is not None:
         gained = f"trial {best.number}"
         if baseline is not None:
             gained += f", {best.value - baseline:+.2f} on SFT"
-    cards = (
-        (
-            "Trials ended",
-            f"{snapshot.ended} of {snapshot.total}",
-            f"{under_way} {'interrupted' if view.state == 'unfinished' else view.state}" if under_way else None,
-            "Ended in any way: completed, pruned, failed or stopped.",
-        ),
+    return (
         (
             "Best in the budget",
             "–" if best is None or best.value is None else f"{best.value:.2f}",
@@ -78,32 +107,25 @@ def _cards(snapshot: Snapshot, baseline: float | None) -> None:
             "Its KL",
             "–" if best is None or best.kl is None else f"{best.kl:.1f} nats",
             f"budget {view.spec.kl_budget:g} nats",
-            "Eval KL of the best trial in nats per response, over the same evaluations as its reward.",
-        ),
-        (
-            "Pruned for KL",
-            f"{len(snapshot.kl_pruned)}",
-            f"{failed} failed" if failed else None,
-            "Trials that the guard ended because their KL went over its limit.",
+            f"Eval KL of the best trial in {METRICS['eval/kl'].unit}, over the same evaluations as its reward.",
         ),
     )
-    with st.grid(len(cards), min_column_width=150):
-        for label, value, note, help_text in cards:
-            st.metric(
-                label, value, note, delta_color="off", delta_arrow="off", border=True, height="stretch", help=help_text
-            )
 
 
-def _advice(snapshot: Snapshot) -> None:
-    """Say what to do where the study came to nothing."""
-    ended = [row for row in snapshot.view.trials if row.status.is_final]
-    if ended and all(row.status is Status.FAILED for row in ended):
-        st.error(
-            "Every trial that ended has failed; the reasons are in the table below, all of one's steps in "
-            "`ppo-tuner show STUDY TRIAL`. Mend the cause, then run the study under another name."
-        )
-    elif len(ended) == snapshot.total and snapshot.view.best() is None:
-        st.warning(
-            "No trial ended within the KL budget. Search lower learning rates or a higher β, or ask for the best "
-            "under a higher budget: `ppo-tuner best STUDY --kl-budget X`."
-        )
+def _cost(view: StudyView) -> _Card:
+    spent = costs.cost(view)
+    notes = []
+    if spent.seconds_a_trial is not None:
+        notes.append(f"{spent.seconds_a_trial:,.0f} s each")
+    if spent.pruned_share is not None:
+        notes.append(f"{spent.pruned_share:.0%} pruned")
+    help_text = (
+        "Time that trials trained, over all attempts; where several ran at once, each counts. Below: the mean of those "
+        "that ended, and the share of the time that pruned ones took."
+    )
+    return "Cost so far", hours(spent.hours), ", ".join(notes) or None, help_text
+
+
+def hours(value: float) -> str:
+    """Return a duration in hours, with digits as it needs them."""
+    return f"{value:.1f} h" if value >= 1 else f"{60 * value:.0f} min"

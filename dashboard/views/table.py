@@ -14,17 +14,20 @@ from tuner.status import Status
 PREFIX = "params_"
 MOST_ROWS = 20
 """Rows shown without scrolling."""
+MOST_LIVE = 250
+"""Trials up to which the table is drawn at each refresh, and coloured: a larger one is too much to send each time."""
 
 
 def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     """Draw the chosen trials, or all."""
-    st.subheader("Trials", anchor=False)
     trials = snapshot.trials[snapshot.trials["number"].isin(chosen)] if chosen else snapshot.trials
     if trials.empty:
         st.info("None of the chosen trials has begun yet.")
         return
     shown = rows(trials)
-    styled = shown.style.apply(_coloured, axis=None, numbers=trials["number"].tolist())
+    styled: Any = shown
+    if len(shown) <= MOST_LIVE:
+        styled = shown.style.apply(_coloured, axis=None, numbers=trials["number"].tolist())
     height: Literal["content", "auto"] = "content" if len(shown) <= MOST_ROWS else "auto"
     st.dataframe(styled, key="trials", height=height, hide_index=True, placeholder="", column_config=_columns(trials))
     st.caption(

@@ -4,7 +4,7 @@ Tokens are hostile text like all of a response: they stand in a table's cells, w
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 import streamlit as st
@@ -12,15 +12,21 @@ import streamlit as st
 from dashboard import untrusted
 from ppo_core.report import TokenReadings
 
+VALUE_ERROR = "value error"
 READINGS = {
     "KL": ("kls", "Exact KL from the reference at the token's position, in nats."),
     "log-ratio": ("log_ratios", "log π - log π_ref of the token, in nats: over 0, the policy likes it more."),
     "advantage": ("advantages", "GAE of the evaluation's own rewards, before whitening."),
     "value": ("values", "What the critic predicts at the token."),
+    VALUE_ERROR: (
+        "",
+        "The critic's value less the response's whole reward: over 0, it expects too much. With a "
+        "discount or rewards by token it is not 0 for a perfect critic either.",
+    ),
     "log-prob": ("logprobs", "Log-probability of the token under the policy, in nats."),
 }
-"""What is known of a token, by label: the field of `TokenReadings`, and what it means."""
-COLOURED = ("KL", "log-ratio", "advantage", "value")
+"""What is known of a token, by label: the field of `TokenReadings` (empty: it is reckoned), and what it means."""
+COLOURED = ("KL", "log-ratio", "advantage", "value", VALUE_ERROR)
 """Readings that tokens can be coloured by."""
 TOKEN = "token"
 HEIGHT = 280
@@ -43,12 +49,15 @@ def choose() -> str | None:
     )
 
 
-def draw(tokens: TokenReadings | None, reading: str, largest: float, key: str) -> None:
-    """Draw one response's tokens, coloured by `reading`; `largest` is what gets the deepest colour."""
+def draw(tokens: TokenReadings | None, reading: str, largest: float, key: str, reward: float = math.nan) -> None:
+    """Draw one response's tokens, coloured by `reading`; `largest` is what gets the deepest colour.
+
+    `reward` is the response's: with it, the critic's error is told.
+    """
     if tokens is None:
         st.caption("no token readings of this sample")
         return
-    frame = table(tokens, first=reading)
+    frame = table(tokens, first=reading, reward=reward)
     if reading not in frame.columns:
         st.caption(f"no {reading} of its tokens: this trial has no critic")
         return
@@ -62,19 +71,29 @@ def draw(tokens: TokenReadings | None, reading: str, largest: float, key: str) -
     st.dataframe(styled, key=key, height=HEIGHT, hide_index=True, placeholder="", column_config=columns)
 
 
-def table(tokens: TokenReadings, first: str) -> pd.DataFrame:
+def table(tokens: TokenReadings, first: str, reward: float = math.nan) -> pd.DataFrame:
     """Return a row a token: its text, safe to show and to export, and what is known of it, `first` in front."""
     names = sorted(READINGS, key=lambda name: name != first)
-    columns = {name: getattr(tokens, READINGS[name][0]) for name in names}
-    known = {name: list(values) for name, values in columns.items() if values}
+    known = {name: values for name in names if (values := _values(tokens, name, reward))}
     return pd.DataFrame({TOKEN: [untrusted.cell(text) for text in tokens.texts], **known})
 
 
-def largest(readings: Iterable[TokenReadings | None], reading: str) -> float:
-    """Return the largest size of a reading among responses, so that they share one scale; 0: there is none."""
-    field = READINGS[reading][0]
-    sizes = (abs(value) for tokens in readings if tokens is not None for value in getattr(tokens, field))
+def largest(readings: Sequence[TokenReadings | None], reading: str, rewards: Sequence[float] | None = None) -> float:
+    """Return the largest size of a reading among responses, so that they share one scale; 0: there is none.
+
+    `rewards` are the responses', without which the critic's error is not known.
+    """
+    given = [math.nan] * len(readings) if rewards is None else rewards
+    pairs = [(tokens, reward) for tokens, reward in zip(readings, given, strict=True) if tokens is not None]
+    sizes = (abs(value) for tokens, reward in pairs for value in _values(tokens, reading, reward))
     return max(filter(math.isfinite, sizes), default=0.0)
+
+
+def _values(tokens: TokenReadings, reading: str, reward: float) -> list[float]:
+    """Return a reading of each token; empty: it is not known."""
+    if reading != VALUE_ERROR:
+        return list(getattr(tokens, READINGS[reading][0]))
+    return [] if math.isnan(reward) else [value - reward for value in tokens.values]
 
 
 def shades(values: Sequence[float], largest: float) -> list[str]:

@@ -1,16 +1,17 @@
-"""The whole page on real stores, run by Streamlit's AppTest: what it says, and that nothing raises."""
+"""Overview and Curves on real stores, run by Streamlit's AppTest: what they say, and that nothing raises."""
 
 import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import untrusted
 from tests.dashboard import fake_store
-from tests.dashboard.fake_store import HOSTILE, STUDY, Course
+from tests.dashboard.fake_store import STUDY, Course
 from tuner.status import Status
 from tuner.store import Store
 from tuner.store.schema import SCHEMA_VERSION
@@ -32,11 +33,27 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> Page:
-    """Return the page on a store, not run yet."""
+    """Return the app on a store, not run yet: its first page is the overview."""
 
     def on(path: Path) -> AppTest:
         monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
         return AppTest.from_file(APP, default_timeout=60)
+
+    return on
+
+
+@pytest.fixture
+def curves(monkeypatch: pytest.MonkeyPatch) -> Page:
+    """Return the page of curves on a store, not run yet."""
+
+    def script() -> None:
+        from dashboard.views import curves
+
+        curves.page()
+
+    def on(path: Path) -> AppTest:
+        monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
+        return AppTest.from_function(script, default_timeout=60)
 
     return on
 
@@ -67,77 +84,148 @@ def kinds_with(app: AppTest, marker: str) -> set[str]:
 # A study
 
 
+def trials_table(app: AppTest) -> pd.DataFrame:
+    """The table of trials, below that of all studies."""
+    return app.dataframe[-1].value
+
+
+def charts(app: AppTest) -> list[str]:
+    return [chart.key for chart in app.get("echarts_chart")]
+
+
 def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     app = run(page(built))
-    assert subheaders(app) == [
-        "KL from the reference policy",
-        "Eval reward",
-        "Score",
-        "Trials",
-        "Reward against KL",
-        "Samples on the same prompts",
-    ]
+    assert subheaders(app) == ["Studies", "Under way", "What to do next", "Trials"]
     assert cards(app) == {
         "Trials ended": ("13 of 14", "1 interrupted"),
+        "Pruned for KL": ("2", "1 failed"),
         "Best in the budget": ("1.72", "trial 7, +1.30 on SFT"),
         "Its KL": ("9.0 nats", "budget 10 nats"),
-        "Pruned for KL": ("2", "1 failed"),
+        "Cost so far": ("4 min", "19 s each, 16% pruned"),
     }
-    assert [chart.key for chart in app.get("echarts_chart")] == [
-        "objective/kl_exact curves",
-        "eval/reward curves",
-        "objective/scores curves",
-    ]
-    assert len(app.get("plotly_chart")) == 1
-    assert app.dataframe[0].value["number"].tolist() == list(range(14))
+    assert app.dataframe[0].value["study"].tolist() == [STUDY]
+    assert trials_table(app)["number"].tolist() == list(range(14))
     assert ":material/stop_circle: not running" in app.markdown[0].value
-    assert texts(app)[0].startswith("Task reviews, begun ")
+    assert any(text.startswith("Task reviews, begun ") for text in texts(app))
+    assert any("does not refresh by itself" in text for text in texts(app))
+    assert [warning.value for warning in app.warning] == [
+        "Nothing runs this study. Run its file again: it goes on where it stopped."
+    ]
     assert app.query_params["study"] == STUDY
+
+
+def test_the_wall_shows_what_is_under_way(built: Path, page: Page) -> None:
+    app = run(page(built))
+    [card] = [text for text in texts(app) if text.startswith("KL 4.2 of 15 nats per response")]
+    assert "step 17, last report" in card
+    assert any("interrupted" in markdown.value for markdown in app.markdown)
 
 
 def test_a_running_study_says_so(tmp_path: Path, page: Page) -> None:
     fake_store.build(tmp_path / "store.db", courses=(GOOD, fake_store.COURSES[13]), held=True)
     app = run(page(tmp_path / "store.db"))
     assert ":material/play_arrow: running" in app.markdown[0].value
-    assert "last sign of life" in texts(app)[0]
+    assert any("Looked at again every 2 s." in text for text in texts(app))
     assert cards(app)["Trials ended"] == ("1 of 14", "1 running")
+    assert any("healthy" in markdown.value for markdown in app.markdown)
 
 
-def test_chosen_trials_are_tabled_and_compared(built: Path, page: Page) -> None:
+def test_a_paused_and_an_archived_study_say_what_to_do(tmp_path: Path, page: Page) -> None:
+    path = tmp_path / "store.db"
+    fake_store.build(path, courses=(GOOD,)).close()
+    change(path, "UPDATE ppo_studies SET paused_at = 1")
+    assert "ppo-tuner resume STUDY" in [code.value for code in run(page(path)).code]
+    change(path, "UPDATE ppo_studies SET paused_at = NULL, archived_at = 1")
+    app = run(page(path))
+    assert [info.value for info in app.info][:2] == [
+        "All studies are archived: switch them on above.",
+        "This study is archived: lists leave it out.",
+    ]
+    app.toggle(key="archived").set_value(True)
+    assert run(app).dataframe[0].value["state"].tolist() == ["✓ finished, archived"]
+
+
+def test_a_large_study_has_its_table_outside_of_what_refreshes(
+    built: Path, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboard.views.table.MOST_LIVE", 5)
+    assert trials_table(run(page(built)))["number"].tolist() == list(range(14))
+
+
+def test_chosen_trials_are_tabled(built: Path, page: Page) -> None:
     app = run(page(built))
     app.multiselect(key="trial").set_value([2, 8])
-    run(app)
-    assert app.dataframe[0].value["number"].tolist() == [2, 8]
-    assert [html.body.split("<b>")[1].split("</b>")[0] for html in app.get("html")][:2] == ["Trial 2", "Trial 8"]
-
-
-def test_a_link_shows_what_it_names(built: Path, page: Page) -> None:
-    app = page(built)
-    app.query_params.update({"study": STUDY, "trial": ["2"], "axis": "episodes", "scale": "log"})
-    run(app)
-    assert app.multiselect(key="trial").value == [2]
-    assert app.dataframe[0].value["number"].tolist() == [2]
-    spec = json.loads(app.get("echarts_chart")[0].proto.spec)
-    assert (spec["xAxis"]["name"], spec["yAxis"]["type"]) == ("Episodes", "log")
+    assert trials_table(run(app))["number"].tolist() == [2, 8]
 
 
 def test_a_link_to_a_study_that_is_gone_shows_the_latest_and_says_so(built: Path, page: Page) -> None:
     app = page(built)
     app.query_params["study"] = "gone"
     run(app)
-    assert [warning.value for warning in app.warning] == [
-        "The study in the link is not in this store; this is its latest one."
-    ]
+    assert app.warning[0].value == "The study in the link is not in this store; this is its latest one."
     assert app.query_params["study"] == STUDY
-    assert len(app.dataframe) == 1
 
 
-def test_the_band_of_many_trials_is_explained_where_it_is_drawn(tmp_path: Path, page: Page) -> None:
-    few = run(page_of(tmp_path / "few.db", page, (GOOD,) * 2))
-    many = run(page_of(tmp_path / "many.db", page, (GOOD,) * 28))
+# Curves
+
+
+def test_the_curves_of_a_study(built: Path, curves: Page) -> None:
+    app = run(curves(built))
+    assert subheaders(app) == ["KL", "Eval reward", "Score", "Is PPO healthy?", "Incident: what moved first"]
+    assert charts(app) == [
+        "objective/kl_exact curves",
+        "eval/reward curves",
+        "objective/scores curves",
+        "incident chart",
+    ]
+    assert "Trial 6: KL 18.9 nats at step 21, the first over the guard's limit." in texts(app)
+    assert app.dataframe[0].value["trial"].tolist() == [0, 7, 6, 13]
+
+
+def test_a_link_shows_what_it_names(built: Path, curves: Page) -> None:
+    app = curves(built)
+    named = {"trial": ["2", "5"], "axis": "step", "scale": "log", "incident": "5"}
+    app.query_params.update({"study": STUDY, "metric": ["Policy: Entropy", "KL and reward: KL"], **named})
+    run(app)
+    assert charts(app) == ["policy/entropy_avg curves", "objective/kl_exact curves", "incident chart"]
+    entropy, kl = (json.loads(chart.proto.spec) for chart in app.get("echarts_chart")[:2])
+    assert (entropy["xAxis"]["name"], kl["yAxis"]["type"]) == ("Step (PPO iterations)", "log")
+    assert app.dataframe[0].value["trial"].tolist() == [2, 5]
+    assert [info.value for info in app.info] == [
+        "The KL of trial 5 never went over the budget of 10 nats per response."
+    ]
+
+
+@pytest.mark.parametrize("axis", ["step", "episodes", "tokens", "seconds", "KL"])
+def test_every_axis_can_be_chosen(built: Path, curves: Page, axis: str) -> None:
+    app = curves(built)
+    app.query_params["axis"] = axis
+    assert len(charts(run(app))) == 4
+
+
+def test_a_metric_that_was_not_measured_is_said(built: Path, curves: Page) -> None:
+    app = curves(built)
+    app.query_params["metric"] = "Losses: KL loss"
+    run(app)
+    assert charts(app) == ["incident chart"]
+    assert "Not measured in these trials." in [caption.value for caption in app.caption]
+
+
+def test_the_band_of_many_trials_is_explained_where_it_is_drawn(tmp_path: Path, curves: Page) -> None:
+    few = run(page_of(tmp_path / "few.db", curves, (GOOD,) * 2))
+    many = run(page_of(tmp_path / "many.db", curves, (GOOD,) * 34))
     assert "grey band" not in few.caption[0].value
-    assert "The grey band holds the middle 80% of the other trials." in many.caption[0].value
+    assert "The grey band holds the middle 80% of the other 32 trials." in many.caption[0].value
     assert "Other trials" in many.get("echarts_chart")[0].proto.spec
+
+
+def test_curves_of_a_study_without_trials_or_steps_say_what_to_wait_for(tmp_path: Path, curves: Page) -> None:
+    assert subheaders(run(page_of(tmp_path / "none.db", curves, ()))) == ["No trials yet"]
+    path = tmp_path / "begun.db"
+    fake_store.build(path, courses=(Course(1e-4, 0.05, 4.0, Status.RUNNING, ends_at=0),)).close()
+    change(path, "DELETE FROM ppo_steps")
+    app = run(curves(path))
+    assert "No trial has made a step yet: the curves begin with the first one." in [info.value for info in app.info]
 
 
 def page_of(path: Path, page: Page, courses: tuple[Course, ...]) -> AppTest:
@@ -145,96 +233,49 @@ def page_of(path: Path, page: Page, courses: tuple[Course, ...]) -> AppTest:
     return page(path)
 
 
-@pytest.mark.parametrize("when", ["before training", "halfway", "last"])
-def test_samples_are_shown_at_the_chosen_evaluation(built: Path, page: Page, when: str) -> None:
-    app = page(built)
-    app.query_params.update({"trial": ["0"], "when": when})
-    run(app)
-    step = {"before training": 0, "halfway": 18, "last": 30}[when]
-    told = [caption.value for caption in app.caption if "· step" in caption.value]
-    assert len(told) == 3
-    assert all(caption.endswith(f"step {step}") for caption in told)
-
-
-def tokens_on(app: AppTest, trial: int, reading: str) -> AppTest:
-    app.query_params.update({"trial": [str(trial)], "tokens": reading})
-    return run(app)
-
-
-def test_tokens_are_shown_by_the_chosen_reading(built: Path, page: Page) -> None:
-    app = tokens_on(page(built), 0, "log-ratio")
-    shown = app.dataframe[1].value  # below the table of trials
-    assert len(app.dataframe) == 4
-    assert list(shown.columns) == ["token", "log-ratio", "KL", "advantage", "value", "log-prob"]
-    response = next(text for text in texts(app) if text.endswith("says so ."))
-    assert shown["token"].tolist() == response.split()
-    assert shown["KL"].is_monotonic_increasing
-    app.segmented_control(key="tokens").set_value(None)
-    assert len(run(app).dataframe) == 1
-
-
-@pytest.mark.parametrize(
-    ("trial", "reading", "said"),
-    [
-        (3, "KL", "no token readings of this sample"),
-        (4, "advantage", "no advantage of its tokens: this trial has no critic"),
-    ],
-)
-def test_tokens_that_are_not_known_are_said(built: Path, page: Page, trial: int, reading: str, said: str) -> None:
-    app = tokens_on(page(built), trial, reading)
-    assert len(app.dataframe) == 1
-    assert [caption.value for caption in app.caption].count(said) == 3
-
-
 # Few or no trials
 
 
 def test_a_study_without_trials_says_what_to_wait_for(tmp_path: Path, page: Page) -> None:
     app = run(page_of(tmp_path / "store.db", page, ()))
-    assert subheaders(app) == ["No trials yet"]
+    assert subheaders(app) == ["Studies", "No trials yet"]
     assert [code.value for code in app.code] == ["ppo-tuner run STUDY.toml"]
-    assert not app.get("echarts_chart") and not app.dataframe
+    assert len(app.dataframe) == 1
 
 
-def test_one_trial_is_enough(tmp_path: Path, page: Page) -> None:
-    app = run(page_of(tmp_path / "store.db", page, (GOOD,)))
-    assert cards(app)["Best in the budget"][0] == "1.40"
-    assert len(app.get("echarts_chart")) == 3
-    assert len(app.get("plotly_chart")) == 1
+@pytest.mark.parametrize("course", [GOOD, FAILED])
+def test_one_trial_is_enough(tmp_path: Path, page: Page, curves: Page, course: Course) -> None:
+    app = run(page_of(tmp_path / "store.db", page, (course,)))
+    assert cards(app)["Best in the budget"][0] == ("1.40" if course is GOOD else "–")
+    assert len(charts(run(curves(tmp_path / "store.db")))) == 4
 
 
-def test_one_step_is_enough(tmp_path: Path, page: Page) -> None:
+def test_one_step_is_enough(tmp_path: Path, page: Page, curves: Page) -> None:
     begun = Course(1e-4, 0.05, 4.0, Status.RUNNING, ends_at=0)
     app = run(page_of(tmp_path / "store.db", page, (begun,)))
     assert cards(app)["Trials ended"] == ("0 of 14", "1 interrupted")
     assert cards(app)["Best in the budget"] == ("–", "no trial within it yet")
-    assert [info.value for info in app.info] == [
-        "No trial has a value yet: it comes with the end of the first trial that evaluated."
-    ]
+    assert len(charts(run(curves(tmp_path / "store.db")))) == 4
 
 
 def test_a_chosen_trial_that_has_not_begun_is_said(tmp_path: Path, page: Page) -> None:
     app = page_of(tmp_path / "store.db", page, (GOOD,))
     app.query_params["trial"] = ["9"]
     run(app)
-    assert [info.value for info in app.info] == [
-        "None of the chosen trials has begun yet.",
-        "These trials have no samples yet: they come with a trial's first evaluation.",
-    ]
+    assert app.info[-1].value == "None of the chosen trials has begun yet."
 
 
 def test_where_all_failed_the_reasons_are_shown(tmp_path: Path, page: Page) -> None:
     app = run(page_of(tmp_path / "store.db", page, (FAILED, FAILED)))
     [error] = app.error
     assert error.value.startswith("Every trial that ended has failed")
-    assert app.dataframe[0].value["reason"].str.contains("CUDA out of memory").all()
+    assert trials_table(app)["reason"].str.contains("CUDA out of memory").all()
     assert cards(app)["Pruned for KL"] == ("0", "2 failed")
 
 
 def test_where_no_trial_is_within_the_budget_a_way_on_is_told(tmp_path: Path, page: Page) -> None:
     app = run(page_of(tmp_path / "store.db", page, (Course(1e-3, 0.01, 13.0, batch=128),) * 14))
-    [warning] = app.warning
-    assert warning.value.startswith("No trial ended within the KL budget.")
+    assert any(warning.value.startswith("No trial ended within the KL budget.") for warning in app.warning)
     assert cards(app)["Best in the budget"] == ("–", "no trial within it yet")
 
 
@@ -244,7 +285,9 @@ def test_where_no_trial_is_within_the_budget_a_way_on_is_told(tmp_path: Path, pa
 def test_without_a_store_the_first_command_is_told(tmp_path: Path, page: Page) -> None:
     app = run(page(tmp_path / "none.db"))
     assert subheaders(app) == ["No store yet"]
-    assert texts(app) == [f"there is no store at {tmp_path}/none.db yet; `ppo-tuner demo` makes one"]
+    assert texts(app) == [
+        f"there is no store at {tmp_path}/none.db yet; `ppo-tuner run` makes it, --storage names another"
+    ]
     assert [code.value for code in app.code] == ["ppo-tuner demo"]
     assert not (tmp_path / "none.db").exists()
 
@@ -313,7 +356,8 @@ def test_a_study_of_another_version_is_said_and_the_others_stay_open(tmp_path: P
     fake_store.build(path, courses=(), name="other").close()
     change(path, "UPDATE ppo_studies SET spec = json_set(spec, '$.task', ?) WHERE name = 'other'", "gone")
     app = run(page(path))
-    assert subheaders(app) == ["This study cannot be shown"]
+    assert subheaders(app) == ["Studies", "This study cannot be shown"]
+    assert "cannot be read" in app.dataframe[0].value["state"].tolist()
     assert any("gone" in text for text in texts(app))
     app.selectbox(key="study").set_value("fine")
     run(app)
@@ -321,25 +365,6 @@ def test_a_study_of_another_version_is_said_and_the_others_stay_open(tmp_path: P
 
 
 # Text from outside
-
-
-def test_hostile_samples_are_shown_literally_and_nowhere_interpreted(built: Path, page: Page) -> None:
-    app = page(built)
-    app.query_params["trial"] = ["2"]
-    run(app)
-    assert untrusted.visible(HOSTILE) in texts(app)
-    assert kinds_with(app, "<script>") == {"text"}
-    assert kinds_with(app, "<b>the new phone</b>") == {"text"}
-    assert kinds_with(app, "<b>brief</b>") == {"text"}
-    assert sum("<b>brief</b> -0.10" in text for text in texts(app)) == 3
-
-
-def test_hostile_tokens_stand_in_a_tables_cells_alone(built: Path, page: Page) -> None:
-    app = tokens_on(page(built), 2, "KL")
-    assert kinds_with(app, "<script>") == {"text", "dataframe"}
-    words = [untrusted.cell(word) for word in HOSTILE.split()]
-    assert app.dataframe[1].value["token"].tolist() == words
-    assert "⟨U+202E⟩txt.exe⟨U+202C⟩" in words
 
 
 def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Page) -> None:
@@ -350,15 +375,11 @@ def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Pag
     change(path, "UPDATE ppo_trials SET reason = json_set(reason, '$.rule', ?, '$.message', ?)", evil, evil)
     change(path, "UPDATE ppo_samples SET prompt = ?, response = ?", evil, evil)
     app = run(page(path))
-    assert kinds_with(app, "<script>") == {"text", "dataframe", "selectbox"}
-    assert untrusted.visible(evil) in texts(app)
+    assert kinds_with(app, "<script>") == {"dataframe", "selectbox"}
     assert app.selectbox(key="study").options == [untrusted.one_line(evil)]
-    assert app.dataframe[0].value["reason"].tolist() == [untrusted.cell(evil)] * 2
+    assert trials_table(app)["reason"].tolist() == [untrusted.cell(evil)] * 2
 
 
 def test_the_pages_own_html_holds_no_text_from_the_store(built: Path, page: Page) -> None:
-    bodies = [html.body for html in run(page(built)).get("html")]
-    assert bodies[0] == (
-        '<div style="border-top: 3px solid #0072B2; padding-top: 0.3rem"><b>Trial 0</b> ✓ completed</div>'
-    )
-    assert len(bodies) == 9
+    [body] = [html.body for html in run(page(built)).get("html")]
+    assert body == ('<div style="border-top: 3px dotted #E69F00; padding-top: 0.3rem"><b>Trial 13</b></div>')

@@ -3,20 +3,21 @@
 import math
 import sqlite3
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from dashboard import charts, curves, data
-from dashboard.views import samples, table, tokens
+from dashboard import costs, curves, data
+from dashboard.views import samples, studies, table, tokens
 from ppo_core.errors import StoreError, StudyError
-from ppo_core.report import TokenReadings
+from ppo_core.report import StepReport, TokenReadings
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
-from tuner.status import Status
-from tuner.store import Store
+from tuner.status import Origin, Status
+from tuner.store import Lease, NewTrial, Store
 
 QUICK = Course(1e-4, 0.05, 4.0, batch=128)
 
@@ -88,7 +89,7 @@ def test_running_studies_come_first_and_then_the_newest(tmp_path: Path) -> None:
 
 def test_a_stored_reading_that_is_not_a_number_is_a_gap(store: Store, snapshot: data.Snapshot) -> None:
     frame = data.curves(store, snapshot)
-    line = curves.points(frame[frame["trial"] == 10], charts.KL)
+    line = curves.points(frame[frame["trial"] == 10], curves.KL)
     assert line["step"].tolist() == list(range(15))
     assert line["y"].isna().tolist() == [False] * 14 + [True]
 
@@ -106,54 +107,138 @@ def test_the_baseline_is_the_reward_before_training(store: Store, snapshot: data
     assert data.baseline(frame[frame["step"] > 0]) is None
 
 
-def test_steps_of_ended_trials_are_read_once_and_the_rest_at_each_refresh(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = fake_store.COURSES[13]
-    courses = (*[QUICK] * 13, running)
+class Watched:
+    """What was asked of a store's steps: after which step, of how many trials."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self._read = store.steps
+        monkeypatch.setattr(store, "steps", self._steps)
+
+    def _steps(self, ids: Iterable[int], metrics: tuple[str, ...], **keywords: Any) -> list[dict[str, Any]]:
+        self.asked.append((keywords["after_step"], len(list(ids))))
+        return self._read(ids, metrics, **keywords)
+
+    def since(self) -> list[tuple[int, int]]:
+        asked, self.asked = self.asked, []
+        return asked
+
+
+def test_a_refresh_reads_only_the_steps_that_are_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    courses = (*[QUICK] * 13, fake_store.COURSES[13])
     store = fake_store.build(tmp_path / "store.db", courses=courses, held=True)
-    asked: list[int] = []
-    read = store.steps
-
-    def watched(ids: Iterable[int], metrics: tuple[str, ...]) -> list[dict[str, Any]]:
-        asked.extend(ids)
-        return read(ids, metrics)
-
-    monkeypatch.setattr(data, "BLOCK", 4)
-    monkeypatch.setattr(store, "steps", watched)
-
+    watched = Watched(store, monkeypatch)
     first = data.curves(store, data.snapshot(store, STUDY))
-    assert asked == list(range(1, 15))
-    asked.clear()
+    assert watched.since() == [(-1, 14)]
+    data.curves(store, data.snapshot(store, STUDY))
+    assert watched.since() == []
     assert fake_store.add_live_step(store)
     second = data.curves(store, data.snapshot(store, STUDY))
-    assert asked == [13, 14]  # the last block is not full, and trial 13 runs
-    assert len(second) == len(first) + 1
-    pd.testing.assert_frame_equal(second[second["trial"] < 13], first[first["trial"] < 13])
-    assert second["step"].iloc[-1] == 18
+    assert watched.since() == [(17, 1)]
+    assert (len(second), second["step"].iloc[-1]) == (len(first) + 1, 18)
+    pd.testing.assert_frame_equal(second.iloc[:-1], first)
 
 
-def test_a_block_with_a_running_trial_is_read_until_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "BLOCK", 1)
-    monkeypatch.setattr(fake_store, "COURSES", (fake_store.COURSES[13],))
-    store = fake_store.build(tmp_path / "store.db", courses=fake_store.COURSES, held=True)
-    lengths = [len(data.curves(store, data.snapshot(store, STUDY)))]
-    while fake_store.add_live_step(store):
-        lengths.append(len(data.curves(store, data.snapshot(store, STUDY))))
-    assert lengths == list(range(18, 32))
+def test_a_first_step_is_seen_though_it_has_no_episodes(tmp_path: Path) -> None:
+    store = fake_store.build(tmp_path / "store.db", courses=(), held=True)
+    lease = Lease(store.study(STUDY).id, 1)
+    trial = store.add_trial(lease, NewTrial(0, Origin.REFERENCE, {"total_episodes": 1920}, {}, threads=1))
+    store.begin_attempt(lease, trial, None)
+    assert data.curves(store, data.snapshot(store, STUDY)).empty
+    store.add_step(lease, trial.id, StepReport(0, 0, {"eval/reward": 0.4}), 0.8)
+    assert data.curves(store, data.snapshot(store, STUDY))["eval/reward"].tolist() == [0.4]
 
 
-def test_a_store_that_takes_anothers_place_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "BLOCK", 1)
-    path = tmp_path / "store.db"
+def test_a_trial_taken_up_again_replaces_its_rows_after_the_checkpoint(tmp_path: Path) -> None:
+    store = fake_store.build(tmp_path / "store.db", courses=(QUICK, fake_store.COURSES[13]), held=True)
+    lease, kl = Lease(store.study(STUDY).id, 1), "objective/kl_exact"
+    before = data.curves(store, data.snapshot(store, STUDY))
+    trial = data.snapshot(store, STUDY).view.trials[1]
+    store.begin_attempt(lease, trial, 10)
+    kept = data.curves(store, data.snapshot(store, STUDY))
+    assert kept.loc[kept["trial"] == 1, "step"].tolist() == list(range(11))
+    for step in range(11, 18):  # to the very episodes that it had: only its attempts tell
+        store.add_step(lease, trial.id, StepReport(step, 64 * step, {kl: 50.0 + step}), 0.8)
+    after = data.curves(store, data.snapshot(store, STUDY))
+    assert after.loc[after["trial"] == 1, "step"].tolist() == list(range(18))
+    assert after.loc[after["trial"] == 1, kl].tolist()[11:] == [50.0 + step for step in range(11, 18)]
+    pd.testing.assert_frame_equal(after[after["step"] <= 10], before[before["step"] <= 10])
+
+
+def test_some_trials_are_read_without_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = fake_store.build(tmp_path / "store.db", courses=(QUICK,) * 5)
+    watched, now = Watched(store, monkeypatch), data.snapshot(store, STUDY)
+    some = data.curves(store, now, numbers=(3, 1))
+    assert (some["trial"].unique().tolist(), watched.since()) == ([1, 3], [(-1, 2)])
+    more = data.curves(store, now, numbers=(1, 4))
+    assert (more["trial"].unique().tolist(), watched.since()) == ([1, 4], [(-1, 1)])
+
+
+def test_evaluations_can_be_read_alone(store: Store, snapshot: data.Snapshot) -> None:
+    frame = data.curves(store, snapshot, ("eval/reward",), numbers=(0,), evaluations_only=True)
+    assert frame["step"].tolist() == [0, 6, 12, 18, 24, 30]
+    assert not frame["eval/reward"].isna().any()
+
+
+def test_a_store_that_takes_anothers_place_is_read_anew(tmp_path: Path) -> None:
     lengths = []
     for batch in (128, 64):
-        fake_store.build(path, courses=(Course(1e-4, 0.05, 4.0, batch=batch),)).close()
-        store = data.open_store(f"sqlite:///{path}")
+        fake_store.build(tmp_path / "store.db", courses=(Course(1e-4, 0.05, 4.0, batch=batch),)).close()
+        store = data.open_store(f"sqlite:///{tmp_path}/store.db")
         lengths.append(len(data.curves(store, data.snapshot(store, STUDY))))
         for file in tmp_path.iterdir():
             file.unlink()
     assert lengths == [16, 31]
+
+
+# All studies
+
+
+def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    fake_store.build(path, courses=fake_store.COURSES[:3], name="three").close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE ppo_studies SET name = '=three'")
+    store = fake_store.build(path, courses=(fake_store.COURSES[13],), held=True, name="live")
+    shown = studies.table_of([(row, data.view(store, row)) for row in data.studies(store)])
+    assert shown["study"].tolist() == ["live", "'=three"]
+    assert shown["state"].tolist() == ["▶ running", "✓ finished"]
+    assert shown["ended"].tolist() == ["0 of 14", "3 of 14"]
+    assert shown["best"][1] == pytest.approx(1.41, abs=0.01) and shown["kl"][1] == pytest.approx(3.97, abs=0.01)
+    assert math.isnan(shown["best"][0])
+    assert shown["hours"][1] == pytest.approx((31 + 31 + 14) * 0.8 / 3600)
+    assert shown["pruned"][1] == pytest.approx(100 * 14 / 76)
+
+
+def test_archived_studies_come_last_and_are_said_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    for name in ("old", "new"):
+        store = fake_store.build(path, courses=(QUICK,), name=name)
+    lease = store.acquire("new")
+    store.set_archived(lease, True)
+    store.release(lease)
+    rows = data.studies(store)
+    assert [row.name for row in rows] == ["old", "new"]
+    assert studies.table_of([(row, data.view(store, row)) for row in rows])["state"][1].endswith(", archived")
+
+
+def test_a_study_that_cannot_be_read_keeps_its_place_in_the_list(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = fake_store.build(path, courses=(QUICK,))
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE ppo_studies SET spec = json_set(spec, '$.task', 'gone')")
+    [row] = data.studies(store)
+    assert data.view(store, row) is None
+    assert studies.table_of([(row, None)])["state"].tolist() == ["cannot be read"]
+
+
+def test_a_controller_that_lives_and_is_silent_is_stalled(tmp_path: Path) -> None:
+    store = fake_store.build(tmp_path / "store.db", courses=(fake_store.COURSES[13],), held=True)
+    view = data.snapshot(store, STUDY).view
+    assert view.row.read_at is not None and costs.shown_state(view) == "running"
+    for silent, state in ((59.0, "running"), (61.0, "stalled")):
+        row = replace(view.row, lease_renewed_at=view.row.read_at - silent)
+        assert costs.shown_state(replace(view, row=row)) == state
 
 
 def test_a_study_without_trials_has_empty_frames(tmp_path: Path) -> None:
@@ -161,7 +246,7 @@ def test_a_study_without_trials_has_empty_frames(tmp_path: Path) -> None:
     empty = data.snapshot(store, STUDY)
     assert (empty.total, empty.ended, empty.telling) == (14, 0, [])
     frame = data.curves(store, empty)
-    assert frame.empty and list(frame.columns) == ["trial", "step", "episode", *data.CURVES]
+    assert frame.empty and list(frame.columns) == ["trial", "step", "episode", "at", *data.CURVES]
     assert data.baseline(frame) is None
     assert data.samples(store, empty, (0,)).empty
 

@@ -46,7 +46,11 @@ from tuner.commands.arguments import to_copy
         (["best", "made", "--kl-budget", "ten"], 2, "--kl-budget: 'ten' is not allowed"),
         (["dashboard", "--port", "0"], 2, "--port: '0' is not allowed: a port from 1 to 65535"),
         (["list", "--storage", "mysql://host/x"], 1, "mysql is not supported; use sqlite or postgresql"),
-        (["list", "--storage", "sqlite:///none.db"], 1, "there is no store at none.db yet; `ppo-tuner run` makes it, --storage names another"),
+        (
+            ["list", "--storage", "sqlite:///none.db"],
+            1,
+            "there is no store at none.db yet; `ppo-tuner run` makes it, --storage names another",
+        ),
         (["run", "none.toml"], 2, "there is no study file none.toml"),
     ],
 )

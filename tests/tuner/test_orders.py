@@ -279,6 +279,7 @@ def test_more_workers_than_gpus_are_refused_and_nothing_changes(tmp_path: Path) 
     assert decided_order.state is OrderState.REFUSED
     assert decided_order.outcome == "workers = 3 is not allowed: one a GPU, and there are 2"
 
+
 @pytest.mark.parametrize(
     ("kind", "arguments", "message"),
     [

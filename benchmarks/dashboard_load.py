@@ -1,0 +1,238 @@
+"""How fast the dashboard opens and answers on a large study, beside optuna-dashboard on the same study's copy.
+
+    .venv/bin/python benchmarks/dashboard_load.py
+
+Makes a store of 2,000 trials x 200 steps x 20 metrics whose last trial runs, opens both dashboards in a real browser
+(Playwright's Chromium, else the system's), and measures the time to the first chart, the time of a click, and the bytes
+that one refresh moves while the study goes on. `benchmarks/README.md` says what is timed.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+from support import big_study
+from support.browser import LONGEST, Received, open_browser, server
+
+from tuner.commands.arguments import STORAGE_VARIABLE
+from tuner.commands.dashboard import streamlit_command
+from tuner.store import Lease, Store
+
+TARGETS = {"first_chart": 2.0, "click": 0.5, "refresh_bytes": 100_000}
+OUR_CHARTS = '[data-testid="stEChartsChart"] canvas'
+WATCHED_SECONDS = 10
+REFRESH_SECONDS = 2
+THEIR_POLL_SECONDS = 15
+"""Longer than the ten seconds between two of their polls."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one dashboard took: seconds, and bytes."""
+
+    first_chart: float
+    """From the address to the first chart that is drawn, nothing cached by the server."""
+    first_chart_again: float
+    """The same in a new browser context, the server warm."""
+    click: float | None
+    """From a click to what it asks for: ours the slower of another trial and another metric, theirs the list."""
+    refresh_bytes: float
+    """What a refresh moves while the study runs."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the JSON says."""
+
+    trials: int
+    steps: int
+    metrics: int
+    ours: Side
+    optuna_dashboard: Side
+    targets: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Study:
+    """The study under way: its store and lease, and how to go on with it."""
+
+    store: Store
+    lease: Lease
+    running: int
+    number: int
+    steps: int
+
+    def go_on(self, step: int) -> None:
+        """Record one more step of the trial that runs."""
+        report = big_study.report(self.number, step, self.steps)
+        self.store.add_step(self.lease, self.running, report, 1.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=2_000, help="trials of the study (default: 2000)")
+    parser.add_argument("--steps", type=int, default=200, help="steps a trial (default: 200)")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the table")
+    arguments = parser.parse_args()
+    for name in ("trials", "steps"):
+        if getattr(arguments, name) < 20:
+            parser.error(f"--{name} = {getattr(arguments, name)} is not allowed: at least 20")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    result = measure(arguments.trials, arguments.steps)
+    print(json.dumps(asdict(result)) if arguments.json else table(result))
+
+
+def measure(trials: int, steps: int) -> Result:
+    """Make the store, and measure both dashboards on it, one after the other."""
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        path = Path(folder, "store.db")
+        store, lease, running = big_study.write(path, trials, steps)
+        study = Study(store, lease, running, trials - 1, steps)
+        browser = open_browser(playwright)
+        try:
+            sides = _ours(browser, path, study), _theirs(browser, path)
+        finally:
+            browser.close()
+            store.release(lease)
+            store.close()
+    return Result(trials, steps, len(big_study.METRICS), *sides, TARGETS)
+
+
+def _ours(browser: Browser, path: Path, study: Study) -> Side:
+    with server(streamlit_command, "/_stcore/health", {STORAGE_VARIABLE: f"sqlite:///{path}"}) as address:
+        link = f"{address}/curves?study=large"
+        cold = _timed_visit(browser, link, _our_chart)
+        page = browser.new_page(viewport={"width": 1400, "height": 1250})
+        received = Received(page)
+        warm = _timed(partial(_visit, page, link, _our_chart))
+        page.wait_for_timeout(2_000)
+        clicks = [
+            _choose(page, link, "Trials", "7", _nothing_chosen_is_gone),
+            _choose(page, link, "Metrics", "Policy: Entropy", _entropy),
+        ]
+        _open_whole(page, link)
+        page.wait_for_timeout(3 * REFRESH_SECONDS * 1_000)
+        before, step = received.by_socket, study.steps // 2
+        for _ in range(WATCHED_SECONDS):
+            step += 1
+            study.go_on(step)
+            page.wait_for_timeout(1_000)
+        moved = (received.by_socket - before) / (WATCHED_SECONDS / REFRESH_SECONDS)
+        page.close()
+    return Side(cold, warm, max(clicks), moved)
+
+
+def _theirs(browser: Browser, path: Path) -> Side:
+    program = str(Path(sys.executable).with_name("optuna-dashboard"))
+
+    def command(port: int) -> list[str]:
+        return [program, f"sqlite:///{path}", "--port", str(port), "--host", "127.0.0.1"]
+
+    with server(command, "/api/studies") as address:
+        link = f"{address}/dashboard/studies/1"
+        cold = _timed_visit(browser, link, _their_chart)
+        page = browser.new_page(viewport={"width": 1400, "height": 1250})
+        received = Received(page)
+        warm = _timed(partial(_visit, page, link, _their_chart))
+        begun, seen = time.monotonic(), len(received.by_http)
+        page.wait_for_timeout(THEIR_POLL_SECONDS * 1_000)
+        waited = time.monotonic() - begun
+        polls = [size for url, size in received.by_http[seen:] if "/api/studies/" in url]
+        moved = sum(polls) / max(1.0, waited / 10)
+        click = _timed(lambda: _their_list(page))
+        page.close()
+    return Side(cold, warm, click, moved)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _visit(page: Page, link: str, wait: Callable[[Page], None]) -> None:
+    page.goto(link)
+    wait(page)
+
+
+def _timed_visit(browser: Browser, link: str, wait: Callable[[Page], None]) -> float:
+    page = browser.new_page(viewport={"width": 1400, "height": 1250})
+    try:
+        return _timed(partial(_visit, page, link, wait))
+    finally:
+        page.close()
+
+
+def _our_chart(page: Page) -> None:
+    page.locator(OUR_CHARTS).first.wait_for(timeout=LONGEST)
+
+
+def _their_chart(page: Page) -> None:
+    page.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=LONGEST)
+
+
+def _open_whole(page: Page, link: str) -> None:
+    page.goto(link)
+    page.locator(OUR_CHARTS).nth(3).wait_for(timeout=LONGEST)  # three curves and the incident
+
+
+def _choose(page: Page, link: str, label: str, text: str, wait: Callable[[Page], None]) -> float:
+    """Return the seconds from choosing `text` in a selector of the open page to what that shows."""
+    _open_whole(page, link)
+    page.wait_for_timeout(2_000)
+    box = page.get_by_label(label, exact=True).first
+    box.click()
+    box.fill(text)
+    page.get_by_role("option", name=text, exact=True).first.wait_for(timeout=LONGEST)
+
+    def choose() -> None:
+        box.press("Enter")
+        wait(page)
+
+    return _timed(choose)
+
+
+def _nothing_chosen_is_gone(page: Page) -> None:
+    page.get_by_text("Nothing chosen: in colour are").wait_for(state="detached", timeout=LONGEST)
+
+
+def _entropy(page: Page) -> None:
+    page.locator("h3", has_text="Entropy").wait_for(timeout=LONGEST)  # no role: an open selector hides the rest's
+    page.locator(OUR_CHARTS).first.wait_for(timeout=LONGEST)
+
+
+def _their_list(page: Page) -> None:
+    page.get_by_role("link", name="Trials (List)").first.click()
+    page.get_by_role("heading", name="Trial", exact=False).first.wait_for(timeout=LONGEST)
+
+
+def table(result: Result) -> str:
+    """Return the results for people."""
+    rows = [
+        ("first chart, first visit (s)", "first_chart", "{:.2f}"),
+        ("first chart, later visit (s)", "first_chart_again", "{:.2f}"),
+        ("click (s)", "click", "{:.2f}"),
+        ("one refresh (kB)", "refresh_bytes", "{:.1f}"),
+    ]
+    lines = [
+        f"{result.trials:,} trials x {result.steps} steps x {result.metrics} metrics",
+        f"{'':30} {'ours':>10} {'optuna-dashboard':>18} {'target':>10}",
+    ]
+    for title, name, form in rows:
+        scale = 1_000 if name == "refresh_bytes" else 1
+        values = [asdict(result.ours)[name], asdict(result.optuna_dashboard)[name], result.targets.get(name)]
+        cells = ["–" if value is None else form.format(value / scale) for value in values]
+        lines.append(f"{title:30} {cells[0]:>10} {cells[1]:>18} {cells[2]:>10}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

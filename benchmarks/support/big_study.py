@@ -1,0 +1,123 @@
+"""A store with one large made-up study, written in bulk: its last trial runs. Optuna's copy is in it, too."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+from sqlalchemy import create_engine, insert, select
+
+from ppo_core.report import StepReport
+from tuner.mirror import Mirror
+from tuner.spec import StudySpec
+from tuner.status import Origin, Reason, Status
+from tuner.store import Lease, Store, schema
+from tuner.store.curves import step_values
+
+METRICS = (
+    *("objective/kl_exact", "objective/kl", "objective/kl_coef", "objective/scores", "objective/scores_std"),
+    *("objective/scores_q25", "objective/scores_q50", "objective/scores_q75", "objective/entropy"),
+    *("policy/approxkl_avg", "policy/clipfrac_avg", "policy/entropy_avg", "loss/policy_avg", "loss/value_avg"),
+    *("val/ratio", "val/var_explained", "response/length_mean", "lr", "eval/reward", "eval/kl"),
+)
+"""The twenty metrics of each step; the last two are an evaluation's."""
+EVALUATE_EVERY = 20
+BATCH = 64
+_CHUNK = 100
+
+
+def make_spec(trials: int) -> StudySpec:
+    """Return a study of the reviews task that searches six hyperparameters."""
+    table = {
+        "name": "large",
+        "task": "reviews",
+        "trials": trials,
+        "seed": 1,
+        "search": {
+            "learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"},
+            "kl_coef": {"low": 0.01, "high": 0.3, "scale": "log"},
+            "lam": {"low": 0.8, "high": 1.0},
+            "cliprange": {"low": 0.1, "high": 0.3},
+            "vf_coef": {"low": 0.05, "high": 1.0},
+            "num_ppo_epochs": {"low": 1, "high": 8},
+        },
+    }
+    return StudySpec.from_dict(table, "benchmark")
+
+
+def write(path: Path, trials: int, steps: int) -> tuple[Store, Lease, int]:
+    """Write the store and return it with the lease that this process holds, and the id of the trial that runs."""
+    spec = make_spec(trials)
+    store = Store.open(str(path), create=True)
+    study = store.create_study(spec.name, spec.to_dict())
+    lease = store.acquire(spec.name)
+    chance = np.random.default_rng(0)
+    engine = create_engine(store.url)
+    for start in range(0, trials, _CHUNK):
+        numbers = range(start, min(start + _CHUNK, trials))
+        with engine.begin() as connection:
+            rows = [_trial(study.id, spec, number, trials, steps, chance) for number in numbers]
+            connection.execute(insert(schema.trials), rows)
+            query = select(schema.trials.c.id, schema.trials.c.number).where(schema.trials.c.number >= start)
+            for trial_id, number in connection.execute(query).all():
+                last = steps // 2 if number == trials - 1 else steps
+                values = [step_values(report(number, step, steps)) for step in range(last + 1)]
+                connection.execute(insert(schema.steps), _alike(trial_id, values))
+    engine.dispose()
+    mirror = Mirror(store.url, spec.name)
+    mirror.update(store.trials(study), spec)
+    mirror.close()
+    running = store.trials(study)[-1].id
+    return store, lease, running
+
+
+def report(number: int, step: int, steps: int) -> StepReport:
+    """Return a step of a trial: all twenty metrics at an evaluation, else eighteen."""
+    chance = np.random.default_rng([number, step])
+    values = np.abs(chance.normal(1.0, 0.2, len(METRICS)))
+    metrics = dict(zip(METRICS, values.tolist(), strict=True))
+    metrics["objective/kl_exact"] *= (4 + number % 13) * step / steps
+    metrics["val/ratio"] = 1 + 0.01 * metrics["val/ratio"]
+    if step % EVALUATE_EVERY:
+        del metrics["eval/reward"], metrics["eval/kl"]
+    return StepReport(step, BATCH * step, metrics)
+
+
+def _alike(trial_id: int, rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Return rows that all name the same columns, as one statement needs them."""
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [dict.fromkeys(columns) | row | {"trial_id": trial_id} for row in rows]
+
+
+def _trial(
+    study_id: int, spec: StudySpec, number: int, trials: int, steps: int, chance: np.random.Generator
+) -> dict[str, object]:
+    params = {
+        "learning_rate": float(10 ** chance.uniform(-5, -3)),
+        "kl_coef": float(10 ** chance.uniform(-2, -0.5)),
+        "lam": float(chance.uniform(0.8, 1)),
+        "cliprange": float(chance.uniform(0.1, 0.3)),
+        "vf_coef": float(chance.uniform(0.05, 1)),
+        "num_ppo_epochs": int(chance.integers(1, 9)),
+    }
+    runs, now = number == trials - 1, time.time()
+    kl = 4.0 + number % 13
+    status = Status.RUNNING if runs else Status.PRUNED if kl > spec.kl_limit else Status.COMPLETED
+    reason = Reason("kl_limit", f"KL was over {spec.kl_limit:g} nats", step=steps) if status is Status.PRUNED else None
+    done = {"value": float(chance.normal(1, 0.2)), "value_se": 0.03, "kl": kl, "violation": kl / 10 - 1}
+    values: dict[str, object] = dict.fromkeys(done) if runs else dict(done)
+    return values | {
+        "study_id": study_id,
+        "number": number,
+        "origin": Origin.SAMPLED if number else Origin.REFERENCE,
+        "status": status,
+        "reason": None if reason is None else reason.__dict__,
+        "config": spec.config(params).to_dict() | {"total_episodes": BATCH * steps},
+        "params": params,
+        "episodes": BATCH * (steps // 2 if runs else steps),
+        "seconds": 1.0 * steps,
+        "attempts": 1,
+        "threads": 1,
+        "label": "",
+        "started_at": now - 60,
+        "ended_at": None if runs else now,
+    }

@@ -1,0 +1,147 @@
+"""Which hyperparameters mattered, for reward and for KL, and how sure that is.
+
+PED-ANOVA (Watanabe, Bansal and Hutter, 2023; as Optuna has it, for conditional spaces too) asks of each
+hyperparameter how much its values among the best trials differ from those among all. It answers with a number whatever
+the data, so two things stand beside it: how the shares spread when the trials are drawn again with replacement
+(bootstrap), and how large a number comes of shuffled outcomes, where nothing matters.
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import optuna
+from optuna.importance import PedAnovaImportanceEvaluator
+from optuna.trial import FrozenTrial, TrialState
+
+from tuner.best import ELIGIBLE
+from tuner.objective import LEFT_OUT, TEACHING, Told, frozen
+from tuner.optuna_storage import STUDY_NAME, TrialList
+from tuner.space import for_sampler
+from tuner.spec import StudySpec
+from tuner.store import TrialRow
+
+Outcome = Literal["reward", "KL"]
+LEAST = 10
+"""Trials under which nothing is said: a share of so few is chance."""
+BEST_SHARE, LEAST_BEST = 0.25, 5
+"""The best quarter is held against all, and at least five trials."""
+RESAMPLES = 40
+LOW, HIGH = 0.1, 0.9
+CHANCE = 0.025
+"""How often shuffled outcomes may reach a number that is told as more than chance."""
+
+
+@dataclass(frozen=True)
+class Importance:
+    """How much one hyperparameter mattered."""
+
+    name: str
+    share: float
+    """Of all hyperparameters' importance, 0 to 1."""
+    low: float
+    high: float
+    """Between which the share lies in the middle 80% of the resamples."""
+    chance: float
+    """How often shuffled outcomes make it matter as much: small means that it is more than chance."""
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it is more than chance."""
+        return self.chance <= CHANCE
+
+
+def usable(trials: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
+    """Return the trials that can tell: completed or stopped, with a value and a KL, and not forked or left out."""
+    return [
+        row
+        for row in trials
+        if row.status in ELIGIBLE
+        and row.origin in TEACHING
+        and not (row.reason is not None and row.reason.rule == LEFT_OUT)
+        and _is_number(row.value)
+        and _is_number(row.kl)
+        and for_sampler(spec.search, row.params)[0]
+    ]
+
+
+def refusal(trials: Sequence[TrialRow], spec: StudySpec) -> str:
+    """Return why nothing can be said of what mattered, and what is missing; empty: it can."""
+    if not spec.search:
+        return "This study lists its trials and searches nothing, so no importance can be told: compare them instead."
+    count = len(usable(trials, spec))
+    if count >= LEAST:
+        return ""
+    return (
+        f"{count} trial{'' if count == 1 else 's'} ran to the end or {'was' if count == 1 else 'were'} stopped with a "
+        f"value; what mattered is told from {LEAST} on, and {LEAST - count} more are needed. Until then look at the "
+        "slices: each point is a trial."
+    )
+
+
+def importances(
+    trials: Sequence[TrialRow], spec: StudySpec, outcome: Outcome, resamples: int = RESAMPLES, seed: int = 0
+) -> list[Importance]:
+    """Return every searched hyperparameter's importance for a high reward or a low KL, the largest first.
+
+    `trials` are those that are `usable`. The same trials and seed give the same numbers.
+    """
+    told = [frozen(Told(TrialState.COMPLETE, row.value or 0.0), for_sampler(spec.search, row.params)) for row in trials]
+    loss = np.array([-(row.value or 0.0) if outcome == "reward" else row.kl or 0.0 for row in trials])
+    random = np.random.default_rng(seed)
+    measured = _divergences(told, loss)
+    names = list(measured)
+    whole = _shares(measured, names)
+    drawn, shuffled = [], []
+    for _ in range(resamples):
+        picks = random.integers(len(told), size=len(told))
+        drawn.append(_shares(_divergences([told[i] for i in picks], loss[picks]), names))
+        shuffled.append(_divergences(told, random.permutation(loss)))
+    lows, highs = np.quantile(drawn, [LOW, HIGH], axis=0)
+    found = []
+    for place, name in enumerate(names):
+        as_much = sum(values.get(name, 0.0) >= measured[name] for values in shuffled)
+        chance = (1 + as_much) / (1 + resamples)
+        low, high = min(lows[place], whole[place]), max(highs[place], whole[place])
+        found.append(Importance(name, float(whole[place]), float(low), float(high), chance))
+    return sorted(found, key=lambda item: (-item.share, item.name))
+
+
+def certainty(found: Sequence[Importance], count: int) -> str:
+    """Return how sure this is at `count` trials, in words."""
+    sure = [item.name for item in found if item.is_sure]
+    per = count / max(1, len(found))
+    told = f"With {count} trials for {len(found)} searched hyperparameters ({per:.1f} each)"
+    if not sure:
+        return f"{told}, none stands out from chance: take nothing from this order."
+    return (
+        f"{told}, {', '.join(sure)} {'stands' if len(sure) == 1 else 'stand'} out from chance, and the rest may be "
+        f"noise. Where nothing matters, about {CHANCE * len(found):.1f} of {len(found)} would stand out all the same."
+    )
+
+
+def _divergences(trials: Sequence[FrozenTrial], loss: np.ndarray) -> dict[str, float]:
+    """Return PED-ANOVA's number by hyperparameter; a low `loss` is good."""
+    listed = TrialList()
+    for number, trial in enumerate(trials):
+        listed.put(number, copy.copy(trial))
+    study = optuna.load_study(study_name=STUDY_NAME, storage=listed)
+    share = min(0.5, max(BEST_SHARE, LEAST_BEST / len(trials)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few trials, which are told, and of the target's direction, which is meant
+        evaluator = PedAnovaImportanceEvaluator(target_quantile=share)
+        return evaluator.evaluate(study, target=lambda trial: float(loss[trial.number]))
+
+
+def _shares(divergences: dict[str, float], names: Sequence[str]) -> np.ndarray:
+    values = np.array([divergences.get(name, 0.0) for name in names])
+    total = values.sum()
+    return values / total if total > 0 else np.full(len(names), 1 / max(1, len(names)))
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,227 @@
+"""What mattered: importance with its spread, slices, parallel coordinates, and a contour of two hyperparameters."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboard import appearance
+from dashboard.analysis.importance import Importance
+from dashboard.figures import parts
+from dashboard.figures.parts import PARAMS
+from ppo_core.metrics import METRICS
+from tuner.spec import StudySpec
+from tuner.status import Status
+
+Measure = Literal["value", "kl"]
+TITLES: dict[Measure, str] = {"value": METRICS["eval/reward"].title, "kl": METRICS["eval/kl"].title}
+SURE, UNSURE = appearance.COLOURS[0], parts.FAINT
+SCALE = [[0, appearance.COLOURS[0]], [0.5, "#909090"], [1, appearance.COLOURS[1]]]
+"""Blue over grey to orange: told apart with the common colour-vision deficiencies, on light and on dark pages."""
+GRID = 30
+NEARNESS = 3.0
+"""Power of the distance that a contour weighs trials by."""
+
+
+def importance_bars(found: Sequence[Importance]) -> go.Figure:
+    """Return a bar a hyperparameter, the largest on top, with its spread over resamples.
+
+    What is not more than chance is pale.
+    """
+    rows = list(reversed(found))
+    figure = go.Figure(
+        go.Bar(
+            x=[item.share for item in rows],
+            y=[parts.title_of(item.name) for item in rows],
+            orientation="h",
+            marker={"color": [SURE if item.is_sure else UNSURE for item in rows]},
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [item.high - item.share for item in rows],
+                "arrayminus": [item.share - item.low for item in rows],
+                "color": parts.GREY,
+                "thickness": 1.5,
+                "width": 4,
+            },
+            customdata=[[item.low, item.high, item.chance] for item in rows],
+            hovertemplate="<b>%{y}</b>: %{x:.0%}<br>80% of resamples: %{customdata[0]:.0%} to %{customdata[1]:.0%}"
+            "<br>shuffled outcomes reach it: %{customdata[2]:.0%}<extra></extra>",
+        )
+    )
+    parts.lay_out(figure, x="Share of all importance", y="", height=90 + 34 * max(3, len(rows)), showlegend=False)
+    return figure.update_xaxes(tickformat=".0%", range=[0, 1]).update_yaxes(automargin=True)
+
+
+def slice_points(trials: pd.DataFrame, name: str, measure: Measure, spec: StudySpec) -> go.Figure:
+    """Return every measured trial's reward or KL over one hyperparameter, with symbols by status."""
+    column = PARAMS + name
+    points = trials.dropna(subset=[column, measure])
+    figure = go.Figure()
+    for status in Status:
+        group = points[points["status"] == status]
+        if len(group):
+            figure.add_traces([_slice(status, group, column, measure), parts.legend_entry(status)])
+    if measure == "kl":
+        figure.add_hline(
+            y=spec.kl_budget,
+            line={"color": parts.GREY, "dash": "dash", "width": 1.5},
+            annotation={"text": f"KL budget {spec.kl_budget:g}", "font": parts.FONT},
+            annotation_position="top left",
+        )
+    parts.lay_out(figure, x=parts.title_of(name), y=TITLES[measure], height=360)
+    return figure.update_xaxes(type=_axis_type(points[column], name, spec), exponentformat="e")
+
+
+def _slice(status: Status, group: pd.DataFrame, column: str, measure: Measure) -> go.Scatter:
+    return go.Scatter(
+        x=group[column],
+        y=group[measure],
+        mode="markers",
+        legendgroup=status.value,
+        showlegend=False,
+        customdata=group["number"],
+        hovertemplate=f"<b>Trial %{{customdata}}</b>, {status.value}<br>%{{x}}: %{{y:.3g}}<extra></extra>",
+        marker={
+            "symbol": appearance.mark(status).plotly,
+            "size": 10,
+            "color": parts.colours(group["number"].tolist()),
+        },
+    )
+
+
+def parallel(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec) -> go.Figure:
+    """Return parallel coordinates of the hyperparameters, KL and reward; the colour is the reward.
+
+    Where a hyperparameter was not searched in a trial, its line runs below the axis' numbers, at "not set".
+    """
+    measured = trials.dropna(subset=["value", "kl"])
+    dimensions = [_dimension(measured[PARAMS + name], name, spec) for name in names]
+    dimensions += [
+        {"label": "Eval KL", "values": measured["kl"], "tickformat": ".3g"},
+        {"label": "Eval reward", "values": measured["value"], "tickformat": ".3g"},
+    ]
+    figure = go.Figure(
+        go.Parcoords(
+            dimensions=dimensions,
+            line={
+                "color": measured["value"],
+                "colorscale": SCALE,
+                "showscale": True,
+                "colorbar": {"title": {"text": "reward"}, "thickness": 12},
+            },
+            labelfont={"color": parts.GREY, "size": 12},
+            tickfont={"color": "#303030", "size": 12},  # Plotly gives these a white halo, on dark pages too
+            rangefont={"color": "rgba(0, 0, 0, 0)"},  # the ends of a logarithmic axis would read as exponents
+            labelangle=-20,
+        )
+    )
+    return figure.update_layout(
+        height=430,
+        margin={"l": 60, "r": 20, "t": 90, "b": 20},
+    )
+
+
+def _dimension(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
+    label = parts.title_of(name)
+    numbers = pd.to_numeric(values, errors="coerce")
+    if numbers.notna().sum() < values.notna().sum():  # words
+        words = sorted(values.dropna().unique())
+        places = values.map({word: place for place, word in enumerate(words)}).astype(float)
+        ticks, texts = [float(place) for place in range(len(words))], [str(word) for word in words]
+    else:
+        log = is_log_of(numbers, name, spec)
+        places = np.log10(numbers) if log else numbers.astype(float)
+        ticks = sorted(set(np.linspace(places.min(), places.max(), 5).tolist()))
+        texts = [f"{10**tick if log else tick:.3g}" for tick in ticks]
+    if places.isna().any():
+        width = (places.max() - places.min()) or 1.0
+        unset = float(places.min() - 0.2 * width)
+        places, ticks, texts = places.fillna(unset), [unset, *ticks], ["not set", *texts]
+    return {"label": label, "values": places, "tickvals": ticks, "ticktext": texts}
+
+
+def contour(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudySpec) -> go.Figure:
+    """Return reward or KL over two hyperparameters: the trials as points, and between them their weighted mean.
+
+    The surface is inverse-distance weighting over the searched ranges, so it shows what the points say and no more.
+    """
+    points = trials.dropna(subset=[PARAMS + x, PARAMS + y, measure])
+    columns, rows = (pd.to_numeric(points[PARAMS + name]).to_numpy(float) for name in (x, y))
+    heights = points[measure].to_numpy(float)
+    across, up = (_Scaled(at, is_log_of(pd.Series(at), name, spec)) for at, name in ((columns, x), (rows, y)))
+    surface = _surface(across.place(columns), up.place(rows), heights)
+    figure = go.Figure(
+        go.Contour(
+            x=across.ticks,
+            y=up.ticks,
+            z=surface,
+            colorscale=SCALE,
+            colorbar={"title": {"text": "reward" if measure == "value" else "KL"}, "thickness": 12},
+            contours={"showlines": False},
+            hoverinfo="skip",
+        )
+    )
+    for status in Status:
+        is_of = (points["status"] == status).to_numpy()
+        if is_of.any():
+            figure.add_trace(
+                go.Scatter(
+                    x=columns[is_of],
+                    y=rows[is_of],
+                    mode="markers",
+                    name=status.value,
+                    marker={
+                        "symbol": appearance.mark(status).plotly,
+                        "size": 9,
+                        "color": "#ffffff",
+                        "line": {"color": "#000000", "width": 1},
+                    },
+                    customdata=np.stack([points["number"].to_numpy()[is_of], heights[is_of]], axis=-1),
+                    hovertemplate=f"<b>Trial %{{customdata[0]:d}}</b>, {status.value}<br>"
+                    "%{customdata[1]:.3g}<extra></extra>",
+                )
+            )
+    parts.lay_out(figure, x=parts.title_of(x), y=parts.title_of(y))
+    figure.update_xaxes(type="log" if across.log else "linear", exponentformat="e")
+    return figure.update_yaxes(type="log" if up.log else "linear", exponentformat="e")
+
+
+class _Scaled:
+    """A grid over one hyperparameter's values, evenly spaced on its scale."""
+
+    def __init__(self, values: np.ndarray, log: bool) -> None:
+        self.log = log
+        scaled = np.log10(values) if log else values
+        self._low, self._width = float(scaled.min()), float(np.ptp(scaled)) or 1.0
+        self.ticks = self._low + self._width * np.linspace(0, 1, GRID)
+        if log:
+            self.ticks = 10**self.ticks
+
+    def place(self, values: np.ndarray) -> np.ndarray:
+        """Return where values lie, 0 to 1."""
+        return ((np.log10(values) if self.log else values) - self._low) / self._width
+
+
+def _surface(columns: np.ndarray, rows: np.ndarray, heights: np.ndarray) -> np.ndarray:
+    """Return the weighted mean of the heights on the unit square's grid, [rows, columns]."""
+    axis = np.linspace(0, 1, GRID)
+    across, up = np.meshgrid(axis, axis)
+    distance = np.hypot(across[..., None] - columns, up[..., None] - rows)
+    weights = 1 / (distance + 0.02) ** NEARNESS
+    surface: np.ndarray = (weights * heights).sum(-1) / weights.sum(-1)
+    return surface
+
+
+def is_log_of(values: pd.Series, name: str, spec: StudySpec) -> bool:
+    """Whether these values are drawn on a logarithmic axis: they are searched so, and all of them are over 0."""
+    return parts.is_log(name, spec) and bool((values.dropna() > 0).all())
+
+
+def _axis_type(values: pd.Series, name: str, spec: StudySpec) -> str:
+    numbers = pd.to_numeric(values, errors="coerce")
+    if numbers.notna().sum() < len(values):
+        return "category"
+    return "log" if is_log_of(numbers, name, spec) else "linear"

@@ -1,0 +1,93 @@
+"""Orders as the dashboard places them: proposed, confirmed by a person, and placed once."""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dashboard import permission
+from ppo_core import checkpoint
+from ppo_core.errors import StudyError
+from tuner import order_placing, upkeep
+from tuner.forking import by_episode as checkpoints_by_episode
+from tuner.order_kinds import KINDS
+from tuner.results import StudyView, read_study
+from tuner.store import Order, Store
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An order that a person has yet to confirm."""
+
+    study_id: int
+    study: str
+    kind: str
+    trial: int | None = None
+    """The number of the trial that it is about; None: the study."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Under which it is placed: however often it is confirmed, that makes one order."""
+
+    @property
+    def does(self) -> str:
+        """What it asks for, in a sentence that names the study and the trial."""
+        whom = f'study "{self.study}"' if self.trial is None else f'trial {self.trial} of study "{self.study}"'
+        return (
+            f"{self.kind.capitalize()} {whom}: {_SENTENCES.get((self.kind, self.trial is None), KINDS[self.kind].doc)}."
+        )
+
+    @property
+    def ends_something(self) -> bool:
+        """Whether it cannot be taken back."""
+        return self.kind in ("stop", "prune")
+
+
+_SENTENCES = {
+    ("stop", True): "this run of it ends in good order, after each running trial's step; its trials stay to be resumed",
+    ("stop", False): "it ends where it is, for good",
+    ("prune", False): "it ends where it is, for good, as one that is not worth its time",
+    ("pause", True): "running trials save and wait, and no other begins",
+    ("pause", False): "it saves and waits",
+    ("resume", True): "its trials go on",
+    ("resume", False): "it goes on from its last checkpoint",
+    ("retry", True): "all its failed trials are tried again",
+    ("retry", False): "it is tried again",
+}
+
+
+def propose(
+    store: Store, view: StudyView, kind: str, trial: int | None = None, arguments: Mapping[str, Any] | None = None
+) -> Proposal:
+    """Return an order to be confirmed, where the study as it stands would take it.
+
+    Raises:
+        ConfigError, StudyError: it would be refused; the message says why, and what is allowed.
+    """
+    order_placing.check(store, view, kind, trial, arguments or {})
+    return Proposal(view.row.id, view.row.name, kind, trial, dict(arguments or {}))
+
+
+def place(store: Store, proposal: Proposal, token: str) -> Order:
+    """Place a confirmed order, and return it; placed again it is the same order.
+
+    Raises:
+        NotPermitted: the token is none, or the dashboard is read-only.
+        ConfigError, StudyError: the study has changed meanwhile, and would refuse it.
+    """
+    permission.require_order(token)
+    view = read_study(store, proposal.study)
+    if view.row.id != proposal.study_id:
+        raise StudyError(f'study "{proposal.study}" was deleted and made anew meanwhile; nothing was ordered')
+    placed = next((order for order in store.orders(view.row) if order.key == proposal.key), None)
+    if placed is not None:
+        return placed
+    order_placing.check(store, view, proposal.kind, proposal.trial, proposal.arguments)
+    return store.place_order(view.row, proposal.kind, proposal.trial, proposal.arguments, key=proposal.key)
+
+
+def fork_episodes(view: StudyView, trial: int) -> list[int]:
+    """Return the episodes of a trial's checkpoints that are here, the newest first."""
+    folder = upkeep.own_folder(view.row)
+    if folder is None or not checkpoint.complete(folder / str(trial)):
+        return []
+    return sorted(checkpoints_by_episode(folder / str(trial)), reverse=True)

@@ -1,0 +1,189 @@
+"""Compare: a few trials against each other, and, in a tab of its own, what mattered in the study as a whole."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import appearance, checkpoints, data, untrusted
+from dashboard.analysis import comparing
+from dashboard.data import Snapshot
+from dashboard.figures import compare as figures
+from dashboard.figures.parts import title_of
+from dashboard.views import choice, common, drawn, mattered, samples
+from ppo_core.command.output import KL_UNIT, NOTHING, measured, plus_minus, short
+from ppo_core.metrics import METRICS
+from tuner.commands.report import LONGER
+from tuner.results import differences
+from tuner.status import Origin
+from tuner.store import Store, TrialRow
+
+LEAST, MOST = 2, 6
+"""Trials that are compared."""
+CURVES = ("objective/kl_exact", "eval/reward", "objective/scores")
+TABS = ("Trials", "What mattered")
+
+
+def page() -> None:
+    """Draw the page."""
+    with common.problems_told():
+        store = common.open_store()
+        name = common.choose_study(store)
+        if name is not None:
+            _study(store, data.snapshot(store, name))
+
+
+def _study(store: Store, snapshot: Snapshot) -> None:
+    st.title("Compare", anchor=False)
+    if not snapshot.view.trials:
+        common.guide(
+            "No trials yet",
+            "There is nothing to compare before the first trial has begun. If nothing runs the study, run its file "
+            "again; it goes on where it is.",
+            ["ppo-tuner run STUDY.toml"],
+        )
+        return
+    trials, whole = st.tabs(TABS, key="tab", bind="query-params", on_change="rerun")
+    if trials.open:
+        with trials:
+            _trials(store, snapshot)
+    if whole.open:
+        with whole:
+            mattered.section(store, snapshot)
+
+
+def _trials(store: Store, snapshot: Snapshot) -> None:
+    numbers = choice.trials(
+        snapshot,
+        f"Two to {MOST} trials; the others are compared with the first. Nothing chosen: the reference, the best "
+        "within the KL budget and the last one pruned for KL.",
+        MOST,
+    )
+    if not numbers:
+        numbers = tuple(snapshot.telling)[:MOST]
+        st.caption(f"Nothing is chosen, so these are the telling trials: {', '.join(map(str, numbers))}.")
+    if len(numbers) < LEAST:
+        st.info("Choose at least two trials above to compare them.")
+        return
+    row_of = {row.number: row for row in snapshot.view.trials}
+    rows = [row_of[number] for number in numbers]
+    _settings(rows)
+    _outcomes(store, snapshot, rows)
+    _curves(store, snapshot, numbers)
+    _lineage(snapshot, rows)
+    _commands(snapshot, rows)
+    samples.section(store, snapshot, numbers)
+
+
+def _settings(rows: Sequence[TrialRow]) -> None:
+    st.subheader("What they do differently", anchor=False)
+    differing = differences(rows)
+    if not differing:
+        st.info("Their configurations are equal.")
+        return
+    table = {"setting": [title_of(name) for name in differing]}
+    for place, row in enumerate(rows):
+        values = (untrusted.cell(short(values[place], 4)) for values in differing.values())
+        table[_name(row)] = list(values)
+    drawn.table(pd.DataFrame(table), key="settings")
+    st.caption("Only the settings in which they differ; all others are equal.")
+
+
+def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
+    st.subheader("How they came out", anchor=False)
+    budget = snapshot.view.spec.kl_budget
+    lines = {
+        "status": [f"{appearance.mark(row.status).glyph} {row.shown_status}" for row in rows],
+        "called": [untrusted.cell(row.label) for row in rows],
+        "value ± SE (reward)": [plus_minus(row.value, row.value_se) for row in rows],
+        f"eval KL ({KL_UNIT})": [measured(row.kl) for row in rows],
+        f"within {budget:g} {KL_UNIT}": [
+            NOTHING if row.kl is None else "yes" if row.kl <= budget else "no" for row in rows
+        ],
+        "episodes": [f"{row.episodes:,}" for row in rows],
+        "time (s)": [f"{row.seconds:.0f}" for row in rows],
+        "reason": [untrusted.cell(row.reason.message) if row.reason else "" for row in rows],
+    }
+    shown = {name: cells for name, cells in lines.items() if any(cells)}
+    table = pd.DataFrame({"outcome": list(shown)} | {_name(row): list(cells) for row, cells in _turned(rows, shown)})
+    drawn.table(table, key="outcomes")
+    every = data.samples(store, snapshot, tuple(row.number for row in rows))
+    found = comparing.differences(rows)
+    for item in found:
+        pairs = comparing.paired(every, item.base, item.other)
+        kept = "" if pairs is None else f" {pairs.words}: a look at a few, not the measure."
+        over = [row.number for row in rows if row.number in (item.base, item.other) and (row.kl or 0.0) > budget]
+        bought = f" Trial {_listed(over)} is over the KL budget, so its reward was bought with KL." if over else ""
+        st.text(
+            f"Trial {item.other} against trial {item.base}: {_signed(item.mean, item.se)} reward, "
+            f"{item.verdict}.{bought}{kept}"
+        )
+    if not found:
+        st.info(f"Trial {rows[0].number} or all the others have no value yet, so there is no difference to tell.")
+    st.caption(f"n = 1 run of each trial. {comparing.NOISE}")
+
+
+def _turned(rows: Sequence[TrialRow], lines: dict[str, list[str]]) -> list[tuple[TrialRow, list[str]]]:
+    return [(row, [cells[place] for cells in lines.values()]) for place, row in enumerate(rows)]
+
+
+def _signed(mean: float, error: float | None) -> str:
+    return f"{mean:+.3f}" if error is None else f"{mean:+.3f} ± {error:.3f}"
+
+
+def _curves(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
+    st.subheader("Their curves over episodes", anchor=False)
+    frame = data.curves(store, snapshot, CURVES, numbers=numbers)
+    if frame.empty:
+        st.info("None of them has reported a step yet.")
+        return
+    spec = snapshot.view.spec
+    budget = {"KL budget": spec.kl_budget}
+    for place, metric in zip(st.columns(3), CURVES, strict=True):
+        limits = budget if metric == CURVES[0] else {}
+        with place:
+            drawn.figure(
+                figures.aligned(frame, metric, numbers, limits),
+                key=f"compared {METRICS[metric].label}",
+                alt=f"{METRICS[metric].title} over episodes, a line for each compared trial",
+            )
+
+
+def _lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
+    """Say where each trial comes from, where any of them is a fork or was forked."""
+    trials = snapshot.view.trials
+    lines = []
+    for row in rows:
+        for step in comparing.lineage(trials, row.number):
+            changed = ", ".join(
+                f"{name} {short(now, 4)} (was {short(before, 4)})" for name, (before, now) in step.changed.items()
+            )
+            lines.append(f"Trial {step.trial} is a fork of trial {step.parent} at step {step.step}: {changed}")
+        forks = comparing.forks_of(trials, row.number)
+        if forks:
+            lines.append(f"Trial {row.number} was forked into trial{'s' if len(forks) > 1 else ''} {_listed(forks)}")
+    if lines:
+        st.subheader("Where they come from", anchor=False)
+        for line in dict.fromkeys(lines):
+            st.text(untrusted.one_line(line, 400))
+        st.caption("Up to its fork's step a fork's curve is its parent's.")
+
+
+def _commands(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
+    st.subheader("To train one for real", anchor=False)
+    for row in rows:
+        st.code(checkpoints.train_for_real(snapshot.view.row.name, row), language=None)
+    forked = any(row.origin is Origin.FORKED for row in rows)
+    from_start = " A fork's command trains its settings from the start, without what its parent did." if forked else ""
+    st.caption(
+        f"Each trains that trial's configuration {LONGER} times longer and keeps the model; a schedule over the run's "
+        f"length stretches with it.{from_start}"
+    )
+
+
+def _name(row: TrialRow) -> str:
+    return f"trial {row.number}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,210 @@
+"""The page of curves: KL, reward and every other declared metric over the run; one trial's incident; PPO's health."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import appearance, curve_charts, curves, data
+from dashboard.curve_charts import KL_METRICS, Drawing
+from dashboard.curves import AXES
+from dashboard.data import Snapshot
+from dashboard.views import common, health_table, incident
+from ppo_core.metrics import METRICS, QUANTILES
+from tuner.store import Store
+
+SHOWN_FIRST = (curves.KL, "eval/reward", "objective/scores")
+"""Metrics shown where nobody chose any."""
+GROUPS: Mapping[str, str] = {
+    "objective": "KL and reward",
+    "eval": "Evaluation",
+    "policy": "Policy",
+    "loss": "Losses",
+    "val": "Ratios and critic",
+    "value": "Critic",
+    "response": "Responses",
+    "sampler": "Sampler",
+    "time": "Time",
+}
+"""Groups of metrics by the first part of their names; the rest is "Run"."""
+CHOSEN_METRICS = "metric"
+
+
+def page() -> None:
+    """Draw the page."""
+    with common.problems_told():
+        store = common.open_store()
+        name = common.choose_study(store)
+        if name is not None:
+            snapshot = data.snapshot(store, name)
+            if snapshot.view.trials:
+                _study(store, snapshot)
+            else:
+                common.guide(
+                    "No trials yet",
+                    "Curves begin with the first trial: preparing a task takes about a minute.",
+                    ["ppo-tuner run STUDY.toml"],
+                )
+
+
+def _study(store: Store, snapshot: Snapshot) -> None:
+    chosen, metrics, drawing = _controls(snapshot)
+    live = st.fragment(_live, run_every=common.refresh_every(snapshot.view))
+    # The fragment's first run draws what the page has read just now; its later ones read anew.
+    live(snapshot, [snapshot], chosen, metrics, drawing)
+    health_table.section(store, snapshot, common.highlighted(snapshot, chosen, curve_charts.MOST_LINES))
+    incident.section(store, snapshot, chosen)
+
+
+def _controls(snapshot: Snapshot) -> tuple[tuple[int, ...], tuple[str, ...], Drawing]:
+    """Return the chosen trials, the metrics and how to draw; all of it is in the link."""
+    left, right = st.columns(2)
+    with left:
+        chosen = common.choose_trials(
+            snapshot,
+            "Chosen trials are drawn in their colours, the others in grey. Nothing chosen: all of a few trials, else "
+            "the reference, the best in the budget, one pruned for KL and what runs.",
+        )
+    metrics = right.multiselect(
+        "Metrics", grouped(), key=CHOSEN_METRICS, bind="query-params", format_func=label,
+        placeholder="KL, eval reward and score. Choose others by name",
+    )  # fmt: skip
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    axis = row.segmented_control(
+        "Horizontal axis", AXES, default="episodes", required=True, key="axis", bind="query-params",
+        help="Tokens are response tokens; seconds are the trial's own, without pauses; KL shows reward against KL.",
+    )  # fmt: skip
+    scale = row.segmented_control(
+        "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params"
+    )
+    more = row.popover("Smoothing and range", icon=":material/tune:")
+    smoothing = more.slider(
+        "Smoothing", 0.0, 0.95, 0.0, 0.05, key="smooth", bind="query-params",
+        help="Share of the past in each point (exponential mean). Evaluations are never smoothed.",
+    )  # fmt: skip
+    low, high = more.slider(
+        "Shown part of the run (%)", 0, 100, (0, 100), key="window", bind="query-params",
+        help="Percent of the longest trial. A range set here outlasts the refreshes of a running study.",
+    )  # fmt: skip
+    return chosen, tuple(metrics) or SHOWN_FIRST, Drawing(axis, smoothing, scale == "log", (low, high))
+
+
+def grouped() -> list[str]:
+    """Return every declared metric but the quantiles, which are drawn with their mean, by group."""
+    own = {f"{name}_{suffix}" for name in METRICS for suffix in QUANTILES if curve_charts.quantiles(name)}
+    order = [*GROUPS.values(), "Run"]
+    return sorted((name for name in METRICS if name not in own), key=lambda name: order.index(_group(name)))
+
+
+def label(metric: str) -> str:
+    """Return a metric's group and label; no two are alike."""
+    return f"{_group(metric)}: {METRICS[metric].label}"
+
+
+def _group(metric: str) -> str:
+    return GROUPS.get(metric.partition("/")[0] if "/" in metric else "", "Run")
+
+
+def _live(
+    drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...], metrics: tuple[str, ...], drawing: Drawing
+) -> None:
+    """Draw the curves; `drawn` is what the rest of the page shows."""
+    with common.problems_told():
+        store = common.open_store()
+        snapshot = fresh.pop() if fresh else data.snapshot(store, drawn.view.row.name)
+        if snapshot.view.state != drawn.view.state:
+            st.rerun()  # the whole page: with or without its timer
+        st.text(common.freshness(snapshot.view))
+        bright = common.highlighted(snapshot, chosen, curve_charts.MOST_LINES)
+        numbers = [row.number for row in snapshot.view.trials]
+        others = curves.representatives(numbers, bright)
+        columns = curve_charts.needed((*SHOWN_FIRST, *metrics), drawing.axis)
+        frame = data.curves(store, snapshot, columns, numbers=[*bright, *others])
+        if frame.empty:
+            st.info("No trial has made a step yet: the curves begin with the first one.")
+            return
+        st.caption(_told(snapshot, chosen, bright, others))
+        _charts(snapshot, frame, metrics, bright, drawing)
+
+
+def _charts(
+    snapshot: Snapshot, frame: pd.DataFrame, metrics: Sequence[str], bright: tuple[int, ...], drawing: Drawing
+) -> None:
+    """Draw the first chart over the whole width, the others in pairs."""
+    baseline = data.baseline(frame)
+    first, *rest = metrics
+    _chart(snapshot, frame, first, bright, drawing, baseline, height=400)
+    if rest:
+        with st.grid(2, min_column_width=320):
+            for metric in rest:
+                with st.container():
+                    _chart(snapshot, frame, metric, bright, drawing, baseline)
+
+
+def _chart(
+    snapshot: Snapshot,
+    frame: pd.DataFrame,
+    metric: str,
+    bright: tuple[int, ...],
+    drawing: Drawing,
+    baseline: float | None,
+    height: int = 320,
+) -> None:
+    declared = METRICS[metric]
+    st.subheader(declared.label, anchor=False, help=declared.doc)
+    if frame[metric].isna().all():
+        st.caption("Not measured in these trials.")
+        return
+    option = curve_charts.curve(
+        frame,
+        snapshot.trials,
+        metric,
+        chosen=bright,
+        drawing=drawing,
+        levels=levels(snapshot, metric, bright, baseline),
+        shaded_from=snapshot.view.spec.kl_budget if metric in KL_METRICS else None,
+    )
+    alt = f"{declared.title} over {drawing.axis}, one line a trial"
+    st.echarts_chart(option, key=f"{metric} curves", height=height, alt=alt)
+    st.caption(" ".join(part for part in (declared.doc, _spread_told(frame, metric, bright, drawing)) if part))
+
+
+def levels(snapshot: Snapshot, metric: str, bright: Sequence[int], baseline: float | None = None) -> dict[str, float]:
+    """Return the horizontal lines of a metric's chart by name: budget, limit, adaptive targets; the SFT baseline."""
+    spec = snapshot.view.spec
+    if metric in KL_METRICS:
+        found = {f"KL budget {spec.kl_budget:g}": spec.kl_budget, f"Guard's limit {spec.kl_limit:g}": spec.kl_limit}
+        targets = [
+            (row.number, row.config.get("kl_target"))
+            for row in snapshot.view.trials
+            if row.number in bright and row.config.get("kl_control") == "adaptive"
+        ]
+        few = targets if len(targets) <= curve_charts.MOST_SPREADS else []
+        return found | {f"Target of trial {number}: {to:.3g}": to for number, to in few if isinstance(to, int | float)}
+    if metric == "eval/reward" and baseline is not None:
+        return {f"SFT baseline {baseline:.2f}": baseline}
+    return {}
+
+
+def _told(snapshot: Snapshot, chosen: tuple[int, ...], bright: tuple[int, ...], others: Sequence[int]) -> str:
+    """Say what is drawn, and what is not."""
+    said = []
+    if len(chosen) > len(bright):
+        said.append(f"Of the {len(chosen)} chosen trials the first {len(bright)} are drawn.")
+    elif not chosen and len(bright) < len(snapshot.view.trials):
+        said.append("Nothing chosen: in colour are the reference, the best, one pruned for KL and what runs.")
+    all_others = len(snapshot.view.trials) - len(bright)
+    if len(others) > appearance.DISTINCT:
+        of = f"{len(others)} of the other {all_others}" if len(others) < all_others else f"the other {all_others}"
+        said.append(f"The grey band holds the middle 80% of {of} trials.")
+    said.append("The number at a line's end is its trial; ✕ pruned with the guard's rule, ▲ failed, ■ stopped.")
+    return " ".join(said)
+
+
+def _spread_told(frame: pd.DataFrame, metric: str, bright: tuple[int, ...], drawing: Drawing) -> str:
+    names = curve_charts.quantiles(metric)
+    if not names or frame[list(names)].isna().all(axis=None) or drawing.axis == "KL":
+        return ""
+    if len(bright) > curve_charts.MOST_SPREADS:
+        return f"Choose up to {curve_charts.MOST_SPREADS} trials to see the spread over their rollouts."
+    return "Behind each line: from its rollouts' minimum to their maximum, and between the quartiles."

@@ -1,0 +1,83 @@
+"""One trial's incident: KL and what may have moved it, on one axis of steps, and which of them moved first."""
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import data, incident, incident_chart
+from dashboard.data import Snapshot
+from dashboard.incident import SIGNALS, Incident
+from ppo_core.metrics import METRICS
+from tuner.guard_rules import KL
+from tuner.store import Store
+
+READ = (KL, *(signal.metric for signal in SIGNALS))
+
+
+def section(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
+    """Draw the incident of one trial: the chosen one, else the latest that was pruned for KL."""
+    st.subheader("Incident: what moved first", anchor=False)
+    numbers = [row.number for row in snapshot.view.trials]
+    first = next(number for number in (*chosen, *reversed(snapshot.kl_pruned), numbers[-1]) if number in numbers)
+    number = st.selectbox(
+        "Trial", numbers, index=None, key="incident", bind="query-params", width=240,
+        placeholder=f"Trial {first}: choose another one",
+        help="Else the first of the chosen trials, or the latest that was pruned for its KL, or the last.",
+    )  # fmt: skip
+    _draw(store, snapshot, first if number is None else number)
+
+
+def _draw(store: Store, snapshot: Snapshot, number: int) -> None:
+    spec = snapshot.view.spec
+    steps = data.curves(store, snapshot, READ, numbers=[number])
+    if steps.empty:
+        st.info(f"Trial {number} has made no step yet.")
+        return
+    found = incident.find(steps, limit=spec.kl_limit, budget=spec.kl_budget)
+    if found is None:
+        st.info(f"The KL of trial {number} never went over the budget of {spec.kl_budget:g} nats per response.")
+    else:
+        line = "guard's limit" if found.line == "limit" else "KL budget"
+        st.text(f"Trial {number}: KL {found.kl:.3g} nats at step {found.step}, the first over the {line}.")
+        st.text(incident.told(found))
+    option = incident_chart.incident(
+        steps, found, number=number, lines={"Budget": spec.kl_budget, "Limit": spec.kl_limit}
+    )
+    height = incident_chart.height(option)
+    st.echarts_chart(option, key="incident chart", height=height, alt=f"Trial {number}: KL and six signals by step")
+    if found is not None and found.moves:
+        st.dataframe(table(found), key="incident table", hide_index=True, placeholder="–", column_config=_columns())
+    st.caption(
+        f"Usual is the median of the first third of the steps before the crossing, give or take {incident.SPREADS:g} "
+        f"spreads or {incident.SHARE:.0%}, whichever is more. A signal has moved once it stays out of that for "
+        f"{incident.STAYS} steps. What moved first is a lead to follow, and no proof."
+    )
+
+
+def table(found: Incident) -> pd.DataFrame:
+    """Return a row a signal, what moved first in front."""
+    rows = [
+        {
+            "signal": METRICS[move.signal.metric].title,
+            "low": move.low,
+            "high": move.high,
+            "step": move.step,
+            "before": None if move.step is None else found.step - move.step,
+            "value": move.value,
+        }
+        for move in sorted(found.moves, key=lambda move: found.step + 1 if move.step is None else move.step)
+    ]
+    return pd.DataFrame(rows).astype({"step": "Int64", "before": "Int64", "value": float})
+
+
+def _columns() -> dict[str, Any]:
+    number = st.column_config.NumberColumn
+    return {
+        "signal": st.column_config.TextColumn("Signal", width=230),
+        "low": number("Usual from", format="%.3g"),
+        "high": number("to", format="%.3g"),
+        "step": number("Moved at step", help="Empty: it stayed in its usual range until the KL crossed."),
+        "before": number("Steps before the KL"),
+        "value": number("It read", format="%.3g"),
+    }

@@ -1,0 +1,228 @@
+"""What mattered: importance for reward and for KL, slices, parallel coordinates, a contour, and the pruning audit."""
+
+from typing import get_args
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import appearance, data
+from dashboard.analysis import audit, front, importance
+from dashboard.analysis.importance import Importance, Outcome
+from dashboard.data import Snapshot
+from dashboard.figures import mattered as figures
+from dashboard.figures import parts
+from dashboard.figures.mattered import Measure
+from dashboard.views import drawn
+from ppo_core.command.output import KL_UNIT
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from tuner.status import Status
+from tuner.store import Store
+
+MOST_AXES = 8
+"""Hyperparameters of the parallel coordinates: more axes cannot be followed."""
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+MEASURES: dict[str, Measure] = {"reward": "value", "KL": "kl"}
+
+
+def section(store: Store, snapshot: Snapshot) -> None:
+    """Draw all of it."""
+    names = parts.searched(snapshot.trials)
+    ranked = _importance(store, snapshot)
+    _slices(snapshot, [*(name for name in ranked if name in names), *(name for name in names if name not in ranked)])
+    _audit(store, snapshot)
+
+
+# Importance
+
+
+def _importance(store: Store, snapshot: Snapshot) -> list[str]:
+    """Draw importances, and return the hyperparameters by them; empty: nothing can be said."""
+    st.subheader("What mattered for reward, and for KL", anchor=False)
+    view = snapshot.view
+    refused = importance.refusal(view.trials, view.spec)
+    if refused:
+        st.info(refused)
+        return []
+    usable = importance.usable(view.trials, view.spec)
+    key = f"{store.url}|{view.row.id}|{view.row.created_at}|{sorted(view.spec.search)}"
+    ids = tuple((row.id, row.attempts, row.status.value) for row in usable)
+    ranked: list[str] = []
+    for place, outcome in zip(st.columns(2), OUTCOMES, strict=True):
+        with place, st.spinner("Resampling", show_time=True):
+            found = _resampled(key, ids, outcome, snapshot)
+            ranked = ranked or [item.name for item in found]
+            st.markdown(f"**For {'a high reward' if outcome == 'reward' else 'a low KL'}**")
+            drawn.figure(
+                figures.importance_bars(found),
+                key=f"importance for {outcome}",
+                alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
+            )
+            st.text(importance.certainty(found, len(usable)))
+    left_out = sum(row.status.is_final for row in view.trials) - len(usable)
+    st.caption(
+        "PED-ANOVA: how much the best quarter's values (at least five trials) differ from all trials' values. Bars are "
+        f"shares; a whisker holds the middle 80% of {importance.RESAMPLES} bootstrap resamples of the trials; a pale "
+        f"bar is one that {importance.RESAMPLES} shuffles of the outcomes reach by chance. It says which values go "
+        f"with good outcomes, and not why. Ended trials left out: {left_out} (pruned, failed, forked or without a "
+        "value): what made a KL blow up is rather seen in the slices below, where the pruned ones are."
+    )
+    return ranked
+
+
+@st.cache_data(max_entries=40, show_spinner=False)
+def _resampled(
+    study: str, ids: tuple[tuple[int, int, str], ...], outcome: Outcome, _snapshot: Snapshot
+) -> list[Importance]:
+    view = _snapshot.view
+    return importance.importances(importance.usable(view.trials, view.spec), view.spec, outcome)
+
+
+# One, two and all hyperparameters
+
+
+def _slices(snapshot: Snapshot, names: list[str]) -> None:
+    st.subheader("One hyperparameter", anchor=False)
+    if not names or snapshot.trials["value"].notna().sum() < 2:
+        st.info(
+            "Slices come with the second trial that ended with a value, where the trials differ in what was searched."
+        )
+        return
+    spec = snapshot.view.spec
+    name = st.selectbox(
+        "Hyperparameter",
+        names,
+        key="setting",
+        bind="query-params",
+        width=320,
+        help="Those that were searched and vary; the one that mattered most for reward comes first.",
+    )
+    for place, measure in zip(st.columns(2), MEASURES.values(), strict=True):
+        with place:
+            drawn.figure(
+                figures.slice_points(snapshot.trials, name, measure, spec),
+                key=f"slice of {measure}",
+                alt=f"{figures.TITLES[measure]} of every trial over {name}",
+            )
+    doc = HYPERPARAMETERS[name].doc if name in HYPERPARAMETERS else ""
+    st.caption(f"{doc} Pruned and stopped trials are at what they had read when they ended.")
+    st.subheader("All at once", anchor=False)
+    drawn.figure(
+        figures.parallel(snapshot.trials, names[:MOST_AXES], spec),
+        key="parallel coordinates",
+        alt="Parallel coordinates: each trial a line through its searched values, its KL and its reward",
+    )
+    more = f" Shown are the first {MOST_AXES} of {len(names)}." if len(names) > MOST_AXES else ""
+    st.caption(f"Drag along an axis to keep the lines through a part of it; drag its name to move it.{more}")
+    numbers = [name for name in names if pd.api.types.is_numeric_dtype(snapshot.trials[parts.PARAMS + name])]
+    if len(numbers) > 1:
+        _contour(snapshot, numbers)
+
+
+def _contour(snapshot: Snapshot, names: list[str]) -> None:
+    st.subheader("Two against each other", anchor=False)
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    with row:
+        x = st.selectbox("Across", names, key="across", bind="query-params", width=260)
+        y = st.selectbox("Up", names, index=1, key="up", bind="query-params", width=260)
+        shown = st.segmented_control(
+            "Of", list(MEASURES), default="reward", required=True, key="of", bind="query-params"
+        )
+    both = snapshot.trials.dropna(subset=[parts.PARAMS + x, parts.PARAMS + y, MEASURES[shown]])
+    if x == y:
+        st.info("Choose two different hyperparameters.")
+    elif len(both) < 4:
+        st.info(f"{len(both)} trials have both and a value; a surface needs four.")
+    else:
+        drawn.figure(
+            figures.contour(snapshot.trials, x, y, MEASURES[shown], snapshot.view.spec),
+            key="contour",
+            alt=f"{shown} over {x} and {y}, with the trials as points",
+        )
+        st.caption(
+            f"Between the points the colour is their mean, nearer ones weighing more: a picture of {len(both)} trials, "
+            "and no model. Where there is no point near, it knows nothing."
+        )
+
+
+# What was ended early
+
+
+def _audit(store: Store, snapshot: Snapshot) -> None:
+    st.subheader("What was ended early, and was it right?", anchor=False)
+    early = audit.ended_early(snapshot.trials)
+    if early.empty:
+        st.info("No trial was pruned or stopped, so nothing was saved and nothing may have been lost.")
+        return
+    saved = audit.savings(snapshot.trials)
+    with st.grid(3, min_column_width=150):
+        for label, value, told in (
+            ("Ended early", f"{saved.trials}", "Trials that a rule pruned or a person stopped."),
+            ("Episodes saved", f"{saved.episodes:,} ({saved.share:.0%})",
+             "Against running them to their end; the share is of all that the ended trials would have taken."),
+            ("Time saved", _time(saved.seconds), "Their episodes left, at each one's own pace."),
+        ):  # fmt: skip
+            st.metric(label, value, border=True, height="stretch", help=told)
+    number = st.column_config.NumberColumn
+    columns = {
+        "number": number("Trial", width=60),
+        "status": st.column_config.TextColumn("Status", width=110),
+        "rule": st.column_config.TextColumn("Ended by"),
+        "trials": number("Trials", width=70),
+        "share": st.column_config.NumberColumn("Ended at", format="percent", help="Share of its episodes it had run."),
+        "episodes_saved": number("Episodes saved", format="localized"),
+        "seconds_saved": number("Seconds saved", format="%.0f"),
+        "value": number("Value so far", format="%.3f"),
+        "kl": number(f"KL so far ({KL_UNIT})", format="%.2f"),
+    }
+    drawn.table(
+        audit.by_rule(early),
+        key="ended by rule",
+        columns=columns | {"share": number("Median ended at", format="percent")},
+    )
+    with st.expander(f"Each of the {len(early)} trials"):
+        cells = early.assign(status=[appearance.status_label(Status(status)) for status in early["status"]])
+        drawn.table(cells, key="ended early", columns=columns)
+    _regrets(store, snapshot, early)
+
+
+def _regrets(store: Store, snapshot: Snapshot, early: pd.DataFrame) -> None:
+    best, budget = snapshot.view.best(), snapshot.view.spec.kl_budget
+    evaluated = front.evaluations(data.curves(store, snapshot, front.EVALUATED, evaluations_only=True))
+    found = audit.would_have_won(early, evaluated, None if best is None else best.value, budget)
+    st.markdown("**Would one of them have won?**")
+    bar = (
+        "no trial ended within the budget" if best is None else f"the best is trial {best.number} with {best.value:.3f}"
+    )
+    if found.empty:
+        st.text(f"No trial that ended early read more reward than the best within the budget ({bar}).")
+        return
+    likely = int(found["within"].sum())
+    st.text(
+        f"{len(found)} of {len(early)} read more than that ({bar}); {likely} of them did so within the KL budget of "
+        f"{budget:g} {KL_UNIT}, so that they might have won, and {len(found) - likely} only over it."
+    )
+    number = st.column_config.NumberColumn
+    drawn.table(
+        found,
+        key="would have won",
+        columns={
+            "number": number("Trial", width=60),
+            "rule": st.column_config.TextColumn("Ended by"),
+            "value": number("Value so far", format="%.3f"),
+            "kl": number(f"KL so far ({KL_UNIT})", format="%.2f"),
+            "peak": number("Best evaluation in the budget", format="%.3f"),
+            "peak_step": number("at step", format="%d", width=70),
+            "within": st.column_config.CheckboxColumn("Within the budget"),
+        },
+    )
+    st.caption(
+        "A single evaluation that reads high may be luck: it is the highest of several. A checkpoint of that step may "
+        "still be there; see Reward and KL."
+    )
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("h", 3_600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

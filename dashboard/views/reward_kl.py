@@ -1,0 +1,243 @@
+"""Reward and KL: every trial's way from one evaluation to the next, and what is the best under a KL budget."""
+
+import math
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import appearance, checkpoints, data
+from dashboard.analysis import front, hacking
+from dashboard.analysis.front import Checkpoint
+from dashboard.data import Snapshot
+from dashboard.figures import ends, reward_kl
+from dashboard.views import choice, common, drawn
+from ppo_core.command.output import KL_UNIT
+from tuner.best import RULE, best_trial
+from tuner.store import Store, TrialRow
+
+SHOWN = ("trajectories", "ends")
+
+
+def page() -> None:
+    """Draw the page."""
+    with common.problems_told():
+        store = common.open_store()
+        name = common.choose_study(store)
+        if name is not None:
+            _study(store, data.snapshot(store, name))
+
+
+def _study(store: Store, snapshot: Snapshot) -> None:
+    st.title("Reward and KL", anchor=False)
+    evaluated = front.evaluations(data.curves(store, snapshot, front.EVALUATED, evaluations_only=True))
+    if evaluated.empty:
+        common.guide(
+            "No evaluation yet",
+            "A trial is evaluated before its first update, and then as often as its eval_every_episodes says. Come "
+            "back when the first one has begun; if nothing runs the study, run its file again.",
+            ["ppo-tuner run STUDY.toml"],
+        )
+        return
+    chosen = choice.trials(
+        snapshot,
+        "Chosen trials are in colour, the others grey. Nothing chosen: all of a few trials, else the reference, "
+        "the best within the budget, one pruned for KL, and the trial of the best checkpoint.",
+    )
+    budget = _budget(snapshot, evaluated)
+    best, at = best_trial(snapshot.view.trials, budget), front.best_checkpoint(evaluated, budget)
+    _cards(best, at, budget)
+    if at is not None:
+        _where(store, snapshot, at, evaluated, budget)
+    _figure(snapshot, evaluated, _highlighted(snapshot, chosen, at), budget, at, best)
+    with st.expander("The front as a table"):
+        _front_table(front.front(evaluated))
+    _hacking(store, snapshot, chosen, budget)
+
+
+def _budget(snapshot: Snapshot, evaluated: pd.DataFrame) -> float:
+    """Return the KL budget that the slider asks about; the study's own unless the link names another."""
+    spec = snapshot.view.spec
+    highest = float(evaluated["kl"].max())
+    top = max(spec.kl_limit, spec.kl_budget, min(highest, reward_kl.MOST_LIMITS * spec.kl_limit))
+    step = 10.0 ** math.floor(math.log10(top / 100))
+    digits = max(0, -math.floor(math.log10(step)))
+    own = round(max(spec.kl_budget, step), digits + 2)
+    if st.session_state.setdefault("budget of", snapshot.view.row.name) != snapshot.view.row.name:
+        st.session_state["budget of"], st.session_state["budget"] = snapshot.view.row.name, own  # not the last study's
+    return float(
+        st.slider(
+            f"KL budget ({KL_UNIT})",
+            min_value=round(step, digits),
+            max_value=round(math.ceil(top / step) * step, digits),
+            value=own,
+            step=round(step, digits),
+            format=f"%.{max(digits, 1)}f",
+            key="budget",
+            bind="query-params",
+            help=f"Highest eval KL that you accept. The study's own budget is {spec.kl_budget:g}; its guard ends "
+            f"trials that stay over {spec.kl_limit:g}. Nothing is trained again: what was evaluated is looked through.",
+        )
+    )
+
+
+def _cards(best: TrialRow | None, at: Checkpoint | None, budget: float) -> None:
+    nothing = ("–", f"none within {budget:g} {KL_UNIT}")
+    end = made = nothing
+    if best is not None and best.value is not None:
+        end = (_with_error(best.value, best.value_se), f"trial {best.number}, KL {best.kl:.2f} nats")
+    if at is not None:
+        made = (_with_error(at.reward, at.reward_se), f"trial {at.trial}, step {at.step}, KL {at.kl:.2f} nats")
+    with st.grid(2, min_column_width=240):
+        for label, (value, note), told in (
+            ("Best trial at its end", end, RULE),
+            ("Best checkpoint", made, _CHECKPOINT),
+        ):
+            st.metric(
+                label, value, note, delta_color="off", delta_arrow="off", border=True, height="stretch", help=told
+            )
+
+
+def _with_error(value: float, error: float | None) -> str:
+    return f"{value:.3f}" if error is None or math.isnan(error) else f"{value:.3f} ± {error:.3f}"
+
+
+_CHECKPOINT = (
+    "The evaluation with the highest eval reward within the budget, of any trial at any step, ended early or not. One "
+    "evaluation, not the mean of two; ± is its standard error over the eval prompts."
+)
+
+
+def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataFrame, budget: float) -> None:
+    """Say whether the best checkpoint is kept and how to get it, and how lucky it may be."""
+    study, row_of = snapshot.view.row, {row.number: row for row in snapshot.view.trials}
+    trial, kept = row_of[at.trial], checkpoints.find(snapshot.view.row, at.trial, at.step)
+    if kept.path is not None:
+        st.write(f"The checkpoint of trial {at.trial} at step {at.step} is kept, at:")
+        st.code(str(kept.path), language=None)
+        st.caption("Go on from it with other values:")
+        st.code(checkpoints.go_on(study.name, at.trial, at.episode), language=None)
+    elif trial.parent is not None and trial.parent in row_of:
+        st.write(
+            f"The checkpoint of trial {at.trial} at step {at.step} is not kept here: {kept.why_not}. The trial is a "
+            "fork; this forks its parent again, where that still keeps the checkpoint:"
+        )
+        episode = _fork_episode(store, snapshot, trial)
+        st.code(checkpoints.fork_again(study.name, trial, row_of[trial.parent], episode), language=None)
+    else:
+        st.write(
+            f"The checkpoint of trial {at.trial} at step {at.step} is not kept here: {kept.why_not}. This makes it "
+            f"again, from the same seed; stop it with Ctrl-C once it has passed {at.episode:,} episodes, since it "
+            "keeps the newest two checkpoints beside its best:"
+        )
+        st.code(checkpoints.train_again(study.name, trial, at.episode), language=None)
+    st.caption(
+        f"It is the highest of {front.within(evaluated, budget):,} evaluations within the budget, and the highest of "
+        "many reads high by luck: confirm it on fresh prompts or another seed before you rely on it."
+    )
+
+
+def _fork_episode(store: Store, snapshot: Snapshot, fork: TrialRow) -> int | None:
+    steps = data.curves(store, snapshot, ("objective/kl_exact",), numbers=[fork.number])
+    found = steps.loc[steps["step"] == fork.fork_step, "episode"]
+    return None if found.empty else int(found.iloc[0])
+
+
+def _highlighted(snapshot: Snapshot, chosen: tuple[int, ...], at: Checkpoint | None) -> tuple[int, ...]:
+    if chosen:
+        return chosen[: appearance.DISTINCT]
+    rows = snapshot.view.trials
+    if len(rows) <= appearance.AT_A_GLANCE:
+        return tuple(row.number for row in rows)
+    found = [] if at is None else [at.trial]
+    return tuple(dict.fromkeys([*found, *snapshot.telling]))[: appearance.AT_A_GLANCE]
+
+
+def _figure(
+    snapshot: Snapshot,
+    evaluated: pd.DataFrame,
+    shown: tuple[int, ...],
+    budget: float,
+    at: Checkpoint | None,
+    best: TrialRow | None,
+) -> None:
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    what = row.segmented_control("Show", SHOWN, default=SHOWN[0], required=True, key="show", bind="query-params")
+    scale = row.segmented_control(
+        "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params"
+    )
+    before = evaluated.loc[evaluated["step"] == 0, "reward"]
+    baseline = None if before.empty else float(before.mean())
+    if what == "ends":
+        _ends(snapshot, shown, budget, baseline, best)
+        return
+    drawn.figure(
+        reward_kl.trajectories(
+            evaluated,
+            snapshot.trials,
+            front.front(evaluated),
+            kl_budget=budget,
+            kl_limit=snapshot.view.spec.kl_limit,
+            chosen=shown,
+            best=at,
+            baseline=baseline,
+            log_kl=scale == "log",
+        ),
+        key="reward and KL",
+        alt="Eval reward against eval KL: each trial's evaluations joined by a line, and the front over all of them",
+    )
+    st.caption(
+        "A line joins a trial's evaluations from the untrained policy on; its number is at the last. ✕ marks where "
+        "a rule, ■ where a person ended it, ▲ where it failed. The grey steps are the front: the most reward that any "
+        "evaluation reached at no more KL. The dotted line is the guard's limit."
+    )
+
+
+def _ends(
+    snapshot: Snapshot, shown: tuple[int, ...], budget: float, baseline: float | None, best: TrialRow | None
+) -> None:
+    if snapshot.trials["value"].isna().all():
+        st.info("No trial has a value yet: it comes with the end of the first trial that evaluated.")
+        return
+    drawn.figure(
+        ends.reward_against_kl(
+            snapshot.trials, kl_budget=budget, baseline=baseline, best=best.number if best else None, chosen=shown
+        ),
+        key="ends",
+        alt="Every trial's final eval reward against its eval KL",
+    )
+    st.caption(
+        "A point is a trial that ended: the means of its last two evaluations, the bar one standard error. High and "
+        "left of the budget is good."
+    )
+
+
+def _front_table(points: pd.DataFrame) -> None:
+    if points.empty:
+        st.info("No evaluation after the first update yet.")
+        return
+    number = st.column_config.NumberColumn
+    drawn.table(
+        points,
+        key="front",
+        columns={
+            "trial": number("Trial", width=60),
+            "step": number("Step", width=70),
+            "episode": number("Episodes", width=90),
+            "reward": number("Eval reward", format="%.3f"),
+            "reward_se": number("± SE", format="%.3f"),
+            "kl": number(f"Eval KL ({KL_UNIT})", format="%.2f"),
+            "kl_se": number("± SE", format="%.2f"),
+        },
+    )
+
+
+def _hacking(store: Store, snapshot: Snapshot, chosen: tuple[int, ...], budget: float) -> None:
+    st.subheader("Does reward rise while something else worsens?", anchor=False, help=hacking.RULE)
+    numbers = chosen or tuple(snapshot.telling)
+    findings = hacking.check(data.curves(store, snapshot, hacking.NEEDED, numbers=numbers), budget)
+    if not findings:
+        st.info("The shown trials have reported nothing yet.")
+    for line in hacking.told(findings):
+        st.text(line)
+    whose = "the chosen trials" if chosen else "the telling trials; choose others at the top"
+    st.caption(f"For {whose}. {hacking.RULE} A reason to read samples, and no proof.")

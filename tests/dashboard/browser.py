@@ -1,0 +1,229 @@
+"""The real dashboard in a real browser: its server on a free port of this machine, and Chromium.
+
+`python -m tests.dashboard.browser` looks for a browser, and installs Playwright's own where there is none.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Playwright, sync_playwright
+
+ROOT = Path(__file__).parents[2]
+INSTALL = [sys.executable, "-m", "playwright", "install", "--with-deps", "--only-shell", "chromium"]
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "microsoft-edge-stable")
+"""Of browsers that a system may have, in the order of trying."""
+SECONDS = 30
+"""The longest that anything on a page may take on a slow machine."""
+_QUIET = (
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--no-first-run"),
+)
+
+
+class NoBrowser(Exception):
+    """There is no Chromium; the message says how to get one."""
+
+
+def executable(playwright: Playwright) -> str:
+    """Return where Chromium is: Playwright's own, else the system's.
+
+    Raises:
+        NoBrowser: there is none.
+    """
+    own = playwright.chromium.executable_path
+    found = own if Path(own).exists() else next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        raise NoBrowser(f"the dashboard's tests need Chromium; install it with: {' '.join(INSTALL)}")
+    return found
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Start a browser; raises NoBrowser."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable(playwright), args=list(_QUIET))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Server:
+    """A dashboard that is served."""
+
+    process: "subprocess.Popen[str]"
+    link: str
+    """As it was printed, with the token."""
+    output: Path
+    """All that it printed."""
+
+    @property
+    def address(self) -> str:
+        """Its address, without a path."""
+        return f"http://{urlsplit(self.link).netloc}"
+
+    @property
+    def token(self) -> str:
+        """Its token; empty where it is read-only."""
+        return urlsplit(self.link).query.removeprefix("token=")
+
+    def end(self) -> int:
+        """End it as Ctrl-C does, and return its exit status."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+@contextmanager
+def serve(
+    storage: str,
+    folder: Path,
+    *,
+    port: int | None = None,
+    flags: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Serve the dashboard on a store, as `ppo-tuner dashboard` does, from a working folder."""
+    port = port or free_port()
+    output = folder / f"server-{port}.txt"
+    command = [sys.executable, "-m", "tuner.cli", "dashboard", "--storage", storage, "--port", str(port), *flags]
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(variables or {})}
+    with output.open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env=os.environ | environment, stdout=log, stderr=subprocess.STDOUT, text=True
+        )
+    server = Server(process, "", output)
+    try:
+        until(lambda: _answers(f"http://127.0.0.1:{port}/_stcore/health", process, output))
+        server.link = output.read_text().split()[1]
+        yield server
+    finally:
+        server.end()
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Visit:
+    """A page, and what happened on it."""
+
+    page: Page
+    errors: list[str] = field(default_factory=list)
+    """What the browser's console called an error, and dialogs that scripts opened."""
+    requests: list[str] = field(default_factory=list)
+    """Every address that was asked for."""
+
+    def open(self, address: str) -> "Visit":
+        """Go to an address, and wait until all of it is drawn."""
+        self.page.goto(address)
+        self.settle()
+        return self
+
+    def settle(self) -> None:
+        """Wait until the page has drawn itself."""
+        self.page.locator('[data-testid="stApp"][data-test-script-state="notRunning"]').wait_for()
+        self.page.locator('[data-testid="stMain"] :is(h1, h2, h3, [data-testid="stAlert"])').first.wait_for()
+
+    def button(self, label: str) -> None:
+        """Press the button of this label; in a dialog, where there is one."""
+        dialog = self.page.get_by_role("dialog")
+        place = dialog if dialog.count() else self.page.locator("body")
+        place.get_by_role("button", name=label, exact=True).click()
+
+    def choose(self, label: str, option: str) -> None:
+        """Choose an option of a list."""
+        self.page.get_by_role("combobox", name=label).click()
+        self.page.get_by_role("option", name=option, exact=True).click()
+
+    def sees(self, text: str) -> None:
+        """Wait until a text is on the page."""
+        self.page.get_by_text(text).first.wait_for()
+
+    def outside(self, address: str) -> list[str]:
+        """Return what was asked for elsewhere than at the server."""
+        own = (f"{address}/", address.replace("http", "ws", 1) + "/", "data:", "blob:")
+        return [url for url in self.requests if not url.startswith(own)]
+
+
+@contextmanager
+def visit(browser: Browser) -> Iterator[Visit]:
+    """Open a page in a browser profile of its own."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(1_000 * SECONDS)
+    page = context.new_page()
+    made = Visit(page)
+
+    def note(message: ConsoleMessage) -> None:
+        # Below a view's path Streamlit first looks for its server there, and then at the root.
+        is_search = urlsplit(message.location.get("url", "")).path.endswith(("/_stcore/health", "/_stcore/host-config"))
+        if message.type == "error" and not is_search:
+            made.errors.append(f"{message.text} {message.location.get('url', '')}")
+
+    page.on("console", note)
+    page.on("pageerror", lambda error: made.errors.append(str(error)))
+    page.on("request", lambda request: made.requests.append(request.url))
+    page.on("websocket", lambda websocket: made.requests.append(websocket.url))
+
+    def dismiss(dialog: Dialog) -> None:
+        made.errors.append("a script opened a dialog")
+        dialog.dismiss()
+
+    page.on("dialog", dismiss)
+    try:
+        yield made
+    finally:
+        context.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + 2 * SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def _answers(address: str, process: "subprocess.Popen[str]", output: Path) -> bool:
+    assert process.poll() is None, output.read_text()
+    try:
+        with urllib.request.urlopen(address, timeout=SECONDS) as response:
+            return bool(response.read() == b"ok")
+    except urllib.error.URLError:
+        return False
+
+
+def main() -> int:
+    """Say which browser the tests use; install one where there is none. Returns the exit status."""
+    with sync_playwright() as playwright:
+        try:
+            print(f"browser: {executable(playwright)}")
+            return 0
+        except NoBrowser:
+            print("no Chromium here; installing Playwright's own", flush=True)
+    return subprocess.run(INSTALL, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

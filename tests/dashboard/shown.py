@@ -1,0 +1,71 @@
+"""Running one page on a store, for the tests of the analysis pages."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from tests.dashboard.fake_store import Course
+from tuner.status import Origin, Status
+from tuner.store import NewTrial, Outcome, Store
+
+GOOD = Course(1e-4, 0.05, 4.0, batch=128)
+FAILED = Course(1e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4)
+
+
+def page(view: str, path: Path, monkeypatch: pytest.MonkeyPatch, **query: str | list[str]) -> AppTest:
+    """Return the page `view` on the store at `path` with a link's query, run once."""
+    monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
+    app = AppTest.from_string(f"from dashboard.views import {view}\n{view}.page()", default_timeout=60)
+    app.query_params.update(query)
+    return run(app)
+
+
+def run(app: AppTest) -> AppTest:
+    app.run()
+    assert not app.exception
+    return app
+
+
+def texts(app: AppTest) -> list[str]:
+    return [element.value for element in app.text]
+
+
+def codes(app: AppTest) -> list[str]:
+    return [element.value for element in app.code]
+
+
+def infos(app: AppTest) -> list[str]:
+    return [element.value for element in app.info]
+
+
+def subheaders(app: AppTest) -> list[str]:
+    return [element.value for element in app.subheader]
+
+
+def cards(app: AppTest) -> dict[str, tuple[str, str]]:
+    return {metric.label: (metric.value, metric.delta) for metric in app.metric}
+
+
+def kinds_with(app: AppTest, marker: str) -> set[str]:
+    """The kinds of elements that hold `marker` anywhere in what is sent to the browser."""
+    return {node.type for node in app.main if node.type != "main" and marker in str(node.proto)}
+
+
+def change(path: Path, statement: str, *values: str) -> None:
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(statement, values)
+    connection.close()
+
+
+def fork(store: Store, study: str, number: int, parent: int, step: int, **changed: float) -> None:
+    """Add a completed fork of trial `parent` at `step`, whose own steps are its parent's up to there."""
+    lease = store.acquire(study)
+    row = store.trial(store.study(study), parent)
+    new = NewTrial(number, Origin.FORKED, {**row.config, **changed}, {**row.params, **changed}, 1,
+                   label="<b>gentler</b>", parent=parent, fork_step=step)  # fmt: skip
+    trial = store.begin_attempt(lease, store.add_trial(lease, new), None)
+    store.finish_trial(lease, trial.id, Outcome(Status.COMPLETED, None, 1.5, 0.03, 6.0, 0.0))
+    store.release(lease)

@@ -1,0 +1,269 @@
+"""What is reckoned before it is drawn, against literal numbers."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from dashboard.analysis import audit, comparing, front, hacking, importance
+from tests.dashboard.fake_store import SPEC
+from tuner.guard_rules import RULES
+from tuner.objective import LEFT_OUT
+from tuner.spec import StudySpec
+from tuner.status import Origin, Reason, Status
+from tuner.store import TrialRow
+
+NAN = math.nan
+
+
+def evaluated(*rows: tuple[int, int, float, float]) -> pd.DataFrame:
+    """Evaluations from (trial, step, reward, KL)."""
+    frame = pd.DataFrame(rows, columns=["trial", "step", "eval/reward", "eval/kl"])
+    return front.evaluations(frame.assign(episode=64 * frame["step"]))
+
+
+def row(number: int, value: float | None = 1.0, kl: float | None = 5.0, **more: Any) -> TrialRow:
+    return replace(
+        TrialRow(number + 1, 1, number, Origin.SAMPLED, Status.COMPLETED, None, {}, {}, value, 0.1, kl, 0.0, 640, 10.0,
+                 1, 1, 0.0, 1.0),
+        **more,
+    )  # fmt: skip
+
+
+# The front
+
+
+def test_the_front_is_what_no_other_evaluation_beats_and_never_the_untrained_policy() -> None:
+    points = evaluated((0, 0, 9.0, 0.0), (0, 4, 1.0, 2.0), (0, 8, 0.9, 3.0), (1, 4, 1.5, 3.0), (1, 8, 1.5, 2.5))
+    assert front.front(points)[["trial", "step", "kl"]].to_numpy().tolist() == [[0, 4, 2.0], [1, 8, 2.5]]
+
+
+POINTS = some.lists(some.tuples(some.integers(0, 3), some.integers(0, 9), some.floats(-2, 2), some.floats(0, 30)))
+
+
+@given(points=POINTS, budget=some.floats(0, 30))
+def test_the_best_checkpoint_is_the_highest_reward_within_any_budget(
+    points: list[tuple[int, int, float, float]], budget: float
+) -> None:
+    best = front.best_checkpoint(evaluated(*points), budget)
+    within = [(-reward, kl) for _, step, reward, kl in points if step > 0 and kl <= budget]
+    assert (best is None) == (not within)
+    assert best is None or (-best.reward, best.kl) == min(within)
+    assert front.within(evaluated(*points), budget) == len(within)
+
+
+def test_an_evaluation_without_a_finite_reading_is_left_out() -> None:
+    assert evaluated((0, 1, NAN, 2.0), (0, 2, 1.0, NAN)).empty
+    assert front.best_checkpoint(evaluated(), 10) is None
+
+
+# Reward hacking
+
+
+def course(reward: list[float], kl: list[float], **readings: list[float]) -> pd.DataFrame:
+    """One trial's steps, each evaluated."""
+    steps = pd.DataFrame({"trial": 0, "step": range(len(reward)), "eval/reward": reward, "eval/reward_se": 0.05})
+    names = {"length": "eval/length", "repetition": "eval/repetition", "entropy": "eval/entropy"}
+    return steps.assign(**{"eval/kl": kl}, **{names[name]: values for name, values in readings.items()})
+
+
+def only(frame: pd.DataFrame, budget: float = 10) -> hacking.Finding:
+    [finding] = hacking.check(frame, budget)
+    return finding
+
+
+RISE, LOW = [0.4, 1.0, 1.2], [0.0, 4.0, 6.0]
+
+
+def test_a_rise_with_nothing_worse_is_clean_and_says_what_was_not_measured() -> None:
+    finding = only(course(RISE, LOW, length=[20, 22, 24]))
+    assert (finding.verdict, finding.rise, finding.unknown) == ("clean", pytest.approx(0.7), ("repetition", "entropy"))
+    assert finding.rise_se == pytest.approx(math.hypot(0.05, 0.05))
+    assert finding.words == (
+        "Reward rises (+0.70 ± 0.07 reward) and nothing worsens: KL ends at 5.0 nats/response, within the budget of 10, "
+        "length goes from 20 to 23 tokens. Not measured: repetition, entropy."
+    )
+
+
+@pytest.mark.parametrize(
+    ("readings", "said"),
+    [
+        ({"length": [20, 30, 31]}, "length grows from 20 to 30 tokens"),
+        ({"length": [20, 10, 9]}, "length shrinks from 20 to 10 tokens"),
+        ({"repetition": [0.1, 0.3, 0.3]}, "repetition goes from 10% to 30%"),
+        ({"entropy": [3.0, 1.5, 1.4]}, "entropy goes from 3.00 to 1.45 nats/token"),
+    ],
+)
+def test_a_rise_while_something_worsens_is_suspect(readings: dict[str, list[float]], said: str) -> None:
+    finding = only(course(RISE, LOW, **readings))
+    assert (finding.verdict, finding.worse) == ("suspect", (said,))
+    assert finding.words.startswith("Reward rises (+0.70 ± 0.07 reward) while ")
+
+
+@pytest.mark.parametrize(
+    "readings", [{"length": [20, 30, 30]}, {"repetition": [0.1, 0.25, 0.25]}, {"entropy": [2, 1, 1]}]
+)
+def test_at_its_limit_a_reading_is_still_fine(readings: dict[str, list[float]]) -> None:
+    assert only(course(RISE, LOW, **readings)).verdict == "clean"
+
+
+def test_reward_over_the_kl_budget_is_suspect() -> None:
+    assert only(course(RISE, [0, 9, 13]), budget=10).verdict == "suspect"
+    assert only(course(RISE, [0, 9, 13]), budget=11).verdict == "clean"
+
+
+def test_a_rise_within_its_noise_is_none_and_one_evaluation_is_too_early() -> None:
+    assert only(course([0.4, 0.5, 0.54], LOW)).verdict == "no rise"
+    assert only(course([0.4], [0.0])).verdict == "too early"
+    assert only(course([0.4, NAN], [0.0, NAN])).words.startswith("Too early to say")
+
+
+def test_rollouts_stand_in_for_readings_that_no_evaluation_made() -> None:
+    frame = course(RISE, LOW).assign(**{"response/length_mean": [20.0, 40.0, 44.0], "eval/length": NAN})
+    assert only(frame).worse == ("length grows from 20 to 42 tokens",)
+
+
+# Comparing
+
+
+def test_a_difference_is_told_with_its_noise() -> None:
+    better, worse, unknown = comparing.differences(
+        [row(0, 1.0), row(1, 1.5), row(2, 0.9), row(3, None), row(4, 1.0, value_se=None)]
+    )
+    assert (better.other, better.mean, better.se) == (1, 0.5, pytest.approx(math.hypot(0.1, 0.1)))
+    assert better.verdict == "more than the noise (3.5 standard errors)"
+    assert worse.verdict == "within the noise (0.7 standard errors)"
+    assert unknown.verdict == "its noise is not known"
+    assert comparing.differences([row(0, None), row(1)]) == []
+
+
+def test_shared_prompts_are_paired_at_each_trials_last_evaluation() -> None:
+    rows = [(0, 3, 0, 9.0), (0, 5, 0, 1.0), (0, 5, 1, 2.0), (1, 4, 0, 1.5), (1, 4, 1, 3.5), (1, 4, 2, 8.0)]
+    samples = pd.DataFrame(rows, columns=["trial", "step", "prompt_index", "reward"])
+    pairs = comparing.paired(samples, 0, 1)
+    assert pairs is not None
+    assert (pairs.n, pairs.mean, pairs.se) == (2, 1.0, pytest.approx(0.5))
+    assert comparing.paired(samples[samples["prompt_index"] == 0], 0, 1) is None
+
+
+def test_a_forks_lineage_goes_back_to_a_trial_that_is_none() -> None:
+    trials = [
+        row(0, config={"kl_coef": 0.1, "lr": 1}),
+        row(1, config={"kl_coef": 0.2, "lr": 1}, parent=0, fork_step=4, origin=Origin.FORKED),
+        row(2, config={"kl_coef": 0.2, "lr": 2}, parent=1, fork_step=8, origin=Origin.FORKED),
+    ]
+    first, second = comparing.lineage(trials, 2)
+    assert (first.trial, first.parent, first.step, first.changed) == (1, 0, 4, {"kl_coef": (0.1, 0.2)})
+    assert (second.trial, second.parent, second.changed) == (2, 1, {"lr": (1, 2)})
+    assert comparing.lineage(trials, 0) == [] and comparing.forks_of(trials, 0) == [1]
+
+
+# Importance
+
+
+def studied(count: int, seed: int = 0) -> list[TrialRow]:
+    """Trials whose reward hangs on the learning rate alone, and whose KL on nothing."""
+    random, trials = np.random.default_rng(seed), []
+    for number in range(count):
+        rate = float(10 ** random.uniform(-5, -2.6))
+        params = {"learning_rate": rate, "cliprange": float(random.uniform(0.1, 0.3)),
+                  "num_ppo_epochs": int(random.integers(2, 9))}  # fmt: skip
+        value = -((math.log10(rate) + 3.8) ** 2) + 0.05 * random.normal()
+        trials.append(row(number, value, float(random.uniform(4, 6)), params=params))
+    return trials
+
+
+SEARCH = StudySpec.from_dict(
+    {**SPEC.to_dict(), "search": {name: SPEC.to_dict()["search"][name]
+                                  for name in ("learning_rate", "cliprange", "num_ppo_epochs")}},
+    "a test",
+)  # fmt: skip
+
+
+def test_what_decides_the_reward_stands_out_and_what_does_not_is_told_as_chance() -> None:
+    trials = studied(40)
+    found = importance.importances(trials, SEARCH, "reward")
+    assert found[0].name == "learning_rate"
+    assert found[0].share > 0.6 and found[0].is_sure
+    assert sum(item.share for item in found) == pytest.approx(1)
+    assert all(item.low <= item.share <= item.high for item in found)
+    assert "learning_rate stands out from chance" in importance.certainty(found, 40)
+
+
+def test_the_same_trials_give_the_same_importance_and_kl_has_its_own() -> None:
+    trials = studied(12)
+    first, again = (importance.importances(trials, SEARCH, "KL", resamples=5) for _ in range(2))
+    assert first == again
+    assert not any(item.is_sure for item in importance.importances(trials, SEARCH, "KL", resamples=30))
+    assert "take nothing from this order" in importance.certainty(first, 12)
+
+
+def test_too_few_trials_are_refused_with_what_is_missing() -> None:
+    assert importance.refusal(studied(10), SEARCH) == ""
+    assert importance.refusal(studied(7), SEARCH).startswith("7 trials ran to the end or were stopped with a value")
+    assert "3 more are needed" in importance.refusal(studied(7), SEARCH)
+
+
+def test_only_trials_that_can_tell_count() -> None:
+    params = studied(1)[0].params
+    trials = [
+        row(0, params=params),
+        row(1, params=params, status=Status.STOPPED),
+        row(2, params=params, status=Status.STOPPED, reason=Reason(LEFT_OUT, "")),
+        row(3, params=params, status=Status.PRUNED),
+        row(4, params=params, origin=Origin.FORKED),
+        row(5, None, params=params),
+        row(6, params={}),
+    ]
+    assert [trial.number for trial in importance.usable(trials, SEARCH)] == [0, 1]
+
+
+# The audit
+
+
+def ended(number: int, status: Status, episodes: int, rule: str = "", **values: Any) -> dict[str, Any]:
+    return {"number": number, "status": status, "rule": rule, "episodes": episodes, "total_episodes": 1000,
+            "seconds": episodes / 10, "value": NAN, "kl": NAN} | values  # fmt: skip
+
+
+TRIALS = pd.DataFrame(
+    [
+        ended(0, Status.COMPLETED, 1000, value=1.0, kl=8.0),
+        ended(1, Status.PRUNED, 400, "kl_limit", value=1.5, kl=25.0),
+        ended(2, Status.PRUNED, 200, "kl_limit", value=0.5, kl=20.0),
+        ended(3, Status.STOPPED, 500, "person", value=1.2, kl=6.0),
+        ended(4, Status.FAILED, 100, "out_of_memory"),
+        ended(5, Status.PRUNED, 0, "<b>"),
+    ]
+)
+
+
+def test_what_was_ended_early_says_by_which_rule_at_what_share_and_what_it_saved() -> None:
+    early = audit.ended_early(TRIALS)
+    assert early["number"].tolist() == [1, 2, 3, 5]
+    assert early["rule"].tolist() == [RULES["kl_limit"].label] * 2 + ["A person", "Another rule"]
+    assert early["share"].tolist() == [0.4, 0.2, 0.5, 0.0]
+    assert early["episodes_saved"].tolist() == [600, 800, 500, 1000]
+    assert early["seconds_saved"].tolist() == pytest.approx([60, 80, 50, NAN], nan_ok=True)
+    first = audit.by_rule(early).iloc[0]
+    assert (first["trials"], first["share"], first["episodes_saved"]) == (2, pytest.approx(0.3), 1400)
+
+
+def test_savings_leave_failures_out() -> None:
+    saved = audit.savings(TRIALS)
+    assert (saved.trials, saved.episodes, saved.seconds, saved.share) == (4, 2900, pytest.approx(190), 2900 / 5000)
+    assert audit.savings(TRIALS.iloc[:0]).share == 0
+
+
+def test_a_trial_that_read_more_than_the_best_is_told_with_whether_it_was_within_the_budget() -> None:
+    points = evaluated((1, 2, 0.9, 9.0), (1, 4, 1.6, 25.0), (2, 3, 1.1, 10.0), (3, 2, 1.2, 6.0))
+    found = audit.would_have_won(audit.ended_early(TRIALS), points, 1.0, 10)
+    assert found[["number", "peak", "within"]].to_numpy().tolist() == [[1, 0.9, False], [2, 1.1, True], [3, 1.2, True]]
+    assert audit.would_have_won(audit.ended_early(TRIALS), points, 9.0, 10).empty
+    without = audit.would_have_won(audit.ended_early(TRIALS), points, None, 5)
+    assert without.empty

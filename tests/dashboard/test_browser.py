@@ -1,0 +1,208 @@
+"""The whole dashboard in a real browser: each view, hostile texts, the server's safety, and a study from end to end."""
+
+import json
+import socket
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.dashboard import browser as real
+from tests.dashboard import fake_store
+from tests.dashboard.browser import Server, Visit
+from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tuner.status import Status
+from tuner.store import Store
+
+HOSTILE = (
+    "=1+1<script>alert(1)</script><img src=x onerror=alert(2)>![x](http://127.0.0.1:9/x.png)"
+    "[link](javascript:alert(3)) :red[red] $x$ \u202etxt.exe\u202c \x1b[31mred"
+)
+LITERAL = "<script>alert(1)</script><img src=x onerror=alert(2)>![x](http://127.0.0.1:9/x.png)"
+LONG = f"{HOSTILE} " + "x" * 1_000_000
+STUDY = """
+name = "quick"
+task = "tests.tuner.quick_trainer:TASK"
+trainer = "tests.tuner.quick_trainer:gated"
+trials = 2
+threads = 1
+[search]
+learning_rate = "advised"
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with real.chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Visit]:
+    with real.visit(browser) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server on the fake study, every text of which that a model or a person wrote is hostile."""
+    folder = tmp_path_factory.mktemp("hostile")
+    fake_store.build(folder / "store.db", courses=fake_store.COURSES[:9]).close()
+    with closing(sqlite3.connect(folder / "store.db")) as connection, connection:
+        connection.execute("UPDATE ppo_trials SET config = json_remove(config, '$.kl_control')")
+        connection.execute("UPDATE ppo_trials SET label = ?", [HOSTILE])
+        connection.execute("UPDATE ppo_trials SET reason = json_set(reason, '$.message', ?)", [HOSTILE])
+        connection.execute("UPDATE ppo_samples SET prompt = ? || prompt_index, response = ?", [HOSTILE, HOSTILE])
+        connection.execute("UPDATE ppo_samples SET response = ? WHERE prompt_index = 1 AND step = 0", [LONG])
+        connection.execute("UPDATE ppo_samples SET parts = ?", [json.dumps({HOSTILE: 1.0})])
+    with closing(Store.open(f"sqlite:///{folder / 'store.db'}")) as store:
+        study = store.study(fake_store.STUDY)
+        store.place_order(study, "fork", 0, {"values": {"kl_coef": HOSTILE}, "label": HOSTILE})
+    with real.serve(f"sqlite:///{folder / 'store.db'}", folder) as server:
+        yield server
+
+
+def test_every_view_shows_hostile_texts_and_obeys_none(hostile: Server, visit: Visit) -> None:
+    query = f"?study={fake_store.STUDY}&trial=2&trial=8"
+    visit.open(f"{hostile.address}/sampling{query}")
+    links = visit.page.locator('[data-testid="stSidebarNavLink"]').all()
+    views = {link.inner_text().split()[-1]: str(link.get_attribute("href")).split("?")[0] for link in links}
+    shown = {}
+    for title, address in views.items():
+        visit.open(f"{address}{query}")
+        assert visit.page.locator('[data-testid="stException"]').count() == 0, title
+        assert visit.page.locator('img[src*="x.png"], img[src="x"], a[href^="javascript"]').count() == 0, title
+        shown[title] = visit.page.locator("body").inner_text()
+    assert len(shown) >= 6
+    assert visit.errors == []
+    assert visit.outside(hostile.address) == []
+    assert LITERAL in shown["Samples"] and "⟨U+202E⟩" in shown["Samples"]
+    assert all("\u202e" not in text and "\x1b" not in text and len(text) < 200_000 for text in shown.values())
+
+
+def test_the_token_leaves_the_link_and_is_in_nothing_that_is_copied(hostile: Server, visit: Visit) -> None:
+    visit.open(hostile.link)
+    visit.page.wait_for_url(lambda url: "token" not in url)
+    visit.page.get_by_role("link", name="Control").click()
+    visit.sees("Orders")
+    assert visit.page.get_by_role("button", name="Pause", exact=True).first.is_enabled()
+    assert hostile.token not in visit.page.content() + visit.page.url
+    assert hostile.output.read_text().count(hostile.token) == 1  # the line with the link
+
+
+def test_two_browsers_see_one_study_and_only_the_one_with_the_token_steers_it(
+    hostile: Server, browser: Browser
+) -> None:
+    address = f"{hostile.address}/control?study={fake_store.STUDY}&part=Steer"
+    with real.visit(browser) as first, real.visit(browser) as second:
+        second.open(address)
+        first.open(f"{address}&token={hostile.token}")
+        first.page.get_by_role("button", name="Pause", exact=True).first.click()
+        first.sees('Pause study "reviews": running trials save and wait, and no other begins.')
+        first.button("Place the order")
+        first.sees("Order 2 is placed")
+        assert second.page.get_by_role("button", name="Pause", exact=True).first.is_disabled()
+        second.sees("enter the token of this server")
+        assert first.errors == second.errors == []
+    with closing(Store.open(f"sqlite:///{hostile.output.parent / 'store.db'}")) as store:
+        assert [order.kind for order in store.orders(store.study(fake_store.STUDY))] == ["fork", "pause"]
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("127.0.0.1:{port}", "http://127.0.0.1:{port}", "101"),
+        ("127.0.0.1:{port}", "http://evil.example", "403"),
+        ("evil.example", "http://evil.example", "403"),  # a name that was pointed at this machine
+    ],
+)
+def test_other_sites_open_no_connection(hostile: Server, host: str, origin: str, status: str) -> None:
+    port = int(hostile.address.rpartition(":")[2])
+    lines = [
+        "GET /_stcore/stream HTTP/1.1",
+        f"Host: {host.format(port=port)}",
+        f"Origin: {origin.format(port=port)}",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        "Sec-WebSocket-Protocol: streamlit",
+    ]
+    with socket.create_connection(("127.0.0.1", port), timeout=real.SECONDS) as connection:
+        connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
+        assert connection.recv(1_000).split()[1].decode() == status
+
+
+def test_a_server_that_was_started_again_is_found_and_asks_for_its_own_token(
+    tmp_path: Path, browser: Browser, visit: Visit
+) -> None:
+    fake_store.build(tmp_path / "store.db", courses=fake_store.COURSES[:1]).close()
+    storage, port = f"sqlite:///{tmp_path / 'store.db'}", real.free_port()
+    with real.serve(storage, tmp_path, port=port) as server:
+        visit.open(f"{server.address}/control?study={fake_store.STUDY}&part=Steer&token={server.token}")
+        assert visit.page.get_by_role("button", name="Pause", exact=True).first.is_enabled()
+        assert server.end() in (0, 130, -2)
+    with real.serve(storage, tmp_path, port=port, flags=["--read-only"]) as server:
+        visit.page.locator('[data-testid="stApp"][data-test-connection-state="CONNECTED"]').wait_for()
+        visit.page.get_by_role("radio", name="New trial").click()
+        visit.sees("This dashboard is read-only")
+        visit.page.get_by_role("radio", name="Steer").click()
+        visit.sees("The study's settings")
+        assert "token" not in server.output.read_text()
+        assert visit.page.get_by_role("button", name="Pause", exact=True).first.is_disabled()
+
+
+def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path: Path, visit: Visit) -> None:
+    (tmp_path / "studies").mkdir()
+    (tmp_path / "studies" / "quick.toml").write_text(STUDY)
+    storage, gate = f"sqlite:///{tmp_path / 'store.db'}", tmp_path / "gate"
+    with real.serve(storage, tmp_path, variables={FOLDER_VARIABLE: str(tmp_path)}) as server:
+        visit.open(f"{server.address}/control?part=Launch&token={server.token}")
+        visit.choose("Study file", "studies/quick.toml")
+        visit.button("Launch")
+        visit.sees("2 trials, KL budget 10 and limit 15 nats per response")
+        visit.button("Launch")
+        visit.sees('Study "quick" runs')
+        real.until(lambda: bool(list(tmp_path.glob("waiting-*"))))  # in the middle of trial 0
+
+        visit.page.get_by_role("radio", name="Steer").click()
+        visit.choose("Trial", "0")
+        visit.sees("Trial 0 is running")
+        visit.page.get_by_role("button", name="Stop", exact=True).click()
+        visit.sees('Stop trial 0 of study "quick": it ends where it is, for good.')
+        visit.button("Place the order")
+        visit.sees("is placed")
+        with closing(Store.open(storage)) as store:
+            study = store.study("quick")
+            real.until(lambda: store.orders(study)[0].decided_at is not None)
+            gate.touch()
+            real.until(lambda: [row.status for row in store.trials(study)] == [Status.STOPPED, Status.COMPLETED])
+            real.until(lambda: not store.study("quick").is_held)
+
+            visit.page.get_by_role("radio", name="New trial").click()
+            visit.page.get_by_role("radio", name="Fork at a checkpoint").click()
+            visit.choose("Forked from", "1")
+            visit.page.get_by_role("combobox", name="Changed hyperparameters").fill("total_episodes")
+            visit.page.get_by_role("option").first.click()
+            visit.page.keyboard.press("Escape")
+            visit.page.get_by_role("textbox", name="Total episodes").fill("320")
+            visit.button("Fork")
+            visit.sees('Fork trial 1 of study "quick"')
+            visit.button("Place the order")
+            visit.sees("is placed")
+
+            visit.page.get_by_role("radio", name="Steer").click()
+            visit.button("Run it")
+            visit.sees("ppo-tuner run quick")
+            visit.button("Run it")
+            visit.sees("runs now")
+            real.until(lambda: [row.status for row in store.trials(study)][2:] == [Status.COMPLETED])
+            assert store.trials(study)[2].parent == 1
+            real.until(lambda: not store.study("quick").is_held)
+        visit.open(f"{server.address}/control?study=quick&part=Steer&steer=2")
+        visit.sees("Trial 2 is completed, at 320 of 320 episodes.")
+        assert visit.errors == []
+        assert visit.outside(server.address) == []

@@ -1,0 +1,85 @@
+"""The page Compare: what differs, what it is worth, where it comes from, and how to train it for real."""
+
+from pathlib import Path
+
+import pytest
+
+from dashboard import untrusted
+from tests.dashboard import fake_store, shown
+from tests.dashboard.fake_store import STUDY
+from tests.dashboard.shown import GOOD, page
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole fake study with a fork of trial 7, which no test changes."""
+    path = tmp_path_factory.mktemp("store") / "store.db"
+    store = fake_store.build(path)
+    shown.fork(store, STUDY, 14, 7, 12, kl_coef=0.09)
+    store.close()
+    return path
+
+
+def test_only_the_differing_settings_are_shown(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("compare", built, monkeypatch, trial=["7", "14"])
+    settings = app.dataframe[0].value
+    assert settings.to_numpy().tolist() == [["KL coefficient β (reward per nat)", "0.045", "0.09"]]
+    equal = page("compare", built, monkeypatch, trial=["7", "7"])
+    assert "Choose at least two trials above to compare them." in shown.infos(equal)
+
+
+def test_outcomes_are_told_with_the_difference_and_its_noise(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("compare", built, monkeypatch, trial=["0", "7", "2", "8"])
+    outcomes = app.dataframe[1].value.set_index("outcome")
+    assert outcomes.loc["status"].tolist() == ["✓ completed", "✓ completed", "✕ pruned", "▲ failed"]
+    assert outcomes.loc["within 10 nats/response"].tolist() == ["yes", "yes", "no", "-"]
+    assert outcomes.loc["reason", "trial 8"].startswith("'=cmd()"), "no spreadsheet takes it for a formula"
+    said = [text for text in shown.texts(app) if " against trial 0" in text]
+    assert len(said) == 2, "trial 8 has no value"
+    assert said[0].startswith(
+        "Trial 7 against trial 0: +0.308 ± 0.042 reward, more than the noise (7.3 standard errors)."
+    )
+    assert "on 4 kept prompts, paired" in said[0] and "over the KL budget" not in said[0]
+    assert "Trial 2 is over the KL budget" in said[1]
+    assert any("n = 1 run of each trial" in caption.value for caption in app.caption)
+
+
+def test_a_forks_lineage_is_told_literally(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("compare", built, monkeypatch, trial=["7", "14"])
+    told = shown.texts(app)
+    assert "Trial 14 is a fork of trial 7 at step 12: kl_coef 0.09 (was 0.045)" in told
+    assert "Trial 7 was forked into trial 14" in told
+    assert app.dataframe[1].value.set_index("outcome").loc["called", "trial 14"] == untrusted.cell("<b>gentler</b>")
+    assert shown.kinds_with(app, "<b>gentler</b>") == {"dataframe"}
+    assert any("from the start" in caption.value for caption in app.caption)
+
+
+def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("compare", built, monkeypatch, trial=["7", "0"])
+    where = f"--total_episodes 19200 --storage sqlite:///{built}"
+    assert shown.codes(app) == [f"ppo-tuner train --from {STUDY} {number} {where}" for number in (7, 0)]
+
+
+def test_nothing_chosen_compares_the_telling_ones_and_says_so(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("compare", built, monkeypatch)
+    assert app.caption[0].value == "Nothing is chosen, so these are the telling trials: 0, 7, 6."
+    assert len(app.get("plotly_chart")) == 3
+    assert "What they do differently" in shown.subheaders(app)
+
+
+def test_more_than_six_trials_are_cut_and_that_is_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("compare", built, monkeypatch, trial=[str(number) for number in range(8)])
+    assert len(app.dataframe[1].value.columns) == 7
+    assert "Shown are the first 6 of the chosen trials; there is no room for more." in shown.infos(app)
+
+
+def test_few_trials_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_store.build(tmp_path / "one.db", courses=(GOOD,)).close()
+    assert shown.infos(page("compare", tmp_path / "one.db", monkeypatch)) == [
+        "Choose at least two trials above to compare them."
+    ]
+    fake_store.build(tmp_path / "none.db", courses=()).close()
+    assert shown.subheaders(page("compare", tmp_path / "none.db", monkeypatch)) == ["No trials yet"]
+    fake_store.build(tmp_path / "same.db", courses=(GOOD, GOOD)).close()
+    app = page("compare", tmp_path / "same.db", monkeypatch, trial=["0", "1"])
+    assert "Their configurations are equal." in shown.infos(app)

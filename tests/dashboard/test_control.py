@@ -1,0 +1,429 @@
+"""The control page: what it asks to be confirmed, what it places, once, and what it refuses."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+from dashboard import launching, permission, steering
+from dashboard.permission import NotPermitted
+from dashboard.views import control_log
+from ppo_core import checkpoint
+from ppo_core.errors import ConfigError, StudyError
+from tests.dashboard import fake_store
+from tests.dashboard.fake_store import HOSTILE, STUDY, Course
+from tuner import trial_folder
+from tuner.commands.dashboard import READ_ONLY_VARIABLE
+from tuner.results import StudyView, read_study
+from tuner.status import Status
+from tuner.store import Lease, Order, OrderState, Store
+
+TOKEN = "a token"
+DONE = Course(1e-4, 0.05, 4.0, batch=128)
+COURSES = (
+    DONE,
+    Course(2e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4),
+    Course(3.0e-4, 5.2, 5.3, Status.RUNNING, adaptive=True, ends_at=5),
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The server's folder; the server has a token and listens on this machine alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(permission, "_token", TOKEN)
+    monkeypatch.setattr(permission, "is_local", lambda: True)
+    monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
+    monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{tmp_path / 'store.db'}")
+    launching.launcher.cache_clear()
+    return tmp_path
+
+
+@pytest.fixture
+def store(folder: Path) -> Store:
+    """A study with a trial that completed, one that failed and one that was interrupted; nothing runs it."""
+    made = fake_store.build(folder / "store.db", courses=COURSES)
+    with closing(sqlite3.connect(folder / "store.db")) as connection, connection:
+        connection.execute("UPDATE ppo_trials SET config = json_remove(config, '$.kl_control')")  # as real ones are
+    return made
+
+
+@pytest.fixture
+def view(store: Store) -> StudyView:
+    return read_study(store, STUDY)
+
+
+def orders(store: Store) -> list[Order]:
+    return store.orders(store.study(STUDY))
+
+
+def control_page() -> None:
+    from dashboard.views import control
+
+    control.page()
+
+
+def page(token: str = TOKEN, **link: str) -> AppTest:
+    app = AppTest.from_function(control_page, default_timeout=60)
+    app.query_params.update(link | ({"token": token} if token else {}))
+    return run(app)
+
+
+def run(app: AppTest) -> AppTest:
+    app.run()
+    assert not app.exception
+    return app
+
+
+def press(app: AppTest, label: str) -> AppTest:
+    """Press the button of this key, or else of this label."""
+    found = [button for button in app.button if button.key == label] or [b for b in app.button if b.label == label]
+    found[0].proto.disabled = False  # as for a client that does not mind
+    found[0].click()
+    return run(app)
+
+
+def texts(app: AppTest) -> str:
+    return "\n".join(text.value for text in app.text)
+
+
+# Orders by hand
+
+
+def test_a_confirmation_places_one_order_however_often_it_is_given(store: Store, view: StudyView) -> None:
+    proposal = steering.propose(store, view, "stop", 2)
+    assert orders(store) == []
+    first = steering.place(store, proposal, TOKEN)
+    assert (first.kind, first.trial, first.state) == ("stop", 2, OrderState.WAITING)
+    assert steering.place(store, proposal, TOKEN) == first
+    assert orders(store) == [first]
+    assert steering.place(store, steering.propose(store, view, "stop", 2), TOKEN).id != first.id
+
+
+@pytest.mark.parametrize("why", ["no token", "wrong token", "read-only"])
+def test_placing_asks_for_the_right_to_it(
+    store: Store, view: StudyView, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    proposal = steering.propose(store, view, "pause")
+    if why == "read-only":
+        monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
+    with pytest.raises(NotPermitted):
+        steering.place(store, proposal, {"no token": "", "wrong token": "x"}.get(why, TOKEN))
+    assert orders(store) == []
+
+
+def test_a_proposal_is_of_one_study_and_holds_as_long_as_it_fits(store: Store, view: StudyView) -> None:
+    study, trial = steering.propose(store, view, "pause"), steering.propose(store, view, "stop", 2)
+    lease = store.acquire(STUDY)
+    store.finish_trial(
+        lease, view.trials[2].id, fake_store._outcome(COURSES[0], list(fake_store.reports(0, DONE)), None)
+    )
+    with pytest.raises(ConfigError, match="trial 2 is completed; it cannot be told to stop"):
+        steering.place(store, trial, TOKEN)
+    store.delete_study(lease)
+    store.create_study(STUDY, view.row.spec)
+    with pytest.raises(StudyError, match='study "reviews" was deleted and made anew meanwhile'):
+        steering.place(store, steering.Proposal(study.study_id + 100, STUDY, "pause"), TOKEN)
+    assert orders(store) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "trial", "arguments", "told"),
+    [
+        ("stop", None, {}, "nothing runs study"),
+        ("resume", None, {}, "the study is not paused"),
+        ("prune", 0, {}, "trial 0 is completed"),
+        ("retry", 2, {}, "trial 2 is interrupted, not failed"),
+        ("stop", 9, {}, "no trial 9"),
+        ("enqueue", None, {"values": {"learning_rate": "1"}}, "1e-05 to 0.003 in this study"),
+        ("fork", 0, {"values": {"batch_size": "256"}}, "a fork cannot change it"),
+        ("set", None, {"changes": {"trials": 0}}, "a whole number of at least 1"),
+        ("set", None, {"changes": {}}, "set changes nothing"),
+        ("drop", None, {}, 'there is no order "drop"'),
+    ],
+)
+def test_what_would_be_refused_is_told_before_it_is_placed(
+    store: Store, view: StudyView, kind: str, trial: int | None, arguments: dict[str, Any], told: str
+) -> None:
+    with pytest.raises((ConfigError, StudyError), match=told):
+        steering.propose(store, view, kind, trial, arguments)
+
+
+def test_the_checkpoints_to_fork_at_are_those_in_the_trials_folder(folder: Path, store: Store) -> None:
+    assert steering.fork_episodes(read_study(store, STUDY), 0) == []
+    for step, episode in ((4, 512), (8, 1024)):
+        path = checkpoint.step_folder(folder / "runs" / STUDY / "0", step)
+        checkpoint.write(path, {}, state={}, extra={"episode": episode})
+    lease = store.acquire(STUDY)
+    store.update_study(lease, folder=str(folder / "runs" / STUDY))
+    store.release(lease)
+    assert steering.fork_episodes(read_study(store, STUDY), 0) == []  # not marked as this study's
+    (folder / "runs" / STUDY / "study.json").write_text(
+        f'{{"study": "{STUDY}", "created_at": {store.study(STUDY).created_at!r}}}'
+    )
+    assert trial_folder._read_owner(folder / "runs" / STUDY)
+    view = read_study(store, STUDY)
+    assert steering.fork_episodes(view, 0) == [1024, 512]
+    app = page(part="New trial", way="Fork at a checkpoint")
+    app.selectbox(key="from").set_value(0)
+    run(app)
+    assert app.selectbox(key="at 0").options == ["1024", "512"]
+    offered = app.multiselect(key="forked 0").options
+    assert "kl_coef (KL coefficient β)" in offered and not any(name.startswith("batch_size") for name in offered)
+    app.selectbox(key="at 0").set_value(512)
+    app.multiselect(key="forked 0").set_value(["kl_coef"])
+    run(app)
+    app.text_input(key="fork 0 kl_coef").set_value("0.2")
+    app.text_input(key="fork 0 label").set_value(HOSTILE)
+    press(app, "Fork")
+    assert 'Fork trial 0 of study "reviews"' in texts(app) and "kl_coef = 0.2" in texts(app)
+    press(app, "Place the order")
+    [order] = orders(store)
+    assert (order.kind, order.trial) == ("fork", 0)
+    assert order.arguments["values"] == {"kl_coef": "0.2"} and order.arguments["episode"] == 512
+    assert "\u202e" not in order.arguments["label"]
+
+
+# The page
+
+
+def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(store: Store) -> None:
+    app = page(part="Steer")
+    app.selectbox(key="steer").set_value(2)
+    run(app)
+    assert "Trial 2 is interrupted, at 320 of 1,920 episodes." in texts(app)
+    press(app, "trial prune")
+    assert 'Prune trial 2 of study "reviews": it ends where it is, for good' in texts(app)
+    assert orders(store) == []
+    press(app, "Cancel")
+    assert orders(store) == [] and "Place the order" not in [button.label for button in app.button]
+    press(app, "trial prune")
+    press(app, "Place the order")
+    [order] = orders(store)
+    assert (order.kind, order.trial, order.arguments) == ("prune", 2, {})
+    assert "Order 1 is placed" in texts(app)
+    assert app.dataframe[0].value["outcome"].tolist() == ["nothing runs this study: ppo-tuner run reviews"]
+    run(app)
+    assert len(orders(store)) == 1
+
+
+def test_a_trial_chosen_by_number_stays_it_when_others_come(store: Store) -> None:
+    app = page(part="Steer")
+    app.selectbox(key="steer").set_value(1)
+    run(app)
+    lease = store.acquire(STUDY)
+    fake_store._run(store, lease, 3, DONE)
+    store.release(lease)
+    press(app, "trial retry")
+    assert 'Retry trial 1 of study "reviews"' in texts(app)
+
+
+def test_what_would_be_refused_is_told_on_the_page(store: Store) -> None:
+    app = page(part="Steer")
+    press(app, "study resume")
+    assert "the study is not paused" in texts(app)
+    app.text_input(key="set kl_budget").set_value("nine")
+    press(app, "Change")
+    assert "kl_budget = 'nine' is not allowed" in texts(app)
+    assert "Place the order" not in [button.label for button in app.button]
+
+
+def test_settings_are_changed_by_an_order(store: Store) -> None:
+    app = page(part="Steer")
+    app.text_input(key="set trials").set_value("20")
+    app.text_input(key="set kl_budget").set_value("9")
+    press(press(app, "Change"), "Place the order")
+    assert orders(store)[0].arguments == {"changes": {"trials": 20, "kl_budget": 9.0}}
+
+
+def test_a_copy_has_the_trials_values_and_the_changed_ones(store: Store) -> None:
+    app = page(part="New trial")
+    app.selectbox(key="from").set_value(2)
+    run(app)
+    fields = {field.label: field.value for field in app.text_input}
+    assert fields["Policy learning rate: 1e-05 to 0.003"] == "0.0003"
+    assert fields["Rollout batch (episodes): 64 to 128, a power of two"] == "64"
+    assert fields["KL coefficient β (reward per nat): 0.01 to 0.3"] == ""
+    app.text_input(key="copy 2 learning_rate").set_value("0.5")
+    press(app, "Enqueue")
+    assert "learning_rate = 0.5 is not allowed: 1e-05 to 0.003 in this study" in texts(app)
+    app.text_input(key="copy 2 learning_rate").set_value("5e-4")
+    press(press(app, "Enqueue"), "Place the order")
+    values = orders(store)[0].arguments["values"]
+    assert values["learning_rate"] == "5e-4" and values["kl_target"] == "5.2" and "kl_coef" not in values
+
+
+@pytest.mark.parametrize("token", ["", "another"])
+def test_without_the_token_the_page_asks_for_it_and_places_nothing(store: Store, token: str) -> None:
+    app = page(token, part="Steer")
+    assert all(button.disabled for button in app.button if button.label != "Use this token")
+    press(app, "study pause")
+    assert "Place the order" not in [button.label for button in app.button]
+    app.text_input[0].set_value("a guess")
+    press(app, "Use this token")
+    assert "That is not this server's token." in texts(app)
+    app.text_input[0].set_value(TOKEN)
+    press(app, "Use this token")
+    press(app, "study pause")
+    press(app, "Place the order")
+    assert [order.kind for order in orders(store)] == ["pause"]
+
+
+@pytest.mark.parametrize("why", ["read-only", "the token is not this server's"])
+def test_a_confirmation_is_refused_in_the_action_itself(
+    store: Store, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """The dialog was opened while it was allowed."""
+    app = press(page(part="Steer"), "study pause")
+    if why == "read-only":
+        monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
+    else:
+        monkeypatch.setattr(permission, "_token", "that of a later server")
+    press(app, "Place the order")
+    assert orders(store) == [] and why in texts(app)
+
+
+def test_a_read_only_page_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
+    app = page(part="Steer")
+    assert app.info[0].value.startswith("This dashboard is read-only")
+    assert all(button.disabled for button in app.button)
+
+
+def test_orders_are_listed_with_their_outcomes_and_no_formula(store: Store, view: StudyView) -> None:
+    lease = store.acquire(STUDY)
+    store.decide(lease, store.place_order(view.row, "pause", 2, {}), lambda _: "=cmd() \u202edone")
+    store.refuse(lease, store.place_order(view.row, "fork", 0, {"values": {"kl_coef": "<b>"}}), "no")
+    store.place_order(view.row, "stop", None, {})
+    held = control_log.rows(orders(store), store.study(STUDY))
+    assert held["state"].tolist() == ["… waiting", "✕ refused", "✓ done"]
+    assert held["what"].tolist() == ["stop", "fork trial 0 (kl_coef = <b>)", "pause trial 2"]
+    assert held["outcome"].tolist() == ["the controller has not read it yet", "no", "'=cmd() ⟨U+202E⟩done"]
+    store.release(Lease(lease.study_id, lease.token))
+    left = control_log.rows(orders(store), store.study(STUDY))
+    assert left["outcome"][2] == "nothing runs this study: ppo-tuner run reviews"
+
+
+# Launching
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What would be started."""
+    calls: list[dict[str, Any]] = []
+
+    def note(kind: str) -> Callable[..., Any]:
+        def start(_self: object, what: object, **how: Any) -> Any:
+            permission.require_launch(how["token"])
+            calls.append({"kind": kind, "what": what, **how})
+            return launching.Launched(how["key"], "made", 1, 0.0, Path("made.log"), None)  # type: ignore[arg-type]
+
+        return start
+
+    for kind in ("launch_file", "launch_form", "launch_stored"):
+        monkeypatch.setattr(launching.Launcher, kind, note(kind))
+    return calls
+
+
+def test_a_file_is_launched_after_a_confirmation(folder: Path, started: list[dict[str, Any]]) -> None:
+    """There is no store yet."""
+    (folder / "studies").mkdir()
+    (folder / "studies" / "mine.toml").write_text(
+        'name = "mine"\ntask = "reviews"\ntrials = 3\n[search]\nlearning_rate = "advised"\n'
+    )
+    app = page(part="Launch")
+    assert app.selectbox(key="file").options == ["studies/mine.toml"]
+    app.selectbox(key="file").set_value("studies/mine.toml")
+    press(app, "Launch")
+    assert 'Study "mine", task reviews' in texts(app) and "Searched: learning_rate" in texts(app)
+    assert started == []
+    confirm = next(button for button in app.button if (button.key or "").startswith("confirm"))
+    confirm.click()
+    run(app)
+    assert [(call["kind"], call["what"], call["token"]) for call in started] == [
+        ("launch_file", "studies/mine.toml", TOKEN)
+    ]
+
+
+def test_a_file_elsewhere_is_refused_on_the_page(folder: Path, started: list[dict[str, Any]]) -> None:
+    app = page(part="Launch")
+    app.text_input(key="path").set_value("../mine.toml")
+    press(app, "Launch")
+    assert "only what lies below" in texts(app) and started == []
+
+
+def test_a_form_is_built_from_the_declarations_and_launched(started: list[dict[str, Any]]) -> None:
+    app = page(part="Launch", launch="From a form")
+    searched = app.multiselect(key="searched reviews").value
+    app.multiselect(key="searched reviews").set_value(["learning_rate", "num_ppo_epochs"])
+    app.multiselect(key="fixed reviews").set_value(["whiten_rewards", "total_episodes"])
+    run(app)
+    assert "learning_rate" in searched
+    app.text_input(key="new name").set_value("formed")
+    app.text_input(key="low reviews learning_rate").set_value("2e-5")
+    app.selectbox(key="fixed reviews whiten_rewards").set_value("true")
+    app.text_input(key="fixed reviews total_episodes").set_value("640")
+    press(app, "Launch")
+    assert "whiten_rewards = True" in texts(app)
+    next(button for button in app.button if (button.key or "").startswith("confirm")).click()
+    run(app)
+    [call] = started
+    content = call["what"]
+    assert (content["name"], content["task"], content["trials"]) == ("formed", "reviews", 18)
+    assert content["search"]["learning_rate"] == {"low": 2e-5, "high": 3e-3, "scale": "log"}
+    assert list(content["search"]) == ["learning_rate", "num_ppo_epochs"]
+    assert content["fixed"] == {"whiten_rewards": True, "total_episodes": 640}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("new trials", "many", "trials = 'many' is not allowed: a number"),
+        ("low reviews learning_rate", "1", "must be below high"),
+        ("limit reviews", "1", "limit = 1 is below budget"),
+        ("new name", "a b", "letters, digits, dots"),
+    ],
+)
+def test_a_form_with_a_mistake_names_it(started: list[dict[str, Any]], key: str, value: str, told: str) -> None:
+    app = page(part="Launch", launch="From a form")
+    app.text_input(key="new name").set_value("formed")
+    app.text_input(key=key).set_value(value)
+    press(app, "Launch")
+    assert told in texts(app) and started == []
+
+
+def test_a_task_of_ones_own_is_not_even_read_without_the_token(folder: Path) -> None:
+    (folder / "task.py").write_text("import pathlib\npathlib.Path('was-run').touch()\n")
+    app = page("", part="Launch", launch="From a form")
+    app.text_input(key="task path").set_value("task.py")
+    run(app)
+    assert "the token is missing" in texts(app) and not (folder / "was-run").exists()
+
+
+def test_a_stored_study_is_run_again_from_its_page(store: Store, started: list[dict[str, Any]]) -> None:
+    app = page(part="Steer")
+    press(app, "study run")
+    assert "ppo-tuner run reviews" in texts(app) and started == []
+    next(button for button in app.button if (button.key or "").startswith("confirm")).click()
+    run(app)
+    assert [(call["kind"], call["what"]) for call in started] == [("launch_stored", "reviews")]
+
+
+def test_a_server_beyond_this_machine_says_that_launching_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permission, "is_local", lambda: False)
+    app = page(part="Launch")
+    assert app.info[0].value.startswith("Launching is off")
+    assert st.get_option("server.address") in (None, "127.0.0.1")
+
+
+def test_a_password_is_on_no_part_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPO_TUNER_STORAGE", "postgresql://me:hunter2@127.0.0.1:1/nothing?connect_timeout=1")
+    for link in ({"part": "Steer"}, {"part": "New trial"}, {"part": "Launch", "launch": "From a form"}):
+        app = page(**link)
+        assert "hunter2" not in "".join(str(node.proto) for node in app.main if node.type != "main")
+    assert "127.0.0.1" in texts(app) or "***" in texts(app)

@@ -1,0 +1,219 @@
+"""What the live curves draw, against literal numbers: axes, levels, marks, spreads, and how much they hold."""
+
+import json
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pandas as pd
+import pytest
+
+from dashboard import appearance, curve_charts, curves
+from dashboard.curve_charts import Drawing
+from dashboard.data import Snapshot
+from dashboard.views import curves as page
+from ppo_core.metrics import METRICS
+from tests.dashboard.fake_store import COURSES, SPEC
+from tuner.guard_rules import RULES
+from tuner.results import StudyView
+from tuner.status import Status
+
+NAN = math.nan
+KL, SCORE = "objective/kl_exact", "objective/scores"
+LEVELS = {"KL budget 10": 10.0, "Guard's limit 15": 15.0}
+MARKUP = "<img src=x onerror=alert(1)>"
+
+
+def steps(number: int, kl: list[float], **columns: list[float]) -> pd.DataFrame:
+    """Step rows of one trial: 64 episodes and two seconds a step."""
+    count = len(kl)
+    frame = pd.DataFrame({"trial": number, "step": range(count), KL: kl, SCORE: [-value for value in kl]})
+    frame["episode"], frame["at"] = 64 * frame["step"], 1_000.0 + 2 * frame["step"]
+    return frame.assign(**columns)
+
+
+def trial(number: int, status: Status = Status.COMPLETED, **values: Any) -> dict[str, Any]:
+    return {"number": number, "status": status, "rule": "", "reason": "", "stop_step": NAN} | values
+
+
+def chart(
+    frame: pd.DataFrame,
+    *trials: dict[str, Any],
+    metric: str = KL,
+    chosen: tuple[int, ...] = (),
+    levels: dict[str, float] | None = None,
+    **drawing: Any,
+) -> dict[str, Any]:
+    rows = pd.DataFrame(trials or [trial(int(number)) for number in frame["trial"].unique()])
+    levels = (LEVELS if metric == KL else {}) if levels is None else levels
+    shaded = 10 if metric == KL else None
+    return curve_charts.curve(
+        frame, rows, metric, chosen=chosen, drawing=Drawing(**drawing), levels=levels, shaded_from=shaded
+    )
+
+
+def named(option: dict[str, Any], name: str) -> dict[str, Any]:
+    [series] = [series for series in option["series"] if series["name"] == name]
+    return series
+
+
+def names(option: dict[str, Any]) -> list[str]:
+    return [series["name"] for series in option["series"]]
+
+
+def drawn(option: dict[str, Any], name: str) -> list[list[float]]:
+    series = named(option, name)
+    source = option["dataset"][series["datasetIndex"]]["source"]
+    return source[[series["encode"]["x"], series["encode"]["y"]]].to_numpy().tolist()
+
+
+# The KL's axis, its budget, limit and target
+
+
+def test_budget_and_limit_are_drawn_and_the_shading_begins_at_the_budget() -> None:
+    option = chart(steps(0, [0, 2, 4]))
+    limits = named(option, "Limits")
+    assert {line["name"]: line["yAxis"] for line in limits["markLine"]["data"]} == LEVELS
+    assert limits["markArea"]["data"] == [[{"yAxis": 10}, {"yAxis": 20}]]
+    assert (option["yAxis"]["min"], option["yAxis"]["max"]) == (0, 20)
+
+
+def test_a_blow_up_does_not_flatten_the_rest_and_its_height_is_told() -> None:
+    early = trial(0, Status.PRUNED, rule="kl_hard", stop_step=2)
+    option = chart(steps(0, [0, 9, 188]), early, chosen=(0,))
+    assert option["yAxis"]["max"] == 45, "three times the limit"
+    [stop] = named(option, "pruned")["data"]
+    assert (stop["value"], stop["label"]["formatter"]) == ([2, 45], "{number|0} KL far over the limit: 188")
+    log = chart(steps(0, [0, 9, 188]), early, chosen=(0,), log_kl=True)
+    assert (log["yAxis"]["type"], log["yAxis"]["min"], log["yAxis"]["max"]) == ("log", 0.1, 200)
+    assert drawn(log, "Trial 0")[0] == [0, pytest.approx(0.1)]
+
+
+def test_a_blow_up_at_the_last_step_of_a_tiny_limit_still_has_an_axis() -> None:
+    assert chart(steps(0, [0.0, 0.0]), levels={"Guard's limit 0.02": 0.02})["yAxis"]["max"] == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("rule", [MARKUP, "", "{a|b}", *RULES])
+def test_a_stop_is_marked_with_its_rule_on_every_chart_and_with_no_other_text(rule: str) -> None:
+    early = trial(0, Status.PRUNED, rule=rule, reason=MARKUP, stop_step=1)
+    for metric in (KL, SCORE):
+        option = chart(steps(0, [0, 2, 3]), early, chosen=(0,), metric=metric)
+        [stop] = named(option, "pruned")["data"]
+        assert stop["value"] == [1, 2 if metric == KL else -2]
+        assert stop["label"]["formatter"] == "{number|0}" + (f" {RULES[rule].label}" if rule in RULES else "")
+        assert "<img" not in json.dumps(option, default=pd.DataFrame.to_json)
+
+
+def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_none() -> None:
+    rows = [SimpleNamespace(number=number, config=course.params) for number, course in enumerate(COURSES)]
+    snapshot = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=rows)), pd.DataFrame())
+    assert page.levels(snapshot, KL, (0, 4)) == LEVELS | {"Target of trial 4: 6.1": 6.1}
+    assert page.levels(snapshot, KL, (0, 1)) == LEVELS
+    assert page.levels(snapshot, "eval/reward", (4,), 0.42) == {"SFT baseline 0.42": 0.42}
+    assert page.levels(snapshot, SCORE, (4,), 0.42) == {}
+
+
+# Horizontal axes
+
+
+def test_tokens_are_the_mean_length_times_the_new_episodes_so_far() -> None:
+    frame = steps(0, [0, 1, 2], **{"response/length_mean": [5.0, 10.0, 20.0]})
+    assert curves.positions(frame, "tokens").tolist() == [0, 640, 640 + 1280]
+
+
+def test_seconds_are_the_trials_own_and_a_pause_counts_as_one_step() -> None:
+    frame = steps(0, [0, 1, 2, 3, 4]).assign(at=[100.0, 102, 104, 5000, 5002])
+    both = pd.concat([frame, steps(1, [0, 1])], ignore_index=True)
+    assert curves.positions(both, "seconds").tolist() == [0, 2, 4, 6, 8, 0, 2]
+
+
+def test_the_kl_can_be_the_horizontal_axis_in_the_order_of_the_steps() -> None:
+    option = chart(steps(0, [0, 4, NAN, 3]), metric=SCORE, chosen=(0,), axis="KL")
+    assert drawn(option, "Trial 0") == [[0, 0], [4, -4], [3, -3]]
+    assert option["xAxis"]["name"] == "KL (nats per response)"
+
+
+@pytest.mark.parametrize("axis", curves.AXES)
+def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: curves.Axis) -> None:
+    frame = steps(0, [0, 1, 2], **{"response/length_mean": [10.0] * 3})
+    option = chart(frame, metric=SCORE, axis=axis)
+    ends = {"step": 2, "episodes": 128, "tokens": 1280, "seconds": 4, "KL": 2}
+    assert (option["xAxis"]["max"], option["xAxis"]["name"]) == (ends[axis], curve_charts.AXIS_TITLES[axis])
+
+
+def test_a_window_is_a_part_of_the_longest_trial() -> None:
+    shown = chart(steps(0, [0, 1, 2, 3, 4]), window=(50, 75))
+    assert (shown["xAxis"]["min"], shown["xAxis"]["max"]) == (2, 3)
+
+
+def test_a_chart_reads_its_axis_and_its_distribution_too() -> None:
+    assert curve_charts.needed((KL,), "tokens") == (KL, "response/length_mean")
+    assert curve_charts.needed((SCORE,), "step") == (SCORE, *(f"{SCORE}_{name}" for name in QUARTERS))
+
+
+# Lines, bands and spreads
+
+QUARTERS = ("min", "q25", "q50", "q75", "max")
+
+
+def spread(count: int) -> pd.DataFrame:
+    columns = {f"{SCORE}_{name}": [-2.0 + place] * 3 for place, name in enumerate(QUARTERS)}
+    return pd.concat([steps(number, [0, 1, 2], **columns) for number in range(count)], ignore_index=True)
+
+
+def test_a_few_highlighted_trials_have_their_distribution_behind_them() -> None:
+    option = chart(spread(1), metric=SCORE, chosen=(0,))
+    areas = [[y for _, y in drawn(option, name)] for name in ("spread", "min to q25", "q25 to q75", "q75 to max")]
+    assert areas == [[-2] * 3, [1] * 3, [2] * 3, [1] * 3]
+    assert {named(option, name)["stackStrategy"] for name in ("spread", "q25 to q75")} == {"all"}
+    assert named(option, "q25 to q75")["areaStyle"]["color"] == appearance.colour(0)
+
+
+def test_more_trials_than_can_be_seen_have_none() -> None:
+    assert "spread" in names(chart(spread(3), metric=SCORE, chosen=(0, 1, 2)))
+    assert "spread" not in names(chart(spread(4), metric=SCORE, chosen=(0, 1, 2, 3)))
+    assert "spread" not in names(chart(spread(1), metric=SCORE, chosen=(0,), axis="KL"))
+
+
+def test_a_band_of_negative_values_lies_at_their_height() -> None:
+    frame = pd.concat([steps(number, [float(number)]) for number in range(26)])
+    option = chart(frame, metric=SCORE, chosen=(0,))
+    [[_, low]], [[_, height]] = drawn(option, "Other trials, lower edge"), drawn(option, "Other trials")
+    assert (low, height) == pytest.approx((-22.6, 19.2))
+    assert named(option, "Other trials")["stackStrategy"] == "all"
+
+
+def test_a_chart_holds_so_many_points_however_many_lines_and_keeps_a_spike() -> None:
+    spiked = [1.0] * 3_000
+    spiked[1_234] = 14.0
+    option = chart(pd.concat([steps(number, spiked) for number in range(20)]), chosen=tuple(range(20)))
+    sizes = [len(data["source"]) for data in option["dataset"]]
+    assert len(sizes) == 20 and 200 < sum(sizes) <= curve_charts.MOST_IN_ALL
+    assert [1_234, 14] in drawn(option, "Trial 7")
+    assert {str(kind) for data in option["dataset"] for kind in data["source"].dtypes} == {"float32"}
+
+
+def test_representatives_are_spread_over_the_trials_that_are_not_chosen() -> None:
+    assert curves.representatives(range(10), (0, 1), most=4) == [2, 4, 6, 8]
+    assert curves.representatives([3, 5], (5,), most=4) == [3]
+
+
+def test_a_chart_can_be_saved() -> None:
+    assert chart(steps(0, [0, 1]))["toolbox"]["feature"]["saveAsImage"]["name"] == "objective_kl_exact"
+
+
+def test_a_chart_without_a_step_has_its_limits() -> None:
+    assert names(chart(steps(0, []), trial(0), chosen=(0,))) == ["Limits"]
+
+
+# The selector of metrics
+
+
+def test_every_declared_metric_but_quantiles_can_be_chosen_once_by_group() -> None:
+    offered = page.grouped()
+    own = {f"{name}_{suffix}" for name in (SCORE, "objective/rlhf_reward") for suffix in QUARTERS}
+    assert set(offered) == set(METRICS) - own
+    labels = [page.label(metric) for metric in offered]
+    assert len(set(labels)) == len(labels)
+    groups = [label.split(":")[0] for label in labels]
+    assert [name for place, name in enumerate(groups) if name not in groups[:place]] == [*page.GROUPS.values(), "Run"]

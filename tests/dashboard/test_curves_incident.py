@@ -1,0 +1,237 @@
+"""What moved first, whether PPO is healthy, and the live wall's verdicts, against literal numbers."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from dashboard import health, incident, incident_chart, wall
+from dashboard.views import health_table
+from dashboard.views import incident as incident_view
+from dashboard.views.live_wall import lines
+from tests.dashboard import fake_store
+from tuner.status import Origin, Status
+from tuner.store import TrialRow
+
+NAN = math.nan
+CLIP, ENTROPY, RATE, LENGTH = "policy/clipfrac_avg", "policy/entropy_avg", "lr", "response/length_mean"
+KL = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 30]  # over 10 at step 10, over 15 at step 11
+
+
+def steps(kl: list[float] = KL, **signals: list[float]) -> pd.DataFrame:
+    """Step rows of one trial; a signal that is not named was never measured."""
+    named = {"clip": CLIP, "entropy": ENTROPY, "lr": RATE, "length": LENGTH}
+    frame = pd.DataFrame({"trial": 0, "step": range(len(kl)), "episode": 0, "at": 0.0, "objective/kl_exact": kl})
+    for signal in incident.SIGNALS:
+        frame[signal.metric] = NAN
+    for name, values in signals.items():
+        frame[named[name]] = values
+    return frame
+
+
+def found(frame: pd.DataFrame) -> incident.Incident:
+    result = incident.find(frame, limit=15, budget=10)
+    assert result is not None
+    return result
+
+
+def moved(result: incident.Incident, metric: str) -> incident.Moved:
+    [move] = [move for move in result.moves if move.signal.metric == metric]
+    return move
+
+
+# The incident
+
+
+def test_the_crossing_is_the_first_step_over_the_limit_else_over_the_budget() -> None:
+    over = found(steps())
+    assert (over.line, over.step, over.kl) == ("limit", 11, 16)
+    below = found(steps(KL[:11]))
+    assert (below.line, below.step, below.kl) == ("budget", 10, 11)
+    assert incident.find(steps(KL[:10]), limit=15, budget=10) is None
+
+
+def test_what_is_usual_comes_of_the_first_third_and_of_at_least_four_steps() -> None:
+    assert found(steps()).usual_until == 4  # ten steps before the crossing
+    assert found(steps([0.0] * 30 + [16.0])).usual_until == 9  # 29 steps before it
+
+
+def test_a_signal_moves_where_it_stays_out_of_its_usual_range() -> None:
+    # Median .1 of steps 1 to 4, no spread: the range is a tenth either side of it.
+    clip = [0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.3, 0.1, 0.2, 0.2, 0.3, 0.4, 0.5]
+    move = moved(found(steps(clip=clip)), CLIP)
+    assert (move.low, move.high) == pytest.approx((0.09, 0.11))
+    assert (move.step, move.value) == (8, 0.2), "one odd step, 6, is no move"
+
+
+def test_the_range_is_as_wide_as_four_spreads() -> None:
+    # Deviations from the median 3 are 1, 0, 0, 1: their median .5 is .7413 of a normal's standard deviation.
+    entropy = [3, 2, 3, 3, 4, 3, 3, 3, 3, 3, 3, 3, 3]
+    move = moved(found(steps(entropy=[float(value) for value in entropy])), ENTROPY)
+    assert (move.low, move.high) == pytest.approx((3 - 4 * 0.7413, 3 + 4 * 0.7413))
+    assert move.step is None
+
+
+def test_the_earliest_move_is_the_first_and_ties_are_told_together() -> None:
+    clip = [0.1] * 9 + [0.5] * 4
+    entropy = [3.0] * 7 + [1.0] * 6
+    result = found(steps(clip=clip, entropy=entropy))
+    assert [move.signal.metric for move in result.first] == [ENTROPY]
+    assert incident.told(result).startswith("Entropy moved first, at step 7, 4 steps before the KL crossed:")
+    both = found(steps(clip=clip, entropy=[3.0] * 9 + [1.0] * 4))
+    assert incident.told(both).startswith("Clip fraction and Entropy moved first, at step 9, 2 steps before")
+
+
+def test_a_schedule_that_lowers_the_learning_rate_is_no_move_and_a_rise_is() -> None:
+    falling = [1e-4 * (13 - step) / 13 for step in range(13)]
+    assert moved(found(steps(lr=falling)), RATE).step is None
+    assert moved(found(steps(lr=[1e-4] * 6 + [5e-4] * 7)), RATE).step == 6
+
+
+def test_what_moves_after_the_crossing_does_not_count() -> None:
+    late = found(steps(clip=[0.1] * 12 + [0.9]))
+    assert moved(late, CLIP).step is None
+    assert incident.told(late) == "No signal left its usual range before the KL crossed."
+    at_once = found(steps(clip=[0.1] * 11 + [0.9] * 2))
+    assert incident.told(at_once).startswith("Clip fraction moved first, at step 11, in the same step:")
+
+
+def test_a_crossing_too_early_to_tell_is_said() -> None:
+    result = found(steps([0, 1, 2, 16.0], clip=[0.1] * 4))
+    assert result.moves == ()
+    assert "not enough" in incident.told(result) or "before there were enough steps" in incident.told(result)
+
+
+def test_the_table_has_what_moved_first_in_front() -> None:
+    table = incident_view.table(found(steps(clip=[0.1] * 13, entropy=[3.0] * 7 + [1.0] * 6)))
+    assert table["signal"].tolist() == ["Entropy (nats per token)", "Clip fraction (share)"]
+    assert (table["step"][0], table["before"][0]) == (7, 4)
+    assert table["step"].isna().tolist() == [False, True]
+
+
+def test_the_chart_has_a_panel_for_each_measured_signal_and_marks_what_moved() -> None:
+    frame = steps(clip=[0.1] * 9 + [0.5] * 4, length=[20.0] * 13)
+    option = incident_chart.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15})
+    assert [series["name"] for series in option["series"]] == ["KL", "Clip fraction", "Response length"]
+    assert len(option["grid"]) == len(option["xAxis"]) == len(option["yAxis"]) == 3
+    kl, clip, length = (series["markLine"]["data"] for series in option["series"])
+    assert [mark.get("yAxis", mark.get("xAxis")) for mark in kl] == [10, 15, 11]
+    assert [mark["xAxis"] for mark in clip] == [11, 9]
+    assert [mark["xAxis"] for mark in length] == [11]
+    assert {(axis["min"], axis["max"]) for axis in option["xAxis"]} == {(0, 12)}
+
+
+def test_the_chart_without_an_incident_has_no_marks_but_its_lines() -> None:
+    option = incident_chart.incident(steps(KL[:5]), None, number=0, lines={"Budget": 10})
+    assert [series["name"] for series in option["series"]] == ["KL"]
+    assert [mark["yAxis"] for mark in option["series"][0]["markLine"]["data"]] == [10]
+
+
+# PPO's health
+
+
+def readings(**values: list[float]) -> pd.DataFrame:
+    length = max(len(column) for column in values.values())
+    frame = pd.DataFrame({"step": range(1, length + 1)} | dict.fromkeys(health.METRICS_READ, NAN))
+    names = {"clip": CLIP, "ratio": "val/ratio", "explained": "val/var_explained", "loss": "loss/value_avg"}
+    for name, column in values.items():
+        frame[names[name]] = column
+    return frame
+
+
+def verdicts(frame: pd.DataFrame) -> dict[str, str]:
+    return {one.rule.metric: one.verdict for one in health.findings(frame)}
+
+
+def test_readings_are_held_against_their_declared_ranges() -> None:
+    told = verdicts(readings(clip=[0.31] * 3, ratio=[0.89] * 3, explained=[0.0] * 3, loss=[1.0, 1.0, 1.0]))
+    assert told == {
+        CLIP: "too high",
+        "val/ratio": "too low",
+        "val/var_explained": "in range",
+        "loss/value_avg": "in range",
+        "policy/approxkl_avg": "not measured",
+    }
+
+
+def test_the_latest_steps_decide_and_a_value_loss_is_a_multiple_of_its_first_ones() -> None:
+    grown = [2.0] * 10 + [7.0] * 10
+    [loss] = [one for one in health.findings(readings(loss=grown)) if one.rule.metric == "loss/value_avg"]
+    assert (loss.value, loss.verdict, loss.cell) == (3.5, "too high", "▲ 3.5")
+    assert verdicts(readings(clip=[0.9] * 10 + [0.1] * 10))[CLIP] == "in range"
+
+
+def test_the_same_advice_for_several_trials_is_said_once() -> None:
+    high = health.findings(readings(clip=[0.5]))
+    [line] = health_table.advice({2: high, 5: high, 6: health.findings(readings(clip=[0.1]))})
+    assert line.startswith("Trials 2, 5: Clip fraction too high: a large part is clipped")
+    assert health_table.table({2: high})[CLIP].tolist() == ["▲ 0.5"]
+
+
+# The live wall
+
+ROW = TrialRow(
+    id=1, study_id=1, number=4, origin=Origin.SAMPLED, status=Status.RUNNING, reason=None,
+    config={"total_episodes": 1000}, params={}, value=None, value_se=None, kl=None, violation=None, episodes=250,
+    seconds=4.0, attempts=1, threads=1, started_at=100.0, ended_at=None,
+)  # fmt: skip
+
+
+def card(now: float = 131.0, kl: float = 3.0, at: list[float] | None = None, **values: Any) -> wall.Card:
+    times = [110.0, 120.0, 130.0] if at is None else at
+    frame = pd.DataFrame({"trial": 4, "step": range(len(times)), "at": times, "objective/kl_exact": kl})
+    frame = frame.assign(**{"objective/scores": 1.5, "eval/reward": NAN})
+    [made] = wall.cards([replace(ROW, **values)], frame, limit=15, now=now)
+    return made
+
+
+def test_a_card_tells_progress_kl_and_the_time_since_the_last_report() -> None:
+    one = card()
+    assert (one.health, one.progress, one.step, one.kl, one.silent, one.usual) == ("healthy", 0.25, 2, 3, 1, 10)
+    assert lines(one, 15) == [
+        "KL 3.0 of 15 nats per response",
+        "score 1.50",
+        "step 2, last report 1 s ago, usually 10.0 s a step",
+    ]
+
+
+@pytest.mark.parametrize(("kl", "health"), [(11.9, "healthy"), (12, "near the limit"), (15.1, "over the limit")])
+def test_near_the_limit_begins_at_four_fifths_of_it(kl: float, health: str) -> None:
+    assert card(kl=kl).health == health
+
+
+@pytest.mark.parametrize(("silent", "health"), [(60, "healthy"), (61, "stalled")])
+def test_a_trial_is_stalled_after_five_usual_steps_and_a_minute(silent: float, health: str) -> None:
+    assert card(now=130 + silent).health == health  # steps of 10 s
+    slow = [0.0, 100.0, 200.0]
+    assert card(now=200 + 500, at=slow).health == "healthy" and card(now=200 + 501, at=slow).health == "stalled"
+
+
+def test_a_trial_without_a_step_starts_before_it_is_stalled() -> None:
+    assert card(now=700, at=[]).health == "starting"
+    assert card(now=701, at=[]).health == "stalled"
+
+
+def test_what_does_not_run_is_not_stalled() -> None:
+    assert card(now=9e9, is_interrupted=True).health == "interrupted"
+    assert card(now=9e9, status=Status.PAUSED).health == "paused"
+    assert card(now=9e9, status=Status.WAITING).health == "waiting"
+
+
+def test_what_needs_a_look_comes_first_and_what_has_ended_not_at_all() -> None:
+    rows = [
+        replace(ROW, number=0, status=Status.COMPLETED),
+        replace(ROW, number=1, started_at=1000.0),
+        replace(ROW, number=2, started_at=0.0),
+    ]
+    empty = pd.DataFrame({"trial": [], "step": [], "at": [], **{name: [] for name in wall.READ}}, dtype=float)
+    assert [(one.number, one.health) for one in wall.cards(rows, empty, limit=15, now=1001.0)] == [
+        (2, "stalled"),
+        (1, "starting"),
+    ]
+
+
+def test_the_fake_studys_budget_is_what_these_numbers_assume() -> None:
+    assert (fake_store.SPEC.kl_budget, fake_store.SPEC.kl_limit) == (10, 15)

@@ -1,0 +1,324 @@
+"""Launching: what may be launched, how it is started, and that only that is ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import streamlit as st
+
+from dashboard import launching, permission
+from dashboard.launching import Launched, Launcher
+from dashboard.permission import NotPermitted
+from ppo_core.errors import ConfigError, StudyError
+from tests.dashboard import fake_store
+from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tuner.commands.dashboard import READ_ONLY_VARIABLE, TOKEN_VARIABLE
+from tuner.spec import StudySpec
+
+TOKEN = "a token"
+STUDY = """
+name = "quick"
+task = "tests.tuner.quick_trainer:TASK"
+trainer = "tests.tuner.quick_trainer:gated"
+trials = 1
+threads = 1
+[search]
+learning_rate = "advised"
+"""
+FORM: Mapping[str, Any] = {
+    "name": "formed",
+    "task": "reviews",
+    "trials": 3,
+    "seed": 1,
+    "kl": {"budget": 5.0, "limit": 12.0},
+    "fixed": {"total_episodes": 640, "lr_scheduler_type": "constant"},
+    "search": {
+        "learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"},
+        "batch_size": {"low": 32, "high": 64, "scale": "log2"},
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The server's folder, with a study file; the server listens on this machine alone."""
+    folder = tmp_path / "server"
+    (folder / "studies").mkdir(parents=True)
+    (folder / "studies" / "quick.toml").write_text(STUDY)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(permission, "_token", TOKEN)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
+    monkeypatch.setattr(st, "get_option", lambda name: "127.0.0.1" if name == "server.address" else None)
+    return folder
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    """A server's launcher; nothing that it started outlives the test."""
+    made = Launcher()
+    yield made
+    for launched in made.all():
+        end(launched)
+
+
+@pytest.fixture
+def sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is started sleeps in place of running a study, so that tests of what stands around it are quick."""
+    real = subprocess.Popen
+
+    def start(command: list[str], **how: Any) -> "subprocess.Popen[bytes]":
+        return real([sys.executable, "-c", "import time; time.sleep(60)", *command[1:]], **how)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+
+
+def end(launched: Launched) -> None:
+    if launched.status is None:
+        os.killpg(launched.pid, signal.SIGKILL)
+    launched.process.wait()
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def launch(launcher: Launcher, path: str = "studies/quick.toml", **changes: Any) -> Launched:
+    return launcher.launch_file(path, **({"storage": "sqlite:///store.db", "token": TOKEN, "key": "key"} | changes))
+
+
+def form(launcher: Launcher, content: Mapping[str, Any] = FORM, **changes: Any) -> Launched:
+    return launcher.launch_form(content, **({"storage": "sqlite:///store.db", "token": TOKEN, "key": "key"} | changes))
+
+
+# What may be launched
+
+
+@pytest.mark.parametrize(
+    "path", ["../outside.toml", "/etc/passwd", "studies/../../outside.toml", "link.toml", "linked/outside.toml", ".."]
+)
+def test_only_what_lies_below_the_servers_folder_is_launched(folder: Path, launcher: Launcher, path: str) -> None:
+    (folder.parent / "outside.toml").write_text(STUDY)
+    (folder / "link.toml").symlink_to(folder.parent / "outside.toml")
+    (folder / "linked").symlink_to(folder.parent)
+    with pytest.raises(ConfigError, match=r"is not allowed: only what lies below "):
+        launch(launcher, path)
+    assert launcher.all() == [] and not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("studies/quik.toml", r"there is no .*quik\.toml; did you mean \"studies/quick\.toml\"\?"),
+        ("nul\0.toml", "is no path"),
+        ("~/quick.toml", "there is no"),
+        ("studies", r"cannot read the study file"),
+        ("no-study.toml", "unknown key"),
+    ],
+)
+def test_what_is_no_study_file_is_told(folder: Path, launcher: Launcher, path: str, told: str) -> None:
+    (folder / "no-study.toml").write_text("[project]\nname = 'x'\n")
+    with pytest.raises(ConfigError, match=told):
+        launch(launcher, path)
+    assert launcher.all() == []
+
+
+def test_the_files_that_are_offered_are_studies_that_can_be_launched(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    (folder / "broken.toml").write_text("name = ")
+    (folder.parent / "outside.toml").write_text(STUDY)
+    (folder / "studies" / "link.toml").symlink_to(folder.parent / "outside.toml")
+    (folder / "mine.toml").write_text(STUDY)
+    assert launching.study_files() == ["mine.toml", "studies/quick.toml"]
+
+
+def test_a_task_of_a_form_is_built_in_known_or_below_the_servers_folder(folder: Path) -> None:
+    (folder / "task.py").write_text("raise RuntimeError('was run')")
+    assert launching.allowed_task("reviews", []) == "reviews"
+    assert launching.allowed_task("a.module:TASK", ["a.module:TASK"]) == "a.module:TASK"
+    assert launching.allowed_task("task.py", []) == str(folder / "task.py")
+    for task, told in (
+        ("os:system", "write a study file"),
+        ("../task.py", "only what lies below"),
+        ("reviws", "there is no"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            launching.allowed_task(task, [])
+
+
+# The right to it
+
+
+@pytest.mark.parametrize("why", ["no token", "wrong token", "read-only", "beyond this machine"])
+def test_every_action_asks_for_the_right_to_it_before_it_does_anything(
+    folder: Path, launcher: Launcher, sleeping: None, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    (folder / "task.py").write_text("import pathlib\npathlib.Path('was-run').touch()")
+    runs = launch(launcher)
+    token = {"no token": "", "wrong token": "x"}.get(why, TOKEN)
+    if why == "read-only":
+        monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
+    if why == "beyond this machine":
+        monkeypatch.setattr(st, "get_option", lambda name: "0.0.0.0")
+    storage = "sqlite:///store.db"
+    for action in (
+        lambda: launch(launcher, token=token, key="new"),
+        lambda: form(launcher, {**FORM, "task": "task.py"}, token=token, key="new"),
+        lambda: launcher.launch_stored("quick", storage=storage, token=token, key="new"),
+        lambda: launcher.stop("key", token=token),
+        lambda: launcher.stop("key", token=token, at_once=True),
+    ):
+        with pytest.raises(NotPermitted):
+            action()
+    assert launcher.all() == [runs] and runs.status is None
+    assert not (folder / "was-run").exists() and not (folder / "runs" / "formed").exists()
+
+
+# How it is started
+
+
+def test_a_study_runs_in_a_process_of_its_own_that_has_no_token(
+    folder: Path, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    launched = launch(launcher, storage="sqlite:///other.db")
+    process = psutil.Process(launched.pid)
+    path = str(folder / "studies" / "quick.toml")
+    assert process.cmdline() == [sys.executable, "-m", "tuner.cli", "run", path, "--workers", "1"]
+    assert process.environ()["PPO_TUNER_STORAGE"] == "sqlite:///other.db"
+    assert TOKEN not in process.environ().values()
+    assert os.getsid(launched.pid) == launched.pid != os.getsid(0)
+    assert launched.log.parent == folder / "runs" / "quick"
+    assert (launched.study, launched.status) == ("quick", None)
+
+    until(lambda: list(folder.glob("waiting-*")))  # in the middle of trial 0
+    launcher.stop("key", token=TOKEN)
+    (folder / "gate").touch()
+    assert launched.process.wait(60) == 130
+    assert "told to end by SIGTERM" in launched.tail()
+    with pytest.raises(StudyError, match="has ended already"):
+        launcher.stop("key", token=TOKEN)
+
+    again = launcher.launch_stored("quick", storage="sqlite:///other.db", token=TOKEN, key="again")
+    assert again.process.wait(60) == 0, again.tail()
+    assert [one.key for one in launcher.all()] == ["again", "key"]
+
+
+def test_one_confirmation_starts_one_run(launcher: Launcher, sleeping: None) -> None:
+    first = launch(launcher)
+    assert launch(launcher) is first
+    with pytest.raises(StudyError, match='study "quick" runs already'):
+        launch(launcher, key="another")
+    assert launcher.all() == [first]
+
+
+def test_a_study_that_runs_elsewhere_is_not_started(folder: Path, launcher: Launcher) -> None:
+    fake_store.build(folder / "store.db", courses=(), held=True, name="quick")
+    with pytest.raises(StudyError, match='study "quick" runs already'):
+        launch(launcher)
+
+
+def test_so_many_run_at_the_same_time(folder: Path, launcher: Launcher, sleeping: None) -> None:
+    for number in range(launching.MOST_AT_ONCE + 1):
+        (folder / f"{number}.toml").write_text(STUDY.replace('"quick"', f'"study-{number}"'))
+    for number in range(launching.MOST_AT_ONCE):
+        launch(launcher, f"{number}.toml", key=str(number))
+    with pytest.raises(ConfigError, match="at most 4 studies run at the same time from here; there are: study-0"):
+        launch(launcher, "4.toml", key="4")
+    end(launcher.all()[0])
+    assert launch(launcher, "4.toml", key="4").status is None
+
+
+def test_trials_and_workers_are_capped(folder: Path, launcher: Launcher, sleeping: None) -> None:
+    (folder / "many.toml").write_text(STUDY.replace("trials = 1", "trials = 2001"))
+    with pytest.raises(ConfigError, match="trials = 2001 is not allowed from here: at most 2000"):
+        launch(launcher, "many.toml")
+    with pytest.raises(ConfigError, match="trials = 2001"):
+        form(launcher, {**FORM, "trials": 2001})
+    for workers in (0, 65):
+        with pytest.raises(ConfigError, match=f"workers = {workers} is not allowed from here: 1 to 64"):
+            launch(launcher, workers=workers)
+    assert launcher.all() == [] and not (folder / "runs").exists()
+
+
+# The form
+
+
+def test_a_form_becomes_a_study_file_that_is_run(folder: Path, launcher: Launcher, sleeping: None) -> None:
+    launched = form(launcher)
+    path = folder / "runs" / "formed" / "study.toml"
+    assert StudySpec.load(path) == StudySpec.from_dict(FORM, "test")
+    assert psutil.Process(launched.pid).cmdline()[-4:] == ["run", str(path), "--workers", "1"]
+    assert launching.study_files() == ["studies/quick.toml", "runs/formed/study.toml"]
+    assert form(launcher) is launched
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"name": "../up"}, "letters, digits, dots, dashes"),
+        ({"name": ""}, "letters, digits, dots, dashes"),
+        ({"trials": 0}, "trials = 0 is not allowed"),
+        ({"kl": {"budget": 5.0, "limit": 1.0}}, "limit = 1 is below budget = 5"),
+        ({"search": {"learning_rate": {"low": 1.0, "high": 0.5}}}, "must be below"),
+        ({"search": {"learning_rte": "advised"}}, "did you mean"),
+        ({"trainer": "os:system"}, "the form decides no trainer"),
+    ],
+)
+def test_a_form_that_is_not_allowed_leaves_nothing(
+    folder: Path, launcher: Launcher, change: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        form(launcher, {**FORM, **change})
+    assert launcher.all() == [] and not (folder / "runs").exists()
+
+
+def test_a_form_replaces_no_study(folder: Path, launcher: Launcher, sleeping: None) -> None:
+    fake_store.build(folder / "store.db", courses=(), name="formed").close()
+    with pytest.raises(ConfigError, match='there is a study "formed" already'):
+        form(launcher)
+    (folder / "runs" / "other").mkdir(parents=True)
+    (folder / "runs" / "other" / "study.json").write_text("{}")
+    with pytest.raises(StudyError, match="the folder of a study in another store"):
+        form(launcher, {**FORM, "name": "other"})
+    (folder / "runs" / "third").mkdir()
+    (folder / "runs" / "third" / "study.toml").write_text("mine")
+    with pytest.raises(ConfigError, match="is there already; launch it"):
+        form(launcher, {**FORM, "name": "third"})
+    assert (folder / "runs" / "third" / "study.toml").read_text() == "mine"
+    assert launcher.all() == []
+
+
+# Ending
+
+
+def test_only_what_was_started_here_and_is_the_same_process_is_ended(launcher: Launcher, sleeping: None) -> None:
+    launched = launch(launcher)
+    with pytest.raises(StudyError, match="was not started by this server"):
+        launcher.stop("another", token=TOKEN)
+    launcher._launched[0] = replace(launched, began=launched.began - 100)  # its process id was given to a later one
+    with pytest.raises(StudyError, match="has ended already"):
+        launcher.stop("key", token=TOKEN, at_once=True)
+    assert launched.status is None
+    launcher._launched[0] = launched
+    launcher.stop("key", token=TOKEN, at_once=True)
+    assert launched.process.wait(30) == -signal.SIGKILL
+
+
+def test_a_stored_study_is_not_mistaken_for_a_file(folder: Path, launcher: Launcher) -> None:
+    fake_store.build(folder / "store.db", courses=()).close()
+    (folder / "reviews").mkdir()
+    (folder / "reviews" / "study.toml").write_text(STUDY)
+    with pytest.raises(ConfigError, match='"reviews" is a file or folder here, too'):
+        launcher.launch_stored("reviews", storage="sqlite:///store.db", token=TOKEN, key="key")

@@ -1,0 +1,90 @@
+"""The tab What mattered: refused where it would be chance, and the audit of what was ended early."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dashboard.views import mattered
+from tests.dashboard import fake_store, shown
+from tests.dashboard.fake_store import Course
+from tests.dashboard.shown import FAILED, GOOD, page
+
+TAB = "What mattered"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole fake study, which no test changes."""
+    path = tmp_path_factory.mktemp("store") / "store.db"
+    fake_store.build(path).close()
+    return path
+
+
+def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = page("compare", built, monkeypatch, tab=TAB)
+    assert [text for text in shown.infos(app) if "1 more are needed" in text]
+    assert len(app.get("plotly_chart")) == 4  # two slices, parallel coordinates, a contour
+    assert "What they do differently" not in shown.subheaders(app)
+
+
+def test_with_enough_trials_importance_is_told_with_how_sure_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(1)
+    levels = random.uniform(1, 9, 24)
+    courses = tuple(
+        Course(float(10 ** (level / 4 - 5)), float(random.uniform(0.02, 0.2)), float(level), batch=128,
+               cliprange=float(random.uniform(0.1, 0.3)), epochs=int(random.integers(2, 9)))
+        for level in levels
+    )  # fmt: skip
+    fake_store.build(tmp_path / "store.db", courses=courses).close()
+    app = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB)
+    assert [chart.key for chart in app.get("plotly_chart")][:2] == ["importance for reward", "importance for KL"]
+    told = [text for text in shown.texts(app) if text.startswith("With 24 trials")]
+    assert len(told) == 2 and all("learning_rate" in text.split("out from chance")[0] for text in told)
+    assert app.selectbox(key="setting").value == "learning_rate", "the one that mattered most comes first"
+
+
+def test_the_audit_says_what_was_ended_what_it_saved_and_what_might_have_won(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = page("compare", built, monkeypatch, tab=TAB)
+    cards = shown.cards(app)
+    assert (cards["Ended early"][0], cards["Episodes saved"][0], cards["Time saved"][0]) == ("3", "2,560 (11%)", "34 s")
+    rules, each, regrets = (table.value for table in app.dataframe)
+    assert rules[["rule", "trials"]].to_numpy().tolist() == [["KL over the limit", 2], ["Not a number", 1]]
+    assert each["number"].tolist() == [2, 6, 10] and each["status"][0] == "✕ pruned"
+    assert regrets[["number", "within"]].to_numpy().tolist() == [[2, False], [6, True]]
+    assert any(
+        text.startswith("2 of 3 read more than that (the best is trial 7 with 1.718)") for text in shown.texts(app)
+    )
+
+
+def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page(
+        "compare", built, monkeypatch, tab=TAB, across="cliprange", up="learning_rate", of="KL", setting="cliprange"
+    )
+    assert (app.selectbox(key="across").value, app.selectbox(key="up").value) == ("cliprange", "learning_rate")
+    assert app.selectbox(key="setting").value == "cliprange"
+    app.selectbox(key="up").set_value("cliprange")
+    assert "Choose two different hyperparameters." in shown.infos(shown.run(app))
+
+
+@pytest.mark.parametrize("courses", [(GOOD,), (FAILED, FAILED), (GOOD, GOOD, FAILED)])
+def test_few_or_failed_trials_say_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, courses: tuple[Course, ...]
+) -> None:
+    fake_store.build(tmp_path / "store.db", courses=courses).close()
+    app = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB)
+    refused, slices, nothing_ended = shown.infos(app)
+    assert "more are needed" in refused
+    assert slices.startswith("Slices come with the second trial")
+    assert nothing_ended.startswith("No trial was pruned or stopped")
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(34, "34 s"), (119, "119 s"), (120, "2.0 min"), (9000, "2.5 h")])
+def test_a_time_is_told_in_its_largest_fitting_unit(seconds: float, told: str) -> None:
+    assert mattered._time(seconds) == told

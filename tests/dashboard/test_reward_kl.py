@@ -1,0 +1,129 @@
+"""The page Reward and KL: the best under a budget that is asked for, and whether its checkpoint is kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dashboard import checkpoints
+from ppo_core.checkpoint import MANIFEST, step_folder
+from tests.dashboard import fake_store, shown
+from tests.dashboard.fake_store import STUDY
+from tests.dashboard.shown import FAILED, GOOD, page
+from tuner.store import Store
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole fake study, which no test changes."""
+    path = tmp_path_factory.mktemp("store") / "store.db"
+    fake_store.build(path).close()
+    return path
+
+
+def test_the_best_trial_and_the_best_checkpoint_are_told_under_the_studys_own_budget(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = page("reward_kl", built, monkeypatch)
+    assert app.slider(key="budget").value == 10
+    assert shown.cards(app) == {
+        "Best trial at its end": ("1.718 ± 0.030", "trial 7, KL 9.05 nats"),
+        "Best checkpoint": ("1.739 ± 0.035", "trial 9, step 18, KL 9.56 nats"),
+    }
+    assert shown.codes(app) == [
+        f"ppo-tuner train --from {STUDY} 9 --save_every_episodes 1152 --storage sqlite:///{built}"
+    ]
+    assert len(app.get("plotly_chart")) == 1
+    assert "highest of 54 evaluations" in " ".join(caption.value for caption in app.caption)
+
+
+def test_another_budget_in_the_link_recomputes_both(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("reward_kl", built, monkeypatch, budget="5")
+    cards = shown.cards(app)
+    assert cards["Best trial at its end"][1].startswith("trial 0, KL 3.97")
+    assert float(cards["Best checkpoint"][1].split("KL ")[1].split()[0]) <= 5
+    app.slider(key="budget").set_value(0.5)
+    assert shown.cards(shown.run(app))["Best trial at its end"] == ("–", "none within 0.5 nats/response")
+
+
+def test_each_study_begins_with_its_own_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store.db"
+    for name in ("first", "second"):
+        fake_store.build(path, courses=(GOOD,), name=name).close()
+    shown.change(path, "UPDATE ppo_studies SET spec = json_set(spec, '$.kl.budget', 6.0) WHERE name = ?", "first")
+    app = page("reward_kl", path, monkeypatch, study="second")
+    assert app.slider(key="budget").value == 10
+    app.selectbox(key="study").set_value("first")
+    assert shown.run(app).slider(key="budget").value == 6
+
+
+def test_a_kept_checkpoint_is_shown_with_what_goes_on_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, folder = tmp_path / "store.db", tmp_path / "runs" / STUDY
+    store = fake_store.build(path, courses=(GOOD,))
+    step = step_folder(folder / "0", 12)
+    step.mkdir(parents=True)
+    shown.change(path, "UPDATE ppo_studies SET folder = ?", str(folder))
+    owner = {"study": STUDY, "created_at": store.study(STUDY).created_at}
+    (folder / "study.json").write_text(json.dumps(owner))
+    assert checkpoints.find(store.study(STUDY), 0, 12).path is None, "a folder without its manifest is none"
+    (step / MANIFEST).write_text("{}")
+    app = page("reward_kl", path, monkeypatch)
+    kept = shown.codes(app)
+    assert kept[0] == str(step)
+    assert kept[1] == f"ppo-tuner fork {STUDY} 0 --at 1536 --set NAME=VALUE --storage sqlite:///{path}"
+    (folder / "study.json").write_text(json.dumps(owner | {"created_at": 1.0}))
+    assert "not on this machine" in checkpoints.find(store.study(STUDY), 0, 12).why_not
+
+
+def test_a_fork_is_made_again_by_its_own_fork(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = fake_store.build(path, courses=(GOOD,))
+    shown.fork(store, STUDY, 1, 0, 6, learning_rate=5e-5)
+    parent, fork = store.trials(store.study(STUDY))
+    command = checkpoints.fork_again(STUDY, fork, parent, 768)
+    assert " fork reviews 0 --at 768 --set learning_rate=5e-05" in command
+
+
+def test_a_password_never_stands_in_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store = fake_store.build(tmp_path / "store.db", courses=(GOOD,))
+    monkeypatch.setenv("PPO_TUNER_STORAGE", "postgresql://me:hidden@host/db")
+    [trial] = store.trials(store.study(STUDY))
+    assert "hidden" not in checkpoints.train_for_real(STUDY, trial)
+    monkeypatch.delenv("PPO_TUNER_STORAGE")
+    assert checkpoints.train_for_real(STUDY, trial).endswith("train --from reviews 0 --total_episodes 19200")
+
+
+def test_ends_are_shown_instead_of_trajectories(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("reward_kl", built, monkeypatch, show="ends", trial=["2"])
+    [chart] = app.get("plotly_chart")
+    figure = json.loads(chart.proto.spec)
+    assert any("best: trial 7" in note["text"] for note in figure["layout"]["annotations"])
+
+
+def test_hacking_is_judged_under_the_asked_budget(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict(budget: str) -> str:
+        [text] = shown.texts(page("reward_kl", built, monkeypatch, budget=budget, trial=["7"]))
+        return text
+
+    assert verdict("10").startswith("✓ Trial 7: Reward rises")
+    assert "over the budget of 8" in verdict("8") and verdict("8").startswith("▲")
+
+
+@pytest.mark.parametrize("courses", [(GOOD,), (FAILED,), (FAILED, FAILED, GOOD)])
+def test_few_trials_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, courses: tuple[fake_store.Course, ...]
+) -> None:
+    fake_store.build(tmp_path / "store.db", courses=courses).close()
+    assert len(page("reward_kl", tmp_path / "store.db", monkeypatch).get("plotly_chart")) == 1
+
+
+def test_without_an_evaluation_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_store.build(tmp_path / "store.db", courses=()).close()
+    app = page("reward_kl", tmp_path / "store.db", monkeypatch)
+    assert shown.subheaders(app) == ["No evaluation yet"]
+    assert page("reward_kl", tmp_path / "none.db", monkeypatch).subheader[0].value == "No store yet"
+
+
+def test_an_empty_store_says_how_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store.open(f"sqlite:///{tmp_path}/store.db", create=True).close()
+    assert shown.subheaders(page("reward_kl", tmp_path / "store.db", monkeypatch)) == ["No studies yet"]
