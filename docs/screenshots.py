@@ -20,6 +20,15 @@ from pathlib import Path
 from playwright.sync_api import Browser, Error, Playwright, sync_playwright
 
 IMAGES = Path(__file__).parent / "images"
+PAGES = {
+    "overview": ("", "[data-testid=stDataFrame]"),
+    "curves": ("curves", "canvas"),
+    "reward_kl": ("reward_kl", ".js-plotly-plot"),
+    "samples": ("sampling", "[data-testid=stCode], [data-testid=stText]"),
+    "compare": ("compare", "[data-testid=stDataFrame]"),
+    "control": ("control", "[data-testid=stButton]"),
+}
+"""Each page's path, and what stands there once it is drawn."""
 FLAGS = [
     *("--no-sandbox", "--disable-gpu"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -67,14 +76,11 @@ def main() -> None:
     with dashboard() as address, sync_playwright() as playwright:
         browser = open_browser(playwright)
         page = browser.new_page(viewport={"width": 1400, "height": 1250}, device_scale_factor=1)
-        page.goto(address)
-        page.get_by_text("KL from the reference policy").wait_for(timeout=60_000)
-        page.locator("canvas").nth(2).wait_for(timeout=60_000)
-        page.wait_for_timeout(2_500)  # the charts' own animation
-        page.screenshot(path=str(IMAGES / "study.png"))
-        page.set_viewport_size({"width": 1400, "height": 3300})
-        page.wait_for_timeout(2_500)
-        page.screenshot(path=str(IMAGES / "study-whole.png"))
+        for name, (path, drawn) in PAGES.items():
+            page.goto(f"{address}{path}")
+            page.locator(drawn).first.wait_for(timeout=60_000)
+            page.wait_for_timeout(4_000)  # the charts' own animation
+            page.screenshot(path=str(IMAGES / f"{name}.png"))
         browser.close()
     print(f"wrote {', '.join(sorted(path.name for path in IMAGES.glob('*.png')))}")
 

@@ -30,7 +30,7 @@ trainer = "tests.tuner.quick_trainer:gated"
 trials = 2
 threads = 1
 [search]
-learning_rate = "advised"
+learning_rate = { low = 1e-5, high = 1e-4 }
 """
 
 
