@@ -13,6 +13,7 @@ dashboard: $(STAMP)
 	$(BIN)/ppo-tuner dashboard
 
 test: check
+	$(BIN)/python -m tests.dashboard.browser
 	$(BIN)/pytest
 
 check: $(STAMP)

@@ -25,8 +25,11 @@ def main() -> None:
     """Run the page that the link names."""
     if ROOT not in sys.path:  # Streamlit puts this file's folder there, and not the checkout's
         sys.path.insert(0, ROOT)
+    from dashboard import permission
+
     # An emoji, since the browser would fetch a Material icon from outside.
     st.set_page_config(page_title="PPO Tuner", page_icon="📈", layout="wide")
+    permission.take_from_link()
     pages = [
         st.Page(_page(module), title=title, icon=icon, url_path=module, default=place == 0)
         for place, (module, title, icon) in enumerate(PAGES)

@@ -139,12 +139,13 @@ def params_tables(trials: Sequence[TrialRow], spec: StudySpec) -> list[Table]:
     """Return the searched or listed values, a trial a row, as tables none of which breaks a number to be narrow."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.params if name != KL_CONTROL))
     columns = {_broken(name): [_cell(trial, name) for trial in trials] for name in names}
-    labels = {"label": [plain(trial.label) for trial in trials]} if any(trial.label for trial in trials) else {}
+    called = [_called(trial) for trial in trials]
+    labels = {"label": called} if any(called) else {}
     title = "Listed values" if spec.listed else "Searched values"
     tables = []
     for number, chosen in enumerate(_in_widths(columns, PLAIN_WIDTH - 8 - _width(labels))):
-        shown = (title if number == 0 else None, ("trial", *labels, *chosen), ("trial", *chosen))
-        table = _table(*shown[1], title=shown[0], right=shown[2])
+        head = ("trial", *labels, *chosen)
+        table = _table(*head, title=title if number == 0 else None, right=("trial", *chosen))
         for row, trial in enumerate(trials):
             table.add_row(str(trial.number), *(cells[row] for cells in {**labels, **chosen}.values()))
         tables.append(table)

@@ -65,6 +65,7 @@ def _put_into_link(names: list[str]) -> None:
 
     Only before the selector first exists: from then on the link is its own.
     """
+    _keep_chosen("study")
     if "study" in st.session_state:
         return
     linked, first = st.query_params.get("study"), names[0]
@@ -79,8 +80,17 @@ def _put_into_link(names: list[str]) -> None:
         st.session_state["study"] = first
 
 
+def _keep_chosen(key: str) -> None:
+    """Have a choice outlast a change of the page: there Streamlit drops, once, what the link does not name."""
+    kept = st.session_state.get(key)
+    if kept and key not in st.query_params:
+        st.session_state[key] = kept
+        st.query_params[key] = [str(one) for one in kept] if isinstance(kept, list) else untrusted.one_line(kept)
+
+
 def choose_trials(snapshot: Snapshot, help_text: str) -> tuple[int, ...]:
     """Return the chosen trials by number, which are in the link and stay when the page changes; empty: none is."""
+    _keep_chosen("trial")
     chosen = st.multiselect(
         "Trials",
         range(snapshot.total),

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Playwright, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 INSTALL = [sys.executable, "-m", "playwright", "install", "--with-deps", "--only-shell", "chromium"]
@@ -52,6 +52,7 @@ def executable(playwright: Playwright) -> str:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """Start a browser; raises NoBrowser."""
+    expect.set_options(timeout=1_000 * SECONDS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable(playwright), args=list(_QUIET))
         try:
@@ -159,7 +160,7 @@ class Visit:
 
     def sees(self, text: str) -> None:
         """Wait until a text is on the page."""
-        self.page.get_by_text(text).first.wait_for()
+        self.page.get_by_text(text).filter(visible=True).first.wait_for()
 
     def outside(self, address: str) -> list[str]:
         """Return what was asked for elsewhere than at the server."""

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
@@ -88,7 +88,7 @@ def test_the_token_leaves_the_link_and_is_in_nothing_that_is_copied(hostile: Ser
     visit.page.wait_for_url(lambda url: "token" not in url)
     visit.page.get_by_role("link", name="Control").click()
     visit.sees("Orders")
-    assert visit.page.get_by_role("button", name="Pause", exact=True).first.is_enabled()
+    expect(visit.page.get_by_role("button", name="Pause", exact=True).first).to_be_enabled()
     assert hostile.token not in visit.page.content() + visit.page.url
     assert hostile.output.read_text().count(hostile.token) == 1  # the line with the link
 
@@ -104,7 +104,7 @@ def test_two_browsers_see_one_study_and_only_the_one_with_the_token_steers_it(
         first.sees('Pause study "reviews": running trials save and wait, and no other begins.')
         first.button("Place the order")
         first.sees("Order 2 is placed")
-        assert second.page.get_by_role("button", name="Pause", exact=True).first.is_disabled()
+        expect(second.page.get_by_role("button", name="Pause", exact=True).first).to_be_disabled()
         second.sees("enter the token of this server")
         assert first.errors == second.errors == []
     with closing(Store.open(f"sqlite:///{hostile.output.parent / 'store.db'}")) as store:
@@ -143,7 +143,7 @@ def test_a_server_that_was_started_again_is_found_and_asks_for_its_own_token(
     storage, port = f"sqlite:///{tmp_path / 'store.db'}", real.free_port()
     with real.serve(storage, tmp_path, port=port) as server:
         visit.open(f"{server.address}/control?study={fake_store.STUDY}&part=Steer&token={server.token}")
-        assert visit.page.get_by_role("button", name="Pause", exact=True).first.is_enabled()
+        expect(visit.page.get_by_role("button", name="Pause", exact=True).first).to_be_enabled()
         assert server.end() in (0, 130, -2)
     with real.serve(storage, tmp_path, port=port, flags=["--read-only"]) as server:
         visit.page.locator('[data-testid="stApp"][data-test-connection-state="CONNECTED"]').wait_for()
@@ -152,7 +152,7 @@ def test_a_server_that_was_started_again_is_found_and_asks_for_its_own_token(
         visit.page.get_by_role("radio", name="Steer").click()
         visit.sees("The study's settings")
         assert "token" not in server.output.read_text()
-        assert visit.page.get_by_role("button", name="Pause", exact=True).first.is_disabled()
+        expect(visit.page.get_by_role("button", name="Pause", exact=True).first).to_be_disabled()
 
 
 def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path: Path, visit: Visit) -> None:

@@ -10,18 +10,16 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from dashboard import launching, permission, steering
-from dashboard.permission import NotPermitted
+from dashboard import launching, permission, steering, views
 from dashboard.views import control_log
 from ppo_core import checkpoint
-from ppo_core.errors import ConfigError, StudyError
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
 from tuner import trial_folder
 from tuner.commands.dashboard import READ_ONLY_VARIABLE
 from tuner.results import StudyView, read_study
 from tuner.status import Status
-from tuner.store import Lease, Order, OrderState, Store
+from tuner.store import Lease, Order, Store
 
 TOKEN = "a token"
 DONE = Course(1e-4, 0.05, 4.0, batch=128)
@@ -90,68 +88,6 @@ def press(app: AppTest, label: str) -> AppTest:
 
 def texts(app: AppTest) -> str:
     return "\n".join(text.value for text in app.text)
-
-
-# Orders by hand
-
-
-def test_a_confirmation_places_one_order_however_often_it_is_given(store: Store, view: StudyView) -> None:
-    proposal = steering.propose(store, view, "stop", 2)
-    assert orders(store) == []
-    first = steering.place(store, proposal, TOKEN)
-    assert (first.kind, first.trial, first.state) == ("stop", 2, OrderState.WAITING)
-    assert steering.place(store, proposal, TOKEN) == first
-    assert orders(store) == [first]
-    assert steering.place(store, steering.propose(store, view, "stop", 2), TOKEN).id != first.id
-
-
-@pytest.mark.parametrize("why", ["no token", "wrong token", "read-only"])
-def test_placing_asks_for_the_right_to_it(
-    store: Store, view: StudyView, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
-    proposal = steering.propose(store, view, "pause")
-    if why == "read-only":
-        monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
-    with pytest.raises(NotPermitted):
-        steering.place(store, proposal, {"no token": "", "wrong token": "x"}.get(why, TOKEN))
-    assert orders(store) == []
-
-
-def test_a_proposal_is_of_one_study_and_holds_as_long_as_it_fits(store: Store, view: StudyView) -> None:
-    study, trial = steering.propose(store, view, "pause"), steering.propose(store, view, "stop", 2)
-    lease = store.acquire(STUDY)
-    store.finish_trial(
-        lease, view.trials[2].id, fake_store._outcome(COURSES[0], list(fake_store.reports(0, DONE)), None)
-    )
-    with pytest.raises(ConfigError, match="trial 2 is completed; it cannot be told to stop"):
-        steering.place(store, trial, TOKEN)
-    store.delete_study(lease)
-    store.create_study(STUDY, view.row.spec)
-    with pytest.raises(StudyError, match='study "reviews" was deleted and made anew meanwhile'):
-        steering.place(store, steering.Proposal(study.study_id + 100, STUDY, "pause"), TOKEN)
-    assert orders(store) == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "trial", "arguments", "told"),
-    [
-        ("stop", None, {}, "nothing runs study"),
-        ("resume", None, {}, "the study is not paused"),
-        ("prune", 0, {}, "trial 0 is completed"),
-        ("retry", 2, {}, "trial 2 is interrupted, not failed"),
-        ("stop", 9, {}, "no trial 9"),
-        ("enqueue", None, {"values": {"learning_rate": "1"}}, "1e-05 to 0.003 in this study"),
-        ("fork", 0, {"values": {"batch_size": "256"}}, "a fork cannot change it"),
-        ("set", None, {"changes": {"trials": 0}}, "a whole number of at least 1"),
-        ("set", None, {"changes": {}}, "set changes nothing"),
-        ("drop", None, {}, 'there is no order "drop"'),
-    ],
-)
-def test_what_would_be_refused_is_told_before_it_is_placed(
-    store: Store, view: StudyView, kind: str, trial: int | None, arguments: dict[str, Any], told: str
-) -> None:
-    with pytest.raises((ConfigError, StudyError), match=told):
-        steering.propose(store, view, kind, trial, arguments)
 
 
 def test_the_checkpoints_to_fork_at_are_those_in_the_trials_folder(folder: Path, store: Store) -> None:
@@ -423,7 +359,22 @@ def test_a_server_beyond_this_machine_says_that_launching_is_off(monkeypatch: py
 
 def test_a_password_is_on_no_part_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPO_TUNER_STORAGE", "postgresql://me:hunter2@127.0.0.1:1/nothing?connect_timeout=1")
-    for link in ({"part": "Steer"}, {"part": "New trial"}, {"part": "Launch", "launch": "From a form"}):
+    for link in ({"part": "New trial"}, {"part": "Launch"}, {"part": "Launch", "launch": "From a form"}):
         app = page(**link)
         assert "hunter2" not in "".join(str(node.proto) for node in app.main if node.type != "main")
-    assert "127.0.0.1" in texts(app) or "***" in texts(app)
+
+
+VIEWS = sorted(path.stem for path in Path(views.__file__).parent.glob("*.py") if "\ndef page()" in path.read_text())
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_password_is_on_no_view(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def any_view(name: str) -> None:
+        import importlib
+
+        importlib.import_module(f"dashboard.views.{name}").page()
+
+    monkeypatch.setenv("PPO_TUNER_STORAGE", "postgresql://me:hunter2@127.0.0.1:1/nothing?connect_timeout=1")
+    app = run(AppTest.from_function(any_view, default_timeout=60, kwargs={"name": name}))
+    assert "me:***@127.0.0.1" in texts(app)
+    assert "hunter2" not in "".join(str(node.proto) for node in app.main if node.type != "main")

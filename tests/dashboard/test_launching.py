@@ -82,8 +82,7 @@ def sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def end(launched: Launched) -> None:
-    if launched.status is None:
-        os.killpg(launched.pid, signal.SIGKILL)
+    launched.process.kill()  # its workers end when it does
     launched.process.wait()
 
 

@@ -2,9 +2,17 @@
 
 import ast
 import hmac
+import io
 import os
+import re
+import stat
+import subprocess
+import tomllib
+import webbrowser
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import streamlit as st
@@ -13,6 +21,8 @@ from streamlit.testing.v1 import AppTest
 import dashboard
 from dashboard import permission
 from dashboard.permission import NotPermitted
+from tuner import cli
+from tuner.commands import dashboard as command
 from tuner.commands.dashboard import READ_ONLY_VARIABLE, TOKEN_VARIABLE
 
 TOKEN = "the token of these tests"
@@ -59,7 +69,12 @@ def test_nothing_but_the_token_permits(require: Callable[[str], None], given: st
 
 def test_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
-    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append((a, b)) or True)
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return True
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
     assert permission.fits("anything")
     assert compared == [(b"anything", TOKEN.encode())]
 
@@ -124,3 +139,99 @@ def test_nothing_of_the_dashboard_reads_pickles_or_draws_html_of_others() -> Non
             names |= {node.arg or ""} if isinstance(node, ast.keyword) else set()
             found = names & (forbidden | {"unsafe_allow_html", "persist", "allow_pickle", "shell", "eval", "exec"})
             assert not found, f"{path}: {found}"
+
+
+# The command
+
+
+class Executed(Exception):
+    """In the place of becoming the server."""
+
+
+@pytest.fixture
+def become(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], dict[str, str]]]:
+    """Run the command; return the arguments and the environment of the server that it would become."""
+
+    def execve(_path: str, arguments: list[str], environment: dict[str, str]) -> None:
+        raise Executed(arguments, environment)
+
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.delenv(TOKEN_VARIABLE)
+
+    def run(*flags: str) -> tuple[list[str], dict[str, str]]:
+        with pytest.raises(Executed) as caught:
+            cli.main(["dashboard", "--storage", "sqlite:///made.db", *flags])
+        arguments, environment = caught.value.args
+        return arguments, environment
+
+    return run
+
+
+def test_the_command_hands_the_token_over_unseen_and_prints_it_in_the_link(
+    become: Callable[..., tuple[list[str], dict[str, str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, environment = become()
+    printed = re.search(r"dashboard: http://127\.0\.0\.1:\d+/\?token=([\w-]{32}) ", capsys.readouterr().out)
+    assert printed is not None and environment[TOKEN_VARIABLE] == printed[1]
+    assert not any(printed[1] in argument for argument in arguments)
+    assert READ_ONLY_VARIABLE not in environment
+    assert become()[1][TOKEN_VARIABLE] != printed[1]
+
+
+def test_a_read_only_server_has_no_token(
+    become: Callable[..., tuple[list[str], dict[str, str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, environment = become("--read-only")
+    assert environment[READ_ONLY_VARIABLE] == "1" and TOKEN_VARIABLE not in environment
+    assert "token" not in capsys.readouterr().out
+
+
+def test_a_browser_is_opened_without_the_link_in_anybodys_arguments(
+    become: Callable[..., tuple[list[str], dict[str, str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Opener(io.StringIO):
+        def close(self) -> None:
+            given.append(self.getvalue())
+
+    given: list[Any] = []
+
+    def start(arguments: list[str], **_how: Any) -> Any:
+        given.append(arguments)
+        return type("Process", (), {"stdin": Opener()})
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    become("--open")
+    link = capsys.readouterr().out.split()[1]
+    assert given[1] == link and "token=" not in " ".join(given[0])
+
+    opened = []
+
+    def look(address: str) -> None:
+        path = Path(unquote(urlsplit(address).path))
+        opened.append((path, stat.S_IMODE(path.stat().st_mode), path.read_text()))
+
+    monkeypatch.setattr(webbrowser, "open", look)
+    monkeypatch.setattr(command, "_listens", lambda _port: True)
+    monkeypatch.setattr(command, "FILE_SECONDS", 0.0)
+    command.open_link("http://127.0.0.1:8501/?token=it&x=1")
+    [(path, mode, text)] = opened
+    assert mode == 0o600 and "url=http://127.0.0.1:8501/?token=it&amp;x=1" in text and "token" not in str(path)
+    assert not path.exists()
+
+
+def test_a_plain_streamlit_run_has_the_same_safe_settings() -> None:
+    arguments = command.streamlit_command(8501)[5:]
+    flags: dict[str, list[str]] = {}
+    for name, value in zip(arguments[::2], arguments[1::2], strict=True):
+        flags.setdefault(name.removeprefix("--"), []).append(value)
+    config = tomllib.loads((Path(__file__).parents[2] / ".streamlit" / "config.toml").read_text())
+    written = {f"{section}.{key}": value for section, values in config.items() for key, value in values.items()}
+    of_one_run = {"server.port", "server.corsAllowedOrigins"}
+    assert flags.keys() - of_one_run == written.keys()
+    for name, value in written.items():
+        assert flags[name] == (
+            value if isinstance(value, list) else [str(value).lower() if value in (True, False) else value]
+        )
+    assert written["server.address"] == "127.0.0.1" and written["server.allowedHosts"] == ["127.0.0.1", "localhost"]

@@ -30,7 +30,33 @@ def test_a_name_is_one_line() -> None:
     assert untrusted.one_line("x" * 130) == "x" * 120 + " … [cut: 130 characters in all]"
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
+def test_a_megabyte_in_one_line_is_cut_at_once() -> None:
+    shown = untrusted.visible("\u202e" + "x" * 1_000_000)
+    assert shown.startswith("⟨U+202E⟩xxx") and shown.endswith("… [cut: 1,000,001 characters in all]")
+    assert len(shown) < 2_100
+    assert len(untrusted.visible("\x00" * 1_000_000)) < 20_000
+
+
+@pytest.mark.parametrize("blank", ["\u3164", "\u115f", "\u2800", "\u034f", "\u00ad", "\ufeff", "\U000e0041"])
+def test_what_is_drawn_as_nothing_is_spelled_out(blank: str) -> None:
+    assert untrusted.visible(f"a{blank}b") == f"a⟨U+{ord(blank):04X}⟩b"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("reviews", "reviews"),
+        ("../../etc/passwd", "etc-passwd"),
+        (".hidden", "hidden"),
+        ("a b\0c", "a-b-c"),
+        ("…", "study"),
+    ],
+)
+def test_a_files_name_stays_one(text: str, name: str) -> None:
+    assert untrusted.file_name(text) == name
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "＝", "＋", "－", "＠", " =", "\u3000+"])
 def test_no_spreadsheet_takes_a_cell_for_a_formula(start: str) -> None:
     assert untrusted.cell(f"{start}cmd()") == f"'{start}cmd()"
     assert untrusted.cell(f"a{start}b") == f"a{start}b"

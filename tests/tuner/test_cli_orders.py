@@ -64,9 +64,9 @@ def test_a_living_controller_carries_orders_out_and_the_commands_tell_what_it_di
 ) -> None:
     with controller(folder, gated_spec(), checkpoint_seconds=1e9) as living:
         wait_at_gate(living, folder)
-        assert done(ppo_tuner, "pause", "quick", "1") == "trial 1: pause after its step"
+        assert done(ppo_tuner, "pause", "quick", "1") == "trial 1 will pause after its step"
         assert done(ppo_tuner, "resume", "quick", "1") == "trial 1 goes on"
-        assert done(ppo_tuner, "stop", "quick", "0") == "trial 0: stop after its step"
+        assert done(ppo_tuner, "stop", "quick", "0") == "trial 0 will stop after its step"
         enqueued = done(ppo_tuner, "enqueue", "quick", "--set", "cliprange=0.15", "--label", "[b]mine")
         assert enqueued == "it is trial 2"
         assert (
@@ -78,7 +78,7 @@ def test_a_living_controller_carries_orders_out_and_the_commands_tell_what_it_di
             == "trials is 3 now, kl_budget is 8 now"
         )
         shown = data(ppo_tuner, "prune", "quick", "1")
-        assert (shown["state"], shown["outcome"]) == ("done", "trial 1: prune after its step")
+        assert (shown["state"], shown["outcome"]) == ("done", "trial 1 will prune after its step")
         assert "waiting" in ppo_tuner("show", "quick")[1]
         _refused_by_the_controller(ppo_tuner, folder)
         log = ppo_tuner("logs", "quick", "0")

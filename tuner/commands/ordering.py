@@ -2,18 +2,17 @@
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ppo_core import checkpoint
 from ppo_core.command import output
 from ppo_core.errors import ConfigError, StudyError
-from tuner import forking, order_checks, order_kinds, render, upkeep
+from tuner import order_kinds, order_placing, render
 from tuner.commands import storage
 from tuner.commands.arguments import to_copy
 from tuner.commands.reading import opened
 from tuner.results import StudyView, order_data, read_study
-from tuner.store import Order, OrderState, Store, TrialRow
+from tuner.store import Order, OrderState, Store
 
 WAIT_SECONDS = 30.0
 """How long a command waits for the controller to decide its order."""
@@ -26,7 +25,7 @@ def place(args: argparse.Namespace) -> int:
         view = read_study(store, args.study)
         arguments = _arguments(args)
         trial = getattr(args, "trial", None)
-        _check(store, view, args.command, trial, arguments)
+        order_placing.check(store, view, args.command, trial, arguments)
         order = store.place_order(view.row, args.command, trial, arguments)
         return _tell(store, view, _decided(store, view, order), args)
 
@@ -70,39 +69,6 @@ def _arguments(args: argparse.Namespace) -> dict[str, Any]:
             arguments["episode"] = args.at
         return arguments
     return {}
-
-
-def _check(store: Store, view: StudyView, kind: str, trial: int | None, arguments: Mapping[str, Any]) -> None:
-    """Raise where the controller would refuse the order as things stand."""
-    row = None if trial is None else store.trial(view.row, trial)
-    if kind == "enqueue":
-        order_checks.enqueued_params(view.spec, view.trials, arguments["values"])
-    elif kind == "set":
-        order_checks.changed_spec(view.spec, arguments["changes"])
-    elif kind == "retry":
-        order_checks.retried(view.trials, trial)
-    elif kind == "fork":
-        assert row is not None
-        _check_fork(view, row, arguments["values"], arguments.get("episode"))
-    elif row is not None:
-        order_checks.check_trial_order(kind, row)
-    elif kind == "stop" and not view.row.is_held:
-        raise StudyError(f'nothing runs study "{view.row.name}", so there is no run of it to end')
-    else:
-        order_checks.check_study_order(kind, view.row)
-
-
-def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], episode: int | None) -> None:
-    """Raise ConfigError for a fork that cannot be; where its checkpoint is looked for by who has it at hand.
-
-    A trial without checkpoints here may have some elsewhere, or soon: then the controller decides.
-    """
-    if not parent.attempts:
-        raise ConfigError(f"trial {parent.number} has not started yet; a fork begins at a checkpoint")
-    folder = upkeep.own_folder(view.row)
-    if folder is not None and checkpoint.complete(folder / str(parent.number)):
-        _, _, episode = forking.choose(folder / str(parent.number), episode)
-    forking.check(parent.config, values, episode or 0)
 
 
 def _decided(store: Store, view: StudyView, order: Order) -> Order:

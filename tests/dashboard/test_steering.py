@@ -1,0 +1,105 @@
+"""Orders as the dashboard places them: once a confirmation, with the right to it, and while they fit."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboard import permission, steering
+from dashboard.permission import NotPermitted
+from ppo_core.errors import ConfigError, StudyError
+from tests.dashboard import fake_store
+from tests.dashboard.fake_store import STUDY, Course
+from tuner.commands.dashboard import READ_ONLY_VARIABLE
+from tuner.results import StudyView, read_study
+from tuner.status import Status
+from tuner.store import Order, OrderState, Store
+
+TOKEN = "a token"
+DONE = Course(1e-4, 0.05, 4.0, batch=128)
+COURSES = (
+    DONE,
+    Course(2e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4),
+    Course(3.0e-4, 5.2, 5.3, Status.RUNNING, adaptive=True, ends_at=5),
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A study with a trial that completed, one that failed and one that was interrupted; nothing runs it."""
+    monkeypatch.setattr(permission, "_token", TOKEN)
+    monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
+    made = fake_store.build(tmp_path / "store.db", courses=COURSES)
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
+        connection.execute("UPDATE ppo_trials SET config = json_remove(config, '$.kl_control')")  # as real ones are
+    return made
+
+
+@pytest.fixture
+def view(store: Store) -> StudyView:
+    return read_study(store, STUDY)
+
+
+def orders(store: Store) -> list[Order]:
+    return store.orders(store.study(STUDY))
+
+
+def test_a_confirmation_places_one_order_however_often_it_is_given(store: Store, view: StudyView) -> None:
+    proposal = steering.propose(store, view, "stop", 2)
+    assert orders(store) == []
+    first = steering.place(store, proposal, TOKEN)
+    assert (first.kind, first.trial, first.state) == ("stop", 2, OrderState.WAITING)
+    assert steering.place(store, proposal, TOKEN) == first
+    assert orders(store) == [first]
+    assert steering.place(store, steering.propose(store, view, "stop", 2), TOKEN).id != first.id
+
+
+@pytest.mark.parametrize("why", ["no token", "wrong token", "read-only"])
+def test_placing_asks_for_the_right_to_it(
+    store: Store, view: StudyView, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    proposal = steering.propose(store, view, "pause")
+    if why == "read-only":
+        monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
+    with pytest.raises(NotPermitted):
+        steering.place(store, proposal, {"no token": "", "wrong token": "x"}.get(why, TOKEN))
+    assert orders(store) == []
+
+
+def test_a_proposal_is_of_one_study_and_holds_as_long_as_it_fits(store: Store, view: StudyView) -> None:
+    study, trial = steering.propose(store, view, "pause"), steering.propose(store, view, "stop", 2)
+    lease = store.acquire(STUDY)
+    store.finish_trial(
+        lease, view.trials[2].id, fake_store._outcome(COURSES[0], list(fake_store.reports(0, DONE)), None)
+    )
+    with pytest.raises(ConfigError, match="trial 2 is completed; it cannot be told to stop"):
+        steering.place(store, trial, TOKEN)
+    store.delete_study(lease)
+    store.create_study(STUDY, view.row.spec)
+    with pytest.raises(StudyError, match='study "reviews" was deleted and made anew meanwhile'):
+        steering.place(store, steering.Proposal(study.study_id + 100, STUDY, "pause"), TOKEN)
+    assert orders(store) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "trial", "arguments", "told"),
+    [
+        ("stop", None, {}, "nothing runs study"),
+        ("resume", None, {}, "the study is not paused"),
+        ("prune", 0, {}, "trial 0 is completed"),
+        ("retry", 2, {}, "trial 2 is interrupted, not failed"),
+        ("stop", 9, {}, "no trial 9"),
+        ("enqueue", None, {"values": {"learning_rate": "1"}}, "1e-05 to 0.003 in this study"),
+        ("fork", 0, {"values": {"batch_size": "256"}}, "a fork cannot change it"),
+        ("set", None, {"changes": {"trials": 0}}, "a whole number of at least 1"),
+        ("set", None, {"changes": {}}, "set changes nothing"),
+        ("drop", None, {}, 'there is no order "drop"'),
+    ],
+)
+def test_what_would_be_refused_is_told_before_it_is_placed(
+    store: Store, view: StudyView, kind: str, trial: int | None, arguments: dict[str, Any], told: str
+) -> None:
+    with pytest.raises((ConfigError, StudyError), match=told):
+        steering.propose(store, view, kind, trial, arguments)
