@@ -103,7 +103,7 @@ def _refused_by_the_controller(ppo_tuner: Invoke, folder: Path) -> None:
 def _as_ordered(ppo_tuner: Invoke) -> None:
     """See that the study has become what the orders asked for."""
     study = data(ppo_tuner, "show", "quick")
-    assert (study["state"], study["total"], study["kl_budget"]) == ("finished", 3, 8.0)
+    assert (study["state"], study["total"], study["kl_budget"]) == ("finished", 5, 8.0)
     assert [(t["number"], t["origin"], t["status"]) for t in study["trials"]] == [
         (0, "reference", "stopped"),
         (1, "sampled", "pruned"),
