@@ -65,7 +65,7 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
         progress(Preparing("the \x1b[31mmodels", 0.5))
         progress(TrialStarted(row, 2))
         progress(TrialStepped(0, report, 256))
-        progress(TrialEnded(pruned(0, params={"lam": 0.95}), 1, 2))
+        progress(TrialEnded(pruned(0, params={"lam": 0.95}), 5, 8))
         progress(StudyStopping(1, "interrupted"))
         progress(StudyStopped(5, 8, "interrupted"))
     text = out.getvalue()
