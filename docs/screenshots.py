@@ -77,7 +77,7 @@ def main() -> None:
         browser = open_browser(playwright)
         page = browser.new_page(viewport={"width": 1400, "height": 1250}, device_scale_factor=1)
         for name, (path, drawn) in PAGES.items():
-            page.goto(f"{address}{path}")
+            page.goto(f"{address}/{path}")
             page.locator(drawn).first.wait_for(timeout=60_000)
             page.wait_for_timeout(4_000)  # the charts' own animation
             page.screenshot(path=str(IMAGES / f"{name}.png"))
