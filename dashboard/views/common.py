@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import streamlit as st
+from streamlit.errors import StreamlitAPIException
 
 from dashboard import appearance, costs, data, untrusted
 from dashboard.data import Snapshot
@@ -85,7 +86,8 @@ def _keep_chosen(key: str) -> None:
     kept = st.session_state.get(key)
     if kept and key not in st.query_params:
         st.session_state[key] = kept
-        st.query_params[key] = [str(one) for one in kept] if isinstance(kept, list) else untrusted.one_line(kept)
+        with suppress(StreamlitAPIException):  # the page did not change: its selector writes the link itself
+            st.query_params[key] = [str(one) for one in kept] if isinstance(kept, list) else untrusted.one_line(kept)
 
 
 def choose_trials(snapshot: Snapshot, help_text: str) -> tuple[int, ...]:

@@ -46,7 +46,11 @@ def test_a_fork_has_its_parents_config_but_for_what_it_changes() -> None:
             'order of prompts, are counted in rollout batches of its size; did you mean "mini_batch_size"?',
         ),
         ({"mini_batch_size": 3}, "mini_batch_size = 3 does not divide batch_size = 16; the nearest that do: 2 or 4"),
-        ({"total_episodes": 96}, "total_episodes = 96 leaves a fork at episode 96 nothing to do: over 96"),
+        (
+            {"total_episodes": 96},
+            "total_episodes = 96 leaves a fork at episode 96 nothing to do: fork at an earlier one, or set "
+            "total_episodes over 96",
+        ),
     ],
 )
 def test_what_is_refused_is_named_with_why(changes: dict[str, Any], message: str) -> None:
