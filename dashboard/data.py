@@ -1,35 +1,30 @@
 """What the pages show, read from the store as pandas frames. Nothing else of the dashboard reads it.
 
-Trials are named by number everywhere. A refresh reads only steps that are new (see `step_cache`). Caches are keyed by
-strings and integers: the store's identity, the study, the metrics.
+Trials are named by number everywhere. A refresh reads only what is new (see `trial_cache` and `step_cache`).
+Caches are keyed by strings and integers: the store's identity, the study, the metrics.
 """
 
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import streamlit as st
 from sqlalchemy import URL
 
 from dashboard.step_cache import StepCache
+from dashboard.trial_cache import TrialCache
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.report import TokenReadings
-from tuner.results import StudyView, kl_prunings, read_study
-from tuner.status import Reason
-from tuner.store import DEFAULT_STORAGE, Store, StudyRow, TrialRow, schema
+from tuner.results import StudyView, as_view, kl_prunings, read_study
+from tuner.store import DEFAULT_STORAGE, Store, StudyRow, schema
 
 CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
 """Step metrics that the pages draw."""
 RESTING_SECONDS = 15
 """For how long a study that nothing runs is taken to be as it was, in the list of all studies."""
 
-_TRIAL_COLUMNS = [
-    *("number", "id", "origin", "status", "shown_status", "rule", "reason", "stop_step"),
-    *("value", "value_se", "kl", "episodes", "total_episodes", "seconds"),
-]
 _SAMPLE_COLUMNS = ["trial", "step", "prompt_index", "prompt", "response", "reward", "kl", "length", "parts"]
 
 
@@ -105,7 +100,7 @@ def view(store: Store, study: StudyRow) -> StudyView | None:
     """
     try:
         if study.is_held:
-            return read_study(store, study.name)
+            return as_view(study, _trial_cache(_source(store, study)).read(store, study)[0])
         changes = f"{study.finished_at}|{study.paused_at}|{study.archived_at}"
         return _resting_view(_source(store, study), study.name, changes, store)
     except StoreError:
@@ -121,8 +116,9 @@ def snapshot(store: Store, name: str) -> Snapshot:
         StudyError: there is none.
         ConfigError: its stored spec is of another version.
     """
-    view = read_study(store, name)
-    return Snapshot(view, _trial_frame(view.trials))
+    row = store.study(name)
+    rows, frame = _trial_cache(_source(store, row)).read(store, row)
+    return Snapshot(as_view(row, rows), frame)
 
 
 def curves(
@@ -146,6 +142,14 @@ def curves(
     chosen = rows if numbers is None else [row for row in rows if row.number in set(numbers)]
     study = snapshot.view.row
     return _step_cache(_source(store, study), tuple(metrics), evaluations_only).read(store, chosen)
+
+
+def stamp(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> str:
+    """Return a text that changes whenever what is drawn of the trials `numbers` may have: figures are kept by it."""
+    drawn = set(numbers)
+    rows = [row for row in snapshot.view.trials if row.number in drawn]
+    changing = [(row.number, row.attempts, row.episodes, row.seconds, row.shown_status, row.reason) for row in rows]
+    return f"{_source(store, snapshot.view.row)}|{hash(tuple(changing))}"
 
 
 def samples(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> pd.DataFrame:
@@ -187,6 +191,11 @@ def _source(store: Store, study: StudyRow) -> str:
     return f"{store.url}|{_identity(store.url)}|{study.id}|{study.created_at}"
 
 
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _trial_cache(source: str) -> TrialCache:
+    return TrialCache()
+
+
 @st.cache_resource(max_entries=12, show_spinner=False)
 def _step_cache(source: str, metrics: tuple[str, ...], evaluations_only: bool) -> StepCache:
     return StepCache(metrics, evaluations_only=evaluations_only)
@@ -195,30 +204,3 @@ def _step_cache(source: str, metrics: tuple[str, ...], evaluations_only: bool) -
 @st.cache_resource(max_entries=100, ttl=RESTING_SECONDS, show_spinner=False)
 def _resting_view(source: str, name: str, changes: str, _store: Store) -> StudyView:
     return read_study(_store, name)
-
-
-def _trial_frame(rows: tuple[TrialRow, ...]) -> pd.DataFrame:
-    frame = pd.DataFrame([_trial_values(row) for row in rows], columns=_TRIAL_COLUMNS)
-    frame = frame.astype(dict.fromkeys(("stop_step", "value", "value_se", "kl"), float))
-    searched = pd.DataFrame([row.params for row in rows], index=frame.index).add_prefix("params_")
-    return pd.concat([frame, searched], axis=1)
-
-
-def _trial_values(row: TrialRow) -> dict[str, Any]:
-    reason = row.reason or Reason(rule="", message="")
-    return {
-        "number": row.number,
-        "id": row.id,
-        "origin": row.origin,
-        "status": row.status,
-        "shown_status": row.shown_status,
-        "rule": reason.rule,
-        "reason": reason.message,
-        "stop_step": reason.step,
-        "value": row.value,
-        "value_se": row.value_se,
-        "kl": row.kl,
-        "episodes": row.episodes,
-        "total_episodes": row.config["total_episodes"],
-        "seconds": row.seconds,
-    }

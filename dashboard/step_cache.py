@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from tuner.store import Store, TrialRow
+from tuner.store import STEP_KEYS, Store, TrialRow
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class StepCache:
 
     def _rows_after(self, store: Store, last: int, trials: Sequence[TrialRow]) -> pd.DataFrame:
         numbers = {row.id: row.number for row in trials}
-        found = store.steps(numbers, self._metrics, after_step=last, evaluations_only=self._evaluations_only)
+        found = store.step_values(numbers, self._metrics, after_step=last, evaluations_only=self._evaluations_only)
         return _frame(found, numbers, self._metrics)
 
 
-def _frame(rows: list[dict[str, object]], numbers: dict[int, int], metrics: Sequence[str]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=["trial_id", "step", "episode", "at", *metrics])
+def _frame(rows: list[tuple[object, ...]], numbers: dict[int, int], metrics: Sequence[str]) -> pd.DataFrame:
+    frame = pd.DataFrame.from_records(rows, columns=[*STEP_KEYS, *metrics])
     frame["trial_id"] = frame["trial_id"].map(numbers)
     whole = dict.fromkeys(("trial_id", "step", "episode"), int)
     return frame.astype(whole | dict.fromkeys(("at", *metrics), float)).rename(columns={"trial_id": "trial"})

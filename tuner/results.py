@@ -70,7 +70,12 @@ class StudyView:
 def read_study(store: Store, name: str) -> StudyView:
     """Return the study `name`; StudyError where there is none."""
     row = store.study(name)
-    return StudyView(row, StudySpec.from_dict(row.spec, f'study "{name}"'), tuple(store.trials(row)))
+    return as_view(row, store.trials(row))
+
+
+def as_view(row: StudyRow, trials: Sequence[TrialRow]) -> StudyView:
+    """Return a study that was read, with its trials; ConfigError where its stored spec is of another version."""
+    return StudyView(row, StudySpec.from_dict(row.spec, f'study "{row.name}"'), tuple(trials))
 
 
 def baseline(store: Store, trial: TrialRow) -> Estimate | None:

@@ -1,6 +1,7 @@
 """The page of curves: KL, reward and every other declared metric over the run; one trial's incident; PPO's health."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 import streamlit as st
@@ -9,6 +10,7 @@ from dashboard import appearance, curve_charts, curves, data
 from dashboard.curve_charts import KL_METRICS, Drawing
 from dashboard.curves import AXES
 from dashboard.data import Snapshot
+from dashboard.echarts import Option
 from dashboard.views import common, health_table, incident
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.store import Store
@@ -124,49 +126,58 @@ def _live(
             st.info("No trial has made a step yet: the curves begin with the first one.")
             return
         st.caption(_told(snapshot, chosen, bright, others))
-        _charts(snapshot, frame, metrics, bright, drawing)
+        stamp = data.stamp(store, snapshot, [*bright, *others])
+        _charts(_Drawn(snapshot, frame, stamp, bright, drawing), metrics)
 
 
-def _charts(
-    snapshot: Snapshot, frame: pd.DataFrame, metrics: Sequence[str], bright: tuple[int, ...], drawing: Drawing
-) -> None:
+@dataclass(frozen=True)
+class _Drawn:
+    """What all charts of the page have in common."""
+
+    snapshot: Snapshot
+    frame: pd.DataFrame
+    stamp: str
+    bright: tuple[int, ...]
+    drawing: Drawing
+
+
+def _charts(drawn: _Drawn, metrics: Sequence[str]) -> None:
     """Draw the first chart over the whole width, the others in pairs."""
-    baseline = data.baseline(frame)
+    baseline = data.baseline(drawn.frame)
     first, *rest = metrics
-    _chart(snapshot, frame, first, bright, drawing, baseline, height=400)
+    _chart(drawn, first, baseline, height=400)
     if rest:
         with st.grid(2, min_column_width=320):
             for metric in rest:
                 with st.container():
-                    _chart(snapshot, frame, metric, bright, drawing, baseline)
+                    _chart(drawn, metric, baseline)
 
 
-def _chart(
-    snapshot: Snapshot,
-    frame: pd.DataFrame,
-    metric: str,
-    bright: tuple[int, ...],
-    drawing: Drawing,
-    baseline: float | None,
-    height: int = 320,
-) -> None:
+def _chart(drawn: _Drawn, metric: str, baseline: float | None, height: int = 320) -> None:
     declared = METRICS[metric]
     st.subheader(declared.label, anchor=False, help=declared.doc)
-    if frame[metric].isna().all():
+    if drawn.frame[metric].isna().all():
         st.caption("Not measured in these trials.")
         return
-    option = curve_charts.curve(
-        frame,
-        snapshot.trials,
-        metric,
-        chosen=bright,
-        drawing=drawing,
-        levels=levels(snapshot, metric, bright, baseline),
-        shaded_from=snapshot.view.spec.kl_budget if metric in KL_METRICS else None,
-    )
-    alt = f"{declared.title} over {drawing.axis}, one line a trial"
+    lines = levels(drawn.snapshot, metric, drawn.bright, baseline)
+    option = _option(f"{drawn.stamp}|{metric}|{drawn.bright}|{drawn.drawing}|{lines}", drawn, metric, lines)
+    alt = f"{declared.title} over {drawn.drawing.axis}, one line a trial"
     st.echarts_chart(option, key=f"{metric} curves", height=height, alt=alt)
-    st.caption(" ".join(part for part in (declared.doc, _spread_told(frame, metric, bright, drawing)) if part))
+    st.caption(" ".join(part for part in (declared.doc, _spread_told(drawn, metric)) if part))
+
+
+@st.cache_resource(max_entries=200, show_spinner=False)
+def _option(key: str, _drawn: _Drawn, _metric: str, _levels: Mapping[str, float]) -> Option:
+    """Return the chart that `key` tells apart from every other one."""
+    return curve_charts.curve(
+        _drawn.frame,
+        _drawn.snapshot.trials,
+        _metric,
+        chosen=_drawn.bright,
+        drawing=_drawn.drawing,
+        levels=_levels,
+        shaded_from=_drawn.snapshot.view.spec.kl_budget if _metric in KL_METRICS else None,
+    )
 
 
 def levels(snapshot: Snapshot, metric: str, bright: Sequence[int], baseline: float | None = None) -> dict[str, float]:
@@ -174,11 +185,8 @@ def levels(snapshot: Snapshot, metric: str, bright: Sequence[int], baseline: flo
     spec = snapshot.view.spec
     if metric in KL_METRICS:
         found = {f"KL budget {spec.kl_budget:g}": spec.kl_budget, f"Guard's limit {spec.kl_limit:g}": spec.kl_limit}
-        targets = [
-            (row.number, row.config.get("kl_target"))
-            for row in snapshot.view.trials
-            if row.number in bright and row.config.get("kl_control") == "adaptive"
-        ]
+        targets = [(row.number, row.config.get("kl_target")) for row in snapshot.view.trials if row.number in bright]
+        targets = [(number, target) for number, target in targets if target is not None]
         few = targets if len(targets) <= curve_charts.MOST_SPREADS else []
         return found | {f"Target of trial {number}: {to:.3g}": to for number, to in few if isinstance(to, int | float)}
     if metric == "eval/reward" and baseline is not None:
@@ -201,10 +209,10 @@ def _told(snapshot: Snapshot, chosen: tuple[int, ...], bright: tuple[int, ...], 
     return " ".join(said)
 
 
-def _spread_told(frame: pd.DataFrame, metric: str, bright: tuple[int, ...], drawing: Drawing) -> str:
+def _spread_told(drawn: _Drawn, metric: str) -> str:
     names = curve_charts.quantiles(metric)
-    if not names or frame[list(names)].isna().all(axis=None) or drawing.axis == "KL":
+    if not names or drawn.frame[list(names)].isna().all(axis=None) or drawn.drawing.axis == "KL":
         return ""
-    if len(bright) > curve_charts.MOST_SPREADS:
+    if len(drawn.bright) > curve_charts.MOST_SPREADS:
         return f"Choose up to {curve_charts.MOST_SPREADS} trials to see the spread over their rollouts."
     return "Behind each line: from its rollouts' minimum to their maximum, and between the quartiles."

@@ -17,6 +17,7 @@ from ppo_core.declaration import HyperValue
 from ppo_core.report import Sample, StepReport, TokenReadings
 from tuner.guard import GuardState, observe
 from tuner.objective import violation
+from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import Lease, NewTrial, Outcome, Store
@@ -83,7 +84,7 @@ class Course:
         """The searched values as the sampler would propose them."""
         price = {"kl_target": self.beta} if self.adaptive else {"kl_coef": self.beta}
         return {
-            "kl_control": "adaptive" if self.adaptive else "fixed",
+            KL_CONTROL: "adaptive" if self.adaptive else "fixed",
             "learning_rate": self.learning_rate,
             "batch_size": self.batch,
             "num_ppo_epochs": self.epochs,
@@ -199,7 +200,8 @@ def _tokens(number: int, words: list[str], kl: float) -> TokenReadings | None:
 
 
 def _run(store: Store, lease: Lease, number: int, course: Course) -> None:
-    config = {"total_episodes": TOTAL_EPISODES, "response_length": 24, "seed": 7, **course.params}
+    declared = {name: value for name, value in course.params.items() if name != KL_CONTROL}
+    config = {"total_episodes": TOTAL_EPISODES, "response_length": 24, "seed": 7, **declared}
     origin = Origin.SAMPLED if number else Origin.REFERENCE
     trial = store.add_trial(lease, NewTrial(number, origin, config, course.params, threads=1))
     store.begin_attempt(lease, trial, None)

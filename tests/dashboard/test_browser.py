@@ -52,7 +52,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("hostile")
     fake_store.build(folder / "store.db", courses=fake_store.COURSES[:9]).close()
     with closing(sqlite3.connect(folder / "store.db")) as connection, connection:
-        connection.execute("UPDATE ppo_trials SET config = json_remove(config, '$.kl_control')")
         connection.execute("UPDATE ppo_trials SET label = ?", [HOSTILE])
         connection.execute("UPDATE ppo_trials SET reason = json_set(reason, '$.message', ?)", [HOSTILE])
         connection.execute("UPDATE ppo_samples SET prompt = ? || prompt_index, response = ?", [HOSTILE, HOSTILE])

@@ -1,8 +1,6 @@
 """The control page: what it asks to be confirmed, what it places, once, and what it refuses."""
 
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def store(folder: Path) -> Store:
     """A study with a trial that completed, one that failed and one that was interrupted; nothing runs it."""
-    made = fake_store.build(folder / "store.db", courses=COURSES)
-    with closing(sqlite3.connect(folder / "store.db")) as connection, connection:
-        connection.execute("UPDATE ppo_trials SET config = json_remove(config, '$.kl_control')")  # as real ones are
-    return made
+    return fake_store.build(folder / "store.db", courses=COURSES)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ppo_core.report import StepReport, TokenReadings
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
 from tuner.status import Origin, Status
-from tuner.store import Lease, NewTrial, Store
+from tuner.store import Lease, NewTrial, Outcome, Store
 
 QUICK = Course(1e-4, 0.05, 4.0, batch=128)
 
@@ -112,10 +112,10 @@ class Watched:
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[int, int]] = []
-        self._read = store.steps
-        monkeypatch.setattr(store, "steps", self._steps)
+        self._read = store.step_values
+        monkeypatch.setattr(store, "step_values", self._steps)
 
-    def _steps(self, ids: Iterable[int], metrics: tuple[str, ...], **keywords: Any) -> list[dict[str, Any]]:
+    def _steps(self, ids: Iterable[int], metrics: tuple[str, ...], **keywords: Any) -> list[tuple[Any, ...]]:
         self.asked.append((keywords["after_step"], len(list(ids))))
         return self._read(ids, metrics, **keywords)
 
@@ -137,6 +137,42 @@ def test_a_refresh_reads_only_the_steps_that_are_new(tmp_path: Path, monkeypatch
     assert watched.since() == [(17, 1)]
     assert (len(second), second["step"].iloc[-1]) == (len(first) + 1, 18)
     pd.testing.assert_frame_equal(second.iloc[:-1], first)
+
+
+def test_a_refresh_reads_no_configuration_again_and_sees_all_that_changed(tmp_path: Path) -> None:
+    store = fake_store.build(tmp_path / "store.db", courses=(*[QUICK] * 13, fake_store.COURSES[13]), held=True)
+    before = data.snapshot(store, STUDY)
+    with sqlite3.connect(tmp_path / "store.db") as connection:  # nothing of ours writes it twice: a reading would show
+        connection.execute("UPDATE ppo_trials SET config = json_set(config, '$.seed', 99)")
+    assert fake_store.add_live_step(store)
+    store.set_violations(Lease(store.study(STUDY).id, 1), {before.view.trials[1].id: 7.0})
+    lease = Lease(store.study(STUDY).id, 1)
+    store.add_trial(lease, NewTrial(14, Origin.ENQUEUED, {"total_episodes": 640, "seed": 98}, {"lam": 0.9}, threads=1))
+    after = data.snapshot(store, STUDY)
+    assert [row.config["seed"] for row in after.view.trials[:14]] == [row.config["seed"] for row in before.view.trials]
+    assert after.view.trials[1].violation == 7.0
+    assert after.view.trials[13].episodes == before.view.trials[13].episodes + 64
+    assert after.view.trials[14].config == {"total_episodes": 640, "seed": 98}
+    assert after.trials["episodes"].tolist()[13:] == [before.view.trials[13].episodes + 64, 0]
+    assert after.trials["params_lam"].tolist()[14] == 0.9
+    assert before.trials["number"].tolist() == list(range(14))  # a page that was being drawn keeps its own
+
+
+def test_a_stamp_changes_with_each_step_and_with_an_end_and_with_nothing_else(tmp_path: Path) -> None:
+    store = fake_store.build(tmp_path / "store.db", courses=(*[QUICK] * 13, fake_store.COURSES[13]), held=True)
+
+    def stamp(*numbers: int) -> str:
+        return data.stamp(store, data.snapshot(store, STUDY), numbers)
+
+    first, others = stamp(2, 13), stamp(0, 3)
+    assert stamp(2, 13) == first != stamp(1, 3)
+    assert fake_store.add_live_step(store)
+    second = stamp(2, 13)
+    assert second != first
+    lease, trial = Lease(store.study(STUDY).id, 1), data.snapshot(store, STUDY).view.trials[13]
+    store.finish_trial(lease, trial.id, Outcome(Status.STOPPED))
+    assert stamp(2, 13) not in (first, second)
+    assert stamp(0, 3) == others
 
 
 def test_a_first_step_is_seen_though_it_has_no_episodes(tmp_path: Path) -> None:

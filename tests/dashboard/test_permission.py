@@ -222,7 +222,7 @@ def test_a_browser_is_opened_without_the_link_in_anybodys_arguments(
 
 
 def test_a_plain_streamlit_run_has_the_same_safe_settings() -> None:
-    arguments = command.streamlit_command(8501)[5:]
+    arguments = command.streamlit_command(8501)[3:]
     flags: dict[str, list[str]] = {}
     for name, value in zip(arguments[::2], arguments[1::2], strict=True):
         flags.setdefault(name.removeprefix("--"), []).append(value)

@@ -1,7 +1,5 @@
 """Orders as the dashboard places them: once a confirmation, with the right to it, and while they fit."""
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +29,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A study with a trial that completed, one that failed and one that was interrupted; nothing runs it."""
     monkeypatch.setattr(permission, "_token", TOKEN)
     monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
-    made = fake_store.build(tmp_path / "store.db", courses=COURSES)
-    with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
-        connection.execute("UPDATE ppo_trials SET config = json_remove(config, '$.kl_control')")  # as real ones are
-    return made
+    return fake_store.build(tmp_path / "store.db", courses=COURSES)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 import webbrowser
-from importlib import resources
 from pathlib import Path
 
 from ppo_core.errors import ConfigError
@@ -54,9 +53,8 @@ def dashboard(args: argparse.Namespace) -> int:
 
 def streamlit_command(port: int) -> list[str]:
     """Return the command that serves the dashboard on a port."""
-    app = Path(str(resources.files("dashboard"))) / "app.py"
     return [
-        *(sys.executable, "-m", "streamlit", "run", str(app)),
+        *(sys.executable, "-m", "dashboard"),
         *("--server.address", HOST, "--server.port", str(port), "--server.headless", "true"),
         *("--server.allowedHosts", HOST, "--server.allowedHosts", "localhost"),
         *("--server.corsAllowedOrigins", f"http://{HOST}:{port}", "--server.enableCORS", "true"),

@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_core.errors import StoreError
 from tuner.store import opening, schema
-from tuner.store.curves import Curves
+from tuner.store.curves import STEP_KEYS, Curves
 from tuner.store.migration import Migration, migrate_store
 from tuner.store.orders import Order, Orders, OrderState
 from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, Outcome, StudyRow, TrialRow
@@ -20,6 +20,7 @@ __all__ = [
     "DEFAULT_STORAGE",
     "INTERRUPTED",
     "LEASE_SECONDS",
+    "STEP_KEYS",
     "Lease",
     "Migration",
     "NewTrial",

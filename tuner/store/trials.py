@@ -1,7 +1,7 @@
 """Trials: added, begun, recorded step by step, and finished, each in one transaction."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from tuner.store.curves import step_values
 from tuner.store.database import Database
 from tuner.store.rows import Lease, Outcome, StudyRow, TrialRow
 from tuner.store.sample_rows import to_row
+
+_CONSTANT = ("config", "params")
+"""Columns of a trial that are written once."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,27 @@ class NewTrial:
 class Trials(Database):
     """The store's trials."""
 
-    def trials(self, study: StudyRow) -> list[TrialRow]:
-        """Return the study's trials by number."""
-        query = select(schema.trials).where(schema.trials.c.study_id == study.id).order_by(schema.trials.c.number)
-        is_held = study.is_held
-        return self._read(lambda connection: [trial_row(row, is_held) for row in connection.execute(query)])
+    def trials(self, study: StudyRow, known: Sequence[TrialRow] = ()) -> list[TrialRow]:
+        """Return the study's trials by number.
+
+        `known` are trials of this study that were read before: what never changes of them (configuration, searched
+        values), by far the largest part, is not read again.
+        """
+        table, is_held = schema.trials, study.is_held
+        constant = {row.id: {"config": row.config, "params": row.params} for row in known}
+        of_study = table.c.study_id == study.id
+        changing = select(*(column for column in table.c if column.name not in _CONSTANT)).where(of_study)
+        fixed = select(table.c.id, *(table.c[name] for name in _CONSTANT)).where(of_study)
+
+        def read(connection: Connection) -> list[TrialRow]:
+            rows = [dict(row._mapping) for row in connection.execute(changing.order_by(table.c.number))]
+            new = [row["number"] for row in rows if row["id"] not in constant]
+            if new:
+                found = connection.execute(fixed.where(table.c.number >= min(new))).all()
+                constant.update({row.id: {"config": row.config, "params": row.params} for row in found})
+            return [_to_trial(row | constant[row["id"]], is_held) for row in rows if row["id"] in constant]
+
+        return self._read(read)
 
     def trial(self, study: StudyRow, number: int) -> TrialRow:
         """Return one trial, or raise StudyError saying which numbers there are."""
@@ -151,7 +170,10 @@ def insert_trial(connection: Connection, lease: Lease, trial: NewTrial) -> Trial
 
 def trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
     """Return a row of the trials table as a value; `is_held`: whether a controller runs its study."""
-    values = dict(row._mapping)
+    return _to_trial(dict(row._mapping), is_held)
+
+
+def _to_trial(values: dict[str, Any], is_held: bool) -> TrialRow:
     status = Status(values["status"])
     reason = values["reason"]
     if reason is not None:
