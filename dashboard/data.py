@@ -17,6 +17,7 @@ from dashboard.step_cache import StepCache
 from dashboard.trial_cache import TrialCache
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.report import TokenReadings
+from tuner.commands.arguments import to_copy
 from tuner.results import StudyView, as_view, kl_prunings, read_study
 from tuner.store import DEFAULT_STORAGE, Store, StudyRow, schema
 
@@ -68,6 +69,13 @@ class Snapshot:
 def storage() -> str:
     """Return the store's URL: PPO_TUNER_STORAGE, else the default file below the current folder."""
     return os.environ.get("PPO_TUNER_STORAGE") or DEFAULT_STORAGE
+
+
+def command(words: Sequence[str]) -> str:
+    """Return a `ppo-tuner` command on this store, for people to copy; a password in the store's URL is left out."""
+    url = storage()
+    where = () if url == DEFAULT_STORAGE else ("--storage", schema.without_secrets(url))
+    return to_copy([*words, *where])
 
 
 def open_store(url: str) -> Store:
@@ -148,7 +156,7 @@ def stamp(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> str:
     """Return a text that changes whenever what is drawn of the trials `numbers` may have: figures are kept by it."""
     drawn = set(numbers)
     rows = [row for row in snapshot.view.trials if row.number in drawn]
-    changing = [(row.number, row.attempts, row.episodes, row.seconds, row.shown_status, row.reason) for row in rows]
+    changing = [(row.number, row.attempts, row.episodes, row.seconds, row.shown_status, row.ended_at) for row in rows]
     return f"{_source(store, snapshot.view.row)}|{hash(tuple(changing))}"
 
 

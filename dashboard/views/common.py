@@ -16,6 +16,8 @@ from tuner.store import Store
 
 REFRESH_SECONDS = 2
 """How often a page looks again while a controller lives."""
+MOST_OF_A_COMMAND = 1_000
+"""Characters."""
 
 
 @contextmanager
@@ -143,6 +145,17 @@ def guide(title: str, text: str, commands: list[str], problem: str = "") -> None
         for command in commands:
             st.code(command, language=None)
         st.button("Look again", icon=":material/refresh:", key=f"again {title}")
+
+
+def not_begun(snapshot: Snapshot, title: str, text: str) -> None:
+    """Draw the empty state of a study that has nothing to show yet; `text` says what is to come."""
+    lead = f"{text} If nothing runs the study, run it again: it goes on where it is."
+    guide(title, lead, [command("run", snapshot.view.row.name)])
+
+
+def command(*words: str) -> str:
+    """Return a `ppo-tuner` command on this store to copy, safe to show."""
+    return untrusted.one_line(data.command(words), MOST_OF_A_COMMAND)
 
 
 def ago(seconds_since_epoch: float) -> str:

@@ -36,12 +36,7 @@ def page() -> None:
 def _study(store: Store, snapshot: Snapshot) -> None:
     st.title("Compare", anchor=False)
     if not snapshot.view.trials:
-        common.guide(
-            "No trials yet",
-            "There is nothing to compare before the first trial has begun. If nothing runs the study, run its file "
-            "again; it goes on where it is.",
-            ["ppo-tuner run STUDY.toml"],
-        )
+        common.not_begun(snapshot, "No trials yet", "There is nothing to compare before the first trial has begun.")
         return
     trials, whole = st.tabs(TABS, key="tab", bind="query-params", on_change="rerun")
     if trials.open:

@@ -31,12 +31,8 @@ def _study(store: Store, snapshot: Snapshot) -> None:
     st.title("Reward and KL", anchor=False)
     evaluated = front.evaluations(data.curves(store, snapshot, front.EVALUATED, evaluations_only=True))
     if evaluated.empty:
-        common.guide(
-            "No evaluation yet",
-            "A trial is evaluated before its first update, and then as often as its eval_every_episodes says. Come "
-            "back when the first one has begun; if nothing runs the study, run its file again.",
-            ["ppo-tuner run STUDY.toml"],
-        )
+        text = "A trial is evaluated before its first update, and then as often as its eval_every_episodes says."
+        common.not_begun(snapshot, "No evaluation yet", text)
         return
     chosen = choice.trials(
         snapshot,

@@ -21,12 +21,8 @@ def page() -> None:
 def _study(store: Store, snapshot: Snapshot) -> None:
     st.title("Samples", anchor=False)
     if not snapshot.view.trials:
-        common.guide(
-            "No trials yet",
-            "Samples come with a trial's first evaluation, before its first update. If nothing runs the study, run its "
-            "file again; it goes on where it is.",
-            ["ppo-tuner run STUDY.toml"],
-        )
+        text = "Samples come with a trial's first evaluation, before its first update."
+        common.not_begun(snapshot, "No trials yet", text)
         return
     chosen = choice.trials(
         snapshot,

@@ -30,12 +30,8 @@ def draw(snapshot: Snapshot, baseline: float | None) -> None:
     if snapshot.view.trials:
         _cards(snapshot, baseline)
     else:
-        common.guide(
-            "No trials yet",
-            "The study is recorded, and its first trial has not begun: preparing a task takes about a minute. If "
-            "nothing runs it, run its file again; it goes on where it is.",
-            ["ppo-tuner run STUDY.toml"],
-        )
+        text = "The study is recorded, and its first trial has not begun: preparing a task takes about a minute."
+        common.not_begun(snapshot, "No trials yet", text)
 
 
 def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> None:
@@ -44,7 +40,7 @@ def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> None:
     for one in advice.next_steps(snapshot, cards):
         boxes[one.level](one.text)
         if one.command:
-            st.code(one.command, language=None)
+            st.code(common.command(*one.command), language=None)
 
 
 def _state_line(view: StudyView) -> None:

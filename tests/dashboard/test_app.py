@@ -109,7 +109,7 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert any(text.startswith("Task reviews, begun ") for text in texts(app))
     assert any("does not refresh by itself" in text for text in texts(app))
     assert [warning.value for warning in app.warning] == [
-        "Nothing runs this study. Run its file again: it goes on where it stopped."
+        "Nothing runs this study. Run it again: it goes on where it stopped."
     ]
     assert app.query_params["study"] == STUDY
 
@@ -134,7 +134,7 @@ def test_a_paused_and_an_archived_study_say_what_to_do(tmp_path: Path, page: Pag
     path = tmp_path / "store.db"
     fake_store.build(path, courses=(GOOD,)).close()
     change(path, "UPDATE ppo_studies SET paused_at = 1")
-    assert "ppo-tuner resume STUDY" in [code.value for code in run(page(path)).code]
+    assert f"ppo-tuner resume reviews --storage sqlite:///{path}" in [code.value for code in run(page(path)).code]
     change(path, "UPDATE ppo_studies SET paused_at = NULL, archived_at = 1")
     app = run(page(path))
     assert [info.value for info in app.info][:2] == [
@@ -239,7 +239,7 @@ def page_of(path: Path, page: Page, courses: tuple[Course, ...]) -> AppTest:
 def test_a_study_without_trials_says_what_to_wait_for(tmp_path: Path, page: Page) -> None:
     app = run(page_of(tmp_path / "store.db", page, ()))
     assert subheaders(app) == ["Studies", "No trials yet"]
-    assert [code.value for code in app.code] == ["ppo-tuner run STUDY.toml"]
+    assert [code.value for code in app.code] == [f"ppo-tuner run reviews --storage sqlite:///{tmp_path}/store.db"]
     assert len(app.dataframe) == 1
 
 
@@ -375,7 +375,7 @@ def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Pag
     change(path, "UPDATE ppo_trials SET reason = json_set(reason, '$.rule', ?, '$.message', ?)", evil, evil)
     change(path, "UPDATE ppo_samples SET prompt = ?, response = ?", evil, evil)
     app = run(page(path))
-    assert kinds_with(app, "<script>") == {"dataframe", "selectbox"}
+    assert kinds_with(app, "<script>") == {"dataframe", "selectbox", "code"}
     assert app.selectbox(key="study").options == [untrusted.one_line(evil)]
     assert trials_table(app)["reason"].tolist() == [untrusted.cell(evil)] * 2
 
