@@ -1,0 +1,158 @@
+"""Every page on every kind of store: none, empty, foreign, newer, begun, failed, the whole fake study, a large one."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dashboard import data, views
+from tests.dashboard import fake_store
+from tests.dashboard.shown import FAILED, change, codes, infos, page, run, subheaders, texts
+from tuner.status import Origin
+from tuner.store import NewTrial, Store
+from tuner.store.schema import SCHEMA_VERSION
+
+VIEWS = sorted(path.stem for path in Path(views.__file__).parent.glob("*.py") if "\ndef page()" in path.read_text())
+LARGE = 2_000
+STUDY = {"study": fake_store.STUDY}
+
+every_page = pytest.mark.parametrize("view", VIEWS)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "store.db"
+    fake_store.build(path).close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake study's trials over and over, until there are 2,000."""
+    path = tmp_path_factory.mktemp("large") / "store.db"
+    fake_store.build(path).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for table, key in (("ppo_trials", "id"), ("ppo_steps", "trial_id")):
+            columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+            moved = [
+                f"{name} + 14 * again" if name == key else "number + 14 * again" if name == "number" else name
+                for name in columns
+            ]
+            connection.execute(
+                "WITH RECURSIVE more(again) AS (SELECT 1 UNION ALL SELECT again + 1 FROM more WHERE again < 142) "
+                f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(moved)} FROM {table}, more"
+            )
+        connection.execute("UPDATE ppo_studies SET spec = json_set(spec, '$.trials', ?)", [LARGE])
+    return path
+
+
+SHOWS = {
+    "compare": "plotly_chart",
+    "control": "button",
+    "curves": "echarts_chart",
+    "overview": "dataframe",
+    "reward_kl": "plotly_chart",
+    "sampling": "text",
+}
+"""The kind of element that each page is about."""
+
+
+def test_every_page_is_here() -> None:
+    assert list(SHOWS) == VIEWS
+
+
+@every_page
+def test_without_a_store(view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page(view, tmp_path / "store.db", monkeypatch)
+    assert "No store yet" in subheaders(app)
+    assert "ppo-tuner demo" in codes(app)
+
+
+@every_page
+def test_with_an_empty_store(view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store.open(f"sqlite:///{tmp_path / 'store.db'}", create=True).close()
+    app = page(view, tmp_path / "store.db", monkeypatch)
+    assert "No studies yet" in subheaders(app)
+
+
+def foreign(path: Path) -> str:
+    change(path, "CREATE TABLE theirs (x)")
+    return "holds no PPO Tuner store"
+
+
+def newer(path: Path) -> str:
+    fake_store.build(path, courses=()).close()
+    change(path, "UPDATE ppo_meta SET value = '99' WHERE key = 'schema_version'")
+    return f"has schema version 99; this PPO Tuner reads version {SCHEMA_VERSION}"
+
+
+@every_page
+@pytest.mark.parametrize("spoil", [foreign, newer])
+def test_with_a_store_that_cannot_be_read(
+    view: str, spoil: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = spoil(tmp_path / "store.db")
+    app = page(view, tmp_path / "store.db", monkeypatch)
+    assert "This store cannot be shown" in subheaders(app)
+    assert sum(said in text for text in texts(app)) == 1
+
+
+@every_page
+def test_a_store_that_goes_away_while_the_page_is_open(
+    view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store.db"
+    fake_store.build(path, courses=fake_store.COURSES[:2]).close()
+    app = page(view, path, monkeypatch, **STUDY)
+    assert "No store yet" not in subheaders(app)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    assert "No store yet" in subheaders(run(app))
+    assert data.is_missing(f"sqlite:///{path}")  # and looking made none
+
+
+@every_page
+def test_with_a_study_that_has_not_begun(view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store.db"
+    fake_store.build(path, courses=()).close()
+    app = page(view, path, monkeypatch, **STUDY)
+    if view != "control":
+        assert codes(app) == [f"ppo-tuner run reviews --storage sqlite:///{path}"]
+
+
+@every_page
+def test_with_one_trial_that_has_made_no_step(view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store.db"
+    store = fake_store.build(path, courses=())
+    lease = store.acquire(fake_store.STUDY)
+    trial = store.add_trial(lease, NewTrial(0, Origin.REFERENCE, {"total_episodes": 640}, {}, threads=1))
+    store.begin_attempt(lease, trial, None)
+    app = page(view, path, monkeypatch, **STUDY)
+    assert [*infos(app), *codes(app), *texts(app)]
+    store.release(lease)
+    store.close()
+
+
+@every_page
+def test_with_trials_that_all_failed(view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_store.build(tmp_path / "store.db", courses=(FAILED, FAILED)).close()
+    app = page(view, tmp_path / "store.db", monkeypatch, **STUDY)
+    if view == "overview":
+        assert any("Every trial that ended has failed" in error.value for error in app.error)
+
+
+@every_page
+def test_with_the_whole_study(view: str, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert page(view, whole, monkeypatch, **STUDY).get(SHOWS[view])
+
+
+@every_page
+def test_with_two_thousand_trials(view: str, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page(view, large, monkeypatch, **STUDY)
+    assert app.get(SHOWS[view])
+    if view == "overview":
+        assert next(card.value for card in app.metric if card.label == "Trials ended") == "1859 of 2002"
+    if view == "curves":
+        assert any("of the other 1" in caption.value for caption in app.caption)
