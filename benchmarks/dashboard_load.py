@@ -28,6 +28,14 @@ from tuner.store import Lease, Store
 
 TARGETS = {"first_chart": 2.0, "click": 0.5, "refresh_bytes": 100_000}
 OUR_CHARTS = '[data-testid="stEChartsChart"] canvas'
+_IS_PAINTED = """selector => {
+  const canvas = document.querySelector(selector);
+  if (!canvas || !canvas.width) return false;
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  for (let place = 3; place < pixels.length; place += 4) if (pixels[place]) return true;
+  return false;
+}"""
+"""Whether a canvas holds anything: it is there, and empty, before the chart is drawn."""
 WATCHED_SECONDS = 10
 REFRESH_SECONDS = 2
 THEIR_POLL_SECONDS = 15
@@ -172,11 +180,12 @@ def _timed_visit(browser: Browser, link: str, wait: Callable[[Page], None]) -> f
 
 
 def _our_chart(page: Page) -> None:
-    page.locator(OUR_CHARTS).first.wait_for(timeout=LONGEST)
+    page.wait_for_function(_IS_PAINTED, arg=OUR_CHARTS, timeout=LONGEST)
 
 
 def _their_chart(page: Page) -> None:
-    page.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=LONGEST)
+    """Wait for the points of the first chart: the frame around them is there long before."""
+    page.locator(".js-plotly-plot .scatterlayer path.point").first.wait_for(state="attached", timeout=LONGEST)
 
 
 def _open_whole(page: Page, link: str) -> None:

@@ -46,6 +46,8 @@ class Drawing:
     log_kl: bool = False
     window: tuple[int, int] = (0, 100)
     """The shown part of the horizontal axis, in percent of the longest trial."""
+    by: str = ""
+    """The setting that lines are named by besides their number; empty: none."""
 
 
 def needed(metrics: Sequence[str], axis: Axis) -> tuple[str, ...]:
@@ -69,6 +71,7 @@ def curve(
     drawing: Drawing,
     levels: Mapping[str, float],
     shaded_from: float | None = None,
+    names: Mapping[int, str] | None = None,
 ) -> Option:
     """Return one metric over the run for every trial of `frame`, with every early end marked.
 
@@ -80,6 +83,7 @@ def curve(
         drawing: Axis, smoothing and range.
         levels: Horizontal lines by their name: budget, limit, target, baseline.
         shaded_from: What lies over it is shaded; None: nothing.
+        names: What trials in colour are called besides their number: our own words alone.
     """
     points = curves.points(frame, metric, drawing.axis, drawing.smoothing)
     is_kl = metric in KL_METRICS
@@ -95,13 +99,14 @@ def curve(
         vertical |= {"max": top, **({"type": "log", "min": LOG_FLOOR} if is_log else {"min": 0})}
     shading = None if shaded_from is None else (shaded_from, top or shaded_from)
     option = echarts.chart(
-        [*_spreads(frame, metric, chosen, drawing), *_lines(points, trials, metric, chosen, right)],
+        [*_spreads(frame, metric, chosen, drawing), *_lines(points, trials, metric, chosen, right, names or {})],
         [
             echarts.limits(dict(levels), side="Start" if is_kl else "End", shaded=shading),
             *_ends(points, trials, chosen, (left, right), top),
         ],
         x_axis=_x_axis(drawing.axis, left, right),
         y_axis=vertical,
+        right=90 if names else 40,
     )
     return echarts.compact(echarts.downloadable(option, declared.column))
 
@@ -115,7 +120,12 @@ def _kl_top(points: pd.DataFrame, left: float, right: float, limit: float, is_lo
 
 
 def _lines(
-    points: pd.DataFrame, trials: pd.DataFrame, metric: str, chosen: Collection[int], right: float
+    points: pd.DataFrame,
+    trials: pd.DataFrame,
+    metric: str,
+    chosen: Collection[int],
+    right: float,
+    names: Mapping[int, str],
 ) -> list[Line]:
     """Return one line a trial. Where more grey ones are left than can be told apart, they become one band."""
     others = points[~points["trial"].isin(chosen)]
@@ -133,8 +143,9 @@ def _lines(
         line = curves.thinned(points[points["trial"] == number], most)
         if len(line):
             # Where a trial ended early, its symbol carries its number.
-            label = {} if number in marked else echarts.end_label(number, at_edge=line["x"].iloc[-1] >= right)
-            lines.append(echarts.bright_line(number, line, with_points=sparse, end_label=label))
+            by, at_edge = names.get(number, ""), line["x"].iloc[-1] >= right
+            label = {} if number in marked else echarts.end_label(number, at_edge=at_edge, by=by)
+            lines.append(echarts.bright_line(number, line, with_points=sparse, end_label=label, by=by))
     return lines
 
 

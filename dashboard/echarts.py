@@ -24,12 +24,14 @@ FAINT = "rgba(128, 128, 128, 0.45)"
 _UNTOUCHED: Option = {"silent": True, "tooltip": {"show": False}}
 
 
-def chart(lines: Sequence[Line], others: Sequence[Option], *, x_axis: Option, y_axis: Option) -> Option:
-    """Return the whole option: `lines` with their data sets, then the other series."""
+def chart(
+    lines: Sequence[Line], others: Sequence[Option], *, x_axis: Option, y_axis: Option, right: int = 40
+) -> Option:
+    """Return the whole option: `lines` with their data sets, then the other series; `right` pixels are for names."""
     return {
         "animation": False,
         "dataset": [{"source": source} for source, _ in lines],
-        "grid": {"left": 8, "right": 40, "top": 34, "bottom": 30, "containLabel": True},
+        "grid": {"left": 8, "right": right, "top": 34, "bottom": 30, "containLabel": True},
         "tooltip": {"trigger": "axis", "confine": True, "order": "valueDesc", "valueFormatter": "%.3f"},
         "xAxis": {"type": "value", "nameLocation": "middle", "nameGap": 28, "splitLine": {"show": False}} | x_axis,
         "yAxis": {"type": "value", "nameLocation": "end", "nameTextStyle": {"align": "left"}} | y_axis,
@@ -37,10 +39,10 @@ def chart(lines: Sequence[Line], others: Sequence[Option], *, x_axis: Option, y_
     }
 
 
-def bright_line(number: int, points: pd.DataFrame, *, with_points: bool, end_label: Option) -> Line:
-    """Return a trial's line in its colour and dash."""
+def bright_line(number: int, points: pd.DataFrame, *, with_points: bool, end_label: Option, by: str = "") -> Line:
+    """Return a trial's line in its colour and dash; `by` is what it is called besides its number."""
     colour = appearance.colour(number)
-    source, series = _line(number, points)
+    source, series = _line(number, points, by)
     return source, series | end_label | {
         "lineStyle": {"color": colour, "width": 2, "type": appearance.dash(number).echarts},
         "itemStyle": {"color": colour},
@@ -57,8 +59,8 @@ def faint_line(number: int, points: pd.DataFrame) -> Line:
     return source, series | style | _UNTOUCHED | {"showSymbol": len(points) == 1, "z": 2}
 
 
-def _line(number: int, points: pd.DataFrame) -> Line:
-    name = f"Trial {number}"  # the tooltip shows the column's name
+def _line(number: int, points: pd.DataFrame, by: str = "") -> Line:
+    name = f"Trial {number}{by and f': {by}'}"  # the tooltip shows the column's name
     source = curves.thinned(points)[["x", "y"]].rename(columns={"y": name})
     encode = {"x": "x", "y": name, "tooltip": [name]}
     return source, {"type": "line", "name": name, "encode": encode, "symbol": "circle", "symbolSize": 5}
@@ -107,9 +109,9 @@ def downloadable(option: Option, name: str) -> Option:
     return option | {"toolbox": {"right": 4, "top": 0, "itemSize": 13, "feature": {"saveAsImage": save}}}
 
 
-def end_label(number: int, *, at_edge: bool) -> Option:
+def end_label(number: int, *, at_edge: bool, by: str = "") -> Option:
     """Return the trial's number at its line's end. At the right edge numbers pile up, and make room for each other."""
-    text = {"show": True, "formatter": str(number), "fontWeight": "bold", "distance": 6}
+    text = {"show": True, "formatter": f"{number}{by and f': {by}'}", "fontWeight": "bold", "distance": 6}
     shift = {"labelLayout": {"moveOverlap": "shiftY"}} if at_edge else {}
     return {"endLabel": text | {"color": appearance.colour(number)}} | shift
 

@@ -16,6 +16,8 @@ from tuner.store import Store
 
 REFRESH_SECONDS = 2
 """How often a page looks again while a controller lives."""
+CHOSEN_TRIALS = "trial"
+"""The key of the choice of trials, in the link and in the session."""
 MOST_OF_A_COMMAND = 1_000
 """Characters."""
 
@@ -94,11 +96,11 @@ def _keep_chosen(key: str) -> None:
 
 def choose_trials(snapshot: Snapshot, help_text: str) -> tuple[int, ...]:
     """Return the chosen trials by number, which are in the link and stay when the page changes; empty: none is."""
-    _keep_chosen("trial")
+    _keep_chosen(CHOSEN_TRIALS)
     chosen = st.multiselect(
         "Trials",
         range(snapshot.total),
-        key="trial",
+        key=CHOSEN_TRIALS,
         bind="query-params",
         persist_state="session",
         placeholder="Choose by number",
@@ -145,6 +147,15 @@ def guide(title: str, text: str, commands: list[str], problem: str = "") -> None
         for command in commands:
             st.code(command, language=None)
         st.button("Look again", icon=":material/refresh:", key=f"again {title}")
+
+
+def page_link(view: str, label: str, icon: str, query: dict[str, str | list[str]]) -> None:
+    """Draw a link to another page, named as its module is, with what it is to show."""
+    st.page_link(st.Page(_nothing, title=label, url_path=view), label=label, icon=icon, query_params=query)
+
+
+def _nothing() -> None:
+    """Stand for a page that a link leads to."""
 
 
 def not_begun(snapshot: Snapshot, title: str, text: str) -> None:

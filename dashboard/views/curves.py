@@ -6,12 +6,15 @@ from dataclasses import dataclass
 import pandas as pd
 import streamlit as st
 
-from dashboard import appearance, curve_charts, curves, data
+from dashboard import appearance, curve_charts, curves, data, untrusted
+from dashboard.analysis import by_setting
 from dashboard.curve_charts import KL_METRICS, Drawing
 from dashboard.curves import AXES
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common, health_table, incident
+from dashboard.views.drawn import live as draw_live
+from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.store import Store
 
@@ -29,7 +32,7 @@ GROUPS: Mapping[str, str] = {
     "time": "Time",
 }
 """Groups of metrics by the first part of their names; the rest is "Run"."""
-CHOSEN_METRICS = "metric"
+CHOSEN_METRICS, NAMED_BY = "metric", "by"
 
 
 def page() -> None:
@@ -42,11 +45,8 @@ def page() -> None:
             if snapshot.view.trials:
                 _study(store, snapshot)
             else:
-                common.guide(
-                    "No trials yet",
-                    "Curves begin with the first trial: preparing a task takes about a minute.",
-                    ["ppo-tuner run STUDY.toml"],
-                )
+                text = "Curves begin with the first trial: preparing a task takes about a minute."
+                common.not_begun(snapshot, "No trials yet", text)
 
 
 def _study(store: Store, snapshot: Snapshot) -> None:
@@ -79,7 +79,14 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[int, ...], tuple[str, ...], Dra
     scale = row.segmented_control(
         "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params"
     )
-    more = row.popover("Smoothing and range", icon=":material/tune:")
+    beta = by_setting.spanning(snapshot.view.trials, by_setting.BETA)
+    if len(beta) > 1:
+        row.button(
+            "KL by β", icon=":material/stacked_line_chart:", on_click=_show_by_beta, args=(beta,),
+            help="KL over training under the lowest, a middle and the highest fixed β of this study, and an adaptive "
+            "one. Their other settings differ, too, unless the study lists its trials.",
+        )  # fmt: skip
+    more = row.popover("Smoothing, range, names", icon=":material/tune:")
     smoothing = more.slider(
         "Smoothing", 0.0, 0.95, 0.0, 0.05, key="smooth", bind="query-params",
         help="Share of the past in each point (exponential mean). Evaluations are never smoothed.",
@@ -88,7 +95,18 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[int, ...], tuple[str, ...], Dra
         "Shown part of the run (%)", 0, 100, (0, 100), key="window", bind="query-params",
         help="Percent of the longest trial. A range set here outlasts the refreshes of a running study.",
     )  # fmt: skip
-    return chosen, tuple(metrics) or SHOWN_FIRST, Drawing(axis, smoothing, scale == "log", (low, high))
+    by = more.selectbox(
+        "Name lines by", by_setting.settings(snapshot.trials), index=None, key=NAMED_BY, bind="query-params",
+        format_func=lambda name: HYPERPARAMETERS[name].label, placeholder="their trial's number alone",
+        help="The value of a searched hyperparameter beside the number.",
+    )  # fmt: skip
+    return chosen, tuple(metrics) or SHOWN_FIRST, Drawing(axis, smoothing, scale == "log", (low, high), by or "")
+
+
+def _show_by_beta(trials: tuple[int, ...]) -> None:
+    st.session_state[common.CHOSEN_TRIALS] = list(trials)
+    st.session_state[NAMED_BY] = by_setting.BETA
+    st.session_state[CHOSEN_METRICS] = []
 
 
 def grouped() -> list[str]:
@@ -162,7 +180,8 @@ def _chart(drawn: _Drawn, metric: str, baseline: float | None, height: int = 320
     lines = levels(drawn.snapshot, metric, drawn.bright, baseline)
     option = _option(f"{drawn.stamp}|{metric}|{drawn.bright}|{drawn.drawing}|{lines}", drawn, metric, lines)
     alt = f"{declared.title} over {drawn.drawing.axis}, one line a trial"
-    st.echarts_chart(option, key=f"{metric} curves", height=height, alt=alt)
+    name = f"{untrusted.one_line(drawn.snapshot.view.row.name)}: {declared.title}"
+    draw_live(option, key=f"{metric} curves", height=height, alt=alt, name=name)
     st.caption(" ".join(part for part in (declared.doc, _spread_told(drawn, metric)) if part))
 
 
@@ -177,7 +196,15 @@ def _option(key: str, _drawn: _Drawn, _metric: str, _levels: Mapping[str, float]
         drawing=_drawn.drawing,
         levels=_levels,
         shaded_from=_drawn.snapshot.view.spec.kl_budget if _metric in KL_METRICS else None,
+        names=_names(_drawn),
     )
+
+
+def _names(drawn: _Drawn) -> dict[int, str]:
+    """Return what the bright trials are called by the chosen setting; nothing where none is chosen."""
+    by = drawn.drawing.by
+    rows = [row for row in drawn.snapshot.view.trials if row.number in drawn.bright] if by else []
+    return {row.number: by_setting.name(row, by) for row in rows}
 
 
 def levels(snapshot: Snapshot, metric: str, bright: Sequence[int], baseline: float | None = None) -> dict[str, float]:

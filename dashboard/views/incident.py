@@ -5,9 +5,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import data, incident, incident_chart
+from dashboard import data, incident, incident_chart, untrusted
 from dashboard.data import Snapshot
 from dashboard.incident import SIGNALS, Incident
+from dashboard.views import drawn
 from ppo_core.metrics import METRICS
 from tuner.guard_rules import KL
 from tuner.store import Store
@@ -45,7 +46,9 @@ def _draw(store: Store, snapshot: Snapshot, number: int) -> None:
         steps, found, number=number, lines={"Budget": spec.kl_budget, "Limit": spec.kl_limit}
     )
     height = incident_chart.height(option)
-    st.echarts_chart(option, key="incident chart", height=height, alt=f"Trial {number}: KL and six signals by step")
+    told = f"Trial {number}: KL and six signals by step"
+    name = f"{untrusted.one_line(snapshot.view.row.name)}: what moved first in trial {number}"
+    drawn.live(option, key="incident chart", height=height, alt=told, name=name)
     if found is not None and found.moves:
         st.dataframe(table(found), key="incident table", hide_index=True, placeholder="–", column_config=_columns())
     st.caption(

@@ -57,7 +57,12 @@ def rows(trials: pd.DataFrame) -> pd.DataFrame:
         },
         index=trials.index,
     )
-    return pd.concat([shown, trials[_searched(trials)]], axis=1)
+    return pd.concat([shown, trials[_searched(trials)].map(_safe)], axis=1)
+
+
+def _safe(value: Any) -> Any:
+    """Return a searched value; an imported study may have any text in its place."""
+    return untrusted.cell(value) if isinstance(value, str) else value
 
 
 def _searched(trials: pd.DataFrame) -> list[str]:

@@ -1,0 +1,57 @@
+"""Trials by one of their settings: a few that span its values, and what each one's line is called by it."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from tuner.status import Status
+from tuner.store import TrialRow
+
+BETA, TARGET = "kl_coef", "kl_target"
+MOST = 3
+"""Trials by which the values of a setting are spanned: the lowest, one in the middle, the highest."""
+
+
+def name(row: TrialRow, setting: str) -> str:
+    """Return a trial's value of a setting in a few characters; of β where it adapts, its target. Empty: no number."""
+    if setting == BETA and (target := _number(row, TARGET)) is not None:
+        return f"target {target:.3g}"
+    value = _number(row, setting)
+    return "" if value is None else f"β {value:.3g}" if setting == BETA else f"{value:.3g}"
+
+
+def settings(trials: pd.DataFrame) -> list[str]:
+    """Return the searched hyperparameters that are numbers and vary among the trials, in the order of declaration."""
+    columns = {name: f"params_{name}" for name in HYPERPARAMETERS if f"params_{name}" in trials.columns}
+    return [
+        name
+        for name, column in columns.items()
+        if pd.api.types.is_numeric_dtype(trials[column]) and trials[column].nunique() > 1
+    ]
+
+
+def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:
+    """Return the numbers of trials with the lowest, a middle and the highest value, of those that got under way.
+
+    Of β: of the trials with a fixed one, and beside them the adaptive trial whose target is in the middle.
+    """
+    begun = [row for row in rows if row.episodes > 0 and row.status is not Status.FAILED]
+    adaptive = [row for row in begun if setting == BETA and _number(row, TARGET) is not None]
+    fixed = _by_value([row for row in begun if row not in adaptive], setting)
+    places = dict.fromkeys(round(place * (len(fixed) - 1) / (MOST - 1)) for place in range(MOST)) if fixed else {}
+    targets = _by_value(adaptive, TARGET)
+    return tuple(fixed[place].number for place in places) + tuple(
+        row.number for row in targets[len(targets) // 2 :][:1]
+    )
+
+
+def _by_value(rows: Sequence[TrialRow], setting: str) -> list[TrialRow]:
+    valued = [(value, row.number, row) for row in rows if (value := _number(row, setting)) is not None]
+    return [row for *_, row in sorted(valued, key=lambda found: found[:2])]
+
+
+def _number(row: TrialRow, setting: str) -> float | None:
+    """Return a value from the store, where it is what it is to be."""
+    value = row.config.get(setting)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,106 @@
+"""KL under different β: which trials span a setting, what their lines are called, and the click that shows them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dashboard import data
+from dashboard.analysis import by_setting
+from dashboard.curve_charts import Drawing, curve
+from dashboard.curves import KL
+from dashboard.data import Snapshot
+from tests.dashboard import fake_store
+from tests.dashboard.fake_store import STUDY, Course
+from tests.dashboard.shown import page, run
+from tuner.status import Status
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store") / "store.db"
+    fake_store.build(path).close()
+    return path
+
+
+def snapshot(path: Path) -> Snapshot:
+    return data.snapshot(data.open_store(f"sqlite:///{path}"), STUDY)
+
+
+def of(tmp_path: Path, *courses: Course) -> Snapshot:
+    fake_store.build(tmp_path / "store.db", courses=courses).close()
+    return snapshot(tmp_path / "store.db")
+
+
+def test_beta_is_spanned_by_its_lowest_middle_and_highest_fixed_value_and_the_middle_target(path: Path) -> None:
+    rows = snapshot(path).view.trials
+    # Fixed β that did not fail, by value: 2 9 6 5 3 12 7 0 10 1; targets: 13 4 11.
+    assert by_setting.spanning(rows, "kl_coef") == (2, 3, 1, 4)
+    assert [by_setting.name(rows[number], "kl_coef") for number in (2, 3, 1, 4)] == [
+        *("β 0.011", "β 0.032", "β 0.1"),
+        "target 6.1",
+    ]
+
+
+def test_a_setting_without_targets_is_spanned_alone(path: Path) -> None:
+    rows = snapshot(path).view.trials
+    assert by_setting.spanning(rows, "cliprange")[0] == 1
+    assert [by_setting.name(rows[number], "cliprange") for number in by_setting.spanning(rows, "cliprange")] == [
+        *("0.12", "0.2", "0.28"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("courses", "spanning"),
+    [
+        ((), ()),
+        ((Course(1e-4, 0.05, 4.0),), (0,)),
+        ((Course(1e-4, 0.2, 4.0), Course(1e-4, 0.05, 4.0)), (1, 0)),
+        ((Course(1e-4, 6.0, 4.0, adaptive=True),), (0,)),
+        ((Course(1e-4, 0.05, 4.0, Status.FAILED, ends_at=3), Course(1e-4, 0.2, 4.0)), (1,)),
+    ],
+)
+def test_few_trials_span_what_they_can(courses: tuple[Course, ...], spanning: tuple[int, ...], tmp_path: Path) -> None:
+    assert by_setting.spanning(of(tmp_path, *courses).view.trials, "kl_coef") == spanning
+
+
+def test_only_searched_numbers_that_vary_name_lines(path: Path, tmp_path: Path) -> None:
+    names = by_setting.settings(snapshot(path).trials)
+    assert names == [name for name in names if name != "kl_control"]
+    assert set(names) == set(fake_store.SPEC.search)
+    assert by_setting.settings(of(tmp_path, Course(1e-4, 0.05, 4.0)).trials) == []
+
+
+def test_a_value_that_is_no_number_is_never_in_a_chart(tmp_path: Path) -> None:
+    of(tmp_path, Course(1e-4, 0.05, 4.0))
+    fake_store.build(tmp_path / "other.db", courses=(Course(1e-4, "<b>x</b>", 4.0),)).close()  # type: ignore[arg-type]
+    row = snapshot(tmp_path / "other.db").view.trials[0]
+    assert by_setting.name(row, "kl_coef") == ""
+
+
+def test_a_named_line_carries_its_setting_at_its_end_and_in_the_tooltip(path: Path) -> None:
+    now = snapshot(path)
+    frame = data.curves(data.open_store(f"sqlite:///{path}"), now, (KL,))
+    drawing = Drawing("episodes", by="kl_coef")
+    option = curve(frame, now.trials, KL, chosen=(3,), drawing=drawing, levels={}, names={3: "β 0.032"})
+    [line] = [series for series in option["series"] if series.get("name") == "Trial 3: β 0.032"]
+    assert line["endLabel"]["formatter"] == "3: β 0.032"
+    assert line["encode"]["y"] == "Trial 3: β 0.032"
+    assert option["grid"]["right"] == 90
+
+
+def test_one_click_on_the_curves_shows_kl_by_beta(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("curves", path, monkeypatch, study=STUDY)
+    next(button for button in app.button if button.label == "KL by β").click()
+    run(app)
+    assert app.multiselect(key="trial").value == [2, 3, 1, 4]
+    assert app.selectbox(key="by").value == "kl_coef"
+    first = app.get("echarts_chart")[0]
+    names = [series["name"] for series in json.loads(first.proto.spec)["series"]]
+    assert first.key == f"{KL} curves" and "Trial 3: β 0.032" in names
+
+
+def test_the_overview_links_to_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("overview", path, monkeypatch, study=STUDY)
+    [link] = [link.proto for link in app.get("page_link")]
+    assert (link.page, link.query_string) == ("curves", "study=reviews&trial=2&trial=3&trial=1&trial=4&by=kl_coef")

@@ -1,0 +1,243 @@
+"""The live charts' copies to keep, against literal numbers, and what a running study's page hands out in a browser."""
+
+import csv
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+from playwright.sync_api import Browser, Download, Page
+
+from dashboard import appearance, echarts, incident_chart
+from dashboard.figures import live_copy
+from tests.dashboard import browser as real
+from tests.dashboard import fake_store
+from tests.dashboard.browser import Server
+from tests.dashboard.shown import FAILED, GOOD
+from tests.dashboard.test_curves_charts import QUARTERS, SCORE, chart, steps, trial
+from tests.dashboard.test_curves_incident import found
+from tests.dashboard.test_curves_incident import steps as signals
+from tuner.status import Status
+
+NAN = math.nan
+MARKUP = "</script><script>alert(1)</script><b>x</b> & $1$"
+
+
+def copy(option: echarts.Option) -> go.Figure:
+    return live_copy.figure(option, "reviews: KL")
+
+
+def named(figure: go.Figure, name: str) -> go.Scatter:
+    [trace] = [trace for trace in figure.data if trace.name == name]
+    return trace
+
+
+def shapes(figure: go.Figure, kind: str) -> list[go.layout.Shape]:
+    return [shape for shape in figure.layout.shapes if shape.type == kind]
+
+
+def note(figure: go.Figure, text: str) -> go.layout.Annotation:
+    [found] = [note for note in figure.layout.annotations if note.text == text]
+    return found
+
+
+# One chart
+
+
+def test_a_line_keeps_every_number_its_gap_its_look_and_the_number_at_its_end() -> None:
+    line = named(copy(chart(steps(7, [0, 2, 1 / 3, NAN]), chosen=(7,))), "Trial 7")
+    assert list(line.x) == [0, 1, 2, 3]
+    assert list(line.y)[:3] == [0, 2, np.float32(1 / 3)] and math.isnan(line.y[3])
+    assert (line.line.color, line.line.dash, line.line.width) == (appearance.colour(7), "8px,4px", 2)
+    assert (list(line.text), line.textposition, line.mode) == (["", "", "7", ""], "middle right", "lines+text")
+
+
+def test_a_grey_line_is_grey_and_in_no_legend_and_a_single_point_is_seen() -> None:
+    figure = copy(chart(pd.concat([steps(0, [1, 2]), steps(1, [3])]), chosen=(0,)))
+    grey = named(figure, "Trial 1")
+    assert (grey.line.color, grey.showlegend, grey.hoverinfo) == (echarts.FAINT, False, "skip")
+    assert (grey.mode, named(figure, "Trial 0").mode) == ("lines+markers", "lines+text")
+
+
+def test_a_band_lies_between_its_edges() -> None:
+    frame = pd.concat([steps(number, [float(number)]) for number in range(26)])
+    figure = copy(chart(frame, metric=SCORE, chosen=(0,)))
+    low, high = named(figure, "Other trials, lower edge"), named(figure, "Other trials")
+    assert [*low.y, *high.y] == pytest.approx([-22.6, -3.4])
+    assert (low.fill, high.fill) == (None, "tonexty")
+    assert high.fillcolor == "rgba(128, 128, 128, 0.225)"
+    assert [trace.name for trace in figure.data[:2]] == [low.name, high.name], "what a fill ends at is drawn before it"
+
+
+def test_a_spread_is_stacked_from_its_minimum_to_its_maximum() -> None:
+    columns = {f"{SCORE}_{name}": [-2.0 + place, 10.0 * place] for place, name in enumerate(QUARTERS)}
+    figure = copy(chart(steps(0, [0, 1], **columns), metric=SCORE, chosen=(0,)))
+    areas = figure.data[:4]
+    assert [list(area.y) for area in areas] == [[-2, 0], [-1, 10], [1, 30], [2, 40]]
+    assert [area.fill for area in areas] == [None, "tonexty", "tonexty", "tonexty"]
+    assert areas[2].fillcolor == "rgba(0, 114, 178, 0.2)"
+    assert {area.line.width for area in areas} == {0}
+
+
+def test_budget_and_limit_are_named_and_what_lies_over_the_budget_is_shaded() -> None:
+    figure = copy(chart(steps(0, [0, 2, 4])))
+    assert [(line.y0, line.y1, line.xref) for line in shapes(figure, "line")] == [
+        (10, 10, "x domain"),
+        (15, 15, "x domain"),
+    ]
+    [shade] = shapes(figure, "rect")
+    assert (shade.y0, shade.y1, shade.layer) == (10, 20, "below")
+    assert (note(figure, "KL budget 10").y, note(figure, "Guard's limit 15").y) == (10, 15)
+
+
+def test_axes_have_their_titles_and_ends() -> None:
+    figure = copy(chart(steps(0, [0, 1, 2, 3, 4]), window=(50, 75)))
+    assert figure.layout.xaxis.title.text == "Step (PPO iterations)"
+    assert (list(figure.layout.xaxis.range), list(figure.layout.yaxis.range)) == ([2, 3], [0, 20])
+    assert note(figure, "nats per response").yref == "y domain"
+    assert figure.layout.title.text == "reviews: KL"
+    assert copy(chart(steps(0, [0, 1]), metric=SCORE)).layout.yaxis.range is None
+
+
+def test_a_logarithmic_axis_holds_lines_and_their_names_at_one_height() -> None:
+    figure = copy(chart(steps(0, [0, 9, 188]), log_kl=True))
+    assert figure.layout.yaxis.type == "log"
+    assert list(figure.layout.yaxis.range) == pytest.approx([-1, math.log10(200)])
+    assert [line.y0 for line in shapes(figure, "line")] == [10, 15]
+    assert (note(figure, "KL budget 10").y, note(figure, "Guard's limit 15").y) == (1, pytest.approx(math.log10(15)))
+    assert figure.data[0].y[0] == np.float32(0.1)
+
+
+def test_early_ends_have_their_symbol_and_the_chosen_ones_their_text() -> None:
+    early = [trial(0, Status.PRUNED, rule="kl_hard", stop_step=2), trial(1, Status.PRUNED), trial(2, Status.FAILED)]
+    frame = pd.concat([steps(0, [0, 9, 188]), steps(1, [0, 1]), steps(2, [0])])
+    grey, failed, bright, *legend = copy(chart(frame, *early, chosen=(0,))).data[3:]
+    assert (list(grey.x), list(grey.y), list(grey.text), grey.marker.symbol) == ([1], [1], [""], "x")
+    assert (list(failed.x), failed.marker.symbol) == ([0], "triangle-up")
+    assert (list(bright.x), list(bright.y)) == ([2], [45])
+    assert (list(bright.text), list(bright.textposition)) == (["0 KL far over the limit: 188"], ["middle left"])
+    assert (list(bright.marker.color), list(grey.marker.color)) == ([appearance.colour(0)], [echarts.FAINT])
+    assert [entry.name for entry in legend] == ["pruned", "failed"]
+
+
+def test_no_text_becomes_html_or_a_formula() -> None:
+    option = chart(steps(0, [0, 1]), chosen=(0,), levels={MARKUP: 10.0})
+    figure = live_copy.figure(option, MARKUP)
+    shown = "&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;&lt;b&gt;x&lt;/b&gt; &amp; &#36;1&#36;"
+    assert figure.layout.title.text == shown
+    assert note(figure, shown).y == 10
+    assert "<b>" not in figure.to_json() and "alert(1)</script>" not in figure.to_html(include_plotlyjs=False)
+
+
+# Several charts over each other
+
+
+def test_the_incidents_panels_lie_over_each_other_on_the_same_steps() -> None:
+    frame = signals(clip=[0.1] * 9 + [0.5] * 4, length=[20.0] * 13)
+    option = incident_chart.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15})
+    figure = copy(option)
+    assert [(trace.xaxis, trace.yaxis) for trace in figure.data] == [("x", "y"), ("x2", "y2"), ("x3", "y3")]
+    layout = figure.layout
+    # Panels of 92 pixels, 30 apart: 336 in all.
+    domains = [*layout.yaxis.domain, *layout.yaxis2.domain, *layout.yaxis3.domain]
+    assert domains == pytest.approx([244 / 336, 1, 122 / 336, 214 / 336, 0, 92 / 336])
+    assert layout.height == 336 + live_copy.MARGIN["t"] + live_copy.MARGIN["b"]
+    assert (layout.xaxis.matches, layout.xaxis2.matches, layout.xaxis3.matches) == (None, "x", "x")
+    assert {(*axis.range, axis.showticklabels) for axis in (layout.xaxis, layout.xaxis2)} == {(0, 12, False)}
+    assert (layout.xaxis3.title.text, layout.xaxis3.showticklabels) == ("Step (PPO iterations)", True)
+    assert [note(figure, name).yref for name in ("KL (nats per response)", "Clip fraction (share)")] == [
+        "y domain",
+        "y2 domain",
+    ]
+
+
+def test_the_incidents_crossing_and_moves_are_drawn_in_their_panels() -> None:
+    frame = signals(clip=[0.1] * 9 + [0.5] * 4, length=[20.0] * 13)
+    figure = copy(incident_chart.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15}))
+    upright = [(line.xref, line.x0, line.line.color) for line in shapes(figure, "line") if line.yref.endswith("domain")]
+    grey = appearance.NEUTRAL
+    assert upright == [("x", 11, grey), ("x2", 11, grey), ("x2", 9, incident_chart.MOVED), ("x3", 11, grey)]
+    moved = note(figure, "step 9")
+    assert (moved.x, moved.xref, moved.yref) == (9, "x2", "y2 domain")
+    usual = {shade.yref: (shade.y0, shade.y1) for shade in shapes(figure, "rect")}
+    assert usual["y2"] == pytest.approx((0.09, 0.11))
+    assert (note(figure, "Budget 10").x, note(figure, "Limit 15").x) == (0, 1)
+
+
+# In a browser, while the study runs
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with real.chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("running")
+    store = fake_store.build(folder / "store.db", courses=(GOOD, FAILED), held=True)
+    with real.serve(f"sqlite:///{folder / 'store.db'}", folder) as server:
+        yield server
+    store.close()
+
+
+def freshness(page: Page) -> str:
+    return page.get_by_text("As of").first.inner_text()
+
+
+def saved(page: Page, label: str, place: int = 0) -> Download:
+    with page.expect_download() as download:
+        page.get_by_role("button", name=label).nth(place).click()
+    return download.value
+
+
+def test_live_charts_are_saved_as_pages_that_need_nothing_else_and_stay_while_they_refresh(
+    running: Server, browser: Browser, tmp_path: Path
+) -> None:
+    with real.visit(browser) as visit:
+        visit.open(f"{running.address}/curves?study={fake_store.STUDY}")
+        visit.page.locator("canvas").first.wait_for()
+        visit.page.evaluate("document.querySelectorAll('canvas').forEach(canvas => { canvas.isFirst = true })")
+        for _ in range(2):
+            before = freshness(visit.page)
+            real.until(lambda before=before: freshness(visit.page) != before)
+        assert visit.page.evaluate("[...document.querySelectorAll('canvas')].every(canvas => canvas.isFirst)")
+        files = {}
+        for place in (0, visit.page.get_by_role("button", name="Save as HTML").count() - 1):
+            download = saved(visit.page, "Save as HTML", place)
+            download.save_as(tmp_path / download.suggested_filename)
+            files[download.suggested_filename] = tmp_path / download.suggested_filename
+        assert visit.errors == []
+    assert list(files) == ["objective_kl_exact.html", "incident_1.html"]
+    for name, path in files.items():
+        opened(browser, path, {"objective_kl_exact.html": "reviews: KL", "incident_1.html": "moved first"}[name])
+
+
+def opened(browser: Browser, path: Path, title: str) -> None:
+    """Open a saved page and find its chart drawn, with nothing asked for elsewhere."""
+    with real.visit(browser) as visit:
+        visit.page.goto(path.as_uri())
+        visit.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for()
+        assert title in visit.page.locator(".gtitle").inner_text()
+        assert [url for url in visit.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+        assert visit.errors == []
+
+
+def test_a_tables_tool_bar_saves_it_as_csv_and_no_cell_is_a_formula(
+    running: Server, browser: Browser, tmp_path: Path
+) -> None:
+    with real.visit(browser) as visit:
+        visit.open(f"{running.address}/?study={fake_store.STUDY}")
+        table = visit.page.locator('[data-testid="stDataFrame"]').last
+        table.scroll_into_view_if_needed()
+        table.hover()
+        with visit.page.expect_download() as download:
+            visit.page.get_by_role("button", name="Download as CSV").last.click()
+        download.value.save_as(tmp_path / "trials.csv")
+    rows = list(csv.DictReader((tmp_path / "trials.csv").open(encoding="utf-8-sig")))
+    assert [row["number"] for row in rows] == ["0", "1"]
+    assert rows[1]["reason"].startswith("'=cmd() CUDA")
