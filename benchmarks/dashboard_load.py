@@ -190,7 +190,7 @@ def _their_chart(page: Page) -> None:
 
 def _open_whole(page: Page, link: str) -> None:
     page.goto(link)
-    page.locator(OUR_CHARTS).nth(3).wait_for(timeout=LONGEST)  # three curves and the incident
+    page.locator(OUR_CHARTS).nth(2).wait_for(timeout=LONGEST)
 
 
 def _choose(page: Page, link: str, label: str, text: str, wait: Callable[[Page], None]) -> float:

@@ -1,7 +1,7 @@
 """What every page begins with: the store opened, a study chosen, and what to do where there is none."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import streamlit as st
@@ -125,6 +125,22 @@ def highlighted(snapshot: Snapshot, chosen: tuple[int, ...], most: int = appeara
 def refresh_every(view: StudyView) -> int | None:
     """Return the seconds between two looks; None: nothing runs the study, so that it stays as it is."""
     return REFRESH_SECONDS if view.row.is_held else None
+
+
+def live(snapshot: Snapshot, draw: Callable[[Store, Snapshot], None]) -> None:
+    """Draw what changes while the study runs: now from `snapshot`, then again and again from what is new."""
+    st.fragment(_look, run_every=refresh_every(snapshot.view))(snapshot, [snapshot], draw)
+
+
+def _look(drawn: Snapshot, fresh: list[Snapshot], draw: Callable[[Store, Snapshot], None]) -> None:
+    """Draw once; `drawn` is what the rest of the page shows, `fresh` holds what the page has read just now."""
+    with problems_told():
+        store = open_store()
+        snapshot = fresh.pop() if fresh else data.snapshot(store, drawn.view.row.name)
+        if snapshot.view.state != drawn.view.state:
+            st.rerun()  # the whole page: with or without its timer
+        st.text(freshness(snapshot.view))
+        draw(store, snapshot)
 
 
 def freshness(view: StudyView) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 import streamlit as st
@@ -32,6 +33,7 @@ GROUPS: Mapping[str, str] = {
     "time": "Time",
 }
 """Groups of metrics by the first part of their names; the rest is "Run"."""
+TABS = ("Curves", "What moved first", "PPO's health")
 CHOSEN_METRICS, NAMED_BY = "metric", "by"
 
 
@@ -43,31 +45,35 @@ def page() -> None:
         if name is not None:
             snapshot = data.snapshot(store, name)
             if snapshot.view.trials:
-                _study(store, snapshot)
+                _study(snapshot)
             else:
                 text = "Curves begin with the first trial: preparing a task takes about a minute."
                 common.not_begun(snapshot, "No trials yet", text)
 
 
-def _study(store: Store, snapshot: Snapshot) -> None:
-    chosen, metrics, drawing = _controls(snapshot)
-    live = st.fragment(_live, run_every=common.refresh_every(snapshot.view))
-    # The fragment's first run draws what the page has read just now; its later ones read anew.
-    live(snapshot, [snapshot], chosen, metrics, drawing)
-    health_table.section(store, snapshot, common.highlighted(snapshot, chosen, curve_charts.MOST_LINES))
-    incident.section(store, snapshot, chosen)
+def _study(snapshot: Snapshot) -> None:
+    chosen = common.choose_trials(
+        snapshot,
+        "Chosen trials are drawn in their colours, the others in grey. Nothing chosen: all of a few trials, else "
+        "the reference, the best in the budget, one pruned for KL and what runs.",
+    )
+    over_time, first, healthy = st.tabs(TABS, key="tab", bind="query-params", on_change="rerun")
+    if over_time.open:
+        with over_time:
+            metrics, drawing = _controls(snapshot)
+            common.live(snapshot, partial(_draw, chosen=chosen, metrics=metrics, drawing=drawing))
+    if first.open:
+        with first:
+            number = incident.choose(snapshot, chosen)
+            common.live(snapshot, partial(incident.draw, number=number))
+    if healthy.open:
+        with healthy:
+            common.live(snapshot, partial(health_table.draw, chosen=chosen))
 
 
-def _controls(snapshot: Snapshot) -> tuple[tuple[int, ...], tuple[str, ...], Drawing]:
-    """Return the chosen trials, the metrics and how to draw; all of it is in the link."""
-    left, right = st.columns(2)
-    with left:
-        chosen = common.choose_trials(
-            snapshot,
-            "Chosen trials are drawn in their colours, the others in grey. Nothing chosen: all of a few trials, else "
-            "the reference, the best in the budget, one pruned for KL and what runs.",
-        )
-    metrics = right.multiselect(
+def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
+    """Return the metrics and how to draw; all of it is in the link."""
+    metrics = st.multiselect(
         "Metrics", grouped(), key=CHOSEN_METRICS, bind="query-params", format_func=label,
         placeholder="KL, eval reward and score. Choose others by name",
     )  # fmt: skip
@@ -100,7 +106,7 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[int, ...], tuple[str, ...], Dra
         format_func=lambda name: HYPERPARAMETERS[name].label, placeholder="their trial's number alone",
         help="The value of a searched hyperparameter beside the number.",
     )  # fmt: skip
-    return chosen, tuple(metrics) or SHOWN_FIRST, Drawing(axis, smoothing, scale == "log", (low, high), by or "")
+    return tuple(metrics) or SHOWN_FIRST, Drawing(axis, smoothing, scale == "log", (low, high), by or "")
 
 
 def _show_by_beta(trials: tuple[int, ...]) -> None:
@@ -125,27 +131,22 @@ def _group(metric: str) -> str:
     return GROUPS.get(metric.partition("/")[0] if "/" in metric else "", "Run")
 
 
-def _live(
-    drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...], metrics: tuple[str, ...], drawing: Drawing
+def _draw(
+    store: Store, snapshot: Snapshot, chosen: tuple[int, ...], metrics: tuple[str, ...], drawing: Drawing
 ) -> None:
-    """Draw the curves; `drawn` is what the rest of the page shows."""
-    with common.problems_told():
-        store = common.open_store()
-        snapshot = fresh.pop() if fresh else data.snapshot(store, drawn.view.row.name)
-        if snapshot.view.state != drawn.view.state:
-            st.rerun()  # the whole page: with or without its timer
-        st.text(common.freshness(snapshot.view))
-        bright = common.highlighted(snapshot, chosen, curve_charts.MOST_LINES)
-        numbers = [row.number for row in snapshot.view.trials]
-        others = curves.representatives(numbers, bright)
-        columns = curve_charts.needed((*SHOWN_FIRST, *metrics), drawing.axis)
-        frame = data.curves(store, snapshot, columns, numbers=[*bright, *others])
-        if frame.empty:
-            st.info("No trial has made a step yet: the curves begin with the first one.")
-            return
-        st.caption(_told(snapshot, chosen, bright, others))
-        stamp = data.stamp(store, snapshot, [*bright, *others])
-        _charts(_Drawn(snapshot, frame, stamp, bright, drawing), metrics)
+    """Draw the curves."""
+    bright = common.highlighted(snapshot, chosen, curve_charts.MOST_LINES)
+    numbers = [row.number for row in snapshot.view.trials]
+    others = curves.representatives(numbers, bright)
+    columns = curve_charts.needed((*SHOWN_FIRST, *metrics), drawing.axis)
+    frame = data.curves(store, snapshot, columns, numbers=[*bright, *others])
+    if frame.empty:
+        st.info("No trial has made a step yet: the curves begin with the first one.")
+        return
+    st.caption(_told(snapshot, chosen, bright, others))
+    stamp = data.stamp(store, snapshot, [*bright, *others])
+    _charts(_Drawn(snapshot, frame, stamp, bright, drawing), metrics)
+    incident.line(store, snapshot, chosen)
 
 
 @dataclass(frozen=True)

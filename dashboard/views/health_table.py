@@ -1,20 +1,21 @@
 """PPO's health: each highlighted trial's latest readings against the declared ranges, with advice."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
 from dashboard import data, health
+from dashboard.curve_charts import MOST_LINES
 from dashboard.data import Snapshot
+from dashboard.views import common
 from ppo_core.metrics import METRICS
 from tuner.store import Store
 
 
-def section(store: Store, snapshot: Snapshot, numbers: Sequence[int]) -> None:
-    """Draw the verdicts on the trials `numbers`, as of the page's last run."""
-    st.subheader("Is PPO healthy?", anchor=False)
+def draw(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
+    """Draw the verdicts on the trials that the curves have in colour."""
+    numbers = common.highlighted(snapshot, chosen, MOST_LINES)
     steps = data.curves(store, snapshot, health.METRICS_READ, numbers=numbers)
     found = {number: health.findings(steps[steps["trial"] == number]) for number in numbers}
     st.dataframe(table(found), key="health", hide_index=True, column_config=_columns())

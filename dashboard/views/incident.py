@@ -16,20 +16,38 @@ from tuner.store import Store
 READ = (KL, *(signal.metric for signal in SIGNALS))
 
 
-def section(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    """Draw the incident of one trial: the chosen one, else the latest that was pruned for KL."""
-    st.subheader("Incident: what moved first", anchor=False)
-    numbers = [row.number for row in snapshot.view.trials]
-    first = next(number for number in (*chosen, *reversed(snapshot.kl_pruned), numbers[-1]) if number in numbers)
+def choose(snapshot: Snapshot, chosen: tuple[int, ...]) -> int:
+    """Return the trial whose incident is looked at, from the selector: the first chosen one, unless it says another."""
+    numbers, first = [row.number for row in snapshot.view.trials], _first(snapshot, chosen)
     number = st.selectbox(
         "Trial", numbers, index=None, key="incident", bind="query-params", width=240,
         placeholder=f"Trial {first}: choose another one",
         help="Else the first of the chosen trials, or the latest that was pruned for its KL, or the last.",
     )  # fmt: skip
-    _draw(store, snapshot, first if number is None else number)
+    return first if number is None else number
 
 
-def _draw(store: Store, snapshot: Snapshot, number: int) -> None:
+def line(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
+    """Say in a line what moved first in the trial of `choose`; nothing where no KL went over a line."""
+    number = _first(snapshot, chosen)
+    steps = data.curves(store, snapshot, READ, numbers=[number])
+    found = incident.find(steps, limit=snapshot.view.spec.kl_limit, budget=snapshot.view.spec.kl_budget)
+    if found is not None:
+        st.text(f"{_crossing(found, number)} {incident.told(found)}")
+
+
+def _first(snapshot: Snapshot, chosen: tuple[int, ...]) -> int:
+    numbers = [row.number for row in snapshot.view.trials]
+    return next(number for number in (*chosen, *reversed(snapshot.kl_pruned), numbers[-1]) if number in numbers)
+
+
+def _crossing(found: Incident, number: int) -> str:
+    over = "guard's limit" if found.line == "limit" else "KL budget"
+    return f"Trial {number}: KL {found.kl:.3g} nats at step {found.step}, the first over the {over}."
+
+
+def draw(store: Store, snapshot: Snapshot, number: int) -> None:
+    """Draw the incident of trial `number`."""
     spec = snapshot.view.spec
     steps = data.curves(store, snapshot, READ, numbers=[number])
     if steps.empty:
@@ -39,8 +57,7 @@ def _draw(store: Store, snapshot: Snapshot, number: int) -> None:
     if found is None:
         st.info(f"The KL of trial {number} never went over the budget of {spec.kl_budget:g} nats per response.")
     else:
-        line = "guard's limit" if found.line == "limit" else "KL budget"
-        st.text(f"Trial {number}: KL {found.kl:.3g} nats at step {found.step}, the first over the {line}.")
+        st.text(_crossing(found, number))
         st.text(incident.told(found))
     option = incident_chart.incident(
         steps, found, number=number, lines={"Budget": spec.kl_budget, "Limit": spec.kl_limit}

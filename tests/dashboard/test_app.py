@@ -10,6 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import untrusted
+from dashboard.views import curves as curves_page
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
 from tuner.status import Status
@@ -171,43 +172,58 @@ def test_a_link_to_a_study_that_is_gone_shows_the_latest_and_says_so(built: Path
 
 def test_the_curves_of_a_study(built: Path, curves: Page) -> None:
     app = run(curves(built))
-    assert subheaders(app) == ["KL", "Eval reward", "Score", "Is PPO healthy?", "Incident: what moved first"]
-    assert charts(app) == [
-        "objective/kl_exact curves",
-        "eval/reward curves",
-        "objective/scores curves",
-        "incident chart",
-    ]
-    assert "Trial 6: KL 18.9 nats at step 21, the first over the guard's limit." in texts(app)
-    assert app.dataframe[0].value["trial"].tolist() == [0, 7, 6, 13]
+    assert subheaders(app) == ["KL", "Eval reward", "Score"]
+    assert charts(app) == ["objective/kl_exact curves", "eval/reward curves", "objective/scores curves"]
+    [told] = [text for text in texts(app) if text.startswith("Trial 6: KL 18.9 nats at step 21")]
+    assert "the first over the guard's limit. " in told and " moved first, at step " in told
 
 
 def test_a_link_shows_what_it_names(built: Path, curves: Page) -> None:
     app = curves(built)
-    named = {"trial": ["2", "5"], "axis": "step", "scale": "log", "incident": "5"}
+    named = {"trial": ["2", "5"], "axis": "step", "scale": "log"}
     app.query_params.update({"study": STUDY, "metric": ["Policy: Entropy", "KL and reward: KL"], **named})
     run(app)
-    assert charts(app) == ["policy/entropy_avg curves", "objective/kl_exact curves", "incident chart"]
+    assert charts(app) == ["policy/entropy_avg curves", "objective/kl_exact curves"]
     entropy, kl = (json.loads(chart.proto.spec) for chart in app.get("echarts_chart")[:2])
     assert (entropy["xAxis"]["name"], kl["yAxis"]["type"]) == ("Step (PPO iterations)", "log")
-    assert app.dataframe[0].value["trial"].tolist() == [2, 5]
+
+
+def test_the_incident_is_of_the_chosen_trial_unless_the_link_names_another(built: Path, curves: Page) -> None:
+    app = curves(built)
+    app.query_params.update({"study": STUDY, "tab": "What moved first"})
+    run(app)
+    assert charts(app) == ["incident chart"]
+    assert "Trial 6: KL 18.9 nats at step 21, the first over the guard's limit." in texts(app)
+    app.multiselect(key="trial").set_value([2])
+    assert any(text.startswith("Trial 2: KL ") for text in texts(run(app)))
+    app.selectbox(key="incident").set_value(5)
+    run(app)
     assert [info.value for info in app.info] == [
         "The KL of trial 5 never went over the budget of 10 nats per response."
     ]
+
+
+def test_health_is_that_of_the_trials_in_colour(built: Path, curves: Page) -> None:
+    app = curves(built)
+    app.query_params.update({"study": STUDY, "tab": "PPO's health"})
+    assert run(app).dataframe[0].value["trial"].tolist() == [0, 7, 6, 13]
+    app.multiselect(key="trial").set_value([5, 2])
+    assert run(app).dataframe[0].value["trial"].tolist() == [5, 2]
+    assert charts(app) == []
 
 
 @pytest.mark.parametrize("axis", ["step", "episodes", "tokens", "seconds", "KL"])
 def test_every_axis_can_be_chosen(built: Path, curves: Page, axis: str) -> None:
     app = curves(built)
     app.query_params["axis"] = axis
-    assert len(charts(run(app))) == 4
+    assert len(charts(run(app))) == 3
 
 
 def test_a_metric_that_was_not_measured_is_said(built: Path, curves: Page) -> None:
     app = curves(built)
     app.query_params["metric"] = "Losses: KL loss"
     run(app)
-    assert charts(app) == ["incident chart"]
+    assert charts(app) == []
     assert "Not measured in these trials." in [caption.value for caption in app.caption]
 
 
@@ -243,11 +259,21 @@ def test_a_study_without_trials_says_what_to_wait_for(tmp_path: Path, page: Page
     assert len(app.dataframe) == 1
 
 
+def of_each_tab(curves: Page, path: Path) -> list[int]:
+    """The number of charts on each tab of the curves."""
+    found = []
+    for tab in curves_page.TABS:
+        app = curves(path)
+        app.query_params["tab"] = tab
+        found.append(len(charts(run(app))))
+    return found
+
+
 @pytest.mark.parametrize("course", [GOOD, FAILED])
 def test_one_trial_is_enough(tmp_path: Path, page: Page, curves: Page, course: Course) -> None:
     app = run(page_of(tmp_path / "store.db", page, (course,)))
     assert cards(app)["Best in the budget"][0] == ("1.40" if course is GOOD else "–")
-    assert len(charts(run(curves(tmp_path / "store.db")))) == 4
+    assert of_each_tab(curves, tmp_path / "store.db") == [3, 1, 0]
 
 
 def test_one_step_is_enough(tmp_path: Path, page: Page, curves: Page) -> None:
@@ -255,7 +281,7 @@ def test_one_step_is_enough(tmp_path: Path, page: Page, curves: Page) -> None:
     app = run(page_of(tmp_path / "store.db", page, (begun,)))
     assert cards(app)["Trials ended"] == ("0 of 14", "1 interrupted")
     assert cards(app)["Best in the budget"] == ("–", "no trial within it yet")
-    assert len(charts(run(curves(tmp_path / "store.db")))) == 4
+    assert of_each_tab(curves, tmp_path / "store.db") == [3, 1, 0]
 
 
 def test_a_chosen_trial_that_has_not_begun_is_said(tmp_path: Path, page: Page) -> None:
