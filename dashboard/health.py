@@ -26,6 +26,8 @@ class Range:
     high: float
     low_means: str
     high_means: str
+    source: str
+    """Where the range is from."""
     is_multiple: bool = False
     """Whether it is read as a multiple of the trial's own first steps."""
 
@@ -40,32 +42,38 @@ class Range:
         return f"{self.low:g} to {self.high:g}{unit}"
 
 
+OURS = "a rule of thumb of this project"
 RANGES = (
     Range(
         "policy/clipfrac_avg", 0.001, 0.3,
         "hardly anything is clipped: the updates are very small, a higher learning rate may learn faster",
         "a large part is clipped: lower the learning rate or the PPO epochs",
+        OURS,
     ),
     Range(
         "val/ratio", 0.9, 1.1,
         "the policy moves away from what it sampled: lower the learning rate",
         "the policy moves away from what it sampled: lower the learning rate",
+        f"TRL's documentation of PPOTrainer, debugging tips: it should float around 1; how far is {OURS}",
     ),
     Range(
         "val/var_explained", 0.0, math.inf,
         "the critic predicts worse than the mean return: a higher value learning rate or vf_coef, or a longer warm-up",
         "",
+        "by definition: at 0 the critic is no better than the mean return",
     ),
     Range(
         "loss/value_avg", -math.inf, 3.0,
         "",
         "the critic loses track of the returns: lower its learning rate, or whiten the rewards",
+        OURS,
         is_multiple=True,
     ),
     Range(
         "policy/approxkl_avg", -math.inf, 0.05,
         "",
         "one iteration moves the policy far: fewer PPO epochs or a lower learning rate",
+        "OpenAI Spinning Up, PPO: target_kl, usually 0.01 to 0.05",
     ),
 )  # fmt: skip
 """Rules of thumb for PPO on language models, chosen to speak up late rather than wrongly."""

@@ -57,7 +57,7 @@ def _study(snapshot: Snapshot) -> None:
         "Chosen trials are drawn in their colours, the others in grey. Nothing chosen: all of a few trials, else "
         "the reference, the best in the budget, one pruned for KL and what runs.",
     )
-    over_time, first, healthy = st.tabs(TABS, key="tab", bind="query-params", on_change="rerun")
+    over_time, first, healthy = st.tabs(TABS, key="view", bind="query-params", on_change="rerun")
     if over_time.open:
         with over_time:
             metrics, drawing = _controls(snapshot)

@@ -51,5 +51,5 @@ def _columns() -> dict[str, Any]:
     for one in health.RANGES:
         declared = METRICS[one.metric]
         title = f"{declared.label} ({one.words})"
-        columns[one.metric] = st.column_config.TextColumn(title, help=declared.doc)
+        columns[one.metric] = st.column_config.TextColumn(title, help=f"{declared.doc} Range: {one.source}.")
     return columns

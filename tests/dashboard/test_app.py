@@ -190,7 +190,7 @@ def test_a_link_shows_what_it_names(built: Path, curves: Page) -> None:
 
 def test_the_incident_is_of_the_chosen_trial_unless_the_link_names_another(built: Path, curves: Page) -> None:
     app = curves(built)
-    app.query_params.update({"study": STUDY, "tab": "What moved first"})
+    app.query_params.update({"study": STUDY, "view": "What moved first"})
     run(app)
     assert charts(app) == ["incident chart"]
     assert "Trial 6: KL 18.9 nats at step 21, the first over the guard's limit." in texts(app)
@@ -205,7 +205,7 @@ def test_the_incident_is_of_the_chosen_trial_unless_the_link_names_another(built
 
 def test_health_is_that_of_the_trials_in_colour(built: Path, curves: Page) -> None:
     app = curves(built)
-    app.query_params.update({"study": STUDY, "tab": "PPO's health"})
+    app.query_params.update({"study": STUDY, "view": "PPO's health"})
     assert run(app).dataframe[0].value["trial"].tolist() == [0, 7, 6, 13]
     app.multiselect(key="trial").set_value([5, 2])
     assert run(app).dataframe[0].value["trial"].tolist() == [5, 2]
@@ -264,7 +264,7 @@ def of_each_tab(curves: Page, path: Path) -> list[int]:
     found = []
     for tab in curves_page.TABS:
         app = curves(path)
-        app.query_params["tab"] = tab
+        app.query_params["view"] = tab
         found.append(len(charts(run(app))))
     return found
 
