@@ -59,6 +59,7 @@ def streamlit_command(port: int) -> list[str]:
         *("--server.allowedHosts", HOST, "--server.allowedHosts", "localhost"),
         *("--server.corsAllowedOrigins", f"http://{HOST}:{port}", "--server.enableCORS", "true"),
         *("--server.enableXsrfProtection", "true", "--server.enableStaticServing", "false"),
+        *("--server.enableAgentApi", "false"),
         *("--server.fileWatcherType", "none", "--browser.gatherUsageStats", "false"),
         *("--client.showErrorDetails", "none", "--client.showErrorLinks", "false", "--client.toolbarMode", "minimal"),
     ]
