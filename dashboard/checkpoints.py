@@ -4,13 +4,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from dashboard import data, untrusted
+from dashboard import data
 from ppo_core import checkpoint
 from tuner import study_folder
-from tuner.commands.arguments import to_copy
 from tuner.commands.report import LONGER
-from tuner.store import DEFAULT_STORAGE, StudyRow, TrialRow
-from tuner.store.schema import parse_url, redacted
+from tuner.store import StudyRow, TrialRow
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def train_again(study: str, trial: TrialRow, episode: int) -> str:
     The same seed and threads give the same run. A fork's own way began elsewhere: see `fork_again`.
     """
     words = ["train", "--from", study, str(trial.number), "--save_every_episodes", str(episode)]
-    return to_copy([*words, *_where()])
+    return data.command(words)
 
 
 def fork_again(study: str, fork: TrialRow, parent: TrialRow, episode: int | None) -> str:
@@ -52,25 +50,16 @@ def fork_again(study: str, fork: TrialRow, parent: TrialRow, episode: int | None
         if value is not None and value != parent.config.get(name)
     ]
     at = [] if episode is None else ["--at", str(episode)]
-    return to_copy(["fork", study, str(parent.number), *at, "--set", *changed, *_where()])
+    return data.command(["fork", study, str(parent.number), *at, "--set", *changed])
 
 
 def train_for_real(study: str, trial: TrialRow) -> str:
     """Return the command that trains a trial's configuration longer and keeps the model."""
     episodes = int(trial.config.get("total_episodes") or 0) * LONGER
     words = ["train", "--from", study, str(trial.number), "--total_episodes", str(episodes)]
-    return to_copy([*words, *_where()])
+    return data.command(words)
 
 
 def go_on(study: str, trial: int, episode: int) -> str:
     """Return the command that forks a trial at a kept checkpoint, its changed value to be filled in."""
-    return to_copy(["fork", study, str(trial), "--at", str(episode), "--set", "NAME=VALUE", *_where()])
-
-
-def _where() -> list[str]:
-    """Return the flags that name the store, without a password; none where a command finds it by itself."""
-    storage = data.storage()
-    if storage == DEFAULT_STORAGE:
-        return []
-    shown = redacted(parse_url(storage))
-    return ["--storage", untrusted.one_line(shown if "***" in shown else storage, 1_000)]
+    return data.command(["fork", study, str(trial), "--at", str(episode), "--set", "NAME=VALUE"])

@@ -13,6 +13,7 @@ import pandas as pd
 import streamlit as st
 from sqlalchemy import URL
 
+from dashboard import untrusted
 from dashboard.step_cache import StepCache
 from dashboard.trial_cache import TrialCache
 from ppo_core.errors import PPOTunerError, StoreError
@@ -26,6 +27,8 @@ CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
 RESTING_SECONDS = 15
 """For how long a study that nothing runs is taken to be as it was, in the list of all studies."""
 
+MOST_OF_A_COMMAND = 1_000
+"""Characters."""
 _SAMPLE_COLUMNS = ["trial", "step", "prompt_index", "prompt", "response", "reward", "kl", "length", "parts"]
 
 
@@ -72,10 +75,10 @@ def storage() -> str:
 
 
 def command(words: Sequence[str]) -> str:
-    """Return a `ppo-tuner` command on this store, for people to copy; a password in the store's URL is left out."""
+    """Return a `ppo-tuner` command on this store to copy, safe to show; a password in the store's URL is left out."""
     url = storage()
     where = () if url == DEFAULT_STORAGE else ("--storage", schema.without_secrets(url))
-    return to_copy([*words, *where])
+    return untrusted.one_line(to_copy([*words, *where]), MOST_OF_A_COMMAND)
 
 
 def open_store(url: str) -> Store:

@@ -18,8 +18,8 @@ from dashboard.echarts import Option
 from dashboard.figures import parts
 from tuner.status import Status
 
-MARGIN = {"l": 70, "r": 40, "t": 90, "b": 60}
-"""In pixels."""
+MARGIN = {"l": 70, "t": 90, "b": 60}
+"""In pixels; on the right, what the live chart leaves for names at its lines' ends."""
 HEIGHT = 450
 """Of a single chart's plot, in pixels; several keep their own."""
 
@@ -164,9 +164,10 @@ def _lay_out(drawn: go.Figure, option: Option, title: str) -> None:
         template="plotly_white",
         title={"text": _text(title), "x": 0, "xref": "paper", "y": 1, "yref": "container", "pad": {"t": 18}},
         height=MARGIN["t"] + height + MARGIN["b"],
-        margin=MARGIN,
+        margin=MARGIN | {"r": grids[0]["right"]},
         hovermode="x unified",
         showlegend=len(grids) == 1,  # several have a line each, and its name over it
+        legend={"orientation": "h", "traceorder": "normal", "x": 0, "y": -0.13, "yanchor": "top"},
     )
     for place, (x, y, grid) in enumerate(zip(across, up, grids, strict=True)):
         begin = grid["top"] - top if len(grids) > 1 else 0
@@ -201,7 +202,8 @@ def _lay_out(drawn: go.Figure, option: Option, title: str) -> None:
 def _scale(axis: Option) -> dict[str, Any]:
     """Return a vertical axis's type, and its range where it has one."""
     if axis["type"] == "log":
-        return {"type": "log", "range": [math.log10(axis["min"]), math.log10(axis["max"])], "tickformat": "~g"}
+        ends = [math.log10(axis["min"]), math.log10(axis["max"])]
+        return {"type": "log", "range": ends, "tickformat": "~g", "dtick": "D2"}
     return {"type": "linear"} | ({"range": [axis["min"], axis["max"]]} if "max" in axis else {})
 
 

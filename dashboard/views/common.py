@@ -18,8 +18,6 @@ REFRESH_SECONDS = 2
 """How often a page looks again while a controller lives."""
 CHOSEN_TRIALS = "trial"
 """The key of the choice of trials, in the link and in the session."""
-MOST_OF_A_COMMAND = 1_000
-"""Characters."""
 
 
 @contextmanager
@@ -177,12 +175,7 @@ def _nothing() -> None:
 def not_begun(snapshot: Snapshot, title: str, text: str) -> None:
     """Draw the empty state of a study that has nothing to show yet; `text` says what is to come."""
     lead = f"{text} If nothing runs the study, run it again: it goes on where it is."
-    guide(title, lead, [command("run", snapshot.view.row.name)])
-
-
-def command(*words: str) -> str:
-    """Return a `ppo-tuner` command on this store to copy, safe to show."""
-    return untrusted.one_line(data.command(words), MOST_OF_A_COMMAND)
+    guide(title, lead, [data.command(["run", snapshot.view.row.name])])
 
 
 def ago(seconds_since_epoch: float) -> str:

@@ -50,7 +50,7 @@ def _study(store: Store, view: StudyView) -> None:
 
 @st.dialog("Run this study?", on_dismiss=put_away)
 def _run_dialog(name: str, before: int, key: str) -> None:
-    st.text(f"ppo-tuner run {untrusted.one_line(name)}")
+    st.text(data.command(["run", name]))
     workers = st.number_input(
         "Trials at the same time", 1, launching.MOST_WORKERS, min(before, launching.MOST_WORKERS), key=f"workers {key}"
     )

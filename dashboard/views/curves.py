@@ -7,13 +7,14 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 
-from dashboard import appearance, curve_charts, curves, data, untrusted
+from dashboard import appearance, curve_charts, curves, data
 from dashboard.analysis import by_setting
 from dashboard.curve_charts import KL_METRICS, Drawing
 from dashboard.curves import AXES
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common, health_table, incident
+from dashboard.views.drawn import Latest, save_live
 from dashboard.views.drawn import live as draw_live
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
@@ -57,15 +58,18 @@ def _study(snapshot: Snapshot) -> None:
         "Chosen trials are drawn in their colours, the others in grey. Nothing chosen: all of a few trials, else "
         "the reference, the best in the budget, one pruned for KL and what runs.",
     )
+    latest: Latest = {}
     over_time, first, healthy = st.tabs(TABS, key="view", bind="query-params", on_change="rerun")
     if over_time.open:
         with over_time:
             metrics, drawing = _controls(snapshot)
-            common.live(snapshot, partial(_draw, chosen=chosen, metrics=metrics, drawing=drawing))
+            common.live(snapshot, partial(_draw, chosen=chosen, metrics=metrics, drawing=drawing, latest=latest))
+            save_live(latest)
     if first.open:
         with first:
             number = incident.choose(snapshot, chosen)
-            common.live(snapshot, partial(incident.draw, number=number))
+            common.live(snapshot, partial(incident.draw, number=number, latest=latest))
+            save_live(latest)
     if healthy.open:
         with healthy:
             common.live(snapshot, partial(health_table.draw, chosen=chosen))
@@ -132,9 +136,14 @@ def _group(metric: str) -> str:
 
 
 def _draw(
-    store: Store, snapshot: Snapshot, chosen: tuple[int, ...], metrics: tuple[str, ...], drawing: Drawing
+    store: Store,
+    snapshot: Snapshot,
+    chosen: tuple[int, ...],
+    metrics: tuple[str, ...],
+    drawing: Drawing,
+    latest: Latest,
 ) -> None:
-    """Draw the curves."""
+    """Draw the curves, and keep them in `latest`."""
     bright = common.highlighted(snapshot, chosen, curve_charts.MOST_LINES)
     numbers = [row.number for row in snapshot.view.trials]
     others = curves.representatives(numbers, bright)
@@ -145,7 +154,7 @@ def _draw(
         return
     st.caption(_told(snapshot, chosen, bright, others))
     stamp = data.stamp(store, snapshot, [*bright, *others])
-    _charts(_Drawn(snapshot, frame, stamp, bright, drawing), metrics)
+    _charts(_Drawn(snapshot, frame, stamp, bright, drawing, latest), metrics)
     incident.line(store, snapshot, chosen)
 
 
@@ -158,6 +167,7 @@ class _Drawn:
     stamp: str
     bright: tuple[int, ...]
     drawing: Drawing
+    latest: Latest
 
 
 def _charts(drawn: _Drawn, metrics: Sequence[str]) -> None:
@@ -181,8 +191,10 @@ def _chart(drawn: _Drawn, metric: str, baseline: float | None, height: int = 320
     lines = levels(drawn.snapshot, metric, drawn.bright, baseline)
     option = _option(f"{drawn.stamp}|{metric}|{drawn.bright}|{drawn.drawing}|{lines}", drawn, metric, lines)
     alt = f"{declared.title} over {drawn.drawing.axis}, one line a trial"
-    name = f"{untrusted.one_line(drawn.snapshot.view.row.name)}: {declared.title}"
-    draw_live(option, key=f"{metric} curves", height=height, alt=alt, name=name)
+    study = drawn.snapshot.view.row.name
+    draw_live(
+        option, key=f"{metric} curves", height=height, alt=alt, study=study, what=declared.title, latest=drawn.latest
+    )
     st.caption(" ".join(part for part in (declared.doc, _spread_told(drawn, metric)) if part))
 
 

@@ -1,16 +1,20 @@
 """Figures and tables as every page draws them: each can be taken away."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
+from dashboard import untrusted
 from dashboard.echarts import Option
 from dashboard.figures import live_copy
 
 CONFIG = {"displaylogo": False, "toImageButtonOptions": {"format": "png", "scale": 2}}
+Latest = dict[str, tuple[Option, str, str]]
+"""Live charts as they were drawn last, by key: each with its study's name and what it shows."""
 
 
 def figure(drawn: go.Figure, key: str, alt: str) -> None:
@@ -19,14 +23,29 @@ def figure(drawn: go.Figure, key: str, alt: str) -> None:
     _save_as_html(lambda: drawn, key, file=key.replace(" ", "-"))
 
 
-def live(option: Option, *, key: str, height: int, alt: str, name: str) -> None:
-    """Draw a live chart, `height` pixels high; its own button saves a PNG, the one below it a page under `name`.
+def live(option: Option, *, key: str, height: int, alt: str, study: str, what: str, latest: Latest) -> None:
+    """Draw a live chart, `height` pixels high, whose own button saves a PNG, and keep it in `latest` for `save_live`.
 
-    The page is a Plotly figure, made when it is asked for.
+    `what` it shows is told in our own words.
     """
     st.echarts_chart(option, key=key, height=height, alt=alt)
-    picture = option["toolbox"]["feature"]["saveAsImage"]["name"]
-    _save_as_html(lambda: live_copy.figure(option, name), key, file=picture)
+    latest[key] = (option, study, what)
+
+
+def save_live(latest: Latest) -> None:
+    """Draw a button for each of the live charts; it saves the one drawn last as a page that needs nothing else.
+
+    This belongs outside of what refreshes: a button that is drawn anew forgets how to answer a click on its last one.
+    """
+    with st.container(horizontal=True):
+        for key, (option, _, what) in latest.items():
+            picture = option["toolbox"]["feature"]["saveAsImage"]["name"]
+            _save_as_html(partial(_copied, latest, key), key, file=picture, label=f"Save as HTML: {what}")
+
+
+def _copied(latest: Latest, key: str) -> go.Figure:
+    option, study, what = latest[key]
+    return live_copy.figure(option, f"{untrusted.one_line(study)}: {what}")
 
 
 def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None) -> None:
@@ -34,9 +53,9 @@ def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None
     st.dataframe(rows, key=key, hide_index=True, placeholder="", column_config=columns)
 
 
-def _save_as_html(make: Callable[[], go.Figure], key: str, file: str) -> None:
+def _save_as_html(make: Callable[[], go.Figure], key: str, file: str, label: str = "Save as HTML") -> None:
     st.download_button(
-        "Save as HTML",
+        label,
         lambda: make().to_html(include_plotlyjs=True, config=CONFIG),
         file_name=f"{file}.html",
         mime="text/html",

@@ -5,10 +5,11 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import data, incident, incident_chart, untrusted
+from dashboard import data, incident, incident_chart
 from dashboard.data import Snapshot
 from dashboard.incident import SIGNALS, Incident
 from dashboard.views import drawn
+from dashboard.views.drawn import Latest
 from ppo_core.metrics import METRICS
 from tuner.guard_rules import KL
 from tuner.store import Store
@@ -46,8 +47,8 @@ def _crossing(found: Incident, number: int) -> str:
     return f"Trial {number}: KL {found.kl:.3g} nats at step {found.step}, the first over the {over}."
 
 
-def draw(store: Store, snapshot: Snapshot, number: int) -> None:
-    """Draw the incident of trial `number`."""
+def draw(store: Store, snapshot: Snapshot, number: int, latest: Latest) -> None:
+    """Draw the incident of trial `number`, and keep its chart in `latest`."""
     spec = snapshot.view.spec
     steps = data.curves(store, snapshot, READ, numbers=[number])
     if steps.empty:
@@ -62,10 +63,11 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
     option = incident_chart.incident(
         steps, found, number=number, lines={"Budget": spec.kl_budget, "Limit": spec.kl_limit}
     )
-    height = incident_chart.height(option)
-    told = f"Trial {number}: KL and six signals by step"
-    name = f"{untrusted.one_line(snapshot.view.row.name)}: what moved first in trial {number}"
-    drawn.live(option, key="incident chart", height=height, alt=told, name=name)
+    drawn.live(
+        option, key="incident chart", height=incident_chart.height(option),
+        alt=f"Trial {number}: KL and six signals by step", study=snapshot.view.row.name,
+        what=f"what moved first in trial {number}", latest=latest,
+    )  # fmt: skip
     if found is not None and found.moves:
         st.dataframe(table(found), key="incident table", hide_index=True, placeholder="–", column_config=_columns())
     st.caption(

@@ -5,7 +5,7 @@ from typing import Literal
 
 import streamlit as st
 
-from dashboard import advice, costs, untrusted
+from dashboard import advice, costs, data, untrusted
 from dashboard.analysis import by_setting
 from dashboard.costs import Shown
 from dashboard.data import Snapshot
@@ -41,7 +41,7 @@ def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> None:
     for one in advice.next_steps(snapshot, cards):
         boxes[one.level](one.text)
         if one.command:
-            st.code(common.command(*one.command), language=None)
+            st.code(data.command(one.command), language=None)
     beta = by_setting.spanning(snapshot.view.trials, by_setting.BETA)
     if len(beta) > 1:
         trials = [str(number) for number in beta]
