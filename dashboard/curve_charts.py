@@ -102,7 +102,7 @@ def curve(
         [*_spreads(frame, metric, chosen, drawing), *_lines(points, trials, metric, chosen, right, names or {})],
         [
             echarts.limits(dict(levels), side="Start" if is_kl else "End", shaded=shading),
-            *_ends(points, trials, chosen, (left, right), top),
+            *_ends(points, trials, chosen, (left, right), top, names or {}),
         ],
         x_axis=_x_axis(drawing.axis, left, right),
         y_axis=vertical,
@@ -171,6 +171,7 @@ def _ends(
     chosen: Collection[int],
     edges: tuple[float, float],
     top: float | None,
+    names: Mapping[int, str],
 ) -> list[Option]:
     """Return the marks of early ends, the guard's rule beside those of the chosen trials."""
     drawn = trials[trials["number"].isin(points["trial"].unique())]
@@ -181,7 +182,9 @@ def _ends(
     return [
         series
         for bright, group in ((False, ends[~is_chosen]), (True, ends[is_chosen]))
-        for series in echarts.early_ends(group, bright=bright, right_part=left + 0.7 * (right - left), top=height)
+        for series in echarts.early_ends(
+            group, bright=bright, right_part=left + 0.7 * (right - left), top=height, names=names
+        )
     ]
 
 

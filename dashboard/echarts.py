@@ -4,7 +4,7 @@ An option is JSON without code, so a band is two stacked lines, and limits hang 
 No text from outside gets into one: ECharts' tooltips are HTML.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import pandas as pd
@@ -138,11 +138,14 @@ def limits(
     return series
 
 
-def early_ends(ends: pd.DataFrame, *, bright: bool, right_part: float, top: float | None) -> list[Option]:
+def early_ends(
+    ends: pd.DataFrame, *, bright: bool, right_part: float, top: float | None, names: Mapping[int, str]
+) -> list[Option]:
     """Return one series a status, with its symbol where each such trial ended and the trial's number beside it.
 
     From `right_part` on, the text stands left of the symbol, where there is room for it. With `top`, the text
-    names the rule, and a symbol over the axis stands on its `top` with its height told.
+    names the rule, and a symbol over the axis stands on its `top` with its height told. `names` are what trials are
+    called besides.
     """
     return [
         _UNTOUCHED
@@ -152,13 +155,13 @@ def early_ends(ends: pd.DataFrame, *, bright: bool, right_part: float, top: floa
             "symbol": appearance.mark(Status(status)).echarts,
             "symbolSize": 12 if bright else 9,
             "z": 5 if bright else 2,
-            "data": [_end(row, bright, right_part, top) for row in group.itertuples()],
+            "data": [_end(row, bright, right_part, top, names.get(row.trial, "")) for row in group.itertuples()],
         }
         for status, group in ends.groupby("status", sort=False)
     ]
 
 
-def _end(row: Any, bright: bool, right_part: float, top: float | None) -> Option:
+def _end(row: Any, bright: bool, right_part: float, top: float | None, by: str) -> Option:
     colour = appearance.colour(row.trial) if bright else FAINT
     # A rule's declared name; any other text in its place is left out.
     rule = f" {RULES[row.rule].label}" if top is not None and row.rule in RULES else ""
@@ -167,7 +170,7 @@ def _end(row: Any, bright: bool, right_part: float, top: float | None) -> Option
         height, rule = top, f"{rule}: {height:.3g}"
     label: Option = {
         "show": bright,
-        "formatter": f"{{number|{row.trial}}}{rule}",
+        "formatter": f"{{number|{row.trial}{by and f': {by}'}}}{rule}",
         "position": "left" if row.x > right_part else "right",
         "color": appearance.NEUTRAL,
         "rich": {"number": {"color": colour, "fontWeight": "bold"}},

@@ -163,15 +163,6 @@ def guide(title: str, text: str, commands: list[str], problem: str = "") -> None
         st.button("Look again", icon=":material/refresh:", key=f"again {title}")
 
 
-def page_link(view: str, label: str, icon: str, query: dict[str, str | list[str]]) -> None:
-    """Draw a link to another page, named as its module is, with what it is to show."""
-    st.page_link(st.Page(_nothing, title=label, url_path=view), label=label, icon=icon, query_params=query)
-
-
-def _nothing() -> None:
-    """Stand for a page that a link leads to."""
-
-
 def not_begun(snapshot: Snapshot, title: str, text: str) -> None:
     """Draw the empty state of a study that has nothing to show yet; `text` says what is to come."""
     lead = f"{text} If nothing runs the study, run it again: it goes on where it is."

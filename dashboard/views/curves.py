@@ -13,7 +13,8 @@ from dashboard.curve_charts import KL_METRICS, Drawing
 from dashboard.curves import AXES
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
-from dashboard.views import common, health_table, incident
+from dashboard.views import by_beta, common, health_table, incident
+from dashboard.views.by_beta import CHOSEN_METRICS, NAMED_BY
 from dashboard.views.drawn import Latest, save_live
 from dashboard.views.drawn import live as draw_live
 from ppo_core.hyperparameters import HYPERPARAMETERS
@@ -35,7 +36,6 @@ GROUPS: Mapping[str, str] = {
 }
 """Groups of metrics by the first part of their names; the rest is "Run"."""
 TABS = ("Curves", "What moved first", "PPO's health")
-CHOSEN_METRICS, NAMED_BY = "metric", "by"
 
 
 def page() -> None:
@@ -53,6 +53,7 @@ def page() -> None:
 
 
 def _study(snapshot: Snapshot) -> None:
+    by_beta.follow(snapshot)
     chosen = common.choose_trials(
         snapshot,
         "Chosen trials are drawn in their colours, the others in grey. Nothing chosen: all of a few trials, else "
@@ -89,14 +90,14 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
     scale = row.segmented_control(
         "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params"
     )
-    beta = by_setting.spanning(snapshot.view.trials, by_setting.BETA)
-    if len(beta) > 1:
-        row.button(
-            "KL by β", icon=":material/stacked_line_chart:", on_click=_show_by_beta, args=(beta,),
-            help="KL over training under the lowest, a middle and the highest fixed β of this study, and an adaptive "
-            "one. Their other settings differ, too, unless the study lists its trials.",
-        )  # fmt: skip
-    more = row.popover("Smoothing, range, names", icon=":material/tune:")
+    by = row.selectbox(
+        "Name lines by", by_setting.settings(snapshot.trials), index=None, key=NAMED_BY, bind="query-params", width=190,
+        format_func=lambda name: HYPERPARAMETERS[name].label, placeholder="trial alone",
+        help="The value of a searched hyperparameter beside the trial's number.",
+    )  # fmt: skip
+    with row:
+        by_beta.button(snapshot)
+    more = row.popover("Smoothing and range", icon=":material/tune:")
     smoothing = more.slider(
         "Smoothing", 0.0, 0.95, 0.0, 0.05, key="smooth", bind="query-params",
         help="Share of the past in each point (exponential mean). Evaluations are never smoothed.",
@@ -105,18 +106,7 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
         "Shown part of the run (%)", 0, 100, (0, 100), key="window", bind="query-params",
         help="Percent of the longest trial. A range set here outlasts the refreshes of a running study.",
     )  # fmt: skip
-    by = more.selectbox(
-        "Name lines by", by_setting.settings(snapshot.trials), index=None, key=NAMED_BY, bind="query-params",
-        format_func=lambda name: HYPERPARAMETERS[name].label, placeholder="their trial's number alone",
-        help="The value of a searched hyperparameter beside the number.",
-    )  # fmt: skip
     return tuple(metrics) or SHOWN_FIRST, Drawing(axis, smoothing, scale == "log", (low, high), by or "")
-
-
-def _show_by_beta(trials: tuple[int, ...]) -> None:
-    st.session_state[common.CHOSEN_TRIALS] = list(trials)
-    st.session_state[NAMED_BY] = by_setting.BETA
-    st.session_state[CHOSEN_METRICS] = []
 
 
 def grouped() -> list[str]:

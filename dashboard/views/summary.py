@@ -6,10 +6,9 @@ from typing import Literal
 import streamlit as st
 
 from dashboard import advice, costs, data, untrusted
-from dashboard.analysis import by_setting
 from dashboard.costs import Shown
 from dashboard.data import Snapshot
-from dashboard.views import common
+from dashboard.views import by_beta, common
 from dashboard.wall import Card
 from ppo_core.metrics import METRICS
 from tuner.best import RULE
@@ -42,11 +41,7 @@ def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> None:
         boxes[one.level](one.text)
         if one.command:
             st.code(data.command(one.command), language=None)
-    beta = by_setting.spanning(snapshot.view.trials, by_setting.BETA)
-    if len(beta) > 1:
-        trials = [str(number) for number in beta]
-        query: dict[str, str | list[str]] = {"study": snapshot.view.row.name, "trial": trials, "by": by_setting.BETA}
-        common.page_link("curves", "KL under different β", ":material/stacked_line_chart:", query)
+    by_beta.link(snapshot)
 
 
 def _state_line(view: StudyView) -> None:

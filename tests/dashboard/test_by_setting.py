@@ -85,6 +85,15 @@ def test_a_named_line_carries_its_setting_at_its_end_and_in_the_tooltip(path: Pa
     option = curve(frame, now.trials, KL, chosen=(3,), drawing=drawing, levels={}, names={3: "β 0.032"})
     [line] = [series for series in option["series"] if series.get("name") == "Trial 3: β 0.032"]
     assert line["endLabel"]["formatter"] == "3: β 0.032"
+    pruned = curve(frame, now.trials, KL, chosen=(2,), drawing=drawing, levels={}, names={2: "β 0.011"})
+    [mark] = [
+        point
+        for series in pruned["series"]
+        if series["name"] == "pruned"
+        for point in series["data"]
+        if point["name"] == "Trial 2"
+    ]
+    assert mark["label"]["formatter"].startswith("{number|2: β 0.011}")
     assert line["encode"]["y"] == "Trial 3: β 0.032"
     assert option["grid"]["right"] == 90
 
@@ -103,4 +112,16 @@ def test_one_click_on_the_curves_shows_kl_by_beta(path: Path, monkeypatch: pytes
 def test_the_overview_links_to_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("overview", path, monkeypatch, study=STUDY)
     [link] = [link.proto for link in app.get("page_link")]
-    assert (link.page, link.query_string) == ("curves", "study=reviews&trial=2&trial=3&trial=1&trial=4&by=kl_coef")
+    assert link.page == "curves"
+    followed = page("curves", path, monkeypatch, study=STUDY, **{link.query_string.split("=")[0]: "beta"})
+    assert followed.multiselect(key="trial").value == [2, 3, 1, 4]
+    assert followed.selectbox(key="by").value == "kl_coef"
+    assert "show" not in followed.query_params
+
+
+def test_a_study_with_one_beta_has_no_such_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of(tmp_path, Course(1e-4, 0.05, 4.0))
+    assert len(page("overview", tmp_path / "store.db", monkeypatch, study=STUDY).get("page_link")) == 0
+    app = page("curves", tmp_path / "store.db", monkeypatch, study=STUDY, show="beta")
+    assert [button.label for button in app.button if "β" in button.label] == []
+    assert app.multiselect(key="trial").value == []

@@ -5,10 +5,13 @@ import math
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
-from dashboard import appearance, curve_charts, curves
+from dashboard import appearance, curve_charts, curves, echarts
 from dashboard.curve_charts import Drawing
 from dashboard.data import Snapshot
 from dashboard.views import curves as page
@@ -87,10 +90,42 @@ def test_a_blow_up_does_not_flatten_the_rest_and_its_height_is_told() -> None:
     log = chart(steps(0, [0, 9, 188]), early, chosen=(0,), log_kl=True)
     assert (log["yAxis"]["type"], log["yAxis"]["min"], log["yAxis"]["max"]) == ("log", 0.1, 200)
     assert drawn(log, "Trial 0")[0] == [0, pytest.approx(0.1)]
+    [stop] = named(log, "pruned")["data"]
+    assert (stop["value"], stop["label"]["formatter"]) == ([2, 188], "{number|0} KL far over the limit")
 
 
 def test_a_blow_up_at_the_last_step_of_a_tiny_limit_still_has_an_axis() -> None:
     assert chart(steps(0, [0.0, 0.0]), levels={"Guard's limit 0.02": 0.02})["yAxis"]["max"] == pytest.approx(0.025)
+
+
+def test_a_stop_is_at_the_step_of_its_reason_in_the_trials_colour() -> None:
+    early = trial(2, Status.PRUNED, rule="kl_limit", stop_step=3)
+    stops = named(chart(steps(2, [0, 8, 16, 17, 18, 19]), early, chosen=(2,)), "pruned")
+    assert stops["symbol"] == appearance.mark(Status.PRUNED).echarts
+    [stop] = stops["data"]
+    assert stop["value"] == [3, 17] and stop["label"]["show"]
+    assert stop["itemStyle"]["color"] == stop["label"]["rich"]["number"]["color"] == "#009E73"
+
+
+def test_a_failure_without_a_step_is_marked_at_its_last_one_in_grey_where_it_is_not_chosen() -> None:
+    frame = pd.concat([steps(0, [0, 1, 2]), steps(1, [0, 3])])
+    [end] = named(chart(frame, trial(0), trial(1, Status.FAILED), chosen=(0,)), "failed")["data"]
+    assert (end["value"], end["itemStyle"]["color"], end["label"]["show"]) == ([1, 3], echarts.FAINT, False)
+
+
+def test_the_text_of_a_stop_near_the_right_edge_stands_left_of_it() -> None:
+    rows = [trial(number, Status.PRUNED) for number in (0, 1)]
+    frame = pd.concat([steps(0, [1.0] * 5), steps(1, [1.0] * 9)])
+    ends = named(chart(frame, *rows, chosen=(0, 1)), "pruned")["data"]
+    assert [(end["value"][0], end["label"]["position"]) for end in ends] == [(4, "right"), (8, "left")]
+
+
+def test_what_is_no_number_is_a_gap_and_a_stop_there_takes_the_height_before() -> None:
+    option = chart(steps(0, [0, 2, 5, NAN]), trial(0, Status.PRUNED, rule="nonfinite", stop_step=3), chosen=(0,))
+    assert [math.isnan(y) for _, y in drawn(option, "Trial 0")] == [False, False, False, True]
+    assert named(option, "pruned")["data"][0]["value"] == [3, 5]
+    never = chart(steps(0, [NAN, NAN]), trial(0, Status.PRUNED, rule="nonfinite", stop_step=1), chosen=(0,))
+    assert "pruned" not in names(never)
 
 
 @pytest.mark.parametrize("rule", [MARKUP, "", "{a|b}", *RULES])
@@ -141,9 +176,21 @@ def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: curves.Axi
     assert (option["xAxis"]["max"], option["xAxis"]["name"]) == (ends[axis], curve_charts.AXIS_TITLES[axis])
 
 
-def test_a_window_is_a_part_of_the_longest_trial() -> None:
-    shown = chart(steps(0, [0, 1, 2, 3, 4]), window=(50, 75))
+def test_episodes_are_where_a_line_has_its_points() -> None:
+    assert drawn(chart(steps(0, [0, 1, 4]), chosen=(0,), axis="episodes"), "Trial 0") == [[0, 0], [64, 1], [128, 4]]
+
+
+def test_a_window_is_a_part_of_the_longest_trial_and_the_height_fits_it() -> None:
+    frame = pd.concat([steps(0, [0, 1, 2, 3, 4]), steps(1, [32, 9])])
+    shown = chart(frame, window=(50, 75))
     assert (shown["xAxis"]["min"], shown["xAxis"]["max"]) == (2, 3)
+    assert (shown["yAxis"]["max"], chart(frame)["yAxis"]["max"]) == (20, 35)
+
+
+@pytest.mark.parametrize("window", [(0, 0), (100, 100)])
+def test_an_empty_window_still_has_a_width(window: tuple[int, int]) -> None:
+    axis = chart(steps(0, [0, 1, 2]), window=window)["xAxis"]
+    assert axis["max"] == axis["min"] + 1
 
 
 def test_a_chart_reads_its_axis_and_its_distribution_too() -> None:
@@ -152,6 +199,85 @@ def test_a_chart_reads_its_axis_and_its_distribution_too() -> None:
 
 
 # Lines, bands and spreads
+
+
+def test_chosen_trials_are_in_their_colour_and_dash_and_the_others_grey_behind_them() -> None:
+    option = chart(pd.concat([steps(number, [0, 1, 2]) for number in (0, 1, 7)]), chosen=(1, 7))
+    one, seven, grey = (named(option, f"Trial {number}") for number in (1, 7, 0))
+    assert one["lineStyle"]["color"] == seven["lineStyle"]["color"] == "#E69F00"
+    assert (one["lineStyle"]["type"], seven["lineStyle"]["type"]) == ("solid", [8, 4])
+    assert grey["lineStyle"]["color"] == echarts.FAINT and grey["z"] < one["z"] and not grey["tooltip"]["show"]
+
+
+def test_a_line_has_its_number_at_its_end_unless_its_early_end_has_it() -> None:
+    frame = pd.concat([steps(0, [0, 1, 2]), steps(1, [0, 1]), steps(2, [0, 1])])
+    option = chart(frame, trial(0), trial(1, Status.PRUNED), trial(2), chosen=(0, 1, 2))
+    longest, early, short = (named(option, f"Trial {number}") for number in range(3))
+    assert (longest["endLabel"]["formatter"], short["endLabel"]["formatter"]) == ("0", "2")
+    assert "endLabel" not in early
+    assert "labelLayout" in longest and "labelLayout" not in short, "at the right edge numbers make room"
+
+
+def test_a_single_point_is_seen() -> None:
+    option = chart(pd.concat([steps(0, [1.0]), steps(1, [1.0, 2.0])]), chosen=(0, 1))
+    assert [named(option, f"Trial {number}")["showSymbol"] for number in (0, 1)] == [True, False]
+
+
+def test_an_evaluations_metric_has_its_points_its_unit_and_the_baseline() -> None:
+    frame = steps(0, [0, 1, 2, 3], **{"eval/reward": [0.5, NAN, 0.75, NAN]})
+    option = chart(frame, metric="eval/reward", chosen=(0,), levels={"SFT baseline 0.50": 0.5}, smoothing=0.9)
+    assert drawn(option, "Trial 0") == [[0, 0.5], [2, 0.75]]
+    assert named(option, "Trial 0")["showSymbol"]
+    assert option["yAxis"]["name"] == METRICS["eval/reward"].unit
+    assert [line["yAxis"] for line in named(option, "Limits")["markLine"]["data"]] == [0.5]
+
+
+def test_smoothing_is_an_exponential_mean_of_each_trials_numbers_so_far_and_keeps_gaps() -> None:
+    frame = pd.concat([steps(0, [3, 6, NAN, 12]), steps(1, [2.0, 2.0])], ignore_index=True)
+    smooth = curves.points(frame, KL, smoothing=0.5)["y"]
+    # Weights 1, 1/2, 1/4, ... from the newest number back, divided by their sum.
+    assert smooth.tolist() == pytest.approx([3, 7.5 / 1.5, NAN, (12 + 3 + 0.75) / 1.75, 2, 2], nan_ok=True)
+
+
+def test_a_long_line_is_thinned_and_keeps_its_spikes_its_gap_and_its_ends() -> None:
+    y = np.sin(np.arange(10_000) / 500)
+    y[[5_432, 7_777, 3_000, 3_001]] = 50, -50, NAN, NAN
+    kept = curves.thinned(pd.DataFrame({"x": range(10_000), "y": y}))
+    assert 300 < len(kept) <= 600
+    assert {0, 5_432, 7_777, 3_000, 9_999} <= set(kept["x"])
+    assert kept["x"].is_monotonic_increasing
+
+
+@given(y=some.lists(some.none() | some.floats(-1e6, 1e6), max_size=300), most=some.integers(8, 60))
+def test_any_line_is_thinned_to_what_was_asked_for(y: list[float | None], most: int) -> None:
+    line = pd.DataFrame({"x": range(len(y)), "y": pd.Series(y, dtype=float)})
+    kept = curves.thinned(line, most)
+    assert len(kept) <= most
+    if len(line):
+        assert kept["x"].iloc[[0, -1]].tolist() == [0, len(y) - 1]
+        assert (kept["y"].min(), kept["y"].max()) == pytest.approx((line["y"].min(), line["y"].max()), nan_ok=True)
+        assert kept["y"].isna().any() == line["y"].isna().any()
+        assert kept.merge(line).shape == kept.shape
+
+
+def test_a_band_lies_on_the_steps_and_skips_where_few_trials_have_a_point() -> None:
+    frame = pd.concat([steps(number, [float(number), NAN, 10.0 + number]) for number in range(11)], ignore_index=True)
+    frame.loc[frame["trial"].eq(10) & frame["step"].eq(1), KL] = 99.0
+    assert curves.band(curves.points(frame, KL)).to_numpy().tolist() == [[0, 1, 9], [2, 11, 19]]
+
+
+def test_a_band_goes_on_where_most_trials_have_ended_and_of_no_numbers_is_empty() -> None:
+    frame = pd.concat([steps(number, [1.0] * (3 if number == 0 else 1)) for number in range(11)])
+    assert curves.band(curves.points(frame, KL))["x"].tolist() == [0, 1, 2]
+    assert drawn(chart(pd.concat([steps(number, [NAN]) for number in range(26)])), "Other trials") == []
+
+
+def test_more_grey_trials_than_can_be_told_apart_become_one_band() -> None:
+    frame = pd.concat([steps(number, [float(number)]) for number in range(26)])
+    few, many = names(chart(frame[frame["trial"] < 25], chosen=(0,))), names(chart(frame, chosen=(0,)))
+    assert "Other trials" not in few and "Trial 24" in few
+    assert "Other trials" in many and [name for name in many if name.startswith("Trial")] == ["Trial 0"]
+
 
 QUARTERS = ("min", "q25", "q50", "q75", "max")
 

@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from playwright.sync_api import Browser, Download, Page
+from playwright.sync_api import Browser, Page
 
 from dashboard import appearance, echarts, incident_chart
 from dashboard.figures import live_copy
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.browser import Server
-from tests.dashboard.shown import FAILED, GOOD
+from tests.dashboard.shown import FAILED, GOOD, change
 from tests.dashboard.test_curves_charts import QUARTERS, SCORE, chart, steps, trial
 from tests.dashboard.test_curves_incident import found
 from tests.dashboard.test_curves_incident import steps as signals
@@ -99,6 +99,7 @@ def test_axes_have_their_titles_and_ends() -> None:
     assert (list(figure.layout.xaxis.range), list(figure.layout.yaxis.range)) == ([2, 3], [0, 20])
     assert note(figure, "nats per response").yref == "y domain"
     assert figure.layout.title.text == "reviews: KL"
+    assert figure.layout.margin.r == 40, "room for a name at a line's end"
     assert copy(chart(steps(0, [0, 1]), metric=SCORE)).layout.yaxis.range is None
 
 
@@ -144,7 +145,7 @@ def test_the_incidents_panels_lie_over_each_other_on_the_same_steps() -> None:
     # Panels of 92 pixels, 30 apart: 336 in all.
     domains = [*layout.yaxis.domain, *layout.yaxis2.domain, *layout.yaxis3.domain]
     assert domains == pytest.approx([244 / 336, 1, 122 / 336, 214 / 336, 0, 92 / 336])
-    assert layout.height == 336 + live_copy.MARGIN["t"] + live_copy.MARGIN["b"]
+    assert layout.height - layout.margin.t - layout.margin.b == 336
     assert (layout.xaxis.matches, layout.xaxis2.matches, layout.xaxis3.matches) == (None, "x", "x")
     assert {(*axis.range, axis.showticklabels) for axis in (layout.xaxis, layout.xaxis2)} == {(0, 12, False)}
     assert (layout.xaxis3.title.text, layout.xaxis3.showticklabels) == ("Step (PPO iterations)", True)
@@ -180,6 +181,7 @@ def browser() -> Iterator[Browser]:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("running")
     store = fake_store.build(folder / "store.db", courses=(GOOD, FAILED), held=True)
+    change(folder / "store.db", "UPDATE ppo_trials SET params = json_set(params, '$.kl_control', ?)", "@SUM(1)")
     with real.serve(f"sqlite:///{folder / 'store.db'}", folder) as server:
         yield server
     store.close()
@@ -189,32 +191,30 @@ def freshness(page: Page) -> str:
     return page.get_by_text("As of").first.inner_text()
 
 
-def saved(page: Page, label: str, place: int = 0) -> Download:
-    with page.expect_download() as download:
-        page.get_by_role("button", name=label).nth(place).click()
-    return download.value
-
-
-def test_live_charts_are_saved_as_pages_that_need_nothing_else_and_stay_while_they_refresh(
-    running: Server, browser: Browser, tmp_path: Path
+@pytest.mark.parametrize(
+    ("tab", "name", "what"),
+    [
+        ("Curves", "objective_kl_exact.html", "KL (nats per response)"),
+        ("What moved first", "incident_1.html", "what moved first in trial 1"),
+    ],
+)
+def test_a_live_chart_is_saved_as_a_page_that_needs_nothing_else_and_stays_while_it_refreshes(
+    running: Server, browser: Browser, tmp_path: Path, tab: str, name: str, what: str
 ) -> None:
     with real.visit(browser) as visit:
-        visit.open(f"{running.address}/curves?study={fake_store.STUDY}")
-        visit.page.locator("canvas").first.wait_for()
-        visit.page.evaluate("document.querySelectorAll('canvas').forEach(canvas => { canvas.isFirst = true })")
+        visit.open(f"{running.address}/curves?study={fake_store.STUDY}&view={tab}")
+        canvas = visit.page.locator("[data-testid=stEChartsChart] canvas").first
+        canvas.evaluate("canvas => { canvas.isFirst = true }")
         for _ in range(2):
             before = freshness(visit.page)
             real.until(lambda before=before: freshness(visit.page) != before)
-        assert visit.page.evaluate("[...document.querySelectorAll('canvas')].every(canvas => canvas.isFirst)")
-        files = {}
-        for place in (0, visit.page.get_by_role("button", name="Save as HTML").count() - 1):
-            download = saved(visit.page, "Save as HTML", place)
-            download.save_as(tmp_path / download.suggested_filename)
-            files[download.suggested_filename] = tmp_path / download.suggested_filename
+        assert canvas.evaluate("canvas => canvas.isFirst")
+        with visit.page.expect_download() as download:
+            visit.page.get_by_role("button", name=f"Save as HTML: {what}").click()
+        assert download.value.suggested_filename == name
+        download.value.save_as(tmp_path / name)
         assert visit.errors == []
-    assert list(files) == ["objective_kl_exact.html", "incident_1.html"]
-    for name, path in files.items():
-        opened(browser, path, {"objective_kl_exact.html": "reviews: KL", "incident_1.html": "moved first"}[name])
+    opened(browser, tmp_path / name, f"reviews: {what}")
 
 
 def opened(browser: Browser, path: Path, title: str) -> None:
@@ -222,7 +222,7 @@ def opened(browser: Browser, path: Path, title: str) -> None:
     with real.visit(browser) as visit:
         visit.page.goto(path.as_uri())
         visit.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for()
-        assert title in visit.page.locator(".gtitle").inner_text()
+        assert visit.page.locator(".gtitle").text_content() == title
         assert [url for url in visit.requests if not url.startswith(("file:", "data:", "blob:"))] == []
         assert visit.errors == []
 
@@ -231,6 +231,7 @@ def test_a_tables_tool_bar_saves_it_as_csv_and_no_cell_is_a_formula(
     running: Server, browser: Browser, tmp_path: Path
 ) -> None:
     with real.visit(browser) as visit:
+        visit.page.add_init_script("delete window.showSaveFilePicker")  # which would wait for a person
         visit.open(f"{running.address}/?study={fake_store.STUDY}")
         table = visit.page.locator('[data-testid="stDataFrame"]').last
         table.scroll_into_view_if_needed()
@@ -241,3 +242,4 @@ def test_a_tables_tool_bar_saves_it_as_csv_and_no_cell_is_a_formula(
     rows = list(csv.DictReader((tmp_path / "trials.csv").open(encoding="utf-8-sig")))
     assert [row["number"] for row in rows] == ["0", "1"]
     assert rows[1]["reason"].startswith("'=cmd() CUDA")
+    assert {row["params_kl_control"] for row in rows} == {"'@SUM(1)"}
