@@ -21,14 +21,20 @@ def name(row: TrialRow, setting: str) -> str:
     return "" if value is None else f"β {value:.3g}" if setting == BETA else f"{value:.3g}"
 
 
-def settings(trials: pd.DataFrame) -> list[str]:
-    """Return the searched hyperparameters that are numbers and vary among the trials, in the order of declaration."""
+def settings(trials: pd.DataFrame, rows: Sequence[TrialRow]) -> list[str]:
+    """Return the searched hyperparameters that are numbers and vary among the trials, in the order of declaration.
+
+    β is one wherever trials differ in it, though it was not searched, but changed in a fork.
+    """
     columns = {name: f"params_{name}" for name in HYPERPARAMETERS if f"params_{name}" in trials.columns}
-    return [
+    varied = {
         name
         for name, column in columns.items()
         if pd.api.types.is_numeric_dtype(trials[column]) and trials[column].nunique() > 1
-    ]
+    }
+    if len(spanning(rows, BETA)) > 1:
+        varied.add(BETA)
+    return [name for name in HYPERPARAMETERS if name in varied]
 
 
 def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ import streamlit as st
 from dashboard.analysis import by_setting
 from dashboard.data import Snapshot
 from dashboard.views.common import CHOSEN_TRIALS
+from ppo_core.hyperparameters import HYPERPARAMETERS
 
 NAMED_BY, CHOSEN_METRICS = "by", "metric"
 """Keys of the Curves page: the setting that names lines, and the metrics."""
@@ -40,6 +41,7 @@ def follow(snapshot: Snapshot) -> None:
     if _SHOW in st.query_params:
         if st.query_params[_SHOW] == _BETA and (trials := _spanning(snapshot)):
             _choose(trials)
+            st.query_params[NAMED_BY] = HYPERPARAMETERS[by_setting.BETA].label  # the link holds what a selector shows
         del st.query_params[_SHOW]
 
 

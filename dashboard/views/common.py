@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 from streamlit.errors import StreamlitAPIException
 
 from dashboard import appearance, costs, data, untrusted
@@ -35,8 +36,11 @@ def open_store() -> Store:
     return data.open_store(data.storage())
 
 
-def choose_study(store: Store) -> str | None:
-    """Return the study's name from the selector, which is in the link; None: there is none yet, and it is said."""
+def choose_study(store: Store, place: DeltaGenerator | None = None) -> str | None:
+    """Return the study's name from the selector, which is in the link; None: there is none yet, and it is said.
+
+    The selector stands in `place`, else in a row of its own.
+    """
     names = [study.name for study in data.studies(store)]
     if not names:
         guide(
@@ -46,8 +50,7 @@ def choose_study(store: Store) -> str | None:
         )
         return None
     _put_into_link(names)
-    left, _ = st.columns([1, 2])
-    chosen = left.selectbox(
+    chosen = (place or st.columns([1, 2])[0]).selectbox(
         "Study",
         names,
         index=None,

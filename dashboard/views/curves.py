@@ -6,6 +6,7 @@ from functools import partial
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import appearance, curve_charts, curves, data
 from dashboard.analysis import by_setting
@@ -42,23 +43,25 @@ def page() -> None:
     """Draw the page."""
     with common.problems_told():
         store = common.open_store()
-        name = common.choose_study(store)
+        left, right = st.columns([1, 2])
+        name = common.choose_study(store, left)
         if name is not None:
             snapshot = data.snapshot(store, name)
             if snapshot.view.trials:
-                _study(snapshot)
+                _study(snapshot, right)
             else:
                 text = "Curves begin with the first trial: preparing a task takes about a minute."
                 common.not_begun(snapshot, "No trials yet", text)
 
 
-def _study(snapshot: Snapshot) -> None:
+def _study(snapshot: Snapshot, beside: DeltaGenerator) -> None:
     by_beta.follow(snapshot)
-    chosen = common.choose_trials(
-        snapshot,
-        "Chosen trials are drawn in their colours, the others in grey. Nothing chosen: all of a few trials, else "
-        "the reference, the best in the budget, one pruned for KL and what runs.",
-    )
+    with beside:
+        chosen = common.choose_trials(
+            snapshot,
+            "Chosen trials are drawn in their colours, the others in grey. Nothing chosen: all of a few trials, else "
+            "the reference, the best in the budget, one pruned for KL and what runs.",
+        )
     latest: Latest = {}
     over_time, first, healthy = st.tabs(TABS, key="view", bind="query-params", on_change="rerun")
     if over_time.open:
@@ -87,17 +90,17 @@ def _controls(snapshot: Snapshot) -> tuple[tuple[str, ...], Drawing]:
         "Horizontal axis", AXES, default="episodes", required=True, key="axis", bind="query-params",
         help="Tokens are response tokens; seconds are the trial's own, without pauses; KL shows reward against KL.",
     )  # fmt: skip
-    scale = row.segmented_control(
-        "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params"
-    )
     by = row.selectbox(
-        "Name lines by", by_setting.settings(snapshot.trials), index=None, key=NAMED_BY, bind="query-params", width=190,
-        format_func=lambda name: HYPERPARAMETERS[name].label, placeholder="trial alone",
+        "Name lines by", by_setting.settings(snapshot.trials, snapshot.view.trials), index=None, key=NAMED_BY,
+        bind="query-params", width=190, format_func=lambda name: HYPERPARAMETERS[name].label, placeholder="trial alone",
         help="The value of a searched hyperparameter beside the trial's number.",
     )  # fmt: skip
     with row:
         by_beta.button(snapshot)
-    more = row.popover("Smoothing and range", icon=":material/tune:")
+    more = row.popover("Scale, smoothing, range", icon=":material/tune:")
+    scale = more.segmented_control(
+        "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params"
+    )
     smoothing = more.slider(
         "Smoothing", 0.0, 0.95, 0.0, 0.05, key="smooth", bind="query-params",
         help="Share of the past in each point (exponential mean). Evaluations are never smoothed.",

@@ -10,9 +10,10 @@ from dashboard.analysis import by_setting
 from dashboard.curve_charts import Drawing, curve
 from dashboard.curves import KL
 from dashboard.data import Snapshot
+from ppo_core.hyperparameters import HYPERPARAMETERS
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
-from tests.dashboard.shown import page, run
+from tests.dashboard.shown import change, fork, page, run
 from tuner.status import Status
 
 
@@ -64,11 +65,25 @@ def test_few_trials_span_what_they_can(courses: tuple[Course, ...], spanning: tu
     assert by_setting.spanning(of(tmp_path, *courses).view.trials, "kl_coef") == spanning
 
 
+def settings(now: Snapshot) -> list[str]:
+    return by_setting.settings(now.trials, now.view.trials)
+
+
 def test_only_searched_numbers_that_vary_name_lines(path: Path, tmp_path: Path) -> None:
-    names = by_setting.settings(snapshot(path).trials)
-    assert names == [name for name in names if name != "kl_control"]
-    assert set(names) == set(fake_store.SPEC.search)
-    assert by_setting.settings(of(tmp_path, Course(1e-4, 0.05, 4.0)).trials) == []
+    names = settings(snapshot(path))
+    assert names == [name for name in HYPERPARAMETERS if name in fake_store.SPEC.search]
+    assert settings(of(tmp_path, Course(1e-4, 0.05, 4.0))) == []
+
+
+def test_a_beta_that_only_a_fork_changed_names_lines_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store.db"
+    store = fake_store.build(path, courses=(Course(1e-4, 0.05, 4.0),))
+    fork(store, STUDY, 1, 0, 6, kl_coef=0.2)
+    change(path, "UPDATE ppo_trials SET params = json_remove(params, '$.kl_coef') WHERE number = 0")
+    change(path, "UPDATE ppo_trials SET episodes = 1920")
+    assert settings(snapshot(path)) == ["kl_coef"]
+    app = page("curves", path, monkeypatch, study=STUDY, show="beta")
+    assert app.selectbox(key="by").value == "kl_coef"
 
 
 def test_a_value_that_is_no_number_is_never_in_a_chart(tmp_path: Path) -> None:
