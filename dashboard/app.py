@@ -9,8 +9,8 @@ import streamlit as st
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 
-# Module in `dashboard.views`, which is also the address; title; icon. The first is the start page. (No docstring below
-# it: Streamlit writes a string that stands alone in this file onto the page.)
+# Module in `dashboard.views`, which is also the address (the first page's is /); title; icon. (No docstring below it:
+# Streamlit writes a string that stands alone in this file onto the page.)
 PAGES = (
     ("overview", "Overview", ":material/dashboard:"),
     ("curves", "Curves", ":material/monitoring:"),

@@ -61,7 +61,7 @@ def trajectories(
     if baseline is not None:
         parts.baseline_line(figure, baseline)
     if best is not None:
-        _name_best(figure, best, log_kl)
+        _name_best(figure, best, right, log_kl)
     parts.lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
     axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
     return figure.update_xaxes(**axis)
@@ -148,12 +148,17 @@ def _front(front: pd.DataFrame) -> go.Scatter:
     )
 
 
-def _name_best(figure: go.Figure, best: Checkpoint, log_kl: bool) -> None:
+def _name_best(figure: go.Figure, best: Checkpoint, right: float, log_kl: bool) -> None:
+    """Name the best checkpoint beside its point, on the side where a narrow page has room for it."""
+    kl = max(best.kl, LOG_FLOOR)
+    share = np.log(kl / LOG_FLOOR) / np.log(right / LOG_FLOOR) if log_kl else best.kl / right
+    # Left of the front is nothing, since nothing beats it; right of it is the least below.
+    place = {"ax": 34, "ay": 44, "xanchor": "left"} if share < 0.4 else {"ax": -34, "ay": -12, "xanchor": "right"}
     figure.add_annotation(
-        x=np.log10(max(best.kl, LOG_FLOOR)) if log_kl else best.kl,
+        x=np.log10(kl) if log_kl else best.kl,
         y=best.reward,
-        text=f"best checkpoint: trial {best.trial:d}, step {best.step:d}",
-        ax=-40, ay=-34, standoff=6, arrowwidth=1.2, arrowcolor=parts.GREY, xanchor="right", font=parts.FONT,
+        text=f"best checkpoint:<br>trial {best.trial:d}, step {best.step:d}",
+        align="left", standoff=6, arrowwidth=1.2, arrowcolor=parts.GREY, font=parts.FONT, **place,
     )  # fmt: skip
 
 

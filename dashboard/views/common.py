@@ -36,6 +36,15 @@ def open_store() -> Store:
     return data.open_store(data.storage())
 
 
+def of_a_study(draw: Callable[[Store, Snapshot], None]) -> None:
+    """Draw a page of the study that the selector names; a user's problem is told in its place."""
+    with problems_told():
+        store = open_store()
+        name = choose_study(store)
+        if name is not None:
+            draw(store, data.snapshot(store, name))
+
+
 def choose_study(store: Store, place: DeltaGenerator | None = None) -> str | None:
     """Return the study's name from the selector, which is in the link; None: there is none yet, and it is said.
 

@@ -10,7 +10,7 @@ from dashboard.analysis import comparing
 from dashboard.data import Snapshot
 from dashboard.figures import compare as figures
 from dashboard.figures.parts import title_of
-from dashboard.views import choice, common, drawn, mattered, samples
+from dashboard.views import choice, common, drawn, mattered, renewal, samples
 from ppo_core.command.output import KL_UNIT, NOTHING, measured, plus_minus, short
 from ppo_core.metrics import METRICS
 from tuner.commands.report import LONGER
@@ -26,11 +26,7 @@ TABS = ("Trials", "What mattered")
 
 def page() -> None:
     """Draw the page."""
-    with common.problems_told():
-        store = common.open_store()
-        name = common.choose_study(store)
-        if name is not None:
-            _study(store, data.snapshot(store, name))
+    common.of_a_study(_study)
 
 
 def _study(store: Store, snapshot: Snapshot) -> None:
@@ -44,6 +40,7 @@ def _study(store: Store, snapshot: Snapshot) -> None:
             _trials(store, snapshot)
     if whole.open:
         with whole:
+            renewal.line(store, snapshot)
             mattered.section(store, snapshot)
 
 
@@ -60,6 +57,7 @@ def _trials(store: Store, snapshot: Snapshot) -> None:
     if len(numbers) < LEAST:
         st.info("Choose at least two trials above to compare them.")
         return
+    renewal.line(store, snapshot, numbers)
     row_of = {row.number: row for row in snapshot.view.trials}
     rows = [row_of[number] for number in numbers]
     _settings(rows)

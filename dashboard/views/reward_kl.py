@@ -10,7 +10,7 @@ from dashboard.analysis import front, hacking
 from dashboard.analysis.front import Checkpoint
 from dashboard.data import Snapshot
 from dashboard.figures import ends, reward_kl
-from dashboard.views import choice, common, drawn
+from dashboard.views import choice, common, drawn, renewal
 from ppo_core.command.output import KL_UNIT
 from tuner.best import RULE, best_trial
 from tuner.store import Store, TrialRow
@@ -20,15 +20,12 @@ SHOWN = ("trajectories", "ends")
 
 def page() -> None:
     """Draw the page."""
-    with common.problems_told():
-        store = common.open_store()
-        name = common.choose_study(store)
-        if name is not None:
-            _study(store, data.snapshot(store, name))
+    common.of_a_study(_study)
 
 
 def _study(store: Store, snapshot: Snapshot) -> None:
     st.title("Reward and KL", anchor=False)
+    renewal.line(store, snapshot)
     evaluated = front.evaluations(data.curves(store, snapshot, front.EVALUATED, evaluations_only=True))
     if evaluated.empty:
         text = "A trial is evaluated before its first update, and then as often as its eval_every_episodes says."

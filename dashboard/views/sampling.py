@@ -5,17 +5,13 @@ import streamlit as st
 from dashboard import data
 from dashboard.analysis import hacking
 from dashboard.data import Snapshot
-from dashboard.views import choice, common, samples
+from dashboard.views import choice, common, renewal, samples
 from tuner.store import Store
 
 
 def page() -> None:
     """Draw the page."""
-    with common.problems_told():
-        store = common.open_store()
-        name = common.choose_study(store)
-        if name is not None:
-            _study(store, data.snapshot(store, name))
+    common.of_a_study(_study)
 
 
 def _study(store: Store, snapshot: Snapshot) -> None:
@@ -30,8 +26,10 @@ def _study(store: Store, snapshot: Snapshot) -> None:
         "budget and the last one pruned for KL.",
         samples.SIDE_BY_SIDE,
     )
+    numbers = (chosen or tuple(snapshot.telling))[: samples.SIDE_BY_SIDE]
+    renewal.line(store, snapshot, numbers)
     samples.section(store, snapshot, chosen)
-    _hacking(store, snapshot, (chosen or tuple(snapshot.telling))[: samples.SIDE_BY_SIDE])
+    _hacking(store, snapshot, numbers)
 
 
 def _hacking(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Playwright, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page, Playwright, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 INSTALL = [sys.executable, "-m", "playwright", "install", "--with-deps", "--only-shell", "chromium"]
@@ -26,6 +26,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome"
 """Of browsers that a system may have, in the order of trying."""
 SECONDS = 30
 """The longest that anything on a page may take on a slow machine."""
+DRAWINGS = '[data-testid="stEChartsChart"] canvas, [data-testid="data-grid-canvas"], .js-plotly-plot'
+"""Charts, tables and figures on a page."""
 _QUIET = (
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--no-first-run"),
@@ -144,8 +146,10 @@ class Visit:
 
     def settle(self) -> None:
         """Wait until the page has drawn itself."""
+        self.page.locator(
+            '[data-testid="stMain"] :is(h1, h2, h3, [data-testid="stAlert"], [data-testid="stTabs"])'
+        ).first.wait_for()
         self.page.locator('[data-testid="stApp"][data-test-script-state="notRunning"]').wait_for()
-        self.page.locator('[data-testid="stMain"] :is(h1, h2, h3, [data-testid="stAlert"])').first.wait_for()
 
     def button(self, label: str) -> None:
         """Press the button of this label; in a dialog, where there is one."""
@@ -155,8 +159,26 @@ class Visit:
 
     def choose(self, label: str, option: str) -> None:
         """Choose an option of a list."""
-        self.page.get_by_role("combobox", name=label).click()
+        self.page.get_by_role("combobox", name=label, exact=True).click()
         self.page.get_by_role("option", name=option, exact=True).click()
+
+    def pick(self, label: str, option: str) -> None:
+        """Choose one more option of a list that takes several, and close the list."""
+        box = self.page.get_by_role("combobox", name=label, exact=True)
+        box.press_sequentially(option)
+        self.page.get_by_role("option", name=option, exact=True).click()
+        self.page.keyboard.press("Tab")
+        expect(box).to_have_attribute("aria-expanded", "false")
+
+    def slide(self, label: str, *keys: str) -> None:
+        """Move a slider with keys."""
+        self.page.locator(f'input[type="range"][aria-label="{label}"]').focus()
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def scroll_to(self, place: Locator) -> None:
+        """Scroll the page until something stands near its top, as far as the page goes."""
+        place.evaluate("one => one.scrollIntoView({block: 'start', behavior: 'instant'})")
 
     def sees(self, text: str) -> None:
         """Wait until a text is on the page."""
@@ -169,9 +191,9 @@ class Visit:
 
 
 @contextmanager
-def visit(browser: Browser) -> Iterator[Visit]:
-    """Open a page in a browser profile of its own."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+def visit(browser: Browser, *, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Visit]:
+    """Open a page in a browser profile of its own, so many pixels large, for a reader who likes it `dark` or not."""
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
     context.set_default_timeout(1_000 * SECONDS)
     page = context.new_page()
     made = Visit(page)
@@ -196,6 +218,18 @@ def visit(browser: Browser) -> Iterator[Visit]:
         yield made
     finally:
         context.close()
+
+
+@contextmanager
+def opened(
+    browser: Browser, server: Server, place: str, *, width: int = 1280, height: int = 900, dark: bool = False
+) -> Iterator[Visit]:
+    """Open a view of the store; nothing on it may go wrong until the end of the block."""
+    with visit(browser, width=width, height=height, dark=dark) as made:
+        made.open(f"{server.address}/{place}")
+        yield made
+        assert made.page.locator('[data-testid="stException"]').count() == 0
+        assert made.errors == []
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -100,7 +100,7 @@ def test_budget_limit_baseline_and_best_checkpoint_are_drawn_at_their_values() -
     figure = ways(best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN), baseline=0.4)
     shading, budget, limit, baseline = figure.layout.shapes
     assert (shading.x0, budget.x0, limit.x0, baseline.y0) == (10, 10, 15, 0.4)
-    assert [note.text for note in figure.layout.annotations][-1] == "best checkpoint: trial 0, step 9"
+    assert [note.text for note in figure.layout.annotations][-1] == "best checkpoint:<br>trial 0, step 9"
     assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
     assert list(figure.layout.xaxis.range) == [0, pytest.approx(22)]
 

@@ -1,0 +1,324 @@
+"""A running study in a real browser: what refreshes, what stays as the reader left it, and that a link shows the same."""
+
+import sqlite3
+import sys
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image, ImageChops
+from playwright.sync_api import Browser, Locator, expect
+
+from tests.dashboard import browser as real
+from tests.dashboard import fake_store
+from tests.dashboard.browser import DRAWINGS, Server, Visit, opened
+from tuner.store import Store
+
+REFRESHES = 10
+QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
+RUNS = 13
+"""The trial that is under way."""
+ORANGE = (0xE6, 0x9F, 0x00)
+"""Its colour, which no other chosen one has."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with real.chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A study that this process runs, and one in every other state."""
+    path = tmp_path_factory.mktemp("live") / "store.db"
+    few = (fake_store.COURSES[0], fake_store.COURSES[RUNS])
+    fake_store.build(path, courses=few[:1], name="finished").close()
+    fake_store.build(path, courses=few, name="dead").close()
+    fake_store.build(path, courses=few, name="paused", held=True).close()
+    fake_store.build(path, courses=few, name="silent", held=True).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE ppo_studies SET paused_at = created_at WHERE name = 'paused'")
+        connection.execute("UPDATE ppo_studies SET lease_renewed_at = lease_renewed_at - 600 WHERE name = 'silent'")
+    with closing(fake_store.build(path, held=True)) as built:
+        yield built
+
+
+@pytest.fixture(scope="module")
+def server(store: Store) -> Iterator[Server]:
+    path = Path(str(store.url.database))
+    with real.serve(f"sqlite:///{path}", path.parent) as served:
+        yield served
+
+
+# What stays, and what does not, while a study runs
+
+
+def test_ten_refreshes_show_what_is_new_and_leave_all_as_the_reader_has_it(
+    browser: Browser, server: Server, store: Store
+) -> None:
+    with (
+        opened(browser, server, f"curves{QUERY}") as curves,
+        opened(browser, server, QUERY) as overview,
+        opened(browser, server, f"reward_kl{QUERY}") as analysis,
+    ):
+        visits = (curves, overview, analysis)
+        _choose_range(curves)
+        _sort_and_select(overview)
+        _zoom(analysis)
+        chart = curves.page.locator("canvas").first
+        marked = [_mark(visit) for visit in visits]
+        before = [_left(visit) for visit in visits]
+        reach = _reach(chart)
+        for _ in range(REFRESHES):
+            assert fake_store.add_live_step(store)
+            real.until(lambda reach=reach: _reach(chart) > reach)
+            reach = _reach(chart)
+            overview.sees(f"step {_last_step(store)}, last report")
+        assert [_still_marked(visit) for visit in visits] == marked  # the same elements: nothing was built anew
+        assert [_left(visit) for visit in visits] == before
+        assert "window=50&window=100" in curves.page.url and "smooth=0.2" in curves.page.url
+        _is_drawn_anew_when_asked(analysis, "2 new evaluations: refresh")
+        while fake_store.add_live_step(store):
+            pass
+        overview.sees("14 of 14")
+        expect(analysis.page.get_by_role("button", name="1 new trial ended: refresh")).to_be_enabled()
+
+
+def _choose_range(visit: Visit) -> None:
+    """Show the second half of the run, a little smoothed, and look at the first chart."""
+    visit.button("Scale, smoothing, range")
+    visit.slide("Shown part of the run (%) — start", *["PageUp"] * 5)
+    visit.slide("Smoothing", *["ArrowRight"] * 4)
+    visit.page.wait_for_url(lambda url: "window=50" in url and "smooth=0.2" in url)
+    visit.page.keyboard.press("Escape")
+    visit.settle()
+    visit.scroll_to(visit.page.get_by_test_id("stEChartsChart").first)
+
+
+def _sort_and_select(visit: Visit) -> None:
+    """Sort the trials by their KL, the highest first, and select a cell."""
+    table = visit.page.get_by_test_id("stDataFrame").last
+    visit.scroll_to(table)
+    head = table.bounding_box()
+    assert head is not None
+    visit.page.mouse.move(head["x"] + 420, head["y"] + 15)
+    visit.page.mouse.click(head["x"] + 433, head["y"] + 18)  # the column's menu
+    visit.page.get_by_text("Sort descending").click()
+    real.until(lambda: _rows(visit)[0] == ["2", "0", str(RUNS)])
+    visit.page.mouse.click(head["x"] + 120, head["y"] + 50)
+    real.until(lambda: table.locator('td[aria-selected="true"]').count() == 1)
+
+
+def _rows(visit: Visit) -> tuple[list[str], list[str]]:
+    """Return the trials of the table in the shown order, and which cells are selected."""
+    table = visit.page.get_by_test_id("stDataFrame").last
+    selected = table.locator('td[aria-selected="true"]').evaluate_all("cells => cells.map(cell => cell.id)")
+    return table.locator('tbody td[aria-colindex="1"]').all_text_contents(), selected
+
+
+def _zoom(visit: Visit) -> None:
+    """Zoom into the figure with the mouse, and hide an entry of its legend."""
+    figure = visit.page.locator(".js-plotly-plot").first
+    visit.scroll_to(figure)
+    area = figure.locator(".nsewdrag").first.bounding_box()
+    assert area is not None
+    visit.page.mouse.move(area["x"] + 100, area["y"] + 50)
+    visit.page.mouse.down()
+    visit.page.mouse.move(area["x"] + 250, area["y"] + 200, steps=5)
+    visit.page.mouse.up()
+    real.until(lambda: _figure(visit)["range"][0] > 1)
+    figure.locator(".legendtoggle").first.click()
+    real.until(lambda: "legendonly" in _figure(visit)["visible"])
+
+
+def _figure(visit: Visit) -> dict[str, Any]:
+    """Return what is seen of a Plotly figure: its zoom, its legend, and how many points it has."""
+    found = visit.page.locator(".js-plotly-plot").first.evaluate(
+        """figure => ({
+            range: figure._fullLayout?.xaxis.range,
+            visible: (figure._fullData || []).map(trace => String(trace.visible)),
+            points: (figure._fullData || []).reduce((sum, trace) => sum + (trace.x || []).length, 0),
+        })"""
+    )
+    return dict(found)
+
+
+def _left(visit: Visit) -> dict[str, Any]:
+    """Return all that the reader chose on a page."""
+    page = visit.page
+    left: dict[str, Any] = {
+        "link": page.url,
+        "scrolled": page.get_by_test_id("stMain").evaluate("main => main.scrollTop"),
+        "trials": page.locator('[data-testid="stMultiSelect"]').first.inner_text().split("\n"),
+    }
+    if page.locator(".js-plotly-plot").count():
+        left["figure"] = _figure(visit)
+    if page.get_by_test_id("stDataFrame").count() > 1:
+        left["table"] = _rows(visit)
+    return left
+
+
+def _mark(visit: Visit) -> int:
+    """Mark every drawing in the page, and return how many there are."""
+    count = visit.page.locator(DRAWINGS).evaluate_all(
+        "all => { all.forEach(one => one.kept = true); return all.length }"
+    )
+    assert count
+    return int(count)
+
+
+def _still_marked(visit: Visit) -> int:
+    return int(visit.page.locator(DRAWINGS).evaluate_all("all => all.filter(one => one.kept).length"))
+
+
+def _reach(chart: Locator) -> int:
+    """Return how far to the right the running trial's line comes, in pixels of the chart."""
+    return int(
+        chart.evaluate(
+            """(canvas, colour) => {
+                const {data, width} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+                let right = 0;
+                for (let at = 0; at < data.length; at += 4)
+                    if (colour.every((value, part) => Math.abs(data[at + part] - value) < 8) && data[at + 3] > 200)
+                        right = Math.max(right, at / 4 % width);
+                return right;
+            }""",
+            list(ORANGE),
+        )
+    )
+
+
+def _last_step(store: Store) -> int:
+    trial = store.trial(store.study(fake_store.STUDY), RUNS)
+    return max(int(row[1]) for row in store.step_values([trial.id], ("objective/kl_exact",)))
+
+
+def _is_drawn_anew_when_asked(visit: Visit, label: str) -> None:
+    points = _figure(visit)["points"]
+    visit.button(label)
+    expect(visit.page.get_by_role("button", name="Nothing new")).to_be_disabled()
+    real.until(lambda: _figure(visit)["points"] > points)
+
+
+def test_every_state_of_a_study_has_its_own_words(browser: Browser, server: Server) -> None:
+    words = {
+        fake_store.STUDY: ("running", "Looked at again every 2 s."),
+        "paused": ("paused", "Looked at again every 2 s."),
+        "finished": ("finished", "No controller runs this study"),
+        "dead": ("not running", "No controller runs this study"),
+        "silent": ("stalled", "Looked at again every 2 s."),
+    }
+    with opened(browser, server, "") as visit:
+        for name, (state, freshness) in words.items():
+            visit.open(f"{server.address}/?study={name}")
+            visit.sees(freshness)
+            badges = visit.page.locator(".stMarkdownBadge").filter(visible=True).all_inner_texts()
+            shown = [badge.split()[-len(state.split()) :] for badge in badges]
+            assert state.split() in shown, name
+            others = {other for other, _ in words.values()} - {state}
+            assert not any(other.split() in shown for other in others), name
+        visit.open(f"{server.address}/reward_kl?study=silent")
+        visit.sees("The study is stalled, stalled: no sign of life for 6")
+
+
+# The link
+
+
+def _curves_by_hand(visit: Visit) -> None:
+    visit.page.get_by_role("radio", name="step", exact=True).click()
+    visit.button("Scale, smoothing, range")
+    visit.slide("Smoothing", "ArrowRight", "ArrowRight")
+    visit.page.get_by_role("radio", name="log", exact=True).click()
+    visit.page.keyboard.press("Escape")
+    visit.pick("Metrics", "Policy: Entropy")
+    visit.pick("Trials", "6")
+
+
+def _incident_by_hand(visit: Visit) -> None:
+    visit.page.get_by_role("tab", name="What moved first").click()
+    visit.choose("Trial", "6")
+
+
+def _budget_by_hand(visit: Visit) -> None:
+    visit.slide("KL budget (nats/response)", "ArrowLeft", "PageDown")
+    visit.page.get_by_role("radio", name="ends").click()
+
+
+def _samples_by_hand(visit: Visit) -> None:
+    visit.page.get_by_role("button", name="halfway").click()
+    visit.page.get_by_role("radio", name="advantage").click()
+    visit.page.get_by_role("combobox", name="Prompt").click()
+    visit.page.get_by_role("option", name="3:").click()
+
+
+def _mattered_by_hand(visit: Visit) -> None:
+    visit.page.get_by_role("tab", name="What mattered").click()
+    visit.choose("Across", "batch_size")
+    visit.page.get_by_role("radio", name="KL", exact=True).click()
+
+
+def _study_by_hand(visit: Visit) -> None:
+    visit.choose("Study", "dead")
+    visit.page.locator(".stMarkdownBadge", has_text="not running").wait_for()
+
+
+LINKS: dict[str, tuple[str, Callable[[Visit], None], tuple[str, ...]]] = {
+    "curves": (f"curves{QUERY}", _curves_by_hand, ("smooth=0.1", "axis=step", "scale=log", "metric=Policy", "trial=6")),
+    "incident": (f"curves{QUERY}", _incident_by_hand, ("=What+moved+first", "incident=6")),
+    "budget": (f"reward_kl{QUERY}", _budget_by_hand, ("budget=", "show=ends")),
+    "samples": (f"sampling{QUERY}", _samples_by_hand, ("when=halfway", "tokens=advantage", "prompt=3")),
+    "mattered": (f"compare{QUERY}", _mattered_by_hand, ("tab=What+mattered", "across=batch_size", "of=KL")),
+    "study": (QUERY, _study_by_hand, ("study=dead", "trial=13")),
+}
+
+
+@pytest.mark.parametrize("case", LINKS)
+def test_the_link_of_a_view_made_by_hand_shows_the_same_view(browser: Browser, server: Server, case: str) -> None:
+    place, by_hand, parts = LINKS[case]
+    with opened(browser, server, place) as first:
+        untouched = _view(first)
+        by_hand(first)
+        first.page.mouse.move(0, 0)  # no line of a chart is pointed at
+        first.page.wait_for_url(lambda url: all(part in url for part in parts))
+        with opened(browser, server, first.page.url.removeprefix(f"{server.address}/")) as second:
+            real.until(lambda: _view(second) == _view(first) != untouched)
+            # But for the edges of texts, which depend on what was drawn before.
+            real.until(lambda: _differing_pixels(_pictures(first), _pictures(second)) < 100)
+
+
+def _view(visit: Visit) -> dict[str, Any]:
+    """Return what a page shows: every control's value, its headings, and its drawings."""
+    return dict(
+        visit.page.get_by_test_id("stMain").evaluate(
+            """main => ({
+                chosen: [...main.querySelectorAll("[aria-checked='true'], [aria-selected='true'], [aria-pressed='true']")]
+                    .map(one => one.innerText),
+                values: [...main.querySelectorAll("input")].map(one => [one.ariaLabel, one.value]),
+                trials: [...main.querySelectorAll("[data-testid='stMultiSelect']")].map(one => one.innerText),
+                heads: [...main.querySelectorAll("h1, h2, h3, [data-testid='stMetric']")].map(one => one.innerText),
+                figures: [...main.querySelectorAll(".js-plotly-plot")].map(one => [
+                    one._fullLayout.xaxis?.range, one._fullLayout.xaxis?.title.text, one._fullData.map(trace => trace.name)
+                ]),
+            })"""
+        )
+    )
+
+
+def _pictures(visit: Visit) -> list[Image.Image]:
+    """Return the live charts as they are drawn."""
+    urls = visit.page.locator('[data-testid="stEChartsChart"] canvas').evaluate_all(
+        "all => all.map(one => one.toDataURL())"
+    )
+    return [Image.open(BytesIO(b64decode(url.partition(",")[2]))).convert("RGBA") for url in urls]
+
+
+def _differing_pixels(ours: list[Image.Image], theirs: list[Image.Image]) -> int:
+    if len(ours) != len(theirs):
+        return sys.maxsize  # not drawn to the end yet
+    differences = [ImageChops.difference(one, other) for one, other in zip(ours, theirs, strict=True)]
+    return sum(sum(one.getchannel("A").histogram()[32:]) for one in differences)

@@ -1,0 +1,163 @@
+"""The pages of a running study as different readers see them: on a phone, on a dark page, with the keyboard alone."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator
+
+from tests.dashboard import browser as real
+from tests.dashboard import fake_store
+from tests.dashboard.browser import DRAWINGS, Server, Visit, opened
+
+PAGES = ("", "curves", "reward_kl", "sampling", "compare", "compare?tab=What+mattered", "control")
+QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
+MOST_STOPS = 60
+"""Presses of the Tab key."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with real.chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path: Path = tmp_path_factory.mktemp("looks") / "store.db"
+    with (
+        closing(fake_store.build(path, held=True)),
+        real.serve(f"sqlite:///{path}", path.parent) as served,
+    ):
+        yield served
+
+
+@pytest.mark.parametrize("place", PAGES)
+def test_a_phone_shows_the_page_within_its_width(browser: Browser, server: Server, place: str) -> None:
+    with opened(browser, server, _with_query(place), width=390, height=844) as visit:
+        drawn = visit.page.locator(
+            f'{DRAWINGS}, [data-testid="stMetric"], [data-testid="stForm"], [data-testid="stText"]'
+        )
+        drawn.first.wait_for()
+        widest = visit.page.evaluate("Math.max(...[document.documentElement, document.querySelector('[data-testid=stMain]')]"
+                                     ".map(one => one.scrollWidth)) - innerWidth")  # fmt: skip
+        assert widest <= 1
+        boxes = [box for box in (one.bounding_box() for one in drawn.all()) if box is not None]
+        assert boxes and all(box["x"] >= 0 and box["x"] + box["width"] <= 391 for box in boxes)
+        assert _cut_off(visit) == []
+
+
+def _with_query(place: str) -> str:
+    return f"{place}&{QUERY[1:]}" if "?" in place else f"{place}{QUERY}"
+
+
+def _cut_off(visit: Visit) -> list[str]:
+    """Return the texts of the Plotly figures that do not lie within them."""
+    return list(
+        visit.page.locator(".js-plotly-plot").evaluate_all(
+            """figures => figures.flatMap(figure => {
+                const whole = figure.getBoundingClientRect();
+                return [...figure.querySelectorAll(".annotation-text, .xtitle, .ytitle, .legendtext")].filter(text => {
+                    const own = text.getBoundingClientRect();
+                    return own.width && (own.left < whole.left - 1 || own.right > whole.right + 1);
+                }).map(text => text.textContent);
+            })"""
+        )
+    )
+
+
+def test_a_dark_page_has_readable_texts_on_its_charts(browser: Browser, server: Server) -> None:
+    with opened(browser, server, f"curves{QUERY}", dark=True) as visit:
+        chart = visit.page.locator('[data-testid="stEChartsChart"] canvas').first
+        chart.wait_for()
+        assert (
+            _luminance(visit.page.get_by_test_id("stApp").evaluate("app => getComputedStyle(app).backgroundColor"))
+            < 0.05
+        )
+        real.until(lambda: _brightest(chart) > 0.5)  # the names of the axis
+        visit.open(f"{server.address}/reward_kl{QUERY}")
+        figure = visit.page.locator(".js-plotly-plot").first
+        figure.locator(".xtitle").wait_for()
+        fills = figure.evaluate(
+            "figure => [...figure.querySelectorAll('text')].filter(text => text.textContent)"
+            ".map(text => getComputedStyle(text).fill)"
+        )
+        assert len(fills) > 10
+        assert min(_contrast(fill) for fill in fills) > 3
+
+
+def _brightest(chart: Locator) -> float:
+    """Return the brightest opaque grey below a chart's horizontal axis, 0 to 1."""
+    return float(
+        chart.evaluate(
+            """canvas => {
+                const {data} = canvas.getContext("2d").getImageData(0, canvas.height - 40, canvas.width, 40);
+                let bright = 0;
+                for (let at = 0; at < data.length; at += 4)
+                    if (data[at + 3] > 200) bright = Math.max(bright, Math.min(data[at], data[at + 1], data[at + 2]));
+                return bright / 255;
+            }"""
+        )
+    )
+
+
+def _luminance(colour: str) -> float:
+    """Return the relative luminance of a CSS colour `rgb(…)`, as WCAG has it."""
+    parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(colour: str, ground: float = 0.01) -> float:
+    """Return a colour's contrast to the dark page, 1 to 21."""
+    light, dark = sorted((_luminance(colour), ground), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_the_keyboard_reaches_every_control_and_shows_where_it_is(browser: Browser, server: Server) -> None:
+    wanted = {
+        "Study",
+        "Trials",
+        "Curves",
+        "Metrics",
+        "KL by β",
+        "Scale, smoothing, range",
+        "Save as HTML",
+    }
+    with opened(browser, server, f"curves{QUERY}") as visit:
+        visit.sees("Save as HTML")  # drawn to the end
+        visit.page.add_style_tag(content="* { transition: none !important; animation: none !important }")
+        reached, seen = set(), set()
+        for _ in range(MOST_STOPS):
+            visit.page.keyboard.press("Tab")
+            stop = visit.page.evaluate(_FOCUS)
+            reached.add(stop["name"])
+            seen |= {stop["name"]} if stop["looks"] else set()
+            if wanted <= seen:
+                break
+        assert wanted - reached == set()
+        assert wanted - seen == set()
+
+
+_FOCUS = """async () => {
+    const drawn = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+    const one = document.activeElement;
+    const look = () => {
+        const found = [];
+        for (let up = one, height = 0; up && height < 4; up = up.parentElement, height += 1) {
+            const style = getComputedStyle(up);
+            found.push(style.outlineStyle, style.outlineColor, style.boxShadow, style.borderColor, style.background);
+        }
+        return found.join();
+    };
+    await drawn();
+    const focused = look();
+    one.blur();
+    await drawn();
+    const looks = look() !== focused;
+    one.focus({focusVisible: true, preventScroll: true});
+    if (!one.closest("[data-testid='stMain']")) return {name: "", looks};
+    const words = (one.ariaLabel || one.innerText || "").split("\\n").filter(word => word && !/^[a-z_]+$/.test(word));
+    return {name: (words.pop() || "").split(":")[0], looks};
+}"""
