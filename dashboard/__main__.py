@@ -1,24 +1,41 @@
-"""Serve the dashboard with everything it imports loaded first, so that the first visit does not wait for it.
+"""Serve the dashboard so that the first visit waits for little: everything is imported, and the latest study read.
 
 `python -m dashboard` takes the options of `streamlit run`.
 """
 
+import gc
 import importlib
 import pkgutil
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 from streamlit.web import cli
 
-from dashboard import views
+from dashboard import data, views
+from dashboard.views import curves
+from ppo_core.errors import PPOTunerError
 
 
 def main() -> None:
     """Serve until Ctrl-C."""
     for module in pkgutil.iter_modules(views.__path__):
         importlib.import_module(f"{views.__name__}.{module.name}")
+    gc.collect()
+    gc.freeze()  # the libraries stay: the collector need not look through them at every visit
+    # Beside the server, which a database that cannot be reached must not hold up.
+    threading.Thread(target=read_ahead, daemon=True).start()
     app = Path(__file__).with_name("app.py")
     cli.main(["run", str(app), *sys.argv[1:]], prog_name="streamlit")
+
+
+def read_ahead() -> None:
+    """Read what the pages show first of the study that they show first; what is wrong with the store, they tell."""
+    with suppress(PPOTunerError):
+        store = data.open_store(data.storage())
+        for study in data.studies(store)[:1]:
+            curves.read(store, data.snapshot(store, study.name))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ NEEDED: dict[Axis, tuple[str, ...]] = {"step": (), "episodes": (), "tokens": (LE
 """The metrics that a horizontal axis is made of."""
 LONGEST_GAP = 20
 """Times the usual time between two reports of a trial: a longer one is a pause, and counts as one usual step."""
-BAND_TRIALS = 100
+BAND_TRIALS = 60
 """Trials that a band is made of: more of them would not change what it shows, only how long it takes to read them."""
 
 EARLY = (Status.PRUNED, Status.FAILED, Status.STOPPED)
@@ -62,11 +62,12 @@ def positions(curves: pd.DataFrame, axis: Axis) -> pd.Series:
 
 
 def representatives(numbers: Sequence[int], chosen: Collection[int], most: int = BAND_TRIALS) -> list[int]:
-    """Return at most `most` of the trials that are not chosen, spread evenly over their numbers."""
-    others = [number for number in numbers if number not in set(chosen)]
-    if len(others) <= most:
-        return others
-    return [others[place * len(others) // most] for place in range(most)]
+    """Return at most `most` of the trials that are not chosen, spread evenly over the numbers.
+
+    Another choice changes only itself: the rest's steps have been read.
+    """
+    spread = range(len(numbers)) if len(numbers) <= most else [place * len(numbers) // most for place in range(most)]
+    return [numbers[place] for place in spread if numbers[place] not in set(chosen)]
 
 
 def smoothed(frame: pd.DataFrame, weight: float) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from streamlit.delta_generator import DeltaGenerator
 from dashboard import appearance, curve_charts, curves, data
 from dashboard.analysis import by_setting
 from dashboard.curve_charts import KL_METRICS, Drawing
-from dashboard.curves import AXES
+from dashboard.curves import AXES, Axis
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import by_beta, common, health_table, incident
@@ -128,6 +128,21 @@ def _group(metric: str) -> str:
     return GROUPS.get(metric.partition("/")[0] if "/" in metric else "", "Run")
 
 
+def read(
+    store: Store,
+    snapshot: Snapshot,
+    chosen: tuple[int, ...] = (),
+    metrics: tuple[str, ...] = (),
+    axis: Axis = "episodes",
+) -> tuple[tuple[int, ...], list[int], pd.DataFrame]:
+    """Return the trials in colour, those in grey, and the steps of both."""
+    bright = common.highlighted(snapshot, chosen, curve_charts.MOST_LINES)
+    numbers = [row.number for row in snapshot.view.trials]
+    others = curves.representatives(numbers, bright)
+    columns = curve_charts.needed((*SHOWN_FIRST, *metrics), axis)
+    return bright, others, data.curves(store, snapshot, columns, numbers=[*bright, *others])
+
+
 def _draw(
     store: Store,
     snapshot: Snapshot,
@@ -137,11 +152,7 @@ def _draw(
     latest: Latest,
 ) -> None:
     """Draw the curves, and keep them in `latest`."""
-    bright = common.highlighted(snapshot, chosen, curve_charts.MOST_LINES)
-    numbers = [row.number for row in snapshot.view.trials]
-    others = curves.representatives(numbers, bright)
-    columns = curve_charts.needed((*SHOWN_FIRST, *metrics), drawing.axis)
-    frame = data.curves(store, snapshot, columns, numbers=[*bright, *others])
+    bright, others, frame = read(store, snapshot, chosen, metrics, drawing.axis)
     if frame.empty:
         st.info("No trial has made a step yet: the curves begin with the first one.")
         return

@@ -69,7 +69,7 @@ def _importance(store: Store, snapshot: Snapshot) -> list[str]:
     return ranked
 
 
-@st.cache_data(max_entries=40, show_spinner=False)
+@st.cache_resource(max_entries=40, show_spinner=False)
 def _resampled(
     study: str, ids: tuple[tuple[int, int, str], ...], outcome: Outcome, _snapshot: Snapshot
 ) -> list[Importance]:

@@ -319,8 +319,9 @@ def test_a_chart_holds_so_many_points_however_many_lines_and_keeps_a_spike() -> 
     assert {str(kind) for data in option["dataset"] for kind in data["source"].dtypes} == {"float32"}
 
 
-def test_representatives_are_spread_over_the_trials_that_are_not_chosen() -> None:
-    assert curves.representatives(range(10), (0, 1), most=4) == [2, 4, 6, 8]
+def test_representatives_are_spread_over_the_trials_and_stay_when_another_is_chosen() -> None:
+    assert curves.representatives(range(100), (), most=4) == [0, 25, 50, 75]
+    assert curves.representatives(range(100), (25, 26), most=4) == [0, 50, 75]
     assert curves.representatives([3, 5], (5,), most=4) == [3]
 
 
