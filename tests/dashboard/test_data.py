@@ -11,6 +11,8 @@ import pandas as pd
 import pytest
 
 from dashboard import costs, curves, data
+from dashboard.__main__ import read_ahead
+from dashboard.views import curves as curves_page
 from dashboard.views import samples, studies, table, tokens
 from ppo_core.errors import StoreError, StudyError
 from ppo_core.report import StepReport, TokenReadings
@@ -173,6 +175,17 @@ def test_a_stamp_changes_with_each_step_and_with_an_end_and_with_nothing_else(tm
     store.finish_trial(lease, trial.id, Outcome(Status.STOPPED))
     assert stamp(2, 13) not in (first, second)
     assert stamp(0, 3) == others
+
+
+def test_the_server_reads_ahead_what_the_first_visit_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{tmp_path}/store.db")
+    read_ahead()  # no store: nothing to read, and nothing to say
+    fake_store.build(tmp_path / "store.db", courses=(QUICK,) * 3).close()
+    read_ahead()
+    store = data.open_store(data.storage())
+    watched = Watched(store, monkeypatch)
+    _, _, frame = curves_page.read(store, data.snapshot(store, STUDY))
+    assert frame["trial"].unique().tolist() == [0, 1, 2] and watched.since() == []
 
 
 def test_a_first_step_is_seen_though_it_has_no_episodes(tmp_path: Path) -> None:
