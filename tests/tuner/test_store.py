@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -232,6 +233,19 @@ def test_a_trial_that_nobody_runs_is_interrupted_until_its_study_is_held_again(s
     assert shown() == ["interrupted", "completed"]
     store.acquire("a")
     assert shown() == ["running", "completed"]
+
+
+def test_known_trials_are_read_again_but_for_what_never_changes_of_them(store: Store) -> None:
+    lease, study = store.acquire("a"), store.study("a")
+    first = store.begin_attempt(lease, add_trial(store, lease), None)
+    known = store.trials(study)
+    pretended = [replace(row, config={"seed": 2}, params={}) for row in known]
+    store.add_step(lease, first.id, StepReport(1, 64, {}), 2.0)
+    added = add_trial(store, lease, 1)
+    again, new = store.trials(study, known=pretended)
+    assert (again.episodes, again.seconds, again.config, again.params) == (64, 2.0, {"seed": 2}, {})
+    assert new == added and new.config == {"seed": 1}
+    assert store.trials(study, known=known) == store.trials(study)
 
 
 def test_a_study_or_trial_that_is_not_there_is_named(store: Store) -> None:
