@@ -30,7 +30,6 @@ def page() -> None:
 
 
 def _study(store: Store, snapshot: Snapshot) -> None:
-    st.title("Compare", anchor=False)
     if not snapshot.view.trials:
         common.not_begun(snapshot, "No trials yet", "There is nothing to compare before the first trial has begun.")
         return

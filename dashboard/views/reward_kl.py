@@ -24,7 +24,6 @@ def page() -> None:
 
 
 def _study(store: Store, snapshot: Snapshot) -> None:
-    st.title("Reward and KL", anchor=False)
     renewal.line(store, snapshot)
     evaluated = front.evaluations(data.curves(store, snapshot, front.EVALUATED, evaluations_only=True))
     if evaluated.empty:

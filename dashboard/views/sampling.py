@@ -15,7 +15,6 @@ def page() -> None:
 
 
 def _study(store: Store, snapshot: Snapshot) -> None:
-    st.title("Samples", anchor=False)
     if not snapshot.view.trials:
         text = "Samples come with a trial's first evaluation, before its first update."
         common.not_begun(snapshot, "No trials yet", text)

@@ -55,7 +55,7 @@ def _state_line(view: StudyView) -> None:
 
 
 def _cards(snapshot: Snapshot, baseline: float | None) -> None:
-    with st.grid(5, min_column_width=190):
+    with st.grid(5, min_column_width=170):
         for label, value, note, help_text in (*_progress(snapshot), *_best(snapshot, baseline), _cost(snapshot.view)):
             st.metric(
                 label, value, note, delta_color="off", delta_arrow="off", border=True, height="stretch", help=help_text
