@@ -60,6 +60,11 @@ def train_for_real(study: str, trial: TrialRow) -> str:
     return data.command(words)
 
 
-def go_on(study: str, trial: int, episode: int) -> str:
-    """Return the command that forks a trial at a kept checkpoint, its changed value to be filled in."""
-    return data.command(["fork", study, str(trial), "--at", str(episode), "--set", "NAME=VALUE"])
+def go_on(study: str, trial: TrialRow, episode: int) -> str:
+    """Return the command that forks a trial at a kept checkpoint: for as long again where that is its last episode.
+
+    Elsewhere a changed value is left to be filled in.
+    """
+    total = int(trial.config.get("total_episodes") or 0)
+    changed = f"total_episodes={2 * total}" if episode >= total else "NAME=VALUE"
+    return data.command(["fork", study, str(trial.number), "--at", str(episode), "--set", changed])

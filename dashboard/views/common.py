@@ -195,7 +195,7 @@ def _tell(problem: PPOTunerError) -> None:
     if not isinstance(problem, StoreError):
         guide("This study cannot be shown", "Choose another one, or run a new one.", [demo], str(problem))
     elif data.is_missing(data.storage()):
-        text = "A study writes its store when it first runs. The demo takes about five minutes."
+        text = "A study writes its store when it first runs. The demo takes about four minutes on two cores."
         guide("No store yet", text, [demo], str(problem))
     else:
         text = "Open the dashboard on a PPO Tuner store (PPO_TUNER_STORAGE names it too), or start a new one."

@@ -106,8 +106,8 @@ def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataF
     if kept.path is not None:
         st.write(f"The checkpoint of trial {at.trial} at step {at.step} is kept, at:")
         st.code(str(kept.path), language=None)
-        st.caption("Go on from it with other values:")
-        st.code(checkpoints.go_on(study.name, at.trial, at.episode), language=None)
+        st.caption("Go on from it, with other values where you like:")
+        st.code(checkpoints.go_on(study.name, trial, at.episode), language=None)
     elif trial.parent is not None and trial.parent in row_of:
         st.write(
             f"The checkpoint of trial {at.trial} at step {at.step} is not kept here: {kept.why_not}. The trial is a "
@@ -125,6 +125,17 @@ def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataF
     st.caption(
         f"It is the highest of {front.within(evaluated, budget):,} evaluations within the budget, and the highest of "
         "many reads high by luck: confirm it on fresh prompts or another seed before you rely on it."
+        f"{_end_told(trial, budget)}"
+    )
+
+
+def _end_told(trial: TrialRow, budget: float) -> str:
+    """Say why the trial of the best checkpoint is not the best at its end, where its KL then was over the budget."""
+    if trial.value is None or trial.kl is None or trial.kl <= budget:
+        return ""
+    return (
+        f" At its end, by the mean of its last two evaluations, trial {trial.number} reads {trial.value:.3f} at a KL "
+        f"of {trial.kl:.2f}: over the budget, so it cannot be the best trial at its end."
     )
 
 

@@ -34,7 +34,9 @@ def test_the_best_trial_and_the_best_checkpoint_are_told_under_the_studys_own_bu
         f"ppo-tuner train --from {STUDY} 9 --save_every_episodes 1152 --storage sqlite:///{built}"
     ]
     assert len(app.get("plotly_chart")) == 1
-    assert "highest of 54 evaluations" in " ".join(caption.value for caption in app.caption)
+    told = " ".join(caption.value for caption in app.caption)
+    assert "highest of 54 evaluations" in told
+    assert "trial 9 reads 1.802 at a KL of 11.27: over the budget" in told
 
 
 def test_another_budget_in_the_link_recomputes_both(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +73,8 @@ def test_a_kept_checkpoint_is_shown_with_what_goes_on_from_it(tmp_path: Path, mo
     kept = shown.codes(app)
     assert kept[0] == str(step)
     assert kept[1] == f"ppo-tuner fork {STUDY} 0 --at 1536 --set NAME=VALUE --storage sqlite:///{path}"
+    row = store.trials(store.study(STUDY))[0]
+    assert " --at 1920 --set total_episodes=3840" in checkpoints.go_on(STUDY, row, 1920)  # its end: nothing else to do
     (folder / "study.json").write_text(json.dumps(owner | {"created_at": 1.0}))
     assert "not on this machine" in checkpoints.find(store.study(STUDY), 0, 12).why_not
 

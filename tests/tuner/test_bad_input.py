@@ -128,6 +128,7 @@ STORES: list[Case] = [
     ("list --storage none.db", 1, r"there is no store at none\.db yet; `ppo-tuner run` makes it"),
     ("show made --storage folder", 1, r"the store folder is a folder; name a file in it"),
     ("list --storage plain_file", 1, r"plain_file is no SQLite database; name another file with --storage"),
+    ("dashboard --storage plain_file", 1, r"plain_file is no SQLite database"),
     ("run made.toml --storage plain_file", 1, r"plain_file is no SQLite database"),
     ("run made.toml --storage plain_file/x.db", 1, r"plain_file"),
     ("migrate --storage none.db", 1, r"there is no store at none\.db yet"),

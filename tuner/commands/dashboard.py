@@ -15,6 +15,7 @@ from pathlib import Path
 from ppo_core.errors import ConfigError
 from tuner.commands import storage
 from tuner.commands.arguments import STORAGE_VARIABLE
+from tuner.store import Store
 from tuner.store.schema import parse_url
 
 HOST = "127.0.0.1"
@@ -35,7 +36,7 @@ _OPENER = "import sys; from tuner.commands import dashboard; dashboard.open_link
 def dashboard(args: argparse.Namespace) -> int:
     """Become the dashboard's server; it ends with Ctrl-C."""
     where = storage.location(args.storage)
-    parse_url(where)
+    _check(where)
     chosen = _port(args.port)
     address, variables = f"http://{HOST}:{chosen}/", {STORAGE_VARIABLE: where}
     if args.read_only:
@@ -49,6 +50,13 @@ def dashboard(args: argparse.Namespace) -> int:
     if args.open:
         _open_later(link)
     os.execve(sys.executable, streamlit_command(chosen), os.environ | variables)
+
+
+def _check(where: str) -> None:
+    """Raise StoreError where a file is no store that can be shown; one that is not there yet may come."""
+    url = parse_url(where)
+    if url.get_backend_name() == "sqlite" and Path(url.database or "").exists():
+        Store.open(where).close()
 
 
 def streamlit_command(port: int) -> list[str]:
