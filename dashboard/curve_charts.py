@@ -70,6 +70,7 @@ def curve(
     chosen: Collection[int],
     drawing: Drawing,
     levels: Mapping[str, float],
+    targets: Mapping[str, float] | None = None,
     shaded_from: float | None = None,
     names: Mapping[int, str] | None = None,
 ) -> Option:
@@ -81,7 +82,8 @@ def curve(
         metric: Its declared name.
         chosen: Trials in colour; the others are grey behind them, or one band where they are many.
         drawing: Axis, smoothing and range.
-        levels: Horizontal lines by their name: budget, limit, target, baseline.
+        levels: Horizontal lines by their name: budget, limit, baseline.
+        targets: Those named at the other end, where they do not overprint a level's name: an adaptive β's.
         shaded_from: What lies over it is shaded; None: nothing.
         names: What trials in colour are called besides their number: our own words alone.
     """
@@ -95,13 +97,13 @@ def curve(
     vertical: Option = {"name": declared.unit or declared.label, "scale": True}
     top = None
     if is_kl:
-        top = _kl_top(points, left, right, max(levels.values(), default=1.0), is_log)
+        top = _kl_top(points, left, right, levels, is_log)
         vertical |= {"max": top, **({"type": "log", "min": LOG_FLOOR} if is_log else {"min": 0})}
     shading = None if shaded_from is None else (shaded_from, top or shaded_from)
     option = echarts.chart(
         [*_spreads(frame, metric, chosen, drawing), *_lines(points, trials, metric, chosen, right, names or {})],
         [
-            echarts.limits(dict(levels), side="Start" if is_kl else "End", shaded=shading),
+            echarts.limits(levels, side="Start" if is_kl else "End", opposite=targets, shaded=shading),
             *_ends(points, trials, chosen, (left, right), top, names or {}),
         ],
         x_axis=_x_axis(drawing.axis, left, right),
@@ -111,7 +113,25 @@ def curve(
     return echarts.compact(echarts.downloadable(option, declared.column))
 
 
-def _kl_top(points: pd.DataFrame, left: float, right: float, limit: float, is_log: bool) -> float:
+def over_the_axis(frame: pd.DataFrame, metric: str, drawing: Drawing, levels: Mapping[str, float]) -> str:
+    """Return a sentence on the trials that leave the top of a linear KL axis (see `curve`); empty: none does."""
+    if metric not in KL_METRICS or drawing.log_kl:
+        return ""
+    points = curves.points(frame, metric, drawing.axis, drawing.smoothing)
+    left, right = _edges(points, drawing)
+    top = _kl_top(points, left, right, levels, is_log=False)
+    over = points[points["x"].between(left, right) & (points["y"] > top)]
+    if over.empty:
+        return ""
+    highest, count = over.sort_values("y").iloc[-1], over["trial"].nunique()
+    return (
+        f"{count} trial{'s' if count > 1 else ''} went over the axis' end at {top:g} nats (highest "
+        f"{highest['y']:.1f}, trial {highest['trial']:.0f}); KL axis: log shows all."
+    )
+
+
+def _kl_top(points: pd.DataFrame, left: float, right: float, levels: Mapping[str, float], is_log: bool) -> float:
+    limit = max(levels.values(), default=1.0)
     highest = points.loc[points["x"].between(left, right), "y"].max()
     most = np.inf if is_log else MOST_LIMITS * limit
     top = min(1.02 * float(np.fmax(highest, limit)), most)

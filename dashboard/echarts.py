@@ -117,9 +117,16 @@ def end_label(number: int, *, at_edge: bool, by: str = "") -> Option:
 
 
 def limits(
-    lines: dict[str, float], *, side: Literal["Start", "End"] = "Start", shaded: tuple[float, float] | None = None
+    lines: Mapping[str, float],
+    *,
+    side: Literal["Start", "End"] = "Start",
+    opposite: Mapping[str, float] | None = None,
+    shaded: tuple[float, float] | None = None,
 ) -> Option:
-    """Return horizontal lines, named at one end; what is `shaded` lies in grey."""
+    """Return horizontal lines, named at one end, the `opposite` ones at the other; what is `shaded` lies in grey."""
+    other: Option = {"position": f"inside{'End' if side == 'Start' else 'Start'}Top"}
+    marks: list[tuple[str, float, Option]] = [(name, value, {}) for name, value in lines.items()]
+    marks += [(name, value, other) for name, value in (opposite or {}).items()]
     series = _UNTOUCHED | {
         "type": "line",
         "name": "Limits",
@@ -129,7 +136,9 @@ def limits(
             "symbol": "none",
             "lineStyle": {"color": appearance.NEUTRAL, "type": "dashed", "width": 1.5},
             "label": {"position": f"inside{side}Top", "color": appearance.NEUTRAL, "fontSize": 12},
-            "data": [{"yAxis": value, "name": name, "label": {"formatter": name}} for name, value in lines.items()],
+            "data": [
+                {"yAxis": value, "name": name, "label": {"formatter": name} | place} for name, value, place in marks
+            ],
         },
     }
     if shaded is not None:

@@ -4,11 +4,15 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from ppo_core.declaration import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
+from tuner.results import differences
 from tuner.status import Status
 from tuner.store import TrialRow
 
 BETA, TARGET = "kl_coef", "kl_target"
+MOST_NAMED = 4
+"""Settings that a sentence names."""
 MOST = 3
 """Trials by which the values of a setting are spanned: the lowest, one in the middle, the highest."""
 
@@ -35,6 +39,27 @@ def settings(trials: pd.DataFrame, rows: Sequence[TrialRow]) -> list[str]:
     if len(spanning(rows, BETA)) > 1:
         varied.add(BETA)
     return [name for name in HYPERPARAMETERS if name in varied]
+
+
+def also_differ(rows: Sequence[TrialRow], setting: str) -> str:
+    """Return a sentence on what trials differ in besides `setting`, the values furthest apart first; empty: nothing.
+
+    A target stands for β where it adapts, so the two are one.
+    """
+    named = {BETA, TARGET} if setting in (BETA, TARGET) else {setting}
+    ratios = {name: _ratio(values) for name, values in differences(rows).items() if name not in {*named, "seed"}}
+    names = sorted(ratios, key=lambda name: -ratios[name])
+    if not names:
+        return ""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    labels = ", ".join(HYPERPARAMETERS[name].label for name in names[:MOST_NAMED])
+    return f"These trials differ in other settings, too: {labels}{more}."
+
+
+def _ratio(values: Sequence[HyperValue]) -> float:
+    """Return how many times the smallest of some values the largest is; 1 where they are not all numbers over 0."""
+    numbers = [value for value in values if isinstance(value, int | float) and value > 0]
+    return max(numbers) / min(numbers) if len(numbers) == len(values) else 1.0
 
 
 def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:

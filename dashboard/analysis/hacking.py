@@ -70,7 +70,7 @@ class Finding:
         if self.verdict == "suspect":
             return f"Reward rises ({rise}) while {', '.join(self.worse)}. Read its samples."
         unknown = f" Not measured: {', '.join(self.unknown)}." if self.unknown else ""
-        return f"Reward rises ({rise}) and nothing worsens: {', '.join(self.fine)}.{unknown}"
+        return f"Reward rises ({rise}) and nothing crossed its threshold: {', '.join(self.fine)}.{unknown}"
 
 
 def check(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:

@@ -23,8 +23,8 @@ MARGIN = {"l": 70, "t": 90, "b": 60}
 HEIGHT = 450
 """Of a single chart's plot, in pixels; several keep their own."""
 
-_RICH = re.compile(r"\{number\|(\d+)\}")
-"""A trial's number in a label of ECharts, where it has a style of its own."""
+_RICH = re.compile(r"\{\w+\|([^{}]*)\}")
+"""A part of an ECharts label that has a style of its own: {style|text}."""
 
 
 def figure(option: Option, title: str) -> go.Figure:
@@ -104,7 +104,7 @@ def _ends(series: Option) -> go.Scatter:
                 "width": [point["itemStyle"]["borderWidth"] for point in points],
             },
         },
-        text=[_text(point["label"]["formatter"]) if point["label"]["show"] else "" for point in points],
+        text=[_plain(point["label"]["formatter"]) if point["label"]["show"] else "" for point in points],
         textposition=[f"middle {point['label']['position']}" for point in points],
         textfont={"color": [point["label"]["rich"]["number"]["color"] for point in points]},
     )
@@ -167,7 +167,7 @@ def _lay_out(drawn: go.Figure, option: Option, title: str) -> None:
         margin=MARGIN | {"r": grids[0]["right"]},
         hovermode="x unified",
         showlegend=len(grids) == 1,  # several have a line each, and its name over it
-        legend={"orientation": "h", "traceorder": "normal", "x": 0, "y": -0.13, "yanchor": "top"},
+        legend={"orientation": "h", "traceorder": "normal", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
     )
     for place, (x, y, grid) in enumerate(zip(across, up, grids, strict=True)):
         begin = grid["top"] - top if len(grids) > 1 else 0
@@ -240,6 +240,11 @@ def _faded(color: str, opacity: float) -> str:
     return f"rgba({', '.join(channels)}, {float(alpha) * opacity:g})"
 
 
+def _plain(label: str) -> str:
+    """Return an ECharts label's text without the names of its styles."""
+    return _text(_RICH.sub(r"\1", label))
+
+
 def _text(shown: str) -> str:
     """Return a text that is drawn as it stands: no tag, and no formula between dollars."""
-    return html.escape(_RICH.sub(r"\1", shown), quote=False).replace("$", "&#36;")
+    return html.escape(shown, quote=False).replace("$", "&#36;")

@@ -80,10 +80,12 @@ def is_log(name: str, spec: StudySpec) -> bool:
 
 def searched(trials: pd.DataFrame) -> list[str]:
     """Return the searched hyperparameters that vary among the trials, in the order of their declaration."""
-    names = [column.removeprefix(PARAMS) for column in trials.columns if column.startswith(PARAMS)]
-    varied = [name for name in names if trials[PARAMS + name].dropna().nunique() > 1]
-    order = [*HYPERPARAMETERS, *_OTHERS]
-    return sorted((name for name in varied if name in order), key=order.index)
+    return [name for name in all_searched(trials) if trials[PARAMS + name].dropna().nunique() > 1]
+
+
+def all_searched(trials: pd.DataFrame) -> list[str]:
+    """Return the declared hyperparameters that were searched in some trial, in the order of their declaration."""
+    return [name for name in (*HYPERPARAMETERS, *_OTHERS) if PARAMS + name in trials.columns]
 
 
 def colours(numbers: Sequence[int]) -> list[str]:

@@ -48,13 +48,13 @@ def page() -> None:
         if name is not None:
             snapshot = data.snapshot(store, name)
             if snapshot.view.trials:
-                _study(snapshot, right)
+                _study(store, snapshot, right)
             else:
                 text = "Curves begin with the first trial: preparing a task takes about a minute."
                 common.not_begun(snapshot, "No trials yet", text)
 
 
-def _study(snapshot: Snapshot, beside: DeltaGenerator) -> None:
+def _study(store: Store, snapshot: Snapshot, beside: DeltaGenerator) -> None:
     by_beta.follow(snapshot)
     with beside:
         chosen = common.choose_trials(
@@ -71,7 +71,7 @@ def _study(snapshot: Snapshot, beside: DeltaGenerator) -> None:
             save_live(latest)
     if first.open:
         with first:
-            number = incident.choose(snapshot, chosen)
+            number = incident.choose(store, snapshot, chosen)
             common.live(snapshot, partial(incident.draw, number=number, latest=latest))
             save_live(latest)
     if healthy.open:
@@ -157,6 +157,9 @@ def _draw(
         st.info("No trial has made a step yet: the curves begin with the first one.")
         return
     st.caption(_told(snapshot, chosen, bright, others))
+    rows = [row for row in snapshot.view.trials if row.number in bright]
+    if drawing.by and (also := by_setting.also_differ(rows, drawing.by)):
+        st.caption(also)
     stamp = data.stamp(store, snapshot, [*bright, *others])
     _charts(_Drawn(snapshot, frame, stamp, bright, drawing, latest), metrics)
     incident.line(store, snapshot, chosen)
@@ -192,14 +195,15 @@ def _chart(drawn: _Drawn, metric: str, baseline: float | None, height: int = 320
     if drawn.frame[metric].isna().all():
         st.caption("Not measured in these trials.")
         return
-    lines = levels(drawn.snapshot, metric, drawn.bright, baseline)
+    lines = levels(drawn.snapshot, metric, baseline)
     option = _option(f"{drawn.stamp}|{metric}|{drawn.bright}|{drawn.drawing}|{lines}", drawn, metric, lines)
     alt = f"{declared.title} over {drawn.drawing.axis}, one line a trial"
     study = drawn.snapshot.view.row.name
     draw_live(
         option, key=f"{metric} curves", height=height, alt=alt, study=study, what=declared.title, latest=drawn.latest
     )
-    st.caption(" ".join(part for part in (declared.doc, _spread_told(drawn, metric)) if part))
+    over = curve_charts.over_the_axis(drawn.frame, metric, drawn.drawing, lines)
+    st.caption(" ".join(part for part in (declared.doc, _spread_told(drawn, metric), over) if part))
 
 
 @st.cache_resource(max_entries=200, show_spinner=False)
@@ -212,6 +216,7 @@ def _option(key: str, _drawn: _Drawn, _metric: str, _levels: Mapping[str, float]
         chosen=_drawn.bright,
         drawing=_drawn.drawing,
         levels=_levels,
+        targets=targets(_drawn.snapshot, _drawn.bright, _drawn.frame) if _metric in KL_METRICS else None,
         shaded_from=_drawn.snapshot.view.spec.kl_budget if _metric in KL_METRICS else None,
         names=_names(_drawn),
     )
@@ -224,18 +229,23 @@ def _names(drawn: _Drawn) -> dict[int, str]:
     return {row.number: by_setting.name(row, by) for row in rows}
 
 
-def levels(snapshot: Snapshot, metric: str, bright: Sequence[int], baseline: float | None = None) -> dict[str, float]:
-    """Return the horizontal lines of a metric's chart by name: budget, limit, adaptive targets; the SFT baseline."""
+def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> dict[str, float]:
+    """Return the horizontal lines of a metric's chart by name: budget and limit; the SFT baseline."""
     spec = snapshot.view.spec
     if metric in KL_METRICS:
-        found = {f"KL budget {spec.kl_budget:g}": spec.kl_budget, f"Guard's limit {spec.kl_limit:g}": spec.kl_limit}
-        targets = [(row.number, row.config.get("kl_target")) for row in snapshot.view.trials if row.number in bright]
-        targets = [(number, target) for number, target in targets if target is not None]
-        few = targets if len(targets) <= curve_charts.MOST_SPREADS else []
-        return found | {f"Target of trial {number}: {to:.3g}": to for number, to in few if isinstance(to, int | float)}
+        return {f"KL budget {spec.kl_budget:g}": spec.kl_budget, f"Guard's limit {spec.kl_limit:g}": spec.kl_limit}
     if metric == "eval/reward" and baseline is not None:
         return {f"SFT baseline {baseline:.2f}": baseline}
     return {}
+
+
+def targets(snapshot: Snapshot, bright: Sequence[int], frame: pd.DataFrame) -> dict[str, float]:
+    """Return the KL targets of the bright adaptive trials that have a step, by name; of many, none."""
+    begun = set(bright) & set(frame["trial"])
+    found = [(row.number, row.config.get("kl_target")) for row in snapshot.view.trials if row.number in begun]
+    numbers = [(number, to) for number, to in found if isinstance(to, int | float)]
+    few = numbers if len(numbers) <= curve_charts.MOST_SPREADS else []
+    return {f"Target of trial {number}: {to:.3g}": to for number, to in few}
 
 
 def _told(snapshot: Snapshot, chosen: tuple[int, ...], bright: tuple[int, ...], others: Sequence[int]) -> str:

@@ -38,14 +38,16 @@ def save_live(latest: Latest) -> None:
     This belongs outside of what refreshes: a button that is drawn anew forgets how to answer a click on its last one.
     """
     with st.container(horizontal=True):
-        for key, (option, _, what) in latest.items():
+        for key, (option, study, what) in latest.items():
             picture = option["toolbox"]["feature"]["saveAsImage"]["name"]
-            _save_as_html(partial(_copied, latest, key), key, file=picture, label=f"Save as HTML: {what}")
+            file = f"{untrusted.file_name(study)}-{picture}"
+            _save_as_html(partial(_copied, latest, key), key, file=file, label=f"Save as HTML: {what}")
 
 
 def _copied(latest: Latest, key: str) -> go.Figure:
+    """Return the chart that was drawn last, as high as the page that it is opened in."""
     option, study, what = latest[key]
-    return live_copy.figure(option, f"{untrusted.one_line(study)}: {what}")
+    return live_copy.figure(option, f"{untrusted.one_line(study)}: {what}").update_layout(height=None)
 
 
 def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None) -> None:

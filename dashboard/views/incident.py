@@ -14,32 +14,50 @@ from ppo_core.metrics import METRICS
 from tuner.guard_rules import KL
 from tuner.store import Store
 
+LATEST = 5
+"""Trials pruned for their KL among which one with an answer is looked for."""
 READ = (KL, *(signal.metric for signal in SIGNALS))
 
 
-def choose(snapshot: Snapshot, chosen: tuple[int, ...]) -> int:
+def choose(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> int:
     """Return the trial whose incident is looked at, from the selector: the first chosen one, unless it says another."""
-    numbers, first = [row.number for row in snapshot.view.trials], _first(snapshot, chosen)
+    numbers, first = [row.number for row in snapshot.view.trials], _first(store, snapshot, chosen)
     number = st.selectbox(
         "Trial", numbers, index=None, key="incident", bind="query-params", width=240,
         placeholder=f"Trial {first}: choose another one",
-        help="Else the first of the chosen trials, or the latest that was pruned for its KL, or the last.",
+        help="Else the first of the chosen trials, or the latest that was pruned for its KL and tells what moved, "
+        "or the last.",
     )  # fmt: skip
     return first if number is None else number
 
 
 def line(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     """Say in a line what moved first in the trial of `choose`; nothing where no KL went over a line."""
-    number = _first(snapshot, chosen)
+    number = _first(store, snapshot, chosen)
     steps = data.curves(store, snapshot, READ, numbers=[number])
     found = incident.find(steps, limit=snapshot.view.spec.kl_limit, budget=snapshot.view.spec.kl_budget)
     if found is not None:
         st.text(f"{_crossing(found, number)} {incident.told(found)}")
 
 
-def _first(snapshot: Snapshot, chosen: tuple[int, ...]) -> int:
+def _first(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> int:
     numbers = [row.number for row in snapshot.view.trials]
-    return next(number for number in (*chosen, *reversed(snapshot.kl_pruned), numbers[-1]) if number in numbers)
+    begun = next((number for number in chosen if number in numbers), None)
+    if begun is not None:
+        return begun
+    pruned = snapshot.kl_pruned[::-1][:LATEST]
+    return next(iter([*_with_moves(store, snapshot, pruned), *pruned, numbers[-1]]))
+
+
+def _with_moves(store: Store, snapshot: Snapshot, numbers: list[int]) -> list[int]:
+    """Return those of the trials whose incident tells what moved."""
+    spec = snapshot.view.spec
+    steps = data.curves(store, snapshot, READ, numbers=numbers)
+    incidents = {
+        number: incident.find(steps[steps["trial"] == number], limit=spec.kl_limit, budget=spec.kl_budget)
+        for number in numbers
+    }
+    return [number for number, found in incidents.items() if found is not None and found.moves]
 
 
 def _crossing(found: Incident, number: int) -> str:

@@ -1,5 +1,6 @@
 """What mattered: importance for reward and for KL, slices, parallel coordinates, a contour, and the pruning audit."""
 
+from collections.abc import Sequence
 from typing import get_args
 
 import pandas as pd
@@ -111,11 +112,24 @@ def _slices(snapshot: Snapshot, names: list[str]) -> None:
         key="parallel coordinates",
         alt="Parallel coordinates: each trial a line through its searched values, its KL and its reward",
     )
-    more = f" Shown are the first {MOST_AXES} of {len(names)}." if len(names) > MOST_AXES else ""
-    st.caption(f"Drag along an axis to keep the lines through a part of it; drag its name to move it.{more}")
+    st.caption(
+        "Drag along an axis to keep the lines through a part of it; drag its name to move it. "
+        f"{axes_told(snapshot.trials, names)}"
+    )
     numbers = [name for name in names if pd.api.types.is_numeric_dtype(snapshot.trials[parts.PARAMS + name])]
     if len(numbers) > 1:
         _contour(snapshot, numbers)
+
+
+def axes_told(trials: pd.DataFrame, names: Sequence[str]) -> str:
+    """Return a sentence on the searched hyperparameters without an axis, of `names` that vary; empty: all have one."""
+    constant = [name for name in parts.all_searched(trials) if name not in names]
+    reasons = {"there is no room for": names[MOST_AXES:], "the same in all trials are": constant}
+    left_out = [f"{why} {', '.join(of)}" for why, of in reasons.items() if of]
+    if not left_out:
+        return ""
+    shown = len(names[:MOST_AXES])
+    return f"{shown} of the {len(names) + len(constant)} searched hyperparameters have an axis: {'; '.join(left_out)}."
 
 
 def _contour(snapshot: Snapshot, names: list[str]) -> None:
@@ -190,16 +204,18 @@ def _regrets(store: Store, snapshot: Snapshot, early: pd.DataFrame) -> None:
     evaluated = front.evaluations(data.curves(store, snapshot, front.EVALUATED, evaluations_only=True))
     found = audit.would_have_won(early, evaluated, None if best is None else best.value, budget)
     st.markdown("**Would one of them have won?**")
-    bar = (
-        "no trial ended within the budget" if best is None else f"the best is trial {best.number} with {best.value:.3f}"
-    )
+    if best is None:
+        bar, read = "No trial ended within the budget.", "read any reward within it"
+    else:
+        bar = f"The best in the budget is trial {best.number} with {best.value:.3f}, its last two evaluations' mean."
+        read = "read more, as such a mean of their own, or once within the budget"
     if found.empty:
-        st.text(f"No trial that ended early read more reward than the best within the budget ({bar}).")
+        st.text(f"{bar} None of the {len(early)} that ended early {read}.")
         return
     likely = int(found["within"].sum())
     st.text(
-        f"{len(found)} of {len(early)} read more than that ({bar}); {likely} of them did so within the KL budget of "
-        f"{budget:g} {KL_UNIT}, so that they might have won, and {len(found) - likely} only over it."
+        f"{bar} Of the {len(early)} that ended early, {len(found)} {read}; {likely} of them did so within the KL "
+        f"budget of {budget:g} {KL_UNIT}, and might have won, and {len(found) - likely} only over it."
     )
     number = st.column_config.NumberColumn
     drawn.table(

@@ -70,6 +70,8 @@ def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
     shown = [row.shown_status for row in view.trials if not row.status.is_final]
     under_way = ", ".join(f"{shown.count(status)} {status}" for status in dict.fromkeys(shown))
     failed = sum(row.status is Status.FAILED for row in view.trials)
+    others = sum(row.status is Status.PRUNED for row in view.trials) - len(snapshot.kl_pruned)
+    notes = [f"{count} {what}" for count, what in ((others, "pruned otherwise"), (failed, "failed")) if count]
     return (
         (
             "Trials ended",
@@ -80,8 +82,9 @@ def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
         (
             "Pruned for KL",
             f"{len(snapshot.kl_pruned)}",
-            f"{failed} failed" if failed else None,
-            "Trials that the guard ended because their KL went over its limit.",
+            ", ".join(notes) or None,
+            "Trials that the guard ended because their KL went over its limit. Below: those that it ended for another "
+            "reason, such as learning nothing, and those that failed.",
         ),
     )
 

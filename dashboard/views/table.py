@@ -1,5 +1,6 @@
 """The table of trials: status and reason, value and KL, and what was searched."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import pandas as pd
@@ -9,6 +10,7 @@ from dashboard import appearance, untrusted
 from dashboard.data import Snapshot
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
+from tuner.results import StudyView
 from tuner.status import Status
 
 PREFIX = "params_"
@@ -24,7 +26,7 @@ def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     if trials.empty:
         st.info("None of the chosen trials has begun yet.")
         return
-    shown = rows(trials)
+    shown = rows(trials, notes(snapshot.view))
     styled: Any = shown
     if len(shown) <= MOST_LIVE:
         styled = shown.style.apply(_coloured, axis=None, numbers=trials["number"].tolist())
@@ -36,8 +38,20 @@ def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     )
 
 
-def rows(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the table's cells by column, safe to show and to export."""
+def notes(view: StudyView) -> dict[int, str]:
+    """Return what there is to say of trials besides their status, by number: the best, over the budget, a fork."""
+    best = view.best()
+    told = {}
+    for row in view.trials:
+        is_over = row.status is Status.COMPLETED and row.kl is not None and row.kl > view.spec.kl_budget
+        parts = ["best" if best is not None and row.number == best.number else "", "over budget" if is_over else ""]
+        parts.append("" if row.parent is None else f"fork of {row.parent}")
+        told[row.number] = ", ".join(part for part in parts if part)
+    return told
+
+
+def rows(trials: pd.DataFrame, notes: Mapping[int, str] | None = None) -> pd.DataFrame:
+    """Return the table's cells by column, safe to show and to export; `notes` by number."""
     shown = pd.DataFrame(
         {
             "number": trials["number"],
@@ -46,18 +60,20 @@ def rows(trials: pd.DataFrame) -> pd.DataFrame:
                 f"{appearance.mark(Status(status)).glyph} {shown}"
                 for status, shown in zip(trials["status"], trials["shown_status"], strict=True)
             ],
+            "note": [(notes or {}).get(number, "") for number in trials["number"]],
             "value": trials["value"],
             "value_se": trials["value_se"],
             "kl": trials["kl"],
             "reason": [
                 untrusted.cell(message or rule) for rule, message in zip(trials["rule"], trials["reason"], strict=True)
             ],
-            "progress": 100 * trials["episodes"] / trials["total_episodes"],
-            "seconds": trials["seconds"],
         },
         index=trials.index,
     )
-    return pd.concat([shown, trials[_searched(trials)].map(_safe)], axis=1)
+    progress = 100 * trials["episodes"] / trials["total_episodes"]
+    return pd.concat(
+        [shown, trials[_searched(trials)].map(_safe), progress.rename("progress"), trials["seconds"]], axis=1
+    )
 
 
 def _safe(value: Any) -> Any:
@@ -84,12 +100,13 @@ def _columns(trials: pd.DataFrame) -> dict[str, Any]:
         "number": number("Trial", width=60, pinned=True),
         "line": text("Line", width=55, help="The trial's colour and line style on every chart."),
         "status": text("Status", width=110, help=statuses),
+        "note": text("Note", width=115, help="The best trial within the KL budget, completed trials over it, forks."),
         "value": number("Value", format="%.3f", width=70, help="Mean of the last two evaluations' eval reward."),
         "value_se": number("± SE", format="%.3f", width=65, help=METRICS["eval/reward_se"].doc),
         "kl": number("KL (nats)", format="%.2f", width=85, help=METRICS["eval/kl"].doc),
-        "reason": text("Reason", width=390, help="Why the trial ended early: what its rule read."),
+        "reason": text("Reason", width=170, help="Why the trial ended early: what its rule read. Click for all."),
         "progress": st.column_config.ProgressColumn(
-            "Episodes", format="%.0f%%", max_value=100, width=110, color="gray", help="Share of the trial's episodes."
+            "Episodes", format="%.0f%%", max_value=100, width=150, color="gray", help="Share of the trial's episodes."
         ),
         "seconds": number("Time (s)", format="%.0f", width=80, help="Seconds of training, over all attempts."),
     }

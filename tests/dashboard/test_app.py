@@ -13,6 +13,7 @@ from dashboard import untrusted
 from dashboard.views import curves as curves_page
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
+from tests.dashboard.shown import fork
 from tuner.status import Status
 from tuner.store import Store
 from tuner.store.schema import SCHEMA_VERSION
@@ -99,13 +100,17 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert subheaders(app) == ["Studies", "Under way", "What to do next", "Trials"]
     assert cards(app) == {
         "Trials ended": ("13 of 14", "1 interrupted"),
-        "Pruned for KL": ("2", "1 failed"),
+        "Pruned for KL": ("2", "1 pruned otherwise, 1 failed"),
         "Best in the budget": ("1.72", "trial 7, +1.30 on SFT"),
         "Its KL": ("9.0 nats", "budget 10 nats"),
         "Cost so far": ("4 min", "19 s each, 16% pruned"),
     }
     assert app.dataframe[0].value["study"].tolist() == [STUDY]
     assert trials_table(app)["number"].tolist() == list(range(14))
+    assert {number: note for number, note in enumerate(trials_table(app)["note"]) if note} == {
+        7: "best",
+        9: "over budget",
+    }
     assert ":material/stop_circle: not running" in app.markdown[0].value
     assert any(text.startswith("Task reviews, begun ") for text in texts(app))
     assert any("does not refresh by itself" in text for text in texts(app))
@@ -151,6 +156,17 @@ def test_a_large_study_has_its_table_outside_of_what_refreshes(
 ) -> None:
     monkeypatch.setattr("dashboard.views.table.MOST_LIVE", 5)
     assert trials_table(run(page(built)))["number"].tolist() == list(range(14))
+
+
+def test_a_fork_says_so_and_searched_values_are_in_sight(tmp_path: Path, page: Page) -> None:
+    store = fake_store.build(tmp_path / "store.db", courses=(GOOD,))
+    fork(store, STUDY, 1, 0, 6)
+    app = run(page(tmp_path / "store.db"))
+    shown = trials_table(app)
+    assert shown["note"].tolist() == ["", "best, fork of 0"]
+    widths = json.loads(app.dataframe[-1].proto.columns)
+    before = list(shown.columns)[: list(shown.columns).index("params_learning_rate")]
+    assert sum(widths[name]["width"] for name in before) < 800, "a page 1,400 pixels wide has room for some more"
 
 
 def test_chosen_trials_are_tabled(built: Path, page: Page) -> None:
@@ -201,6 +217,22 @@ def test_the_incident_is_of_the_chosen_trial_unless_the_link_names_another(built
     assert [info.value for info in app.info] == [
         "The KL of trial 5 never went over the budget of 10 nats per response."
     ]
+
+
+def test_the_incident_is_of_the_latest_pruned_trial_that_has_an_answer(tmp_path: Path, curves: Page) -> None:
+    at_once = Course(1.9e-3, 0.011, 200.0, Status.PRUNED, blow_up=1)
+    app = page_of(tmp_path / "store.db", curves, (fake_store.COURSES[2], at_once))
+    app.query_params["view"] = "What moved first"
+    told = texts(run(app))
+    assert any(text.startswith("Trial 0: KL ") for text in told)
+    app.multiselect(key="trial").set_value([1])
+    assert any("before there were enough steps" in text for text in texts(run(app)))
+
+
+def test_trials_over_the_axis_are_told_below_it(tmp_path: Path, curves: Page) -> None:
+    course = Course(1e-4, 0.05, 2000.0, Status.PRUNED, blow_up=1)
+    app = run(page_of(tmp_path / "store.db", curves, (course,)))
+    assert any("1 trial went over the axis' end at 45 nats" in caption.value for caption in app.caption)
 
 
 def test_health_is_that_of_the_trials_in_colour(built: Path, curves: Page) -> None:

@@ -113,6 +113,17 @@ def test_a_named_line_carries_its_setting_at_its_end_and_in_the_tooltip(path: Pa
     assert option["grid"]["right"] == 90
 
 
+def test_what_named_lines_differ_in_besides_is_told_the_furthest_apart_first(path: Path) -> None:
+    rows = snapshot(path).view.trials
+    labels = {name: HYPERPARAMETERS[name].label for name in HYPERPARAMETERS}
+    told = by_setting.also_differ([rows[number] for number in (2, 3, 1, 4)], "kl_coef")
+    order = ("learning_rate", "num_ppo_epochs", "batch_size", "cliprange")
+    assert told == f"These trials differ in other settings, too: {', '.join(labels[name] for name in order)}."
+    assert by_setting.also_differ([rows[1], rows[1]], "kl_coef") == ""
+    many = by_setting.also_differ([rows[number] for number in (2, 3, 1, 4)], "cliprange")
+    assert many.endswith(" and 1 more.") or many.endswith(" and 2 more.")
+
+
 def test_one_click_on_the_curves_shows_kl_by_beta(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("curves", path, monkeypatch, study=STUDY)
     next(button for button in app.button if button.label == "KL by β").click()
@@ -121,6 +132,7 @@ def test_one_click_on_the_curves_shows_kl_by_beta(path: Path, monkeypatch: pytes
     assert app.selectbox(key="by").value == "kl_coef"
     first = app.get("echarts_chart")[0]
     names = [series["name"] for series in json.loads(first.proto.spec)["series"]]
+    assert any("differ in other settings, too: " in caption.value for caption in app.caption)
     assert first.key == f"{KL} curves" and "Trial 3: β 0.032" in names
 
 

@@ -142,10 +142,33 @@ def test_a_stop_is_marked_with_its_rule_on_every_chart_and_with_no_other_text(ru
 def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_none() -> None:
     rows = [SimpleNamespace(number=number, config=course.params) for number, course in enumerate(COURSES)]
     snapshot = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=rows)), pd.DataFrame())
-    assert page.levels(snapshot, KL, (0, 4)) == LEVELS | {"Target of trial 4: 6.1": 6.1}
-    assert page.levels(snapshot, KL, (0, 1)) == LEVELS
-    assert page.levels(snapshot, "eval/reward", (4,), 0.42) == {"SFT baseline 0.42": 0.42}
-    assert page.levels(snapshot, SCORE, (4,), 0.42) == {}
+    frame = pd.concat([steps(number, [0.0]) for number in (0, 1, 4, 11, 13, 14)])
+    assert page.targets(snapshot, (0, 4), frame) == {"Target of trial 4: 6.1": 6.1}
+    assert page.targets(snapshot, (0, 1), frame) == {}
+    assert page.targets(snapshot, (0, 4), steps(0, [0.0])) == {}, "trial 4 has made no step"
+    assert page.levels(snapshot, KL) == LEVELS
+    assert page.levels(snapshot, "eval/reward", 0.42) == {"SFT baseline 0.42": 0.42}
+    assert page.levels(snapshot, SCORE, 0.42) == {}
+
+
+def test_a_targets_name_stands_at_the_other_end_than_the_budgets() -> None:
+    marks = echarts.limits({"KL budget 6": 6}, opposite={"Target of trial 3: 5.9": 5.9})["markLine"]
+    budget, target = (marks["label"] | mark["label"] for mark in marks["data"])
+    assert (budget["formatter"], budget["position"]) == ("KL budget 6", "insideStartTop")
+    assert (target["formatter"], target["position"]) == ("Target of trial 3: 5.9", "insideEndTop")
+
+
+def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
+    frame = pd.concat([steps(0, [0, 50, 1]), steps(10, [0, 46, 64.3]), steps(2, [0, 45, 9])])
+    told = "2 trials went over the axis' end at 45 nats (highest 64.3, trial 10); KL axis: log shows all."
+    assert curve_charts.over_the_axis(frame, KL, Drawing(), LEVELS) == told
+    first = "1 trial went over the axis' end at 45 nats (highest 50.0, trial 0); KL axis: log shows all."
+    assert curve_charts.over_the_axis(frame[frame["trial"] != 10], KL, Drawing(), LEVELS) == first
+    assert curve_charts.over_the_axis(frame[frame["trial"] == 2], KL, Drawing(), LEVELS) == ""
+    assert curve_charts.over_the_axis(frame, KL, Drawing(log_kl=True), LEVELS) == ""
+    half = curve_charts.over_the_axis(frame, KL, Drawing(window=(0, 50)), LEVELS)
+    assert "(highest 50.0, trial 0)" in half, "the rest is outside of the shown range"
+    assert curve_charts.over_the_axis(frame, SCORE, Drawing(), {}) == ""
 
 
 # Horizontal axes

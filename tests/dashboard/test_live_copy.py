@@ -11,13 +11,14 @@ import plotly.graph_objects as go
 import pytest
 from playwright.sync_api import Browser, Page
 
-from dashboard import appearance, echarts, incident_chart
+from dashboard import appearance, curve_charts, echarts, incident_chart
+from dashboard.curve_charts import Drawing
 from dashboard.figures import live_copy
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.browser import Server
 from tests.dashboard.shown import FAILED, GOOD, change
-from tests.dashboard.test_curves_charts import QUARTERS, SCORE, chart, steps, trial
+from tests.dashboard.test_curves_charts import LEVELS, QUARTERS, SCORE, chart, steps, trial
 from tests.dashboard.test_curves_incident import found
 from tests.dashboard.test_curves_incident import steps as signals
 from tuner.status import Status
@@ -124,6 +125,17 @@ def test_early_ends_have_their_symbol_and_the_chosen_ones_their_text() -> None:
     assert [entry.name for entry in legend] == ["pruned", "failed"]
 
 
+def test_an_early_end_named_by_a_setting_reads_as_on_the_live_chart() -> None:
+    early = pd.DataFrame([trial(9, Status.PRUNED, rule="kl_limit", stop_step=2)])
+    option = curve_charts.curve(
+        steps(9, [0, 9, 16]), early, "objective/kl_exact", chosen=(9,), drawing=Drawing(by="kl_coef"),
+        levels=LEVELS, names={9: "β 0.0103"},
+    )  # fmt: skip
+    [end] = [trace for trace in copy(option).data if trace.mode == "markers+text"]
+    assert list(end.text) == ["9: β 0.0103 KL over the limit"]
+    assert live_copy.figure(option, "{a|b}").layout.title.text == "{a|b}", "a study's name is no pattern"
+
+
 def test_no_text_becomes_html_or_a_formula() -> None:
     option = chart(steps(0, [0, 1]), chosen=(0,), levels={MARKUP: 10.0})
     figure = live_copy.figure(option, MARKUP)
@@ -194,8 +206,8 @@ def freshness(page: Page) -> str:
 @pytest.mark.parametrize(
     ("tab", "name", "what"),
     [
-        ("Curves", "objective_kl_exact.html", "KL (nats per response)"),
-        ("What moved first", "incident_1.html", "what moved first in trial 1"),
+        ("Curves", "reviews-objective_kl_exact.html", "KL (nats per response)"),
+        ("What moved first", "reviews-incident_1.html", "what moved first in trial 1"),
     ],
 )
 def test_a_live_chart_is_saved_as_a_page_that_needs_nothing_else_and_stays_while_it_refreshes(
@@ -223,6 +235,8 @@ def opened(browser: Browser, path: Path, title: str) -> None:
         visit.page.goto(path.as_uri())
         visit.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for()
         assert visit.page.locator(".gtitle").text_content() == title
+        height, of = visit.page.evaluate("[document.querySelector('.js-plotly-plot').clientHeight, innerHeight]")
+        assert 0.9 * of <= height <= of
         assert [url for url in visit.requests if not url.startswith(("file:", "data:", "blob:"))] == []
         assert visit.errors == []
 

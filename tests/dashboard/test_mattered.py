@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dashboard.views import mattered
+from ppo_core.hyperparameters import HYPERPARAMETERS
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import Course
 from tests.dashboard.shown import FAILED, GOOD, page
@@ -59,8 +61,22 @@ def test_the_audit_says_what_was_ended_what_it_saved_and_what_might_have_won(
     assert each["number"].tolist() == [2, 6, 10] and each["status"][0] == "✕ pruned"
     assert regrets[["number", "within"]].to_numpy().tolist() == [[2, False], [6, True]]
     assert any(
-        text.startswith("2 of 3 read more than that (the best is trial 7 with 1.718)") for text in shown.texts(app)
+        text.startswith(
+            "The best in the budget is trial 7 with 1.718, its last two evaluations' mean. Of the 3 that ended early, 2 "
+            "read more, as such a mean of their own, or once within the budget; 1 of them did so within the KL budget"
+        )
+        for text in shown.texts(app)
     )
+
+
+def test_what_has_no_axis_is_told_with_the_reason() -> None:
+    names = list(HYPERPARAMETERS)[:11]
+    trials = pd.DataFrame({f"params_{name}": [1, 2] for name in names[:10]} | {f"params_{names[10]}": [3, 3]})
+    assert mattered.axes_told(trials, names[:10]) == (
+        "8 of the 11 searched hyperparameters have an axis: there is no room for "
+        f"{names[8]}, {names[9]}; the same in all trials are {names[10]}."
+    )
+    assert mattered.axes_told(trials[[f"params_{names[0]}"]], names[:1]) == ""
 
 
 def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
