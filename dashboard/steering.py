@@ -7,7 +7,7 @@ from typing import Any
 
 from dashboard import permission
 from ppo_core import checkpoint
-from ppo_core.errors import StudyError
+from ppo_core.errors import PPOTunerError, StudyError
 from tuner import order_placing, upkeep
 from tuner.forking import by_episode as checkpoints_by_episode
 from tuner.order_kinds import KINDS
@@ -65,6 +65,15 @@ def propose(
     """
     order_placing.check(store, view, kind, trial, arguments or {})
     return Proposal(view.row.id, view.row.name, kind, trial, dict(arguments or {}))
+
+
+def refusal(store: Store, view: StudyView, kind: str, trial: int | None = None) -> str | None:
+    """Return why the study as it stands would refuse an order without arguments; None: it would take it."""
+    try:
+        propose(store, view, kind, trial)
+    except PPOTunerError as problem:
+        return str(problem)
+    return None
 
 
 def place(store: Store, proposal: Proposal, token: str) -> Order:

@@ -49,3 +49,8 @@ def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], ep
     if folder is not None and checkpoint.complete(folder / str(parent.number)):
         _, _, episode = forking.choose(folder / str(parent.number), episode)
     forking.check(parent.config, values, episode or 0)
+
+
+def why_waiting(is_held: bool, go_on: str) -> str:
+    """Return why an order is not decided yet; `go_on` is the command that runs its study."""
+    return "the controller has not read it yet" if is_held else f"nothing runs the study; it is read by: {go_on}"

@@ -2,10 +2,9 @@
 
 import streamlit as st
 
-from dashboard import permission
+from dashboard import data, permission
 from dashboard.views import common, control_launch, control_log, control_new, control_steer
 from dashboard.views.control_parts import draw_asked, told
-from tuner.results import read_study
 
 PARTS = ("Steer", "New trial", "Launch")
 
@@ -29,12 +28,12 @@ def _of_a_study(part: str) -> None:
     store = common.open_store()
     name = common.choose_study(store)
     if name is not None:
-        view = read_study(store, name)
+        snapshot = data.snapshot(store, name)
         if part == "Steer":
-            control_steer.section(store, view)
+            control_steer.section(store, snapshot)
         else:
-            control_new.section(store, view)
-        control_log.section(store, view)
+            control_new.section(store, snapshot.view)
+        control_log.section(store, snapshot.view)
 
 
 def _permission() -> None:
@@ -45,7 +44,7 @@ def _permission() -> None:
     if permission.may_order():
         return
     with st.form("token", clear_on_submit=True):
-        st.write("To launch or give orders, enter the token of this server. Its terminal shows it, in the link.")
+        st.write("To launch or give orders, enter the token of this server. Its terminal shows it.")
         typed = st.text_input("Token", type="password", autocomplete="off")
         if st.form_submit_button("Use this token"):
             permission.give(typed.strip())

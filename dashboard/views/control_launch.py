@@ -17,6 +17,8 @@ from tuner.spec import StudySpec
 WAYS = ("From a file", "From a form")
 REFRESH_SECONDS = 2
 
+_TO_WATCH = "study launched here"
+
 Launch = Callable[[str, int], Launched]
 """Starts what is to be confirmed, under a key and with so many workers."""
 
@@ -80,27 +82,32 @@ def _confirm(read: Callable[[], StudySpec], launch: Launch, what: str) -> None:
     """Open the confirmation of a launch where its study can be read: its task is code, so only with the right to it."""
     try:
         permission.require_launch(permission.given())
-        spec = read()
+        summary = _told_of(read())
     except PPOTunerError as problem:
         told(problem)
         return
-    ask(functools.partial(_launch_dialog, uuid.uuid4().hex, spec, launch, what))
+    ask(functools.partial(_launch_dialog, uuid.uuid4().hex, summary, launch, what))
 
 
 @st.dialog("Launch this study?", on_dismiss=put_away)
-def _launch_dialog(key: str, spec: StudySpec, launch: Launch, what: str) -> None:
+def _launch_dialog(key: str, summary: str, launch: Launch, what: str) -> None:
     st.text(untrusted.visible(what))
-    st.text(untrusted.visible(_told_of(spec)))
+    st.text(untrusted.visible(summary))
     workers = st.number_input("Trials at the same time", 1, launching.MOST_WORKERS, 1, key=f"workers {key}")
 
     def start() -> str:
         launched = launch(key, int(workers))
-        return f'Study "{launched.study}" runs as process {launched.pid}; its output goes to {launched.log}'
+        st.session_state[_TO_WATCH] = launched.study
+        return (
+            f'Study "{launched.study}" runs as process {launched.pid}; its output goes to {launched.log}\n'
+            "Watch it on the page Overview, or in Steer, once the list below says that it is chosen there."
+        )
 
     answer_buttons("Launch", start, key)
 
 
 def _told_of(spec: StudySpec) -> str:
+    ended = _ended(spec.name)
     searched = ", ".join(spec.search) or "nothing: its trials are listed"
     lines = [
         f'Study "{spec.name}", task {spec.task}',
@@ -108,8 +115,19 @@ def _told_of(spec: StudySpec) -> str:
         f"Searched: {searched}",
         *([f"Fixed: {_pairs(spec.fixed)}"] if spec.fixed else []),
         *(f"Note: {note}" for note in spec.notes),
+        *([f"In the store already, with {ended} trials ended: this goes on with it"] if ended is not None else []),
     ]
     return "\n".join(lines)
+
+
+def _ended(name: str) -> int | None:
+    """Return how many trials of a study have ended; None: the store holds none of that name."""
+    return data.snapshot(data.open_store(data.storage()), name).view.ended if _is_stored(name) else None
+
+
+def _is_stored(name: str) -> bool:
+    storage = data.storage()
+    return not data.is_missing(storage) and any(row.name == name for row in data.open_store(storage).studies())
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
@@ -123,6 +141,7 @@ def _started() -> None:
 
 def _started_list() -> None:
     st.subheader("Launched by this server", anchor=False)
+    _choose_to_watch()
     all_of_them = launching.launcher().all()
     if not all_of_them:
         st.write("Nothing yet. What was launched elsewhere, or before a restart, is ended by the order stop (Steer).")
@@ -131,10 +150,18 @@ def _started_list() -> None:
             _one(launched)
 
 
+def _choose_to_watch() -> None:
+    """Choose the study that was launched just now for all pages, once the store holds it: the selector is not here."""
+    name = st.session_state.get(_TO_WATCH)
+    if name is not None and _is_stored(name):
+        st.session_state["study"] = st.session_state.pop(_TO_WATCH)
+
+
 def _one(launched: Launched) -> None:
     status = launched.status
     state = "runs" if status is None else "ended" if status == 0 else f"ended with status {status}"
-    st.text(f'Study "{untrusted.one_line(launched.study)}" {state}, process {launched.pid}')
+    chosen = "; it is chosen on the other pages" if st.session_state.get("study") == launched.study else ""
+    st.text(f'Study "{untrusted.one_line(launched.study)}" {state}, process {launched.pid}{chosen}')
     st.text(untrusted.one_line(str(launched.log), 400))
     row = st.container(horizontal=True)
     if status is None:

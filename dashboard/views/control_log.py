@@ -5,7 +5,7 @@ import streamlit as st
 
 from dashboard import untrusted
 from dashboard.views import common
-from dashboard.views.control_parts import arguments_text
+from dashboard.views.control_parts import arguments_text, why_it_waits
 from tuner.results import StudyView
 from tuner.store import Order, OrderState, Store, StudyRow
 
@@ -66,8 +66,4 @@ def _what(order: Order) -> str:
 
 
 def _outcome(order: Order, study: StudyRow) -> str:
-    if order.state is not OrderState.WAITING:
-        return order.outcome or ""
-    if study.is_held:
-        return "the controller has not read it yet"
-    return f"nothing runs this study: ppo-tuner run {study.name}"
+    return why_it_waits(study) if order.state is OrderState.WAITING else order.outcome or ""

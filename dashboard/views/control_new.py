@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import streamlit as st
 
 from dashboard import permission, steering, untrusted
-from dashboard.views.control_parts import confirm_order, draw_flash, label_of, trial_choice, value_field
+from dashboard.views.control_parts import confirm_order, draw_flash, label_of, trial_choice, trial_line, value_field
 from ppo_core.declaration import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner.forking import CHANGEABLE
@@ -26,7 +26,9 @@ def section(store: Store, view: StudyView) -> None:
     row = next((row for row in view.trials if row.number == number), None)
     if row is None:
         st.write("Choose the trial to begin with.")
-    elif way == WAYS[0]:
+        return
+    trial_line(view, row)
+    if way == WAYS[0]:
         _copy(store, view, row)
     else:
         _fork(store, view, row)
@@ -90,21 +92,29 @@ def _fork(store: Store, view: StudyView, row: TrialRow) -> None:
     at = st.selectbox(
         "At episode", episodes, index=None, key=f"at {row.number}", placeholder="the latest checkpoint", width=260
     )
+    total = int(str(row.config["total_episodes"]))
+    at_end = max(episodes[:1] if at is None else [int(at)], default=0) >= total
+    more = {"total_episodes": 2 * total} if at_end else {}
+    if at_end:
+        st.write(f"This checkpoint is at the trial's last episode, {total:,}: only with more of them a fork goes on.")
+    key = f"{row.number} at its end" if at_end else f"{row.number}"  # where it begins decides what is chosen at first
     names = st.multiselect(
         "Changed hyperparameters",
         CHANGEABLE,
+        default=list(more),
         format_func=label_of,
-        key=f"forked {row.number}",
+        key=f"forked {key}",
         placeholder="Choose at least one; what a checkpoint fixes is not offered",
     )
     with st.form(f"fork {row.number}"):
         places = st.columns(COLUMNS)
         typed = {
             name: value_field(
-                places[place % COLUMNS], HYPERPARAMETERS[name], f"fork {row.number} {name}", row.config.get(name)
+                places[place % COLUMNS], HYPERPARAMETERS[name], f"fork {key} {name}",
+                more.get(name, row.config.get(name)),
             )
             for place, name in enumerate(names)
-        }
+        }  # fmt: skip
         label = st.text_input("Label", key=f"fork {row.number} label", max_chars=100, placeholder="none")
         pressed = st.form_submit_button("Fork", disabled=not permission.may_order())
     if pressed:

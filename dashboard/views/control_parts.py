@@ -1,22 +1,27 @@
 """What the parts of the control page share: fields from declarations, problems, and what must be confirmed."""
 
 import functools
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import permission, steering, untrusted
+from dashboard import data, permission, steering, untrusted
 from dashboard.steering import Proposal
+from dashboard.views import common
 from ppo_core.declaration import Hyperparameter, HyperValue
 from ppo_core.errors import PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS
+from tuner import order_placing
 from tuner.results import StudyView
-from tuner.store import Store
+from tuner.store import OrderState, Store, StudyRow, TrialRow
 
 _FLASH = "what was done"
 _ASKED = "what is to be confirmed"
+_FLASH_SECONDS = 30
+"""For how long at least what was done is told: a page that draws itself anew must not take it away."""
 
 
 def told(problem: PPOTunerError | str) -> None:
@@ -27,15 +32,21 @@ def told(problem: PPOTunerError | str) -> None:
 
 
 def draw_flash() -> None:
-    """Say, once, what was done just now."""
-    if _FLASH in st.session_state:
+    """Say what was done just now."""
+    done, until = st.session_state.get(_FLASH, ("", 0.0))
+    if time.monotonic() < until:
         with st.container(border=True):
-            st.text(untrusted.visible(st.session_state.pop(_FLASH)))
+            st.text(untrusted.visible(done))
 
 
-def act_button(place: DeltaGenerator, label: str, key: str, help: str | None = None) -> bool:
-    """Draw a button that leads to a confirmation, and return whether it was pressed."""
-    return place.button(label, key=key, help=help, disabled=not permission.may_order())
+def act_button(place: DeltaGenerator, label: str, key: str, help: str, refusal: str | None = None) -> bool:
+    """Draw a button that leads to a confirmation, and return whether it was pressed.
+
+    Where the order would be refused it is disabled, and its help says why (in the program's own words).
+    """
+    return place.button(
+        label, key=key, help=refusal or help, disabled=refusal is not None or not permission.may_order()
+    )
 
 
 def confirm_order(
@@ -70,7 +81,7 @@ def answered(done: str = "") -> None:
     """End a dialog, and draw the page again with what was done."""
     put_away()
     if done:
-        st.session_state[_FLASH] = done
+        st.session_state[_FLASH] = done, time.monotonic() + _FLASH_SECONDS
     st.rerun()
 
 
@@ -99,9 +110,17 @@ def _order_dialog(store: Store, proposal: Proposal) -> None:
 
     def place() -> str:
         order = steering.place(store, proposal, permission.given())
-        return f"Order {order.id} is placed: {proposal.does}"
+        study = store.study(proposal.study)
+        if order.state is not OrderState.WAITING or study.is_held:
+            return f"Order {order.id} is placed: {proposal.does}"
+        return f'Order {order.id} is placed, and waits: {why_it_waits(study)}\nOr press "Run it" (in Steer).'
 
     answer_buttons("Place the order", place, proposal.key)
+
+
+def why_it_waits(study: StudyRow) -> str:
+    """Return why an order is not decided yet."""
+    return order_placing.why_waiting(study.is_held, data.command(["run", study.name]))
 
 
 def arguments_text(arguments: Mapping[str, Any]) -> str:
@@ -156,6 +175,34 @@ def trial_choice(view: StudyView, key: str, label: str = "Trial") -> int | None:
         persist_state="session", placeholder="Choose a trial by its number", width=260,
     )  # fmt: skip
     return None if chosen is None else int(chosen)
+
+
+def trial_line(view: StudyView, row: TrialRow) -> None:
+    """Draw how a trial stands, again and again while something runs the study.
+
+    Once it stands otherwise the whole page is drawn again: its buttons are those of another status.
+    """
+    st.fragment(_trial_line, run_every=common.refresh_every(view))(view.row.name, row.number, _standing(row))
+
+
+def _trial_line(study: str, number: int, drawn: tuple[str, str | None]) -> None:
+    with common.problems_told():
+        row = next(row for row in data.snapshot(common.open_store(), study).view.trials if row.number == number)
+    st.text(trial_text(row))
+    if _standing(row) != drawn:
+        st.rerun()
+
+
+def _standing(row: TrialRow) -> tuple[str, str | None]:
+    return row.shown_status, row.wanted
+
+
+def trial_text(row: TrialRow) -> str:
+    """Return how a trial stands, in a sentence."""
+    label = f' "{untrusted.one_line(row.label)}"' if row.label else ""
+    wanted = "" if row.wanted is None else f"; ordered to {row.wanted}"
+    episodes = f"{row.episodes:,} of {row.config['total_episodes']:,} episodes"
+    return f"Trial {row.number}{label} is {row.shown_status}, at {episodes}{wanted}."
 
 
 def _first(chosen: object, numbers: Collection[int]) -> int | None:

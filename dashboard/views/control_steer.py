@@ -5,7 +5,9 @@ import uuid
 
 import streamlit as st
 
-from dashboard import data, launching, permission, untrusted
+from dashboard import data, launching, permission, steering, untrusted
+from dashboard.data import Snapshot
+from dashboard.views import common
 from dashboard.views.control_parts import (
     act_button,
     answer_buttons,
@@ -14,6 +16,7 @@ from dashboard.views.control_parts import (
     draw_flash,
     put_away,
     trial_choice,
+    trial_line,
 )
 from tuner.order_kinds import KINDS, SETTINGS
 from tuner.results import StudyView
@@ -23,29 +26,59 @@ _STUDY_BUTTONS = {"pause": "Pause", "resume": "Resume", "stop": "Stop this run",
 _TRIAL_BUTTONS = {"stop": "Stop", "prune": "Prune", "pause": "Pause", "resume": "Resume", "retry": "Retry"}
 
 
-def section(store: Store, view: StudyView) -> None:
+def section(store: Store, snapshot: Snapshot) -> None:
     """Draw the part."""
     draw_flash()
-    _study(store, view)
-    _trial(store, view)
-    _settings(store, view)
+    _study(store, snapshot)
+    _trial(store, snapshot.view)
+    _settings(store, snapshot.view)
 
 
-def _study(store: Store, view: StudyView) -> None:
-    st.subheader("The study", anchor=False)
+def study_text(view: StudyView) -> str:
+    """Return how a study stands, in a sentence."""
     held = "" if view.row.is_held else ", and nothing runs it"
-    st.text(
-        f"{untrusted.one_line(view.row.name)} is {view.state}{held}: {view.ended} trials of {view.spec.trials} ended."
-    )
+    return f"{untrusted.one_line(view.row.name)} is {view.state}{held}: {view.ended} of {view.total} trials ended."
+
+
+def _study(store: Store, snapshot: Snapshot) -> None:
+    view = snapshot.view
+    st.subheader("The study", anchor=False)
+    if not view.row.is_held and _has_process(view.row.name):
+        st.text(study_text(view))
+        st.fragment(_process_line, run_every=common.REFRESH_SECONDS)(view.row.name)
+    else:
+        common.live(snapshot, functools.partial(_study_line, view.row.is_held))
     row = st.container(horizontal=True)
     for kind, label in _STUDY_BUTTONS.items():
         if act_button(row, label, f"study {kind}", KINDS[kind].doc):
             confirm_order(store, view, kind)
+    held = view.row.is_held
     run = row.button(
-        "Run it", key="study run", disabled=not permission.may_launch(), help="Start a controller that goes on with it."
-    )
+        "Run it", key="study run", disabled=held or not permission.may_launch(),
+        help="Something runs it already." if held else "Start a controller that goes on with it.",
+    )  # fmt: skip
     if run:
         ask(functools.partial(_run_dialog, view.row.name, view.row.workers or 1, uuid.uuid4().hex))
+
+
+def _study_line(was_held: bool, store: Store, snapshot: Snapshot) -> None:
+    """Draw how the study stands; the whole page where its buttons are those of another standing."""
+    st.text(study_text(snapshot.view))
+    if snapshot.view.row.is_held != was_held:
+        st.rerun()
+
+
+def _process_line(name: str) -> None:
+    """Look until the process that was started here holds the study, or is gone: then the whole page is drawn."""
+    with common.problems_told():
+        held = common.open_store().study(name).is_held
+    if held or not _has_process(name):
+        st.rerun()
+    st.text("Its process, started here, begins or ends; this page follows by itself.")
+
+
+def _has_process(name: str) -> bool:
+    return any(launched.study == name and launched.status is None for launched in launching.launcher().all())
 
 
 @st.dialog("Run this study?", on_dismiss=put_away)
@@ -70,13 +103,11 @@ def _trial(store: Store, view: StudyView) -> None:
     row = next((row for row in view.trials if row.number == number), None)
     if row is None:
         return
-    episodes = f"{row.episodes:,} of {row.config['total_episodes']:,} episodes"
-    label = f' "{untrusted.one_line(row.label)}"' if row.label else ""
-    wanted = "" if row.wanted is None else f"; ordered to {row.wanted}"
-    st.text(f"Trial {row.number}{label} is {row.shown_status}, at {episodes}{wanted}.")
+    trial_line(view, row)
     place = st.container(horizontal=True)
     for kind, name in _TRIAL_BUTTONS.items():
-        if act_button(place, name, f"trial {kind}", KINDS[kind].doc):
+        refusal = steering.refusal(store, view, kind, row.number)
+        if act_button(place, name, f"trial {kind}", KINDS[kind].doc, refusal):
             confirm_order(store, view, kind, row.number)
 
 

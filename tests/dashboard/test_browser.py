@@ -158,14 +158,22 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
     (tmp_path / "studies").mkdir()
     (tmp_path / "studies" / "quick.toml").write_text(STUDY)
     storage, gate = f"sqlite:///{tmp_path / 'store.db'}", tmp_path / "gate"
+    fake_store.build(tmp_path / "store.db", courses=fake_store.COURSES[:1]).close()
     with real.serve(storage, tmp_path, variables={FOLDER_VARIABLE: str(tmp_path)}) as server:
-        visit.open(f"{server.address}/control?part=Launch&token={server.token}")
+        visit.open(f"{server.address}/control?study={fake_store.STUDY}&token={server.token}")
+        visit.sees("reviews is")
+        visit.page.get_by_role("radio", name="Launch").click()
         visit.choose("Study file", "studies/quick.toml")
         visit.button("Launch")
         visit.sees("2 trials, KL budget 10 and limit 15 nats per response")
         visit.button("Launch")
         visit.sees('Study "quick" runs')
         real.until(lambda: bool(list(tmp_path.glob("waiting-*"))))  # in the middle of trial 0
+        visit.sees("it is chosen on the other pages")
+        visit.page.get_by_role("link", name="Overview").click()
+        expect(visit.page.get_by_role("combobox", name="Study")).to_have_value("quick")
+        assert "study=quick" in visit.page.url
+        visit.page.get_by_role("link", name="Control").click()
 
         visit.page.get_by_role("radio", name="Steer").click()
         visit.choose("Trial", "0")
@@ -184,10 +192,8 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
             visit.page.get_by_role("radio", name="New trial").click()
             visit.page.get_by_role("radio", name="Fork at a checkpoint").click()
             visit.choose("Forked from", "1")
-            visit.page.get_by_role("combobox", name="Changed hyperparameters").fill("total_episodes")
-            visit.page.get_by_role("option").first.click()
-            visit.page.keyboard.press("Escape")
-            visit.page.get_by_role("textbox", name="Total episodes").fill("320")
+            visit.sees("This checkpoint is at the trial's last episode, 160")
+            expect(visit.page.get_by_role("textbox", name="Total episodes")).to_have_value("320")
             visit.button("Fork")
             visit.sees('Fork trial 1 of study "quick"')
             visit.button("Place the order")
@@ -195,12 +201,13 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
 
             visit.page.get_by_role("radio", name="Steer").click()
             visit.button("Run it")
-            visit.sees("ppo-tuner run quick")
+            visit.sees("Run this study?")
             visit.button("Run it")
             visit.sees("runs now")
             real.until(lambda: [row.status for row in store.trials(study)][2:] == [Status.COMPLETED])
             assert store.trials(study)[2].parent == 1
             real.until(lambda: not store.study("quick").is_held)
+            visit.sees("quick is finished, and nothing runs it: 3 of 3 trials ended.")  # by itself
         visit.open(f"{server.address}/control?study=quick&part=Steer&steer=2")
         visit.sees("Trial 2 is completed, at 320 of 320 episodes.")
         assert visit.errors == []

@@ -1,6 +1,9 @@
 """The control page: what it asks to be confirmed, what it places, once, and what it refuses."""
 
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +12,15 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import launching, permission, steering, views
-from dashboard.views import control_log
+from dashboard.views import control_log, control_steer
 from ppo_core import checkpoint
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
 from tuner import trial_folder
 from tuner.commands.dashboard import READ_ONLY_VARIABLE
 from tuner.results import StudyView, read_study
-from tuner.status import Status
-from tuner.store import Lease, Order, Store
+from tuner.status import Origin, Status
+from tuner.store import Lease, NewTrial, Order, Store
 
 TOKEN = "a token"
 DONE = Course(1e-4, 0.05, 4.0, batch=128)
@@ -120,7 +123,150 @@ def test_the_checkpoints_to_fork_at_are_those_in_the_trials_folder(folder: Path,
     assert "\u202e" not in order.arguments["label"]
 
 
+def test_a_fork_at_the_last_episode_is_offered_with_more_of_them(folder: Path, store: Store) -> None:
+    for step, episode in ((8, 1024), (15, 1920)):
+        path = checkpoint.step_folder(folder / "runs" / STUDY / "0", step)
+        checkpoint.write(path, {}, state={}, extra={"episode": episode})
+    lease = store.acquire(STUDY)
+    store.update_study(lease, folder=str(folder / "runs" / STUDY))
+    store.release(lease)
+    (folder / "runs" / STUDY / "study.json").write_text(
+        f'{{"study": "{STUDY}", "created_at": {store.study(STUDY).created_at!r}}}'
+    )
+    app = page(part="New trial", way="Fork at a checkpoint", **{"from": "0"})
+    assert "at the trial's last episode, 1,920" in "".join(text.value for text in app.markdown)
+    press(app, "Fork")
+    press(app, "Place the order")
+    assert [order.arguments for order in orders(store)] == [{"values": {"total_episodes": "3840"}}]
+    app.selectbox(key="at 0").set_value(1024)
+    run(app)
+    assert app.multiselect(key="forked 0").value == []
+    assert "last episode" not in "".join(text.value for text in app.markdown)
+
+
 # The page
+
+
+def test_an_order_to_a_study_that_runs_does_not_say_that_nothing_runs_it(store: Store) -> None:
+    store.acquire(STUDY)
+    app = press(press(page(part="Steer"), "study pause"), "Place the order")
+    assert "Order 1 is placed: Pause study" in texts(app) and "nothing runs" not in texts(app)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
+    """Seconds between two looks, by the function that draws."""
+    seen: dict[str, float | None] = {}
+    fragment = st.fragment
+
+    def note(function: Callable[..., Any], *, run_every: float | None = None) -> Any:
+        seen[function.__name__] = run_every
+        return fragment(function, run_every=run_every)
+
+    monkeypatch.setattr(st, "fragment", note)
+    return seen
+
+
+@contextmanager
+def living() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that was launched here for the study, which lives until it is told something."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        launched = launching.Launched("key", STUDY, process.pid, 0.0, Path("made.log"), process)
+        launching.launcher()._launched.append(launched)
+        yield process
+
+
+@pytest.mark.parametrize("part", ["Steer", "New trial"])
+def test_the_page_looks_again_while_something_runs_the_study(
+    store: Store, looks: dict[str, float | None], part: str
+) -> None:
+    lines = {"_trial_line", "_log"} | ({"_look"} if part == "Steer" else set())
+    link = {"part": part, "steer": "2", "from": "2"}
+    app = page(**link)
+    assert {name: looks[name] for name in lines} == dict.fromkeys(lines)
+    lease = store.acquire(STUDY)
+    run(app)
+    assert {name: looks[name] for name in lines} == dict.fromkeys(lines, 2)
+    assert "Trial 2 is running, at 320 of 1,920 episodes." in texts(app)
+    if part == "Steer":
+        assert "reviews is running: 2 of 14 trials ended." in texts(app)
+        button = next(button for button in app.button if button.key == "study run")
+        assert button.disabled and button.help == "Something runs it already."
+        store.release(lease)
+        run(app)
+        assert "reviews is unfinished, and nothing runs it: 2 of 14 trials ended." in texts(app)
+        assert not next(button for button in app.button if button.key == "study run").disabled
+
+
+def test_a_forked_trial_counts_among_all_as_on_the_command_line(store: Store, view: StudyView) -> None:
+    lease = store.acquire(STUDY)
+    config, params = view.trials[0].config, view.trials[0].params
+    store.add_trial(lease, NewTrial(3, Origin.FORKED, {**config, "seed": 8}, params, threads=1))
+    assert "2 of 15 trials ended" in control_steer.study_text(read_study(store, STUDY))
+
+
+def trial_line(drawn: str) -> None:
+    import streamlit as st
+
+    from dashboard.views import control_parts
+
+    st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
+    control_parts._trial_line("reviews", 2, ("interrupted" if st.session_state["drawn"] > 1 else drawn, None))
+
+
+@pytest.mark.parametrize(("drawn", "times"), [("interrupted", 1), ("running", 2)])
+def test_a_trial_that_stands_otherwise_has_the_whole_page_drawn_again(store: Store, drawn: str, times: int) -> None:
+    app = run(AppTest.from_function(trial_line, default_timeout=60, kwargs={"drawn": drawn}))
+    assert app.session_state["drawn"] == times
+    assert texts(app) == "Trial 2 is interrupted, at 320 of 1,920 episodes."
+
+
+def test_after_a_launch_the_page_looks_until_the_study_is_held(store: Store, looks: dict[str, float | None]) -> None:
+    with living() as process:
+        app = page(part="Steer")
+        assert looks.pop("_process_line") == 2 and "this page follows by itself" in texts(app)
+        lease = store.acquire(STUDY)
+        run(app)
+        assert looks["_look"] == 2 and "_process_line" not in looks and "reviews is running" in texts(app)
+        store.release(lease)
+        process.communicate(b"\n")
+    run(app)
+    assert "_process_line" not in looks and looks["_look"] is None
+
+
+def process_line() -> None:
+    import streamlit as st
+
+    from dashboard.views import control_steer
+
+    if st.session_state.get("drawn"):
+        st.text("drawn again")
+    else:
+        st.session_state["drawn"] = True
+        control_steer._process_line("reviews")
+
+
+def test_a_process_is_waited_for_until_it_holds_the_study_or_is_gone(store: Store) -> None:
+    def shown() -> str:
+        return texts(run(AppTest.from_function(process_line, default_timeout=60)))
+
+    assert shown() == "drawn again"
+    with living() as process:
+        assert "this page follows by itself" in shown()
+        store.acquire(STUDY)
+        assert shown() == "drawn again"
+        process.communicate(b"\n")
+
+
+def test_what_a_trials_status_rules_out_is_disabled_and_says_why(store: Store) -> None:
+    app = page(part="Steer", steer="0")
+    buttons = {button.label: button for button in app.button if (button.key or "").startswith("trial ")}
+    assert all(button.disabled for button in buttons.values())
+    assert buttons["Prune"].help == "trial 0 is completed; it cannot be told to prune"
+    app.selectbox(key="steer").set_value(1)
+    run(app)
+    enabled = [button.label for button in app.button if (button.key or "").startswith("trial ") and not button.disabled]
+    assert enabled == ["Retry"]
 
 
 def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(store: Store) -> None:
@@ -137,10 +283,11 @@ def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(stor
     press(app, "Place the order")
     [order] = orders(store)
     assert (order.kind, order.trial, order.arguments) == ("prune", 2, {})
-    assert "Order 1 is placed" in texts(app)
-    assert app.dataframe[0].value["outcome"].tolist() == ["nothing runs this study: ppo-tuner run reviews"]
-    run(app)
-    assert len(orders(store)) == 1
+    waits = "nothing runs the study; it is read by: ppo-tuner run reviews --storage sqlite:"
+    assert f"Order 1 is placed, and waits: {waits}" in texts(app) and 'Or press "Run it"' in texts(app)
+    assert app.dataframe[0].value["outcome"][0].startswith(waits)
+    run(app)  # as when the page draws itself anew: what was done is still told
+    assert len(orders(store)) == 1 and "Order 1 is placed" in texts(app)
 
 
 def test_a_trial_chosen_by_number_stays_it_when_others_come(store: Store) -> None:
@@ -237,7 +384,7 @@ def test_orders_are_listed_with_their_outcomes_and_no_formula(store: Store, view
     assert held["outcome"].tolist() == ["the controller has not read it yet", "no", "'=cmd() ⟨U+202E⟩done"]
     store.release(Lease(lease.study_id, lease.token))
     left = control_log.rows(orders(store), store.study(STUDY))
-    assert left["outcome"][2] == "nothing runs this study: ppo-tuner run reviews"
+    assert left["outcome"][2].startswith("nothing runs the study; it is read by: ppo-tuner run reviews")
 
 
 # Launching
@@ -271,6 +418,7 @@ def test_a_file_is_launched_after_a_confirmation(folder: Path, started: list[dic
     assert app.selectbox(key="file").options == ["studies/mine.toml"]
     app.selectbox(key="file").set_value("studies/mine.toml")
     press(app, "Launch")
+    assert "In the store already" not in texts(app)
     assert 'Study "mine", task reviews' in texts(app) and "Searched: learning_rate" in texts(app)
     assert started == []
     confirm = next(button for button in app.button if (button.key or "").startswith("confirm"))
@@ -279,6 +427,48 @@ def test_a_file_is_launched_after_a_confirmation(folder: Path, started: list[dic
     assert [(call["kind"], call["what"], call["token"]) for call in started] == [
         ("launch_file", "studies/mine.toml", TOKEN)
     ]
+
+
+def control_then_overview() -> None:
+    import streamlit as st
+
+    from dashboard.views import control, overview
+
+    (overview if st.session_state.get("elsewhere") else control).page()
+
+
+def test_a_launched_study_is_the_chosen_one_once_it_is_stored(
+    folder: Path, store: Store, started: list[dict[str, Any]]
+) -> None:
+    content = 'name = "made"\ntask = "reviews"\ntrials = 3\n[search]\nlearning_rate = "advised"\n'
+    (folder / "made.toml").write_text(content)
+    app = AppTest.from_function(control_then_overview, default_timeout=60)
+    app.query_params.update({"study": STUDY, "token": TOKEN})
+    run(app)
+    app.segmented_control(key="part").set_value("Launch")
+    run(app)
+    app.selectbox(key="file").set_value("made.toml")
+    press(app, "Launch")
+    next(button for button in app.button if (button.key or "").startswith("confirm")).click()
+    run(app)
+    assert 'Study "made" runs' in texts(app) and "Watch it on the page Overview" in texts(app)
+    assert app.session_state["study"] == STUDY  # the new one is not stored yet
+    store.create_study("made", {**fake_store.SPEC.to_dict(), "name": "made"})
+    run(app)
+    app.session_state["elsewhere"] = True
+    run(app)
+    assert app.selectbox(key="study").value == "made"
+
+
+def test_a_file_of_a_stored_study_is_said_to_go_on_with_it(
+    folder: Path, store: Store, started: list[dict[str, Any]]
+) -> None:
+    content = f'name = "{STUDY}"\ntask = "reviews"\ntrials = 6\n[search]\nlearning_rate = "advised"\n'
+    (folder / "again.toml").write_text(content)
+    app = page(part="Launch")
+    app.selectbox(key="file").set_value("again.toml")
+    press(app, "Launch")
+    assert "In the store already, with 2 trials ended: this goes on with it" in texts(app)
 
 
 def test_a_file_elsewhere_is_refused_on_the_page(folder: Path, started: list[dict[str, Any]]) -> None:

@@ -98,3 +98,17 @@ def test_what_would_be_refused_is_told_before_it_is_placed(
 ) -> None:
     with pytest.raises((ConfigError, StudyError), match=told):
         steering.propose(store, view, kind, trial, arguments)
+
+
+def test_what_a_trials_status_rules_out_is_known_without_asking_for_it(store: Store, view: StudyView) -> None:
+    taken = {
+        trial: [
+            kind
+            for kind in ("stop", "prune", "pause", "resume", "retry")
+            if steering.refusal(store, view, kind, trial) is None
+        ]
+        for trial in (0, 1, 2)
+    }
+    assert taken == {0: [], 1: ["retry"], 2: ["stop", "prune", "pause"]}
+    assert steering.refusal(store, view, "retry", 0) == "trial 0 is completed, not failed"
+    assert orders(store) == []

@@ -94,6 +94,5 @@ def _tell(store: Store, view: StudyView, order: Order, args: argparse.Namespace)
         return 0
     is_held = store.study(view.row.name).is_held
     go_on = to_copy(["run", view.row.name, *storage.flags(storage.location(args.storage))])
-    why = "the controller has not read it yet" if is_held else f"nothing runs the study; it is read by: {go_on}"
-    print(f"Order {order.id} waits: {why}")
+    print(f"Order {order.id} waits: {order_placing.why_waiting(is_held, go_on)}")
     return 0
