@@ -1,6 +1,7 @@
 """Text that somebody else wrote (generations, prompts, names, error messages), made safe to look at.
 
-It goes only into elements that never interpret it (`st.text`, `st.code(language=None)`, `st.dataframe`).
+It goes only into elements that never interpret it (`st.text`, `st.code(language=None)`, `st.dataframe`), but for a
+button's help (see `in_markdown`).
 What those would draw invisibly, or would let reorder the text around it, is spelled out here.
 """
 
@@ -17,6 +18,7 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800
 """Drawn as nothing, though they count as letters, marks or symbols."""
 _FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """The last four are the wide forms, which spreadsheets of some languages take for the others."""
+_MARKS = re.compile(r"[!-/:-@\[-`{-~]")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -41,6 +43,11 @@ def cell(text: str) -> str:
     """Return `text` made visible for a table that can be exported: no spreadsheet takes it for a formula."""
     shown = one_line(text, LIMIT)
     return f"'{shown}" if shown.lstrip().startswith(_FORMULA_STARTS) else shown
+
+
+def in_markdown(text: str) -> str:
+    """Return `text` made visible on one line, with every mark escaped, for a button's help: that is Markdown."""
+    return _MARKS.sub(r"\\\g<0>", one_line(text, LIMIT))
 
 
 def file_name(text: str) -> str:

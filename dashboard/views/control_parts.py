@@ -42,11 +42,10 @@ def draw_flash() -> None:
 def act_button(place: DeltaGenerator, label: str, key: str, help: str, refusal: str | None = None) -> bool:
     """Draw a button that leads to a confirmation, and return whether it was pressed.
 
-    Where the order would be refused it is disabled, and its help says why (in the program's own words).
+    Where the order would be refused it is disabled, and its help says why.
     """
-    return place.button(
-        label, key=key, help=refusal or help, disabled=refusal is not None or not permission.may_order()
-    )
+    told = help if refusal is None else untrusted.in_markdown(refusal)
+    return place.button(label, key=key, help=told, disabled=refusal is not None or not permission.may_order())
 
 
 def confirm_order(

@@ -68,3 +68,10 @@ def test_any_text_is_visible_and_bounded(text: str) -> None:
     assert all(unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Zl", "Zp"} for character in shown)
     assert untrusted.one_line(shown, limit=1_000) == shown
     assert not untrusted.cell(text).startswith(("=", "+", "-", "@", "\t", "\r"))
+
+
+def test_nothing_is_markup_in_markdown() -> None:
+    assert untrusted.in_markdown("![x](http://a.b/c) :red[$y$] <i>") == (
+        r"\!\[x\]\(http\:\/\/a\.b\/c\) \:red\[\$y\$\] \<i\>"
+    )
+    assert untrusted.in_markdown("a\nb\u202e") == r"a⏎b⟨U\+202E⟩"
