@@ -105,10 +105,9 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Non
         pairs = comparing.paired(every, item.base, item.other)
         kept = "" if pairs is None else f" {pairs.words}: a look at a few, not the measure."
         over = [row.number for row in rows if row.number in (item.base, item.other) and (row.kl or 0.0) > budget]
-        bought = f" Trial {_listed(over)} is over the KL budget, so its reward was bought with KL." if over else ""
         st.text(
             f"Trial {item.other} against trial {item.base}: {_signed(item.mean, item.se)} reward, "
-            f"{item.verdict}.{bought}{kept}"
+            f"{item.verdict}.{_over_told(over)}{kept}"
         )
     if not found:
         st.info(f"Trial {rows[0].number} or all the others have no value yet, so there is no difference to tell.")
@@ -117,6 +116,13 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Non
 
 def _turned(rows: Sequence[TrialRow], lines: dict[str, list[str]]) -> list[tuple[TrialRow, list[str]]]:
     return [(row, [cells[place] for cells in lines.values()]) for place, row in enumerate(rows)]
+
+
+def _over_told(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return ""
+    who, whose = ("Trial {} is", "its reward is") if len(numbers) == 1 else ("Trials {} are", "their rewards are")
+    return f" {who.format(_listed(numbers))} over the KL budget, so {whose} not to be had within it."
 
 
 def _signed(mean: float, error: float | None) -> str:
