@@ -18,15 +18,16 @@ class Dash:
     """One line style in each library's words."""
 
     echarts: str | list[int]
+    plotly: str
     css: str
     glyph: str
 
 
 _DASHES = (
-    Dash("solid", "solid", "━━━"),
-    Dash([8, 4], "dashed", "╸╸╸"),
-    Dash([2, 3], "dotted", "•••"),
-    Dash([9, 3, 2, 3], "double", "━•━"),
+    Dash("solid", "solid", "solid", "━━━"),
+    Dash([8, 4], "dash", "dashed", "╸╸╸"),
+    Dash([2, 3], "dot", "dotted", "•••"),
+    Dash([9, 3, 2, 3], "dashdot", "double", "━•━"),
 )
 
 DISTINCT = len(COLOURS) * len(_DASHES)
@@ -65,6 +66,12 @@ def colour(number: int) -> str:
 def dash(number: int) -> Dash:
     """Return the line style of trial `number`: trials that share a colour differ in it."""
     return _DASHES[number // len(COLOURS) % len(_DASHES)]
+
+
+def heading(number: int, label: str = "") -> str:
+    """Return a trial's number under its colour and dash as HTML; `label` is our own words."""
+    line = f"border-top: 3px {dash(number).css} {colour(number)}; padding-top: 0.3rem"
+    return f'<div style="{line}"><b>Trial {number:d}</b>{label and f" {label}"}</div>'
 
 
 def mark(status: Status) -> Mark:

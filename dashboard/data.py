@@ -99,6 +99,17 @@ def is_missing(url: str) -> bool:
     return parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists()
 
 
+def stored(name: str, url: str) -> StudyRow | None:
+    """Return the study `name` of the store at `url`; None: it has none, or there is no store yet.
+
+    Raises:
+        StoreError: the store cannot be opened.
+    """
+    if is_missing(url):
+        return None
+    return next((study for study in open_store(url).studies() if study.name == name), None)
+
+
 def studies(store: Store) -> list[StudyRow]:
     """Return the studies, the one to look at first in front: running ones, then the newest, archived ones last."""
     return sorted(store.studies(), key=lambda study: (study.is_held, study.archived_at is None, study.id), reverse=True)

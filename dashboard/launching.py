@@ -269,8 +269,7 @@ def _is_study(path: Path) -> bool:
 
 
 def _require_new(name: str, storage: str) -> None:
-    store = None if data.is_missing(storage) else data.open_store(storage)
-    if store is not None and any(study.name == name for study in store.studies()):
+    if data.stored(name, storage) is not None:
         raise ConfigError(f'there is a study "{name}" already; give this one another name')
     folder = RUNS_FOLDER / name
     if (folder / "study.json").exists():
@@ -295,9 +294,8 @@ def _written(spec: StudySpec, content: Mapping[str, Any]) -> Path:
 
 
 def _is_held(name: str, storage: str) -> bool:
-    if data.is_missing(storage):
-        return False
-    return any(study.name == name and study.is_held for study in data.open_store(storage).studies())
+    study = data.stored(name, storage)
+    return study is not None and study.is_held
 
 
 def _is_same(launched: Launched) -> bool:

@@ -9,9 +9,6 @@ from dashboard import appearance, curves
 from dashboard.figures import parts
 from ppo_core.metrics import METRICS
 
-DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot", "double": "dashdot"}
-"""Plotly's word for each dash of `appearance`."""
-
 
 def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], limits: dict[str, float]) -> go.Figure:
     """Return one metric of the trials over episodes, and named horizontal `limits`."""
@@ -39,7 +36,7 @@ def _line(number: int, line: pd.DataFrame, unit: str, *, with_points: bool) -> g
         y=line["y"],
         mode="lines+markers" if with_points else "lines",
         name=f"trial {number:d}",
-        line={"color": colour, "width": 2, "dash": DASHES[appearance.dash(number).css]},
+        line={"color": colour, "width": 2, "dash": appearance.dash(number).plotly},
         marker={"size": 5},
         hovertemplate=f"<b>Trial {number:d}</b>, %{{x:,}} episodes<br>%{{y:.3f}} {unit}<extra></extra>",
     )

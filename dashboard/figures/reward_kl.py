@@ -9,16 +9,11 @@ import plotly.graph_objects as go
 from dashboard import appearance
 from dashboard.analysis.audit import rule_label
 from dashboard.analysis.front import Checkpoint
+from dashboard.curve_charts import LOG_FLOOR, MOST_LIMITS
+from dashboard.curves import EARLY
 from dashboard.figures import parts
-from dashboard.figures.compare import DASHES
 from ppo_core.metrics import METRICS
 from tuner.status import Status
-
-MOST_LIMITS = 3
-"""A linear KL axis ends at this many times the guard's limit: one blow-up of 200 nats would flatten all the rest."""
-LOG_FLOOR = 0.1
-"""Lowest KL of a logarithmic axis, in nats; less is drawn there."""
-EARLY = (Status.PRUNED, Status.FAILED, Status.STOPPED)
 
 
 def trajectories(
@@ -92,7 +87,7 @@ def _way(number: int, line: pd.DataFrame) -> go.Scatter:
         text=text,
         textposition="top center",
         textfont={"size": 12},
-        line={"color": colour, "width": 2, "dash": DASHES[appearance.dash(number).css]},
+        line={"color": colour, "width": 2, "dash": appearance.dash(number).plotly},
         marker={"color": colour, "size": 5},
         customdata=line[["kl", "step", "episode"]],
         hovertemplate=f"<b>Trial {number:d}</b>, step %{{customdata[1]}} (%{{customdata[2]:,}} episodes)<br>"

@@ -182,12 +182,16 @@ def not_begun(snapshot: Snapshot, title: str, text: str) -> None:
 
 
 def ago(seconds_since_epoch: float) -> str:
-    """Return how long ago a time was, in its largest fitting unit."""
-    seconds = max(0.0, time.time() - seconds_since_epoch)
+    """Return how long ago a time was."""
+    return f"{duration(max(0.0, time.time() - seconds_since_epoch))} ago"
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in its largest fitting unit."""
     for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _tell(problem: PPOTunerError) -> None:

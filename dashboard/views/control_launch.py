@@ -126,8 +126,7 @@ def _ended(name: str) -> int | None:
 
 
 def _is_stored(name: str) -> bool:
-    storage = data.storage()
-    return not data.is_missing(storage) and any(row.name == name for row in data.open_store(storage).studies())
+    return data.stored(name, data.storage()) is not None
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

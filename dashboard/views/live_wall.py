@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from dashboard import appearance
+from dashboard.views.common import duration
 from dashboard.wall import LEAST_SECONDS, MARKS, NEAR, TIMES_USUAL, Card
 from ppo_core.metrics import METRICS
 
@@ -31,16 +32,10 @@ def draw(cards: Sequence[Card], limit: float) -> None:
 def _card(card: Card, limit: float) -> None:
     glyph, colour = MARKS[card.health]
     with st.container(horizontal=True, vertical_alignment="center"):
-        heading(card.number)
+        st.html(appearance.heading(card.number), width="content")
         st.badge(f"{glyph} {card.health}", color=colour)
     st.progress(card.progress, text=f"{card.progress:.0%} of its episodes")
     st.text("\n".join(lines(card, limit)))
-
-
-def heading(number: int) -> None:
-    """Draw a trial's number under its colour and dash."""
-    line = f"border-top: 3px {appearance.dash(number).css} {appearance.colour(number)}; padding-top: 0.3rem"
-    st.html(f'<div style="{line}"><b>Trial {number:d}</b></div>', width="content")
 
 
 def lines(card: Card, limit: float) -> list[str]:
@@ -49,15 +44,8 @@ def lines(card: Card, limit: float) -> list[str]:
     reward = "" if card.reward is None else f"eval reward {card.reward:.2f}"
     score = "" if card.score is None else f"score {card.score:.2f}"
     since = (
-        f"last report {_duration(card.silent)} ago" if card.step is not None else f"begun {_duration(card.silent)} ago"
+        f"last report {duration(card.silent)} ago" if card.step is not None else f"begun {duration(card.silent)} ago"
     )
     usual = "" if card.usual is None else f", usually {card.usual:.1f} s a step"
     step = "" if card.step is None else f"step {card.step}, "
     return [line for line in (kl, ", ".join(part for part in (reward, score) if part), f"{step}{since}{usual}") if line]
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

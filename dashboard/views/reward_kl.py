@@ -8,6 +8,7 @@ import streamlit as st
 from dashboard import appearance, checkpoints, data
 from dashboard.analysis import front, hacking
 from dashboard.analysis.front import Checkpoint
+from dashboard.curve_charts import MOST_LIMITS
 from dashboard.data import Snapshot
 from dashboard.figures import ends, reward_kl
 from dashboard.views import choice, common, drawn, renewal
@@ -50,7 +51,7 @@ def _budget(snapshot: Snapshot, evaluated: pd.DataFrame) -> float:
     """Return the KL budget that the slider asks about; the study's own unless the link names another."""
     spec = snapshot.view.spec
     highest = float(evaluated["kl"].max())
-    top = max(spec.kl_limit, spec.kl_budget, min(highest, reward_kl.MOST_LIMITS * spec.kl_limit))
+    top = max(spec.kl_limit, spec.kl_budget, min(highest, MOST_LIMITS * spec.kl_limit))
     step = 10.0 ** math.floor(math.log10(top / 100))
     digits = max(0, -math.floor(math.log10(step)))
     own = round(max(spec.kl_budget, step), digits + 2)

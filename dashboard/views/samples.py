@@ -146,7 +146,8 @@ def _side_by_side(frame: pd.DataFrame, trials: list[TrialRow]) -> None:
     """Draw the responses to one prompt, a trial a column."""
     for column, trial in zip(st.columns(len(trials)), trials, strict=True):
         with column:
-            _heading(trial)
+            label = f"{appearance.mark(trial.status).glyph} {trial.shown_status}"
+            st.html(appearance.heading(trial.number, label))
             own = frame[frame["trial"] == trial.number]
             for row in own.itertuples():
                 _response(row)
@@ -168,13 +169,6 @@ def _tokens(store: Store, snapshot: Snapshot, frame: pd.DataFrame, trials: list[
             with column:
                 key = f"tokens {trial.number} {row.step} {row.prompt_index}"
                 tokens.draw(own, reading, largest, key=key, reward=row.reward)
-
-
-def _heading(trial: TrialRow) -> None:
-    number = trial.number
-    line = f"border-top: 3px {appearance.dash(number).css} {appearance.colour(number)}; padding-top: 0.3rem"
-    label = f"{appearance.mark(trial.status).glyph} {trial.shown_status}"
-    st.html(f'<div style="{line}"><b>Trial {number:d}</b> {label}</div>')
 
 
 def _response(row: Any) -> None:
