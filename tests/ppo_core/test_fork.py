@@ -95,7 +95,7 @@ def _nothing(trainer: PPOTrainer) -> None:
         ({"normalize_rewards": "running"}, {"normalize_rewards": "reference"}, _statistics),
         ({"normalize_rewards": "running"}, {"cliprange": 0.1}, _nothing),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_fork_equals_a_run_whose_values_are_changed_by_hand_at_that_point(
     tiny: TaskModels,

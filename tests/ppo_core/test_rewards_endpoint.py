@@ -143,6 +143,7 @@ def test_what_passes_is_tried_again_and_told(server: Server, caplog: pytest.LogC
     ("after", "wait"),
     [("7", 7.0), ("3600", 30.0), ("soon", 0.5), ("-1", 0.5), (format_datetime(datetime.now(UTC)), 0.0),
      (format_datetime(datetime.now(UTC) + timedelta(days=1)), 30.0)],
+    ids=["seconds", "an hour", "no number", "negative", "a date that is now", "a date that is tomorrow"],
 )  # fmt: skip
 def test_the_server_says_when_up_to_half_a_minute(server: Server, after: str, wait: float) -> None:
     server.will("", 429, Retry_After=after)
