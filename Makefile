@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check dashboard bench clean
+.PHONY: demo test test-all browser coverage check dashboard bench clean
 
 demo: $(STAMP)
 	$(BIN)/ppo-tuner demo
@@ -12,9 +12,31 @@ demo: $(STAMP)
 dashboard: $(STAMP)
 	$(BIN)/ppo-tuner dashboard
 
+# Two test processes suit two cores; more cores take more (`auto`).
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
+REST := slow or browser or postgres or chaos
+
+# What guards the product, in a few minutes. The last line fails where the tests in a browser could not run.
 test: check
-	$(BIN)/python -m tests.dashboard.browser
-	$(BIN)/pytest
+	$(BIN)/python -m tests.chromium install || true
+	$(PYTEST) -m "not ($(REST))"
+	$(BIN)/python -m tests.chromium
+
+# All other tests: every page in the browser, PostgreSQL, kills at random moments.
+test-all: test
+	$(PYTEST) -m "$(REST)"
+
+# Chromium for the tests, by any way this machine has, apt-get among them.
+browser: $(STAMP)
+	$(BIN)/python -m tests.chromium install --system
+
+# Branch coverage of all tests, worker processes and servers included.
+coverage: $(STAMP)
+	rm -rf .coverage
+	mkdir .coverage
+	$(BIN)/coverage run -m pytest -n auto --maxprocesses 8 --dist worksteal
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --sort=cover
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -34,4 +56,4 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/ppo_iteration.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage

@@ -1,10 +1,6 @@
-"""The real dashboard in a real browser: its server on a free port of this machine, and Chromium.
-
-`python -m tests.dashboard.browser` looks for a browser, and installs Playwright's own where there is none.
-"""
+"""The real dashboard in a real browser: its server on a free port of this machine, and Chromium."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page, Playwright, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page, expect, sync_playwright
+
+from tests.chromium import executable
 
 ROOT = Path(__file__).parents[2]
-INSTALL = [sys.executable, "-m", "playwright", "install", "--with-deps", "--only-shell", "chromium"]
-NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "microsoft-edge-stable")
-"""Of browsers that a system may have, in the order of trying."""
 SECONDS = 30
 """The longest that anything on a page may take on a slow machine."""
 DRAWINGS = '[data-testid="stEChartsChart"] canvas, [data-testid="data-grid-canvas"], .js-plotly-plot'
@@ -32,23 +27,6 @@ _QUIET = (
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--no-first-run"),
 )
-
-
-class NoBrowser(Exception):
-    """There is no Chromium; the message says how to get one."""
-
-
-def executable(playwright: Playwright) -> str:
-    """Return where Chromium is: Playwright's own, else the system's.
-
-    Raises:
-        NoBrowser: there is none.
-    """
-    own = playwright.chromium.executable_path
-    found = own if Path(own).exists() else next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        raise NoBrowser(f"the dashboard's tests need Chromium; install it with: {' '.join(INSTALL)}")
-    return found
 
 
 @contextmanager
@@ -247,18 +225,3 @@ def _answers(address: str, process: "subprocess.Popen[str]", output: Path) -> bo
             return bool(response.read() == b"ok")
     except urllib.error.URLError:
         return False
-
-
-def main() -> int:
-    """Say which browser the tests use; install one where there is none. Returns the exit status."""
-    with sync_playwright() as playwright:
-        try:
-            print(f"browser: {executable(playwright)}")
-            return 0
-        except NoBrowser:
-            print("no Chromium here; installing Playwright's own", flush=True)
-    return subprocess.run(INSTALL, check=False).returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())

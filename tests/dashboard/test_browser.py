@@ -34,12 +34,6 @@ learning_rate = { low = 1e-5, high = 1e-4 }
 """
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with real.chromium() as started:
-        yield started
-
-
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Visit]:
     with real.visit(browser) as opened:
@@ -82,6 +76,7 @@ def test_every_view_shows_hostile_texts_and_obeys_none(hostile: Server, visit: V
     assert all("\u202e" not in text and "\x1b" not in text and len(text) < 200_000 for text in shown.values())
 
 
+@pytest.mark.browser
 def test_the_token_leaves_the_link_and_is_in_nothing_that_is_copied(hostile: Server, visit: Visit) -> None:
     visit.open(hostile.link)
     visit.page.wait_for_url(lambda url: "token" not in url)
@@ -92,6 +87,7 @@ def test_the_token_leaves_the_link_and_is_in_nothing_that_is_copied(hostile: Ser
     assert hostile.output.read_text().count(hostile.token) == 1  # the line with the link
 
 
+@pytest.mark.browser
 def test_two_browsers_see_one_study_and_only_the_one_with_the_token_steers_it(
     hostile: Server, browser: Browser
 ) -> None:
@@ -135,6 +131,7 @@ def test_other_sites_open_no_connection(hostile: Server, host: str, origin: str,
         assert connection.recv(1_000).split()[1].decode() == status
 
 
+@pytest.mark.browser
 def test_a_server_that_was_started_again_is_found_and_asks_for_its_own_token(
     tmp_path: Path, browser: Browser, visit: Visit
 ) -> None:
@@ -154,6 +151,7 @@ def test_a_server_that_was_started_again_is_found_and_asks_for_its_own_token(
         expect(visit.page.get_by_role("button", name="Pause", exact=True).first).to_be_disabled()
 
 
+@pytest.mark.browser
 def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path: Path, visit: Visit) -> None:
     (tmp_path / "studies").mkdir()
     (tmp_path / "studies" / "quick.toml").write_text(STUDY)

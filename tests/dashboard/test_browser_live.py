@@ -18,6 +18,8 @@ from tests.dashboard import fake_store
 from tests.dashboard.browser import DRAWINGS, Server, Visit, opened
 from tuner.store import Store
 
+pytestmark = pytest.mark.browser
+
 REFRESHES = 10
 QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
 RUNS = 13
@@ -26,12 +28,6 @@ KL_ENDS = 60 + 55 + 110 + 115 + 70 + 65 + 85
 """Where the table's column of KL ends, in pixels: the widths of `dashboard.views.table`."""
 ORANGE = (0xE6, 0x9F, 0x00)
 """Its colour, which no other chosen one has."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with real.chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

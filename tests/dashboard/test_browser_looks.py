@@ -11,16 +11,12 @@ from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.browser import DRAWINGS, Server, Visit, opened
 
+pytestmark = pytest.mark.browser
+
 PAGES = ("", "curves", "reward_kl", "sampling", "compare", "compare?tab=What+mattered", "control")
 QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
 MOST_STOPS = 60
 """Presses of the Tab key."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with real.chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

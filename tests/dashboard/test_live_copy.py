@@ -184,12 +184,6 @@ def test_the_incidents_crossing_and_moves_are_drawn_in_their_panels() -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with real.chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("running")
     store = fake_store.build(folder / "store.db", courses=(GOOD, FAILED), held=True)
@@ -203,6 +197,7 @@ def freshness(page: Page) -> str:
     return page.get_by_text("As of").first.inner_text()
 
 
+@pytest.mark.browser
 @pytest.mark.parametrize(
     ("tab", "name", "what"),
     [
@@ -241,6 +236,7 @@ def opened(browser: Browser, path: Path, title: str) -> None:
         assert visit.errors == []
 
 
+@pytest.mark.browser
 def test_a_tables_tool_bar_saves_it_as_csv_and_no_cell_is_a_formula(
     running: Server, browser: Browser, tmp_path: Path
 ) -> None:
