@@ -4,13 +4,9 @@
 `Task.prepare` brings the models and prompts into being.
 """
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, Protocol
-
-import platformdirs
 
 from ppo_core.declaration import HyperValue, Range
 from ppo_core.errors import TaskError, nearest
@@ -142,8 +138,6 @@ class Task:
     """Build what is missing, check what is there, and return where it lies."""
 
 
-CACHE_VARIABLE = "PPO_TUNER_CACHE"
-"""The environment variable that names the cache folder."""
 BUILT_IN = {"reviews": "ppo_core.tasks.reviews:TASK", "arithmetic": "ppo_core.tasks.arithmetic:TASK"}
 """Built-in tasks by name, each as `module:attribute`."""
 
@@ -184,8 +178,3 @@ def _import_task(path: str) -> Task:
         hint = f"; it has: {', '.join(there_are)}" if there_are else "; it has none"
         raise TaskError(f'task "{path}": module "{module.__name__}" has no task "{attribute}"{hint}')
     return task
-
-
-def cache_folder() -> Path:
-    """Return the user's cache folder for prepared tasks (`PPO_TUNER_CACHE`, else the platform's)."""
-    return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("ppo-tuner"))

@@ -1,8 +1,6 @@
 """What all tests share."""
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,16 +17,6 @@ if os.environ.get("CI"):
 
 
 @pytest.fixture(scope="session")
-def task_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
-    """Where tasks are prepared: pytest's own cache, which lasts between runs (folders are named by what they hold)."""
-    assert pytestconfig.cache
-    folder = pytestconfig.cache.mkdir("tasks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PPO_TUNER_CACHE", str(folder))
-        yield folder
-
-
-@pytest.fixture(scope="session")
-def assets(task_cache: Path) -> TaskAssets:
+def assets() -> TaskAssets:
     """The reviews task as it ships."""
     return get_task("reviews").prepare(None)

@@ -50,7 +50,7 @@ def page() -> None:
             if snapshot.view.trials:
                 _study(store, snapshot, right)
             else:
-                text = "Curves begin with the first trial: preparing a task takes about a minute."
+                text = "Curves begin with the first trial: loading the task takes some seconds."
                 common.not_begun(snapshot, "No trials yet", text)
 
 

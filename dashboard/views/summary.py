@@ -30,7 +30,7 @@ def draw(snapshot: Snapshot, baseline: float | None) -> None:
     if snapshot.view.trials:
         _cards(snapshot, baseline)
     else:
-        text = "The study is recorded, and its first trial has not begun: preparing a task takes about a minute."
+        text = "The study is recorded, and its first trial has not begun: loading the task takes some seconds."
         common.not_begun(snapshot, "No trials yet", text)
 
 

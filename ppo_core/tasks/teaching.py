@@ -1,6 +1,6 @@
 """What the built-in tasks share to train small models, the same bit for bit each time, and to save them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -10,8 +10,16 @@ from torch import Tensor, nn
 from transformers import GPT2Config, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from ppo_core.task import Progress
+
 THREADS = 1
 """Of each training. More would add up in another order and train other weights."""
+
+REPORTS = 10
+"""How often a training tells how far it is, at most."""
+
+SAMPLE = 512
+"""Texts of each lesson that a manifest knows its models by."""
 
 IGNORED = -100
 """Target of a position that no loss is taken of (PyTorch's `ignore_index`)."""
@@ -51,10 +59,18 @@ def reproducible(seed: int) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def train(lesson: nn.Module, steps: int, learning_rate: float, seed: int, on_step: Callable[[int], None]) -> None:
-    """Take the optimizer steps, with a warm-up and a decay to 0, and tell `on_step` how many are done.
+def train(
+    lesson: nn.Module, what: str, steps: int, learning_rate: float, seed: int, progress: Progress | None = None
+) -> None:
+    """Take the optimizer steps, with a warm-up and a decay to 0, and tell `progress` which share of them is done.
 
-    `lesson(rng)` draws a batch with the `random.Random` it is given and returns its loss, a scalar.
+    Args:
+        lesson: `lesson(rng)` draws a batch with the `random.Random` it is given and returns its loss, a scalar.
+        what: Names what is trained, for `progress`.
+        steps: Optimizer steps.
+        learning_rate: The highest.
+        seed: Decides every draw.
+        progress: Told of every tenth of the steps.
     """
     rng = Random(seed)
     optimizer = torch.optim.AdamW(lesson.parameters(), lr=learning_rate, weight_decay=0.01, fused=True)
@@ -69,7 +85,8 @@ def train(lesson: nn.Module, steps: int, learning_rate: float, seed: int, on_ste
         nn.utils.clip_grad_norm_(lesson.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        on_step(step + 1)
+        if progress and (step + 1) * REPORTS // steps > step * REPORTS // steps:
+            progress(f"training the {what}", (step + 1) / steps)
     lesson.eval()
 
 

@@ -1,11 +1,9 @@
-"""The reviews task: its prompts, its score, its tokenizer, and the models that the shipped recipe trains."""
+"""The reviews task: its prompts, its score, its tokenizer, and the models that ship with it."""
 
-import hashlib
 import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -15,17 +13,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from ppo_core.declaration import Range
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.task import TaskAssets
-from ppo_core.tasks.fingerprint import fingerprint
 from ppo_core.tasks.reviews import TASK
 from ppo_core.tasks.reviews.augment import augmented
-from ppo_core.tasks.reviews.build import build
 from ppo_core.tasks.reviews.corpus import MAX_WORDS, join, prompts, review
-from ppo_core.tasks.reviews.recipe import Recipe
 from ppo_core.tasks.reviews.score import contributions, prefix_scores, score, split
 from ppo_core.tasks.reviews.tokenizer import make_tokenizer
 from ppo_core.tasks.reviews.words import LEVELS, vocabulary
-
-TINY = Recipe(layers=1, heads=2, policy_width=16, reward_width=16, batch_size=4, policy_steps=3, reward_steps=3)
 
 
 def _rewards(assets: TaskAssets, texts: Sequence[str]) -> list[float]:
@@ -204,38 +197,7 @@ def test_policy_writes_reviews_that_end(assets: TaskAssets) -> None:
     assert all(tokenizer(tokenizer.decode(row)).input_ids == row for row in responses)
 
 
-def test_building_twice_gives_the_same_weights_and_leaves_torch_alone(tmp_path: Path) -> None:
-    shares: list[float] = []
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-    for name in ("first", "second"):
-        build(tmp_path / name, TINY, lambda what, share: shares.append(share))
-    hashes = [
-        [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((tmp_path / name).rglob("*.safetensors"))]
-        for name in ("first", "second")
-    ]
-    assert hashes[0] == hashes[1]
-    assert len(hashes[0]) == 2
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_num_threads() == threads
-    assert shares[-1] == 1.0
-
-
-def test_a_progress_callback_that_raises_ends_the_build(tmp_path: Path) -> None:
-    class Cancelled(Exception): ...
-
-    def cancel(what: str, share: float) -> None:
-        raise Cancelled
-
-    with pytest.raises(Cancelled):
-        build(tmp_path, Recipe(), cancel)
-
-
 # --- declaration
-
-
-def test_fingerprint_depends_on_the_recipe() -> None:
-    assert fingerprint(Recipe(), "ppo_core.tasks.reviews") != fingerprint(TINY, "ppo_core.tasks.reviews")
-    assert fingerprint(TINY, "ppo_core.tasks.reviews") == fingerprint(TINY, "ppo_core.tasks.reviews")
 
 
 def test_reference_is_a_valid_configuration_within_the_advised_ranges() -> None:

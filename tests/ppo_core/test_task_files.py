@@ -144,7 +144,7 @@ def test_a_changed_file_is_read_again(folder: Path) -> None:
     assert get_task(path).kl_budget == 3
 
 
-def test_the_policy_of_a_built_in_task(folder: Path, task_cache: Path) -> None:
+def test_the_policy_of_a_built_in_task(folder: Path) -> None:
     path = write(folder, PLAIN.replace('"model"', '"task:arithmetic"'))
     assert prepared(path).policy == get_task("arithmetic").prepare(None).policy
 

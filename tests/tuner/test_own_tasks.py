@@ -42,7 +42,7 @@ def test_a_new_task_is_whole_and_short(written: Path) -> None:
     assert study.search["learning_rate"] == get_task(str(written)).advised["learning_rate"].range
 
 
-def test_a_new_task_trains_as_it_is(written: Path, task_cache: Path) -> None:
+def test_a_new_task_trains_as_it_is(written: Path) -> None:
     models = load_task(str(written), "cpu")
     config = PPOConfig.from_dict({**models.task.reference, "total_episodes": 128})
     reports = list(PPOTrainer(config, models))

@@ -7,7 +7,7 @@ from ppo_core.tasks.arithmetic.recipe import prepare
 TASK = Task(
     name="arithmetic",
     doc="Answer a sum of two numbers under 100; a Python function rewards exact answers, so the mean reward is the "
-    "exact-match rate. GPT-2 shape, 2 layers x 64, trained on first use in about a quarter of a minute.",
+    "exact-match rate. GPT-2 shape, 2 layers x 64; its policy ships with the package.",
     reference={
         "total_episodes": 6144,
         "learning_rate": 3e-4,

@@ -1,5 +1,6 @@
 """Train the SFT policy of the arithmetic task, and save it as transformers does."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import cast
@@ -11,27 +12,29 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 from ppo_core.task import Progress
 from ppo_core.tasks.arithmetic.recipe import POLICY, Recipe
 from ppo_core.tasks.arithmetic.sums import prompts, pupils_answer
-from ppo_core.tasks.arithmetic.tokenizer import make_tokenizer
-from ppo_core.tasks.teaching import IGNORED, padded, reproducible, save, small_gpt2, train
-
-_REPORT_STEPS = 25
+from ppo_core.tasks.arithmetic.tokenizer import CHARACTERS, make_tokenizer
+from ppo_core.tasks.teaching import IGNORED, SAMPLE, padded, reproducible, save, small_gpt2, train
 
 
 def build(folder: Path, recipe: Recipe, progress: Progress | None = None) -> None:
     """Train the policy by the recipe and save it with its tokenizer in a folder of its own under `folder`."""
     tokenizer = make_tokenizer()
-
-    def tell(done: int) -> None:
-        if progress and (done % _REPORT_STEPS == 0 or done == recipe.steps):
-            progress("training the SFT policy", done / recipe.steps)
-
     with reproducible(recipe.seed):
         config = small_gpt2(
             tokenizer, width=recipe.width, layers=recipe.layers, heads=recipe.heads, positions=recipe.positions
         )
         policy = GPT2LMHeadModel(config)
-        train(_Lesson(policy, tokenizer, recipe.batch_size), recipe.steps, recipe.learning_rate, recipe.seed, tell)
+        lesson = _Lesson(policy, tokenizer, recipe.batch_size)
+        train(lesson, "SFT policy", recipe.steps, recipe.learning_rate, recipe.seed, progress)
     save(policy, tokenizer, folder / POLICY)
+
+
+def taught(recipe: Recipe) -> Iterator[str]:
+    """Yield what the policy is taught, as lines: its characters, and a sample of sums as the pupil answers them."""
+    yield CHARACTERS
+    rng = Random(recipe.seed)
+    for prompt in rng.choices(prompts().train, k=SAMPLE):
+        yield prompt.text + pupils_answer(prompt, rng)
 
 
 class _Lesson(nn.Module):

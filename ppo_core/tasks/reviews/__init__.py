@@ -7,7 +7,7 @@ from ppo_core.tasks.reviews.recipe import prepare
 TASK = Task(
     name="reviews",
     doc="Continue a short product review; a neural reward model scores how enthusiastic and varied the text is. "
-    "GPT-2 shape, 2 layers, trained on first use in about half a minute.",
+    "GPT-2 shape, 2 layers; its models ship with the package.",
     reference={
         "total_episodes": 1920,
         "learning_rate": 2e-4,

@@ -1,21 +1,20 @@
-"""How large the models of the reviews task are and how long they are trained, and where they are kept. No torch."""
+"""The models of the reviews task: how large they are, how long they are trained, and where they lie. No torch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppo_core.task import Progress, RewardPart, TaskAssets, cache_folder
-from ppo_core.tasks.cache import ensure_built
-from ppo_core.tasks.fingerprint import fingerprint
+from ppo_core.task import Progress, RewardPart, TaskAssets
 from ppo_core.tasks.reviews.corpus import prompts
 
+MODELS = Path(__file__).parent / "models"
+"""The trained models and their manifest, which ship with the package; see `ppo_core.tasks.make_models`."""
 POLICY = "policy"
 REWARD_MODEL = "reward_model"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sizes and training of both models. The defaults take about half a minute on two cores."""
+    """Sizes and training of both models. The defaults made those that ship."""
 
     layers: int = 2
     heads: int = 4
@@ -32,21 +31,7 @@ class Recipe:
     seed: int = 1
 
 
-def prepare(progress: Progress | None = None, recipe: Recipe | None = None) -> TaskAssets:
-    """Return the models' paths and the prompts, training the models first unless they are in the cache."""
-    recipe = recipe or Recipe()
-    folder = ensure_built(
-        cache_folder() / "reviews" / fingerprint(recipe, "ppo_core.tasks.reviews"), _builder(recipe, progress), progress
-    )
-    reward = RewardPart("enthusiasm", "model", str(folder / REWARD_MODEL))
-    return TaskAssets(str(folder / POLICY), (reward,), prompts())
-
-
-def _builder(recipe: Recipe, progress: Progress | None) -> Callable[[Path], None]:
-    def build(folder: Path) -> None:
-        # torch and transformers take seconds to import, and a cached task does not need them.
-        from ppo_core.tasks.reviews.build import build as train
-
-        train(folder, recipe, progress)
-
-    return build
+def prepare(progress: Progress | None = None) -> TaskAssets:
+    """Return the paths of the models that ship with the package, and the prompts."""
+    reward = RewardPart("enthusiasm", "model", str(MODELS / REWARD_MODEL))
+    return TaskAssets(str(MODELS / POLICY), (reward,), prompts())

@@ -1,6 +1,6 @@
 """The lessons of the SFT policy and of the reward model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import cast
 
@@ -12,8 +12,10 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from ppo_core.tasks.reviews.augment import augmented
 from ppo_core.tasks.reviews.corpus import prompts, review
+from ppo_core.tasks.reviews.recipe import Recipe
 from ppo_core.tasks.reviews.score import contributions, prefix_scores
-from ppo_core.tasks.teaching import IGNORED, padded
+from ppo_core.tasks.reviews.words import vocabulary
+from ppo_core.tasks.teaching import IGNORED, SAMPLE, padded
 
 _CORPUS_SHARE = 0.35
 """Share of the reward model's texts that come from the corpus; the others are augmented."""
@@ -49,8 +51,9 @@ class PolicyLesson(Lesson):
         """Return the mean cross-entropy of a batch's response tokens, in nats."""
         rows, targets = [], []
         for _ in range(self.batch_size):
-            prompt = self._ids(rng.choice(prompts().train).text.split())
-            response = [*self._ids(review(rng)), self.tokenizer.eos_token_id]
+            words, continuation = _prompt_and_review(rng)
+            prompt = self._ids(words)
+            response = [*self._ids(continuation), self.tokenizer.eos_token_id]
             rows.append([*prompt, *response])
             targets.append([IGNORED] * (len(prompt) - 1) + response + [IGNORED])
         logits = self.model(**self._inputs(rows)).logits
@@ -75,10 +78,7 @@ class RewardLesson(Lesson):
 
     def forward(self, rng: Random) -> Tensor:
         """Return the weighted mean squared error of the scores, plus that of what is asked about single words."""
-        texts = []
-        for _ in range(self.batch_size):
-            response = review(rng) if rng.random() < _CORPUS_SHARE else augmented(rng)
-            texts.append([*rng.choice(prompts().train).text.split(), *response])
+        texts = [_text_to_score(rng) for _ in range(self.batch_size)]
         inputs = self._inputs([self._ids(words) for words in texts])
         output = self.model.transformer(**inputs, output_hidden_states=True)
         known = inputs["attention_mask"].bool()
@@ -93,6 +93,29 @@ class RewardLesson(Lesson):
         facts = torch.stack([added, came_before], dim=-1)[known]
         word_loss = functional.mse_loss(self.word_head(output.hidden_states[1])[known], facts)
         return score_loss + _WORD_WEIGHT * word_loss
+
+
+def taught(recipe: Recipe) -> Iterator[str]:
+    """Yield what both models are taught, as lines: the vocabulary, and a sample of each lesson's texts and scores."""
+    yield " ".join(vocabulary())
+    rng = Random(recipe.seed)
+    for _ in range(SAMPLE):
+        prompt, continuation = _prompt_and_review(rng)
+        yield " ".join([*prompt, *continuation])
+    rng = Random(recipe.seed)
+    for _ in range(SAMPLE):
+        words = _text_to_score(rng)
+        scored = zip(words, prefix_scores(words), contributions(words), strict=True)
+        yield " ".join(f"{word} {score:.6f} {added:.6f}" for word, score, added in scored)
+
+
+def _prompt_and_review(rng: Random) -> tuple[list[str], list[str]]:
+    return rng.choice(prompts().train).text.split(), review(rng)
+
+
+def _text_to_score(rng: Random) -> list[str]:
+    response = review(rng) if rng.random() < _CORPUS_SHARE else augmented(rng)
+    return [*rng.choice(prompts().train).text.split(), *response]
 
 
 def _look_for_equal_words(model: GPT2ForSequenceClassification) -> None:
