@@ -92,6 +92,13 @@ def test_adaptive_beta_moves_towards_its_target(tiny: TaskModels) -> None:
     assert betas[1] == pytest.approx(0.02 * 0.8), "KL 0 at the start: β falls by the clipped 20%"
 
 
+def test_beta_waits_while_the_policy_stands_still(tiny: TaskModels) -> None:
+    config = replace(CONFIG, critic_warmup=3)
+    betas = [r.metrics["objective/kl_coef"] for r in list(PPOTrainer(config, tiny))[1:]]
+    assert betas[:4] == [0.02] * 4
+    assert betas[4] == pytest.approx(0.02 * 0.8), "the KL of the first iteration that learns is still 0"
+
+
 def test_another_seed_gives_another_run_and_the_same_seed_the_same(tiny: TaskModels) -> None:
     runs = [[r.metrics["objective/scores"] for r in list(PPOTrainer(c, tiny))[1:]] for c in
             (CONFIG, CONFIG, replace(CONFIG, seed=1))]  # fmt: skip
