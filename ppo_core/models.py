@@ -61,6 +61,9 @@ def load_task(name: str, device: str, bf16: bool = False) -> TaskModels:
     """Return the task's models, prepared and loaded; the last one asked for stays in memory.
 
     `bf16` holds the frozen policy in bfloat16, for adapters to be trained on.
+
+    Raises:
+        TaskError: the task cannot be prepared or loaded, or a prompt has no tokens.
     """
     task = get_task(name)
     assets = task.prepare(None)
@@ -68,8 +71,21 @@ def load_task(name: str, device: str, bf16: bool = False) -> TaskModels:
     reference, tokenizer = load_policy(assets.policy, where, bf16, f'task "{name}"')
     prompts = assets.prompts
     everything = (*prompts.train, *prompts.eval, *prompts.test)
-    longest = max(prompt_lengths(everything, tokenizer))
+    longest = _longest_prompt(prompts, tokenizer, name)
     return TaskModels(task, reference, tokenizer, load_reward(assets.rewards, where, everything), prompts, longest)
+
+
+def _longest_prompt(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: str) -> int:
+    """Return the longest prompt's length in tokens, or raise TaskError for a prompt without any."""
+    longest = 0
+    for split in ("train", "eval", "test"):
+        lengths = prompt_lengths(getattr(prompts, split), tokenizer)
+        if 0 in lengths:
+            raise TaskError(
+                f'task "{task}": prompts.{split}[{lengths.index(0)}] is empty; a prompt needs at least one token'
+            )
+        longest = max([longest, *lengths])
+    return longest
 
 
 def load_policy(
