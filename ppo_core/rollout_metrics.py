@@ -18,7 +18,8 @@ def rollout_metrics(
     mask = rollouts.sequences.response_mask
     tokens, lengths = mask.sum(), rollouts.lengths
     kl = sampled_kl(reading.logprobs, reading.ref_logprobs, config.kl_estimator, config.kl_clamp) * mask
-    penalty = -kl_coef * kl.sum(-1)
+    in_reward = 0.0 if config.use_kl_loss else kl_coef  # as a loss, the KL is no part of what the policy is paid
+    penalty = -in_reward * kl.sum(-1)
     rewards = scores + penalty
     mismatch = (rollouts.sampler_logprobs - reading.logprobs).abs() * mask
     values = {
