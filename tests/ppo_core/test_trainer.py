@@ -147,6 +147,16 @@ def test_a_response_that_does_not_fit_is_refused(tiny: TaskModels) -> None:
         PPOTrainer(replace(CONFIG, response_length=28), tiny)
 
 
+def test_a_device_without_float64_is_left_for_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("accelerate.Accelerator.device", torch.device("mps"))
+    assert resolve_device("auto") == torch.device("cpu")
+    assert len(caplog.messages) == 1 and "mps" in caplog.messages[0]
+    monkeypatch.setattr("accelerate.Accelerator.device", torch.device("meta"))  # has every type
+    assert resolve_device("auto") == torch.device("meta")
+
+
 def test_devices() -> None:
     assert resolve_device("cpu") == torch.device("cpu")
     with pytest.raises(ConfigError, match="device = 'gpu' is not allowed: auto or cpu"):
