@@ -83,6 +83,8 @@ _DECLARED = (
     Metric("policy/grad_norm", "Policy gradient norm", "Mean norm before clipping."),
     Metric("value/grad_norm", "Value gradient norm", "Mean norm before clipping (shared trunk: of the value head)."),
     Metric("sampler/mismatch", "Sampler mismatch", "Largest |log π sampled - log π trained| of a token: near 0, always.", "nats", "lower"),
+    Metric("sampler/kl_gap", "Sampled - exact KL", "Mean of k1 less the exact KL of the same responses: noise around 0 where sampler and trainer agree.", _NATS),
+    Metric("sampler/kl_gap_noise", "Noise of sampled - exact KL", "How far chance takes sampler/kl_gap: its standard error, and what rare tokens add that a small batch lacks.", _NATS),
     Metric("response/length_mean", "Response length", "Mean length of the rollouts.", "tokens"),
     Metric("response/length_min", "Shortest response", "Shortest rollout.", "tokens"),
     Metric("response/length_max", "Longest response", "Longest rollout.", "tokens"),
