@@ -44,10 +44,10 @@ def write(
 ) -> None:
     """Write a checkpoint: each of `files` by its writer, then the manifest with `state` and the driver's `extra`.
 
-    What an interrupted write left in `folder` is replaced.
+    What an interrupted write left in `folder` is replaced, and so is a damaged checkpoint.
 
     Raises:
-        CheckpointError: the folder already holds a complete checkpoint, or cannot be written.
+        CheckpointError: the folder already holds an undamaged checkpoint, or cannot be written.
     """
     with _new_folder(folder):
         entries = {name: _written(folder / name, writer) for name, writer in files.items()}
@@ -63,11 +63,12 @@ def copy(
 ) -> None:
     """Write a copy of the checkpoint that has `manifest`: each file by `fetch(name, path)`, the manifest last.
 
-    What an interrupted copy left in `folder` is replaced. `extra`: the driver's own JSON in place of the manifest's.
+    What an interrupted copy left in `folder` is replaced, and so is a damaged checkpoint. `extra`: the driver's own
+    JSON in place of the manifest's.
 
     Raises:
-        CheckpointError: `folder` already holds a complete checkpoint or cannot be written, or a file that was fetched
-            is not what the manifest says. Nothing is left in `folder`.
+        CheckpointError: `folder` already holds an undamaged checkpoint or cannot be written, or a file that was fetched
+            is not what the manifest says; then nothing is left in `folder`.
     """
     with _new_folder(folder):
         for name, entry in manifest["files"].items():
@@ -168,9 +169,15 @@ def bytes_of(folder: Path) -> int:
 def _new_folder(folder: Path) -> Iterator[None]:
     """Make an empty folder for a checkpoint, and remove it where writing into it fails."""
     if (folder / MANIFEST).exists():
-        raise CheckpointError(f"{folder} already holds a checkpoint")
+        # `latest` passes a damaged one over, so a run that resumed before it comes to the same step again.
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            _log.warning("checkpoint replaced: %s", error)
+        else:
+            raise CheckpointError(f"{folder} already holds a checkpoint")
     try:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
         folder.mkdir(parents=True)
         yield
     except OSError as error:

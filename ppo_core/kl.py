@@ -77,6 +77,29 @@ def exact_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     return terms.sum(-1).clamp(min=0)  # rounding can leave -1e-8
 
 
+RARE = 5.0
+"""In nats: how large a log-ratio the noise of k1 - exact reckons with that no response of the batch had."""
+ROUNDING = 0.025
+"""In nats per response: noise of k1 - exact that is there whatever the KL, from low precision."""
+
+
+def kl_gap(logprobs: Tensor, ref_logprobs: Tensor, kl_exact: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean over B responses of k1 - exact KL, and its noise, as scalars in nats per response.
+
+    Inputs are [B, T]. Of responses drawn from the policy itself the difference is 0 on average, token by token. With
+    its variance s² over the responses, the noise is
+
+        √(s² / B + RARE · KL / B + ROUNDING²)
+
+    The second term is the variance of a KL that is all due to rare tokens with a log-ratio of RARE. A batch that
+    happened to draw none of them has no spread, and its standard error alone would make the missing KL look certain.
+    """
+    apart = ((logprobs - ref_logprobs - kl_exact) * mask).sum(-1).double()
+    kl = (kl_exact * mask).sum(-1).double().mean()
+    variance = apart.var(correction=1) if len(apart) > 1 else torch.zeros_like(kl)
+    return apart.mean(), ((variance + RARE * kl) / len(apart) + ROUNDING**2).sqrt()
+
+
 class KLController:
     """β, fixed or adaptive towards a target: β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon.
 

@@ -1,6 +1,7 @@
 """Loading what a task names: the frozen reference, its tokenizer and the reward, by path or hub id."""
 
 import functools
+import logging
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -18,6 +19,8 @@ from ppo_core.rewards.combined import load_reward
 from ppo_core.rollout import TokenTexts
 from ppo_core.sequences import Sequences
 from ppo_core.task import Prompts, Reward, Task, get_task
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -45,7 +48,7 @@ class TaskModels:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the device accelerate finds (`auto`), or the CPU (`cpu`).
+    """Return the device accelerate finds (`auto`), or the CPU (`cpu`, and where the found one has no float64).
 
     Raises:
         ConfigError: another name, or a launch with several processes, which this trainer does not spread over.
@@ -53,7 +56,21 @@ def resolve_device(device: str) -> torch.device:
     accelerator = Accelerator(cpu=require_device(device, "device") == "cpu")
     if accelerator.num_processes > 1:
         raise ConfigError(f"a run uses one process, not {accelerator.num_processes}; start it without a launcher")
-    return torch.device(accelerator.device)
+    found = torch.device(accelerator.device)
+    if _has_float64(found):
+        return found
+    logger.warning("running on the CPU: the sampler needs float64, which the device %s does not have", found)
+    return torch.device("cpu")
+
+
+def _has_float64(device: torch.device) -> bool:
+    if device.type in ("cpu", "cuda"):
+        return True
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):  # Apple's MPS raises the one, Intel GPUs without float64 the other
+        return False
+    return True
 
 
 @functools.lru_cache(maxsize=1)
@@ -61,6 +78,9 @@ def load_task(name: str, device: str, bf16: bool = False) -> TaskModels:
     """Return the task's models, prepared and loaded; the last one asked for stays in memory.
 
     `bf16` holds the frozen policy in bfloat16, for adapters to be trained on.
+
+    Raises:
+        TaskError: the task cannot be prepared or loaded, or a prompt has no tokens.
     """
     task = get_task(name)
     assets = task.prepare(None)
@@ -68,8 +88,21 @@ def load_task(name: str, device: str, bf16: bool = False) -> TaskModels:
     reference, tokenizer = load_policy(assets.policy, where, bf16, f'task "{name}"')
     prompts = assets.prompts
     everything = (*prompts.train, *prompts.eval, *prompts.test)
-    longest = max(prompt_lengths(everything, tokenizer))
+    longest = _longest_prompt(prompts, tokenizer, name)
     return TaskModels(task, reference, tokenizer, load_reward(assets.rewards, where, everything), prompts, longest)
+
+
+def _longest_prompt(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: str) -> int:
+    """Return the longest prompt's length in tokens, or raise TaskError for a prompt without any."""
+    longest = 0
+    for split in ("train", "eval", "test"):
+        lengths = prompt_lengths(getattr(prompts, split), tokenizer)
+        if 0 in lengths:
+            raise TaskError(
+                f'task "{task}": prompts.{split}[{lengths.index(0)}] is empty; a prompt needs at least one token'
+            )
+        longest = max([longest, *lengths])
+    return longest
 
 
 def load_policy(

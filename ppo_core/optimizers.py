@@ -1,6 +1,10 @@
-"""One AdamW for the policy and one for the critic, each with its own rate and gradient clip."""
+"""One AdamW for the policy and one for the critic, each with its own rate and gradient clip.
+
+Weight decay is of matrices alone: biases and norms' weights have a group of their own without it.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +28,11 @@ class Optimizers:
     """The optimizers of a run. A critic-free run has none for the critic."""
 
     def __init__(self, network: ActorCritic, config: PPOConfig) -> None:
-        self.policy = _adamw(network.policy_parameters(), config.learning_rate, config)
-        parameters = network.value_parameters()
-        self.value = _adamw(parameters, config.value_learning_rate, config) if parameters else None
+        policy, value = network.policy_parameters(), network.value_parameters()
+        norms = _norm_weights(network)
+        self.policy = _adamw(policy, norms, config.learning_rate, config)
+        self.value = _adamw(value, norms, config.value_learning_rate, config) if value else None
+        self._parameters = (policy, value)
         self._clips = (config.max_grad_norm, config.value_max_grad_norm or config.max_grad_norm)
         self._skips = config.skip_nonfinite_updates
 
@@ -49,8 +55,8 @@ class Optimizers:
     def step(self, *, policy_learns: bool = True) -> StepNorms:
         """Clip, step and clear; during the critic's warm-up the policy stays as it is."""
         learning = self.both if policy_learns else self.both[1:]
-        clips = dict(zip(map(id, self.both), self._clips, strict=False))
-        norms = {id(o): nn.utils.clip_grad_norm_(_parameters(o), clips[id(o)]) for o in learning}
+        each = zip(self.both, self._parameters, self._clips, strict=False)
+        norms = {id(o): nn.utils.clip_grad_norm_(own, clip) for o, own, clip in each if o in learning}
         skipped = self._skips and not bool(torch.isfinite(torch.stack(list(norms.values()))).all())
         if not skipped:
             for optimizer in learning:
@@ -73,16 +79,23 @@ class Optimizers:
                 group.update(options)
 
 
-def _adamw(parameters: list[nn.Parameter], rate: float, config: PPOConfig) -> AdamW:
+def _adamw(parameters: list[nn.Parameter], norms: set[nn.Parameter], rate: float, config: PPOConfig) -> AdamW:
+    """Return an optimizer of two groups, or of one where the other would be empty."""
+    decayed = {p for p in parameters if p.ndim > 1} - norms
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p in decayed], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p not in decayed], "weight_decay": 0.0},
+    ]
     return AdamW(
-        parameters,
+        [group for group in groups if group["params"]],
         lr=rate,
         betas=(config.adam_beta1, config.adam_beta2),
         eps=config.adam_epsilon,
-        weight_decay=config.weight_decay,
         fused=True,
     )
 
 
-def _parameters(optimizer: AdamW) -> list[nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+def _norm_weights(network: nn.Module) -> set[nn.Parameter]:
+    """Return the weights of LayerNorm, RMSNorm and the like, which every architecture has a class of its own for."""
+    norms = [module for module in network.modules() if "norm" in type(module).__name__.lower()]
+    return {parameter for module in norms for parameter in module.parameters(recurse=False)}

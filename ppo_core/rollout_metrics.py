@@ -6,7 +6,7 @@ from torch import Tensor
 from ppo_core.advantages import distribution, masked_var
 from ppo_core.experience import Experience, PolicyReading
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.kl import sampled_kl
+from ppo_core.kl import kl_gap, sampled_kl
 from ppo_core.rollout import Rollouts
 from ppo_core.sequences import Sequences
 
@@ -18,8 +18,10 @@ def rollout_metrics(
     mask = rollouts.sequences.response_mask
     tokens, lengths = mask.sum(), rollouts.lengths
     kl = sampled_kl(reading.logprobs, reading.ref_logprobs, config.kl_estimator, config.kl_clamp) * mask
-    penalty = -kl_coef * kl.sum(-1)
+    in_reward = 0.0 if config.use_kl_loss else kl_coef  # as a loss, the KL is no part of what the policy is paid
+    penalty = -in_reward * kl.sum(-1)
     rewards = scores + penalty
+    gap, noise = kl_gap(reading.logprobs, reading.ref_logprobs, reading.kl_exact, mask)
     mismatch = (rollouts.sampler_logprobs - reading.logprobs).abs() * mask
     values = {
         "objective/kl": kl.sum(-1).mean(),
@@ -34,6 +36,8 @@ def rollout_metrics(
         "objective/entropy": -reading.logprobs.sum(-1).mean(),
         "policy/entropy_avg": reading.entropy.sum() / tokens,
         "sampler/mismatch": mismatch.max(),
+        "sampler/kl_gap": gap,
+        "sampler/kl_gap_noise": noise,
         "response/length_mean": lengths.mean(),
         "response/length_min": lengths.min(),
         "response/length_max": lengths.max(),

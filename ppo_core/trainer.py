@@ -133,7 +133,8 @@ class PPOTrainer:
             update = ppo_epochs(self.network, self.optimizers, experience, config, self.step, self.training)
         metrics = rollout_metrics(config, rollouts, reading, scores, kl_coef) | critic_metrics(experience)
         metrics |= update.metrics() | _parts(scored) | rates | watch.seconds
-        self.kl_controller.update(metrics["objective/kl_exact"], self.batch_size)
+        if self.step >= config.critic_warmup:  # before, the policy stands still whatever β is
+            self.kl_controller.update(metrics["objective/kl_exact"], self.batch_size)
         self.optimizer_steps += update.steps - update.skipped
         self.step += 1
         metrics["optimizer_steps"] = self.optimizer_steps

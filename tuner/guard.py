@@ -11,17 +11,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ppo_core import tables
+from ppo_core.agreement import KL_GAP, KL_GAP_NOISE, MISMATCH
 from ppo_core.declaration import Bounds
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
-from tuner.guard_rules import ENTROPY, IDLE_STEPS, KL, MISMATCH, REPETITION, RULES, VALUE_LOSS, Rule
+from tuner.guard_rules import ENTROPY, IDLE_STEPS, KL, REPETITION, RULES, VALUE_LOSS, Rule
 from tuner.status import Reason
 
 WINDOW = 8
 """Steps of evidence that a reason carries."""
 
-WATCHED = (KL, "eval/kl", "eval/reward", "objective/scores", ENTROPY, VALUE_LOSS, REPETITION, MISMATCH)
+WATCHED = (KL, "eval/kl", "eval/reward", "objective/scores", ENTROPY, VALUE_LOSS, REPETITION, MISMATCH, KL_GAP)
 """Metrics kept as evidence."""
 
 CORE = (
@@ -190,6 +191,12 @@ def _mismatch(settings: GuardSettings, state: GuardState, report: StepReport, pr
     return _over(MISMATCH, settings.limits["sampler_mismatch"], report)
 
 
+def _sampled_kl(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
+    limit = settings.limits["sampled_kl"] * report.metrics.get(KL_GAP_NOISE, math.inf)
+    value = abs(float(report.metrics[KL_GAP]))
+    return _Reading(value, limit, value > limit)
+
+
 def _nothing_learned(settings: GuardSettings, state: GuardState, report: StepReport, progress: float) -> _Reading:
     limit = settings.limits["nothing_learned"]
     # A trial that has run all its episodes is left to its value: there is nothing to be saved any more.
@@ -204,6 +211,7 @@ _CHECKS: Mapping[str, _Check] = {
     "repetition_collapse": _repetition,
     "value_divergence": _value,
     "sampler_mismatch": _mismatch,
+    "sampled_kl": _sampled_kl,
     "nothing_learned": _nothing_learned,
 }
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from ppo_core.agreement import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
 from ppo_core.declaration import Bounds
 
 KL = "objective/kl_exact"
 ENTROPY = "policy/entropy_avg"
 VALUE_LOSS = "loss/value_avg"
 REPETITION = "response/repetition"
-MISMATCH = "sampler/mismatch"
 
 Blame = Literal["kl", "broken", "idle"]
 """What a stop says of the trial: too much KL, a run that broke, or one that stood still."""
@@ -128,8 +128,20 @@ _DECLARED = (
         "precision makes tenths of a nat, a wrong mask or temperature makes several.",
         blame="broken",
         metric=MISMATCH,
-        limit=1.0,
+        limit=MISMATCH_LIMIT,
         valid=_POSITIVE,
+    ),
+    Rule(
+        name="sampled_kl",
+        label="Sampled KL apart from exact KL",
+        doc="The sampled KL (k1) stays this many times its noise away from the exact KL of the same responses. The "
+        "two agree but for chance where tokens are sampled from the distribution that is trained.",
+        blame="broken",
+        metric=KL_GAP,
+        limit=KL_GAP_LIMIT,
+        valid=_POSITIVE,
+        relative_to="its noise",
+        has_grace=True,
     ),
     Rule(
         name="nothing_learned",

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from ppo_core import checkpoint, checkpoints_kept
+from ppo_core.agreement import AgreementWatch
 from ppo_core.checkpoints_kept import CheckpointKeeper, DiskUse
 from ppo_core.command import announcement, model_card, new_run, output, run_folder
 from ppo_core.command.ending import Ending, judge
@@ -129,7 +130,7 @@ class _Session:
             every_episodes=run.save_every_episodes,
             every_seconds=run.save_every_seconds,
         )
-        trackers = Trackers(run)
+        trackers, agreement = Trackers(run), AgreementWatch()
         for line in announcement.lines(run, self._kl_budget, room):  # when nothing is left that could be refused
             self._print(line)
         try:
@@ -138,6 +139,8 @@ class _Session:
                 run_folder.record(run, report)
                 trackers.log(report)
                 self._print(output.report_line(report, last))
+                for line in agreement.warnings(report):
+                    self._print(f"warning: {line}")
                 stops = self._stop.why is not None and report.step < last
                 if stops or (0 < report.step < last and keeper.is_due(report)):
                     keeper.save(trainer, report)

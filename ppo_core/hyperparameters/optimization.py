@@ -137,7 +137,7 @@ class Optimization:
         float,
         Hyper(
             label="Weight decay",
-            doc="AdamW's decoupled weight decay, for both networks.",
+            doc="AdamW's decoupled weight decay, for both networks' matrices; biases and norms have none.",
             source="transformers TrainingArguments",
             valid=Bounds(0),
         ),

@@ -44,6 +44,19 @@ def test_what_is_passed_over_is_told_by_name(tmp_path: Path, caplog: pytest.LogC
     assert caplog.messages == [f"checkpoint passed over: {tmp_path}/step-000002/a.txt is missing or damaged"]
 
 
+@pytest.mark.parametrize("name", ["a.txt", "manifest.json"])
+def test_a_damaged_checkpoint_is_written_over_and_an_undamaged_one_is_not(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "step-000001"
+    write(folder)
+    with pytest.raises(CheckpointError, match="already holds a checkpoint"):
+        write(folder, "again")
+    assert (folder / "a.txt").read_text() == "hello"
+    (folder / name).write_text("hellO")
+    write(folder, "again")
+    checkpoint.verify(folder)
+    assert (folder / "a.txt").read_text() == "again"
+
+
 def test_a_manifest_that_is_no_object_is_damaged(tmp_path: Path) -> None:
     write(tmp_path / "step-000001")
     (tmp_path / "step-000001" / "manifest.json").write_text("[]")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ppo_core.command import model_card
 from ppo_core.command.ending import Ending
 from ppo_core.command.run_folder import Run
 from ppo_core.errors import TaskError
+from ppo_core.rollout import Rollouts, generate
 from ppo_core.task import Prompts, RewardPart, TaskAssets
 from ppo_core.trainer import ppo_trainer
 from tests.ppo_core.command_folder import KILL_AT, PARTS, REPOSITORY, SMALL, fill, process, steps
@@ -79,6 +81,20 @@ def test_a_task_given_by_its_parts(run: Command, folder: Path) -> None:
     data = json.loads(stdout)
     assert status == 0 and data["config"]["total_episodes"] == 8
     assert data["steps"][0]["eval/reward"] == recorded[0]["eval/reward"]
+
+
+def test_a_sampler_that_disagrees_is_warned_of_in_one_line(
+    run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*args: Any, **kwargs: Any) -> Rollouts:
+        rollouts = generate(*args, **kwargs)
+        return replace(rollouts, sampler_logprobs=rollouts.sampler_logprobs + 1.5 * rollouts.sequences.response_mask)
+
+    monkeypatch.setattr("ppo_core.trainer.generate", wrong)
+    status, stdout, _ = run(*PARTS, *SMALL, "--output", "out")
+    assert status == 0
+    (warning,) = [line for line in stdout.splitlines() if line.startswith("warning: sampler")]
+    assert "mismatch of 1.5 nats at step 1" in warning
 
 
 def test_the_card_says_what_was_trained_and_what_came_of_it(run: Command, folder: Path) -> None:

@@ -66,7 +66,8 @@ def _adam(trainer: PPOTrainer) -> None:
     for optimizer in trainer.optimizers.both:
         for group in optimizer.param_groups:
             group["betas"] = (trainer.config.adam_beta1, trainer.config.adam_beta2)
-            group["eps"], group["weight_decay"] = trainer.config.adam_epsilon, trainer.config.weight_decay
+            group["eps"] = trainer.config.adam_epsilon
+        optimizer.param_groups[0]["weight_decay"] = trainer.config.weight_decay  # biases and norms have none
 
 
 def _horizon(trainer: PPOTrainer) -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppo_core.kl import Estimator, KLController, exact_kl, kl_loss, sampled_kl
+from ppo_core.kl import Estimator, KLController, exact_kl, kl_gap, kl_loss, sampled_kl
 
 
 @pytest.mark.parametrize(
@@ -118,3 +118,31 @@ def test_a_controller_continues_from_json_as_if_never_stopped() -> None:
     for controller in (whole, second):
         controller.update(5.1, episodes=48)
     assert second.coef == whole.coef != 0.05
+
+
+def test_the_gap_of_sampled_and_exact_kl_against_numbers_by_hand() -> None:
+    mask = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+    logprobs, ref = torch.tensor([[-1.0, -1.0], [-1.0, 99.0]]), torch.tensor([[-2.0, -1.5], [0.0, 0.0]])
+    exact = torch.tensor([[0.5, 0.25], [0.75, 99.0]])
+    gap, noise = kl_gap(logprobs, ref, exact, mask)
+    # 1.5 - 0.75 and -1 - 0.75: mean -0.5, variance 3.125; the mean KL is 0.75.
+    assert float(gap) == pytest.approx(-0.5)
+    assert float(noise) == pytest.approx(math.sqrt((3.125 + 5 * 0.75) / 2 + 0.025**2))
+    gap, noise = kl_gap(logprobs[:1], ref[:1], exact[:1], mask[:1])
+    assert (float(gap), float(noise)) == pytest.approx((0.75, math.sqrt(3.75 + 0.025**2)))
+
+
+@pytest.mark.parametrize("rows", [4, 64])
+def test_a_batch_without_the_tokens_that_make_the_kl_is_within_the_noise(rows: int) -> None:
+    """The KL is due to a token alone that the reference hardly has, and most small batches have none."""
+    torch.manual_seed(0)
+    p, q = torch.tensor([0.98, 0.02]), torch.tensor([1 - math.exp(-12), math.exp(-12)])
+    exact = exact_kl(p.log(), q.log()).expand(rows, 1)
+    over_standard_errors = 0
+    for _ in range(500):
+        ids = torch.multinomial(p, rows, replacement=True).unsqueeze(-1)
+        gap, noise = kl_gap(p.log()[ids], q.log()[ids], exact, torch.ones(rows, 1))
+        error = (p.log() - q.log())[ids].std() / math.sqrt(rows)
+        over_standard_errors += int(abs(gap) > 4 * error)
+        assert abs(gap) < 4 * noise
+    assert over_standard_errors > 50, "the standard error alone would not do"

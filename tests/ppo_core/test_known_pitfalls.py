@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ppo_core.trainer
+from ppo_core.agreement import is_apart
 from ppo_core.models import TaskModels
 from ppo_core.rollout import Rollouts, generate
 from ppo_core.trainer import PPOTrainer
@@ -82,6 +83,23 @@ def test_what_sampled_is_compared_and_never_learned_from(models: TaskModels, mon
         assert report.metrics["sampler/mismatch"] == pytest.approx(0.3, abs=1e-4), "it is told"
         assert report.metrics["val/ratio"] == other.metrics["val/ratio"]
     assert_same(copies(true.network), copies(trusting.network))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.4], ids=["healthy", "wrong"])
+def test_a_sampler_of_another_distribution_shows_in_the_gap_of_sampled_and_exact_kl(
+    models: TaskModels, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    def sampled(*args: Any, **kwargs: Any) -> Rollouts:
+        *others, settings = args
+        return generate(*others, replace(settings, temperature=temperature), **kwargs)
+
+    monkeypatch.setattr(ppo_core.trainer, "generate", sampled)
+    config = replace(CONFIG, total_episodes=1280, batch_size=128, mini_batch_size=32, kl_coef=0.0, kl_estimator="k3")
+    _, *reports = PPOTrainer(config, models)
+    assert reports[0].metrics["sampler/kl_gap"] == pytest.approx(0, abs=1e-5), "policy and reference are still one"
+    assert reports[-1].metrics["objective/kl_exact"] > 1
+    apart = [is_apart(report.metrics) for report in reports]
+    assert all(apart[-3:]) if temperature != 1 else not any(apart)
 
 
 @pytest.mark.parametrize("micro", [8, 2, 1])

@@ -126,6 +126,8 @@ def test_kl_as_a_loss_is_no_part_of_the_reward_and_holds_the_policy(
         for shaped, experience in experiences:
             torch.testing.assert_close(experience.returns[:, 0], shaped.sum(-1), atol=1e-4, rtol=1e-4)
         assert last.metrics["loss/kl_avg"] > 0 and last.metrics["objective/kl_exact"] > 0
+        assert last.metrics["objective/non_score_reward"] == 0
+        assert last.metrics["objective/rlhf_reward"] == pytest.approx(float(experience.returns[:, 0].mean()), abs=1e-4)
         kls.append(last.metrics["eval/kl"])
     assert kls[1] < 0.5 * kls[0]
 
@@ -137,6 +139,8 @@ def test_kl_in_the_reward_is_the_sampled_one(models: TaskModels, experiences: li
     kl = ((experience.logprobs - experience.ref_logprobs) * mask).sum(-1)
     assert kl.abs().min() > 1e-3
     torch.testing.assert_close(experience.returns[:, 0], shaped.sum(-1) - 0.3 * kl, atol=1e-4, rtol=1e-4)
+    assert last.metrics["objective/non_score_reward"] == pytest.approx(-0.3 * float(kl.mean()), abs=1e-4)
+    assert last.metrics["objective/rlhf_reward"] == pytest.approx(float(experience.returns[:, 0].mean()), abs=1e-4)
     assert "loss/kl_avg" not in last.metrics
 
 

@@ -1,10 +1,20 @@
 """Finding a task by name or by import path."""
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from ppo_core.errors import TaskError
-from ppo_core.task import get_task
+from ppo_core.models import load_task
+from ppo_core.task import Prompts, RewardPart, TaskAssets, get_task
+from tests.ppo_core.conftest import TINY_TASK
 from tests.tuner import quick_trainer
+
+
+def length(responses: list[str]) -> list[int]:
+    return [len(response) for response in responses]
 
 
 def test_a_task_is_found_by_its_built_in_name() -> None:
@@ -51,3 +61,18 @@ def test_what_a_tasks_module_lacks_itself_is_not_hidden(
     monkeypatch.syspath_prepend(folder)
     with pytest.raises(ModuleNotFoundError, match="a_missing_library"):
         get_task("task_that_needs_more:TASK")
+
+
+@pytest.mark.parametrize(("split", "index"), [("train", 1), ("eval", 0), ("test", 2)])
+def test_a_prompt_without_tokens_is_named(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, split: str, index: int
+) -> None:
+    texts = {name: ["w1", "w2", "w3"] for name in ("train", "eval", "test")}
+    texts[split][index] = ""
+    prompts = Prompts.of_texts(**texts)
+    rewards = (RewardPart("length", "function", f"{__name__}:length"),)
+    task = replace(TINY_TASK, prepare=lambda progress: TaskAssets(str(tiny_folder), rewards, prompts))
+    monkeypatch.setattr(sys.modules[__name__], "CUSTOM", task, raising=False)
+    with pytest.raises(TaskError, match=rf'task "{__name__}:CUSTOM": prompts\.{split}\[{index}\] is empty') as caught:
+        load_task(f"{__name__}:CUSTOM", "cpu")
+    assert "\n" not in str(caught.value)

@@ -92,6 +92,13 @@ def test_adaptive_beta_moves_towards_its_target(tiny: TaskModels) -> None:
     assert betas[1] == pytest.approx(0.02 * 0.8), "KL 0 at the start: β falls by the clipped 20%"
 
 
+def test_beta_waits_while_the_policy_stands_still(tiny: TaskModels) -> None:
+    config = replace(CONFIG, critic_warmup=3)
+    betas = [r.metrics["objective/kl_coef"] for r in list(PPOTrainer(config, tiny))[1:]]
+    assert betas[:4] == [0.02] * 4
+    assert betas[4] == pytest.approx(0.02 * 0.8), "the KL of the first iteration that learns is still 0"
+
+
 def test_another_seed_gives_another_run_and_the_same_seed_the_same(tiny: TaskModels) -> None:
     runs = [[r.metrics["objective/scores"] for r in list(PPOTrainer(c, tiny))[1:]] for c in
             (CONFIG, CONFIG, replace(CONFIG, seed=1))]  # fmt: skip
@@ -138,6 +145,16 @@ def test_a_response_that_does_not_fit_is_refused(tiny: TaskModels) -> None:
     assert PPOTrainer(replace(CONFIG, response_length=27), tiny)
     with pytest.raises(ConfigError, match="response_length = 28 is not allowed: the policy has 32 positions"):
         PPOTrainer(replace(CONFIG, response_length=28), tiny)
+
+
+def test_a_device_without_float64_is_left_for_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("accelerate.Accelerator.device", torch.device("mps"))
+    assert resolve_device("auto") == torch.device("cpu")
+    assert len(caplog.messages) == 1 and "mps" in caplog.messages[0]
+    monkeypatch.setattr("accelerate.Accelerator.device", torch.device("meta"))  # has every type
+    assert resolve_device("auto") == torch.device("meta")
 
 
 def test_devices() -> None:

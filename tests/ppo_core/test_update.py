@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Trainer
 
 from ppo_core import PPOConfig
 from ppo_core.experience import Experience, PolicyReading, build_experience, read_policy, token_scores
@@ -14,6 +15,7 @@ from ppo_core.rewards.shaping import RewardStatistics
 from ppo_core.rollout import Rollouts, generate
 from ppo_core.sampler import SamplingSettings
 from ppo_core.update import UpdateStatistics, ppo_epochs
+from tests.ppo_core.families import FAMILIES
 
 BASE = PPOConfig(
     batch_size=16, mini_batch_size=8, num_ppo_epochs=2, response_length=6, temperature=1.0, learning_rate=1e-2
@@ -123,6 +125,31 @@ def test_each_network_learns_at_its_own_rate(tiny: TaskModels) -> None:
     same = zip(start.policy.parameters(), only_value.policy.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in same)
     assert not torch.equal(start.value_head.weight, only_value.value_head.weight)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "cohere", "opt", "lora"])
+def test_weight_decay_leaves_biases_and_norms_alone(tiny: TaskModels, family: str) -> None:
+    config = replace(BASE, value_model="separate", learning_rate=0.1, value_learning_rate=0.1, weight_decay=0.5)
+    if family == "lora":
+        config = replace(config, use_peft=True)
+    elif family != "gpt2":
+        changes = {"use_qk_norm": True} if family == "cohere" else {}  # norm weights of two dimensions
+        settings = FAMILIES[family](True)
+        settings.update(changes)
+        reference = AutoModelForCausalLM.from_config(settings).eval().requires_grad_(False)
+        tiny = replace(tiny, reference=reference)
+    network = build(tiny, config)
+    # What transformers' own Trainer decays; it does not look at itself.
+    decayed = set(Trainer.get_decay_parameter_names(None, network)) & network.trained().keys()  # type: ignore[arg-type]
+    assert decayed and decayed < network.trained().keys()
+    for parameter in network.trained().values():
+        parameter.data.add_(1.0)  # none is 0, which no decay would move
+        parameter.grad = torch.zeros_like(parameter)
+    before = {name: parameter.detach().clone() for name, parameter in network.trained().items()}
+    Optimizers(network, config).step()
+    for name, parameter in network.trained().items():
+        expected = before[name] * (0.95 if name in decayed else 1)
+        torch.testing.assert_close(parameter.detach(), expected, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_the_entropy_bonus_raises_entropy(tiny: TaskModels) -> None:

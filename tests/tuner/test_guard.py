@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppo_core import agreement
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
 from tuner.guard import CORE, WATCHED, WINDOW, GuardSettings, GuardState, observe
@@ -18,9 +19,10 @@ ENTROPY = "policy/entropy_avg"
 VALUE_LOSS = "loss/value_avg"
 REPETITION = "response/repetition"
 MISMATCH = "sampler/mismatch"
+GAP, NOISE = "sampler/kl_gap", "sampler/kl_gap_noise"
 EPISODES = 1000
 BATCH = 50
-HEALTHY = {KL: 3.0, ENTROPY: 2.0, VALUE_LOSS: 0.5, REPETITION: 0.3, MISMATCH: 1e-6, "objective/scores": 1.0}
+HEALTHY = {KL: 3.0, ENTROPY: 2.0, VALUE_LOSS: 0.5, REPETITION: 0.3, MISMATCH: 1e-6, "objective/scores": 1.0, GAP: -0.2}
 
 
 def guard(**table: Any) -> GuardSettings:
@@ -184,6 +186,24 @@ def test_a_sampler_that_disagrees_with_the_trainer_stops() -> None:
     assert reason.message == "Sampler mismatch was over 1 nats for 3 steps: 2 at step 4"
 
 
+def test_sampled_kl_that_stays_apart_from_the_exact_one_stops() -> None:
+    # Four times a noise of 0.5: never three steps in a row over 2, to either side.
+    assert run(series(GAP, [*[1.9, -1.9] * 5, *[2.5, -2.5, 0.1] * 3], **{NOISE: 0.5})) is None
+    assert run(series(GAP, [9.0] * 19)) is None, "nothing says how large the noise is"
+    assert run(series(GAP, [*[-3.0] * 2, *[0.3] * 17], **{NOISE: 0.5}), guard(grace=0)) is None
+    reason = run(series(GAP, [0.3, 0.2, 0.1, -2.5, 2.5, -3.0], **{NOISE: 0.5}))
+    assert reason is not None
+    assert (reason.rule, reason.metric, reason.step, reason.steps_over) == ("sampled_kl", GAP, 6, 3)
+    assert (reason.value, reason.limit) == (3.0, 2.0)
+    assert "(4 times its noise)" in reason.message
+    assert reason.evidence[-1][GAP] == -3.0
+
+
+def test_the_declared_limits_are_those_that_a_run_without_a_guard_is_warned_by() -> None:
+    assert RULES["sampler_mismatch"].limit == agreement.MISMATCH_LIMIT
+    assert RULES["sampled_kl"].limit == agreement.KL_GAP_LIMIT
+
+
 def test_nothing_learned_by_half_of_the_episodes() -> None:
     reason = run(series(KL, [0.0, *[0.004] * 19]))
     assert reason is not None
@@ -215,6 +235,7 @@ def test_a_trial_that_has_run_all_its_episodes_is_never_ended_for_standing_still
 
 def test_any_rule_can_be_switched_off() -> None:
     broken = {KL: 100.0, ENTROPY: 1e-9, VALUE_LOSS: 1e9, REPETITION: 1.0, MISMATCH: 9.0, "objective/kl": math.nan}
+    broken |= {GAP: 9.0, NOISE: 1.0}
     history = [HEALTHY, HEALTHY, *[broken] * 10]
     off: dict[str, Any] = dict.fromkeys(RULES, False)
     assert run(history, guard(**off)) is None

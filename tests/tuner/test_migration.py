@@ -55,8 +55,9 @@ INSERT INTO ppo_samples (trial_id, step, prompt_index, prompt, response, reward,
     (1, 0, 0, 'p', 'Grüße', 1.0, 2.0, 3, '{{"kind":0.5}}', '{{"texts":["a"],"logprobs":[-0.5]}}'),
     (1, 0, 1, 'q', 's', NULL, 2.0, 3, '{{}}', NULL);
 """
-"""The tables as version 2 made them, but for two metrics that came later, and a study that was cut off."""
-LATER = list(METRICS.values())[-2:]
+"""The tables as version 2 made them, but for the metrics that came later, and a study that was cut off."""
+OF_VERSION_4 = [METRICS["sampler/kl_gap"], METRICS["sampler/kl_gap_noise"]]
+LATER = [*OF_VERSION_4, *list(METRICS.values())[-2:]]
 
 
 def old_store(kind: str, folder: Path) -> str:
@@ -132,11 +133,29 @@ def check_use(store: Store) -> None:
     store.begin_attempt(lease, running, 0)
     store.add_step(lease, running.id, StepReport(1, 16, {metric.name: 0.5 for metric in LATER}), 1.0)
     (_, row) = store.steps([running.id], [metric.name for metric in LATER])
-    assert [row[metric.name] for metric in LATER] == [0.5, 0.5]
+    assert [row[metric.name] for metric in LATER] == [0.5] * len(LATER)
     store.add_trial(lease, NewTrial(2, Origin.FORKED, {}, {}, 1, label="warm", parent=0, fork_step=1))
     store.place_order(study, "pause", None, {})
     store.delete_study(lease)
     assert [left.name for left in store.studies()] == ["done"]
+
+
+@pytest.mark.parametrize("kind", stores.KINDS)
+def test_a_store_of_version_3_is_given_the_gap_of_sampled_and_exact_kl(kind: str, tmp_path: Path) -> None:
+    url = old_store(kind, tmp_path)
+    Store.open(url, migrate=True).close()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        for metric in OF_VERSION_4:
+            connection.execute(text(f"ALTER TABLE ppo_steps DROP COLUMN {metric.column}"))
+        connection.execute(text("UPDATE ppo_meta SET value = '3'"))
+    engine.dispose()
+    before = rows(url)["ppo_steps"]
+    store = Store.open(url, migrate=True)
+    assert store.migration is not None and (store.migration.old, store.migration.new) == (3, SCHEMA_VERSION)
+    assert rows(url)["ppo_steps"] == [{**row, **{metric.column: None for metric in OF_VERSION_4}} for row in before]
+    check_use(store)
+    store.close()
 
 
 @pytest.mark.parametrize("kind", stores.KINDS)
