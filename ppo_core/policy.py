@@ -158,13 +158,18 @@ def compare(
     sequences: Sequences,
     temperature: float,
 ) -> Comparison:
-    """Return both models' readings of the same responses, from each one's head and states [B, T, H]."""
+    """Return both models' readings of the same responses, from each one's head and states [B, T, H].
+
+    Top-k and top-p belong to the policy. The reference's distribution is its whole one: filtered like the policy and
+    normalised again, it would hide all probability that the policy has drawn away from the tokens left out.
+    """
     tokens = ResponseTokens(sequences)
     columns: list[tuple[Tensor, ...]] = []
-    packed = [(head, tokens.packed(states)) for head, states in (policy, reference)]
-    for part in tokens.chunks(policy[0].vocabulary):
-        ids, allowed = tokens.ids[part].unsqueeze(-1), tokens.allowed_in(part)
-        log_p, log_q = (torch.log_softmax(head(states[part], temperature, allowed), -1) for head, states in packed)
+    (head, states), (ref_head, ref_states) = ((head, tokens.packed(states)) for head, states in (policy, reference))
+    for part in tokens.chunks(head.vocabulary):
+        ids = tokens.ids[part].unsqueeze(-1)
+        log_p = torch.log_softmax(head(states[part], temperature, tokens.allowed_in(part)), -1)
+        log_q = torch.log_softmax(ref_head(ref_states[part], temperature, None), -1)
         of_tokens = [logprobs.gather(-1, ids).squeeze(-1) for logprobs in (log_p, log_q)]
         columns.append((*of_tokens, exact_kl(log_p, log_q), -(log_p.exp() * log_p).sum(-1)))
     return Comparison(*(tokens.spread(torch.cat(column)) for column in zip(*columns, strict=True)))
