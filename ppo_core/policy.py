@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ppo_core.kl import exact_kl
-from ppo_core.sequences import Sequences, position_ids, unpack_bits
+from ppo_core.sequences import Sequences, position_ids
+from ppo_core.token_sets import TokenSets
 
 LOGITS_AT_ONCE = 2**25
 """Most logits held at once beyond what one backward pass keeps (128 MiB in float32)."""
@@ -50,8 +51,8 @@ class LanguageHead:
         )
         return cls(module, module.weight.shape[0], scale, getattr(config, "final_logit_softcapping", None))
 
-    def __call__(self, hidden: Tensor, temperature: float, allowed: Tensor | None) -> Tensor:
-        """Return float32 logits at a temperature; `allowed` [N, ceil(V / 8)] packs the tokens to choose from."""
+    def __call__(self, hidden: Tensor, temperature: float, allowed: TokenSets | None) -> Tensor:
+        """Return float32 logits at a temperature; `allowed` are each row's tokens to choose from, None: all."""
         folds = temperature != 1.0 and self._may_fold(hidden)
         logits: Tensor = self.module(hidden / temperature if folds else hidden).float()
         if self.scale != 1.0:
@@ -61,7 +62,7 @@ class LanguageHead:
         if temperature != 1.0 and not folds:
             logits = logits / temperature
         if allowed is not None:
-            logits = logits.masked_fill(~unpack_bits(allowed, logits.shape[-1]), FILTERED)
+            logits = logits.masked_fill(~allowed.members(), FILTERED)
         return logits
 
     def _may_fold(self, hidden: Tensor) -> bool:
@@ -91,7 +92,7 @@ class ResponseTokens:
         self.shape = mask.shape
         self.index = mask.flatten().nonzero().squeeze(-1)
         self.ids = sequences.response_ids.reshape(-1)[self.index]
-        self.allowed = None if sequences.allowed is None else sequences.allowed.flatten(0, 1)[self.index]
+        self.allowed = sequences.allowed
 
     def packed(self, states: Tensor) -> Tensor:
         """Return [N, H] of states [B, T, H]."""
@@ -110,8 +111,8 @@ class ResponseTokens:
         for start in range(0, len(self.index), size):
             yield slice(start, start + size)
 
-    def allowed_in(self, part: slice) -> Tensor | None:
-        """Return the packed tokens to choose from of some tokens."""
+    def allowed_in(self, part: slice) -> TokenSets | None:
+        """Return what some of the tokens were chosen from."""
         return None if self.allowed is None else self.allowed[part]
 
 
@@ -126,7 +127,7 @@ def token_readings(
     packed = tokens.packed(states)
     parts = list(tokens.chunks(head.vocabulary))
 
-    def read(part_states: Tensor, ids: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+    def read(part_states: Tensor, ids: Tensor, allowed: TokenSets | None) -> tuple[Tensor, Tensor]:
         logits = head(part_states, temperature, allowed)
         logprobs = -cross_entropy(logits, ids, reduction="none")
         return logprobs, entropy(logits) if with_entropy else logprobs.detach()

@@ -22,7 +22,6 @@ from ppo_core.networks import build_network
 from ppo_core.randomness import prompt_rows
 from ppo_core.rollout import Rollouts, generate
 from ppo_core.sampler import SamplingSettings, likeliest
-from ppo_core.sequences import unpack_bits
 from ppo_core.task import Prompt
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import COMMON, load_models
@@ -85,7 +84,7 @@ def test_every_token_comes_from_the_kept_ones(models: TaskModels, filters: dict[
         ids = sequences.ids[row][used].unsqueeze(0)
         logits = models.reference(input_ids=ids).logits[0, -length - 1 : -1] / 1.3
         kept = warped(logits, **filters)
-        assert torch.equal(unpack_bits(sequences.allowed[row, :length], 23), kept)
+        assert torch.equal(sequences.rows(torch.tensor([row])).allowed.members(), kept)
         taken = ids[0, -length:].unsqueeze(-1)
         assert kept.gather(-1, taken).all()
         logprobs = logits.masked_fill(~kept, -torch.inf).log_softmax(-1).gather(-1, taken).squeeze(-1)
@@ -250,7 +249,8 @@ def test_rows_that_have_ended_leave_without_a_trace(models: TaskModels, monkeypa
         assert alone.responses[0] == together.responses[row] and length == together.lengths[row]
         assert bool(alone.ended[0]) == bool(together.ended[row])
         assert torch.equal(alone.sequences.response_ids[0], together.sequences.response_ids[row, :length])
-        assert torch.equal(alone.sequences.allowed[0], together.sequences.allowed[row, :length])
+        of_row = together.sequences.rows(torch.tensor([row])).allowed
+        assert torch.equal(alone.sequences.allowed.members(), of_row.members())
         torch.testing.assert_close(
             alone.sampler_logprobs[0], together.sampler_logprobs[row, :length], atol=1e-5, rtol=0
         )
