@@ -54,7 +54,8 @@ _DECLARED = (
     Metric(
         "objective/kl_exact",
         "KL",
-        "Sum over a response of KL(policy ‖ reference) over the whole vocabulary. Guards and budgets read this one.",
+        "Sum over a response of KL(policy ‖ reference) over the whole vocabulary. Guards and budgets read this one. "
+        "The policy is the one that sampled, so top-k and top-p raise it by what the reference gives to other tokens.",
         _NATS,
         "lower",
     ),

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ppo_core.kl import exact_kl
-from ppo_core.sequences import Sequences, position_ids, unpack_bits
+from ppo_core.sequences import Sequences, position_ids
+from ppo_core.token_sets import TokenSets
 
 LOGITS_AT_ONCE = 2**25
 """Most logits held at once beyond what one backward pass keeps (128 MiB in float32)."""
@@ -50,8 +51,8 @@ class LanguageHead:
         )
         return cls(module, module.weight.shape[0], scale, getattr(config, "final_logit_softcapping", None))
 
-    def __call__(self, hidden: Tensor, temperature: float, allowed: Tensor | None) -> Tensor:
-        """Return float32 logits at a temperature; `allowed` [N, ceil(V / 8)] packs the tokens to choose from."""
+    def __call__(self, hidden: Tensor, temperature: float, allowed: TokenSets | None) -> Tensor:
+        """Return float32 logits at a temperature; `allowed` are each row's tokens to choose from, None: all."""
         folds = temperature != 1.0 and self._may_fold(hidden)
         logits: Tensor = self.module(hidden / temperature if folds else hidden).float()
         if self.scale != 1.0:
@@ -61,7 +62,7 @@ class LanguageHead:
         if temperature != 1.0 and not folds:
             logits = logits / temperature
         if allowed is not None:
-            logits = logits.masked_fill(~unpack_bits(allowed, logits.shape[-1]), FILTERED)
+            logits = logits.masked_fill(~allowed.members(), FILTERED)
         return logits
 
     def _may_fold(self, hidden: Tensor) -> bool:
@@ -91,7 +92,7 @@ class ResponseTokens:
         self.shape = mask.shape
         self.index = mask.flatten().nonzero().squeeze(-1)
         self.ids = sequences.response_ids.reshape(-1)[self.index]
-        self.allowed = None if sequences.allowed is None else sequences.allowed.flatten(0, 1)[self.index]
+        self.allowed = sequences.allowed
 
     def packed(self, states: Tensor) -> Tensor:
         """Return [N, H] of states [B, T, H]."""
@@ -110,8 +111,8 @@ class ResponseTokens:
         for start in range(0, len(self.index), size):
             yield slice(start, start + size)
 
-    def allowed_in(self, part: slice) -> Tensor | None:
-        """Return the packed tokens to choose from of some tokens."""
+    def allowed_in(self, part: slice) -> TokenSets | None:
+        """Return what some of the tokens were chosen from."""
         return None if self.allowed is None else self.allowed[part]
 
 
@@ -126,7 +127,7 @@ def token_readings(
     packed = tokens.packed(states)
     parts = list(tokens.chunks(head.vocabulary))
 
-    def read(part_states: Tensor, ids: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+    def read(part_states: Tensor, ids: Tensor, allowed: TokenSets | None) -> tuple[Tensor, Tensor]:
         logits = head(part_states, temperature, allowed)
         logprobs = -cross_entropy(logits, ids, reduction="none")
         return logprobs, entropy(logits) if with_entropy else logprobs.detach()
@@ -158,13 +159,18 @@ def compare(
     sequences: Sequences,
     temperature: float,
 ) -> Comparison:
-    """Return both models' readings of the same responses, from each one's head and states [B, T, H]."""
+    """Return both models' readings of the same responses, from each one's head and states [B, T, H].
+
+    Top-k and top-p belong to the policy. The reference's distribution is its whole one: filtered like the policy and
+    normalised again, it would hide all probability that the policy has drawn away from the tokens left out.
+    """
     tokens = ResponseTokens(sequences)
     columns: list[tuple[Tensor, ...]] = []
-    packed = [(head, tokens.packed(states)) for head, states in (policy, reference)]
-    for part in tokens.chunks(policy[0].vocabulary):
-        ids, allowed = tokens.ids[part].unsqueeze(-1), tokens.allowed_in(part)
-        log_p, log_q = (torch.log_softmax(head(states[part], temperature, allowed), -1) for head, states in packed)
+    (head, states), (ref_head, ref_states) = ((head, tokens.packed(states)) for head, states in (policy, reference))
+    for part in tokens.chunks(head.vocabulary):
+        ids = tokens.ids[part].unsqueeze(-1)
+        log_p = torch.log_softmax(head(states[part], temperature, tokens.allowed_in(part)), -1)
+        log_q = torch.log_softmax(ref_head(ref_states[part], temperature, None), -1)
         of_tokens = [logprobs.gather(-1, ids).squeeze(-1) for logprobs in (log_p, log_q)]
         columns.append((*of_tokens, exact_kl(log_p, log_q), -(log_p.exp() * log_p).sum(-1)))
     return Comparison(*(tokens.spread(torch.cat(column)) for column in zip(*columns, strict=True)))

@@ -16,6 +16,7 @@ from ppo_core.prompts.encoding import encode
 from ppo_core.sampler import SamplingSettings, Stops, next_token
 from ppo_core.sequences import Sequences, padded_left, position_ids
 from ppo_core.task import Prompt
+from ppo_core.token_sets import TokenSets
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ def generate(
         torch.cat([_widened(getattr(part, name), length, pad) for part in parts])[back]
         for name, pad in (("ids", fill), ("mask", 0), ("logprobs", 0))
     )
-    allowed = (
-        torch.cat([_widened(part.allowed, length, 0, dim=1) for part in parts])[back] if settings.filters else None
-    )
     sequences = Sequences(
-        torch.cat([encoded.ids, ids], 1), torch.cat([encoded.attention_mask, mask], 1), encoded.prompt_width, allowed
+        torch.cat([encoded.ids, ids], 1),
+        torch.cat([encoded.attention_mask, mask], 1),
+        encoded.prompt_width,
+        _row_by_row(parts, order.split(chunk_rows)) if settings.filters else None,
     )
     ended = torch.cat([part.ended for part in parts])[back]
     return Rollouts(sequences, logprobs, ended, tuple(prompts), _response_texts(tokenizer, sequences))
@@ -101,7 +102,9 @@ class _Decoding:
         self.mask = torch.zeros((rows, steps), dtype=torch.long, device=device)
         self.logprobs = torch.zeros((rows, steps), device=device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.allowed = torch.zeros((rows, steps, 0), dtype=torch.uint8, device=device)
+        self.allowed: list[TokenSets] = []
+        """Of each step, for the rows in `sampled_rows`."""
+        self.sampled_rows: list[Tensor] = []
 
     def run(self) -> "_Decoding":
         """Sample until all rows have ended; the tensors are cut to the longest response."""
@@ -138,22 +141,26 @@ class _Decoding:
         self.ids[rows, t] = sampled.ids[going]
         self.mask[rows, t] = 1
         self.logprobs[rows, t] = sampled.logprobs[going]
-        if sampled.allowed is not None:
-            if not self.allowed.shape[-1]:
-                self.allowed = self.allowed.new_zeros(*self.ids.shape, sampled.allowed.shape[-1])
-            self.allowed[rows, t] = sampled.allowed[going]
+        if sampled.kept is not None:
+            self.allowed.append(TokenSets.of(sampled.kept[going]))
+            self.sampled_rows.append(rows)
         self.ended[rows] = self.stops(self.ids[rows, : t + 1])
         return sampled.ids
 
     def _cut(self, steps: int) -> "_Decoding":
         self.ids, self.mask, self.logprobs = self.ids[:, :steps], self.mask[:, :steps], self.logprobs[:, :steps]
-        self.allowed = self.allowed[:, :steps]
         return self
 
 
-def _widened(values: Tensor, width: int, fill: int, dim: int = 1) -> Tensor:
-    missing = width - values.shape[1]
-    return torch.nn.functional.pad(values, (*(0, 0) * (values.dim() - 1 - dim), 0, missing), value=fill)
+def _row_by_row(parts: Sequence[_Decoding], rows: Sequence[Tensor]) -> TokenSets:
+    """Return all steps' sets in the order of the tokens; `rows` are the numbers of each part's rows in the batch."""
+    of_tokens = [own[sampled] for part, own in zip(parts, rows, strict=True) for sampled in part.sampled_rows]
+    sets = TokenSets.cat([step for part in parts for step in part.allowed])
+    return sets[torch.cat(of_tokens).argsort(stable=True)]  # a row's tokens stand one after the other already
+
+
+def _widened(values: Tensor, width: int, fill: int) -> Tensor:
+    return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=fill)
 
 
 def _response_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequences) -> tuple[str, ...]:

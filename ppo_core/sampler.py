@@ -15,7 +15,6 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.policy import FILTERED
-from ppo_core.sequences import pack_bits
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,8 @@ class NextToken:
     """[R]"""
     logprobs: Tensor
     """[R], nats, under the filtered distribution."""
-    allowed: Tensor | None
-    """[R, ceil(V / 8)], packed; None where nothing is left out."""
+    kept: Tensor | None
+    """[R, V], bool: what was left to choose from; None where nothing is left out."""
 
 
 def next_token(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> NextToken:
@@ -69,15 +68,15 @@ def next_token(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> N
     logits = logits.float()
     if settings.temperature != 1.0:
         logits = logits / settings.temperature
-    allowed = None
+    kept = None
     if settings.filters:
         kept = likeliest(logits, settings.top_k, settings.top_p)
-        logits, allowed = logits.masked_fill(~kept, FILTERED), pack_bits(kept)
+        logits = logits.masked_fill(~kept, FILTERED)
     logprobs = torch.log_softmax(logits, -1)
     cumulative = logprobs.double().exp().cumsum(-1)
     threshold = (uniform.to(cumulative.dtype) * cumulative[:, -1]).unsqueeze(-1)
     token = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
-    return NextToken(token.squeeze(-1), logprobs.gather(-1, token).squeeze(-1), allowed)
+    return NextToken(token.squeeze(-1), logprobs.gather(-1, token).squeeze(-1), kept)
 
 
 def likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ppo_core.token_sets import TokenSets, ragged_range
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -22,8 +24,8 @@ class Sequences:
     """[B, P + T]; 1 on prompt and response tokens."""
     prompt_width: int
     """P."""
-    allowed: Tensor | None = None
-    """[B, T, ceil(V / 8)], bits: which tokens top-k and top-p left to choose from; None: all."""
+    allowed: TokenSets | None = None
+    """Which tokens top-k and top-p left to choose from, one set a response token, row by row; None: all."""
 
     @property
     def response_ids(self) -> Tensor:
@@ -45,9 +47,14 @@ class Sequences:
         ids, mask = self.ids[index], self.attention_mask[index]
         used = mask.any(0).nonzero().flatten()
         first, last = int(used[0]), max(int(used[-1]), self.prompt_width)
-        width = last + 1 - self.prompt_width
-        allowed = None if self.allowed is None else self.allowed[index][:, :width]
+        allowed = None if self.allowed is None else self.allowed[self._tokens(index)]
         return Sequences(ids[:, first : last + 1], mask[:, first : last + 1], self.prompt_width - first, allowed)
+
+    def _tokens(self, index: slice | Tensor) -> Tensor:
+        """Return the numbers of some rows' response tokens, counted over the response tokens of all rows."""
+        lengths = self.attention_mask[:, self.prompt_width :].sum(-1)
+        starts = lengths.cumsum(0) - lengths
+        return ragged_range(starts[index], lengths[index])
 
     def by_length(self) -> Tensor:
         """Return the rows' order from the shortest to the longest, [B]: chunks of it hold little padding."""
@@ -68,17 +75,3 @@ def padded_left(rows: Sequence[Sequence[int]], fill: int, device: torch.device) 
         ids[row, width - len(tokens) :] = torch.tensor(tokens)
         mask[row, width - len(tokens) :] = 1
     return Sequences(ids.to(device), mask.to(device), width)
-
-
-def pack_bits(flags: Tensor) -> Tensor:
-    """Return booleans [..., V] as bytes [..., ceil(V / 8)]."""
-    padded = torch.nn.functional.pad(flags, (0, -flags.shape[-1] % 8))
-    weights = 2 ** torch.arange(8, device=flags.device, dtype=torch.uint8)
-    packed: Tensor = (padded.unflatten(-1, (-1, 8)).to(torch.uint8) * weights).sum(-1, dtype=torch.uint8)
-    return packed
-
-
-def unpack_bits(packed: Tensor, size: int) -> Tensor:
-    """Return the booleans [..., size] of `pack_bits`."""
-    shifts = torch.arange(8, device=packed.device, dtype=torch.uint8)
-    return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :size].bool()

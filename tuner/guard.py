@@ -90,6 +90,7 @@ class GuardState:
     value_scale: float = 0.0
     """What the value loss is compared with (see the rule value_divergence)."""
     highest_kl: float = 0.0
+    """What the rule nothing_learned compares with its limit."""
     kl_readings: int = 0
     window: tuple[dict[str, float], ...] = ()
     """The last steps' evidence. A reading that was no finite number is left out."""
@@ -110,7 +111,7 @@ def observe(
     """Return the state after `report`, and why to end the trial of `total_episodes` there (None: go on)."""
     progress = report.episode / total_episodes
     in_grace = progress <= settings.grace
-    state = _remember(state, report, in_grace)
+    state = _remember(settings, state, report, in_grace)
     bad = next((name for name in CORE if not math.isfinite(report.metrics.get(name, 0.0))), None)
     if bad is not None and settings.limits["nonfinite"]:
         return state, _nonfinite(bad, state, report)
@@ -133,20 +134,27 @@ class _Reading(NamedTuple):
     is_broken: bool
 
 
-def _remember(state: GuardState, report: StepReport, in_grace: bool) -> GuardState:
+def _remember(settings: GuardSettings, state: GuardState, report: StepReport, in_grace: bool) -> GuardState:
     """Return the state with what this report adds, before any rule is read."""
     finite = {name: float(value) for name, value in report.metrics.items() if math.isfinite(value)}
     watched = {name: finite[name] for name in WATCHED if name in finite}
     row = {"step": report.step, "episode": report.episode, **watched}
-    kls = [finite[name] for name in (KL, "eval/kl") if name in finite]
+    first = {**watched, **state.first}
+    readings = ("eval/kl",) if _kl_starts_high(settings, first) else (KL, "eval/kl")
+    kls = [finite[name] for name in readings if name in finite]
     return replace(
         state,
-        first={**watched, **state.first},
+        first=first,
         value_scale=_value_scale(state, finite, in_grace),
         highest_kl=max(state.highest_kl, *kls, 0.0),
         kl_readings=state.kl_readings + (KL in finite),
         window=(*state.window, row)[-WINDOW:],
     )
+
+
+def _kl_starts_high(settings: GuardSettings, first: Mapping[str, float]) -> bool:
+    """Return whether the training KL says nothing of learning: with top-k or top-p it is high before any update."""
+    return first.get(KL, 0.0) >= settings.limits["nothing_learned"]
 
 
 def _value_scale(state: GuardState, finite: Mapping[str, float], in_grace: bool) -> float:
@@ -201,6 +209,8 @@ def _nothing_learned(settings: GuardSettings, state: GuardState, report: StepRep
     limit = settings.limits["nothing_learned"]
     # A trial that has run all its episodes is left to its value: there is nothing to be saved any more.
     is_due = 0.5 <= progress < 1 and state.kl_readings >= IDLE_STEPS
+    if _kl_starts_high(settings, state.first):
+        is_due = is_due and "eval/kl" in report.metrics
     return _Reading(state.highest_kl, limit, is_due and state.highest_kl < limit)
 
 

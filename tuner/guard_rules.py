@@ -21,7 +21,7 @@ Blame = Literal["kl", "broken", "idle"]
 """What a stop says of the trial: too much KL, a run that broke, or one that stood still."""
 
 IDLE_STEPS = 8
-"""Steps that a trial has at least before it is ended for standing still: the first one's KL is 0 by construction."""
+"""Steps that a trial has at least before it is ended for standing still: nothing is learned yet in the first one."""
 
 _SHARE = Bounds(0, 1, low_open=True, high_open=True)
 _TIMES = Bounds(1)
@@ -147,7 +147,8 @@ _DECLARED = (
         name="nothing_learned",
         label="Nothing learned",
         doc=f"After half of the trial's episodes and at least {IDLE_STEPS} steps the KL never reached this, in nats "
-        "per response: the policy is where it began. A trial that has run all its episodes is never ended by it.",
+        "per response: the policy is where it began. A trial that has run all its episodes is never ended by it. "
+        "Where the first KL is over this already, as with top-k or top-p, only the evaluation's KL counts.",
         blame="idle",
         metric=KL,
         limit=0.01,

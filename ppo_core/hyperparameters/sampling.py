@@ -34,8 +34,9 @@ class Sampling:
         float,
         Hyper(
             label="Top-p",
-            doc="Sample only from the likeliest tokens that hold this much probability; training and KL "
-            "read the same filtered distribution.",
+            doc="Sample only from the likeliest tokens that hold this much probability, and train that filtered "
+            "policy. The reference is not filtered, so it adds up to -log(top_p) nats per token to the training KL, "
+            "from the first step on.",
             source="TRL; Holtzman et al. 2020, arXiv 1904.09751",
             unit="share",
             valid=Bounds(0, 1, low_open=True),
@@ -45,8 +46,8 @@ class Sampling:
         int | None,
         Hyper(
             label="Top-k",
-            doc="Sample only from this many likeliest tokens; training and KL read the same filtered "
-            "distribution. Unset: from all.",
+            doc="Sample only from this many likeliest tokens, and train that filtered policy. The reference is not "
+            "filtered, so it adds to the training KL, from the first step on. Unset: from all.",
             source="TRL; Fan et al. 2018, arXiv 1805.04833",
             unit="tokens",
             valid=COUNT,

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ppo_core import PPOConfig
+from ppo_core.errors import TaskError
 from ppo_core.models import TaskModels
 from ppo_core.policy import LanguageHead, response_states, token_readings
 from ppo_core.rollout import Rollouts, generate
@@ -80,6 +81,32 @@ def test_sampler_and_training_read_what_transformers_reads(
         length = int(rollouts.lengths[row])
         torch.testing.assert_close(trained[row, :length], plain_logprobs(untouched, rollouts, row), atol=1e-4, rtol=0)
         assert not trained[row, length:].any()
+
+
+@pytest.fixture(scope="module")
+def capped_folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A Gemma 2 whose logits come near its soft cap of 30."""
+    folder = save_family("gemma2", True, tmp_path_factory.mktemp("capped"), tiny_folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.config.final_logit_softcapping = 30.0
+    with torch.no_grad():
+        model.model.norm.weight.fill_(9.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_soft_cap_is_known_in_any_precision(
+    capped_folder: Path, tiny_folder: Path, bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = load_models(capped_folder, tiny_folder, bf16=bf16)
+    assert models.reference(input_ids=torch.arange(8).unsqueeze(0)).logits.abs().max() > 15
+    head = LanguageHead.of(models.reference)
+    for wrong in (replace(head, softcap=None), replace(head, softcap=20.0), replace(head, scale=1.1)):
+        monkeypatch.setattr(LanguageHead, "of", lambda model, wrong=wrong: replace(wrong, module=model.lm_head))
+        with pytest.raises(TaskError, match="Gemma2ForCausalLM"):
+            load_models(capped_folder, tiny_folder, bf16=bf16)
 
 
 @pytest.mark.parametrize("networks", ["full_shared", "lora_separate"])

@@ -10,16 +10,18 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 from ppo_core import PPOConfig
 from ppo_core.errors import ConfigError
+from ppo_core.experience import read_policy
+from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
+from ppo_core.networks import build_network
 from ppo_core.randomness import prompt_rows
 from ppo_core.rollout import Rollouts, generate
 from ppo_core.sampler import SamplingSettings, likeliest
-from ppo_core.sequences import unpack_bits
 from ppo_core.task import Prompt
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import COMMON, load_models
@@ -34,14 +36,19 @@ def models(tiny_folder: Path) -> TaskModels:
 
 
 def respond(
-    models: TaskModels, config: PPOConfig, texts: Sequence[str], numbers: Tensor | None = None, chunk: int = 99
+    models: TaskModels,
+    config: PPOConfig,
+    texts: Sequence[str],
+    numbers: Tensor | None = None,
+    chunk: int = 99,
+    policy: PreTrainedModel | None = None,
 ) -> Rollouts:
     if numbers is None:
         generator = torch.Generator().manual_seed(1)
         numbers = torch.rand(len(texts), config.response_length, generator=generator, dtype=torch.float64)
     settings = SamplingSettings.of(config, models.reference, models.tokenizer)
     prompts = [Prompt(text) for text in texts]
-    return generate(models.reference, models.tokenizer, prompts, numbers, settings, chunk_rows=chunk)
+    return generate(policy or models.reference, models.tokenizer, prompts, numbers, settings, chunk_rows=chunk)
 
 
 def prompts_of(models: TaskModels, count: int) -> list[str]:
@@ -77,7 +84,7 @@ def test_every_token_comes_from_the_kept_ones(models: TaskModels, filters: dict[
         ids = sequences.ids[row][used].unsqueeze(0)
         logits = models.reference(input_ids=ids).logits[0, -length - 1 : -1] / 1.3
         kept = warped(logits, **filters)
-        assert torch.equal(unpack_bits(sequences.allowed[row, :length], 23), kept)
+        assert torch.equal(sequences.rows(torch.tensor([row])).allowed.members(), kept)
         taken = ids[0, -length:].unsqueeze(-1)
         assert kept.gather(-1, taken).all()
         logprobs = logits.masked_fill(~kept, -torch.inf).log_softmax(-1).gather(-1, taken).squeeze(-1)
@@ -91,15 +98,45 @@ def test_training_reads_the_filtered_distribution(models: TaskModels, filters: d
     if estimator == "grpo":
         config = replace(config, advantage_estimator="grpo", num_generations=4)
     _, *reports = PPOTrainer(config, models)
-    assert reports[0].metrics["objective/kl_exact"] == 0 == reports[0].metrics["objective/kl"]
     for report in reports:
         assert torch.tensor(list(report.metrics.values())).isfinite().all()
+        assert report.metrics["objective/kl_exact"] > 0, "from the first step on: the reference is not filtered"
         assert report.metrics["sampler/mismatch"] < 1e-4
         assert report.metrics["val/ratio"] == pytest.approx(1, abs=1e-5)
         assert report.metrics["val/ratio_var"] == pytest.approx(0, abs=1e-6)
         if filters != {"top_k": 1}:
             assert 0 < report.metrics["policy/entropy_avg"] < torch.log(torch.tensor(filters.get("top_k", 23.0)))
-    assert (reports[-1].metrics["objective/kl_exact"] > 0) == (filters != {"top_k": 1}), "one token is all there is"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("moved", [False, True], ids=["untrained", "moved"])
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_the_kl_is_the_filtered_policys_from_the_whole_reference(
+    models: TaskModels, filters: dict[str, Any], moved: bool
+) -> None:
+    config = replace(CONFIG, temperature=0.8, **filters)
+    network = build_network(config, models.reference, None)
+    if moved:
+        network.policy.get_parameter("transformer.h.0.mlp.c_fc.weight").mul_(1.5)
+    sequences = respond(models, config, prompts_of(models, 8), policy=network.policy).sequences
+    reading = read_policy(network, models.reference, sequences, config.temperature, ChunkRows("scoring", 99))
+    for row, used in enumerate(sequences.attention_mask.bool()):
+        ids = sequences.ids[row][used].unsqueeze(0)
+        length = int(sequences.response_mask[row].sum())
+        logits, ref_logits = (
+            m(input_ids=ids).logits[0, -length - 1 : -1] / 0.8 for m in (network.policy, models.reference)
+        )
+        kept = warped(logits, **filters)
+        policy, reference = logits.masked_fill(~kept, -torch.inf).log_softmax(-1), ref_logits.log_softmax(-1)
+        kl = torch.where(kept, policy.exp() * (policy - reference), 0).sum(-1)
+        assert (kl > -1e-6).all()
+        if not moved:
+            torch.testing.assert_close(kl, -(reference.exp() * kept).sum(-1).log(), atol=1e-5, rtol=1e-5)
+        expected = {"kl_exact": kl}
+        for name, logprobs in (("logprobs", policy), ("ref_logprobs", reference)):
+            expected[name] = logprobs.gather(-1, ids[0, -length:].unsqueeze(-1)).squeeze(-1)
+        for name, values in expected.items():
+            torch.testing.assert_close(getattr(reading, name)[row, :length], values, atol=1e-4, rtol=1e-4, msg=name)
 
 
 # What ends a response
@@ -212,7 +249,8 @@ def test_rows_that_have_ended_leave_without_a_trace(models: TaskModels, monkeypa
         assert alone.responses[0] == together.responses[row] and length == together.lengths[row]
         assert bool(alone.ended[0]) == bool(together.ended[row])
         assert torch.equal(alone.sequences.response_ids[0], together.sequences.response_ids[row, :length])
-        assert torch.equal(alone.sequences.allowed[0], together.sequences.allowed[row, :length])
+        of_row = together.sequences.rows(torch.tensor([row])).allowed
+        assert torch.equal(alone.sequences.allowed.members(), of_row.members())
         torch.testing.assert_close(
             alone.sampler_logprobs[0], together.sampler_logprobs[row, :length], atol=1e-5, rtol=0
         )

@@ -214,6 +214,18 @@ def test_nothing_learned_by_half_of_the_episodes() -> None:
     assert run(series(KL, [0.0] * 20), guard(nothing_learned=False)) is None
 
 
+@pytest.mark.parametrize("learned", [False, True])
+def test_where_a_filter_raises_the_kl_from_the_start_the_evaluations_says_whether_anything_was_learned(
+    learned: bool,
+) -> None:
+    history = series(KL, [2.0 + 0.05 * (-1) ** n for n in range(20)])
+    assert run(history) is None, "without an evaluation nothing is known"
+    for step in (4, 12):
+        history[step - 1]["eval/kl"] = 0.4 if learned else 0.0
+    reason = run(history)
+    assert (reason and (reason.rule, reason.step, reason.value)) == (None if learned else ("nothing_learned", 12, 0.0))
+
+
 def test_a_trial_of_few_steps_is_given_time_to_learn() -> None:
     for steps in (4, 8, 9, 16):
         episodes, state, ended = steps * BATCH, GuardState(), None
