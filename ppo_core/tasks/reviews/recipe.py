@@ -38,7 +38,8 @@ def prepare(progress: Progress | None = None, recipe: Recipe | None = None) -> T
     folder = ensure_built(
         cache_folder() / "reviews" / fingerprint(recipe, "ppo_core.tasks.reviews"), _builder(recipe, progress), progress
     )
-    reward = RewardPart("enthusiasm", "model", str(folder / REWARD_MODEL))
+    # It was trained on beginnings of texts without EOS, so it has never read one.
+    reward = RewardPart("enthusiasm", "model", str(folder / REWARD_MODEL), append_eos=False)
     return TaskAssets(str(folder / POLICY), (reward,), prompts())
 
 
