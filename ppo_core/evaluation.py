@@ -61,7 +61,7 @@ def evaluate(
         network, models.reference, rollouts.sequences, task.eval_temperature, scoring, with_values=with_values
     )
     texts = models.token_texts(rollouts.sequences)
-    scored = models.reward(prompts, rollouts.responses, texts)
+    scored = models.reward(prompts, rollouts.responses, texts, rollouts.ended.tolist())
     reward_mean, reward_se = mean_and_error(torch.tensor(scored.totals, dtype=torch.float64))
     kl_mean, kl_se = mean_and_error(reading.kl_exact.sum(-1).double().cpu())
     metrics = {

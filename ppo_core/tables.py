@@ -68,5 +68,12 @@ def whole(value: object, bounds: Bounds | None, where: str) -> int:
     return value
 
 
+def truth(value: object, where: str) -> bool:
+    """Return `value` as true or false, or raise ConfigError."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{where} = {value!r} is not allowed: true or false")
+    return value
+
+
 def _within(bounds: Bounds | None) -> str:
     return f" {bounds}" if bounds else ""

@@ -61,8 +61,17 @@ class Scored:
 class Reward(Protocol):
     """Scores responses: finite numbers, higher is better."""
 
-    def __call__(self, prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]]) -> Scored:
-        """Score each response, given as text and as the texts of its tokens.
+    def __call__(
+        self,
+        prompts: Sequence[Prompt],
+        responses: Sequence[str],
+        tokens: Sequence[Sequence[str]],
+        ended: Sequence[bool],
+    ) -> Scored:
+        """Score each response, given as text, as the texts of its tokens, and whether it ended by itself.
+
+        One that did not was cut at the most tokens that it may have. What ended it is not in its text where that is a
+        special token such as EOS.
 
         Raises:
             RewardError: a part cannot score; the message names the part and the sample.
@@ -89,6 +98,8 @@ class RewardPart:
     """How often a failed HTTP request is sent again."""
     batch_size: int = 64
     """Most responses of one HTTP request."""
+    append_eos: bool = True
+    """Whether a model reads its own EOS behind a response that ended by itself, as reward models are trained."""
 
 
 @dataclass(frozen=True)

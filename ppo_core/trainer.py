@@ -178,7 +178,8 @@ class PPOTrainer:
             return self.generation.run(attempt, most=len(chosen))
 
     def _score(self, rollouts: Rollouts) -> Scored:
-        return self.models.reward(rollouts.prompts, rollouts.responses, self.models.token_texts(rollouts.sequences))
+        texts = self.models.token_texts(rollouts.sequences)
+        return self.models.reward(rollouts.prompts, rollouts.responses, texts, rollouts.ended.tolist())
 
     def _evaluation_is_due(self) -> bool:
         if self.step == self.config.num_iterations():

@@ -36,11 +36,12 @@ def column_names(prompts: Iterable[Prompt]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Batch:
-    """B prompts, their responses and the texts of the responses' tokens."""
+    """B prompts, their responses, the texts of the responses' tokens, and which responses ended by themselves."""
 
     prompts: Sequence[Prompt]
     responses: Sequence[str]
     tokens: Sequence[Sequence[str]]
+    ended: Sequence[bool]
     first: int = 0
     """Where the first row stands in the batch that this one was cut from."""
 
@@ -50,7 +51,7 @@ class Batch:
     def rows(self, start: int, stop: int) -> "Batch":
         """Return some of the rows; errors go on naming them as rows of the whole."""
         part = slice(start, stop)
-        return Batch(self.prompts[part], self.responses[part], self.tokens[part], self.first + start)
+        return Batch(self.prompts[part], self.responses[part], self.tokens[part], self.ended[part], self.first + start)
 
     @property
     def texts(self) -> list[str]:

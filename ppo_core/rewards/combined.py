@@ -75,7 +75,13 @@ class WeightedSum:
     def __init__(self, parts: Sequence[tuple[RewardPart, Scorer]]) -> None:
         self.parts = tuple(parts)
 
-    def __call__(self, prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]]) -> Scored:
+    def __call__(
+        self,
+        prompts: Sequence[Prompt],
+        responses: Sequence[str],
+        tokens: Sequence[Sequence[str]],
+        ended: Sequence[bool],
+    ) -> Scored:
         """Score the responses.
 
         A response of no tokens has none to stand on: its dense rewards are empty, whatever its total.
@@ -85,7 +91,7 @@ class WeightedSum:
         """
         if not responses:
             return Scored([], {part.name: [] for part, _ in self.parts})
-        batch = Batch(prompts, responses, tokens)
+        batch = Batch(prompts, responses, tokens, ended)
         answers = [(part, scorer(batch)) for part, scorer in self.parts]
         totals = [math.fsum(part.weight * answer.scores[row] for part, answer in answers) for row in range(len(batch))]
         dense = any(answer.dense is not None for _, answer in answers)

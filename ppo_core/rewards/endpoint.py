@@ -1,6 +1,9 @@
 """Rewards by an HTTP endpoint.
 
-    POST {"prompts": [...], "responses": [...], "columns": {name: [...]}}   ->   {"rewards": [...]} or [...]
+    POST {"prompts": [...], "responses": [...], "ended": [...], "columns": {name: [...]}}
+    ->   {"rewards": [...]} or [...]
+
+`ended` says of each response whether it ended by itself, and was not cut at response_length.
 
 One request for `batch_size` responses; a request that fails on the way, or is answered with 429 or 5xx, is sent again.
 """
@@ -72,7 +75,12 @@ class EndpointReward:
         return Answer([score for rows in requests for score in self._score(rows)])
 
     def _score(self, batch: Batch) -> list[float]:
-        asked = {"prompts": batch.texts, "responses": list(batch.responses), "columns": batch.columns()}
+        asked = {
+            "prompts": batch.texts,
+            "responses": list(batch.responses),
+            "ended": list(batch.ended),
+            "columns": batch.columns(),
+        }
         # Columns may hold dates and the like, which JSON has no word for.
         body = self._answer(json.dumps(asked, default=str).encode())
         try:

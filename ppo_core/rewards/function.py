@@ -4,6 +4,7 @@ Arguments are passed by name, and only those that the signature asks for:
 
     prompts     list of B texts                 responses   list of B texts
     tokens      list of B lists of token texts  messages    list of B chats, where prompts are chats
+    ended       list of B bools: whether the response ended by itself, and was not cut at response_length
     any other   that column of the dataset: a list of B values, None where a row lacks it
 
 A function with `**kwargs` is given all of them. It returns one number a response; or, to reward token by token,
@@ -21,7 +22,7 @@ from ppo_core.rewards.answers import Answer, read_answer
 from ppo_core.rewards.batch import Batch, one_line
 from ppo_core.task import RewardPart
 
-ALWAYS = ("prompts", "responses", "tokens")
+ALWAYS = ("prompts", "responses", "tokens", "ended")
 """What every function may ask for, whatever the dataset."""
 
 
@@ -67,6 +68,7 @@ class FunctionReward:
             "prompts": batch.texts,
             "responses": list(batch.responses),
             "tokens": [list(tokens) for tokens in batch.tokens],
+            "ended": list(batch.ended),
         }
         if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in self._parameters):
             asked = {parameter.name for parameter in self._parameters}

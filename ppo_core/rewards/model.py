@@ -1,8 +1,10 @@
 """Rewards by a sequence-classification model with one label. It re-tokenises texts with its own tokenizer."""
 
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +32,10 @@ class RewardModel:
     It reads prompt + response; of a chat, where its tokenizer has a chat template, the messages and the response as
     the assistant's next one. What its positions cannot hold is cut off on the left.
 
+    With the part's `append_eos` it sees where a response ended: its own EOS stands behind one that did, unless its
+    tokenizer closes every text by itself. A chat's last message is closed as the template does, where it does, and
+    left open where the response was cut.
+
     Raises:
         TaskError: it cannot be loaded, or is no reward model.
     """
@@ -39,8 +45,11 @@ class RewardModel:
         self.tokenizer, self.model = _load(part, device)
         self.cut_texts = 0
         """How many texts were too long for the model so far."""
-        self._pad_id = _set_pad_id(self.model, self.tokenizer)
+        self._pad_id = _pad_id(self.model, self.tokenizer)
         self._longest = _positions(self.model, self.tokenizer)
+        self._endings = _Endings.of(self.tokenizer) if part.append_eos else _Endings()
+        self._says_lacking_template = self.tokenizer.chat_template is None
+        self._say_endings(part)
         self._chunks = ChunkRows(f"scoring by {part.name}", most_rows)
 
     def __call__(self, batch: Batch) -> Answer:
@@ -63,8 +72,9 @@ class RewardModel:
         scores: list[float] = []
         for start in range(0, len(rows), most):
             part = [torch.tensor(ids) for ids in rows[start : start + most]]
+            fill = self._fill(rows[start : start + most])
             # On the right, where position ids and the heads that read the first token expect it.
-            ids = pad_sequence(part, batch_first=True, padding_value=self._pad_id)
+            ids = pad_sequence(part, batch_first=True, padding_value=fill)
             mask = pad_sequence([torch.ones_like(row) for row in part], batch_first=True)
             scores.extend(self._forward(ids, mask)[:, 0].float().tolist())
         return scores
@@ -74,13 +84,26 @@ class RewardModel:
         logits: Tensor = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
         return logits
 
+    def _fill(self, rows: Sequence[list[int]]) -> int:
+        """Return the id that fills rows up, known to the model: a decoder's head reads the last token that is another.
+
+        Where the model and its tokenizer name none it is one that no row ends with.
+        """
+        ends = {ids[-1] for ids in rows}
+        fill = next(i for i in itertools.count() if i not in ends) if self._pad_id is None else self._pad_id
+        self.model.config.pad_token_id = self.model.config.get_text_config().pad_token_id = fill
+        return fill
+
     def _encode(self, batch: Batch) -> list[list[int]]:
+        self._say_lacking_template(batch)
         encoded: list[list[int]] = [[] for _ in range(len(batch))]
         chats = [self._is_chat(prompt) for prompt in batch.prompts]
         for chat in (False, True):
             rows = [row for row, is_chat in enumerate(chats) if is_chat == chat]
             texts = [self._chat(batch, row) if chat else batch.texts[row] + batch.responses[row] for row in rows]
-            for row, ids in zip(rows, self._tokenise(texts, special_tokens=not chat), strict=True):
+            eos = self._endings.chat_eos if chat else self._endings.text_eos
+            behind = [eos if batch.ended[row] else [] for row in rows]
+            for row, ids in zip(rows, self._tokenise(texts, behind, special_tokens=not chat), strict=True):
                 encoded[row] = ids
         return encoded
 
@@ -91,25 +114,55 @@ class RewardModel:
         messages = [dict(message) for message in batch.prompts[row].messages or ()]
         messages.append({"role": "assistant", "content": batch.responses[row]})
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+            return text if batch.ended[row] else text.removesuffix(self._endings.chat_closing)
         except Exception as error:  # a template raises what it likes
             raise RewardError(
                 f"{self.who}: its chat template refuses {batch.sample(row)}: {one_line(error)}"
             ) from error
 
-    def _tokenise(self, texts: list[str], *, special_tokens: bool) -> list[list[int]]:
-        """Return the texts' ids, at least one each; templates write the special tokens of a chat themselves."""
+    def _tokenise(self, texts: list[str], behind: list[list[int]], *, special_tokens: bool) -> list[list[int]]:
+        """Return the texts' ids with those `behind` them, at least one each.
+
+        Templates write the special tokens of a chat themselves.
+        """
         if not texts:
             return []
         options: dict[str, Any] = {"add_special_tokens": special_tokens, "verbose": False}
         rows: list[list[int]] = self.tokenizer(texts, **options)["input_ids"]
         if self._longest is not None:
-            long = [row for row, ids in enumerate(rows) if len(ids) > self._longest]
+            room = [self._longest - len(ids) for ids in behind]
+            long = [row for row, ids in enumerate(rows) if len(ids) > room[row]]
             for row in long:  # by the tokenizer, which keeps its special tokens at both ends
-                cut = self.tokenizer(texts[row], truncation=True, max_length=self._longest, **options)
+                cut = self.tokenizer(texts[row], truncation=True, max_length=room[row], **options)
                 rows[row] = cut["input_ids"]
             self._tell_cut(len(long))
-        return [ids or [self._pad_id] for ids in rows]
+        return [[*ids, *end] or [self._pad_id or 0] for ids, end in zip(rows, behind, strict=True)]
+
+    def _say_endings(self, part: RewardPart) -> None:
+        """Log whether the model sees which responses ended."""
+        name, eos = self.tokenizer.eos_token, self.tokenizer.eos_token_id
+        if not part.append_eos:
+            logger.info("%s: no EOS is appended to responses (append_eos = false)", self.who)
+            return
+        if eos is None:
+            what = "its tokenizer has no EOS to append to responses that ended"
+        elif not self._endings.text_eos:
+            what = f"its tokenizer closes every text by itself, so no {name} is appended to responses that ended"
+        elif eos == self._pad_id:
+            what = f"{name} is appended to responses that ended, but as it also pads, the token before it is scored"
+        else:
+            what = f"{name} is appended to responses that ended (append_eos = false leaves it out)"
+        chats = "" if self.tokenizer.chat_template is None else "; chats end as its chat template closes them"
+        logger.warning("%s: %s%s", self.who, what, chats)
+
+    def _say_lacking_template(self, batch: Batch) -> None:
+        if self._says_lacking_template and any(prompt.messages is not None for prompt in batch.prompts):
+            self._says_lacking_template = False
+            logger.warning(
+                "%s: its tokenizer has no chat template, so it reads chats as the policy's template writes them",
+                self.who,
+            )
 
     def _tell_cut(self, count: int) -> None:
         if count and not self.cut_texts:
@@ -120,6 +173,45 @@ class RewardModel:
                 self._longest,
             )
         self.cut_texts += count
+
+
+@dataclass(frozen=True)
+class _Endings:
+    """How a reward model is shown that a response ended, or did not; by default it is not shown."""
+
+    text_eos: list[int] = field(default_factory=list)
+    """The ids behind a text whose response ended: EOS, or none."""
+    chat_eos: list[int] = field(default_factory=list)
+    """The same of a chat that was rendered by the template."""
+    chat_closing: str = ""
+    """What the template writes behind the last message, taken off where the response was cut."""
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "_Endings":
+        """Return the endings that go with a tokenizer's own."""
+        eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        closing = _chat_closing(tokenizer)
+        return cls([] if _closes_texts(tokenizer) else eos, [] if closing.strip() else eos, closing)
+
+
+def _closes_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the tokenizer puts special tokens behind every text."""
+    whole, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
+    return bool(whole[-1:] != bare[-1:])
+
+
+def _chat_closing(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return what the chat template writes behind an assistant's last message; empty where there is no template."""
+    if tokenizer.chat_template is None:
+        return ""
+    probe = "a probe of the template"
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": probe}]
+    try:
+        rendered = str(tokenizer.apply_chat_template(chat, tokenize=False))
+    except Exception:  # a template raises what it likes; what it refuses of the task's chats is an error there
+        return ""
+    _, found, closing = rendered.rpartition(probe)
+    return closing if found else ""
 
 
 def _load(part: RewardPart, device: torch.device) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
@@ -155,12 +247,17 @@ def _no_report() -> Iterator[None]:
         reporting.setLevel(before)
 
 
-def _set_pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id that fills rows up, told to the model: a decoder's head reads the last token that is another."""
-    known = (tokenizer.pad_token_id, model.config.get_text_config().pad_token_id, tokenizer.eos_token_id)
-    pad_id = next((int(token) for token in known if token is not None), 0)
-    model.config.pad_token_id = model.config.get_text_config().pad_token_id = pad_id
-    return pad_id
+def _pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the padding id of the model, or of its tokenizer; None where there is none.
+
+    By the model's own its head finds the last token, even where that is EOS, too. A tokenizer that pads with EOS
+    alone says nothing of the head, which would pass over the end of a text.
+    """
+    tokens = model.get_input_embeddings().num_embeddings
+    own, its = model.config.get_text_config().pad_token_id, tokenizer.pad_token_id
+    if own is not None and 0 <= own < tokens:
+        return int(own)
+    return None if its is None or its == tokenizer.eos_token_id or its >= tokens else int(its)
 
 
 def _positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -70,7 +70,9 @@ def make_task(
 
     Args:
         policy: A model's folder or hub id, or `task:NAME` for a built-in task's.
-        reward: A function at the top of the file, or what a task file's `reward` may be; or several of them.
+        reward: A function at the top of the file, or what a task file's `reward` may be; or several of them. A table
+            has `where`, and may have `name`, `kind`, `weight`; of a model `append_eos`; of a URL `timeout`, `retries`
+            and `batch_size`: see `ppo_core.task.RewardPart`.
         prompts: A data file, a folder or a dataset's hub id; or all that a `PromptSource` has.
         doc: What the task is, in a sentence.
         kl_budget: Highest eval KL a recommended policy may have, in nats per response.

@@ -79,6 +79,7 @@ def _settled(table: Mapping[str, Any], place: str, kind: RewardKind, where: str)
         timeout=tables.number(table.get("timeout", RewardPart.timeout), tables.POSITIVE, f"{where}.timeout"),
         retries=tables.whole(table.get("retries", RewardPart.retries), Bounds(0), f"{where}.retries"),
         batch_size=tables.whole(table.get("batch_size", RewardPart.batch_size), Bounds(1), f"{where}.batch_size"),
+        append_eos=tables.truth(table.get("append_eos", RewardPart.append_eos), f"{where}.append_eos"),
     )
 
 

@@ -34,7 +34,9 @@ TINY_TASK = Task(
 )
 
 
-def count_w3(prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]]) -> Scored:
+def count_w3(
+    prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]], ended: Sequence[bool]
+) -> Scored:
     """A reward that any policy can learn: how often it says w3."""
     counts = [float(response.split().count("w3")) for response in responses]
     return Scored(counts, {"w3": counts})

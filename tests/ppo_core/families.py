@@ -89,7 +89,9 @@ def load_models(folder: Path, tokenizer_folder: Path, *, bf16: bool = False) -> 
     return TaskModels(TINY_TASK, model, tokenizer, mean_number, prompts, longest_prompt=5)
 
 
-def mean_number(prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]]) -> Scored:
+def mean_number(
+    prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]], ended: Sequence[bool]
+) -> Scored:
     """A reward that is hardly ever 0: the mean of the words' numbers, over 10."""
     words = [[word for word in response.split() if word in WORDS] for response in responses]
     means = [sum(WORDS.index(word) for word in row) / (10 * max(1, len(row))) for row in words]

@@ -58,7 +58,7 @@ def test_a_critic_begins_with_the_reward_models_values(
     whole = padded_left(rows, 0, torch.device("cpu"))
     sequences = replace(whole, prompt_width=whole.prompt_width - 1)
     values = trainer.network.values(None, sequences).flatten()
-    scores = judged.reward([Prompt(text) for text in texts], ["", "", ""], [[], [], []]).totals
+    scores = judged.reward([Prompt(text) for text in texts], ["", "", ""], [[], [], []], [False] * 3).totals
     torch.testing.assert_close(values.detach(), torch.tensor(scores), atol=1e-5, rtol=1e-5)
     assert len(set(scores)) == 3
     list(trainer)

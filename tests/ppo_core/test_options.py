@@ -262,9 +262,9 @@ def test_rows_that_have_ended_leave_without_a_trace(models: TaskModels, monkeypa
 def test_a_prompts_responses_stand_together_and_differ(models: TaskModels) -> None:
     seen: list[tuple[str, str]] = []
 
-    def reward(prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]]) -> Any:
+    def reward(prompts: Sequence[Prompt], responses: Sequence[str], *others: Any) -> Any:
         seen.extend((prompt.text, response) for prompt, response in zip(prompts, responses, strict=True))
-        return models.reward(prompts, responses, tokens)
+        return models.reward(prompts, responses, *others)
 
     trainer = PPOTrainer(replace(CONFIG, num_generations=4, eval_every_episodes=48), replace(models, reward=reward))
     for report in trainer:

@@ -24,6 +24,7 @@ BATCH = Batch(
     [Prompt("a", {"answer": 1}), Prompt("b", {"day": datetime(2026, 1, 2)}), Prompt("ü")],
     ["one", "three", ""],
     [["one"], ["th", "ree"], []],
+    [True, False, True],
 )
 
 
@@ -103,15 +104,16 @@ def test_responses_are_sent_in_batches_with_their_columns(server: Server) -> Non
     server.will({"rewards": [1, 2.5]})
     server.will([-3])
     reward = load_reward([replace(server.part, batch_size=2, weight=2.0)], torch.device("cpu"))
-    scored = reward(BATCH.prompts, BATCH.responses, BATCH.tokens)
+    scored = reward(BATCH.prompts, BATCH.responses, BATCH.tokens, BATCH.ended)
     assert scored.parts == {"judge": [1.0, 2.5, -3.0]} and scored.totals == [2.0, 5.0, -6.0]
     assert server.asked == [
         {
             "prompts": ["a", "b"],
             "responses": ["one", "three"],
+            "ended": [True, False],
             "columns": {"answer": [1, None], "day": [None, "2026-01-02 00:00:00"]},
         },
-        {"prompts": ["ü"], "responses": [""], "columns": {}},
+        {"prompts": ["ü"], "responses": [""], "ended": [True], "columns": {}},
     ]
     assert server.headers[0]["Content-Type"] == "application/json"
 

@@ -20,6 +20,7 @@ PROMPTS = [
 ]
 RESPONSES = ["19", "5", ""]
 TOKENS = [["1", "9"], ["5"], []]
+ENDED = [True, False, True]
 Write = Callable[..., RewardPart]
 
 
@@ -38,7 +39,7 @@ def write(tmp_path: Path) -> Write:
 
 def score(part: RewardPart, prompts: Sequence[Prompt] = PROMPTS, *, known: Sequence[Prompt] | None = None) -> Scored:
     rows = len(prompts)
-    return load_reward([part], CPU, known)(prompts, RESPONSES[:rows], TOKENS[:rows])
+    return load_reward([part], CPU, known)(prompts, RESPONSES[:rows], TOKENS[:rows], ENDED[:rows])
 
 
 # --- what a function is given
@@ -57,7 +58,7 @@ def test_with_kwargs_it_is_given_everything(write: Write) -> None:
     part = write(
         "def score(prompts, **rest):\n"
         "    assert prompts == ['12+7=', '2+2=', '1+1=']\n"
-        "    assert rest == {'responses': ['19', '5', ''], 'tokens': [['1', '9'], ['5'], []],\n"
+        "    assert rest == {'responses': ['19', '5', ''], 'tokens': [['1', '9'], ['5'], []], 'ended': [True, False, True],\n"
         "                    'answer': ['19', '4', '2'], 'level': [1, None, 3]}\n"
         "    return [1, 2, 3]"
     )
@@ -93,7 +94,7 @@ def test_files_of_the_same_name_do_not_get_in_each_others_way(tmp_path: Path) ->
             f"def score(responses):\n    return [len(Side({name!r}).name)] * len(responses)"
         )
         parts.append(RewardPart(name, "function", f"{tmp_path / name / 'reward.py'}:score"))
-    assert load_reward(parts, CPU)(PROMPTS, RESPONSES, TOKENS).parts == {"left": [4, 4, 4], "right": [5, 5, 5]}
+    assert load_reward(parts, CPU)(PROMPTS, RESPONSES, TOKENS, ENDED).parts == {"left": [4, 4, 4], "right": [5, 5, 5]}
 
 
 # --- what it may return
@@ -183,18 +184,18 @@ def test_where_only_the_batch_raises_the_error_says_so(write: Write) -> None:
 def test_long_texts_are_cut_in_errors(write: Write) -> None:
     part = write("def score():\n    return [None]")
     with pytest.raises(RewardError) as caught:
-        load_reward([part], CPU)([Prompt("p\n" * 500)], ["r" * 500], [["r"]])
+        load_reward([part], CPU)([Prompt("p\n" * 500)], ["r" * 500], [["r"]], [True])
     assert len(str(caught.value)) < len(part.where) + 250 and "\n" not in str(caught.value)
 
 
-LACKING = 'asks for "anwser", which is no column; there are: prompts, responses, tokens, answer, level'
+LACKING = 'asks for "anwser", which is no column; there are: prompts, responses, tokens, ended, answer, level'
 
 
 def test_a_name_that_is_no_column_is_refused_when_called(write: Write) -> None:
     part = write("def score(responses, anwser):\n    return [0] * len(responses)")
     reward = load_reward([part], CPU)
     with pytest.raises(RewardError) as caught:
-        reward(PROMPTS, RESPONSES, TOKENS)
+        reward(PROMPTS, RESPONSES, TOKENS, ENDED)
     assert str(caught.value) == f'reward part "exact": {part.where} {LACKING}; did you mean "answer"?'
 
 

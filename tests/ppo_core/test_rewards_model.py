@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
+from ppo_core import PPOConfig
 from ppo_core.errors import OutOfMemory, RewardError, TaskError
+from ppo_core.models import TaskModels
 from ppo_core.rewards.batch import Batch
 from ppo_core.rewards.combined import load_reward
 from ppo_core.rewards.model import RewardModel
-from ppo_core.task import Prompt, RewardPart
+from ppo_core.task import Prompt, RewardPart, Scored
+from ppo_core.trainer import PPOTrainer
 
 CPU = torch.device("cpu")
 TEMPLATE = (
@@ -85,10 +89,10 @@ def expected(part: RewardPart, rows: list[list[int]]) -> list[float]:
     return [model(input_ids=torch.tensor([row])).logits.item() for row in rows]
 
 
-def batch(*texts: str) -> Batch:
+def batch(*texts: str, ended: bool = False) -> Batch:
     """Rows of "prompt|response"."""
     pairs = [text.split("|") for text in texts]
-    return Batch([Prompt(prompt) for prompt, _ in pairs], [response for _, response in pairs], [])
+    return Batch([Prompt(prompt) for prompt, _ in pairs], [response for _, response in pairs], [], [ended] * len(texts))
 
 
 def chat(*contents: str, role: str = "user") -> Prompt:
@@ -117,13 +121,13 @@ def test_a_chat_is_scored_under_the_reward_models_own_template(
     tokenizer.chat_template = TEMPLATE
     part = save(tmp_path / "chat", tokenizer, gpt2())
     prompts = [chat("w3", "w4"), Prompt("w3"), chat("w5")]
-    scores = RewardModel(part, CPU)(Batch(prompts, ["w6 w7", " w6", "w8"], [])).scores
+    scores = RewardModel(part, CPU)(Batch(prompts, ["w6 w7", " w6", "w8"], [], [False] * 3)).scores
     rows = ["<eos> w1 w3 <eos> w1 w4 <eos> w2 w6 w7", "<eos> w3 w6 <eos>", "<eos> w1 w5 <eos> w2 w8"]
     assert scores == pytest.approx(expected(part, [ids(row) for row in rows]), abs=1e-5)
 
 
 def test_a_chat_without_a_template_is_scored_as_text(part: RewardPart) -> None:
-    scores = RewardModel(part, CPU)(Batch([chat("w3")], [" w6"], [])).scores
+    scores = RewardModel(part, CPU)(Batch([chat("w3")], [" w6"], [], [False])).scores
     assert scores == pytest.approx(expected(part, [ids("<eos> w9 w9 w6 <eos>")]), abs=1e-5)
 
 
@@ -131,11 +135,137 @@ def test_a_chat_that_the_template_refuses_is_named(tokenizer: PreTrainedTokenize
     tokenizer.chat_template = TEMPLATE
     part = save(tmp_path / "chat", tokenizer, gpt2())
     with pytest.raises(RewardError) as caught:
-        RewardModel(part, CPU)(Batch([chat("w3"), chat("w4", role="tool")], ["w5", "w6"], []))
+        RewardModel(part, CPU)(Batch([chat("w3"), chat("w4", role="tool")], ["w5", "w6"], [], [True, True]))
     assert str(caught.value) == (
         f"reward part \"taste\": {part.where}: its chat template refuses sample 1 (prompt 'w9 w9', response 'w6'): "
         "TemplateError: no tools"
     )
+
+
+# --- where a response ended
+
+
+@pytest.fixture
+def bare(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer without special tokens of its own, as decoders' are."""
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    return tokenizer
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.startswith("ppo_core")]
+
+
+def with_one_cut() -> Batch:
+    """Three rows, of which the second was cut."""
+    whole = batch("w3| w4 w5 w6", "w7 w8| w9", "w6|", ended=True)
+    return replace(whole, ended=[True, False, True])
+
+
+def test_its_eos_stands_behind_the_responses_that_ended(
+    bare: PreTrainedTokenizerBase, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = save(tmp_path / "bare", bare, gpt2())
+    scores = RewardModel(part, CPU)(with_one_cut()).scores
+    assert scores == pytest.approx(expected(part, [ids("w3 w4 w5 w6 <eos>"), ids("w7 w8 w9"), ids("w6 <eos>")]))
+    assert len(said(caplog)) == 1 and "<eos> is appended to responses that ended" in said(caplog)[0]
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="ppo_core"):
+        scores = RewardModel(replace(part, append_eos=False), CPU)(with_one_cut()).scores
+    assert scores == pytest.approx(expected(part, [ids("w3 w4 w5 w6"), ids("w7 w8 w9"), ids("w6")]))
+    assert len(said(caplog)) == 1 and "append_eos = false" in said(caplog)[0]
+
+
+def test_a_text_that_is_too_long_keeps_the_eos_behind_it(bare: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    part = save(tmp_path / "bare", bare, gpt2())
+    words = [f"w{i}" for i in range(12)]
+    scores = RewardModel(part, CPU)(batch(f"{' '.join(words)}|", f"{' '.join(words[1:])}|", ended=True)).scores
+    assert scores == pytest.approx(expected(part, [ids(" ".join([*words[1:], "<eos>"]))] * 2))
+
+
+@pytest.mark.parametrize("pads", [False, True], ids=["named_by_nobody", "the_tokenizers_eos"])
+def test_an_eos_is_read_also_where_no_padding_token_is_known(
+    bare: PreTrainedTokenizerBase, tmp_path: Path, pads: bool
+) -> None:
+    bare.pad_token = bare.eos_token if pads else None
+    part = save(tmp_path / "unpadded", bare, gpt2(pad_token_id=None))
+    # The other ids that no row ends with begin at 0, those of <pad> and <eos>.
+    rows = batch("w3| w4 w5", "<pad>|", "w6|", ended=False)
+    scores = RewardModel(part, CPU)(replace(rows, ended=[True, False, False])).scores
+    assert scores == pytest.approx(expected(part, [ids("w3 w4 w5 <eos>"), [0], ids("w6")]))
+
+
+def test_an_eos_that_also_pads_is_passed_over_as_in_training_and_that_is_said(
+    bare: PreTrainedTokenizerBase, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bare.pad_token = bare.eos_token
+    part = save(tmp_path / "padded", bare, gpt2(pad_token_id=1))
+    scores = RewardModel(part, CPU)(batch("w3| w4 w5", "w6|", ended=True)).scores
+    assert scores == pytest.approx(expected(part, [ids("w3 w4 w5 <eos>"), ids("w6 <eos>")]))
+    assert scores == pytest.approx(expected(part, [ids("w3 w4 w5"), ids("w6")]))
+    assert len(said(caplog)) == 1 and "the token before it is scored" in said(caplog)[0]
+
+
+def test_a_tokenizer_that_closes_every_text_adds_no_second_eos(
+    part: RewardPart, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = RewardModel(part, CPU)
+    assert len(said(caplog)) == 1 and "closes every text by itself" in said(caplog)[0]
+    assert model(batch(*ROWS, ended=True)).scores == model(batch(*ROWS)).scores
+
+
+def test_a_tokenizer_without_an_eos_says_so(
+    bare: PreTrainedTokenizerBase, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bare.eos_token = None
+    part = save(tmp_path / "endless", bare, gpt2())
+    model = RewardModel(part, CPU)
+    assert len(said(caplog)) == 1 and "has no EOS" in said(caplog)[0]
+    assert model(batch(*ROWS, ended=True)).scores == model(batch(*ROWS)).scores
+
+
+@pytest.mark.parametrize("closing", ["<eos> w0 ", ""], ids=["closed", "open"])
+def test_a_chat_ends_where_its_response_did(bare: PreTrainedTokenizerBase, tmp_path: Path, closing: str) -> None:
+    bare.chat_template = (
+        "{% for message in messages %}{{ 'w1 ' if message['role'] == 'user' else 'w2 ' }}{{ message['content'] }}"
+        "{{ ' " + closing + "' }}{% endfor %}"
+    )
+    part = save(tmp_path / "chat", bare, gpt2())
+    both = Batch([chat("w3"), chat("w3")], ["w6 w7", "w6 w7"], [], [True, False])
+    opened = f"w1 w3 {closing}w2 w6 w7"
+    # What the template closes a message with is its end; where it writes nothing, that is EOS.
+    rows = [ids(f"{opened} {closing or '<eos>'}"), ids(opened)]
+    assert RewardModel(part, CPU)(both).scores == pytest.approx(expected(part, rows))
+    rows = [ids(f"{opened} {closing}")] * 2
+    assert RewardModel(replace(part, append_eos=False), CPU)(both).scores == pytest.approx(expected(part, rows))
+
+
+def test_a_chat_without_a_template_is_reported_once(part: RewardPart, caplog: pytest.LogCaptureFixture) -> None:
+    model = RewardModel(part, CPU)
+    caplog.clear()
+    model(batch(*ROWS))
+    assert not said(caplog)
+    for _ in range(2):
+        model(Batch([chat("w3")], [" w6"], [], [False]))
+    assert len(said(caplog)) == 1 and "no chat template" in said(caplog)[0]
+
+
+def test_the_trainer_and_its_evaluation_say_which_responses_ended(tiny: TaskModels, tmp_path: Path) -> None:
+    seen: list[list[bool]] = []
+    lengths: list[list[int]] = []
+
+    def reward(prompts: Any, responses: Any, tokens: Any, ended: Any) -> Scored:
+        seen.append(ended)
+        lengths.append([len(texts) for texts in tokens])
+        return Scored([0.0] * len(responses), {})
+
+    config = PPOConfig(total_episodes=16, batch_size=16, mini_batch_size=8, response_length=6, temperature=1.0)
+    list(PPOTrainer(config, replace(tiny, reward=reward)))
+    assert [len(ended) for ended in seen] == [8, 16, 8], "evaluation, rollouts, evaluation"
+    for ended, long in zip(seen, lengths, strict=True):
+        assert all(isinstance(one, bool) for one in ended)
+        assert all(one or length == 6 for one, length in zip(ended, long, strict=True))
+    assert {one for ended in seen for one in ended} == {True, False}
 
 
 # --- texts too long
@@ -143,6 +273,7 @@ def test_a_chat_that_the_template_refuses_is_named(tokenizer: PreTrainedTokenize
 
 def test_what_is_too_long_loses_its_start_and_is_told_once(part: RewardPart, caplog: pytest.LogCaptureFixture) -> None:
     model = RewardModel(part, CPU)
+    caplog.clear()  # of what is said when it is loaded
     long = " ".join(f"w{i}" for i in range(20))
     with caplog.at_level(logging.WARNING, logger="ppo_core"):
         scores = model(batch(f"{long}| w3", "w3| w4", f"w1| {long}")).scores
@@ -161,7 +292,7 @@ def test_what_is_too_long_loses_its_start_and_is_told_once(part: RewardPart, cap
 def test_a_long_chat_is_cut_to_the_positions(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     tokenizer.chat_template = TEMPLATE
     part = save(tmp_path / "chat", tokenizer, gpt2())
-    scores = RewardModel(part, CPU)(Batch([chat("w5 " * 20)], ["w6 w7"], [])).scores
+    scores = RewardModel(part, CPU)(Batch([chat("w5 " * 20)], ["w6 w7"], [], [False])).scores
     assert scores == pytest.approx(expected(part, [ids("w5 " * 8 + "<eos> w2 w6 w7")]), abs=1e-5)
 
 

@@ -102,14 +102,14 @@ def test_rewards_of_every_kind(folder: Path) -> None:
     path = write(
         folder,
         'policy = "an-org/a-model"\nprompts = "an-org/a-dataset"\n'
-        'reward = ["judge", "an-org/a-judge", { where = "reward.py:short", weight = -0.5 }, '
+        'reward = ["judge", { where = "an-org/a-judge", append_eos = false }, { where = "reward.py:short", weight = -0.5 }, '
         '{ where = "https://me:secret@host/score", name = "judge.2", timeout = 5, retries = 0, batch_size = 8 }, '
         '{ name = "sum", where = "ppo_core.tasks.arithmetic.reward:exact", kind = "function" }]\n',
     )
     preparation = get_task(path).prepare
     assert preparation.rewards == (  # type: ignore[attr-defined]
         RewardPart("judge", "model", str(folder / "judge")),
-        RewardPart("a-judge", "model", "an-org/a-judge"),
+        RewardPart("a-judge", "model", "an-org/a-judge", append_eos=False),
         RewardPart("short", "function", f"{folder}/reward.py:short", weight=-0.5),
         RewardPart("judge.2", "http", "https://me:secret@host/score", timeout=5, retries=0, batch_size=8),
         RewardPart("sum", "function", "ppo_core.tasks.arithmetic.reward:exact"),
@@ -157,7 +157,7 @@ def test_a_python_file_makes_a_task_with_a_function_of_its_own(folder: Path) -> 
     task = get_task(str(folder))
     assert (task.name, task.kl_budget, task.eval_response_length) == (path, 4, 6)
     models = load_task(path, "cpu")
-    scored = models.reward([Prompt("w1", {"word": "w3"})], ["w3 w4 w3"], [["w3", "w4", "w3"]])
+    scored = models.reward([Prompt("w1", {"word": "w3"})], ["w3 w4 w3"], [["w3", "w4", "w3"]], [True])
     assert (scored.totals, dict(scored.parts)) == ([2.0], {"wanted": [2.0]})
 
 
@@ -249,6 +249,10 @@ MISTAKES = [
     (PLAIN.replace('"reward.py:wanted"', '{ where = "model", name = "a b" }'), "reward.name = 'a b' is not allowed"),
     (PLAIN.replace('"reward.py:wanted"', '{ where = "model", weight = "1" }'), "reward.weight = '1' is not allowed"),
     (PLAIN.replace('"reward.py:wanted"', '{ where = "model", retries = -1 }'), "reward.retries = -1 is not allowed"),
+    (
+        PLAIN.replace('"reward.py:wanted"', '{ where = "model", append_eos = 1 }'),
+        "reward.append_eos = 1 is not allowed: true or false",
+    ),
     (PLAIN.replace('"reward.py:wanted"', '{ where = "model", wieght = 1 }'), 'reward.wieght: .* "weight"?'),
     ("policy = = 3\n", "not valid TOML: .*line 1"),
     ("[task]\n" + PLAIN + "kl_buget = 3\n", "task.kl_buget: unknown key"),

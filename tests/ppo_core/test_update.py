@@ -35,7 +35,7 @@ def collect(tiny: TaskModels, network: ActorCritic, config: PPOConfig) -> tuple[
     settings = SamplingSettings.of(config, network.policy, tiny.tokenizer)
     prompts = tiny.prompts.train[:16]
     rollouts = generate(network.policy, tiny.tokenizer, prompts, numbers, settings, chunk_rows=99)
-    scored = tiny.reward(prompts, rollouts.responses, [])
+    scored = tiny.reward(prompts, rollouts.responses, [], [])
     scores = token_scores(config, RewardStatistics("none"), scored, rollouts)
     return rollouts, build_experience(config, rollouts, read(tiny, network, rollouts), scores, config.kl_coef)
 

@@ -33,5 +33,6 @@ class Recipe:
 
 def prepare(progress: Progress | None = None) -> TaskAssets:
     """Return the paths of the models that ship with the package, and the prompts."""
-    reward = RewardPart("enthusiasm", "model", str(MODELS / REWARD_MODEL))
+    # It was trained on beginnings of texts without EOS, so it has never read one.
+    reward = RewardPart("enthusiasm", "model", str(MODELS / REWARD_MODEL), append_eos=False)
     return TaskAssets(str(MODELS / POLICY), (reward,), prompts())
