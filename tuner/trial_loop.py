@@ -1,7 +1,7 @@
 """The controller's loop: start, record, judge, obey orders, until the study has its trials or a stop is asked for."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from ppo_core.command.output import report_line
@@ -25,7 +25,7 @@ from tuner.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.judging import ended_by_a_person, judged
+from tuner.judging import ended_by_a_person, judged, so_far
 from tuner.limits import Limits
 from tuner.open_study import MirrorKeeper, OpenStudy
 from tuner.order_desk import OrderDesk
@@ -193,9 +193,9 @@ class TrialLoop:
         study = self._study
         for row in study.board.open(study.spec.trials):
             if row.wanted is not None:
-                self._settle(row, row.wanted)
+                self._settle(row)
             elif row.status is Status.RUNNING:
-                study.store.set_aside(study.lease, row.id, Status.WAITING)
+                study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec.kl_budget))
                 study.refresh(row.number)
         left = study.board.left_out(study.spec.trials)
         if left:
@@ -212,7 +212,7 @@ class TrialLoop:
             if row.wanted is None:
                 self._start(row)
             else:
-                self._settle(row, row.wanted)
+                self._settle(row)
         if self._running:
             self._is_idle = False
             return True
@@ -235,15 +235,19 @@ class TrialLoop:
         board = self._study.board
         self._tell(TrialEnded(row, board.ended(), board.total(self._study.spec.trials)))
 
-    def _settle(self, row: TrialRow, wanted: Wanted) -> None:
-        """Do what an order wants of a trial whose worker or controller died before it was told."""
+    def _settle(self, row: TrialRow) -> None:
+        """Do what orders want by now of a trial that has no worker: it ends, is paused, or waits for another one."""
         study = self._study
-        if wanted is Wanted.PAUSE:
-            study.store.set_aside(study.lease, row.id, Status.PAUSED)
-            self._queue.learn(study.refresh(row.number))
-            self._tell(TrialSetAside(study.board[row.number]))
-        else:
-            self._conclude(row, judged(study.store, row, study.spec.kl_budget, *ended_by_a_person(wanted)))
+        standing = so_far(study.store, row, study.spec.kl_budget)
+        wanted = study.store.set_aside(study.lease, row.id, standing)
+        if wanted is not None:
+            status, reason = ended_by_a_person(wanted)
+            self._conclude(row, replace(standing, status=status, reason=reason))
+            return
+        row = study.refresh(row.number)
+        self._queue.learn(row)
+        trial_log.note(study.trial_folder(row.number), f"left its worker; the trial is {row.status}")
+        self._tell(TrialSetAside(row))
 
     def _start(self, row: TrialRow) -> None:
         """Start a trial from its last checkpoint, or from the beginning where it has none."""
@@ -286,7 +290,7 @@ class TrialLoop:
             case Ended():
                 self._end(number)
             case Left():
-                self._set_aside(number)
+                self._leave(number)
             case Failed():
                 folder = self._study.trial_folder(number)
                 where = trial_folder.write_error(folder, message.traceback)
@@ -318,23 +322,24 @@ class TrialLoop:
         has_to_leave = running.wanted is Wanted.PAUSE or self._study.row.paused_at is not None or self._is_stopping()
         return Answer.SAVE if has_to_leave else Answer.GO_ON
 
-    def _set_aside(self, number: int) -> None:
-        """Note that a trial saved and left its worker: it is paused, or goes on when the study does."""
-        running, study = self._running.pop(number), self._study
-        if running.wanted is Wanted.PAUSE or study.row.paused_at is not None:
-            status = Status.PAUSED if running.wanted is Wanted.PAUSE else Status.WAITING
-            study.store.set_aside(study.lease, running.row.id, status)
-            self._queue.learn(study.refresh(number))
-            trial_log.note(study.trial_folder(number), f"saved a checkpoint; the trial is {status}")
-            self._tell(TrialSetAside(study.board[number]))
+    def _leave(self, number: int) -> None:
+        """Do what orders want by now of a trial whose worker left it as it was told, which may be something else.
+
+        Where they want nothing, and the study is not paused, it goes on from its last checkpoint in this run or the
+        next one.
+        """
+        del self._running[number]
+        row = self._study.refresh(number)
+        if row.wanted is not None or self._study.row.paused_at is not None:
+            self._settle(row)
 
     def _end(self, number: int) -> None:
-        """Judge a trial that ran to its end, or was ended by the guard or by a person."""
+        """Judge a trial that ran to its end or was ended by the guard; one that was told to end by an order is left."""
         running, study = self._running[number], self._study
-        status = Status.COMPLETED if running.reason is None else Status.PRUNED
         if running.reason is None and running.wanted in ENDINGS:
-            assert running.wanted is not None
-            status, running.reason = ended_by_a_person(running.wanted)
+            self._leave(number)
+            return
+        status = Status.COMPLETED if running.reason is None else Status.PRUNED
         self._finish(number, judged(study.store, running.row, study.spec.kl_budget, status, running.reason))
 
     def _retry(self, number: int, lost: Lost) -> None:

@@ -122,6 +122,23 @@ def gated(config: PPOConfig, task_name: str, *, device: str = "auto", resume_fro
     return GatedTrainer(config, resume_from)
 
 
+class GatedSaveTrainer(QuickTrainer):
+    """Stays in the middle of saving GATED_STEP's checkpoint until the file `gate` is there."""
+
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        if self.step == GATED_STEP and not (_folder() / "gate").exists():
+            (_folder() / "saving").touch()
+            while not (_folder() / "gate").exists():
+                time.sleep(0.01)
+        super().save(folder, extra)
+
+
+def gated_save(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> GatedSaveTrainer:
+    return GatedSaveTrainer(config, resume_from)
+
+
 class ThreadedTrainer(QuickTrainer):
     """Reports how many threads torch would use now, and when it was made."""
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import PoolProxiedConnection, text
+from sqlalchemy import PoolProxiedConnection, text, update
 
 from ppo_core.errors import StoreError
 from ppo_core.report import Sample, StepReport
 from tests.tuner import stores
 from tuner.patience import Patience
-from tuner.status import Origin, Reason, Status
-from tuner.store import Lease, NewTrial, Outcome, Store
+from tuner.status import Origin, Reason, Status, Wanted
+from tuner.store import Lease, NewTrial, Outcome, Store, schema
 
 LOCKED = StoreError("the store x.db failed: database is locked")
 
@@ -60,7 +60,10 @@ def write_everything(store: Store) -> None:
     store.begin_attempt(lease, store.trial(store.study("a"), 0), None)
     for step in range(3):
         add_step(store, lease, step)
-    store.set_aside(lease, 1, Status.PAUSED)
+    for wanted in (Wanted.PAUSE, None):
+        store._write(lease, lambda connection, to=wanted: connection.execute(update(schema.trials).values(wanted=to)))
+        store.set_aside(lease, 1, Outcome(Status.PAUSED, value=0.5))
+        assert store.trial(store.study("a"), 0).status is Status.PAUSED  # one that is paused stays so
     store.begin_attempt(lease, store.trial(store.study("a"), 0), 1)
     store.finish_trial(lease, 1, Outcome(Status.PRUNED, Reason("kl_limit", "too far"), 1.5))
     for key in ("done", "refused"):
