@@ -38,7 +38,6 @@ class OrderDesk:
         self._limits = limits
         self._is_running = is_running
         self._changed: list[int] = []
-        self._began = study.row.read_at or 0.0
 
     def decide(self, order: Order) -> Order:
         """Carry out an order or refuse it, and return it as it stands then."""
@@ -90,7 +89,7 @@ class OrderDesk:
             connection.execute(update(table).where(table.c.id == self._study.row.id).values(paused_at=at))
             return "the study is paused" if order.kind == "pause" else "the study goes on"
 
-        if order.kind == "stop" and order.placed_at < self._began:
+        if order.kind == "stop" and order.id <= self._study.last_order:
             raise ConfigError("it was for an earlier run of the study, which has ended")
         if order.kind == "resume" and self._study.row.paused_at is None:
             raise ConfigError("the study is not paused")

@@ -33,7 +33,9 @@ def held_folder(folder: Path) -> Iterator[None]:
         lock = FileLock(folder / _LOCK)
         lock.acquire(timeout=0)
     except Timeout:
-        raise StudyError(f"the folder {folder} is in use by the controller of another study of that name") from None
+        raise StudyError(
+            f"the folder {folder} is in use by another controller, of this study or of one of that name in another store"
+        ) from None
     except OSError as error:
         raise StoreError(f"cannot use the folder {folder} for checkpoints: {error.strerror or error}") from error
     try:

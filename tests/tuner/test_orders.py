@@ -257,6 +257,31 @@ def test_a_wish_outlives_the_controller(tmp_path: Path, monkeypatch: pytest.Monk
     assert 0 not in [event.row.number for event in events if isinstance(event, TrialStarted)]
 
 
+def test_a_stop_is_for_this_run_though_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time
+
+    def an_hour_earlier(store: Store) -> None:
+        monkeypatch.setattr(time, "time", lambda: now() - 3600)
+        place(store, "stop")
+
+    finished, _ = run_with(tmp_path, {(1, 4): an_hour_earlier})
+    assert not finished
+    assert [order.state for order in decided(tmp_path)] == [OrderState.DONE]
+
+
+def test_a_stop_for_an_earlier_run_is_refused_though_the_clock_was_set_back_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, quick_spec(trials=1))
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    placed(tmp_path, "stop")
+    monkeypatch.undo()
+    assert run(tmp_path, quick_spec(trials=2))[0]
+    (order,) = decided(tmp_path)
+    assert order.state is OrderState.REFUSED and "an earlier run" in str(order.outcome)
+
+
 # Orders between the answer that a worker got and its last word
 
 

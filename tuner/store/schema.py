@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised with every change of the tables. What is new must be nullable or have a `server_default`: then
 `tuner.store.migration` adds it to an older store by itself."""
 
@@ -50,7 +50,8 @@ studies = Table(
     Column("lease_token", Integer, nullable=False, default=0),
     Column("lease_host", String(255)),
     Column("lease_pid", Integer),
-    Column("lease_pid_started", Float),
+    Column("lease_pid_started", Float),  # see `ProcessKey`
+    Column("lease_pid_space", String(255)),
     Column("lease_renewed_at", Float),
     Column("archived_at", Float),
     Column("paused_at", Float),
