@@ -29,7 +29,8 @@ from tuner.judging import ended_by_a_person, judged, so_far
 from tuner.limits import Limits
 from tuner.open_study import MirrorKeeper, OpenStudy
 from tuner.order_desk import OrderDesk
-from tuner.protocol import Answer, Ended, Failed, Left, Lost, Message, Prepared, Progress, Stepped, TrialSpec
+from tuner.protocol import Answer, Ended, Failed, Left, Lost, Message, NoRoom, Prepared, Progress, Stepped, TrialSpec
+from tuner.room import RoomWatch
 from tuner.status import ENDINGS, Reason, Status, Wanted
 from tuner.store import Order, OrderState, Outcome, TrialRow
 from tuner.trial import whole_episodes
@@ -74,6 +75,7 @@ class TrialLoop:
         self._desk = OrderDesk(study, files, limits, lambda number: number in self._running)
         self._running: dict[int, _Running] = {}
         self._losses: dict[int, int] = {}
+        self._room = RoomWatch(lambda line: tell(StudyWarned(line)))
         self._streak = failures.FailureStreak()
         self._verdict: str | None = None
         self._stopping: str | None = None
@@ -97,6 +99,7 @@ class TrialLoop:
                     assert job is not None
                     self._handle(job, message)
                 self._stay_alive()
+                self._answer_without_room()
                 if time.monotonic() - self._looked_at >= LOOK_SECONDS:
                     self._obey()
                 self._files.keep_within_quota(self._running)
@@ -130,7 +133,7 @@ class TrialLoop:
         limits = self._limits
         if limits.deadline is not None and time.monotonic() >= limits.deadline:
             return self._verdict or self._stop.why or f"{TIME_LIMIT} of {limits.timeout:g} s has passed"
-        return self._verdict or self._stop.why
+        return self._verdict or self._stop.why or self._room.why_give_up()
 
     # The task
 
@@ -156,7 +159,7 @@ class TrialLoop:
         if message.is_for_user:
             return TaskError(message.message)
         where = trial_folder.write_error(self._study.folder, message.traceback)
-        return TaskError(f"{what}: {message.message} (traceback in {where})")
+        return TaskError(f"{what}: {failures.with_traceback(message.message, where)}")
 
     # Orders
 
@@ -284,9 +287,16 @@ class TrialLoop:
     # What workers say
 
     def _handle(self, number: int, message: Message) -> None:
+        if isinstance(message, Stepped | Ended):
+            self._room.found(number)
+        elif not isinstance(message, NoRoom):
+            self._room.forget(number)
         match message:
             case Stepped():
                 self._record(number, message)
+            case NoRoom():
+                trial_log.note(self._study.trial_folder(number), message.message)
+                self._room.lacks(number, message.message)
             case Ended():
                 self._end(number)
             case Left():
@@ -319,8 +329,21 @@ class TrialLoop:
     def _answer(self, running: _Running) -> Answer:
         if running.reason is not None or running.wanted in ENDINGS:
             return Answer.STOP
-        has_to_leave = running.wanted is Wanted.PAUSE or self._study.row.paused_at is not None or self._is_stopping()
-        return Answer.SAVE if has_to_leave else Answer.GO_ON
+        return Answer.SAVE if running.wanted is Wanted.PAUSE or self._has_to_rest() else Answer.GO_ON
+
+    def _has_to_rest(self) -> bool:
+        """Return whether no trial shall run now."""
+        return self._study.row.paused_at is not None or self._is_stopping()
+
+    def _answer_without_room(self) -> None:
+        """Have the trials that found no room for a checkpoint try again when it is time, or leave if they have to."""
+        for number in self._room.waiting:
+            if self._has_to_rest() or self._study.board[number].wanted is not None:
+                self._room.answered(number)
+                self._engine.answer(number, Answer.STOP)
+            elif self._room.is_due(number):
+                self._room.answered(number)
+                self._engine.answer(number, Answer.GO_ON)
 
     def _leave(self, number: int) -> None:
         """Do what orders want by now of a trial whose worker left it as it was told, which may be something else.
