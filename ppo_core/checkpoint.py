@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,10 +17,13 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ppo_core.errors import CheckpointError
+from ppo_core.errors import NO_ROOM, CheckpointError, NoRoomError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+
+_OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
+"""How safetensors tells which error the system had."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +51,8 @@ def write(
     What an interrupted write left in `folder` is replaced, and so is a damaged checkpoint.
 
     Raises:
-        CheckpointError: the folder already holds an undamaged checkpoint, or cannot be written.
+        CheckpointError: the folder already holds an undamaged checkpoint, or cannot be written; NoRoomError where that
+            is for lack of room.
     """
     with _new_folder(folder):
         entries = {name: _written(folder / name, writer) for name, writer in files.items()}
@@ -180,10 +185,28 @@ def _new_folder(folder: Path) -> Iterator[None]:
         remove(folder)
         folder.mkdir(parents=True)
         yield
-    except OSError as error:
+    except Exception as error:
+        shortage = _no_room(error)
+        if shortage is None and not isinstance(error, OSError):
+            raise
         with suppress(OSError):
             remove(folder)
-        raise CheckpointError(f"cannot write the checkpoint {folder}: {error.strerror or error}") from error
+        what = f"cannot write the checkpoint {folder}"
+        if shortage is not None:
+            raise NoRoomError(f"{what}: {shortage}") from error
+        raise CheckpointError(f"{what}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _no_room(error: BaseException) -> str | None:
+    """Return what the system says of a full disk or quota where that is behind an error, of a library's own too."""
+    behind: BaseException | None = error
+    while behind is not None:
+        told = _OS_ERROR.search(str(behind))
+        number = getattr(behind, "errno", None) or (int(told[1]) if told else None)
+        if number in NO_ROOM:
+            return os.strerror(number)
+        behind = behind.__cause__ or behind.__context__
+    return None
 
 
 def _written(path: Path, writer: Callable[[Path], None]) -> dict[str, int | str]:

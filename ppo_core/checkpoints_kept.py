@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core import checkpoint
-from ppo_core.errors import CheckpointError
+from ppo_core.errors import CheckpointError, NoRoomError
 from ppo_core.report import StepReport, Trainer
 
 NEWEST = 2
@@ -130,7 +130,10 @@ def prune(folder: Path, *, kl_budget: float, newest: int) -> None:
 def _remove_others(folder: Path, newest: int, best: Path | None) -> None:
     for path in checkpoint.complete(folder)[::-1][newest:]:
         if path != best:
-            checkpoint.remove(path)
+            try:
+                checkpoint.remove(path)
+            except OSError as error:  # the one that was saved counts all the same; this one goes the next time
+                _log.warning("cannot remove %s: %s", path, error.strerror or error)
 
 
 def _evaluation(report: StepReport) -> dict[str, dict[str, float]]:
@@ -183,6 +186,8 @@ class DiskUse:
     """What the folder's checkpoints take already."""
     free: int
     """What its disk has left."""
+    total: int
+    """What its disk holds when it is empty."""
 
     @property
     def most(self) -> int:
@@ -195,10 +200,10 @@ class DiskUse:
         return f"checkpoints: up to {MOST_KEPT} + 1 of about {size(self.one)} in {self.folder}"
 
     def require_room(self) -> None:
-        """Raise CheckpointError where the disk has too little left."""
+        """Raise NoRoomError where the disk has too little left, CheckpointError where it never has enough."""
         missing = self.most - self.held
         if self.free < missing:
-            raise CheckpointError(
+            raise (NoRoomError if self.most <= self.total else CheckpointError)(
                 f"too little room for checkpoints in {self.folder}: up to {MOST_KEPT} + 1 of about {size(self.one)} "
                 f"need {size(missing)} more, and {size(self.free)} are free; free some, or write elsewhere"
             )
@@ -214,7 +219,8 @@ def disk_use(trainer: Trainer, folder: Path) -> DiskUse | None:
         return None
     held = sum(map(checkpoint.bytes_of, checkpoint.complete(folder)))
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    return DiskUse(folder, int(estimate()), held, shutil.disk_usage(existing).free)
+    disk = shutil.disk_usage(existing)
+    return DiskUse(folder, int(estimate()), held, disk.free, disk.total)
 
 
 def size(count: int) -> str:

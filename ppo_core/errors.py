@@ -1,7 +1,11 @@
 """Every error a user's mistake can cause. Each message is one line: what, where, what is allowed."""
 
 import difflib
+import errno
 from collections.abc import Iterable
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""What the system calls a full disk, and a user's full quota."""
 
 
 class PPOTunerError(Exception):
@@ -26,6 +30,10 @@ class OutOfMemory(PPOTunerError, MemoryError):
 
 class CheckpointError(PPOTunerError, OSError):
     """A checkpoint is missing, unfinished, damaged, or belongs to another run."""
+
+
+class NoRoomError(CheckpointError):
+    """A checkpoint cannot be written for lack of room: the disk, or the user's quota of it, is full for now."""
 
 
 class StoreError(PPOTunerError, OSError):

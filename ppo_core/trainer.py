@@ -213,7 +213,7 @@ class PPOTrainer:
         }
         files = {
             NETWORK_FILE: lambda path: save_file(_contiguous(self.network.trained()), path),
-            OPTIMIZERS_FILE: lambda path: torch.save(self.optimizers.state_dict(), path),
+            OPTIMIZERS_FILE: lambda path: _save(self.optimizers.state_dict(), path),
         }
         checkpoint.write(Path(folder), files, state=state, extra=extra)
 
@@ -286,6 +286,11 @@ def _changed(before: PPOConfig, now: PPOConfig, folder: Path) -> set[str]:
             was, is_now = getattr(before, name), getattr(now, name)
             raise CheckpointError(f"{folder} is of {name} = {was!r} and cannot go on with {is_now!r}: {why}")
     return changed
+
+
+def _save(state: object, path: Path) -> None:
+    with path.open("wb") as file:  # given a path, torch keeps to itself what the system says of a write that fails
+        torch.save(state, file)
 
 
 def _contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ppo_core import checkpoint
-from ppo_core.errors import CheckpointError, ConfigError, StoreError, StudyError, nearest
+from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, StoreError, StudyError, nearest
 
 if TYPE_CHECKING:  # workers read this module, and need no store
     from tuner.store import StudyRow
@@ -182,6 +182,8 @@ class TrialPlace:
 
         try:
             checkpoint.copy(checkpoint.parse_manifest(text, source), fetch, target)
+        except NoRoomError:
+            raise  # it is whole there, and a trial that passed it over would lose what it did
         except CheckpointError as error:
             if failures:  # the place cannot be read; the checkpoint may well be whole
                 raise failures[0] from error

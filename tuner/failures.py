@@ -16,11 +16,18 @@ _NUMBER = re.compile("0x[0-9a-f]+|[0-9]+")
 _LAST_WORDS = "; the last it printed: "
 
 
-def error_reason(failed: Failed, where: object, log: str = "") -> Reason:
-    """Return why a trial failed that raised an error; its traceback lies at `where`, `log` is its log's end."""
+def error_reason(failed: Failed, where: object | None, log: str = "") -> Reason:
+    """Return why a trial failed that raised an error; its traceback lies at `where`, if anywhere.
+
+    `log` is its log's end.
+    """
     rule = "out_of_memory" if failed.out_of_memory else "error"
-    message = failed.message if failed.is_for_user else f"{failed.message} (traceback in {where})"
-    return Reason(rule, message, log=log)
+    return Reason(rule, failed.message if failed.is_for_user else with_traceback(failed.message, where), log=log)
+
+
+def with_traceback(message: str, where: object | None) -> str:
+    """Return a message that says where the traceback lies, if anywhere."""
+    return message if where is None else f"{message} (traceback in {where})"
 
 
 def lost_reason(how: str, losses: int, log: str = "") -> Reason:

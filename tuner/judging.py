@@ -1,4 +1,4 @@
-"""How a trial ended: its value, KL and constraint from the evaluations that the store holds."""
+"""How a trial ended, or stands while it is paused: value, KL and constraint from the evaluations in the store."""
 
 from collections.abc import Iterable
 
@@ -14,6 +14,11 @@ def judged(store: Store, row: TrialRow, kl_budget: float, status: Status, reason
     evaluations = store.steps([row.id], EVALUATION_METRICS, evaluations_only=True)
     value, value_se, kl = trial_value(evaluations)
     return Outcome(status, reason, value, value_se, kl, violation(kl, kl_budget, reason))
+
+
+def so_far(store: Store, row: TrialRow, kl_budget: float) -> Outcome:
+    """Return how a trial stands that is paused, by its evaluations so far."""
+    return judged(store, row, kl_budget, Status.PAUSED, None)
 
 
 def ended_by_a_person(wanted: Wanted) -> tuple[Status, Reason]:

@@ -3,6 +3,7 @@
 | status                  | Optuna state | value                       | constraint                                |
 |-------------------------|--------------|-----------------------------|-------------------------------------------|
 | waiting, running        | RUNNING      |                             |                                           |
+| paused, not evaluated   | RUNNING      |                             |                                           |
 | paused                  | PRUNED       | so far                      | from its evaluations                      |
 | completed               | COMPLETE     | of the trial                | from its evaluations                      |
 | pruned: KL              | PRUNED       | so far                      | larger of evaluations and reading, >= 0.1 |
@@ -99,7 +100,7 @@ def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
     """
     if row.origin not in TEACHING or row.status is Status.FAILED:
         return Told(TrialState.FAIL)
-    if row.status in (Status.WAITING, Status.RUNNING):
+    if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
         return Told(TrialState.RUNNING)
     if row.reason is not None and row.reason.rule == LEFT_OUT:
         return Told(TrialState.FAIL)

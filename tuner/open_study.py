@@ -28,6 +28,8 @@ class OpenStudy:
     folder: Path
     """Where its trials' folders are."""
     board: Board
+    last_order: int
+    """The highest id of an order that was placed before this run; 0: there was none."""
 
     def trial_folder(self, number: int) -> Path:
         """Return where a trial's checkpoints are."""
@@ -53,26 +55,31 @@ class OpenStudy:
 def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStudy]:
     """Hold the study of `spec`, made first where there is none, and its folder.
 
-    A study that was made here and is refused before it began leaves nothing in the store.
+    The folder's lock comes first: whatever a clock or a host's name says, a controller that lives here keeps it.
+    One that is refused changes nothing. A study that was made here and is refused before it began leaves nothing in
+    the store.
 
     Raises:
         StudyError: another controller holds it.
         StoreError: the store or the folder cannot be used.
     """
-    is_new = all(row.name != spec.name for row in store.studies())
-    store.create_study(spec.name, spec.to_dict())
-    lease = store.acquire(spec.name)
-    try:
-        with trial_folder.held_folder(folder):
+    found = next((row for row in store.studies() if row.name == spec.name), None)
+    if found is not None:
+        store.require_free(found)  # says who runs it; the lock cannot
+    with trial_folder.held_folder(folder):
+        row = store.create_study(spec.name, spec.to_dict())
+        last_order = store.last_order(row)
+        lease = store.acquire(spec.name)
+        try:
             row = store.study(spec.name)
-            yield OpenStudy(store, lease, row, spec, folder, Board(store.trials(row)))
-    except PPOTunerError:
-        if is_new and store.study(spec.name).folder is None:  # `settle` notes the folder
-            store.delete_study(lease)
-        raise
-    finally:
-        with suppress(StoreError):  # where it is gone for good, the lease runs out by itself
-            store.release(lease)
+            yield OpenStudy(store, lease, row, spec, folder, Board(store.trials(row)), last_order)
+        except PPOTunerError:
+            if found is None and store.study(spec.name).folder is None:  # `settle` notes the folder
+                store.delete_study(lease)
+            raise
+        finally:
+            with suppress(StoreError):  # where it is gone for good, the lease runs out by itself
+                store.release(lease)
 
 
 def settle(study: OpenStudy) -> Iterator[str]:
@@ -110,10 +117,15 @@ class MirrorKeeper:
         self._retry_seconds = 0.0
 
     def update(self, *, now: bool = False) -> None:
-        """Write the finished trials that the copy lacks; after a failure again a while later, or `now`."""
+        """Write the finished trials that the copy lacks; after a failure again a while later, or `now`.
+
+        Raises:
+            StudyError: the lease was lost, and with it the right to write.
+        """
         if time.monotonic() < self._retry_at and not now:
             return
         try:
+            self._study.store.renew(self._study.lease)
             self._mirror.update(self._study.board.rows, self._study.spec)
         except StoreError as error:
             self._wait_longer()

@@ -11,13 +11,20 @@ from sqlalchemy import Connection, update
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner import order_checks, order_kinds
 from tuner.board import Board
-from tuner.judging import ended_by_a_person, judged, new_violations
+from tuner.judging import ended_by_a_person, judged, new_violations, so_far
 from tuner.limits import Limits
 from tuner.open_study import OpenStudy
 from tuner.status import Origin, Status, Wanted
 from tuner.store import NewTrial, Order, TrialRow, schema
 from tuner.store.clock import now
-from tuner.store.trials import copy_steps, insert_trial, write_outcome, write_violations
+from tuner.store.trials import (
+    copy_steps,
+    insert_trial,
+    write_outcome,
+    write_pause,
+    write_resumption,
+    write_violations,
+)
 from tuner.trial_files import TrialFiles
 
 
@@ -31,7 +38,6 @@ class OrderDesk:
         self._limits = limits
         self._is_running = is_running
         self._changed: list[int] = []
-        self._began = study.row.read_at or 0.0
 
     def decide(self, order: Order) -> Order:
         """Carry out an order or refuse it, and return it as it stands then."""
@@ -83,7 +89,7 @@ class OrderDesk:
             connection.execute(update(table).where(table.c.id == self._study.row.id).values(paused_at=at))
             return "the study is paused" if order.kind == "pause" else "the study goes on"
 
-        if order.kind == "stop" and order.placed_at < self._began:
+        if order.kind == "stop" and order.id <= self._study.last_order:
             raise ConfigError("it was for an earlier run of the study, which has ended")
         if order.kind == "resume" and self._study.row.paused_at is None:
             raise ConfigError("the study is not paused")
@@ -139,17 +145,24 @@ class OrderDesk:
 
     def _at_once(self, order: Order, row: TrialRow) -> Callable[[Connection], str]:
         """Return the effect on a trial that no worker runs."""
-        if order.kind in ("pause", "resume"):
-            status = Status.PAUSED if order.kind == "pause" else Status.WAITING
-            values = {"status": status, "wanted": None}
+        study = self._study
+        if order.kind == "resume":
 
-            def effect(connection: Connection) -> str:
-                connection.execute(update(schema.trials).where(schema.trials.c.id == row.id).values(**values))
-                return f"trial {row.number} is {status}"
+            def resume(connection: Connection) -> str:
+                write_resumption(connection, row.id)
+                return f"trial {row.number} is {Status.WAITING}"
 
-            return effect
+            return resume
+        if order.kind == "pause":
+            standing = so_far(study.store, row, study.spec.kl_budget)
+
+            def pause(connection: Connection) -> str:
+                write_pause(connection, row.id, standing)
+                return f"trial {row.number} is {Status.PAUSED}"
+
+            return pause
         ending, reason = ended_by_a_person(Wanted(order.kind))
-        outcome = judged(self._study.store, row, self._study.spec.kl_budget, ending, reason)
+        outcome = judged(study.store, row, study.spec.kl_budget, ending, reason)
 
         def end(connection: Connection) -> str:
             write_outcome(connection, row.id, outcome)

@@ -44,7 +44,7 @@ class Patience:
         if self._began is None:
             self._began, self._next_wait = self._clock(), FIRST_WAIT
             if not self._is_stopping():
-                self._tell(f"{failure}; trying again for up to {_duration(self._limit)}")
+                self._tell(f"{failure}; trying again for up to {duration(self._limit)}")
         deadline = self._began + self._limit
         until = min(self._clock() + self._next_wait, deadline)
         if self._clock() >= deadline:
@@ -59,9 +59,10 @@ class Patience:
     def end(self) -> None:
         """Note that the store answers again, and tell of it."""
         if self._began is not None:
-            self._tell(f"the store answers again after {_duration(self._clock() - self._began)}")
+            self._tell(f"the store answers again after {duration(self._clock() - self._began)}")
             self._began = None
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time span in words: `41 s`, `60 min`."""
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -54,7 +54,7 @@ class TrialSpec:
 
 
 class Answer(Enum):
-    """What a worker does after a report."""
+    """What a worker does after a report, or after it found no room."""
 
     GO_ON = "go on"
     SAVE = "save"
@@ -91,13 +91,21 @@ class Stepped:
 
 
 @dataclass(frozen=True)
+class NoRoom:
+    """The trial found no room for its checkpoints, and waits for an `Answer`: GO_ON to try again, STOP to be left."""
+
+    message: str
+    """One line: what cannot be written, and why."""
+
+
+@dataclass(frozen=True)
 class Ended:
     """The trial ran to its end, or ended where it was told to stop."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """The trial saved a checkpoint and was left, as it was told."""
+    """The trial was left as it was told: at a new checkpoint, or where there was no room for one at its last."""
 
 
 @dataclass(frozen=True)
@@ -122,4 +130,4 @@ class Lost:
 
 
 Order = PrepareTask | TrialSpec
-Message = Progress | Prepared | Stepped | Ended | Left | Failed | Lost
+Message = Progress | Prepared | Stepped | NoRoom | Ended | Left | Failed | Lost

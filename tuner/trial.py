@@ -1,33 +1,41 @@
 """One trial in a worker: step, guard, report, save, until its end or the controller's word."""
 
+import functools
 import math
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from ppo_core import checkpoint
 from ppo_core.checkpoints_kept import CheckpointKeeper, disk_use
-from ppo_core.errors import ConfigError, nearest
+from ppo_core.errors import ConfigError, NoRoomError, nearest
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.importing import import_module
 from ppo_core.report import StepReport, Trainer
 from tuner import checkpoint_place
 from tuner.guard import GuardState, observe
-from tuner.protocol import GPU_VARIABLE, Answer, Ended, Left, Stepped, TrialSpec
+from tuner.protocol import GPU_VARIABLE, Answer, Ended, Left, NoRoom, Stepped, TrialSpec
+
+T = TypeVar("T")
+Ask = Callable[[Stepped | NoRoom], Answer]
 
 
-def run_trial(spec: TrialSpec, ask: Callable[[Stepped], Answer]) -> Ended | Left:
+def run_trial(spec: TrialSpec, ask: Ask) -> Ended | Left:
     """Run one trial; each step's report goes to `ask`, whose answer decides how it goes on.
 
-    A checkpoint is saved only after its step was answered: the store then holds every step up to it.
+    A checkpoint is saved only after its step was answered: the store then holds every step up to it. Where there is no
+    room for one, `ask` decides whether to try again.
     """
     clock = _Clock()
     config = PPOConfig.from_dict(spec.config)
     total_episodes = whole_episodes(config)
     trainer = _make_trainer(spec, config)
-    keeper = _make_keeper(spec, trainer)
+    keeper = _with_room(lambda: _make_keeper(spec, trainer), ask)
+    if keeper is None:
+        return Left()
     state = _restored_guard(spec)
     for step_report in trainer:
         report = with_plain_floats(step_report)
@@ -38,10 +46,22 @@ def run_trial(spec: TrialSpec, ask: Callable[[Stepped], Answer]) -> Ended | Left
         if answer is Answer.STOP:
             break
         if answer is Answer.SAVE or report.is_evaluation or keeper.is_due(report):
-            keeper.save(trainer, report, {"guard": state.to_dict()})
+            save = functools.partial(keeper.save, trainer, report, {"guard": state.to_dict()})
+            if _with_room(save, ask) is None:
+                return Left()
         if answer is Answer.SAVE:
             return Left()
     return Ended()
+
+
+def _with_room(work: Callable[[], T], ask: Ask) -> T | None:
+    """Return what `work` returns, tried again for as long as there is no room and `ask` says so, or None."""
+    while True:
+        try:
+            return work()
+        except NoRoomError as error:
+            if ask(NoRoom(str(error))) is Answer.STOP:
+                return None
 
 
 def whole_episodes(config: PPOConfig) -> int:
@@ -78,7 +98,7 @@ class _Clock:
 
 
 def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
-    """Return what keeps the trial's checkpoints; CheckpointError where the disk has no room for them."""
+    """Return what keeps the trial's checkpoints; NoRoomError where the disk has no room for them now."""
     use = disk_use(trainer, spec.folder)
     if use is not None:
         use.require_room()

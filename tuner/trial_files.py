@@ -8,6 +8,7 @@ from typing import Any
 
 from ppo_core import checkpoints_kept
 from ppo_core.declaration import HyperValue
+from ppo_core.errors import PPOTunerError, StoreError
 from tuner import checkpoint_place, forking, quota, trial_folder
 from tuner.checkpoint_place import Place, TrialPlace
 from tuner.open_study import OpenStudy
@@ -70,9 +71,18 @@ class TrialFiles:
         return {"checkpoint_url": self._keeping.url, "max_disk": self._keeping.max_disk}
 
     def resume_point(self, row: TrialRow) -> tuple[Path, int] | None:
-        """Return the checkpoint that a trial goes on from, with its step; None: it has none. See `trial_folder`."""
-        last_step = self._study.store.last_step(row.id)
-        return trial_folder.resume_point(self._folder(row.number), last_step, self._elsewhere(row.number))
+        """Return the checkpoint that a trial goes on from, with its step; None: it has none. See `trial_folder`.
+
+        Raises:
+            StoreError: the folder, or the place that has what the folder lacks, cannot be used.
+        """
+        last_step, folder = self._study.store.last_step(row.id), self._folder(row.number)
+        try:
+            return trial_folder.resume_point(folder, last_step, self._elsewhere(row.number))
+        except PPOTunerError:
+            raise
+        except OSError as error:
+            raise StoreError(f"cannot use {error.filename or folder}: {error.strerror or error}") from error
 
     def end(self, number: int) -> None:
         """Keep of a trial that has ended its newest checkpoint and its best one."""

@@ -33,7 +33,9 @@ def held_folder(folder: Path) -> Iterator[None]:
         lock = FileLock(folder / _LOCK)
         lock.acquire(timeout=0)
     except Timeout:
-        raise StudyError(f"the folder {folder} is in use by the controller of another study of that name") from None
+        raise StudyError(
+            f"the folder {folder} is in use by another controller, of this study or of one of its name in another store"
+        ) from None
     except OSError as error:
         raise StoreError(f"cannot use the folder {folder} for checkpoints: {error.strerror or error}") from error
     try:
@@ -47,6 +49,7 @@ def claim(folder: Path, study: StudyRow) -> None:
 
     Raises:
         StudyError: it holds checkpoints of a study of that name in another store, which must not be lost.
+        StoreError: it cannot be written.
     """
     owner = {"study": study.name, "created_at": study.created_at}
     if _read_owner(folder) == owner:
@@ -56,7 +59,12 @@ def claim(folder: Path, study: StudyRow) -> None:
             f"{folder} holds checkpoints of a study of that name in another store; give the study another name, run it "
             "from another folder, or remove that one"
         )
-    (folder / _OWNER).write_text(json.dumps(owner), encoding="utf-8")
+    part = folder / f"{_OWNER}.part"
+    try:
+        part.write_text(json.dumps(owner), encoding="utf-8")
+        part.replace(folder / _OWNER)
+    except OSError as error:
+        raise StoreError(f"cannot write {folder / _OWNER}: {error.strerror or error}") from error
 
 
 def resume_point(folder: Path, last_step: int | None, elsewhere: TrialPlace | None = None) -> tuple[Path, int] | None:
@@ -93,11 +101,15 @@ def _brought(elsewhere: TrialPlace, folder: Path, last_step: int | None) -> dict
     return {path: checkpoint.step_of(path) for path in checkpoint.complete(folder)}
 
 
-def write_error(folder: Path, traceback: str) -> Path:
-    """Write the traceback of what failed and return where."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_error(folder: Path, traceback: str) -> Path | None:
+    """Write the traceback of what failed and return where; None: it cannot be written, as on a full disk."""
     path = folder / _ERROR
-    path.write_text(traceback + "\n", encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(traceback + "\n", encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        _log.warning("cannot write %s: %s", path, error.strerror or error)
+        return None
     return path
 
 

@@ -1,7 +1,7 @@
 """The controller's loop: start, record, judge, obey orders, until the study has its trials or a stop is asked for."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from ppo_core.command.output import report_line
@@ -25,11 +25,12 @@ from tuner.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.judging import ended_by_a_person, judged
+from tuner.judging import ended_by_a_person, judged, so_far
 from tuner.limits import Limits
 from tuner.open_study import MirrorKeeper, OpenStudy
 from tuner.order_desk import OrderDesk
-from tuner.protocol import Answer, Ended, Failed, Left, Lost, Message, Prepared, Progress, Stepped, TrialSpec
+from tuner.protocol import Answer, Ended, Failed, Left, Lost, Message, NoRoom, Prepared, Progress, Stepped, TrialSpec
+from tuner.room import RoomWatch
 from tuner.status import ENDINGS, Reason, Status, Wanted
 from tuner.store import Order, OrderState, Outcome, TrialRow
 from tuner.trial import whole_episodes
@@ -74,6 +75,7 @@ class TrialLoop:
         self._desk = OrderDesk(study, files, limits, lambda number: number in self._running)
         self._running: dict[int, _Running] = {}
         self._losses: dict[int, int] = {}
+        self._room = RoomWatch(lambda line: tell(StudyWarned(line)))
         self._streak = failures.FailureStreak()
         self._verdict: str | None = None
         self._stopping: str | None = None
@@ -97,6 +99,7 @@ class TrialLoop:
                     assert job is not None
                     self._handle(job, message)
                 self._stay_alive()
+                self._answer_without_room()
                 if time.monotonic() - self._looked_at >= LOOK_SECONDS:
                     self._obey()
                 self._files.keep_within_quota(self._running)
@@ -130,7 +133,7 @@ class TrialLoop:
         limits = self._limits
         if limits.deadline is not None and time.monotonic() >= limits.deadline:
             return self._verdict or self._stop.why or f"{TIME_LIMIT} of {limits.timeout:g} s has passed"
-        return self._verdict or self._stop.why
+        return self._verdict or self._stop.why or self._room.why_give_up()
 
     # The task
 
@@ -156,7 +159,7 @@ class TrialLoop:
         if message.is_for_user:
             return TaskError(message.message)
         where = trial_folder.write_error(self._study.folder, message.traceback)
-        return TaskError(f"{what}: {message.message} (traceback in {where})")
+        return TaskError(f"{what}: {failures.with_traceback(message.message, where)}")
 
     # Orders
 
@@ -193,9 +196,9 @@ class TrialLoop:
         study = self._study
         for row in study.board.open(study.spec.trials):
             if row.wanted is not None:
-                self._settle(row, row.wanted)
+                self._settle(row)
             elif row.status is Status.RUNNING:
-                study.store.set_aside(study.lease, row.id, Status.WAITING)
+                study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec.kl_budget))
                 study.refresh(row.number)
         left = study.board.left_out(study.spec.trials)
         if left:
@@ -212,7 +215,7 @@ class TrialLoop:
             if row.wanted is None:
                 self._start(row)
             else:
-                self._settle(row, row.wanted)
+                self._settle(row)
         if self._running:
             self._is_idle = False
             return True
@@ -235,15 +238,19 @@ class TrialLoop:
         board = self._study.board
         self._tell(TrialEnded(row, board.ended(), board.total(self._study.spec.trials)))
 
-    def _settle(self, row: TrialRow, wanted: Wanted) -> None:
-        """Do what an order wants of a trial whose worker or controller died before it was told."""
+    def _settle(self, row: TrialRow) -> None:
+        """Do what orders want by now of a trial that has no worker: it ends, is paused, or waits for another one."""
         study = self._study
-        if wanted is Wanted.PAUSE:
-            study.store.set_aside(study.lease, row.id, Status.PAUSED)
-            self._queue.learn(study.refresh(row.number))
-            self._tell(TrialSetAside(study.board[row.number]))
-        else:
-            self._conclude(row, judged(study.store, row, study.spec.kl_budget, *ended_by_a_person(wanted)))
+        standing = so_far(study.store, row, study.spec.kl_budget)
+        wanted = study.store.set_aside(study.lease, row.id, standing)
+        if wanted is not None:
+            status, reason = ended_by_a_person(wanted)
+            self._conclude(row, replace(standing, status=status, reason=reason))
+            return
+        row = study.refresh(row.number)
+        self._queue.learn(row)
+        trial_log.note(study.trial_folder(row.number), f"left its worker; the trial is {row.status}")
+        self._tell(TrialSetAside(row))
 
     def _start(self, row: TrialRow) -> None:
         """Start a trial from its last checkpoint, or from the beginning where it has none."""
@@ -280,13 +287,20 @@ class TrialLoop:
     # What workers say
 
     def _handle(self, number: int, message: Message) -> None:
+        if isinstance(message, Stepped | Ended):
+            self._room.found(number)
+        elif not isinstance(message, NoRoom):
+            self._room.forget(number)
         match message:
             case Stepped():
                 self._record(number, message)
+            case NoRoom():
+                trial_log.note(self._study.trial_folder(number), message.message)
+                self._room.lacks(number, message.message)
             case Ended():
                 self._end(number)
             case Left():
-                self._set_aside(number)
+                self._leave(number)
             case Failed():
                 folder = self._study.trial_folder(number)
                 where = trial_folder.write_error(folder, message.traceback)
@@ -315,26 +329,40 @@ class TrialLoop:
     def _answer(self, running: _Running) -> Answer:
         if running.reason is not None or running.wanted in ENDINGS:
             return Answer.STOP
-        has_to_leave = running.wanted is Wanted.PAUSE or self._study.row.paused_at is not None or self._is_stopping()
-        return Answer.SAVE if has_to_leave else Answer.GO_ON
+        return Answer.SAVE if running.wanted is Wanted.PAUSE or self._has_to_rest() else Answer.GO_ON
 
-    def _set_aside(self, number: int) -> None:
-        """Note that a trial saved and left its worker: it is paused, or goes on when the study does."""
-        running, study = self._running.pop(number), self._study
-        if running.wanted is Wanted.PAUSE or study.row.paused_at is not None:
-            status = Status.PAUSED if running.wanted is Wanted.PAUSE else Status.WAITING
-            study.store.set_aside(study.lease, running.row.id, status)
-            self._queue.learn(study.refresh(number))
-            trial_log.note(study.trial_folder(number), f"saved a checkpoint; the trial is {status}")
-            self._tell(TrialSetAside(study.board[number]))
+    def _has_to_rest(self) -> bool:
+        """Return whether no trial shall run now."""
+        return self._study.row.paused_at is not None or self._is_stopping()
+
+    def _answer_without_room(self) -> None:
+        """Have the trials that found no room for a checkpoint try again when it is time, or leave if they have to."""
+        for number in self._room.waiting:
+            if self._has_to_rest() or self._study.board[number].wanted is not None:
+                self._room.answered(number)
+                self._engine.answer(number, Answer.STOP)
+            elif self._room.is_due(number):
+                self._room.answered(number)
+                self._engine.answer(number, Answer.GO_ON)
+
+    def _leave(self, number: int) -> None:
+        """Do what orders want by now of a trial whose worker left it as it was told, which may be something else.
+
+        Where they want nothing, and the study is not paused, it goes on from its last checkpoint in this run or the
+        next one.
+        """
+        del self._running[number]
+        row = self._study.refresh(number)
+        if row.wanted is not None or self._study.row.paused_at is not None:
+            self._settle(row)
 
     def _end(self, number: int) -> None:
-        """Judge a trial that ran to its end, or was ended by the guard or by a person."""
+        """Judge a trial that ran to its end or was ended by the guard; one that was told to end by an order is left."""
         running, study = self._running[number], self._study
-        status = Status.COMPLETED if running.reason is None else Status.PRUNED
         if running.reason is None and running.wanted in ENDINGS:
-            assert running.wanted is not None
-            status, running.reason = ended_by_a_person(running.wanted)
+            self._leave(number)
+            return
+        status = Status.COMPLETED if running.reason is None else Status.PRUNED
         self._finish(number, judged(study.store, running.row, study.spec.kl_budget, status, running.reason))
 
     def _retry(self, number: int, lost: Lost) -> None:

@@ -44,7 +44,7 @@ def rename(store: Store, study: StudyRow, name: str, tell: Tell) -> None:
     study_file.matching(name, study_file.NAME, "the new name")
     if name == study.name:
         raise ConfigError(f'"{name}" is the study\'s name already')
-    with _held(store, study) as (lease, study):
+    with _held(store, study, name) as (lease, study):
         if any(other.name == name for other in store.studies()):
             raise StudyError(f'there is a study "{name}" already')
         folder = _move(study, name, tell)
@@ -71,15 +71,19 @@ def archive(store: Store, study: StudyRow, archived: bool) -> bool:
 
 
 @contextmanager
-def _held(store: Store, study: StudyRow) -> Iterator[tuple[Lease, StudyRow]]:
-    """Hold the study, and give it as it is now."""
-    lease = store.acquire(study.name)
-    try:
-        if lease.study_id != study.id:
-            raise StudyError(f'study "{study.name}" was deleted and made anew just now')
-        yield lease, store.study(study.name)
-    finally:
-        store.release(lease)
+def _held(store: Store, study: StudyRow, *names: str) -> Iterator[tuple[Lease, StudyRow]]:
+    """Hold the study and its folder, which may be marked with one of `names` too, and give it as it is now."""
+    store.require_free(study)  # says who runs it; the lock cannot
+    folder = None if study.folder is None else Path(study.folder)
+    is_here = folder is not None and study_folder.is_of(folder, study, *names)
+    with held_folder(folder) if folder is not None and is_here else nullcontext():
+        lease = store.acquire(study.name)
+        try:
+            if lease.study_id != study.id:
+                raise StudyError(f'study "{study.name}" was deleted and made anew just now')
+            yield lease, store.study(study.name)
+        finally:
+            store.release(lease)
 
 
 def _delete_files(store: Store, lease: Lease, study: StudyRow, tell: Tell) -> None:
@@ -92,13 +96,12 @@ def _delete_files(store: Store, lease: Lease, study: StudyRow, tell: Tell) -> No
         if Path(study.folder).exists():
             tell(f"{study.folder} stays: it is not marked as this study's")
         return
-    with held_folder(folder):
-        try:
-            study_folder.remove(folder, lambda: store.renew(lease))
-        except StoreError:
-            raise
-        except OSError as error:
-            raise StoreError(f"cannot remove {error.filename or folder}: {error.strerror or error}") from error
+    try:
+        study_folder.remove(folder, lambda: store.renew(lease))
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"cannot remove {error.filename or folder}: {error.strerror or error}") from error
 
 
 def _delete_mirror(store: Store, name: str, tell: Tell) -> None:
@@ -132,9 +135,8 @@ def _move(study: StudyRow, name: str, tell: Tell) -> Path | None:
 def _moved(source: Path, target: Path, study: StudyRow, name: str) -> Path:
     """Move a folder, mark it as that of the study under a name, and return where it is."""
     try:
-        with held_folder(source) if source != target else nullcontext():
-            if source != target:
-                source.rename(target)
+        if source != target:
+            source.rename(target)
         study_folder.give(target, study, name)
     except StoreError:
         raise

@@ -23,7 +23,7 @@ from ppo_core.errors import PPOTunerError
 from ppo_core.task import get_task
 from tuner import trial_log
 from tuner.engines import worker_output
-from tuner.protocol import Answer, Failed, Message, Order, Prepared, PrepareTask, Progress, Stepped, TrialSpec
+from tuner.protocol import Answer, Failed, Message, NoRoom, Order, Prepared, PrepareTask, Progress, Stepped, TrialSpec
 from tuner.trial import run_trial
 
 _TRACEBACK_LINES = 30
@@ -36,8 +36,8 @@ class Controller(Protocol):
         """Send a message up."""
         ...
 
-    def ask(self, report: Stepped) -> Answer:
-        """Send a step's report up and wait for the answer."""
+    def ask(self, report: Stepped | NoRoom) -> Answer:
+        """Send a step's report up, or that there is no room, and wait for the answer."""
         ...
 
 
@@ -60,8 +60,8 @@ class PipeToController:
         except OSError:
             sys.exit(0)
 
-    def ask(self, report: Stepped) -> Answer:
-        """Send a step's report up and wait for the answer."""
+    def ask(self, report: Stepped | NoRoom) -> Answer:
+        """Send a step's report up, or that there is no room, and wait for the answer."""
         self.tell(report)
         answer = self._receive()
         assert isinstance(answer, Answer)

@@ -1,9 +1,14 @@
+import errno
+import resource
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ppo_core import checkpoint
-from ppo_core.errors import CheckpointError
+from ppo_core.errors import CheckpointError, NoRoomError
+from ppo_core.trainer import _save
 
 
 def write(folder: Path, text: str = "hello") -> None:
@@ -80,13 +85,73 @@ def test_an_interrupted_write_leaves_no_checkpoint(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) is None
 
 
-def test_a_failed_write_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    def full(path: Path) -> None:
-        raise OSError(28, "No space left on device")
+class LibraryError(Exception):
+    pass
 
-    with pytest.raises(CheckpointError, match=r"cannot write the checkpoint .*: No space left on device"):
+
+def within(error: OSError) -> Exception:
+    """Return a library's error that was raised while `error` was handled, as torch's are."""
+    try:
+        try:
+            raise error
+        except OSError:
+            raise RuntimeError("unexpected pos 576 vs 534")  # noqa: B904
+    except RuntimeError as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError(errno.ENOSPC, "full"), "No space left on device"),
+        (OSError(errno.EDQUOT, "full"), "Disk quota exceeded"),
+        (LibraryError(f"I/O error: full (os error {errno.ENOSPC})"), "No space left on device"),
+        (within(OSError(errno.ENOSPC, "full")), "No space left on device"),
+    ],
+)
+def test_a_lack_of_room_is_told_apart_and_leaves_nothing(tmp_path: Path, error: Exception, why: str) -> None:
+    def full(path: Path) -> None:
+        path.write_text("half")
+        raise error
+
+    with pytest.raises(NoRoomError, match=f"cannot write the checkpoint .*: {why}$"):
         checkpoint.write(tmp_path / "step-000001", {"a.txt": full}, state={})
     assert not (tmp_path / "step-000001").exists()
+    write(tmp_path / "step-000001")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.EIO, "Input/output error"), CheckpointError),
+        (within(OSError(errno.EIO, "Input/output error")), RuntimeError),
+        (LibraryError("I/O error: too large (os error 27)"), LibraryError),
+    ],
+)
+def test_what_else_fails_is_no_lack_of_room(tmp_path: Path, error: Exception, kind: type[Exception]) -> None:
+    def fails(path: Path) -> None:
+        raise error
+
+    with pytest.raises(kind) as caught:
+        checkpoint.write(tmp_path / "step-000001", {"a.txt": fails}, state={})
+    assert not isinstance(caught.value, NoRoomError)
+
+
+@pytest.mark.parametrize("writer", ["safetensors", "torch"])
+def test_what_trainers_write_with_tells_what_the_system_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    """A limit of the process stands in for a full disk: its error is another one, and reaches us the same way."""
+    monkeypatch.setattr(checkpoint, "NO_ROOM", (errno.EFBIG,))
+    weights = {"a": torch.zeros(100_000)}
+    save = {"safetensors": lambda path: save_file(weights, path), "torch": lambda path: _save(weights, path)}[writer]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(NoRoomError, match="File too large"):
+            checkpoint.write(tmp_path / "step-000001", {"a.bin": save}, state={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_prune_keeps_the_newest(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ppo_core import checkpoint, checkpoints_kept
 from ppo_core.checkpoints_kept import CheckpointKeeper, DiskUse, disk_use
-from ppo_core.errors import CheckpointError
+from ppo_core.errors import CheckpointError, NoRoomError
 from ppo_core.report import StepReport
 
 BUDGET = 10.0
@@ -156,14 +156,27 @@ def test_what_checkpoints_take_is_told_before_the_run(tmp_path: Path) -> None:
 def test_a_disk_without_room_is_said_before_the_run(tmp_path: Path) -> None:
     use = disk_use(Told(2**60), tmp_path)  # type: ignore[arg-type]
     assert use is not None
-    with pytest.raises(CheckpointError, match=r"too little room for checkpoints in .*: up to 3 \+ 1 of about .* GB"):
+    with pytest.raises(
+        CheckpointError, match=r"too little room for checkpoints in .*: up to 3 \+ 1 of about .* GB"
+    ) as no:
         use.require_room()
+    assert not isinstance(no.value, NoRoomError), "there will never be as much"
 
 
 def test_room_that_the_runs_checkpoints_hold_is_not_needed_again(tmp_path: Path) -> None:
     save(keeper(tmp_path), *RUN)
     use = disk_use(Told(1000), tmp_path)  # type: ignore[arg-type]
     assert use is not None and 3000 < use.held < 5000  # three files of a kilobyte and their manifests
-    DiskUse(tmp_path, one=1000, held=3000, free=1000).require_room()
-    with pytest.raises(CheckpointError, match=r"need 1\.0 kB more, and 1\.0 kB are free"):
-        DiskUse(tmp_path, one=1000, held=3000, free=999).require_room()
+    DiskUse(tmp_path, one=1000, held=3000, free=1000, total=4000).require_room()
+    with pytest.raises(NoRoomError, match=r"need 1\.0 kB more, and 1\.0 kB are free"):
+        DiskUse(tmp_path, one=1000, held=3000, free=999, total=4000).require_room()
+
+
+def test_one_that_cannot_be_removed_fails_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = keeper(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        save(kept, *RUN[:4])
+    assert steps(tmp_path) == [0, 1, 2, 3]
+    save(kept, *RUN[4:])
+    assert steps(tmp_path) == [1, 4, 5]

@@ -4,6 +4,7 @@ Each step's score depends on the steps before it, so a run that lost or repeated
 misbehave in one way each, told by files in the folder `QUICK_FOLDER`.
 """
 
+import errno
 import json
 import math
 import os
@@ -120,6 +121,42 @@ class GatedTrainer(QuickTrainer):
 
 def gated(config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None) -> GatedTrainer:
     return GatedTrainer(config, resume_from)
+
+
+class GatedSaveTrainer(QuickTrainer):
+    """Stays in the middle of saving GATED_STEP's checkpoint until the file `gate` is there."""
+
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        if self.step == GATED_STEP and not (_folder() / "gate").exists():
+            (_folder() / "saving").touch()
+            while not (_folder() / "gate").exists():
+                time.sleep(0.01)
+        super().save(folder, extra)
+
+
+def gated_save(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> GatedSaveTrainer:
+    return GatedSaveTrainer(config, resume_from)
+
+
+class CrampedTrainer(QuickTrainer):
+    """Finds the disk full from step 6 on for as long as the file `full` is there."""
+
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        if self.step >= 6 and (_folder() / "full").exists():
+            checkpoint.write(folder, {STATE: _write_nothing}, state={}, extra=extra)
+        super().save(folder, extra)
+
+
+def _write_nothing(path: Path) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def cramped(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> CrampedTrainer:
+    return CrampedTrainer(config, resume_from)
 
 
 class ThreadedTrainer(QuickTrainer):

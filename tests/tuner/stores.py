@@ -54,4 +54,4 @@ def pretend(store: Store, **columns: object) -> None:
 
 
 def _is_of_the_moment(column: str) -> bool:
-    return column == "at" or column.endswith("_at") or column in ("placed_by", "lease_pid_started")
+    return column == "at" or column.endswith("_at") or column in ("placed_by", "lease_pid_started", "lease_pid_space")

@@ -1,5 +1,6 @@
 """Bad input of every kind to every command: one line that says what is wrong, and nothing is changed."""
 
+import functools
 import re
 import shlex
 import sqlite3
@@ -15,7 +16,8 @@ from tests.tuner.invoke import one_error
 from tuner import cli
 from tuner.spec import StudySpec
 from tuner.status import Origin, Status
-from tuner.store import NewTrial, Store
+from tuner.store import NewTrial, Outcome, Store
+from tuner.store.trials import write_pause
 from tuner.trial_folder import claim, held_folder
 
 SECRET = "s3cr3t"
@@ -332,7 +334,7 @@ def make(folder: Path) -> Store:
         trial = store.add_trial(lease, NewTrial(number, Origin.ENQUEUED, config, params, 1, status=status))
         if status is Status.PAUSED:
             store.begin_attempt(lease, trial, None)
-            store.set_aside(lease, trial.id, status)
+            store._change(functools.partial(write_pause, trial_id=trial.id, so_far=Outcome(status)))
     runs = folder / "runs"
     with held_folder(runs / "made"):
         claim(runs / "made", store.study("made"))

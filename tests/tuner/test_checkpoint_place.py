@@ -1,5 +1,6 @@
 """Checkpoints kept elsewhere: in fsspec's memory, and in a folder that several processes use."""
 
+import errno
 import json
 import os
 import subprocess
@@ -7,7 +8,7 @@ import sys
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -182,6 +183,21 @@ def test_a_place_that_cannot_be_read_lets_no_trial_begin_anew(place: Place, tmp_
         resume_point(tmp_path / "b", 4, trial(away, tmp_path / "b"))
     assert resume_point(tmp_path / "a", 4, trial(away, tmp_path / "a")) == (tmp_path / "a" / "step-000002", 2)
     assert resume_point(tmp_path / "c", None, trial(away, tmp_path / "c")) is None, "it has made no step yet"
+
+
+def test_a_trial_whose_checkpoint_finds_no_room_here_does_not_start_over(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "a", 2)
+    trial(place, tmp_path / "a").keep()
+
+    def full(path: Path, *_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(StoreError, match="No space left on device"):
+        patched.setattr(Path, "write_text", full)  # the manifest, at last
+        resume_point(tmp_path / "b", 4, trial(place, tmp_path / "b"))
+    assert resume_point(tmp_path / "b", 4, trial(place, tmp_path / "b")) == (tmp_path / "b" / "step-000002", 2)
 
 
 def test_a_study_of_another_store_is_not_mixed_in(place: Place) -> None:

@@ -19,7 +19,7 @@ from tests.tuner.test_engine import DEADLINE, engine, own_spec, run_out, to_gate
 from tests.tuner.test_worker import trial_spec
 from tuner.engines.local import LocalEngine
 from tuner.engines.patience import Patience, Watch
-from tuner.protocol import Answer, Ended, Lost, PrepareTask, Progress, Stepped
+from tuner.protocol import Answer, Ended, Lost, NoRoom, PrepareTask, Progress, Stepped
 
 __all__ = ["engine"]  # the fixture
 
@@ -55,6 +55,16 @@ def test_what_the_controller_takes_counts_neither_as_silence_nor_as_work(tmp_pat
     assert watch.deadline == 5020.0
     watch.excuse(100.0)
     assert watch.deadline == 5120.0
+
+
+def test_a_worker_without_room_owes_nothing_until_it_is_answered(tmp_path: Path) -> None:
+    watch = Watch(PATIENCE, trial_spec(tmp_path), now=0.0)
+    watch.heard(stepped(4.0), now=10.0)
+    watch.answered(10.0)
+    watch.heard(NoRoom("full"), now=11.0)
+    assert watch.verdict(10**9) is None
+    watch.answered(3000.0)
+    assert watch.deadline == 3016.0
 
 
 def test_a_preparation_is_bounded_from_word_to_word(tmp_path: Path) -> None:

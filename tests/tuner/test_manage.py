@@ -12,7 +12,7 @@ import optuna
 import pytest
 
 from ppo_core.errors import ConfigError, StudyError
-from tests.tuner import made_study
+from tests.tuner import made_study, stores
 from tuner import upkeep
 from tuner.commands import manage
 from tuner.mirror import Mirror
@@ -158,12 +158,20 @@ def test_a_study_that_is_held_is_left_alone(store: Store, tmp_path: Path, action
     assert store.study("made").archived_at is None and (tmp_path / "runs" / "made" / "study.json").exists()
 
 
-@pytest.mark.parametrize("action", ["delete", "rename"])
-def test_a_folder_that_is_in_use_is_left_alone(store: Store, tmp_path: Path, action: str) -> None:
+@pytest.mark.parametrize("action", ["delete", "rename", "archive"])
+def test_a_folder_that_is_in_use_is_left_alone_and_so_is_the_lease(store: Store, tmp_path: Path, action: str) -> None:
     folder = tmp_path / "runs" / "made"
-    with held_folder(folder), pytest.raises(StudyError, match="in use by the controller of another study"):
-        delete(store) if action == "delete" else rename(store, "new")
-    assert (folder / "0" / "step-000012").exists() and not store.study("made").is_held
+    lease = store.acquire("made")
+    stores.pretend(store, lease_pid_started=0.0)  # its process looks dead
+    calls = {
+        "delete": lambda: delete(store),
+        "rename": lambda: rename(store, "new"),
+        "archive": lambda: manage.archive(args(store, undo=False)),
+    }
+    with held_folder(folder), pytest.raises(StudyError, match="in use by another controller"):
+        calls[action]()
+    assert (folder / "0" / "step-000012").exists()
+    store.renew(lease)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,15 @@
 """An older store is brought up to date: all its rows stay, a backup is there, and a killed migration did nothing."""
 
 import json
+import os
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-import psutil
 import pytest
 from sqlalchemy import create_engine, inspect, text
 
@@ -197,12 +198,12 @@ def test_an_earlier_backup_is_never_written_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", stores.KINDS)
 def test_a_store_that_a_controller_runs_a_study_of_is_not_migrated(kind: str, tmp_path: Path) -> None:
     url = old_store(kind, tmp_path)
-    engine, me = create_engine(url), psutil.Process()
-    lease = {"host": socket.gethostname(), "pid": me.pid, "started": me.create_time()}
+    engine, pid = create_engine(url), os.getpid()
+    lease = {"host": socket.gethostname(), "pid": pid, "started": 1.5e9, "now": time.time()}
     with engine.begin() as connection:
-        hold = "UPDATE ppo_studies SET lease_host = :host, lease_pid = :pid, lease_pid_started = :started, lease_renewed_at = 1 WHERE id = 1"
+        hold = "UPDATE ppo_studies SET lease_host = :host, lease_pid = :pid, lease_pid_started = :started, lease_renewed_at = :now WHERE id = 1"
         connection.execute(text(hold), lease)
-    with pytest.raises(StoreError, match=f'while study "old" is run by process {me.pid} on .*; stop that one first'):
+    with pytest.raises(StoreError, match=f'while study "old" is run by process {pid} on .*; stop that one first'):
         Store.open(url, migrate=True)
     assert "ppo_orders" not in rows(url)
     with engine.begin() as connection:

@@ -1,18 +1,22 @@
 """Orders: each is carried out exactly once, or refused with the reason, whoever is alive when it is placed."""
 
+import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import TrialState
 
 from ppo_core.errors import ConfigError
 from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, run, storage
-from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_survival import go_on
 from tests.tuner.trial_rows import trial_row
 from tuner.controller import run_study
 from tuner.events import Event, OrderDecided, StudyPaused, StudyStopped, TrialSetAside, TrialStarted, TrialStepped
+from tuner.objective import to_optuna
 from tuner.order_checks import check_trial_order, enqueued_params
 from tuner.status import Origin, Status
 from tuner.store import Order, OrderState, Store
@@ -66,6 +70,14 @@ def run_with(folder: Path, actions: dict[tuple[int, int], Action], **keywords: A
         store.close()
     assert not actions
     return finished, events
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for a state; the deadline is only for what never comes."""
+    deadline = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -243,6 +255,132 @@ def test_a_wish_outlives_the_controller(tmp_path: Path, monkeypatch: pytest.Monk
     assert finished
     assert rows(tmp_path)[0].status is Status.STOPPED
     assert 0 not in [event.row.number for event in events if isinstance(event, TrialStarted)]
+
+
+def test_a_stop_is_for_this_run_though_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time
+
+    def an_hour_earlier(store: Store) -> None:
+        monkeypatch.setattr(time, "time", lambda: now() - 3600)
+        place(store, "stop")
+
+    finished, _ = run_with(tmp_path, {(1, 4): an_hour_earlier})
+    assert not finished
+    assert [order.state for order in decided(tmp_path)] == [OrderState.DONE]
+
+
+def test_a_stop_for_an_earlier_run_is_refused_though_the_clock_was_set_back_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, quick_spec(trials=1))
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    placed(tmp_path, "stop")
+    monkeypatch.undo()
+    assert run(tmp_path, quick_spec(trials=2))[0]
+    (order,) = decided(tmp_path)
+    assert order.state is OrderState.REFUSED and "an earlier run" in str(order.outcome)
+
+
+# Orders between the answer that a worker got and its last word
+
+
+def run_while_saving(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, first: str, later: list[str], trial: int | None = 0
+) -> tuple[bool, list[Event]]:
+    """Run one trial; order `first` of it (`trial` None: of the study), and `later` of the trial while it saves."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    waiting = [*later]
+
+    def while_it_saves(event: Event) -> None:
+        seen.append(event)
+        if isinstance(event, TrialStepped) and event.report.step == 6 and len(waiting) == len(later):
+            placed(folder, first, trial)
+        if isinstance(event, TrialStepped) and event.report.step == GATED_STEP and not (folder / "gate").exists():
+            until((folder / "saving").exists)
+            for kind in waiting:
+                placed(folder, kind, 0)
+        if isinstance(event, OrderDecided) and sum(isinstance(told, OrderDecided) for told in seen) == 1 + len(later):
+            (folder / "gate").touch()
+        if isinstance(event, StudyPaused):
+            placed(folder, "resume")
+
+    seen: list[Event] = []
+    finished = run_study(
+        quick_spec("gated_save", trials=1),
+        storage=storage(folder),
+        runs_folder=folder / "runs",
+        workers=1,
+        checkpoint_seconds=1e9,
+        on_event=while_it_saves,
+    )
+    return finished, seen
+
+
+@pytest.mark.parametrize("first", ["pause", "pause of the study"])
+@pytest.mark.parametrize(
+    ("later", "status"),
+    [
+        (["stop"], Status.STOPPED),
+        (["prune"], Status.PRUNED),
+        (["stop", "resume"], Status.COMPLETED),
+        (["stop", "pause"], Status.PAUSED),
+    ],
+)
+def test_what_is_ordered_while_a_worker_saves_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, later: list[str], status: Status
+) -> None:
+    kind, _, about_study = first.partition(" ")
+    run_while_saving(tmp_path, monkeypatch, kind, later, None if about_study else 0)
+    (row,) = rows(tmp_path)
+    assert (row.status, row.wanted) == (status, None)
+    assert [order.state for order in decided(tmp_path)][: 1 + len(later)] == [OrderState.DONE] * (1 + len(later))
+
+
+def test_a_pause_taken_back_while_a_worker_saves_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Path
+) -> None:
+    finished, events = run_while_saving(tmp_path, monkeypatch, "pause", ["resume"])
+    assert finished
+    assert [event.resumed_step for event in events if isinstance(event, TrialStarted)] == [None, GATED_STEP]
+    assert curves(tmp_path)[0] == curves(unbroken)[0]
+
+
+@pytest.mark.parametrize(("later", "status"), [("pause", Status.PAUSED), ("resume", Status.COMPLETED)])
+def test_what_is_ordered_after_a_worker_was_told_to_end_its_trial_is_done(
+    tmp_path: Path, later: str, status: Status, unbroken: Path
+) -> None:
+    """The worker has its answer when `TrialStepped` is told, and its last word is not read yet."""
+    actions: dict[tuple[int, int], Action] = {
+        (0, 4): lambda store: place(store, "stop", 0),
+        (0, 5): lambda store: place(store, later, 0),
+    }
+    run_with(tmp_path, actions, spec=quick_spec(trials=1))
+    (row,) = rows(tmp_path)
+    assert (row.status, row.wanted, row.attempts) == (status, None, 1 if later == "pause" else 2)
+    if later == "pause":
+        placed(tmp_path, "resume", 0)
+        run(tmp_path, quick_spec(trials=1))
+    assert curves(tmp_path)[0] == curves(unbroken)[0]
+
+
+# What is known of a paused trial
+
+
+def test_a_paused_trial_is_judged_by_its_evaluations_so_far(tmp_path: Path) -> None:
+    # Trial 5 leaves the KL budget of 10 before step 4 and the limit of 15 after it.
+    run_with(tmp_path, {(5, 4): lambda store: place(store, "pause", 5)})
+    paused = rows(tmp_path)[5]
+    assert paused.status is Status.PAUSED and paused.ended_at is None
+    assert paused.value is not None and paused.kl is not None
+    assert paused.violation == pytest.approx(math.log(paused.kl / 10.0))
+    told = to_optuna(paused, quick_spec())
+    assert (told.state, told.value, told.constraint) == (TrialState.PRUNED, paused.value, paused.violation)
+    placed(tmp_path, "resume", 5)
+    placed(tmp_path, "pause")
+    run(tmp_path, quick_spec(), timeout=1e-9)
+    waiting = rows(tmp_path)[5]
+    assert (waiting.status, waiting.value, waiting.kl, waiting.violation) == (Status.WAITING, None, None, None)
 
 
 @pytest.mark.parametrize(

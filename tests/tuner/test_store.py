@@ -19,7 +19,7 @@ from ppo_core.report import Sample, StepReport, TokenReadings
 from tests.tuner import stores
 from tests.tuner.stores import pretend
 from tuner.status import Origin, Reason, Status
-from tuner.store import LEASE_SECONDS, Lease, NewTrial, Outcome, Store, TrialRow
+from tuner.store import LEASE_SECONDS, Lease, NewTrial, Outcome, Store, TrialRow, processes
 
 
 @pytest.fixture(params=stores.KINDS)
@@ -68,18 +68,49 @@ def test_a_dead_process_that_nobody_has_buried_is_dead(store: Store) -> None:
     zombie = psutil.Process(child.pid)
     while zombie.status() != psutil.STATUS_ZOMBIE:
         pass
-    pretend(store, lease_pid=child.pid, lease_pid_started=zombie.create_time())
+    found = processes._state_and_start(child.pid)
+    assert found is not None and found[0]
+    pretend(store, lease_pid=child.pid, lease_pid_started=found[1])
     assert not store.study("a").is_held
     child.wait()
 
 
 def test_a_later_process_of_the_same_id_does_not_hold_the_lease(store: Store) -> None:
     store.acquire("a")
-    started = psutil.Process().create_time()
-    pretend(store, lease_pid_started=started + 1)  # a clock that was set in between
-    assert store.study("a").is_held
-    pretend(store, lease_pid_started=started - 60)
+    pretend(store, lease_pid_started=processes.this_process().started - 1)
     assert not store.study("a").is_held
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_living_processs_lease_holds_when_the_clock_is_set(
+    store: Store, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    store.acquire("a")
+    now, began = time.time, psutil.Process().create_time()
+    monkeypatch.setattr(time, "time", lambda: now() + 3600 * hours)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: began + 3600 * hours)  # it reckons from the boot
+    assert store.study("a").is_held
+    with pytest.raises(StudyError, match=r"stop that one first$"):
+        store.acquire("a")
+
+
+@pytest.mark.parametrize("space", ["another-boot pid:[4026531836]", "another container", None])
+@pytest.mark.parametrize(("age", "held"), [(LEASE_SECONDS - 30, True), (LEASE_SECONDS + 1, False)])
+def test_a_process_elsewhere_on_a_host_of_the_same_name_is_not_looked_up(
+    store: Store, space: str | None, age: float, held: bool
+) -> None:
+    store.acquire("a")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    renewed = store.study("a").lease_renewed_at
+    assert renewed is not None
+    pretend(store, lease_pid=gone.pid, lease_pid_space=space, lease_renewed_at=renewed - age)
+    assert store.study("a").is_held is held
+    if held:
+        with pytest.raises(StudyError, match=r"stop that one first, or wait (29|30) s if it is dead$"):
+            store.acquire("a")
+    else:
+        assert store.acquire("a").token == 2
 
 
 @pytest.mark.parametrize(("age", "held"), [(LEASE_SECONDS - 30, True), (LEASE_SECONDS + 1, False)])

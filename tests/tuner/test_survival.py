@@ -3,18 +3,22 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from sqlalchemy import create_engine, inspect, text
 
 from ppo_core import checkpoint
 from ppo_core.errors import StudyError
 from tests.tuner.quick_study import Controller, controller, curves, outcomes, quick_spec, rows, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, STATE
+from tests.tuner.stores import content, pretend
+from tuner.controller import run_study
 from tuner.events import TrialStarted
 from tuner.spec import StudySpec
 from tuner.status import Status
-from tuner.store import Store
+from tuner.store import LEASE_SECONDS, Store
 
 DEADLINE = 120.0
 
@@ -136,6 +140,87 @@ def test_a_second_controller_is_refused_while_the_first_lives(tmp_path: Path) ->
         (tmp_path / "gate").touch()
         assert first.end() == 0
     assert [row.attempts for row in rows(tmp_path)] == [1] * 6
+
+
+def test_a_second_controller_is_refused_by_the_folder_where_the_first_ones_lease_looks_dead(tmp_path: Path) -> None:
+    with controller(tmp_path, quick_spec("gated")) as first:
+        wait_at_gate(first, tmp_path)
+        store = Store.open(storage(tmp_path))
+        pretend(store, lease_pid_started=0.0)
+        assert not store.study("quick").is_held
+        before = content(store)
+        with pytest.raises(StudyError, match="in use by another controller"):
+            run(tmp_path, quick_spec("gated", trials=7))
+        assert content(store) == before
+        store.close()
+        (tmp_path / "gate").touch()
+        assert first.end() == 0, first.errors.read_text()
+    assert [row.attempts for row in rows(tmp_path)] == [1] * 6
+
+
+@pytest.mark.parametrize("moment", ["create_study", "last_order", "acquire", "set_finished", "release"])
+def test_a_second_run_is_refused_at_each_moment_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    real, refused = getattr(Store, moment), []
+
+    def attempt() -> None:
+        with pytest.raises(StudyError) as caught:
+            run(tmp_path, quick_spec(trials=1))
+        refused.append(str(caught.value))
+
+    def with_another(store: Store, *arguments: Any) -> Any:
+        monkeypatch.setattr(Store, moment, real)
+        attempt()
+        result = real(store, *arguments)
+        attempt()
+        return result
+
+    monkeypatch.setattr(Store, moment, with_another)
+    assert run(tmp_path, quick_spec(trials=1))[0]
+    assert len(refused) == 2
+    assert [(row.status, row.attempts) for row in rows(tmp_path)] == [(Status.COMPLETED, 1)]
+
+
+def test_a_controller_that_was_halted_beyond_its_lease_writes_nothing_more(tmp_path: Path, unbroken: Path) -> None:
+    """Another one took over by the lease alone: from another host, with a folder of its own."""
+    with controller(tmp_path, quick_spec("gated")) as first:
+        workers = wait_at_gate(first, tmp_path)
+        halted = psutil.Process(first.process.pid)
+        halted.suspend()
+        while halted.status() != psutil.STATUS_STOPPED:
+            assert first.process.poll() is None
+        (tmp_path / "gate").touch()
+        store = Store.open(storage(tmp_path))
+        renewed = store.study("quick").lease_renewed_at
+        assert renewed is not None
+        pretend(store, lease_pid_space="another host's", lease_renewed_at=renewed - LEASE_SECONDS - 1)
+        finished = run_study(
+            quick_spec("gated"),
+            storage=storage(tmp_path),
+            runs_folder=tmp_path / "other runs",
+            workers=2,
+            on_event=lambda event: None,
+        )
+        assert finished
+        before = database(tmp_path)
+        halted.resume()
+        assert first.end() not in (0, 3)
+        assert "lost the study's lease" in first.errors.read_text()
+        assert_dead(workers)
+        assert database(tmp_path) == before
+        store.close()
+    assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
+
+
+def database(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Return all rows of all tables, Optuna's too."""
+    engine = create_engine(storage(folder))
+    with engine.connect() as connection:
+        names = inspect(connection).get_table_names()
+        found = {name: [tuple(row) for row in connection.execute(text(f"SELECT * FROM {name}"))] for name in names}
+    engine.dispose()
+    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

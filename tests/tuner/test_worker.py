@@ -1,6 +1,7 @@
 """One trial as a worker runs it, with the controller's answers played by the test."""
 
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,9 @@ from ppo_core import checkpoint
 from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, TaskError
 from ppo_core.report import StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
-from tests.tuner.quick_trainer import QuickTrainer
+from tests.tuner.quick_trainer import FOLDER_VARIABLE, QuickTrainer
 from tuner import worker
-from tuner.protocol import Answer, Ended, Left, Stepped, TrialSpec
+from tuner.protocol import Answer, Ended, Left, NoRoom, Stepped, TrialSpec
 from tuner.trial import import_factory, run_trial, with_evaluation
 
 OVER_THE_LIMIT = 8.89e-4
@@ -38,7 +39,8 @@ class Script:
         self.answers = answers or {}
         self.heard: list[Stepped] = []
 
-    def __call__(self, message: Stepped) -> Answer:
+    def __call__(self, message: Stepped | NoRoom) -> Answer:
+        assert isinstance(message, Stepped)
         self.heard.append(message)
         default = Answer.GO_ON if message.reason is None else Answer.STOP
         return self.answers.get(message.report.step, default)
@@ -78,10 +80,49 @@ def test_a_trial_whose_checkpoints_find_no_room_does_not_begin(tmp_path: Path, m
     assert script.heard == []
 
 
+@pytest.mark.parametrize(("answer", "end", "saved"), [(Answer.GO_ON, Ended, 10), (Answer.STOP, Left, 3)])
+def test_a_trial_without_room_tries_again_or_is_left_as_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer, end: type, saved: int
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    (tmp_path / "full").touch()
+    lacks: list[str] = []
+
+    def ask(message: Stepped | NoRoom) -> Answer:
+        if isinstance(message, Stepped):
+            return Answer.GO_ON
+        lacks.append(message.message)
+        if len(lacks) == 3:
+            (tmp_path / "full").unlink()
+        return answer
+
+    assert isinstance(run_trial(trial_spec(tmp_path, "cramped"), ask), end)
+    assert lacks == [f"cannot write the checkpoint {tmp_path}/step-000006: No space left on device"] * (
+        3 if answer is Answer.GO_ON else 1
+    )
+    assert saved_steps(tmp_path)[-1] == f"step-{saved:06d}"
+
+
+def test_a_trial_begins_when_there_is_room_for_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [0, 0, 2**30]
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(QuickTrainer, "checkpoint_bytes", lambda self: 2**20, raising=False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(total=2**30, free=free.pop(0)))
+    heard: list[Stepped | NoRoom] = []
+
+    def ask(message: Stepped | NoRoom) -> Answer:
+        heard.append(message)
+        return Answer.GO_ON
+
+    assert run_trial(trial_spec(tmp_path), ask) == Ended()
+    assert [type(message) for message in heard[:3]] == [NoRoom, NoRoom, Stepped] and free == []
+
+
 def test_a_checkpoint_is_saved_only_after_its_step_was_answered(tmp_path: Path) -> None:
     seen = {}
 
-    def ask(message: Stepped) -> Answer:
+    def ask(message: Stepped | NoRoom) -> Answer:
+        assert isinstance(message, Stepped)
         seen[message.report.step] = saved_steps(tmp_path)
         return Answer.GO_ON
 

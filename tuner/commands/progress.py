@@ -3,14 +3,17 @@
 Where the output is no terminal there are only lines, without control characters.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import assert_never
+from typing import IO, Any, assert_never, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from ppo_core.command import output
+from ppo_core.errors import NO_ROOM
 from ppo_core.report import StepReport
 from tuner import render
 from tuner.commands.arguments import to_copy
@@ -31,10 +34,41 @@ from tuner.events import (
 from tuner.store import Order
 
 
+class _WhatFits:
+    """A stream that goes on where what is written finds no room: the log of a run may lie on the disk that is full."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write what there is room for."""
+        with _without_room():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write out what there is room for."""
+        with _without_room():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _without_room() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+
+
 class StudyProgress:
     """Shows the events of `run_study`; a context manager, and the callback itself."""
 
     def __init__(self, out: Console) -> None:
+        out.file = cast(IO[str], _WhatFits(out.file))
         self._out = out
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),

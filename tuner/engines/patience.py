@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from tuner.protocol import Message, Order, PrepareTask, Stepped
+from tuner.protocol import Message, NoRoom, Order, PrepareTask, Stepped
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,10 @@ class Watch:
         return math.inf if self._since is None else self._since + self._allowed
 
     def heard(self, message: Message, now: float) -> None:
-        """Note what the worker said; after a step's report it owes nothing until it is answered."""
+        """Note what the worker said; after a step's report, or without room, it owes nothing until it is answered."""
+        if isinstance(message, NoRoom):
+            self._since = None
+            return
         if not isinstance(message, Stepped):
             self._since = now
             return

@@ -20,7 +20,7 @@ from tuner.store.clock import now
 from tuner.store.rows import StudyRow
 from tuner.store.schema import SCHEMA_VERSION, meta, metadata, redacted, studies
 
-_LEASE = ("id", "name", "lease_host", "lease_pid", "lease_pid_started", "lease_renewed_at")
+_LEASE = ("id", "name", "lease_host", "lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def migrate_store(engine: Engine) -> Migration | None:
 def _refuse_while_held(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":  # nobody takes a lease from here on
         connection.exec_driver_sql(f"LOCK TABLE {studies.name} IN EXCLUSIVE MODE")
-    for row in connection.execute(select(*(studies.c[name] for name in _LEASE))).mappings():
+    there = {column["name"] for column in inspect(connection).get_columns(studies.name)}
+    for row in connection.execute(select(*(studies.c[name] for name in _LEASE if name in there))).mappings():
         study = StudyRow(**row, spec={}, created_at=0.0, finished_at=None, read_at=now(connection))
         if study.is_held:
             raise StoreError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, insert, select, update
+from sqlalchemy import Connection, Row, and_, func, insert, select, update
 
 from tuner.store import schema
 from tuner.store.clock import now
@@ -89,6 +89,11 @@ class Orders(Database):
         if state is not None:
             query = query.where(table.c.state == state)
         return self._read(lambda connection: [_order(row) for row in connection.execute(query)])
+
+    def last_order(self, study: StudyRow) -> int:
+        """Return the highest id of the study's orders, the one placed last; 0: it has none."""
+        query = select(func.max(schema.orders.c.id)).where(schema.orders.c.study_id == study.id)
+        return int(self._read(lambda connection: connection.scalar(query)) or 0)
 
     def order(self, order_id: int) -> Order:
         """Return an order as it stands now."""

@@ -1,21 +1,18 @@
 """What the store's tables hold, as plain values."""
 
-import socket
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 from ppo_core.declaration import HyperValue
 from tuner.status import Origin, Reason, Status, Wanted
+from tuner.store.processes import ProcessKey, is_alive
 
 LEASE_SECONDS = 60.0
-"""A lease not renewed for this long may be taken over from another host."""
+"""A lease not renewed for this long may be taken over by who cannot tell whether its process lives."""
 INTERRUPTED = "interrupted"
 """How a trial is told that has not ended and that nobody runs: the next run of its study takes it up."""
-_CLOCK_SECONDS = 2.0
-"""How far two readings of when one process began may lie apart: the system's clock is set now and then."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,8 @@ class StudyRow:
     lease_pid: int | None
     lease_pid_started: float | None
     lease_renewed_at: float | None
+    lease_pid_space: str | None = None
+    """Where `lease_pid` counts, and `lease_pid_started` is read; see `tuner.store.processes`."""
     archived_at: float | None = None
     paused_at: float | None = None
     """Since when no trial of it is to run, by an order; None: it is not paused."""
@@ -55,13 +54,26 @@ class StudyRow:
 
     @property
     def is_held(self) -> bool:
-        """Whether a controller is alive: its process exists (same host), or its lease is fresh (another host)."""
+        """Whether a controller is alive: its process, or where that cannot be told from here, its lease is fresh."""
         if self.lease_pid is None or self.lease_renewed_at is None:
             return False
-        if self.lease_host == socket.gethostname():
-            return _is_alive(self.lease_pid, self.lease_pid_started)
-        read_at = time.time() if self.read_at is None else self.read_at
-        return read_at - self.lease_renewed_at < LEASE_SECONDS
+        alive = self.lease_process_is_alive
+        return self.lease_age < LEASE_SECONDS if alive is None else alive
+
+    @property
+    def lease_process_is_alive(self) -> bool | None:
+        """Whether the lease's process lives; None: there is none, or it cannot be told from here."""
+        started, space = self.lease_pid_started, self.lease_pid_space
+        if self.lease_host is None or self.lease_pid is None or started is None or space is None:
+            return None
+        return is_alive(ProcessKey(self.lease_host, self.lease_pid, started, space))
+
+    @property
+    def lease_age(self) -> float:
+        """Seconds since the lease was renewed; infinity where there is none."""
+        if self.lease_renewed_at is None:
+            return math.inf
+        return (time.time() if self.read_at is None else self.read_at) - self.lease_renewed_at
 
 
 @dataclass(frozen=True)
@@ -115,14 +127,3 @@ class Outcome:
     value_se: float | None = None
     kl: float | None = None
     violation: float | None = None
-
-
-def _is_alive(pid: int, started: float | None) -> bool:
-    """Return whether the process that began at `started` lives, and not a later one that was given its id."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        return started is None or abs(process.create_time() - started) < _CLOCK_SECONDS
-    except psutil.NoSuchProcess:
-        return False

@@ -50,7 +50,8 @@ studies = Table(
     Column("lease_token", Integer, nullable=False, default=0),
     Column("lease_host", String(255)),
     Column("lease_pid", Integer),
-    Column("lease_pid_started", Float),
+    Column("lease_pid_started", Float),  # see `ProcessKey`
+    Column("lease_pid_space", String(255)),
     Column("lease_renewed_at", Float),
     Column("archived_at", Float),
     Column("paused_at", Float),

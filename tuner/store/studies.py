@@ -1,11 +1,9 @@
 """Studies, and the lease that one controller holds on each."""
 
-import os
-import socket
+import math
 from collections.abc import Mapping
 from typing import Any
 
-import psutil
 from sqlalchemy import Connection, Row, Select, and_, delete, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
@@ -13,7 +11,10 @@ from ppo_core.errors import StudyError, nearest
 from tuner.store import schema
 from tuner.store.clock import now
 from tuner.store.database import Database, renew
-from tuner.store.rows import Lease, StudyRow
+from tuner.store.processes import this_process
+from tuner.store.rows import LEASE_SECONDS, Lease, StudyRow
+
+_LEASE = ("lease_host", "lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at")
 
 
 class Studies(Database):
@@ -126,23 +127,24 @@ class Studies(Database):
     def acquire(self, name: str) -> Lease:
         """Take the study's lease for this process.
 
-        A lease whose process is dead (same host) or that was not renewed for `LEASE_SECONDS` (another host) is
-        taken over; the token goes up, so that its old holder can write no more.
+        A lease is taken over if its process is dead or, where that cannot be told from here, if it was not renewed for
+        `LEASE_SECONDS`; the token goes up, so that its old holder can write no more.
 
         Raises:
             StudyError: a living controller holds it; the message says who.
         """
         study = self.study(name)  # tells the nearest name where there is none of this one
         token = self._read(lambda connection: _free_token(connection, study))
-        table = schema.studies
+        table, process = schema.studies, this_process()
         tried: list[float] = []  # when each attempt took it: by this it is known again where an answer was lost
 
         def take(connection: Connection) -> bool:
             tried.append(now(connection))
             me = {
-                "lease_host": socket.gethostname(),
-                "lease_pid": os.getpid(),
-                "lease_pid_started": psutil.Process().create_time(),
+                "lease_host": process.host,
+                "lease_pid": process.pid,
+                "lease_pid_started": process.started,
+                "lease_pid_space": process.space,
             }
             mine = [table.c[name] == value for name, value in me.items()]
             taken = and_(table.c.lease_token == token + 1, table.c.lease_renewed_at.in_(tried), *mine)
@@ -165,7 +167,7 @@ class Studies(Database):
         query = (
             update(table)
             .where(and_(table.c.id == lease.study_id, table.c.lease_token == lease.token))
-            .values(lease_host=None, lease_pid=None, lease_pid_started=None, lease_renewed_at=None)
+            .values(dict.fromkeys(_LEASE))
         )
         self._change(lambda connection: connection.execute(query))
 
@@ -185,9 +187,10 @@ def _free_token(connection: Connection, study: StudyRow) -> int:
     read_at = now(connection)
     holder = _study_row(found, read_at)
     if holder.is_held:
-        age = read_at - (holder.lease_renewed_at or 0)
+        left = max(1, math.ceil(LEASE_SECONDS - holder.lease_age))
+        wait = f", or wait {left} s if it is dead" if holder.lease_process_is_alive is None else ""
         raise StudyError(
             f'study "{study.name}" is run by process {holder.lease_pid} on {holder.lease_host} '
-            f"(last sign of life {age:.0f} s ago); stop that one first"
+            f"(last sign of life {max(0.0, holder.lease_age):.0f} s ago); stop that one first{wait}"
         )
     return int(found.lease_token)

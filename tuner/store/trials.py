@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, and_, delete, func, insert, literal, sel
 from ppo_core.declaration import HyperValue
 from ppo_core.errors import StudyError
 from ppo_core.report import StepReport
-from tuner.status import Origin, Reason, Status, Wanted
+from tuner.status import ENDINGS, Origin, Reason, Status, Wanted
 from tuner.store import schema
 from tuner.store.curves import step_values
 from tuner.store.database import Database
@@ -118,11 +118,26 @@ class Trials(Database):
 
         return self._write(lease, add)
 
-    def set_aside(self, lease: Lease, trial_id: int, status: Status) -> None:
-        """Record that a trial saved and left its worker: it is PAUSED, or WAITING for another one."""
-        values = {"status": status, "wanted": None}
-        query = update(schema.trials).where(schema.trials.c.id == trial_id).values(**values)
-        self._write(lease, lambda connection: connection.execute(query))
+    def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome) -> Wanted | None:
+        """Record that a trial has no worker: it is PAUSED if an order wants that by now, else WAITING for another one.
+
+        Where an order wants the trial to end, nothing changes and what it wants is returned: ending it is left to the
+        caller. `so_far` is how the trial stands if it is paused.
+        """
+        mine = schema.trials.c.id == trial_id
+
+        def leave(connection: Connection) -> Wanted | None:
+            row = connection.execute(select(schema.trials.c.status, schema.trials.c.wanted).where(mine)).one()
+            wanted = None if row.wanted is None else Wanted(row.wanted)
+            if wanted in ENDINGS:
+                return wanted
+            if wanted is Wanted.PAUSE:
+                write_pause(connection, trial_id, so_far)
+            elif row.status == Status.RUNNING:
+                connection.execute(update(schema.trials).where(mine).values(status=Status.WAITING))
+            return None
+
+        return self._write(lease, leave)
 
     def finish_trial(self, lease: Lease, trial_id: int, outcome: Outcome) -> None:
         """Record how a trial ended."""
@@ -136,6 +151,19 @@ class Trials(Database):
 def write_outcome(connection: Connection, trial_id: int, outcome: Outcome) -> None:
     """Record how a trial ended, in a transaction that is under way."""
     values = asdict(outcome) | {"ended_at": time.time(), "wanted": None}
+    connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(**values))
+
+
+def write_pause(connection: Connection, trial_id: int, so_far: Outcome) -> None:
+    """Record that a trial is paused and how it stands, in a transaction that is under way."""
+    values = asdict(so_far) | {"status": Status.PAUSED, "wanted": None}
+    connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(**values))
+
+
+def write_resumption(connection: Connection, trial_id: int) -> None:
+    """Record that a paused trial waits for a worker, and is judged later, in a transaction that is under way."""
+    judgement = dict.fromkeys(("value", "value_se", "kl", "violation", "wanted"))
+    values = judgement | {"status": Status.WAITING}
     connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(**values))
 
 
