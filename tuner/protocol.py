@@ -9,11 +9,10 @@ from ppo_core.declaration import HyperValue
 from ppo_core.report import StepReport
 from tuner.guard import GuardSettings
 from tuner.status import Reason
+from tuner.worker_settings import WorkerSettings
 
 GPU_VARIABLE = "PPO_TUNER_GPU"
 """Names the GPU that a worker was given for itself."""
-CHECKPOINT_SECONDS = 30.0
-"""A running trial saves a checkpoint at least this often, and at every evaluation."""
 
 
 # Down: what a worker is given to do, and the answer to each of its reports.
@@ -30,7 +29,10 @@ class PrepareTask:
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """Everything a worker needs to run one trial; answered by `Stepped` and at last `Ended`, `Left` or `Failed`."""
+    """Everything a worker needs to run one trial.
+
+    Answered by `Entered`, `Stepped` and at last `Ended`, `Left` or `Failed`.
+    """
 
     study: str
     number: int
@@ -48,7 +50,8 @@ class TrialSpec:
     """Highest eval KL of the trial's best checkpoint, in nats per response."""
     resume_from: Path | None = None
     """The checkpoint to go on from; None: from the start."""
-    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    checkpoint_seconds: float = WorkerSettings.checkpoint_seconds
+    """The longest time between two checkpoints; there is one at every evaluation, too."""
     checkpoint_url: str | None = None
     """Where the study's checkpoints are kept besides, for `tuner.checkpoint_place`; None: nowhere else."""
 
@@ -63,7 +66,22 @@ class Answer(Enum):
     """End the trial here."""
 
 
+class Phase(Enum):
+    """What a trial's worker is doing, in words. Each has its own limit, see `tuner.worker_settings`."""
+
+    STEPPING = "a step"
+    SAVING = "saving a checkpoint"
+    UPLOADING = "uploading a checkpoint"
+
+
 # Up: what a worker says.
+
+
+@dataclass(frozen=True)
+class Entered:
+    """The trial begins this phase, or made progress in it: the phase's limit starts again. It is not answered."""
+
+    phase: Phase
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,8 @@ class Stepped:
     report: StepReport
     seconds: float
     """What the trial cost since its last report, or since it was started or taken up."""
+    step_seconds: float
+    """What the step alone took: without saving, and without waiting for answers."""
     reason: Reason | None
     """Why the guard wants to end the trial here, if it does. The report is then an evaluation, if one was possible."""
 
@@ -122,4 +142,4 @@ class Lost:
 
 
 Order = PrepareTask | TrialSpec
-Message = Progress | Prepared | Stepped | Ended | Left | Failed | Lost
+Message = Progress | Prepared | Entered | Stepped | Ended | Left | Failed | Lost

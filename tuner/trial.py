@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ppo_core import checkpoint
 from ppo_core.checkpoints_kept import CheckpointKeeper, disk_use
@@ -15,32 +16,40 @@ from ppo_core.importing import import_module
 from ppo_core.report import StepReport, Trainer
 from tuner import checkpoint_place
 from tuner.guard import GuardState, observe
-from tuner.protocol import GPU_VARIABLE, Answer, Ended, Left, Stepped, TrialSpec
+from tuner.protocol import GPU_VARIABLE, Answer, Ended, Left, Phase, Stepped, TrialSpec
 
 
-def run_trial(spec: TrialSpec, ask: Callable[[Stepped], Answer]) -> Ended | Left:
+def run_trial(
+    spec: TrialSpec, ask: Callable[[Stepped], Answer], enter: Callable[[Phase], None] = lambda _: None
+) -> Ended | Left:
     """Run one trial; each step's report goes to `ask`, whose answer decides how it goes on.
 
-    A checkpoint is saved only after its step was answered: the store then holds every step up to it.
+    A checkpoint is saved only after its step was answered: the store then holds every step up to it. `enter` is called
+    before a checkpoint is saved, before each of its files is uploaded, and before the next step.
     """
     clock = _Clock()
     config = PPOConfig.from_dict(spec.config)
     total_episodes = whole_episodes(config)
     trainer = _make_trainer(spec, config)
-    keeper = _make_keeper(spec, trainer)
+    keeper = _make_keeper(spec, trainer, enter)
     state = _restored_guard(spec)
+    clock.begin_step()
     for step_report in trainer:
         report = with_plain_floats(step_report)
         state, reason = observe(spec.guard, state, report, total_episodes)
         if reason is not None:
             report = with_plain_floats(with_evaluation(trainer, report))
-        answer = ask(Stepped(report, clock.lap(), reason))
+        step_seconds = clock.step()
+        answer = ask(Stepped(report, clock.lap(), step_seconds, reason))
         if answer is Answer.STOP:
             break
         if answer is Answer.SAVE or report.is_evaluation or keeper.is_due(report):
+            enter(Phase.SAVING)
             keeper.save(trainer, report, {"guard": state.to_dict()})
-        if answer is Answer.SAVE:
-            return Left()
+            if answer is Answer.SAVE:
+                return Left()
+            enter(Phase.STEPPING)
+        clock.begin_step()
     return Ended()
 
 
@@ -67,17 +76,23 @@ def with_evaluation(trainer: Trainer, report: StepReport) -> StepReport:
 
 
 class _Clock:
-    """Seconds between one report and the next, saving and waiting included."""
+    """Seconds of each step alone, and between one report and the next, saving and waiting included."""
 
     def __init__(self) -> None:
-        self._mark = time.perf_counter()
+        self._mark = self._began = time.perf_counter()
+
+    def begin_step(self) -> None:
+        self._began = time.perf_counter()
+
+    def step(self) -> float:
+        return time.perf_counter() - self._began
 
     def lap(self) -> float:
         before, self._mark = self._mark, time.perf_counter()
         return self._mark - before
 
 
-def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
+def _make_keeper(spec: TrialSpec, trainer: Trainer, enter: Callable[[Phase], None]) -> CheckpointKeeper:
     """Return what keeps the trial's checkpoints; CheckpointError where the disk has no room for them."""
     use = disk_use(trainer, spec.folder)
     if use is not None:
@@ -86,8 +101,12 @@ def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
         spec.folder,
         kl_budget=spec.kl_budget,
         every_seconds=spec.checkpoint_seconds,
-        after_save=None if spec.checkpoint_url is None else _place(spec, spec.checkpoint_url).keep,
+        after_save=None if spec.checkpoint_url is None else partial(_upload, _place(spec, spec.checkpoint_url), enter),
     )
+
+
+def _upload(place: checkpoint_place.TrialPlace, enter: Callable[[Phase], None]) -> None:
+    place.keep(lambda: enter(Phase.UPLOADING))
 
 
 def _place(spec: TrialSpec, url: str) -> checkpoint_place.TrialPlace:

@@ -29,7 +29,7 @@ from tuner.judging import ended_by_a_person, judged
 from tuner.limits import Limits
 from tuner.open_study import MirrorKeeper, OpenStudy
 from tuner.order_desk import OrderDesk
-from tuner.protocol import Answer, Ended, Failed, Left, Lost, Message, Prepared, Progress, Stepped, TrialSpec
+from tuner.protocol import Answer, Ended, Entered, Failed, Left, Lost, Message, Prepared, Progress, Stepped, TrialSpec
 from tuner.status import ENDINGS, Reason, Status, Wanted
 from tuner.store import Order, OrderState, Outcome, TrialRow
 from tuner.trial import whole_episodes
@@ -271,7 +271,7 @@ class TrialLoop:
                 guard=study.spec.guard,
                 kl_budget=study.spec.kl_budget,
                 resume_from=resume_from,
-                checkpoint_seconds=self._limits.checkpoint_seconds,
+                checkpoint_seconds=study.spec.workers.checkpoint_seconds,
                 checkpoint_url=self._limits.checkpoint_url,
             )
         )
@@ -281,6 +281,8 @@ class TrialLoop:
 
     def _handle(self, number: int, message: Message) -> None:
         match message:
+            case Entered():
+                pass  # for the engine's watch over the worker
             case Stepped():
                 self._record(number, message)
             case Ended():

@@ -23,7 +23,7 @@ from ppo_core.errors import PPOTunerError
 from ppo_core.task import get_task
 from tuner import trial_log
 from tuner.engines import worker_output
-from tuner.protocol import Answer, Failed, Message, Order, Prepared, PrepareTask, Progress, Stepped, TrialSpec
+from tuner.protocol import Answer, Entered, Failed, Message, Order, Prepared, PrepareTask, Progress, Stepped, TrialSpec
 from tuner.trial import run_trial
 
 _TRACEBACK_LINES = 30
@@ -93,7 +93,7 @@ def _carry_out(order: Order, controller: Controller) -> Message:
     _begin_log(order)
     try:
         if isinstance(order, TrialSpec):
-            return run_trial(order, controller.ask)
+            return run_trial(order, controller.ask, lambda phase: controller.tell(Entered(phase)))
         return _prepare(order, controller)
     except Exception as error:
         traceback.print_exception(error)

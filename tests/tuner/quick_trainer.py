@@ -112,10 +112,15 @@ class GatedTrainer(QuickTrainer):
 
     def advance(self) -> StepReport:
         if self.step + 1 == GATED_STEP:
-            (_folder() / f"waiting-{os.getpid()}").touch()
-            while not (_folder() / "gate").exists():
-                time.sleep(0.01)
+            wait_at_gate()
         return super().advance()
+
+
+def wait_at_gate() -> None:
+    """Say by a file `waiting-<pid>` that this process waits, and wait for the file `gate`."""
+    (_folder() / f"waiting-{os.getpid()}").touch()
+    while not (_folder() / "gate").exists():
+        time.sleep(0.01)
 
 
 def gated(config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None) -> GatedTrainer:

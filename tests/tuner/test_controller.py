@@ -255,6 +255,22 @@ def test_optunas_copy_holds_the_finished_trials_and_a_copy_that_cannot_be_writte
     assert "another study of that name" in of_kind(events, StudyWarned)[0].message
 
 
+@pytest.mark.parametrize(
+    ("table", "keywords"), [({"checkpoint_seconds": 0}, {}), ({}, {"checkpoint_seconds": 0.0})], ids=["file", "flag"]
+)
+def test_a_trial_saves_as_often_as_the_study_or_the_run_says(
+    tmp_path: Path, table: dict[str, float], keywords: dict[str, float]
+) -> None:
+    saved: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, TrialStepped) and event.report.step == 6:
+            saved.extend(path.name for path in checkpoint.complete(tmp_path / "runs/quick/0"))
+
+    run_study(quick_spec(trials=1, workers=table), **paths_in(tmp_path), **keywords, on_event=listen)
+    assert saved[-2:] == ["step-000004", "step-000005"]  # no evaluation is due at either
+
+
 def test_with_one_worker_the_sampler_proposes_the_same_after_a_break(tmp_path: Path) -> None:
     spec = quick_spec(trials=5, sampler={"name": "tpe", "startup_trials": 2})
     run(tmp_path / "unbroken", spec, workers=1)
