@@ -114,6 +114,9 @@ class Stepped:
 class Ended:
     """The trial ran to its end, or ended where it was told to stop."""
 
+    is_worker_spent: bool = False
+    """Whether something raised on the way and was passed over: another trial must not run in that process."""
+
 
 @dataclass(frozen=True)
 class Left:
@@ -122,7 +125,8 @@ class Left:
 
 @dataclass(frozen=True)
 class Failed:
-    """The trial or the preparation raised an error; the worker lives on."""
+    """The trial or the preparation raised an error. No other trial runs in that process: a CUDA error, or memory that
+    is held by what failed, would fail it, too."""
 
     message: str
     """One line."""
@@ -130,7 +134,7 @@ class Failed:
     """The end of the traceback."""
     out_of_memory: bool = False
     is_for_user: bool = False
-    """Whether the message is one of ours, meant to stand alone."""
+    """Whether the message is one of ours, meant to stand alone: then another attempt would end the same way."""
 
 
 @dataclass(frozen=True)

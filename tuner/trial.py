@@ -4,6 +4,7 @@ import math
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -33,12 +34,14 @@ def run_trial(
     trainer = _make_trainer(spec, config)
     keeper = _make_keeper(spec, trainer, enter)
     state = _restored_guard(spec)
+    has_raised = False
     clock.begin_step()
     for step_report in trainer:
         report = with_plain_floats(step_report)
         state, reason = observe(spec.guard, state, report, total_episodes)
         if reason is not None:
-            report = with_plain_floats(with_evaluation(trainer, report))
+            report, has_raised = with_evaluation(trainer, report)
+            report = with_plain_floats(report)
         step_seconds = clock.step()
         answer = ask(Stepped(report, clock.lap(), step_seconds, reason))
         if answer is Answer.STOP:
@@ -50,7 +53,7 @@ def run_trial(
                 return Left()
             enter(Phase.STEPPING)
         clock.begin_step()
-    return Ended()
+    return Ended(is_worker_spent=has_raised)
 
 
 def whole_episodes(config: PPOConfig) -> int:
@@ -63,16 +66,20 @@ def with_plain_floats(report: StepReport) -> StepReport:
     return replace(report, metrics={name: float(value) for name, value in report.metrics.items()})
 
 
-def with_evaluation(trainer: Trainer, report: StepReport) -> StepReport:
-    """Return the report of a stopped trial with an evaluation, or as it is where the policy allows none."""
+def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, bool]:
+    """Return the report of a stopped trial with an evaluation, or as it is where the policy allows none.
+
+    The second value is whether the evaluation raised an error, which may have left the process unusable.
+    """
     if report.is_evaluation:
-        return report
+        return report, False
     try:
         evaluated = trainer.evaluated(report)
     except Exception:  # the trial ends by the guard's reason, whatever a broken policy does here
-        return report
+        traceback.print_exc()
+        return report, True
     readings = (evaluated.metrics.get(name, math.nan) for name in ("eval/reward", "eval/kl"))
-    return evaluated if all(map(math.isfinite, readings)) else report
+    return evaluated if all(map(math.isfinite, readings)) else report, False
 
 
 class _Clock:

@@ -1,7 +1,9 @@
 """The controller's loop: start, record, judge, obey orders, until the study has its trials or a stop is asked for."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 from ppo_core.command.output import report_line
@@ -74,6 +76,7 @@ class TrialLoop:
         self._desk = OrderDesk(study, files, limits, lambda number: number in self._running)
         self._running: dict[int, _Running] = {}
         self._losses: dict[int, int] = {}
+        self._retries: dict[int, int] = {}
         self._streak = failures.FailureStreak()
         self._verdict: str | None = None
         self._stopping: str | None = None
@@ -290,12 +293,15 @@ class TrialLoop:
             case Left():
                 self._set_aside(number)
             case Failed():
-                folder = self._study.trial_folder(number)
-                where = trial_folder.write_error(folder, message.traceback)
-                reason = failures.error_reason(message, where, trial_log.tail(folder))
-                self._finish(number, Outcome(Status.FAILED, reason))
+                where = trial_folder.write_error(self._study.trial_folder(number), message.traceback)
+                if message.is_for_user:
+                    self._fail(number, partial(failures.error_reason, message, where))
+                else:
+                    self._retry(number, message.message, partial(failures.error_reason, message, where))
             case Lost():
-                self._retry(number, message)
+                losses = self._losses[number] = self._losses.get(number, 0) + 1
+                reason = partial(failures.lost_reason, message.how, losses)
+                self._retry(number, f"worker lost: {message.how}", reason)
             case Progress() | Prepared():
                 raise AssertionError(message)
             case _:
@@ -339,19 +345,24 @@ class TrialLoop:
             status, running.reason = ended_by_a_person(running.wanted)
         self._finish(number, judged(study.store, running.row, study.spec.kl_budget, status, running.reason))
 
-    def _retry(self, number: int, lost: Lost) -> None:
-        folder = self._study.trial_folder(number)
-        trial_log.note(folder, f"worker lost: {lost.how}")
-        self._tell(StudyWarned(f"trial {number}: its worker was lost, {lost.how}"))
+    def _retry(self, number: int, what: str, reason: Callable[[str], Reason]) -> None:
+        """Have a trial resume from its checkpoint in another worker; after too many attempts it fails, see `_fail`."""
+        trial_log.note(self._study.trial_folder(number), what)
+        self._tell(StudyWarned(f"trial {number}: {what}"))
         if self._is_stopping():  # the next run of the study takes it up
             del self._running[number]
             return
-        losses = self._losses[number] = self._losses.get(number, 0) + 1
-        if losses > failures.RETRIES:
-            self._finish(number, Outcome(Status.FAILED, failures.lost_reason(lost.how, losses, trial_log.tail(folder))))
+        retries = self._retries[number] = self._retries.get(number, 0) + 1
+        if retries > failures.RETRIES:
+            self._fail(number, reason)
         else:
             del self._running[number]
             self._study.refresh(number)
+
+    def _fail(self, number: int, reason: Callable[[str], Reason]) -> None:
+        """Record that a trial failed, for the reason that follows from the end of its log."""
+        log = trial_log.tail(self._study.trial_folder(number))
+        self._finish(number, Outcome(Status.FAILED, reason(log)))
 
     def _finish(self, number: int, outcome: Outcome) -> None:
         self._conclude(self._running.pop(number).row, outcome)

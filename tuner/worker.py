@@ -1,6 +1,7 @@
 """The worker process: prepares tasks and runs trials as the controller orders, one at a time.
 
-It lives as long as its study, so that the trainer's module stays imported and its models cached. It never touches
+It is kept from trial to trial, so that the trainer's module stays imported and its models cached; after an error the
+engine ends it, since the error may have left the device unusable. It never touches
 the store or the sampler, and imports torch only if the trainer does. What it and its children print goes to the log of
 the trial it runs.
 """

@@ -145,7 +145,7 @@ def test_a_trial_that_raises_fails_and_the_others_go_on(tmp_path: Path) -> None:
     message = f"RuntimeError: cliprange {failed.params['cliprange']} is too small (traceback in {where})"
     assert failed.reason.message == message
     assert "quick_trainer.py" in where.read_text() and where.read_text().endswith("and more lines\n")
-    assert failed.episodes == 48  # up to step 3
+    assert (failed.episodes, failed.attempts) == (48, 3)  # up to step 3
 
 
 def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -> None:
@@ -155,6 +155,7 @@ def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -
     assert "trial 2: OutOfMemoryError: tried to allocate 20.5 MiB" in str(caught.value)
     trials = rows(tmp_path)
     assert [(row.status, row.reason.rule) for row in trials if row.reason] == [(FAILED, "out_of_memory")] * 3
+    assert [row.attempts for row in trials] == [3, 3, 3]
 
 
 def test_another_controller_is_refused_while_one_lives(tmp_path: Path) -> None:

@@ -84,18 +84,29 @@ def test_two_trials_run_at_once_in_two_processes_without_torch(engine: LocalEngi
     assert len({reading(said[number], "quick/pid") for number in (0, 1)} - {os.getpid()}) == 2
 
 
-def test_a_worker_is_kept_from_job_to_job_and_lives_on_after_an_error(engine: LocalEngine, tmp_path: Path) -> None:
+def test_a_worker_is_kept_from_job_to_job_and_replaced_after_an_error(engine: LocalEngine, tmp_path: Path) -> None:
     engine.prepare(f"{MODULE}:TASK", tmp_path)
     assert run_out(engine)[None] == [Progress("counting to two", 0.5), Progress("counting to two", 1.0), Prepared()]
+    (first,) = (child.pid for child in multiprocessing.active_children())
+    assert first is not None
     engine.start(trial_spec(tmp_path / "0"))
-    first = run_out(engine)[0]
+    assert reading(run_out(engine)[0], "quick/pid") == first
     engine.start(trial_spec(tmp_path / "1", "out_of_memory", number=1))
     (failed,) = run_out(engine)[1]
     assert isinstance(failed, Failed) and failed.out_of_memory
     assert failed.message == "OutOfMemoryError: tried to allocate 20.5 MiB"
     assert "quick_trainer.py" in failed.traceback
+    assert engine.free == 2 and not psutil.pid_exists(first)
     engine.start(trial_spec(tmp_path / "2", number=2))
-    assert reading(run_out(engine)[2], "quick/pid") == reading(first, "quick/pid")
+    assert reading(run_out(engine)[2], "quick/pid") != first
+
+
+def test_a_worker_whose_evaluation_raised_runs_no_other_trial(engine: LocalEngine, tmp_path: Path) -> None:
+    engine.start(trial_spec(tmp_path / "0", "unevaluable"))
+    said = run_out(engine)[0]
+    assert said[-1] == Ended(is_worker_spent=True)
+    engine.start(trial_spec(tmp_path / "1", number=1))
+    assert reading(run_out(engine)[1], "quick/pid") != reading(said, "quick/pid")
 
 
 def test_a_task_that_cannot_be_prepared_fails_with_its_own_words(engine: LocalEngine, tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_the_guard_remembers_across_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_policy_that_cannot_be_evaluated_is_still_stopped_by_the_guard(tmp_path: Path) -> None:
     script = Script()
-    assert run_trial(trial_spec(tmp_path, "unevaluable"), script) == Ended()
+    assert run_trial(trial_spec(tmp_path, "unevaluable"), script) == Ended(is_worker_spent=True)
     last = script.heard[-1]
     assert last.reason is not None and last.reason.rule == "nonfinite"
     assert last.report.step == 4 and not last.report.is_evaluation
@@ -191,7 +191,7 @@ def test_an_evaluation_that_is_not_finite_is_none(name: str) -> None:
     trainer = Broken(quick_spec().config({}), None)
     report = StepReport(1, 16, {"objective/kl_exact": 1.0})
     trainer.step = 1
-    assert with_evaluation(trainer, report) == report
+    assert with_evaluation(trainer, report) == (report, False)
 
 
 @pytest.fixture

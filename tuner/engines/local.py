@@ -1,4 +1,7 @@
-"""Worker processes on this machine, kept for as long as the study runs: one a GPU, or a share of the cores each."""
+"""Worker processes on this machine: one a GPU, or a share of the cores each.
+
+A process is kept from job to job, and replaced after one that raised an error.
+"""
 
 import multiprocessing
 import os
@@ -197,6 +200,10 @@ class LocalEngine:
             del self._busy[job]
         elif isinstance(message, Prepared | Ended | Left | Failed):
             del self._busy[job]
-            self._idle.append(busy.worker)
-            self.resize(self._limit)  # it may be one too many by now
+            if isinstance(message, Failed) or (isinstance(message, Ended) and message.is_worker_spent):
+                busy.worker.kill()
+                busy.worker.end()
+            else:
+                self._idle.append(busy.worker)
+                self.resize(self._limit)  # it may be one too many by now
         return message
