@@ -117,11 +117,9 @@ def _run(
             return None
         workers, gpus = crew
         study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
-        with LocalEngine(workers, gpus=gpus, settings=study.spec.workers) as engine:
-            stop.on_request = engine.wake
-            why = TrialLoop(study, mirror, files, engine, stop, limits, tell).run()
-        files.keep_within_quota((), now=True)
-        return why
+        with files.work, LocalEngine(workers, gpus=gpus, settings=study.spec.workers) as engine:
+            stop.on_request = files.work.on_done = engine.wake
+            return TrialLoop(study, mirror, files, engine, stop, limits, tell).run()
 
 
 def _require_positive(**values: float | None) -> None:

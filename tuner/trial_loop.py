@@ -1,9 +1,11 @@
 """The controller's loop: start, record, judge, obey orders, until the study has its trials or a stop is asked for."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import assert_never
 
 from ppo_core.command.output import report_line
@@ -73,8 +75,9 @@ class TrialLoop:
     ) -> None:
         self._study, self._mirror, self._files, self._engine = study, mirror, files, engine
         self._stop, self._limits, self._tell = stop, limits, tell
-        self._desk = OrderDesk(study, files, limits, lambda number: number in self._running)
+        self._desk = OrderDesk(study, files, limits, lambda number: number in self._taken(), self._after)
         self._running: dict[int, _Running] = {}
+        self._starting: set[int] = set()
         self._losses: dict[int, int] = {}
         self._retries: dict[int, int] = {}
         self._streak = failures.FailureStreak()
@@ -99,10 +102,12 @@ class TrialLoop:
                 for job, message in self._engine.events(self._patience()):
                     assert job is not None
                     self._handle(job, message)
+                self._files.work.collect()
                 self._stay_alive()
                 if time.monotonic() - self._looked_at >= LOOK_SECONDS:
                     self._obey()
-                self._files.keep_within_quota(self._running)
+                self._files.keep_within_quota(self._taken())
+        self._finish_files()
         if self._verdict is not None:
             name = self._study.row.name
             raise StudyError(f"{self._verdict}; mend the cause, then: ppo-tuner retry {name}, and run the study again")
@@ -115,6 +120,14 @@ class TrialLoop:
         if deadline is None or self._stopping is not None:
             return ORDER_SECONDS
         return min(ORDER_SECONDS, max(0.0, deadline - time.monotonic()))
+
+    def _finish_files(self) -> None:
+        """Wait until no file work is left; the last of it enforces the quota."""
+        self._files.keep_within_quota((), now=True)
+        while self._files.work.is_busy:
+            list(self._engine.events(ORDER_SECONDS))  # no worker is busy; it ends when a piece of work is done
+            self._files.work.collect()
+            self._stay_alive()
 
     def _stay_alive(self) -> None:
         if time.monotonic() - self._renewed_at >= RENEW_SECONDS:
@@ -166,13 +179,18 @@ class TrialLoop:
     def _obey(self) -> bool:
         """Decide the orders that wait, and do what they changed; return whether there was one."""
         self._looked_at = time.monotonic()
-        orders = self._study.store.orders(self._study.row, OrderState.WAITING)
+        waiting = self._study.store.orders(self._study.row, OrderState.WAITING)
+        orders = [order for order in waiting if not self._desk.is_under_way(order)]
         for order in orders:
-            decided = self._desk.decide(order)
-            if decided.state is OrderState.DONE:
-                self._act_on(decided)
-            self._tell(OrderDecided(decided))
+            self._after(self._desk.decide(order))
         return bool(orders)
+
+    def _after(self, order: Order) -> None:
+        """Do what an order changed, and tell of it, once it is decided."""
+        if order.state is OrderState.DONE:
+            self._act_on(order)
+        if order.state is not OrderState.WAITING:
+            self._tell(OrderDecided(order))
 
     def _act_on(self, order: Order) -> None:
         for row in self._desk.take_changed():
@@ -208,8 +226,8 @@ class TrialLoop:
     def _start_trials(self) -> bool:
         """Start as many trials as there are workers free; return whether to wait for anything."""
         is_paused = self._study.row.paused_at is not None
-        while not self._is_stopping() and not is_paused and self._engine.free:
-            row = self._queue.next(self._running)
+        while not self._is_stopping() and not is_paused and self._engine.free > len(self._starting):
+            row = self._queue.next(self._taken())
             if row is None:
                 break
             if row.wanted is None:
@@ -218,6 +236,8 @@ class TrialLoop:
                 self._settle(row, row.wanted)
         if self._running:
             self._is_idle = False
+            return True
+        if self._files.work.is_busy:  # a trial that starts, or a fork that may be added
             return True
         if self._is_stopping() or not is_paused or self._study.is_finished:
             self._note_paused_trials()
@@ -248,10 +268,31 @@ class TrialLoop:
         else:
             self._conclude(row, judged(study.store, row, study.spec.kl_budget, *ended_by_a_person(wanted)))
 
+    def _taken(self) -> Collection[int]:
+        """Return the numbers of the trials that a worker runs or that are about to start."""
+        return self._running.keys() | self._starting
+
     def _start(self, row: TrialRow) -> None:
-        """Start a trial from its last checkpoint, or from the beginning where it has none."""
+        """Have a trial's last checkpoint looked for; the trial starts when that is done."""
+        self._starting.add(row.number)
+        self._files.resume_point(row, partial(self._begin, row.number))
+
+    def _begin(self, number: int, found: Future[tuple[Path, int] | None]) -> None:
+        """Start a trial from its last checkpoint, or from the beginning where it has none; unless it is not to run."""
+        self._starting.discard(number)
+        resume_from, step = found.result() or (None, None)
+        study, row = self._study, self._study.refresh(number)
+        if row.wanted is not None:
+            self._settle(row, row.wanted)
+        elif study.row.paused_at is not None:
+            study.store.set_aside(study.lease, row.id, Status.WAITING)
+            study.refresh(number)
+        elif not self._is_stopping():
+            self._run_from(row, resume_from, step)
+
+    def _run_from(self, row: TrialRow, resume_from: Path | None, step: int | None) -> None:
+        """Give a trial to a worker, from the checkpoint `resume_from` of `step`; None: from the beginning."""
         study = self._study
-        resume_from, step = self._files.resume_point(row) or (None, None)
         if step is None and row.episodes > 0:
             text = (
                 f"trial {row.number} begins anew: none of its checkpoints is left, and {row.episodes} episodes are lost"
