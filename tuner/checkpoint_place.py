@@ -82,15 +82,17 @@ class TrialPlace:
     path: str
     folder: Path
 
-    def keep(self) -> None:
+    def keep(self, progress: Callable[[], None] = lambda: None) -> None:
         """Make the place hold what the folder holds: what it lacks goes up, the newest first, then the others go.
 
         What fails is logged, and nothing is removed then. Only for a folder that has all it needs: see `bring`.
+        `progress` is called before each checkpoint that is looked at, each file that goes up and each removal.
         """
         try:
             for local in reversed(checkpoint.complete(self.folder)):
-                self._upload(local)
-            self._tidy()
+                progress()
+                self._upload(local, progress)
+            self._tidy(progress)
         except Exception as error:  # every file system has errors of its own, and none may end a trial
             _log.warning(
                 "checkpoints of trial %s are not all at %s: %s; tried again at the next one",
@@ -117,10 +119,12 @@ class TrialPlace:
         except Exception:  # what cannot be read cannot be brought back
             return False
 
-    def _tidy(self) -> None:
+    def _tidy(self, progress: Callable[[], None]) -> None:
+        progress()
         local = {path.name for path in checkpoint.complete(self.folder)}
         for name in self._names():
             if name not in local:
+                progress()
                 self._remove(name)
 
     def bring(self, last_step: int | None) -> None:
@@ -150,7 +154,7 @@ class TrialPlace:
         found = (posixpath.basename(path.rstrip("/")) for path in self.place.files.ls(self.path, detail=False))
         return [name for name in found if name.startswith("step-") and checkpoint.step_of(Path(name)) >= 0]
 
-    def _upload(self, local: Path) -> None:
+    def _upload(self, local: Path, progress: Callable[[], None] = lambda: None) -> None:
         files, target = self.place.files, posixpath.join(self.path, local.name)
         manifest = (local / checkpoint.MANIFEST).read_bytes()
         if _read(files, posixpath.join(target, checkpoint.MANIFEST)) == manifest:
@@ -158,6 +162,7 @@ class TrialPlace:
         self._remove(local.name)
         for name in checkpoint.parse_manifest(manifest, str(local))["files"]:
             path = posixpath.join(target, name)
+            progress()
             files.makedirs(posixpath.dirname(path), exist_ok=True)
             files.put_file(str(local / name), path)
         files.pipe_file(posixpath.join(target, checkpoint.MANIFEST), manifest)

@@ -20,9 +20,21 @@ from ppo_core.command.parsing import (
 from ppo_core.command.program import import_from_working_folder
 from ppo_core.errors import ConfigError, PPOTunerError, nearest
 from tuner.best import RULE
-from tuner.commands.arguments import PROG, STORAGE_HELP, duration, gpus, kl_budget, port, size, to_copy, trial_number
+from tuner.commands.arguments import (
+    PROG,
+    STORAGE_HELP,
+    checkpoint_seconds,
+    duration,
+    gpus,
+    kl_budget,
+    port,
+    size,
+    to_copy,
+    trial_number,
+)
 from tuner.exchange import SUFFIXES
 from tuner.order_kinds import KINDS, SETTINGS
+from tuner.worker_settings import SETTINGS as SETTINGS_OF_WORKERS
 
 
 @dataclass(frozen=True)
@@ -167,6 +179,12 @@ def _add_run_flags(parser: Parser) -> None:
     parser.add_argument("--max-disk", metavar="SIZE", type=size, help="most that its checkpoints take, such as 20GB")
     parser.add_argument(
         "--checkpoints", metavar="URL", help="where to keep checkpoints besides: file://, s3://, gs://, ... (fsspec)"
+    )
+    parser.add_argument(
+        "--checkpoint-seconds",
+        metavar="S",
+        type=checkpoint_seconds,
+        help=f"{SETTINGS_OF_WORKERS['checkpoint_seconds']['doc']} (default: the study's)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
     _add_storage(parser)

@@ -12,7 +12,6 @@ from tuner.events import StudyStarted, StudyStopped, StudyWarned, Tell
 from tuner.limits import Limits
 from tuner.open_study import MirrorKeeper, OpenStudy, open_study, settle
 from tuner.patience import Patience
-from tuner.protocol import CHECKPOINT_SECONDS
 from tuner.spec import StudySpec
 from tuner.store import OrderState, Store
 from tuner.trial_files import NOTHING_KEPT, Keeping, TrialFiles
@@ -29,7 +28,7 @@ def run_study(
     trials: int | None = None,
     timeout: float | None = None,
     keeping: Keeping = NOTHING_KEPT,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    checkpoint_seconds: float | None = None,
     on_event: Tell,
 ) -> bool:
     """Run a study, or go on with it, and return whether it reached its total of trials.
@@ -48,7 +47,7 @@ def run_study(
         trials: The study's total; None: the spec's.
         timeout: Seconds after which to stop.
         keeping: Where checkpoints are kept besides, and their quota; what it leaves open is as in the last run.
-        checkpoint_seconds: The longest time between two checkpoints of a running trial.
+        checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
         on_event: Told all that happens, in this thread.
 
     Raises:
@@ -61,6 +60,7 @@ def run_study(
     if gpus and workers is not None and workers > len(gpus):
         raise ConfigError(f"workers = {workers} is not allowed: at most {len(gpus)}, one a GPU")
     spec = spec if trials is None else spec.with_trials(trials)
+    spec = spec if checkpoint_seconds is None else spec.with_checkpoint_seconds(checkpoint_seconds)
     with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
         patience = Patience(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
         store.on_trouble, store.on_answer = patience.wait, patience.end
@@ -72,7 +72,6 @@ def run_study(
             limits = Limits(
                 threads=spec.threads or threads_per_worker(crew),
                 most_workers=len(gpus) or None,
-                checkpoint_seconds=checkpoint_seconds,
                 checkpoint_url=kept.url,
                 deadline=None if timeout is None else time.monotonic() + timeout,
                 timeout=timeout,
@@ -118,11 +117,9 @@ def _run(
             return None
         workers, gpus = crew
         study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
-        with LocalEngine(workers, gpus=gpus) as engine:
-            stop.on_request = engine.wake
-            why = TrialLoop(study, mirror, files, engine, stop, limits, tell).run()
-        files.keep_within_quota((), now=True)
-        return why
+        with files.work, LocalEngine(workers, gpus=gpus, settings=study.spec.workers) as engine:
+            stop.on_request = files.work.on_done = engine.wake
+            return TrialLoop(study, mirror, files, engine, stop, limits, tell).run()
 
 
 def _require_positive(**values: float | None) -> None:

@@ -8,7 +8,7 @@ from tuner.status import PERSON, Reason, Status
 from tuner.store import TrialRow
 
 RETRIES = 2
-"""How often a trial whose worker died is taken up again in one run of the study."""
+"""How often a trial whose worker died, or raised an unexpected error, is resumed in one run of the study."""
 WORKER_LOST = "worker_lost"
 SAME_IN_A_ROW = 3
 """So many trials in a row that fail for the same cause stop the study."""

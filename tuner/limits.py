@@ -11,7 +11,6 @@ class Limits:
     """CPU threads of a new trial."""
     most_workers: int | None
     """One a GPU, where they were named; None: any number."""
-    checkpoint_seconds: float
     checkpoint_url: str | None
     """Where checkpoints are kept beside the runs folder, if anywhere."""
     deadline: float | None

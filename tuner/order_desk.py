@@ -5,6 +5,7 @@ read from there at its next report, so nothing is forgotten when the controller 
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from sqlalchemy import Connection, update
 
@@ -25,25 +26,49 @@ from tuner.store.trials import (
     write_resumption,
     write_violations,
 )
-from tuner.trial_files import TrialFiles
+from tuner.trial_files import ForkPoint, TrialFiles
 
 
 class OrderDesk:
     """Decides the orders of one study."""
 
-    def __init__(self, study: OpenStudy, files: TrialFiles, limits: Limits, is_running: Callable[[int], bool]) -> None:
-        """Decide orders of `study`, whose run has `limits`; `is_running` tells what a worker runs."""
+    def __init__(
+        self,
+        study: OpenStudy,
+        files: TrialFiles,
+        limits: Limits,
+        is_running: Callable[[int], bool],
+        on_decided: Callable[[Order], None],
+    ) -> None:
+        """Decide orders of `study`, whose run has `limits`.
+
+        Args:
+            study: The study.
+            files: Its trials' files.
+            limits: Of its run.
+            is_running: Tells what a worker runs, or is about to.
+            on_decided: Told of an order that was decided later than by `decide`.
+        """
         self._study = study
         self._files = files
         self._limits = limits
         self._is_running = is_running
+        self._on_decided = on_decided
+        self._forking: set[int] = set()
         self._changed: list[int] = []
 
+    def is_under_way(self, order: Order) -> bool:
+        """Return whether the order is a fork whose checkpoint is being copied."""
+        return order.id in self._forking
+
     def decide(self, order: Order) -> Order:
-        """Carry out an order or refuse it, and return it as it stands then."""
+        """Carry out an order or refuse it, and return it as it stands then; see `is_under_way`."""
+        return self._decided(order, lambda: self._carry_out(order))
+
+    def _decided(self, order: Order, work: Callable[[], None]) -> Order:
         study = self._study
         try:
-            self._carry_out(order)
+            work()
         except StoreError:
             raise  # says nothing about the order
         except PPOTunerError as error:
@@ -202,11 +227,21 @@ class OrderDesk:
         self._changed.append(number)
 
     def _fork(self, order: Order) -> None:
-        study = self._study
-        parent = study.store.trial(study.row, order.trial or 0)
-        number = len(study.board)
+        """Have the parent's checkpoint copied; the fork is added when that is done."""
+        parent = self._study.store.trial(self._study.row, order.trial or 0)
+
+        def then(outcome: Future[ForkPoint]) -> None:
+            self._forking.discard(order.id)
+            self._on_decided(self._decided(order, lambda: self._add_fork(order, parent, outcome.result())))
+
+        values, episode = order.arguments.get("values", {}), order.arguments.get("episode")
+        self._files.fork(parent, self._is_running(parent.number), f"fork-{order.id}", values, episode, then)
+        self._forking.add(order.id)
+
+    def _add_fork(self, order: Order, parent: TrialRow, point: ForkPoint) -> None:
+        study, number = self._study, len(self._study.board)
         values = order.arguments.get("values", {})
-        point = self._files.fork(parent, number, values, order.arguments.get("episode"))
+        self._files.place_fork(point, number)
         trial = NewTrial(
             number,
             Origin.FORKED,

@@ -9,11 +9,10 @@ from ppo_core.declaration import HyperValue
 from ppo_core.report import StepReport
 from tuner.guard import GuardSettings
 from tuner.status import Reason
+from tuner.worker_settings import WorkerSettings
 
 GPU_VARIABLE = "PPO_TUNER_GPU"
 """Names the GPU that a worker was given for itself."""
-CHECKPOINT_SECONDS = 30.0
-"""A running trial saves a checkpoint at least this often, and at every evaluation."""
 
 
 # Down: what a worker is given to do, and the answer to each of its reports.
@@ -30,7 +29,10 @@ class PrepareTask:
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """Everything a worker needs to run one trial; answered by `Stepped` and at last `Ended`, `Left` or `Failed`."""
+    """Everything a worker needs to run one trial.
+
+    Answered by `Entered`, `Stepped` and at last `Ended`, `Left` or `Failed`.
+    """
 
     study: str
     number: int
@@ -48,7 +50,8 @@ class TrialSpec:
     """Highest eval KL of the trial's best checkpoint, in nats per response."""
     resume_from: Path | None = None
     """The checkpoint to go on from; None: from the start."""
-    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    checkpoint_seconds: float = WorkerSettings.checkpoint_seconds
+    """The longest time between two checkpoints; there is one at every evaluation, too."""
     checkpoint_url: str | None = None
     """Where the study's checkpoints are kept besides, for `tuner.checkpoint_place`; None: nowhere else."""
 
@@ -63,7 +66,22 @@ class Answer(Enum):
     """End the trial here."""
 
 
+class Phase(Enum):
+    """What a trial's worker is doing, in words. Each has its own limit, see `tuner.worker_settings`."""
+
+    STEPPING = "a step"
+    SAVING = "saving a checkpoint"
+    UPLOADING = "uploading a checkpoint"
+
+
 # Up: what a worker says.
+
+
+@dataclass(frozen=True)
+class Entered:
+    """The trial begins this phase, or made progress in it: the phase's limit starts again. It is not answered."""
+
+    phase: Phase
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,8 @@ class Stepped:
     report: StepReport
     seconds: float
     """What the trial cost since its last report, or since it was started or taken up."""
+    step_seconds: float
+    """What the step alone took: without saving, and without waiting for answers."""
     reason: Reason | None
     """Why the guard wants to end the trial here, if it does. The report is then an evaluation, if one was possible."""
 
@@ -102,6 +122,9 @@ class NoRoom:
 class Ended:
     """The trial ran to its end, or ended where it was told to stop."""
 
+    is_worker_spent: bool = False
+    """Whether something raised on the way and was passed over: another trial must not run in that process."""
+
 
 @dataclass(frozen=True)
 class Left:
@@ -110,7 +133,8 @@ class Left:
 
 @dataclass(frozen=True)
 class Failed:
-    """The trial or the preparation raised an error; the worker lives on."""
+    """The trial or the preparation raised an error. No other trial runs in that process: a CUDA error, or memory that
+    is held by what failed, would fail it, too."""
 
     message: str
     """One line."""
@@ -118,7 +142,7 @@ class Failed:
     """The end of the traceback."""
     out_of_memory: bool = False
     is_for_user: bool = False
-    """Whether the message is one of ours, meant to stand alone."""
+    """Whether the message is one of ours, meant to stand alone: then another attempt would end the same way."""
 
 
 @dataclass(frozen=True)
@@ -130,4 +154,4 @@ class Lost:
 
 
 Order = PrepareTask | TrialSpec
-Message = Progress | Prepared | Stepped | NoRoom | Ended | Left | Failed | Lost
+Message = Progress | Prepared | Entered | Stepped | NoRoom | Ended | Left | Failed | Lost

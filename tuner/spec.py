@@ -17,6 +17,7 @@ from tuner import listed_trials, study_file
 from tuner.guard import GuardSettings
 from tuner.listed_trials import ListedTrial
 from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
+from tuner.worker_settings import WorkerSettings, checked
 
 PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
 
@@ -71,6 +72,7 @@ class StudySpec:
     sampler: SamplerSpec
     listed: tuple[ListedTrial, ...] = ()
     """The trials, where the study lists them; then nothing is searched."""
+    workers: WorkerSettings = field(default_factory=WorkerSettings)
 
     @property
     def kl_limit(self) -> float:
@@ -137,6 +139,7 @@ class StudySpec:
             guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
             sampler=_sampler(content.get("sampler", {}), f"{where}: sampler"),
             listed=listed,
+            workers=WorkerSettings.from_dict(content.get("workers", {}), f"{where}: workers"),
         )
         spec._check(where)
         return spec
@@ -157,6 +160,7 @@ class StudySpec:
             **({"trial": [trial.to_dict() for trial in self.listed]} if self.listed else searched),
             "kl": {"budget": self.kl_budget, "limit": self.kl_limit},
             "guard": self.guard.to_dict(),
+            "workers": self.workers.to_dict(),
         }
 
     def with_trials(self, trials: int) -> "StudySpec":
@@ -164,6 +168,11 @@ class StudySpec:
         if self.listed:
             listed_trials.require_total(trials, self.listed)
         return replace(self, trials=trials)
+
+    def with_checkpoint_seconds(self, seconds: float) -> "StudySpec":
+        """Return this study with another longest time between two checkpoints; ConfigError where it is not allowed."""
+        name = "checkpoint_seconds"
+        return replace(self, workers=replace(self.workers, checkpoint_seconds=checked(name, seconds, name)))
 
     def with_kl_budget(self, kl_budget: object, where: str) -> "StudySpec":
         """Return this study with another KL budget; ConfigError where it is none, or over the KL limit."""
@@ -222,6 +231,8 @@ class StudySpec:
         ]
         told += [_change(key, getattr(old, key), getattr(self, key)) for key in ("trials", "device", "threads")]
         told.append(_change("kl.budget", old.kl_budget, self.kl_budget))
+        old_workers, new_workers = old.workers.to_dict(), self.workers.to_dict()
+        told += [_change(f"workers.{key}", f"{old_workers[key]:g}", f"{new:g}") for key, new in new_workers.items()]
         told.append(_change("sampler", _sampler_text(old.sampler), _sampler_text(self.sampler)))
         refused = [_change(key, getattr(old, key), getattr(self, key)) for key in ("task", "trainer", "seed")]
         refused += [

@@ -26,6 +26,7 @@ TOP_LEVEL = (
     "kl",
     "guard",
     "sampler",
+    "workers",
 )
 
 REQUIRED = ("name", "task", "trials", "search")

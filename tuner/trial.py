@@ -1,13 +1,15 @@
 """One trial in a worker: step, guard, report, save, until its end or the controller's word."""
 
-import functools
 import math
 import os
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 from ppo_core import checkpoint
 from ppo_core.checkpoints_kept import CheckpointKeeper, disk_use
@@ -17,41 +19,59 @@ from ppo_core.importing import import_module
 from ppo_core.report import StepReport, Trainer
 from tuner import checkpoint_place
 from tuner.guard import GuardState, observe
-from tuner.protocol import GPU_VARIABLE, Answer, Ended, Left, NoRoom, Stepped, TrialSpec
+from tuner.protocol import GPU_VARIABLE, Answer, Ended, Left, NoRoom, Phase, Stepped, TrialSpec
 
 T = TypeVar("T")
 Ask = Callable[[Stepped | NoRoom], Answer]
 
 
-def run_trial(spec: TrialSpec, ask: Ask) -> Ended | Left:
+def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Left:
     """Run one trial; each step's report goes to `ask`, whose answer decides how it goes on.
 
     A checkpoint is saved only after its step was answered: the store then holds every step up to it. Where there is no
-    room for one, `ask` decides whether to try again.
+    room for one, `ask` decides whether to try again. `enter` is called before a checkpoint is saved, before each of its
+    files is uploaded, and before the next step.
     """
     clock = _Clock()
     config = PPOConfig.from_dict(spec.config)
     total_episodes = whole_episodes(config)
     trainer = _make_trainer(spec, config)
-    keeper = _with_room(lambda: _make_keeper(spec, trainer), ask)
+    keeper = _with_room(lambda: _make_keeper(spec, trainer, enter), ask)
     if keeper is None:
         return Left()
     state = _restored_guard(spec)
+    has_raised = False
+    clock.begin_step()
     for step_report in trainer:
         report = with_plain_floats(step_report)
         state, reason = observe(spec.guard, state, report, total_episodes)
         if reason is not None:
-            report = with_plain_floats(with_evaluation(trainer, report))
-        answer = ask(Stepped(report, clock.lap(), reason))
+            report, has_raised = with_evaluation(trainer, report)
+            report = with_plain_floats(report)
+        step_seconds = clock.step()
+        answer = ask(Stepped(report, clock.lap(), step_seconds, reason))
         if answer is Answer.STOP:
             break
         if answer is Answer.SAVE or report.is_evaluation or keeper.is_due(report):
-            save = functools.partial(keeper.save, trainer, report, {"guard": state.to_dict()})
-            if _with_room(save, ask) is None:
+            extra = {"guard": state.to_dict()}
+            if _with_room(partial(_save, keeper, trainer, report, extra, enter), ask) is None:
                 return Left()
-        if answer is Answer.SAVE:
-            return Left()
-    return Ended()
+            if answer is Answer.SAVE:
+                return Left()
+            enter(Phase.STEPPING)
+        clock.begin_step()
+    return Ended(is_worker_spent=has_raised)
+
+
+def _save(
+    keeper: CheckpointKeeper,
+    trainer: Trainer,
+    report: StepReport,
+    extra: Mapping[str, Any],
+    enter: Callable[[Phase], None],
+) -> Path:
+    enter(Phase.SAVING)  # again where the last attempt found no room for an upload
+    return keeper.save(trainer, report, extra)
 
 
 def _with_room(work: Callable[[], T], ask: Ask) -> T | None:
@@ -74,30 +94,40 @@ def with_plain_floats(report: StepReport) -> StepReport:
     return replace(report, metrics={name: float(value) for name, value in report.metrics.items()})
 
 
-def with_evaluation(trainer: Trainer, report: StepReport) -> StepReport:
-    """Return the report of a stopped trial with an evaluation, or as it is where the policy allows none."""
+def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, bool]:
+    """Return the report of a stopped trial with an evaluation, or as it is where the policy allows none.
+
+    The second value is whether the evaluation raised an error, which may have left the process unusable.
+    """
     if report.is_evaluation:
-        return report
+        return report, False
     try:
         evaluated = trainer.evaluated(report)
     except Exception:  # the trial ends by the guard's reason, whatever a broken policy does here
-        return report
+        traceback.print_exc()
+        return report, True
     readings = (evaluated.metrics.get(name, math.nan) for name in ("eval/reward", "eval/kl"))
-    return evaluated if all(map(math.isfinite, readings)) else report
+    return evaluated if all(map(math.isfinite, readings)) else report, False
 
 
 class _Clock:
-    """Seconds between one report and the next, saving and waiting included."""
+    """Seconds of each step alone, and between one report and the next, saving and waiting included."""
 
     def __init__(self) -> None:
-        self._mark = time.perf_counter()
+        self._mark = self._began = time.perf_counter()
+
+    def begin_step(self) -> None:
+        self._began = time.perf_counter()
+
+    def step(self) -> float:
+        return time.perf_counter() - self._began
 
     def lap(self) -> float:
         before, self._mark = self._mark, time.perf_counter()
         return self._mark - before
 
 
-def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
+def _make_keeper(spec: TrialSpec, trainer: Trainer, enter: Callable[[Phase], None]) -> CheckpointKeeper:
     """Return what keeps the trial's checkpoints; NoRoomError where the disk has no room for them now."""
     use = disk_use(trainer, spec.folder)
     if use is not None:
@@ -106,8 +136,12 @@ def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
         spec.folder,
         kl_budget=spec.kl_budget,
         every_seconds=spec.checkpoint_seconds,
-        after_save=None if spec.checkpoint_url is None else _place(spec, spec.checkpoint_url).keep,
+        after_save=None if spec.checkpoint_url is None else partial(_upload, _place(spec, spec.checkpoint_url), enter),
     )
+
+
+def _upload(place: checkpoint_place.TrialPlace, enter: Callable[[Phase], None]) -> None:
+    place.keep(lambda: enter(Phase.UPLOADING))
 
 
 def _place(spec: TrialSpec, url: str) -> checkpoint_place.TrialPlace:

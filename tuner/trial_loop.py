@@ -1,7 +1,11 @@
 """The controller's loop: start, record, judge, obey orders, until the study has its trials or a stop is asked for."""
 
 import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import assert_never
 
 from ppo_core.command.output import report_line
@@ -29,7 +33,20 @@ from tuner.judging import ended_by_a_person, judged, so_far
 from tuner.limits import Limits
 from tuner.open_study import MirrorKeeper, OpenStudy
 from tuner.order_desk import OrderDesk
-from tuner.protocol import Answer, Ended, Failed, Left, Lost, Message, NoRoom, Prepared, Progress, Stepped, TrialSpec
+from tuner.protocol import (
+    Answer,
+    Ended,
+    Entered,
+    Failed,
+    Left,
+    Lost,
+    Message,
+    NoRoom,
+    Prepared,
+    Progress,
+    Stepped,
+    TrialSpec,
+)
 from tuner.room import RoomWatch
 from tuner.status import ENDINGS, Reason, Status, Wanted
 from tuner.store import Order, OrderState, Outcome, TrialRow
@@ -72,10 +89,12 @@ class TrialLoop:
     ) -> None:
         self._study, self._mirror, self._files, self._engine = study, mirror, files, engine
         self._stop, self._limits, self._tell = stop, limits, tell
-        self._desk = OrderDesk(study, files, limits, lambda number: number in self._running)
+        self._desk = OrderDesk(study, files, limits, lambda number: number in self._taken(), self._after)
         self._running: dict[int, _Running] = {}
+        self._starting: set[int] = set()
         self._losses: dict[int, int] = {}
         self._room = RoomWatch(lambda line: tell(StudyWarned(line)))
+        self._retries: dict[int, int] = {}
         self._streak = failures.FailureStreak()
         self._verdict: str | None = None
         self._stopping: str | None = None
@@ -98,11 +117,13 @@ class TrialLoop:
                 for job, message in self._engine.events(self._patience()):
                     assert job is not None
                     self._handle(job, message)
+                self._files.work.collect()
                 self._stay_alive()
                 self._answer_without_room()
                 if time.monotonic() - self._looked_at >= LOOK_SECONDS:
                     self._obey()
-                self._files.keep_within_quota(self._running)
+                self._files.keep_within_quota(self._taken())
+        self._finish_files()
         if self._verdict is not None:
             name = self._study.row.name
             raise StudyError(f"{self._verdict}; mend the cause, then: ppo-tuner retry {name}, and run the study again")
@@ -115,6 +136,14 @@ class TrialLoop:
         if deadline is None or self._stopping is not None:
             return ORDER_SECONDS
         return min(ORDER_SECONDS, max(0.0, deadline - time.monotonic()))
+
+    def _finish_files(self) -> None:
+        """Wait until no file work is left; the last of it enforces the quota."""
+        self._files.keep_within_quota((), now=True)
+        while self._files.work.is_busy:
+            list(self._engine.events(ORDER_SECONDS))  # no worker is busy; it ends when a piece of work is done
+            self._files.work.collect()
+            self._stay_alive()
 
     def _stay_alive(self) -> None:
         if time.monotonic() - self._renewed_at >= RENEW_SECONDS:
@@ -166,13 +195,18 @@ class TrialLoop:
     def _obey(self) -> bool:
         """Decide the orders that wait, and do what they changed; return whether there was one."""
         self._looked_at = time.monotonic()
-        orders = self._study.store.orders(self._study.row, OrderState.WAITING)
+        waiting = self._study.store.orders(self._study.row, OrderState.WAITING)
+        orders = [order for order in waiting if not self._desk.is_under_way(order)]
         for order in orders:
-            decided = self._desk.decide(order)
-            if decided.state is OrderState.DONE:
-                self._act_on(decided)
-            self._tell(OrderDecided(decided))
+            self._after(self._desk.decide(order))
         return bool(orders)
+
+    def _after(self, order: Order) -> None:
+        """Do what an order changed, and tell of it, once it is decided."""
+        if order.state is OrderState.DONE:
+            self._act_on(order)
+        if order.state is not OrderState.WAITING:
+            self._tell(OrderDecided(order))
 
     def _act_on(self, order: Order) -> None:
         for row in self._desk.take_changed():
@@ -208,8 +242,8 @@ class TrialLoop:
     def _start_trials(self) -> bool:
         """Start as many trials as there are workers free; return whether to wait for anything."""
         is_paused = self._study.row.paused_at is not None
-        while not self._is_stopping() and not is_paused and self._engine.free:
-            row = self._queue.next(self._running)
+        while not self._is_stopping() and not is_paused and self._engine.free > len(self._starting):
+            row = self._queue.next(self._taken())
             if row is None:
                 break
             if row.wanted is None:
@@ -218,6 +252,8 @@ class TrialLoop:
                 self._settle(row)
         if self._running:
             self._is_idle = False
+            return True
+        if self._files.work.is_busy:  # a trial that starts, or a fork that may be added
             return True
         if self._is_stopping() or not is_paused or self._study.is_finished:
             self._note_paused_trials()
@@ -252,10 +288,28 @@ class TrialLoop:
         trial_log.note(study.trial_folder(row.number), f"left its worker; the trial is {row.status}")
         self._tell(TrialSetAside(row))
 
+    def _taken(self) -> Collection[int]:
+        """Return the numbers of the trials that a worker runs or that are about to start."""
+        return self._running.keys() | self._starting
+
     def _start(self, row: TrialRow) -> None:
-        """Start a trial from its last checkpoint, or from the beginning where it has none."""
+        """Have a trial's last checkpoint looked for; the trial starts when that is done."""
+        self._starting.add(row.number)
+        self._files.resume_point(row, partial(self._begin, row.number))
+
+    def _begin(self, number: int, found: Future[tuple[Path, int] | None]) -> None:
+        """Start a trial from its last checkpoint, or from the beginning where it has none; unless it is not to run."""
+        self._starting.discard(number)
+        resume_from, step = found.result() or (None, None)
+        study, row = self._study, self._study.refresh(number)
+        if row.wanted is not None or study.row.paused_at is not None:
+            self._settle(row)
+        elif not self._is_stopping():
+            self._run_from(row, resume_from, step)
+
+    def _run_from(self, row: TrialRow, resume_from: Path | None, step: int | None) -> None:
+        """Give a trial to a worker, from the checkpoint `resume_from` of `step`; None: from the beginning."""
         study = self._study
-        resume_from, step = self._files.resume_point(row) or (None, None)
         if step is None and row.episodes > 0:
             text = (
                 f"trial {row.number} begins anew: none of its checkpoints is left, and {row.episodes} episodes are lost"
@@ -278,7 +332,7 @@ class TrialLoop:
                 guard=study.spec.guard,
                 kl_budget=study.spec.kl_budget,
                 resume_from=resume_from,
-                checkpoint_seconds=self._limits.checkpoint_seconds,
+                checkpoint_seconds=study.spec.workers.checkpoint_seconds,
                 checkpoint_url=self._limits.checkpoint_url,
             )
         )
@@ -289,9 +343,11 @@ class TrialLoop:
     def _handle(self, number: int, message: Message) -> None:
         if isinstance(message, Stepped | Ended):
             self._room.found(number)
-        elif not isinstance(message, NoRoom):
+        elif not isinstance(message, NoRoom | Entered):
             self._room.forget(number)
         match message:
+            case Entered():
+                pass  # for the engine's watch over the worker
             case Stepped():
                 self._record(number, message)
             case NoRoom():
@@ -302,12 +358,15 @@ class TrialLoop:
             case Left():
                 self._leave(number)
             case Failed():
-                folder = self._study.trial_folder(number)
-                where = trial_folder.write_error(folder, message.traceback)
-                reason = failures.error_reason(message, where, trial_log.tail(folder))
-                self._finish(number, Outcome(Status.FAILED, reason))
+                where = trial_folder.write_error(self._study.trial_folder(number), message.traceback)
+                if message.is_for_user:
+                    self._fail(number, partial(failures.error_reason, message, where))
+                else:
+                    self._retry(number, message.message, partial(failures.error_reason, message, where))
             case Lost():
-                self._retry(number, message)
+                losses = self._losses[number] = self._losses.get(number, 0) + 1
+                reason = partial(failures.lost_reason, message.how, losses)
+                self._retry(number, f"worker lost: {message.how}", reason)
             case Progress() | Prepared():
                 raise AssertionError(message)
             case _:
@@ -365,19 +424,24 @@ class TrialLoop:
         status = Status.COMPLETED if running.reason is None else Status.PRUNED
         self._finish(number, judged(study.store, running.row, study.spec.kl_budget, status, running.reason))
 
-    def _retry(self, number: int, lost: Lost) -> None:
-        folder = self._study.trial_folder(number)
-        trial_log.note(folder, f"worker lost: {lost.how}")
-        self._tell(StudyWarned(f"trial {number}: its worker was lost, {lost.how}"))
+    def _retry(self, number: int, what: str, reason: Callable[[str], Reason]) -> None:
+        """Have a trial resume from its checkpoint in another worker; after too many attempts it fails, see `_fail`."""
+        trial_log.note(self._study.trial_folder(number), what)
+        self._tell(StudyWarned(f"trial {number}: {what}"))
         if self._is_stopping():  # the next run of the study takes it up
             del self._running[number]
             return
-        losses = self._losses[number] = self._losses.get(number, 0) + 1
-        if losses > failures.RETRIES:
-            self._finish(number, Outcome(Status.FAILED, failures.lost_reason(lost.how, losses, trial_log.tail(folder))))
+        retries = self._retries[number] = self._retries.get(number, 0) + 1
+        if retries > failures.RETRIES:
+            self._fail(number, reason)
         else:
             del self._running[number]
             self._study.refresh(number)
+
+    def _fail(self, number: int, reason: Callable[[str], Reason]) -> None:
+        """Record that a trial failed, for the reason that follows from the end of its log."""
+        log = trial_log.tail(self._study.trial_folder(number))
+        self._finish(number, Outcome(Status.FAILED, reason(log)))
 
     def _finish(self, number: int, outcome: Outcome) -> None:
         self._conclude(self._running.pop(number).row, outcome)

@@ -1,6 +1,7 @@
 """The worker process: prepares tasks and runs trials as the controller orders, one at a time.
 
-It lives as long as its study, so that the trainer's module stays imported and its models cached. It never touches
+It is kept from trial to trial, so that the trainer's module stays imported and its models cached; after an error the
+engine ends it, since the error may have left the device unusable. It never touches
 the store or the sampler, and imports torch only if the trainer does. What it and its children print goes to the log of
 the trial it runs.
 """
@@ -23,7 +24,19 @@ from ppo_core.errors import PPOTunerError
 from ppo_core.task import get_task
 from tuner import trial_log
 from tuner.engines import worker_output
-from tuner.protocol import Answer, Failed, Message, NoRoom, Order, Prepared, PrepareTask, Progress, Stepped, TrialSpec
+from tuner.protocol import (
+    Answer,
+    Entered,
+    Failed,
+    Message,
+    NoRoom,
+    Order,
+    Prepared,
+    PrepareTask,
+    Progress,
+    Stepped,
+    TrialSpec,
+)
 from tuner.trial import run_trial
 
 _TRACEBACK_LINES = 30
@@ -93,7 +106,7 @@ def _carry_out(order: Order, controller: Controller) -> Message:
     _begin_log(order)
     try:
         if isinstance(order, TrialSpec):
-            return run_trial(order, controller.ask)
+            return run_trial(order, controller.ask, lambda phase: controller.tell(Entered(phase)))
         return _prepare(order, controller)
     except Exception as error:
         traceback.print_exception(error)

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import StepReport
-from tests.tuner.quick_trainer import QuickTrainer
+from tests.tuner.quick_trainer import QuickTrainer, wait_at_gate
 
 MODULE = __name__
 VOICES = ("print", "stderr", "logging", "warnings", "descriptor", "child", "library")
@@ -76,6 +78,21 @@ def loading(
 ) -> LoadingTrainer:
     LoadingTrainer.load(task_name)
     return LoadingTrainer(config, resume_from)
+
+
+class SavingTrainer(QuickTrainer):
+    """Stays in the middle of saving step 3 until the file `gate` is there."""
+
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        if self.step == 3:
+            wait_at_gate()
+        super().save(folder, extra)
+
+
+def saving(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> SavingTrainer:
+    return SavingTrainer(config, resume_from)
 
 
 class NursingTrainer(QuickTrainer):

@@ -113,10 +113,15 @@ class GatedTrainer(QuickTrainer):
 
     def advance(self) -> StepReport:
         if self.step + 1 == GATED_STEP:
-            (_folder() / f"waiting-{os.getpid()}").touch()
-            while not (_folder() / "gate").exists():
-                time.sleep(0.01)
+            wait_at_gate()
         return super().advance()
+
+
+def wait_at_gate() -> None:
+    """Say by a file `waiting-<pid>` that this process waits, and wait for the file `gate`."""
+    (_folder() / f"waiting-{os.getpid()}").touch()
+    while not (_folder() / "gate").exists():
+        time.sleep(0.01)
 
 
 def gated(config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None) -> GatedTrainer:
@@ -226,6 +231,31 @@ def killed(
     config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
 ) -> KilledTrainer:
     return KilledTrainer(config, resume_from)
+
+
+class PoisonedTrainer(QuickTrainer):
+    """In step 5, as often as the file `kills` says, raises an error that every later trial of the process meets, too.
+
+    So does a device-side assertion of CUDA, after which nothing works in the process.
+    """
+
+    is_poisoned = False
+
+    def advance(self) -> StepReport:
+        kills = _folder() / "kills"
+        left = int(kills.read_text())
+        if self.step == 4 and left:
+            kills.write_text(str(left - 1))
+            PoisonedTrainer.is_poisoned = True
+        if PoisonedTrainer.is_poisoned:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return super().advance()
+
+
+def poisoned(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> PoisonedTrainer:
+    return PoisonedTrainer(config, resume_from)
 
 
 class UnevaluableTrainer(QuickTrainer):

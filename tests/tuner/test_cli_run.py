@@ -27,7 +27,7 @@ from tuner.events import (
 )
 from tuner.spec import StudySpec
 from tuner.status import Status
-from tuner.store import Outcome
+from tuner.store import Outcome, Store
 
 
 def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_folder: Path) -> None:
@@ -129,6 +129,24 @@ def test_interrupted_run_exits_130_and_goes_on(
     status, stdout, _ = ppo_tuner("run", "quick.toml", "--storage", "sqlite:///other.db")
     assert status == 0
     assert "trial 0 goes on after step 2" in stdout
+
+
+def test_the_time_between_checkpoints_is_the_studys_from_then_on(
+    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own_folder / "quick.toml").write_text(QUICK_STUDY)
+    monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
+    status, _, stderr = ppo_tuner("run", "quick.toml", "--checkpoint-seconds", "2.5")
+    assert status == 130 and "ppo-tuner run quick.toml --checkpoint-seconds 2.5" in stderr
+    store = Store.open("runs/ppo-tuner.db")
+    assert store.study("quick").spec["workers"]["checkpoint_seconds"] == 2.5
+    store.close()
+
+
+@pytest.mark.parametrize("text", ["-1", "x", "nan", "inf"])
+def test_a_time_between_checkpoints_that_is_none_is_refused(ppo_tuner: Invoke, text: str) -> None:
+    status, _, stderr = ppo_tuner("demo", f"--checkpoint-seconds={text}")
+    assert status == 2 and f"--checkpoint-seconds: '{text}' is not allowed" in stderr
 
 
 def test_finished_demo_prints_its_result(ppo_tuner: Invoke, own_folder: Path) -> None:

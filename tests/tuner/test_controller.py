@@ -145,7 +145,7 @@ def test_a_trial_that_raises_fails_and_the_others_go_on(tmp_path: Path) -> None:
     message = f"RuntimeError: cliprange {failed.params['cliprange']} is too small (traceback in {where})"
     assert failed.reason.message == message
     assert "quick_trainer.py" in where.read_text() and where.read_text().endswith("and more lines\n")
-    assert failed.episodes == 48  # up to step 3
+    assert (failed.episodes, failed.attempts) == (48, 3)  # up to step 3
 
 
 def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -> None:
@@ -155,6 +155,7 @@ def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -
     assert "trial 2: OutOfMemoryError: tried to allocate 20.5 MiB" in str(caught.value)
     trials = rows(tmp_path)
     assert [(row.status, row.reason.rule) for row in trials if row.reason] == [(FAILED, "out_of_memory")] * 3
+    assert [row.attempts for row in trials] == [3, 3, 3]
 
 
 def test_another_controller_is_refused_while_one_lives(tmp_path: Path) -> None:
@@ -253,6 +254,22 @@ def test_optunas_copy_holds_the_finished_trials_and_a_copy_that_cannot_be_writte
     finished, events = run(tmp_path, quick_spec(trials=2))
     assert finished and len(of_kind(events, StudyWarned)) == 1
     assert "another study of that name" in of_kind(events, StudyWarned)[0].message
+
+
+@pytest.mark.parametrize(
+    ("table", "keywords"), [({"checkpoint_seconds": 0}, {}), ({}, {"checkpoint_seconds": 0.0})], ids=["file", "flag"]
+)
+def test_a_trial_saves_as_often_as_the_study_or_the_run_says(
+    tmp_path: Path, table: dict[str, float], keywords: dict[str, float]
+) -> None:
+    saved: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, TrialStepped) and event.report.step == 6:
+            saved.extend(path.name for path in checkpoint.complete(tmp_path / "runs/quick/0"))
+
+    run_study(quick_spec(trials=1, workers=table), **paths_in(tmp_path), **keywords, on_event=listen)
+    assert saved[-2:] == ["step-000004", "step-000005"]  # no evaluation is due at either
 
 
 def test_with_one_worker_the_sampler_proposes_the_same_after_a_break(tmp_path: Path) -> None:

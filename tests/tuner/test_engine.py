@@ -16,10 +16,9 @@ from tests.tuner import engine_trainers
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_worker import trial_spec
+from tests.waiting import SECONDS, until
 from tuner.engines.local import LocalEngine, cores, threads_per_worker
-from tuner.protocol import Answer, Ended, Failed, Lost, Message, Prepared, Progress, Stepped
-
-DEADLINE = 120.0
+from tuner.protocol import Answer, Ended, Entered, Failed, Lost, Message, Prepared, Progress, Stepped
 
 
 @pytest.fixture
@@ -29,13 +28,23 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEng
         yield made
 
 
+def heard(engine: LocalEngine) -> list[tuple[Any, Message]]:
+    """Wait until workers say something, and return it; that they begin to save or to step is left out."""
+    said: list[tuple[Any, Message]] = []
+
+    def listen() -> bool:
+        said.extend(one for one in engine.events(SECONDS) if not isinstance(one[1], Entered))
+        return bool(said)
+
+    until(listen, lambda: "a worker says nothing")
+    return said
+
+
 def run_out(engine: LocalEngine, jobs: int = 1) -> dict[Any, list[Message]]:
     """Answer GO_ON until so many jobs have ended; return what each said."""
     said: dict[Any, list[Message]] = {}
     while jobs:
-        heard = list(engine.events(DEADLINE))
-        assert heard, "a worker says nothing"
-        for job, message in heard:
+        for job, message in heard(engine):
             said.setdefault(job, []).append(message)
             if isinstance(message, Stepped):
                 engine.answer(job or 0, Answer.GO_ON)
@@ -75,18 +84,29 @@ def test_two_trials_run_at_once_in_two_processes_without_torch(engine: LocalEngi
     assert len({reading(said[number], "quick/pid") for number in (0, 1)} - {os.getpid()}) == 2
 
 
-def test_a_worker_is_kept_from_job_to_job_and_lives_on_after_an_error(engine: LocalEngine, tmp_path: Path) -> None:
+def test_a_worker_is_kept_from_job_to_job_and_replaced_after_an_error(engine: LocalEngine, tmp_path: Path) -> None:
     engine.prepare(f"{MODULE}:TASK", tmp_path)
     assert run_out(engine)[None] == [Progress("counting to two", 0.5), Progress("counting to two", 1.0), Prepared()]
+    (first,) = (child.pid for child in multiprocessing.active_children())
+    assert first is not None
     engine.start(trial_spec(tmp_path / "0"))
-    first = run_out(engine)[0]
+    assert reading(run_out(engine)[0], "quick/pid") == first
     engine.start(trial_spec(tmp_path / "1", "out_of_memory", number=1))
     (failed,) = run_out(engine)[1]
     assert isinstance(failed, Failed) and failed.out_of_memory
     assert failed.message == "OutOfMemoryError: tried to allocate 20.5 MiB"
     assert "quick_trainer.py" in failed.traceback
+    assert engine.free == 2 and not psutil.pid_exists(first)
     engine.start(trial_spec(tmp_path / "2", number=2))
-    assert reading(run_out(engine)[2], "quick/pid") == reading(first, "quick/pid")
+    assert reading(run_out(engine)[2], "quick/pid") != first
+
+
+def test_a_worker_whose_evaluation_raised_runs_no_other_trial(engine: LocalEngine, tmp_path: Path) -> None:
+    engine.start(trial_spec(tmp_path / "0", "unevaluable"))
+    said = run_out(engine)[0]
+    assert said[-1] == Ended(is_worker_spent=True)
+    engine.start(trial_spec(tmp_path / "1", number=1))
+    assert reading(run_out(engine)[1], "quick/pid") != reading(said, "quick/pid")
 
 
 def test_a_task_that_cannot_be_prepared_fails_with_its_own_words(engine: LocalEngine, tmp_path: Path) -> None:
@@ -127,19 +147,14 @@ def test_closing_ends_a_worker_in_the_middle_of_a_step(tmp_path: Path, monkeypat
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     with LocalEngine(1) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
-        pid = None
-        for step in range(GATED_STEP):
-            ((job, message),) = engine.events(DEADLINE)
-            assert isinstance(message, Stepped) and message.report.step == step
-            pid = int(message.report.metrics["quick/pid"])
-            engine.answer(job or 0, Answer.GO_ON)
-        assert pid is not None and psutil.pid_exists(pid)
+        pid = to_gate(engine, 0).pid
+        assert psutil.pid_exists(pid)
     assert not psutil.pid_exists(pid)
 
 
 def test_wake_ends_a_wait(engine: LocalEngine) -> None:
     engine.wake()
-    assert list(engine.events(DEADLINE)) == []
+    assert list(engine.events(SECONDS)) == []
 
 
 def test_the_childs_environment_is_not_ours(
@@ -174,14 +189,23 @@ def test_the_guards_settings_reach_the_worker(engine: LocalEngine, tmp_path: Pat
 
 
 def to_gate(engine: LocalEngine, number: int) -> psutil.Process:
-    """Return the worker of the one gated trial that runs, once it is at its gate."""
+    """Return the worker of the one gated trial that runs, once it is at its gate and all that it said was heard."""
     message = None
-    for _ in range(GATED_STEP):
-        ((job, message),) = engine.events(DEADLINE)
-        assert job == number and isinstance(message, Stepped)
+    for step in range(GATED_STEP):
+        ((job, message),) = heard(engine)
+        assert job == number and isinstance(message, Stepped) and message.report.step == step
         engine.answer(number, Answer.GO_ON)
     assert isinstance(message, Stepped)
-    return psutil.Process(int(message.report.metrics["quick/pid"]))
+    pid = int(message.report.metrics["quick/pid"])
+    at_gate(engine, number, Path(os.environ[FOLDER_VARIABLE]) / f"waiting-{pid}")
+    return psutil.Process(pid)
+
+
+def at_gate(engine: LocalEngine, number: int, waits: Path) -> None:
+    """Wait until the file is there by which a trial says that it waits, and hear all that it said before."""
+    until(waits.exists)
+    while engine._busy[number].worker.pipe.poll():
+        assert all(isinstance(message, Entered) for _, message in engine.events(0.0))
 
 
 def own_spec(folder: Path, trainer: str, **changes: Any) -> Any:

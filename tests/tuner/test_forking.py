@@ -19,6 +19,7 @@ from tuner.forking import CHANGEABLE, check, choose, fork_files
 from tuner.guard import GuardSettings, GuardState, observe
 from tuner.protocol import Answer, Ended, Stepped, TrialSpec
 from tuner.trial import run_trial
+from tuner.trial_files import fork_copy
 from tuner.trial_folder import resume_point
 
 CONFIG = PPOConfig(total_episodes=160, batch_size=16, mini_batch_size=8, cliprange=0.2, seed=3).to_dict()
@@ -143,6 +144,39 @@ def test_a_damaged_checkpoint_is_not_copied(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"a.txt is damaged where it is copied from"):
         fork_files(tmp_path / "3" / "step-000006", tmp_path / "7")
     assert list((tmp_path / "7").iterdir()) == []
+
+
+def test_a_checkpoint_that_its_running_trial_removes_while_it_is_copied_is_replaced_by_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = tmp_path / "3"
+    save(parent, 6)
+    copy = checkpoint.copy
+
+    def removed_meanwhile(*given: Any, **named: Any) -> None:
+        if (parent / "step-000006").exists():
+            save(parent, 8)
+            checkpoint.remove(parent / "step-000006")
+        copy(*given, **named)
+
+    monkeypatch.setattr(checkpoint, "copy", removed_meanwhile)
+    point = fork_copy(parent, tmp_path / "fork-1", CONFIG, {"kl_coef": 0.1}, None)
+    assert (point.step, point.episode) == (8, 128)
+    assert checkpoint.complete(tmp_path / "fork-1") == [point.files] == [tmp_path / "fork-1" / "step-000008"]
+
+
+def test_a_damaged_checkpoint_of_a_fork_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "3", 6)
+    tried: list[Path] = []
+
+    def fail(source: Path, target: Path) -> Path:
+        tried.append(source)
+        raise CheckpointError("no space left")
+
+    monkeypatch.setattr("tuner.forking.fork_files", fail)
+    with pytest.raises(CheckpointError, match="no space left"):
+        fork_copy(tmp_path / "3", tmp_path / "fork-1", CONFIG, {"kl_coef": 0.1}, None)
+    assert len(tried) == 1
 
 
 def test_a_copy_that_is_killed_leaves_nothing_that_counts(tmp_path: Path) -> None:

@@ -15,50 +15,80 @@ import pytest
 from ppo_core.report import StepReport
 from tests.tuner.quick_study import ROOT
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
-from tests.tuner.test_engine import DEADLINE, engine, own_spec, run_out, to_gate
+from tests.tuner.test_engine import at_gate, engine, heard, own_spec, run_out, to_gate
 from tests.tuner.test_worker import trial_spec
+from tests.waiting import SECONDS, until
 from tuner.engines.local import LocalEngine
-from tuner.engines.patience import Patience, Watch
-from tuner.protocol import Answer, Ended, Lost, NoRoom, PrepareTask, Progress, Stepped
+from tuner.engines.patience import Watch
+from tuner.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped
+from tuner.worker_settings import WorkerSettings
 
 __all__ = ["engine"]  # the fixture
 
 
 # Silence
 
-PATIENCE = Patience(factor=4.0, least_seconds=10.0, first_seconds=50.0, prepare_seconds=500.0)
+SETTINGS = WorkerSettings(
+    step_factor=4.0,
+    step_seconds=10.0,
+    first_step_seconds=50.0,
+    save_seconds=100.0,
+    upload_seconds=200.0,
+    prepare_seconds=500.0,
+)
 
 
-def stepped(seconds: float) -> Stepped:
-    return Stepped(StepReport(1, 16, {}), seconds, None)
+def stepped(step_seconds: float, seconds: float = 10**6) -> Stepped:
+    return Stepped(StepReport(1, 16, {}), seconds, step_seconds, None)
 
 
 def test_a_watch_allows_what_the_longest_step_so_far_suggests(tmp_path: Path) -> None:
-    watch = Watch(PATIENCE, trial_spec(tmp_path), now=100.0)
+    watch = Watch(SETTINGS, trial_spec(tmp_path), now=100.0)
     assert watch.deadline == 150.0 and watch.verdict(149.9) is None
-    assert watch.verdict(151.4) == "made no report for 51 s, expected one within 50 s; killed"
-    for began, seconds, deadline in ((100.0, 1.0, 10.0), (200.0, 5.0, 20.0), (300.0, 1.0, 20.0)):
+    assert (
+        watch.verdict(151.4)
+        == "silent for 51 s in its first step, allowed 50 s (first_step_seconds in [workers]); killed"
+    )
+    for began, seconds, deadline, limit in (
+        (100.0, 1.0, 10.0, "step_seconds"),
+        (200.0, 5.0, 20.0, "step_factor"),
+        (300.0, 1.0, 20.0, "step_factor"),
+    ):
         watch.answered(began)
         watch.heard(stepped(seconds), began + 6.0)
         assert watch.verdict(10**9) is None  # it waits for the answer
         watch.answered(began + 80.0)
         assert watch.deadline == began + 80.0 + deadline
+        assert f"({limit} in [workers])" in str(watch.verdict(10**9))
 
 
 def test_what_the_controller_takes_counts_neither_as_silence_nor_as_work(tmp_path: Path) -> None:
-    watch = Watch(PATIENCE, trial_spec(tmp_path), now=0.0)
-    watch.heard(stepped(4.0), now=1000.0)  # made long before it was read
+    watch = Watch(SETTINGS, trial_spec(tmp_path), now=0.0)
+    watch.heard(stepped(4.0, seconds=4004.0), now=1000.0)  # made long before it was read
     watch.answered(5000.0)
     assert watch.deadline == 5016.0
-    watch.heard(stepped(4004.0), now=5004.0)  # by its own count, which holds the wait for the answer
-    watch.answered(5004.0)
-    assert watch.deadline == 5020.0
     watch.excuse(100.0)
-    assert watch.deadline == 5120.0
+    assert watch.deadline == 5116.0
+
+
+def test_saving_and_uploading_have_limits_of_their_own_which_start_again_with_every_word(tmp_path: Path) -> None:
+    watch = Watch(SETTINGS, trial_spec(tmp_path), now=0.0)
+    watch.heard(stepped(1.0), now=10.0)
+    watch.answered(20.0)
+    for phase, at, limit in (
+        (Phase.SAVING, 25.0, 100.0),
+        (Phase.UPLOADING, 120.0, 200.0),
+        (Phase.UPLOADING, 300.0, 200.0),
+        (Phase.STEPPING, 490.0, 10.0),
+    ):
+        assert watch.verdict(at) is None
+        watch.heard(Entered(phase), at)
+        assert watch.deadline == at + limit
+        assert phase.value in str(watch.verdict(at + limit))
 
 
 def test_a_worker_without_room_owes_nothing_until_it_is_answered(tmp_path: Path) -> None:
-    watch = Watch(PATIENCE, trial_spec(tmp_path), now=0.0)
+    watch = Watch(SETTINGS, trial_spec(tmp_path), now=0.0)
     watch.heard(stepped(4.0), now=10.0)
     watch.answered(10.0)
     watch.heard(NoRoom("full"), now=11.0)
@@ -68,7 +98,7 @@ def test_a_worker_without_room_owes_nothing_until_it_is_answered(tmp_path: Path)
 
 
 def test_a_preparation_is_bounded_from_word_to_word(tmp_path: Path) -> None:
-    watch = Watch(PATIENCE, PrepareTask("reviews", tmp_path), now=0.0)
+    watch = Watch(SETTINGS, PrepareTask("reviews", tmp_path), now=0.0)
     watch.heard(Progress("training", 0.5), now=400.0)
     assert watch.deadline == 900.0
 
@@ -88,30 +118,49 @@ def test_a_worker_that_is_silent_for_too_long_is_killed_and_replaced(
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     clock = Clock()
-    with LocalEngine(1, patience=PATIENCE, clock=clock) as engine:
+    with LocalEngine(1, settings=SETTINGS, clock=clock) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         stuck = to_gate(engine, 0)
         clock.now += 9.0
         assert list(engine.events(0.0)) == [] and stuck.is_running()
         clock.now += 4.0
-        assert list(engine.events(DEADLINE)) == [(0, Lost("made no report for 13 s, expected one within 10 s; killed"))]
+        assert list(engine.events(SECONDS)) == [
+            (0, Lost("silent for 13 s in a step, allowed 10 s (step_seconds in [workers]); killed"))
+        ]
         assert not psutil.pid_exists(stuck.pid) and engine.free == 1
         (tmp_path / "gate").touch()
         engine.start(trial_spec(tmp_path / "1", number=1))
         assert run_out(engine)[1][-1] == Ended()
 
 
+def test_a_long_save_is_not_a_hang_until_its_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    clock = Clock()
+    with LocalEngine(1, settings=SETTINGS, clock=clock) as engine:
+        engine.start(own_spec(tmp_path / "0", "saving"))
+        for _ in range(4):
+            ((_, message),) = heard(engine)
+            assert isinstance(message, Stepped)
+            engine.answer(0, Answer.GO_ON)
+        at_gate(engine, 0, tmp_path / f"waiting-{int(message.report.metrics['quick/pid'])}")
+        clock.now += 99.0
+        assert list(engine.events(0.0)) == []
+        clock.now += 2.0
+        ((_, lost),) = engine.events(SECONDS)
+        assert isinstance(lost, Lost) and "saving a checkpoint" in lost.how and "save_seconds" in lost.how
+
+
 def test_a_worker_that_spoke_while_others_were_heard_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     clock = Clock()
-    with LocalEngine(2, patience=PATIENCE, clock=clock) as engine:
+    with LocalEngine(2, settings=SETTINGS, clock=clock) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         to_gate(engine, 0)
         engine.start(trial_spec(tmp_path / "1", number=1))
-        hearing = engine.events(DEADLINE)
+        hearing = engine.events(SECONDS)
         assert next(hearing)[0] == 1
         (tmp_path / "gate").touch()
-        assert engine._busy[0].worker.pipe.poll(DEADLINE)
+        assert engine._busy[0].worker.pipe.poll(SECONDS)
         clock.now += 10_000.0  # this process was busy with trial 1
         assert list(hearing) == []
         engine.answer(1, Answer.GO_ON)
@@ -121,19 +170,21 @@ def test_a_worker_that_spoke_while_others_were_heard_lives(tmp_path: Path, monke
 
 def test_a_stopped_worker_is_noticed_by_the_wait_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    with LocalEngine(1, patience=Patience(least_seconds=1.0)) as engine:
+    with LocalEngine(1) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         stopped = to_gate(engine, 0)
         stopped.suspend()
-        ((_, message),) = engine.events(DEADLINE)
-        assert isinstance(message, Lost) and message.how.endswith("expected one within 1 s; killed")
+        watch = engine._busy[0].watch
+        watch.excuse(time.monotonic() + 0.1 - watch.deadline)  # its deadline is near, however slow the steps were
+        ((_, message),) = heard(engine)
+        assert isinstance(message, Lost) and message.how.endswith("killed")
         assert not psutil.pid_exists(stopped.pid)
 
 
 def test_a_wait_that_was_itself_suspended_blames_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     clock = Clock()
-    with LocalEngine(1, patience=PATIENCE, clock=clock) as engine:
+    with LocalEngine(1, settings=SETTINGS, clock=clock) as engine:
         engine.start(trial_spec(tmp_path / "0", "gated"))
         to_gate(engine, 0)
         wait = connection.wait
@@ -152,7 +203,7 @@ def test_a_wait_that_was_itself_suspended_blames_nobody(tmp_path: Path, monkeypa
 def nursing(engine: LocalEngine, folder: Path) -> list[psutil.Process]:
     """Return a worker in the middle of a step with its two children."""
     engine.start(own_spec(folder / "0", "nursing"))
-    ((_, message),) = engine.events(DEADLINE)
+    ((_, message),) = heard(engine)
     assert isinstance(message, Stepped)
     engine.answer(0, Answer.GO_ON)
     return [psutil.Process(int(message.report.metrics[f"quick/{name}"])) for name in ("pid", "forked", "program")]
@@ -160,9 +211,7 @@ def nursing(engine: LocalEngine, folder: Path) -> list[psutil.Process]:
 
 def assert_dead(processes: list[psutil.Process]) -> None:
     """Wait until all have ended; what nobody has buried yet is dead too."""
-    deadline = time.monotonic() + 20.0
-    while alive := [process for process in processes if is_alive(process)]:
-        assert time.monotonic() < deadline, alive
+    until(lambda: not any(map(is_alive, processes)), lambda: [one for one in processes if is_alive(one)])
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -175,7 +224,7 @@ def is_alive(process: psutil.Process) -> bool:
 def test_a_dead_worker_is_noticed_at_once_and_its_children_end_with_it(engine: LocalEngine, tmp_path: Path) -> None:
     family = nursing(engine, tmp_path)
     family[0].kill()
-    assert list(engine.events(DEADLINE)) == [(0, Lost("killed by SIGKILL"))]
+    assert heard(engine) == [(0, Lost("killed by SIGKILL"))]
     assert_dead(family)
 
 
@@ -192,7 +241,7 @@ from tuner.protocol import Answer
 if __name__ == "__main__":
     with LocalEngine(1) as engine:
         engine.start(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()))
-        ((_, message),) = engine.events(60.0)
+        ((_, message),) = engine.events(240.0)
         engine.answer(0, Answer.GO_ON)
         print(*(int(message.report.metrics[f"quick/{name}"]) for name in ("pid", "forked", "program")), flush=True)
         list(engine.events(600.0))

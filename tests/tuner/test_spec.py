@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from ppo_core import tables
 from ppo_core.declaration import Range
 from ppo_core.errors import ConfigError
 from ppo_core.task import get_task
 from tuner.spec import PPO_TRAINER, SamplerSpec, StudySpec
+from tuner.worker_settings import WorkerSettings
 
 SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 
@@ -61,6 +63,19 @@ def test_the_reviews_study() -> None:
     reference = study.reference_params()
     ranges = {name: study.search[name] for name in reference if name != "kl_control"}
     assert all(span.low <= reference[name] <= span.high for name, span in ranges.items())
+
+
+def test_the_reviews_study_explains_every_setting_of_workers_with_its_default() -> None:
+    content = tables.read_toml(next(path for path in SHIPPED if path.name == "reviews.toml"), "study file")
+    assert content["workers"] == WorkerSettings().to_dict()
+
+
+def test_settings_of_workers_are_read_over_the_defaults_and_may_change_between_runs() -> None:
+    study = spec(workers={"save_seconds": 5, "checkpoint_seconds": 0})
+    assert study.workers == WorkerSettings(save_seconds=5.0, checkpoint_seconds=0.0)
+    changes = study.with_checkpoint_seconds(7).changes_to(spec(workers={"checkpoint_seconds": 0}))
+    assert changes.refused == []
+    assert changes.told == ["workers.checkpoint_seconds: 7, was 0", "workers.save_seconds: 5, was 1800"]
 
 
 def test_defaults() -> None:
@@ -150,6 +165,11 @@ def test_the_file_decides_nothing_by_its_order() -> None:
         ({"kl": {"budget": 20}}, "kl: limit = 15 is below budget = 20"),
         ({"guard": {"patiense": 1}}, "guard.patiense: unknown key; allowed: patience, grace, nonfinite"),
         ({"guard": {"patiense": 1}}, 'did you mean "patience"?'),
+        ({"workers": 2}, "workers = 2 is not allowed: a table"),
+        ({"workers": {"save_second": 2}}, "workers.save_second: unknown key; allowed: checkpoint_seconds, step_factor"),
+        ({"workers": {"save_second": 2}}, 'did you mean "save_seconds"?'),
+        ({"workers": {"save_seconds": 0}}, "workers.save_seconds = 0 is not allowed: a number over 0"),
+        ({"workers": {"checkpoint_seconds": -1}}, "checkpoint_seconds = -1 is not allowed: a number at least 0"),
         ({"guard": {"patience": 0}}, "guard.patience = 0 is not allowed: a whole number at least 1"),
         ({"guard": {"kl_hard": 0.5}}, "guard.kl_hard = 0.5 is not allowed: a number at least 1, or false to switch"),
         ({"guard": {"kl_limit": 20}}, "guard.kl_limit = 20 is not allowed: true or false"),

@@ -15,7 +15,7 @@ from tests.tuner.quick_study import Controller, controller, curves, outcomes, qu
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, STATE
 from tests.tuner.stores import content, pretend
 from tuner.controller import run_study
-from tuner.events import TrialStarted
+from tuner.events import StudyWarned, TrialStarted
 from tuner.spec import StudySpec
 from tuner.status import Status
 from tuner.store import LEASE_SECONDS, Store
@@ -64,6 +64,35 @@ def test_a_killed_workers_trial_is_taken_up_and_ends_as_if_unbroken(
     assert finished
     assert [row.attempts for row in rows(tmp_path)] == [1 + kills, 1, 1, 1, 1, 1]
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
+
+
+def test_after_an_unexpected_error_the_trial_is_resumed_in_a_fresh_worker_and_ends_as_if_unbroken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Path
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    (tmp_path / "kills").write_text("2")
+    finished, events = run(tmp_path, quick_spec("poisoned"), workers=1)
+    assert finished
+    assert [row.attempts for row in rows(tmp_path)] == [3, 1, 1, 1, 1, 1]
+    assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
+    resumed = [event.resumed_step for event in events if isinstance(event, TrialStarted) and event.row.number == 0]
+    assert resumed == [None, 3, 3]
+    told = [event.message for event in events if isinstance(event, StudyWarned)]
+    assert told == ["trial 0: RuntimeError: CUDA error: device-side assert triggered"] * 2
+
+
+def test_a_trial_that_raises_time_after_time_fails_and_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    (tmp_path / "kills").write_text("3")
+    finished, _ = run(tmp_path, quick_spec("poisoned", trials=2), workers=1)
+    assert finished
+    failed, other = rows(tmp_path)
+    assert (failed.status, failed.attempts, other.status) == (Status.FAILED, 3, Status.COMPLETED)
+    assert failed.reason is not None and failed.reason.rule == "error"
+    assert "device-side assert" in failed.reason.message and "device-side assert" in failed.reason.log
+    assert "quick_trainer.py" in (tmp_path / "runs/quick/0/error.txt").read_text()
 
 
 def test_a_trial_whose_worker_dies_time_after_time_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from ppo_core.report import StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, QuickTrainer
 from tuner import worker
-from tuner.protocol import Answer, Ended, Left, NoRoom, Stepped, TrialSpec
+from tuner.protocol import Answer, Ended, Left, NoRoom, Phase, Stepped, TrialSpec
 from tuner.trial import import_factory, run_trial, with_evaluation
 
 OVER_THE_LIMIT = 8.89e-4
@@ -135,6 +136,49 @@ def test_checkpoints_are_saved_at_latest_after_checkpoint_seconds(tmp_path: Path
     assert saved_steps(tmp_path) == ["step-000006", "step-000007"]
 
 
+def test_a_trial_says_when_it_begins_to_save_to_upload_and_to_step_again(tmp_path: Path) -> None:
+    said: list[Phase | int] = []
+
+    def ask(message: Stepped) -> Answer:
+        said.append(message.report.step)
+        return Answer.SAVE if message.report.step == 4 else Answer.GO_ON
+
+    run_trial(trial_spec(tmp_path / "a"), ask, said.append)
+    saving, uploading, stepping = Phase.SAVING, Phase.UPLOADING, Phase.STEPPING
+    assert said == [0, saving, stepping, 1, 2, 3, saving, stepping, 4, saving]
+    said.clear()
+    run_trial(trial_spec(tmp_path / "b", checkpoint_url=f"file://{tmp_path}/elsewhere"), ask, said.append)
+    first_save = said[said.index(0) + 1 : said.index(1)]
+    assert first_save == [saving, *[uploading] * 3, stepping]  # the checkpoint, its file and the tidying
+
+
+def test_a_steps_own_seconds_hold_neither_saving_nor_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    advance, save = QuickTrainer.advance, QuickTrainer.save
+
+    def slow_advance(self: QuickTrainer) -> StepReport:
+        clock[0] += 3.0
+        return advance(self)
+
+    def slow_save(self: QuickTrainer, folder: Path, extra: Any = None) -> None:
+        clock[0] += 100.0
+        save(self, folder, extra)
+
+    monkeypatch.setattr(QuickTrainer, "advance", slow_advance)
+    monkeypatch.setattr(QuickTrainer, "save", slow_save)
+    heard: list[Stepped] = []
+
+    def ask(message: Stepped) -> Answer:
+        heard.append(message)
+        clock[0] += 50.0
+        return Answer.GO_ON
+
+    run_trial(trial_spec(tmp_path, checkpoint_seconds=1e9), ask)
+    assert {message.step_seconds for message in heard} == {3.0}
+    assert heard[1].seconds == 3.0 + 50.0 + 100.0
+
+
 def test_a_trial_told_to_save_is_left_there_and_goes_on_as_if_unbroken(tmp_path: Path) -> None:
     unbroken, first, second = Script(), Script({5: Answer.SAVE}), Script()
     run_trial(trial_spec(tmp_path / "a"), unbroken)
@@ -171,7 +215,7 @@ def test_the_guard_remembers_across_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_policy_that_cannot_be_evaluated_is_still_stopped_by_the_guard(tmp_path: Path) -> None:
     script = Script()
-    assert run_trial(trial_spec(tmp_path, "unevaluable"), script) == Ended()
+    assert run_trial(trial_spec(tmp_path, "unevaluable"), script) == Ended(is_worker_spent=True)
     last = script.heard[-1]
     assert last.reason is not None and last.reason.rule == "nonfinite"
     assert last.report.step == 4 and not last.report.is_evaluation
@@ -188,7 +232,7 @@ def test_an_evaluation_that_is_not_finite_is_none(name: str) -> None:
     trainer = Broken(quick_spec().config({}), None)
     report = StepReport(1, 16, {"objective/kl_exact": 1.0})
     trainer.step = 1
-    assert with_evaluation(trainer, report) == report
+    assert with_evaluation(trainer, report) == (report, False)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ppo_core.errors import ConfigError
+from tuner.worker_settings import SETTINGS
 
 PROG = "ppo-tuner"
 
@@ -73,6 +74,18 @@ def kl_budget(text: str) -> float:
     if not (math.isfinite(budget) and budget > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a number over 0, in nats per response")
     return budget
+
+
+def checkpoint_seconds(text: str) -> float:
+    """Return the longest time between two checkpoints, in seconds."""
+    valid = SETTINGS["checkpoint_seconds"]["valid"]
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds in valid):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a number of seconds, {valid}")
+    return seconds
 
 
 def duration(text: str) -> float:

@@ -93,13 +93,15 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
             keeping=Keeping(args.checkpoints, args.max_disk),
             trials=args.trials,
             timeout=args.timeout,
+            checkpoint_seconds=args.checkpoint_seconds,
             on_event=progress,
         )
     status = _print_result(spec.name, where, args.json)
     if progress.stopped is None:
         return status
     total = ["--trials", str(args.trials)] if args.trials else []
-    go_on = to_copy([*command, *total, *storage.flags(where)])
+    every = [] if args.checkpoint_seconds is None else ["--checkpoint-seconds", f"{args.checkpoint_seconds:g}"]
+    go_on = to_copy([*command, *total, *every, *storage.flags(where)])
     _tell_stop(progress.stopped, go_on)
     return 0 if progress.stopped.is_deliberate else EXIT_INTERRUPTED
 

@@ -1,4 +1,7 @@
-"""Worker processes on this machine, kept for as long as the study runs: one a GPU, or a share of the cores each."""
+"""Worker processes on this machine: one a GPU, or a share of the cores each.
+
+A process is kept from job to job, and replaced after one that raised an error.
+"""
 
 import multiprocessing
 import os
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.errors import ConfigError
-from tuner.engines.patience import Patience, Watch
+from tuner.engines.patience import Watch
 from tuner.engines.worker_process import WorkerProcess
 from tuner.protocol import (
     Answer,
@@ -24,11 +27,12 @@ from tuner.protocol import (
     PrepareTask,
     TrialSpec,
 )
+from tuner.worker_settings import WorkerSettings
 
 _LATE_SECONDS = 1.0
 """A wait that ended so much too late: this process was stopped, and its workers may have been, too."""
 
-_PATIENCE = Patience()
+_DEFAULTS = WorkerSettings()
 
 Job = int | None
 """What a worker is busy with: a trial's number, or None for the task's preparation."""
@@ -60,7 +64,7 @@ class LocalEngine:
         workers: int,
         *,
         gpus: Sequence[str] = (),
-        patience: Patience = _PATIENCE,
+        settings: WorkerSettings = _DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start nothing yet.
@@ -68,13 +72,13 @@ class LocalEngine:
         Args:
             workers: Jobs at a time.
             gpus: As CUDA_VISIBLE_DEVICES names them; each worker gets one for itself. Empty: no worker is given any.
-            patience: After which silence a worker is killed.
+            settings: After which silence a worker is killed.
             clock: Seconds that never go back.
 
         Raises:
             ConfigError: fewer than 1 worker, or more than there are GPUs.
         """
-        self._gpus, self._patience, self._clock = tuple(gpus), patience, clock
+        self._gpus, self._settings, self._clock = tuple(gpus), settings, clock
         self._idle: list[WorkerProcess] = []
         self._busy: dict[Job, _Busy] = {}
         self._waker, self._wake = multiprocessing.Pipe(duplex=False)
@@ -179,7 +183,7 @@ class LocalEngine:
         self._busy[job] = self._at(fresh, order)
 
     def _at(self, worker: WorkerProcess, order: Order) -> _Busy:
-        return _Busy(worker, Watch(self._patience, order, self._clock()))
+        return _Busy(worker, Watch(self._settings, order, self._clock()))
 
     def _free_gpu(self) -> str | None:
         if not self._gpus:
@@ -196,6 +200,10 @@ class LocalEngine:
             del self._busy[job]
         elif isinstance(message, Prepared | Ended | Left | Failed):
             del self._busy[job]
-            self._idle.append(busy.worker)
-            self.resize(self._limit)  # it may be one too many by now
+            if isinstance(message, Failed) or (isinstance(message, Ended) and message.is_worker_spent):
+                busy.worker.kill()
+                busy.worker.end()
+            else:
+                self._idle.append(busy.worker)
+                self.resize(self._limit)  # it may be one too many by now
         return message

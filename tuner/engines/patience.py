@@ -1,31 +1,21 @@
-"""How long a worker may say nothing, and the watch over one that is at work. Times are on one monotonic clock."""
+"""The watch over a worker at its job: how long it may be silent in what it does. Times are on one monotonic clock."""
 
 import math
-from dataclasses import dataclass
 
-from tuner.protocol import Message, NoRoom, Order, PrepareTask, Stepped
-
-
-@dataclass(frozen=True)
-class Patience:
-    """After how many seconds without a word a worker counts as hung."""
-
-    factor: float = 20.0
-    """So many times the trial's longest step so far."""
-    least_seconds: float = 120.0
-    """Never less than this, however short the steps are."""
-    first_seconds: float = 900.0
-    """Until an attempt's first report: the models are loaded then, and the first batch compiled."""
-    prepare_seconds: float = 3600.0
-    """Of a task's preparation, which may load or train for long between two words."""
+from tuner.protocol import Entered, Message, NoRoom, Order, Phase, PrepareTask, Stepped
+from tuner.worker_settings import WorkerSettings
 
 
 class Watch:
     """Over one worker at one job: whether it owes a word, since when, and how long it may take."""
 
-    def __init__(self, patience: Patience, order: Order, now: float) -> None:
-        self._patience = patience
-        self._allowed = patience.prepare_seconds if isinstance(order, PrepareTask) else patience.first_seconds
+    def __init__(self, settings: WorkerSettings, order: Order, now: float) -> None:
+        self._settings = settings
+        self._what, self._limit = "preparing the task", "prepare_seconds"
+        self._allowed = settings.prepare_seconds
+        if not isinstance(order, PrepareTask):
+            self._what, self._limit = "its first step", "first_step_seconds"
+            self._allowed = settings.first_step_seconds
         self._since: float | None = now
         self._longest = 0.0
 
@@ -36,17 +26,15 @@ class Watch:
 
     def heard(self, message: Message, now: float) -> None:
         """Note what the worker said; after a step's report, or without room, it owes nothing until it is answered."""
-        if isinstance(message, NoRoom):
+        self._since = now
+        if isinstance(message, Stepped):
+            self._longest = max(self._longest, message.step_seconds)
+            self._enter(Phase.STEPPING)
             self._since = None
-            return
-        if not isinstance(message, Stepped):
-            self._since = now
-            return
-        if self._since is not None:
-            # Its own count holds its wait for our last answer, ours the time until we read its report: neither is work.
-            self._longest = max(self._longest, min(message.seconds, now - self._since))
-        self._allowed = max(self._patience.least_seconds, self._patience.factor * self._longest)
-        self._since = None
+        elif isinstance(message, NoRoom):
+            self._since = None
+        elif isinstance(message, Entered):
+            self._enter(message.phase)
 
     def answered(self, now: float) -> None:
         """Note that it was answered: it owes the next word."""
@@ -61,4 +49,20 @@ class Watch:
         """Return what to say of a worker that was silent for too long, or None."""
         if self._since is None or now < self.deadline:
             return None
-        return f"made no report for {now - self._since:.0f} s, expected one within {self._allowed:.0f} s; killed"
+        return (
+            f"silent for {now - self._since:.0f} s in {self._what}, allowed {self._allowed:.0f} s "
+            f"({self._limit} in [workers]); killed"
+        )
+
+    def _enter(self, phase: Phase) -> None:
+        settings = self._settings
+        self._what = phase.value
+        match phase:
+            case Phase.STEPPING:
+                longest = settings.step_factor * self._longest
+                self._limit = "step_factor" if longest > settings.step_seconds else "step_seconds"
+                self._allowed = max(settings.step_seconds, longest)
+            case Phase.SAVING:
+                self._limit, self._allowed = "save_seconds", settings.save_seconds
+            case Phase.UPLOADING:
+                self._limit, self._allowed = "upload_seconds", settings.upload_seconds

@@ -1,0 +1,177 @@
+"""File work beside the loop: in order, collected in the loop's thread, and never in the way of steps, orders or lease."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.tuner.quick_study import NAME, curves, quick_spec, rows, run, storage
+from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
+from tests.tuner.test_orders import place
+from tests.waiting import SECONDS, until
+from tuner.controller import run_study
+from tuner.events import Event, OrderDecided, TrialEnded, TrialStepped
+from tuner.file_work import FileWork
+from tuner.status import Status
+from tuner.store import OrderState, Store
+from tuner.trial_files import Keeping
+
+
+def test_work_is_done_in_order_in_another_thread_and_followed_up_in_this_one() -> None:
+    threads: list[int] = []
+    said: list[object] = []
+    done = threading.Semaphore(0)
+
+    def fail() -> None:
+        raise ValueError("no disk")
+
+    def note(outcome: Future[Any]) -> None:
+        threads.append(threading.get_ident())
+        said.append(outcome.exception() or outcome.result())
+
+    with FileWork() as work:
+        work.on_done = done.release
+        work.collect()
+        assert not work.is_busy
+        for piece in (threading.get_ident, fail, lambda: "last"):
+            work.give(piece, note)
+        assert all(done.acquire(timeout=SECONDS) for _ in range(3))
+        assert work.is_busy and said == []
+        work.collect()
+        assert not work.is_busy
+    here = threading.get_ident()
+    assert said[0] != here and str(said[1]) == "no disk" and said[2] == "last"
+    assert set(threads) == {here}
+
+
+def test_what_has_not_begun_when_it_is_closed_is_not_done() -> None:
+    begun, gate = threading.Event(), threading.Event()
+    did: list[str] = []
+
+    def first() -> None:
+        begun.set()
+        assert gate.wait(SECONDS)
+        did.append("first")
+
+    work = FileWork()
+    work.give(first, lambda _: None)
+    work.give(lambda: did.append("second"), lambda _: None)
+    assert begun.wait(SECONDS)
+    work.close(wait=False)
+    gate.set()
+    work.close()
+    assert did == ["first"]
+
+
+class Blocked:
+    """A function of the file work that waits at its first call until `wanted` has all happened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: str, wanted: set[str]) -> None:
+        self.began, self._gate = threading.Event(), threading.Event()
+        self._wanted = wanted
+        self._was_in_time: list[bool] = []
+        module, _, name = path.rpartition(".")
+        self._real: Callable[..., Any] = getattr(pytest.importorskip(module), name)
+        monkeypatch.setattr(path, self)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        if not self.began.is_set():
+            self.began.set()
+            self._was_in_time.append(self._gate.wait(SECONDS))
+        return self._real(*given, **named)
+
+    def note(self, what: str) -> None:
+        """Note what happens; what happens before the function was called does not count."""
+        if self.began.is_set():
+            self._wanted.discard(what)
+            if not self._wanted:
+                self._gate.set()
+
+    @property
+    def was_passed(self) -> bool:
+        """Whether all that was wanted happened while the function waited."""
+        return self._was_in_time == [True]
+
+
+@pytest.mark.parametrize("path", ["tuner.forking.fork_files", "ppo_core.checkpoints_kept.prune", "tuner.quota.enforce"])
+def test_steps_orders_and_the_lease_do_not_wait_for_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("tuner.trial_loop.LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("tuner.trial_loop.RENEW_SECONDS", -1.0)
+    blocked = Blocked(monkeypatch, path, {"3 steps", "lease renewed", "enqueue decided"})
+    renew = Store.renew
+    store = Store.open(storage(tmp_path), create=True)
+    steps: list[int] = []
+
+    def noted_renew(self: Store, *given: Any) -> None:
+        renew(self, *given)
+        blocked.note("lease renewed")
+
+    def listen(event: Event) -> None:
+        if isinstance(event, TrialEnded) and event.row.number == 0:
+            place(store, "fork", 0, values={"total_episodes": 320})
+        if isinstance(event, OrderDecided):
+            assert event.order.state is OrderState.DONE, event.order.outcome
+            blocked.note(f"{event.order.kind} decided")
+        if isinstance(event, TrialStepped) and blocked.began.is_set():
+            if not steps:
+                place(store, "enqueue", values={"cliprange": 0.15})
+            steps.append(event.report.step)
+            if len(steps) == 3:
+                blocked.note("3 steps")
+
+    monkeypatch.setattr(Store, "renew", noted_renew)
+    finished = run_study(
+        quick_spec(trials=2),
+        storage=storage(tmp_path),
+        runs_folder=tmp_path / "runs",
+        workers=1,
+        keeping=Keeping(max_disk=10**9),
+        on_event=listen,
+    )
+    assert finished and blocked.was_passed
+    assert [row.status for row in rows(tmp_path)] == [Status.COMPLETED] * 4
+    assert sorted(order.kind for order in store.orders(store.study(NAME))) == ["enqueue", "fork"]
+    assert not list((tmp_path / "runs" / NAME).glob("fork-*"))
+    store.close()
+    fork = next(row for row in rows(tmp_path) if row.parent == 0)
+    assert curves(tmp_path)[fork.number][:4] == curves(tmp_path)[0][:4]
+
+
+def test_a_trial_steps_while_another_ones_checkpoint_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    blocked = Blocked(monkeypatch, "ppo_core.checkpoint.latest", {"trial 1 ended"})
+    workers: dict[int, int] = {}
+
+    def listen(event: Event) -> None:
+        if isinstance(event, TrialStepped) and event.report.step == GATED_STEP - 1:
+            workers[event.number] = int(event.report.metrics["quick/pid"])
+            if len(workers) == 2 and not blocked.began.is_set():
+                until(lambda: len(list(tmp_path.glob("waiting-*"))) == 2)
+                psutil.Process(workers[0]).kill()
+        if isinstance(event, TrialEnded):
+            blocked.note(f"trial {event.row.number} ended")
+
+    def open_gate() -> None:
+        assert blocked.began.wait(SECONDS)
+        (tmp_path / "gate").touch()
+
+    opener = threading.Thread(target=open_gate)
+    opener.start()
+    finished = run_study(
+        quick_spec("gated", trials=2),
+        storage=storage(tmp_path),
+        runs_folder=tmp_path / "runs",
+        workers=2,
+        on_event=listen,
+    )
+    opener.join()
+    assert finished and blocked.was_passed
+    assert [row.attempts for row in rows(tmp_path)] == [2, 1]
+    run(tmp_path / "unbroken", quick_spec(trials=2))
+    assert curves(tmp_path) == curves(tmp_path / "unbroken")
