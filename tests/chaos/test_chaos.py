@@ -112,7 +112,7 @@ def all_of(counts: dict[str, int]) -> list[str]:
 @pytest.mark.timeout(1800)
 def test_a_study_survives_whatever_happens_to_its_processes(tmp_path: Path, database: Any, rng: random.Random) -> None:
     assert sum(DISTURBANCES[kind] for kind in KILLS) + sum(PPO_DISTURBANCES.get(kind, 0) for kind in KILLS) == 190
-    spec = quick_spec(trials=TRIALS)
+    spec = quick_spec("cramped", trials=TRIALS)
     orders = Orders(tmp_path, rng)
     fire = Fire(tmp_path, spec, rng, all_of(DISTURBANCES), most_steps=12, database=database, between=orders)
     fire.run(workers=2)

@@ -25,6 +25,8 @@ from ppo_core.task import Advice, Progress, Prompts, Task, TaskAssets
 
 FOLDER_VARIABLE = "QUICK_FOLDER"
 GATED_STEP = 7
+FULL = "full"
+"""The file that fills the disk of the trainer `cramped` for as long as it is there."""
 STATE = "state.json"
 
 
@@ -146,10 +148,10 @@ def gated_save(
 
 
 class CrampedTrainer(QuickTrainer):
-    """Finds the disk full from step 6 on for as long as the file `full` is there."""
+    """Finds the disk full from step 6 on for as long as the file FULL is there."""
 
     def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-        if self.step >= 6 and (_folder() / "full").exists():
+        if self.step >= 6 and (_folder() / FULL).exists():
             checkpoint.write(folder, {STATE: _write_nothing}, state={}, extra=extra)
         super().save(folder, extra)
 
