@@ -191,7 +191,8 @@ class _Endings:
         """Return the endings that go with a tokenizer's own."""
         eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         closing = _chat_closing(tokenizer)
-        return cls([] if _closes_texts(tokenizer) else eos, [] if closing.strip() else eos, closing)
+        leaves_open = closing is not None and not closing.strip()
+        return cls([] if _closes_texts(tokenizer) else eos, eos if leaves_open else [], closing or "")
 
 
 def _closes_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -200,18 +201,18 @@ def _closes_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bool(whole[-1:] != bare[-1:])
 
 
-def _chat_closing(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return what the chat template writes behind an assistant's last message; empty where there is no template."""
+def _chat_closing(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return what the chat template writes behind an assistant's last message; None where that is not known."""
     if tokenizer.chat_template is None:
-        return ""
+        return None
     probe = "a probe of the template"
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": probe}]
     try:
         rendered = str(tokenizer.apply_chat_template(chat, tokenize=False))
     except Exception:  # a template raises what it likes; what it refuses of the task's chats is an error there
-        return ""
+        return None
     _, found, closing = rendered.rpartition(probe)
-    return closing if found else ""
+    return closing if found else None
 
 
 def _load(part: RewardPart, device: torch.device) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
