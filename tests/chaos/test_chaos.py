@@ -69,7 +69,7 @@ def undisturbed(config: dict[str, Any], spec: StudySpec) -> list[tuple[Any, ...]
     return steps
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_a_study_survives_kills_of_workers_controllers_and_the_database(tmp_path: Path, database: Any) -> None:
     rng = random.Random(SEED)
     spec = quick_spec(trials=TRIALS)
@@ -115,7 +115,7 @@ PPO_STUDY = {
 }
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_ppo_itself_survives_kills_bit_for_bit(tmp_path: Path) -> None:
     spec = StudySpec.from_dict(PPO_STUDY, "test")
     for name in ("calm", "fire"):
