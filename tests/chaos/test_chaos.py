@@ -109,7 +109,7 @@ def all_of(counts: dict[str, int]) -> list[str]:
     return [target for target, count in counts.items() for _ in range(count)]
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_a_study_survives_whatever_happens_to_its_processes(tmp_path: Path, database: Any, rng: random.Random) -> None:
     assert sum(DISTURBANCES[kind] for kind in KILLS) + sum(PPO_DISTURBANCES.get(kind, 0) for kind in KILLS) == 190
     spec = quick_spec("cramped", trials=TRIALS)
@@ -156,7 +156,7 @@ PPO_STUDY = {
 }
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_ppo_itself_survives_bit_for_bit(tmp_path: Path, rng: random.Random) -> None:
     spec = StudySpec.from_dict(PPO_STUDY, "test")
     for name in ("calm", "fire"):

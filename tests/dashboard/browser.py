@@ -5,10 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +16,9 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page, expect, sync_playwright
 
 from tests.chromium import executable
+from tests.waiting import SECONDS, until
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 30
-"""The longest that anything on a page may take on a slow machine."""
 DRAWINGS = '[data-testid="stEChartsChart"] canvas, [data-testid="data-grid-canvas"], .js-plotly-plot'
 """Charts, tables and figures on a page."""
 _QUIET = (
@@ -208,14 +206,6 @@ def opened(
         yield made
         assert made.page.locator('[data-testid="stException"]').count() == 0
         assert made.errors == []
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + 2 * SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def _answers(address: str, process: "subprocess.Popen[str]", output: Path) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.dashboard.fake_store import Course
+from tests.waiting import SECONDS
 from tuner.status import Origin, Status
 from tuner.store import NewTrial, Outcome, Store
 
@@ -17,7 +18,7 @@ FAILED = Course(1e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4)
 def page(view: str, path: Path, monkeypatch: pytest.MonkeyPatch, **query: str | list[str]) -> AppTest:
     """Return the page `view` on the store at `path` with a link's query, run once."""
     monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
-    app = AppTest.from_string(f"from dashboard.views import {view}\n{view}.page()", default_timeout=60)
+    app = AppTest.from_string(f"from dashboard.views import {view}\n{view}.page()", default_timeout=SECONDS)
     app.query_params.update(query)
     return run(app)
 

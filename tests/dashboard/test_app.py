@@ -14,6 +14,7 @@ from dashboard.views import curves as curves_page
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
 from tests.dashboard.shown import fork
+from tests.waiting import SECONDS
 from tuner.status import Status
 from tuner.store import Store
 from tuner.store.schema import SCHEMA_VERSION
@@ -39,7 +40,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Page:
 
     def on(path: Path) -> AppTest:
         monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
-        return AppTest.from_file(APP, default_timeout=60)
+        return AppTest.from_file(APP, default_timeout=SECONDS)
 
     return on
 
@@ -55,7 +56,7 @@ def curves(monkeypatch: pytest.MonkeyPatch) -> Page:
 
     def on(path: Path) -> AppTest:
         monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
-        return AppTest.from_function(script, default_timeout=60)
+        return AppTest.from_function(script, default_timeout=SECONDS)
 
     return on
 

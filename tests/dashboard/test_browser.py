@@ -14,6 +14,7 @@ from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.browser import Server, Visit
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tests.waiting import SECONDS, until
 from tuner.status import Status
 from tuner.store import Store
 
@@ -126,7 +127,7 @@ def test_other_sites_open_no_connection(hostile: Server, host: str, origin: str,
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
         "Sec-WebSocket-Protocol: streamlit",
     ]
-    with socket.create_connection(("127.0.0.1", port), timeout=real.SECONDS) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as connection:
         connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
         assert connection.recv(1_000).split()[1].decode() == status
 
@@ -166,7 +167,7 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
         visit.sees("2 trials, KL budget 10 and limit 15 nats per response")
         visit.button("Launch")
         visit.sees('Study "quick" runs')
-        real.until(lambda: bool(list(tmp_path.glob("waiting-*"))))  # in the middle of trial 0
+        until(lambda: bool(list(tmp_path.glob("waiting-*"))))  # in the middle of trial 0
         visit.sees("it is chosen on the other pages")
         visit.page.get_by_role("link", name="Overview").click()
         expect(visit.page.get_by_role("combobox", name="Study")).to_have_value("quick")
@@ -182,10 +183,10 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
         visit.sees("is placed")
         with closing(Store.open(storage)) as store:
             study = store.study("quick")
-            real.until(lambda: store.orders(study)[0].decided_at is not None)
+            until(lambda: store.orders(study)[0].decided_at is not None)
             gate.touch()
-            real.until(lambda: [row.status for row in store.trials(study)] == [Status.STOPPED, Status.COMPLETED])
-            real.until(lambda: not store.study("quick").is_held)
+            until(lambda: [row.status for row in store.trials(study)] == [Status.STOPPED, Status.COMPLETED])
+            until(lambda: not store.study("quick").is_held)
 
             visit.page.get_by_role("radio", name="New trial").click()
             visit.page.get_by_role("radio", name="Fork at a checkpoint").click()
@@ -202,9 +203,9 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
             visit.sees("Run this study?")
             visit.button("Run it")
             visit.sees("runs now")
-            real.until(lambda: [row.status for row in store.trials(study)][2:] == [Status.COMPLETED])
+            until(lambda: [row.status for row in store.trials(study)][2:] == [Status.COMPLETED])
             assert store.trials(study)[2].parent == 1
-            real.until(lambda: not store.study("quick").is_held)
+            until(lambda: not store.study("quick").is_held)
             visit.sees("quick is finished, and nothing runs it: 3 of 3 trials ended.")  # by itself
         visit.open(f"{server.address}/control?study=quick&part=Steer&steer=2")
         visit.sees("Trial 2 is completed, at 320 of 320 episodes.")

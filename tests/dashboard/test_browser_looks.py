@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, Locator
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.browser import DRAWINGS, Server, Visit, opened
+from tests.waiting import until
 
 pytestmark = pytest.mark.browser
 
@@ -71,7 +72,7 @@ def test_a_dark_page_has_readable_texts_on_its_charts(browser: Browser, server: 
             _luminance(visit.page.get_by_test_id("stApp").evaluate("app => getComputedStyle(app).backgroundColor"))
             < 0.05
         )
-        real.until(lambda: _brightest(chart) > 0.5)  # the names of the axis
+        until(lambda: _brightest(chart) > 0.5)  # the names of the axis
         visit.open(f"{server.address}/reward_kl{QUERY}")
         figure = visit.page.locator(".js-plotly-plot").first
         figure.locator(".xtitle").wait_for()

@@ -16,6 +16,7 @@ from dashboard.views import control_log, control_steer
 from ppo_core import checkpoint
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
+from tests.waiting import SECONDS
 from tuner import trial_folder
 from tuner.commands.dashboard import READ_ONLY_VARIABLE
 from tuner.results import StudyView, read_study
@@ -65,7 +66,7 @@ def control_page() -> None:
 
 
 def page(token: str = TOKEN, **link: str) -> AppTest:
-    app = AppTest.from_function(control_page, default_timeout=60)
+    app = AppTest.from_function(control_page, default_timeout=SECONDS)
     app.query_params.update(link | ({"token": token} if token else {}))
     return run(app)
 
@@ -216,7 +217,7 @@ def trial_line(drawn: str) -> None:
 
 @pytest.mark.parametrize(("drawn", "times"), [("interrupted", 1), ("running", 2)])
 def test_a_trial_that_stands_otherwise_has_the_whole_page_drawn_again(store: Store, drawn: str, times: int) -> None:
-    app = run(AppTest.from_function(trial_line, default_timeout=60, kwargs={"drawn": drawn}))
+    app = run(AppTest.from_function(trial_line, default_timeout=SECONDS, kwargs={"drawn": drawn}))
     assert app.session_state["drawn"] == times
     assert texts(app) == "Trial 2 is interrupted, at 320 of 1,920 episodes."
 
@@ -248,7 +249,7 @@ def process_line() -> None:
 
 def test_a_process_is_waited_for_until_it_holds_the_study_or_is_gone(store: Store) -> None:
     def shown() -> str:
-        return texts(run(AppTest.from_function(process_line, default_timeout=60)))
+        return texts(run(AppTest.from_function(process_line, default_timeout=SECONDS)))
 
     assert shown() == "drawn again"
     with living() as process:
@@ -442,7 +443,7 @@ def test_a_launched_study_is_the_chosen_one_once_it_is_stored(
 ) -> None:
     content = 'name = "made"\ntask = "reviews"\ntrials = 3\n[search]\nlearning_rate = "advised"\n'
     (folder / "made.toml").write_text(content)
-    app = AppTest.from_function(control_then_overview, default_timeout=60)
+    app = AppTest.from_function(control_then_overview, default_timeout=SECONDS)
     app.query_params.update({"study": STUDY, "token": TOKEN})
     run(app)
     app.segmented_control(key="part").set_value("Launch")
@@ -560,6 +561,6 @@ def test_a_password_is_on_no_view(monkeypatch: pytest.MonkeyPatch, name: str) ->
         importlib.import_module(f"dashboard.views.{name}").page()
 
     monkeypatch.setenv("PPO_TUNER_STORAGE", "postgresql://me:hunter2@127.0.0.1:1/nothing?connect_timeout=1")
-    app = run(AppTest.from_function(any_view, default_timeout=60, kwargs={"name": name}))
+    app = run(AppTest.from_function(any_view, default_timeout=SECONDS, kwargs={"name": name}))
     assert "me:***@127.0.0.1" in texts(app)
     assert "hunter2" not in "".join(str(node.proto) for node in app.main if node.type != "main")

@@ -284,8 +284,8 @@ def test_a_study_that_cannot_be_read_keeps_its_place_in_the_list(tmp_path: Path)
 def test_a_controller_that_lives_and_is_silent_is_stalled(tmp_path: Path) -> None:
     store = fake_store.build(tmp_path / "store.db", courses=(fake_store.COURSES[13],), held=True)
     view = data.snapshot(store, STUDY).view
-    assert view.row.read_at is not None and costs.shown_state(view) == "running"
-    for silent, state in ((59.0, "running"), (61.0, "stalled")):
+    assert view.row.read_at is not None
+    for silent, state in ((0.0, "running"), (59.0, "running"), (61.0, "stalled")):
         row = replace(view.row, lease_renewed_at=view.row.read_at - silent)
         assert costs.shown_state(replace(view, row=row)) == state
 

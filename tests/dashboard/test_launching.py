@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from dashboard.permission import NotPermitted
 from ppo_core.errors import ConfigError, StudyError
 from tests.dashboard import fake_store
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tests.waiting import SECONDS, until
 from tuner.commands.dashboard import READ_ONLY_VARIABLE, TOKEN_VARIABLE
 from tuner.spec import StudySpec
 
@@ -76,7 +76,7 @@ def sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
     real = subprocess.Popen
 
     def start(command: list[str], **how: Any) -> "subprocess.Popen[bytes]":
-        return real([sys.executable, "-c", "import time; time.sleep(60)", *command[1:]], **how)
+        return real([sys.executable, "-c", "import time; time.sleep(3600)", *command[1:]], **how)
 
     monkeypatch.setattr(subprocess, "Popen", start)
 
@@ -84,13 +84,6 @@ def sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
 def end(launched: Launched) -> None:
     launched.process.kill()  # its workers end when it does
     launched.process.wait()
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def launch(launcher: Launcher, path: str = "studies/quick.toml", **changes: Any) -> Launched:
@@ -204,13 +197,13 @@ def test_a_study_runs_in_a_process_of_its_own_that_has_no_token(
     until(lambda: list(folder.glob("waiting-*")))  # in the middle of trial 0
     launcher.stop("key", token=TOKEN)
     (folder / "gate").touch()
-    assert launched.process.wait(60) == 130
+    assert launched.process.wait(SECONDS) == 130
     assert "told to end by SIGTERM" in launched.tail()
     with pytest.raises(StudyError, match="has ended already"):
         launcher.stop("key", token=TOKEN)
 
     again = launcher.launch_stored("quick", storage="sqlite:///other.db", token=TOKEN, key="again")
-    assert again.process.wait(60) == 0, again.tail()
+    assert again.process.wait(SECONDS) == 0, again.tail()
     assert [one.key for one in launcher.all()] == ["again", "key"]
 
 
@@ -312,7 +305,7 @@ def test_only_what_was_started_here_and_is_the_same_process_is_ended(launcher: L
     assert launched.status is None
     launcher._launched[0] = launched
     launcher.stop("key", token=TOKEN, at_once=True)
-    assert launched.process.wait(30) == -signal.SIGKILL
+    assert launched.process.wait(SECONDS) == -signal.SIGKILL
 
 
 def test_a_stored_study_is_not_mistaken_for_a_file(folder: Path, launcher: Launcher) -> None:

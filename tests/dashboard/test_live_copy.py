@@ -21,6 +21,7 @@ from tests.dashboard.shown import FAILED, GOOD, change
 from tests.dashboard.test_curves_charts import LEVELS, QUARTERS, SCORE, chart, steps, trial
 from tests.dashboard.test_curves_incident import found
 from tests.dashboard.test_curves_incident import steps as signals
+from tests.waiting import until
 from tuner.status import Status
 
 NAN = math.nan
@@ -214,7 +215,7 @@ def test_a_live_chart_is_saved_as_a_page_that_needs_nothing_else_and_stays_while
         canvas.evaluate("canvas => { canvas.isFirst = true }")
         for _ in range(2):
             before = freshness(visit.page)
-            real.until(lambda before=before: freshness(visit.page) != before)
+            until(lambda before=before: freshness(visit.page) != before)
         assert canvas.evaluate("canvas => canvas.isFirst")
         with visit.page.expect_download() as download:
             visit.page.get_by_role("button", name=f"Save as HTML: {what}").click()

@@ -46,7 +46,7 @@ def process(folder: Path, *argv: str, **env: str) -> subprocess.CompletedProcess
     """Run `python -m ppo_core` in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
     command = [sys.executable, "-m", "ppo_core", *argv]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
 
 
 def steps(folder: Path) -> list[dict[str, Any]]:

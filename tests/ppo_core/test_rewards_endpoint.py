@@ -19,6 +19,7 @@ from ppo_core.rewards.batch import Batch
 from ppo_core.rewards.combined import load_reward
 from ppo_core.rewards.endpoint import EndpointReward
 from ppo_core.task import Prompt, RewardPart
+from tests.waiting import until
 
 BATCH = Batch(
     [Prompt("a", {"answer": 1}), Prompt("b", {"day": datetime(2026, 1, 2)}), Prompt("ü")],
@@ -174,7 +175,7 @@ def test_attempts_are_bounded(server: Server) -> None:
 def test_silence_ends_with_the_timeout(server: Server) -> None:
     message = refused(replace(server.part, timeout=0.05, retries=1))
     assert message == f'reward part "judge": {server.host} gave no answer within 0.05 s, after 2 attempts'
-    assert len(server.asked) == 2
+    until(lambda: len(server.asked) == 2)  # it may hear of them later than they were given up
 
 
 def test_an_answer_that_trickles_ends_with_the_timeout(server: Server) -> None:

@@ -19,7 +19,7 @@ def process(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own."""
     command = [sys.executable, "-m", "tuner.cli", *argv]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 def one_error(stderr: str) -> str:

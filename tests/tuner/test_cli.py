@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from tests.tuner import made_study
 from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke, one_error, process
 from tests.tuner.quick_run import QUICK_STUDY
+from tests.waiting import SECONDS, until
 from tuner import cli
 from tuner.commands import storage
 from tuner.commands.arguments import to_copy
@@ -201,7 +201,7 @@ def test_reading_commands_load_no_training_libraries(made: str) -> None:
         "import tuner.commands.study, tuner.commands.dashboard;"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
 
 
@@ -217,7 +217,7 @@ def test_a_process_prints_plain_json_and_plain_errors(made: str) -> None:
 def test_a_closed_pipe_is_no_traceback(made: str) -> None:
     command = f"{sys.executable} -m tuner.cli show {made} 4 --json | true"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
     assert done.stderr == ""
 
 
@@ -239,20 +239,22 @@ def test_the_dashboard_is_served_on_this_machine_alone(made: str) -> None:
             assert psutil.Process(server.pid).environ()["PPO_TUNER_STORAGE"] == "sqlite:///made.db"
         finally:
             server.terminate()
-            server.communicate(timeout=60)  # it says goodbye before it ends
+            server.communicate(timeout=SECONDS)  # it says goodbye before it ends
 
 
 def _answer(url: str, server: "subprocess.Popen[str]") -> bytes:
     """Return what the server answers, once it listens."""
-    for _ in range(300):
+
+    def answer() -> bytes:
         assert server.poll() is None
         try:
-            with urllib.request.urlopen(url, timeout=10) as response:
+            with urllib.request.urlopen(url, timeout=SECONDS) as response:
                 return bytes(response.read())
         except urllib.error.URLError as error:
             assert isinstance(error.reason, ConnectionRefusedError)
-        time.sleep(0.1)
-    raise AssertionError("the dashboard does not answer")
+            return b""
+
+    return until(answer)
 
 
 def test_a_busy_port_is_one_line(ppo_tuner: Invoke, made: str) -> None:

@@ -5,7 +5,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from sqlalchemy import create_engine, text
 
 from ppo_core.declaration import HyperValue
 from ppo_core.errors import StoreError
+from tests import waiting
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
 from tuner import mirror as module
 from tuner.best import best_trial
@@ -438,14 +438,15 @@ def optuna_dashboard(storage: str) -> Iterator[str]:
 
 def get(url: str) -> Any:
     """What the dashboard answers, as soon as it does."""
-    deadline = time.monotonic() + 60
-    while True:
+
+    def answer() -> Any:
         try:
-            with urllib.request.urlopen(url, timeout=30) as answer:
-                return json.load(answer)
+            with urllib.request.urlopen(url, timeout=waiting.SECONDS) as response:
+                return json.load(response)
         except urllib.error.URLError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+            return None
+
+    return waiting.until(answer)
 
 
 def test_optunas_dashboard_reads_the_copy(sqlite: str) -> None:

@@ -5,8 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,12 +15,10 @@ from sqlalchemy import Connection, create_engine, inspect, text
 from ppo_core.errors import StoreError, StudyError
 from ppo_core.report import StepReport
 from tests.tuner import stores
+from tests.waiting import SECONDS, until
 from tuner.patience import Patience
 from tuner.status import Origin
 from tuner.store import LEASE_SECONDS, Lease, NewTrial, Store
-
-pytestmark = pytest.mark.timeout(120)
-SECONDS = 60.0
 
 
 @pytest.fixture
@@ -50,13 +47,6 @@ def stop() -> None:
 
 def start() -> None:
     stores.postgres().ensure_postgres_running()
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def with_a_trial(store: Store) -> Lease:
