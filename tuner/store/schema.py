@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised with every change of the tables. What is new must be nullable or have a `server_default`: then
 `tuner.store.migration` adds it to an older store by itself."""
 
@@ -58,6 +58,7 @@ studies = Table(
     Column("workers", Integer),
     Column("checkpoint_url", Text),
     Column("max_disk", Float),
+    Column("overrides", JSON(none_as_null=True)),
 )
 
 trials = Table(
