@@ -1,6 +1,5 @@
 """Every error a user's mistake can cause. Each message is one line: what, where, what is allowed."""
 
-import difflib
 import errno
 from collections.abc import Iterable
 
@@ -47,7 +46,41 @@ class StudyError(PPOTunerError, LookupError):
         return str(self.args[0]) if self.args else ""
 
 
+LEAST_PREFIX = 3
+"""Letters of a name that begins another one, to be taken for it."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return `; did you mean "x"?` for the valid name closest to `name`, or an empty string."""
-    match = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
-    return f'; did you mean "{match[0]}"?' if match else ""
+    """Return `; did you mean "x"?` for the valid name closest to `name`, or an empty string.
+
+    Close is one slip in three letters (see `slips`; at least one is allowed), or a name that was cut short.
+    Dashes before a flag do not count as letters.
+    """
+    given = name.lstrip("-").lower()
+    close = []
+    for other in valid:
+        letters = other.lstrip("-").lower()
+        shorter = min(len(given), len(letters))
+        count = slips(given, letters)
+        if count < shorter and count <= max(1, shorter // 3):
+            close.append((0, count, other))
+        elif len(given) >= LEAST_PREFIX and letters.startswith(given):
+            close.append((1, count, other))
+    return f'; did you mean "{min(close, key=lambda item: item[:2])[2]}"?' if close else ""
+
+
+def slips(one: str, other: str) -> int:
+    """Return how many letters to insert, drop, replace or swap with their neighbour make one text of the other.
+
+    The optimal string alignment distance (a restricted Damerau-Levenshtein distance), row by row.
+    """
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        older, before, row = before, row, [i]
+        for j, wanted in enumerate(other, 1):
+            count = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                count = min(count, older[j - 2] + 1)
+            row.append(count)
+    return row[-1]

@@ -25,6 +25,7 @@ def run_study(
     runs_folder: Path,
     workers: int | None = None,
     gpus: Sequence[str] = (),
+    is_file: bool = True,
     trials: int | None = None,
     timeout: float | None = None,
     keeping: Keeping = NOTHING_KEPT,
@@ -44,7 +45,9 @@ def run_study(
             last run of the study, at first 1, with which the same seed proposes the same trials; with more the
             proposals depend on which trial ends first.
         gpus: One worker process on each, by CUDA_VISIBLE_DEVICES; none: all workers see what this process sees.
-        trials: The study's total; None: the spec's.
+        is_file: Whether the spec is what a study file says, and not the stored one. What an order `set` changed holds
+            until the file's own value changes.
+        trials: The study's total; None: the spec's, or what an order made of it.
         timeout: Seconds after which to stop.
         keeping: Where checkpoints are kept besides, and their quota; what it leaves open is as in the last run.
         checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
@@ -59,8 +62,9 @@ def run_study(
     _require_positive(workers=workers, trials=trials, timeout=timeout)
     if gpus and workers is not None and workers > len(gpus):
         raise ConfigError(f"workers = {workers} is not allowed: at most {len(gpus)}, one a GPU")
-    spec = spec if trials is None else spec.with_trials(trials)
     spec = spec if checkpoint_seconds is None else spec.with_checkpoint_seconds(checkpoint_seconds)
+    if trials is not None:
+        spec.with_trials(trials)
     with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
         patience = Patience(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
         store.on_trouble, store.on_answer = patience.wait, patience.end
@@ -77,19 +81,20 @@ def run_study(
                 timeout=timeout,
             )
             files = TrialFiles(study, kept, lambda line: on_event(StudyWarned(line)))
-            return _run_held(study, files, (crew, gpus), stop, limits, on_event)
+            notes = (*spec.notes, *settle(study, trials, is_file=is_file))
+            return _run_held(study, files, notes, (crew, gpus), stop, limits, on_event)
 
 
 def _run_held(
     study: OpenStudy,
     files: TrialFiles,
+    notes: tuple[str, ...],
     crew: tuple[int, Sequence[str]],
     stop: StopRequest,
     limits: Limits,
     on_event: Tell,
 ) -> bool:
     """Run a study that this process holds; return whether it is finished."""
-    notes = (*study.spec.notes, *settle(study))
     on_event(StudyStarted(study.spec, study.board.total(study.spec.trials), study.board.ended(), notes))
     try:
         why = _run(study, files, crew, stop, limits, on_event)

@@ -3,11 +3,11 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
-from tuner import trial_folder
+from tuner import overrides, trial_folder
 from tuner.board import Board
 from tuner.events import StudyWarned, Tell
 from tuner.judging import new_violations
@@ -82,12 +82,20 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
                 store.release(lease)
 
 
-def settle(study: OpenStudy) -> Iterator[str]:
+def settle(study: OpenStudy, trials: int | None, *, is_file: bool) -> Iterator[str]:
     """Make the given spec the study's, and the folder its own; yield what the user should know of it.
+
+    Args:
+        study: The study; its spec is changed to what it has in this run.
+        trials: The flag `--trials`, if given.
+        is_file: Whether the given spec is a study file's, and not the stored one.
 
     Raises:
         ConfigError: the study has trials under a spec that the given one must not be mixed with.
     """
+    known = study.row.overrides or {}
+    study.spec, record, notes = overrides.at_run(study.spec, known, is_file=is_file, trials=trials)
+    yield from notes
     if len(study.board):
         stored = StudySpec.from_dict(study.row.spec, f'study "{study.row.name}" in the store')
         changes = study.spec.changes_to(stored)
@@ -101,8 +109,13 @@ def settle(study: OpenStudy) -> Iterator[str]:
         yield "the study was archived, and is no longer"
     trial_folder.claim(study.folder, study.row)
     study.store.update_study(
-        study.lease, spec=study.spec.to_dict(), folder=str(study.folder.absolute()), archived_at=None
+        study.lease,
+        spec=study.spec.to_dict(),
+        folder=str(study.folder.absolute()),
+        archived_at=None,
+        overrides=record,
     )
+    study.row = replace(study.row, overrides=record)
 
 
 class MirrorKeeper:

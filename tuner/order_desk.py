@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from sqlalchemy import Connection, update
 
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
-from tuner import order_checks, order_kinds
+from tuner import order_checks, order_kinds, overrides
 from tuner.board import Board
 from tuner.judging import ended_by_a_person, judged, new_violations, so_far
 from tuner.limits import Limits
@@ -135,6 +135,7 @@ class OrderDesk:
 
         def effect(connection: Connection) -> str:
             values = {"spec": spec.to_dict()} | ({"workers": changes["workers"]} if "workers" in changes else {})
+            values["overrides"] = overrides.after_order(self._study.row.overrides or {}, changes)
             connection.execute(update(table).where(table.c.id == self._study.row.id).values(**values))
             write_violations(connection, judged_anew)
             return ", ".join(f"{name} is {value:g} now" for name, value in changes.items())

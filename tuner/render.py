@@ -7,6 +7,7 @@ and never as markup.
 import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -18,6 +19,7 @@ from ppo_core.declaration import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.guard_rules import RULES
+from tuner.kept_checkpoints import Answer
 from tuner.results import Estimate, Source, StudyView, value_sources
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
@@ -282,6 +284,26 @@ def _asked(order: Order) -> dict[str, Any]:
     for name, value in order.arguments.items():
         flat |= value if isinstance(value, Mapping) else {name: value}
     return flat
+
+
+def answer_line(answer: Answer) -> str:
+    """Return one line on the checkpoint that stands for a trial's value: where it is, or why it is not kept."""
+    at = f"of step {answer.step}, episode {answer.episode}"
+    if answer.kept.path is not None:
+        return f"Checkpoint {at}: {_place(answer.kept.path)}"
+    return f"Checkpoint {at}: not kept here ({answer.kept.why_not})."
+
+
+def checkpoint_lines(kept: Mapping[int, Path]) -> list[str]:
+    """Return a heading and a line a checkpoint, by episode; nothing where none is kept."""
+    lines = [f"  episode {episode}: {_place(path)}" for episode, path in kept.items()]
+    return ["Checkpoints kept:", *lines] if lines else []
+
+
+def _place(path: Path) -> str:
+    """Return a path as short as it can be copied."""
+    here = Path.cwd()
+    return plain(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 # One trial in detail

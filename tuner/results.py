@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ppo_core import checkpoint
 from ppo_core.declaration import HyperValue
 from ppo_core.errors import TaskError
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.task import get_task
+from tuner import kept_checkpoints
 from tuner.best import best_trial
 from tuner.board import COUNTED
 from tuner.guard_rules import RULES
@@ -118,6 +120,11 @@ def kl_prunings(trials: Sequence[TrialRow]) -> dict[str, list[int]]:
     return by_rule
 
 
+def seconds_spent(trials: Sequence[TrialRow]) -> float:
+    """Return how long the trials trained, all together."""
+    return sum(trial.seconds for trial in trials)
+
+
 def task_reference(task: str) -> Mapping[str, HyperValue]:
     """Return the task's own reference values; none where the task is no longer known."""
     try:
@@ -188,7 +195,8 @@ def study_summary(view: StudyView) -> dict[str, Any]:
 def study_data(view: StudyView) -> dict[str, Any]:
     """Return the object of `show STUDY`: its summary and spec, and every trial."""
     trials = [trial_data(trial) for trial in view.trials]
-    return study_summary(view) | {"trials": trials, "total": view.total, "spec": view.row.spec}
+    spent = {"seconds": seconds_spent(view.trials)}
+    return study_summary(view) | {"trials": trials, "total": view.total, "spec": view.row.spec} | spent
 
 
 def trial_data(trial: TrialRow) -> dict[str, Any]:
@@ -206,8 +214,10 @@ def order_data(order: Order) -> dict[str, Any]:
     return {key: value for key, value in asdict(order).items() if key not in ("study_id", "key")}
 
 
-def trial_detail(store: Store, trial: TrialRow) -> dict[str, Any]:
+def trial_detail(store: Store, study: StudyRow, trial: TrialRow) -> dict[str, Any]:
     """Return the object of `show STUDY TRIAL`: the trial with every step's metrics (a task's own too) and samples.
+
+    Its `checkpoints` are those on this machine, each with its `step`, `episode` and `path`.
 
     A sample's `parts` are the reward's by name; its `tokens` are null, or lists with an item a token: `texts`,
     `logprobs`, `log_ratios`, `kls`, and of a critic `advantages` and `values`.
@@ -215,7 +225,11 @@ def trial_detail(store: Store, trial: TrialRow) -> dict[str, Any]:
     own = store.own_metrics(trial.id)
     steps = [row | own[row["step"]] for row in store.steps([trial.id], list(METRICS))]
     samples = store.samples([trial.id], with_tokens=True)
-    return trial_data(trial) | {"steps": _without_id(steps), "samples": _without_id(samples)}
+    kept = [
+        {"step": checkpoint.step_of(path), "episode": episode, "path": str(path.absolute())}
+        for episode, path in kept_checkpoints.by_episode(study, trial.number).items()
+    ]
+    return trial_data(trial) | {"steps": _without_id(steps), "samples": _without_id(samples), "checkpoints": kept}
 
 
 def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The search space: which values a trial searches, and how Optuna sees them. Never imports torch.
 
-In memory, for the sampler, a `log2` dimension is its whole exponent, so that each power of two is one
-even step. In Optuna's own tables, for people, it is the real value.
+Where both kl_coef and kl_target are searched there are two arms, a fixed and an adaptive β, each with a space of its
+own; otherwise there is one. In memory, for the sampler, a `log2` dimension is its whole exponent, so that each power
+of two is one even step. In Optuna's own tables, for people, it is the real value.
 """
 
 import math
@@ -14,11 +15,14 @@ from ppo_core.declaration import HyperValue, Range
 from ppo_core.hyperparameters import HYPERPARAMETERS
 
 KL_CONTROL = "kl_control"
-"""Searched where both kl_coef and kl_target are: whether β is fixed, or adapts to a target."""
+"""The arm of a trial where both kl_coef and kl_target are searched: whether β is fixed, or adapts to a target."""
 FIXED, ADAPTIVE = "fixed", "adaptive"
 
 _NEEDS_CONTROL = {"kl_coef": FIXED, "kl_target": ADAPTIVE, "kl_horizon": ADAPTIVE}
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
+Arm = str | None
+"""FIXED or ADAPTIVE; None where there is only one arm."""
 Search = Mapping[str, Range]
 Encoded = tuple[dict[str, HyperValue], dict[str, BaseDistribution]]
 """Params with the distribution of each, as Optuna wants them."""
@@ -34,23 +38,65 @@ def is_active(name: str, search: Search, params: Mapping[str, HyperValue]) -> bo
     return not has_kl_choice(search) or _NEEDS_CONTROL.get(name) in (None, params.get(KL_CONTROL))
 
 
+def arms(search: Search) -> tuple[Arm, ...]:
+    """Return the arms of a search."""
+    return (FIXED, ADAPTIVE) if has_kl_choice(search) else (None,)
+
+
+def arm_of(search: Search, values: Mapping[str, HyperValue]) -> Arm:
+    """Return the arm of a trial with these values; one from before there was a choice is told by its kl_target."""
+    if not has_kl_choice(search):
+        return None
+    if values.get(KL_CONTROL) in (FIXED, ADAPTIVE):
+        return str(values[KL_CONTROL])
+    return FIXED if values.get("kl_target") is None else ADAPTIVE
+
+
+def arm_search(search: Search, arm: Arm) -> Search:
+    """Return the dimensions that the trials of an arm sample."""
+    return {name: span for name, span in search.items() if is_active(name, search, {KL_CONTROL: arm})}
+
+
 def suggest(trial: Trial, search: Search) -> dict[str, HyperValue]:
-    """Return the params that a trial of the in-memory study suggests, as real values."""
-    params: dict[str, HyperValue] = {}
-    if has_kl_choice(search):
-        params[KL_CONTROL] = trial.suggest_categorical(KL_CONTROL, (FIXED, ADAPTIVE))
-    for name, span in search.items():
-        if is_active(name, search, params):
-            params[name] = _suggest(trial, name, span)
-    return params
+    """Return the value of each dimension that a trial of the in-memory study suggests, as real values."""
+    return {name: _suggest(trial, name, span) for name, span in search.items()}
+
+
+def sampler_space(search: Search) -> dict[str, BaseDistribution]:
+    """Return the distribution of each dimension as the sampler has it, in order of name, as Optuna orders them."""
+    return {name: _sampler_distribution(name, search[name]) for name in sorted(search)}
+
+
+def in_arm(search: Search, arm: Arm, number: int, values: Mapping[str, HyperValue]) -> dict[str, HyperValue] | None:
+    """Return the params of trial `number` as the sampler of an arm sees them: one in every dimension of the arm.
+
+    TPE uses a trial only if it has all dimensions, within the ranges. So a value outside its range counts as the
+    nearest one in it. A trial of the other arm has no value in the dimensions that only this arm has; there it gets
+    one that is spread evenly over the range by its number, so that it says nothing there and all it knows elsewhere.
+    In simulated studies of 18 and 40 trials this found better trials than leaving out those of the other arm.
+
+    Args:
+        search: The study's search.
+        arm: One of `arms(search)`.
+        number: The trial's number.
+        values: Its configuration, and its params.
+
+    Returns:
+        Params in the sampler's units; None where the trial has no number in a dimension, as in kl_target where β was
+        fixed and there is no choice of arms.
+    """
+    is_other = arm_of(search, values) != arm
+    kept: dict[str, HyperValue] = {}
+    for name, span in arm_search(search, arm).items():
+        value = _spread(number, span) if is_other and name in _NEEDS_CONTROL else values.get(name)
+        if not isinstance(value, int | float):
+            return None
+        kept[name] = _clipped(name, value, span)
+    return kept
 
 
 def for_sampler(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
-    """Return `params` as the in-memory study holds them.
-
-    A value outside its range (trial 0's, or one of an earlier range) is left out: the sampler then
-    learns nothing from this trial in this dimension, and everything in the others.
-    """
+    """Return `params` in the units of the sampler, for Optuna's analyses; a value outside its range is left out."""
     kept: dict[str, HyperValue] = {}
     distributions: dict[str, BaseDistribution] = {}
     if has_kl_choice(search) and params.get(KL_CONTROL) in (FIXED, ADAPTIVE):
@@ -85,6 +131,22 @@ def _encode(value: HyperValue, span: Range) -> float | int | None:
         return value
     exponent = math.log2(value)
     return int(exponent) if exponent.is_integer() else None
+
+
+def _clipped(name: str, value: float, span: Range) -> float | int:
+    """Return the value of the range that is nearest to `value`, in the sampler's units."""
+    inside = min(max(value, span.low), span.high)
+    if span.scale == "log2":
+        return round(math.log2(inside))
+    return round(inside) if HYPERPARAMETERS[name].kind is int else inside
+
+
+def _spread(number: int, span: Range) -> float:
+    """Return a value of the range: those of successive numbers cover it evenly (the golden ratio's multiples)."""
+    share = (0.5 + number * _GOLDEN) % 1.0
+    if span.scale == "linear":
+        return span.low + share * (span.high - span.low)
+    return float(span.low * (span.high / span.low) ** share)
 
 
 def _suggest(trial: Trial, name: str, span: Range) -> int | float:

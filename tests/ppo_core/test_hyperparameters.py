@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import HfArgumentParser
 
 from ppo_core import PPOConfig
-from ppo_core.errors import ConfigError
+from ppo_core.errors import ConfigError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.hyperparameters.rules import cautions, inert
 
@@ -84,6 +84,23 @@ def test_bad_values_name_the_field_and_the_rule(values: dict[str, object], messa
     with pytest.raises(ConfigError) as error:
         PPOConfig.from_dict(values)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "near"),
+    [
+        ("trails", ["timeout", "trials"], "trials"),  # two letters swapped
+        ("--jsn", ["--storage", "--json"], "--json"),
+        ("parket", ["parquet", "csv"], "parquet"),  # two slips in six letters
+        ("startup", ["name", "startup_trials"], "startup_trials"),  # cut short
+        ("lam", ["lam_max", "lamb"], "lamb"),  # a slip is nearer than a name cut short
+        ("--foo", ["--json", "--storage"], ""),
+        ("foo", ["fork", "show"], ""),
+        ("x", ["y"], ""),
+    ],
+)
+def test_only_a_name_that_is_really_near_is_suggested(name: str, valid: list[str], near: str) -> None:
+    assert nearest(name, valid) == (f'; did you mean "{near}"?' if near else "")
 
 
 def test_an_unknown_field_names_the_nearest() -> None:

@@ -26,6 +26,8 @@ def enrich(store: Store) -> None:
             values = {"state": state, "outcome": f"so {LONE!a}\nit is", "decided_at": 12.5}
             connection.execute(update(schema.orders).where(schema.orders.c.id == order.id).values(**values))
     with store._engine.begin() as connection:
+        overrides = {"trials": {"file": 8, "set": 9}, "kl_budget": {"file": 10.0}}
+        connection.execute(update(schema.studies).values(overrides=overrides))
         ids = list(connection.scalars(select(trials.c.id).order_by(trials.c.number)))
         fork = {"origin": Origin.FORKED, "parent": 1, "fork_step": 2, "wanted": Wanted.PAUSE, "label": ""}
         connection.execute(update(trials).where(trials.c.id == ids[-1]).values(**fork))

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import socket
+import sqlite3
 import subprocess
 import sys
 import urllib.error
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ppo_core import checkpoint
 from tests.tuner import made_study
 from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke, one_error, process
 from tests.tuner.quick_run import QUICK_STUDY
@@ -20,6 +22,8 @@ from tests.waiting import SECONDS, until
 from tuner import cli
 from tuner.commands import storage
 from tuner.commands.arguments import to_copy
+from tuner.store import Store
+from tuner.trial_folder import claim
 
 # Mistakes
 
@@ -161,6 +165,57 @@ def test_show_trial_tells_reason_evidence_curve_and_samples(ppo_tuner: Invoke, m
     assert re.search(r"2 +128 +19\.5", stdout)
     assert re.search(r"4 +256 +5\.000 ± 0\.030 +3\.00 ± 0\.20 +0\.900", stdout)
     assert r"food | [bold red]wow[/bold red] \x1b[31mred\x07 \u202ertl\nsecond line" in stdout
+
+
+def keep_checkpoint(folder: Path, trial: int, step: int) -> Path:
+    """Give the study `made` a folder of checkpoints with one in it, and return where that is."""
+    store = Store.open(str(folder / "made.db"))
+    lease, runs = store.acquire("made"), folder / "runs" / "made"
+    store.update_study(lease, folder=str(runs))
+    store.release(lease)
+    runs.mkdir(parents=True, exist_ok=True)
+    claim(runs, store.study("made"))
+    store.close()
+    path = checkpoint.step_folder(runs / str(trial), step)
+    checkpoint.write(path, {}, state={}, extra={"episode": 64 * step})
+    return path
+
+
+def test_best_tells_its_checkpoint_and_the_seconds(ppo_tuner: Invoke, made: str, own_folder: Path) -> None:
+    """Trial 2 was last evaluated at step 4, its end."""
+    again = "ppo-tuner train --from made 2 --save_every_episodes 256"
+    stdout = ppo_tuner("best", made)[1]
+    assert "(budget 10), in 8 s." in stdout  # five steps of 1.5 s
+    assert "\nCheckpoint of step 4, episode 256: not kept here (" in stdout
+    assert f"\nTo make it again: {again}\n" in stdout
+    data = json.loads(ppo_tuner("best", made, "--json")[1])
+    found = data["checkpoint"]
+    assert (found["step"], found["episode"], found["path"], found["again"]) == (4, 256, None, again)
+    assert found["why_not"] and data["seconds"] == 7.5
+
+    path = keep_checkpoint(own_folder, 2, 4)
+    assert "\nCheckpoint of step 4, episode 256: runs/made/2/step-000004\n" in ppo_tuner("best", made)[1]
+    found = json.loads(ppo_tuner("best", made, "--json")[1])["checkpoint"]
+    assert (found["path"], found["why_not"]) == (str(path), None)
+
+
+def test_show_tells_the_seconds_and_where_checkpoints_are(ppo_tuner: Invoke, made: str, own_folder: Path) -> None:
+    assert "Checkpoints kept" not in ppo_tuner("show", made, "2")[1]
+    path = keep_checkpoint(own_folder, 2, 3)
+    stdout = ppo_tuner("show", made, "2")[1]
+    assert "\nCheckpoints kept:\n  episode 192: runs/made/2/step-000003\n" in stdout and ", 8 s" in stdout
+    trial = json.loads(ppo_tuner("show", made, "2", "--json")[1])
+    assert trial["checkpoints"] == [{"step": 3, "episode": 192, "path": str(path)}] and trial["seconds"] == 7.5
+    assert "Seconds spent in all trials: 60.\n" in ppo_tuner("show", made)[1]
+    assert json.loads(ppo_tuner("show", made, "--json")[1])["seconds"] == 60.0
+
+
+def test_the_checkpoint_of_a_fork_is_made_again_by_a_fork(ppo_tuner: Invoke, made: str, own_folder: Path) -> None:
+    with sqlite3.connect(own_folder / "made.db") as connection:
+        connection.execute("UPDATE ppo_trials SET origin = 'forked', parent = 0, fork_step = 2 WHERE number = 2")
+    connection.close()
+    found = json.loads(ppo_tuner("best", made, "--json")[1])["checkpoint"]
+    assert found["again"] == "ppo-tuner fork made 0 --at 128 --set learning_rate=0.0005 kl_coef=0.1"
 
 
 def test_compare_shows_only_what_differs(ppo_tuner: Invoke, made: str) -> None:

@@ -44,7 +44,7 @@ def test_a_fork_has_its_parents_config_but_for_what_it_changes() -> None:
         (
             {"batch_size": 32, "kl_coef": 0.1},
             "batch_size = 32 is not allowed: a fork cannot change it, since episodes, and with them the place in the "
-            'order of prompts, are counted in rollout batches of its size; did you mean "mini_batch_size"?',
+            "order of prompts, are counted in rollout batches of its size",
         ),
         ({"mini_batch_size": 3}, "mini_batch_size = 3 does not divide batch_size = 16; the nearest that do: 2 or 4"),
         (

@@ -84,6 +84,9 @@ BAD: list[tuple[str, Callable[[Path], None], str]] = [
     ("json", edit_study(orders=order(state="gone")), r"orders\[0\].state = 'gone' is not allowed"),
     ("json", edit_study(orders=order(arguments=[])), r"orders\[0\].arguments = \[\] is not allowed: a JSON object"),
     ("json", edit_study(orders=order(trial=99)), r"orders\[0\].trial = 99 is not allowed: there is no such trial"),
+    ("json", edit_study(overrides=...), ""),  # an older export: comes in
+    ("json", edit_study(overrides={"trails": {}}), 'overrides.trails: unknown key; .*did you mean "trials"'),
+    ("json", edit_study(overrides={"trials": {"set": "9"}}), "overrides.trials.set = '9' is not allowed: a number"),
     ("json", drop("samples.jsonl"), "samples.jsonl is missing"),
     ("json", cut("steps.jsonl", 0.53), r"steps.jsonl, row \d+: no valid JSON"),
     ("json", edit_rows("steps", 4, lr=...), ""),  # an unmeasured metric: comes in

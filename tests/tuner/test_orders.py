@@ -15,7 +15,16 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_survival import go_on
 from tests.tuner.trial_rows import trial_row
 from tuner.controller import run_study
-from tuner.events import Event, OrderDecided, StudyPaused, StudyStopped, TrialSetAside, TrialStarted, TrialStepped
+from tuner.events import (
+    Event,
+    OrderDecided,
+    StudyPaused,
+    StudyStarted,
+    StudyStopped,
+    TrialSetAside,
+    TrialStarted,
+    TrialStepped,
+)
 from tuner.objective import to_optuna
 from tuner.order_checks import check_trial_order, enqueued_params
 from tuner.status import Origin, Status
@@ -225,6 +234,59 @@ def test_another_kl_budget_judges_all_trials_anew(tmp_path: Path) -> None:
     assert [row.number for row in after if (row.violation or 0) > 0] == [
         row.number for row in after if row.kl is not None and row.kl > 2.0
     ]
+
+
+def settings(folder: Path) -> tuple[int, float]:
+    """The stored total of trials and KL budget."""
+    store = Store.open(storage(folder))
+    try:
+        spec = store.study(NAME).spec
+        return spec["trials"], spec["kl"]["budget"]
+    finally:
+        store.close()
+
+
+def notes(events: list[Event]) -> list[str]:
+    """What a run said of its settings when it started."""
+    return [note for event in events if isinstance(event, StudyStarted) for note in event.notes]
+
+
+def test_what_an_order_set_outlives_the_next_run_of_the_study_file(tmp_path: Path) -> None:
+    """Until the file itself says something else, or a flag does."""
+    limits = {"limit": 15.0}
+    file = quick_spec(trials=2, kl={"budget": 6.0} | limits)
+    run(tmp_path, file)
+    placed(tmp_path, "set", changes={"trials": 3, "kl_budget": 2.0})
+    run(tmp_path, file)
+    assert settings(tmp_path) == (3, 2.0) and len(rows(tmp_path)) == 3
+    for is_file in (True, False, True):
+        stored = quick_spec(trials=3, kl={"budget": 2.0} | limits)
+        finished, events = run(tmp_path, file if is_file else stored, is_file=is_file)
+        assert finished and settings(tmp_path) == (3, 2.0)
+        told = [line for line in notes(events) if "is kept" in line]
+        assert [line.split(" = ")[0] for line in told] == (["trials", "kl.budget"] if is_file else [])
+        assert all("ppo-tuner set quick --" in line for line in told)
+    assert all((row.violation or 0) > 0 for row in rows(tmp_path) if (row.kl or 0) > 2.0)
+
+    _, events = run(tmp_path, quick_spec(trials=4, kl={"budget": 6.0} | limits))
+    assert settings(tmp_path) == (4, 2.0) and "trials: 4, was 3" in notes(events)
+    run(tmp_path, quick_spec(trials=2, kl={"budget": 7.0} | limits))
+    assert settings(tmp_path) == (2, 7.0)
+
+
+def test_a_flag_is_a_later_word_than_an_order(tmp_path: Path) -> None:
+    run(tmp_path, quick_spec(trials=1))
+    placed(tmp_path, "set", changes={"trials": 3})
+    run(tmp_path, quick_spec(trials=1))
+    run(tmp_path, quick_spec(trials=1), trials=2)
+    assert settings(tmp_path)[0] == 2
+    run(tmp_path, quick_spec(trials=1))
+    assert settings(tmp_path)[0] == 1
+    run(tmp_path, quick_spec(trials=1), trials=2)
+    placed(tmp_path, "set", changes={"trials": 3})  # while a flag held, and the file said 1
+    run(tmp_path, quick_spec(trials=2), is_file=False)
+    run(tmp_path, quick_spec(trials=1))
+    assert settings(tmp_path)[0] == 3
 
 
 def test_failed_trials_are_tried_again_from_their_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

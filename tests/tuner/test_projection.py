@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.samplers import TPESampler
+from optuna.search_space import intersection_search_space
 from optuna.trial import TrialState
 
 from ppo_core.declaration import HyperValue
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
 from tuner.projection import Projection
-from tuner.space import suggest
+from tuner.space import arm_search, sampler_space, suggest
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import TrialRow
@@ -161,7 +162,7 @@ def test_the_sampler_goes_where_the_value_is_and_flees_where_the_kl_was() -> Non
     assert high[10] > border > low[10]
 
 
-def test_trial_0_outside_a_range_is_left_out_there_and_counts_elsewhere() -> None:
+def test_trial_0_outside_a_range_counts_as_the_nearest_value_in_it() -> None:
     """TRL's vf_coef is 0.1, and this study searches 0.5 to 1."""
     reference = SPEC.reference_params()
     assert reference["vf_coef"] == 0.1
@@ -172,14 +173,54 @@ def test_trial_0_outside_a_range_is_left_out_there_and_counts_elsewhere() -> Non
         return [Projection(make_spec(seed=seed), rows).propose(4) for seed in range(5)]
 
     assert all(0.5 <= float(params["vf_coef"]) <= 1.0 for params in proposals())  # type: ignore[arg-type]
-    assert proposals(vf_coef=0.2) == proposals()
+    assert proposals(vf_coef=0.2) == proposals(vf_coef=0.5) == proposals() != proposals(vf_coef=0.9)
     assert proposals(learning_rate=3e-3) != proposals()
 
 
-def test_trials_of_earlier_ranges_and_dimensions_are_no_obstacle() -> None:
+def test_whatever_the_trials_had_the_sampler_searches_all_dimensions_of_an_arm_jointly() -> None:
+    """TPE takes those jointly that all its trials have: here trials of both arms and of earlier ranges."""
+    reference = SPEC.reference_params()
+    adaptive: Params = {**reference, "kl_control": "adaptive", "kl_target": 60.0}
+    configs: list[Params] = [
+        reference,
+        {name: value for name, value in adaptive.items() if name != "kl_coef"},
+        {"learning_rate": 1e-6, "gamma": 0.9},
+        {"learning_rate": 1e-4, "kl_target": 5.0},
+    ]
+    rows = [trial_row(n, params=own, config=SPEC.config(own).to_dict()) for n, own in enumerate(configs)]
+    for arm in ("fixed", "adaptive"):
+        seen = Projection(SPEC, rows).trials(arm)
+        assert intersection_search_space(seen) == sampler_space(arm_search(SPEC.search, arm))
+        assert [trial.state for trial in seen] == [TrialState.COMPLETE] * 4
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(EVENT, min_size=6, max_size=18), st.sampled_from(["tpe", "random"]), st.sampled_from(["fixed", "adaptive"])
+)
+def test_each_arm_gets_its_share_of_the_proposals(
+    events: list[tuple[int, str, float, bool]], sampler: str, better: str
+) -> None:
+    """Whichever was better so far, however trials ended, and whatever people added."""
+    spec = make_spec(sampler)
+    projection = Projection(spec, [])
+    taken: list[HyperValue] = []
+    for number, (_, how, value, is_added) in enumerate(events):
+        params = projection.propose(number) if taken else spec.reference_params()
+        row = ended(running(number, params), how, value + (params["kl_control"] == better))
+        if is_added and taken:
+            row = replace(row, origin=Origin.ENQUEUED)
+        else:
+            taken.append(params["kl_control"])
+        projection.tell(row)
+        assert abs(taken.count("fixed") - taken.count("adaptive")) <= 1
+
+
+def test_trials_without_a_value_in_some_dimension_are_no_obstacle() -> None:
     rows = [trial_row(n, params={"learning_rate": 1e-6, "gamma": 0.5 + n / 10}) for n in range(4)]
     proposal = Projection(SPEC, rows).propose(4)
-    assert proposal == Projection(SPEC, [trial_row(n, status=Status.FAILED) for n in range(4)]).propose(4)
+    failed = [trial_row(n, status=Status.FAILED, params={"learning_rate": 1e-4}) for n in range(4)]
+    assert proposal == Projection(SPEC, failed).propose(4)
     SPEC.config(proposal)
 
 
@@ -215,19 +256,19 @@ def test_a_stopped_trial_that_is_left_out_teaches_nothing() -> None:
 
 
 def test_a_paused_trial_that_goes_on_runs_again() -> None:
-    """Its rate is of an earlier range, so while it is paused the sampler has no trials that share all dimensions."""
+    """Ten trials have ended: with an eleventh TPE takes two of them, not one, for the best."""
     spec = make_spec(search={"learning_rate": "advised", "lam": "advised"})
-    rows = [trial_row(n, params={"learning_rate": 1e-4 * 1.2**n, "lam": 0.9}, value=n) for n in range(12)]
-    row = running(12, {"learning_rate": 1e-9, "lam": 0.91})
+    rows = [trial_row(n, params={"learning_rate": 1e-4 * 1.2**n, "lam": 0.9}, value=n) for n in range(10)]
+    row = running(10, {"learning_rate": 1e-9, "lam": 0.91})
     projection = Projection(spec, [*rows, row])
-    while_it_runs = projection.propose(13)
+    while_it_runs = projection.propose(11)
     paused = replace(row, status=Status.PAUSED, value=0.5, kl=5.0)
     projection.tell(paused)
-    assert projection.trials[12].state is TrialState.PRUNED
-    assert projection.propose(13) == Projection(spec, [*rows, paused]).propose(13) != while_it_runs
+    assert projection.trials()[10].state is TrialState.PRUNED
+    assert projection.propose(11) == Projection(spec, [*rows, paused]).propose(11) != while_it_runs
     projection.tell(row)
-    assert projection.trials[12].state is TrialState.RUNNING
-    assert projection.propose(13) == while_it_runs
+    assert projection.trials()[10].state is TrialState.RUNNING
+    assert projection.propose(11) == while_it_runs
 
 
 def test_under_other_ranges_or_another_budget_it_begins_anew() -> None:
@@ -245,7 +286,7 @@ def test_under_other_ranges_or_another_budget_it_begins_anew() -> None:
 
 
 def test_proposals_are_those_of_an_optuna_study_of_the_same_trials() -> None:
-    """The joint space, which is kept count of, is the one that Optuna finds by going through all trials."""
+    """The joint space, which it is told, is the one that Optuna finds by going through all trials of the arm's view."""
     projection = Projection(SPEC, [])
     for number in range(40):
         params = SPEC.reference_params() if number == 0 else projection.propose(number)
@@ -253,8 +294,9 @@ def test_proposals_are_those_of_an_optuna_study_of_the_same_trials() -> None:
             seed = int(np.random.SeedSequence([SPEC.seed, number]).generate_state(1)[0])
             sampler = TPESampler(seed=seed, n_startup_trials=2, multivariate=True, constant_liar=True)
             study = optuna.create_study(direction="maximize", sampler=sampler)
-            study.add_trials(projection.trials)
-            assert suggest(study.ask(), SPEC.search) == params
+            study.add_trials(projection.trials(str(params["kl_control"])))
+            arm = {"kl_control": params["kl_control"]}
+            assert arm | suggest(study.ask(), arm_search(SPEC.search, str(params["kl_control"]))) == params
         projection.note_running(number, params)
         how = (*HOW, "paused", "running")[number % 9]
         projection.tell(ended(running(number, params), how, 0.1 * (number % 7)))

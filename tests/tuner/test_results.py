@@ -157,7 +157,7 @@ def test_summary_shape(view: StudyView) -> None:
 
 
 def test_trial_shape(store: Store, view: StudyView) -> None:
-    detail = json.loads(output.dumps(results.trial_detail(store, view.trials[4])))
+    detail = json.loads(output.dumps(results.trial_detail(store, view.row, view.trials[4])))
     assert detail["number"] == 4
     assert detail["status"] == "pruned"
     assert detail["reason"]["rule"] == "kl_limit"
@@ -170,6 +170,7 @@ def test_trial_shape(store: Store, view: StudyView) -> None:
     assert detail["steps"][4]["eval/kl"] == 3.0
     assert detail["steps"][4]["own/tone"] == 2.0, "a task's own metrics are there too"
     assert len(detail["samples"]) == 6
+    assert detail["checkpoints"] == []
     sample = {"step", "prompt_index", "prompt", "response", "reward", "kl", "length", "parts", "tokens"}
     assert set(detail["samples"][0]) == sample
     assert detail["samples"][0]["parts"] == {"liked": 0.75, "[b]brief": -0.25}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ppo_core.declaration import Range
-from tuner.space import for_people, for_sampler, suggest
+from tuner.space import arm_search, arms, for_people, for_sampler, in_arm, sampler_space, suggest
 
 SEARCH = {
     "learning_rate": Range(1e-5, 1e-3, "log"),
@@ -25,23 +25,62 @@ def ask(seed: int) -> optuna.Trial:
     return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)).ask()
 
 
+OWN = {"fixed": {"kl_coef"}, "adaptive": {"kl_target", "kl_horizon"}}
+"""The dimensions that only one arm has."""
+
+
+def test_both_kinds_of_beta_are_two_arms_and_one_is_none() -> None:
+    assert arms(SEARCH) == ("fixed", "adaptive")
+    alone = {name: span for name, span in SEARCH.items() if name != "kl_coef"}
+    assert arms(alone) == (None,) and arm_search(alone, None) == alone
+
+
+@pytest.mark.parametrize("arm", OWN)
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_every_suggestion_is_within_its_range_and_of_its_kind(seed: int) -> None:
-    params = suggest(ask(seed), SEARCH)
-    control = {"fixed": {"kl_coef"}, "adaptive": {"kl_target", "kl_horizon"}}[str(params["kl_control"])]
-    assert set(params) == {"kl_control", "learning_rate", "batch_size", "num_ppo_epochs", "lam"} | control
+def test_every_suggestion_is_within_its_range_and_of_its_kind(arm: str, seed: int) -> None:
+    params = suggest(ask(seed), arm_search(SEARCH, arm))
+    assert set(params) == {"learning_rate", "batch_size", "num_ppo_epochs", "lam"} | OWN[arm]
     assert params["batch_size"] in (32, 64, 128)
     assert params["num_ppo_epochs"] in range(1, 7)
-    for name in set(params) - {"kl_control"}:
-        assert SEARCH[name].low <= params[name] <= SEARCH[name].high  # type: ignore[operator]
+    for name, value in params.items():
+        assert SEARCH[name].low <= value <= SEARCH[name].high  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("arm", OWN)
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_what_the_sampler_remembers_is_what_it_suggested(seed: int) -> None:
+def test_what_the_sampler_remembers_is_what_it_suggested(arm: str, seed: int) -> None:
     trial = ask(seed)
-    assert for_sampler(SEARCH, suggest(trial, SEARCH)) == (trial.params, trial.distributions)
+    params = {"kl_control": arm, **suggest(trial, arm_search(SEARCH, arm))}
+    assert for_sampler(SEARCH, params)[0] == {"kl_control": arm, **trial.params}
+    assert in_arm(SEARCH, arm, 3, params) == trial.params
+    assert sampler_space(arm_search(SEARCH, arm)) == trial.distributions
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "seen"),
+    [("lam", 0.5, 0.9), ("lam", 2, 1.0), ("batch_size", 48, 6), ("batch_size", 256, 7), ("num_ppo_epochs", 9, 6)],
+)
+def test_the_sampler_sees_a_value_outside_its_range_as_the_nearest_one(name: str, value: float, seen: float) -> None:
+    params = {"learning_rate": 1e-4, "batch_size": 64, "num_ppo_epochs": 4, "lam": 0.95, "kl_coef": 0.1}
+    view = in_arm(SEARCH, "fixed", 0, params)
+    assert view == {"learning_rate": 1e-4, "batch_size": 6, "num_ppo_epochs": 4, "lam": 0.95, "kl_coef": 0.1}
+    assert in_arm(SEARCH, "fixed", 0, {**params, name: value}) == {**view, name: seen}
+
+
+def test_a_trial_of_the_other_arm_says_nothing_in_what_only_this_arm_has() -> None:
+    params = {"learning_rate": 1e-4, "batch_size": 64, "num_ppo_epochs": 4, "lam": 0.95}
+    target, start = {**params, "kl_target": 6.0, "kl_horizon": 500}, {**params, "kl_target": None}
+    spread = []
+    for number in range(100):
+        view = in_arm(SEARCH, "fixed", number, {**target, "kl_coef": 0.05})  # an adaptive β begins there
+        assert view == in_arm(SEARCH, "fixed", number, target)
+        assert view is not None and 0.01 <= float(view["kl_coef"]) <= 0.2  # type: ignore[arg-type]
+        spread.append(float(view["kl_coef"]))  # type: ignore[arg-type]
+    assert sum(value < 0.01 * 20**0.25 for value in spread) in range(23, 28)
+    assert in_arm(SEARCH, "fixed", 0, start) is None  # of this arm, without its value
+    assert in_arm({"kl_target": SEARCH["kl_target"]}, None, 0, start) is None
 
 
 def test_each_power_of_two_is_as_likely_as_the_others() -> None:
@@ -62,6 +101,7 @@ def test_what_cannot_come_from_the_range_is_left_out_for_the_sampler(name: str, 
 def test_the_sampler_sees_exponents_and_people_see_sizes() -> None:
     value = {"batch_size": 64}
     assert for_sampler(SEARCH, value) == ({"batch_size": 6}, {"batch_size": IntDistribution(5, 7)})
+    assert sampler_space({"batch_size": SEARCH["batch_size"]}) == {"batch_size": IntDistribution(5, 7)}
     assert for_people(SEARCH, value) == (value, {"batch_size": IntDistribution(32, 128, log=True)})
 
 

@@ -3,14 +3,13 @@
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from ppo_core.command import output
 from ppo_core.errors import ConfigError, StudyError
-from tuner import forking, render, results
+from tuner import kept_checkpoints, render, results
 from tuner.commands import report, storage
 from tuner.results import StudyView, read_study
-from tuner.store import Store, StudyRow, TrialRow
+from tuner.store import Store, TrialRow
 
 
 @contextmanager
@@ -60,14 +59,14 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
     report.print_trials(out, view)
     best = view.best()
     if best is not None:
-        report.print_winner(out, store, view, best, view.spec.kl_budget)
+        report.print_winner(out, store, view, best, view.spec.kl_budget, storage.location(args.storage))
     elif view.ended:
         out.print(report.no_winner(view, view.spec.kl_budget, storage.location(args.storage)))
 
 
 def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -> None:
     if as_json:
-        print(output.dumps(results.trial_detail(store, trial)))
+        print(output.dumps(results.trial_detail(store, view.row, trial)))
         return
     out = output.console()
     title = f'Trial {trial.number} of study "{output.plain(view.row.name)}" ({render.lineage(trial)})'
@@ -81,16 +80,10 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
     rows = store.steps([trial.id], render.CURVE_METRICS)
     if rows:
         out.print(render.curve_table(rows))
-    kept = _kept_episodes(view.row, trial)
-    if kept:
-        out.print(f"Checkpoints kept, by episode: {', '.join(map(str, kept))}")
+    for text in render.checkpoint_lines(kept_checkpoints.by_episode(view.row, trial.number)):
+        out.print(text, soft_wrap=True)
     for line in render.sample_lines(store.samples([trial.id])):
         out.print(line)
-
-
-def _kept_episodes(study: StudyRow, trial: TrialRow) -> list[int]:
-    """Return the episodes that a fork may begin at, where the study's folder is on this host."""
-    return [] if study.folder is None else sorted(forking.by_episode(Path(study.folder) / str(trial.number)))
 
 
 def compare(args: argparse.Namespace) -> int:
@@ -118,11 +111,12 @@ def best(args: argparse.Namespace) -> int:
     with opened(args.storage) as store:
         view = read_study(store, args.study)
         kl_budget = view.spec.kl_budget if args.kl_budget is None else args.kl_budget
-        trial = view.best(kl_budget)
+        trial, where = view.best(kl_budget), storage.location(args.storage)
         if trial is None:
-            raise StudyError(report.no_winner(view, kl_budget, storage.location(args.storage)))
+            raise StudyError(report.no_winner(view, kl_budget, where))
         if args.json:
-            print(output.dumps(results.best_data(store, view, trial, kl_budget)))
+            kept = {"checkpoint": report.checkpoint_data(store, view, trial, where)}
+            print(output.dumps(results.best_data(store, view, trial, kl_budget) | kept))
         else:
-            report.print_winner(output.console(), store, view, trial, kl_budget)
+            report.print_winner(output.console(), store, view, trial, kl_budget, where)
     return 0

@@ -1,17 +1,18 @@
 """What is printed of a study's outcome: tables, the winner, and what to do next."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 
 from ppo_core.command import output
 from ppo_core.command.parsing import EXIT_ERROR, EXIT_OK
-from tuner import render
+from tuner import kept_checkpoints, render
 from tuner.best import closest_trial
 from tuner.commands import storage
 from tuner.commands.arguments import to_copy
 from tuner.guard_rules import RULES
-from tuner.results import StudyView, baseline, final_kl, gain, kl_prunings
+from tuner.results import StudyView, baseline, final_kl, gain, kl_prunings, seconds_spent
 from tuner.status import Status
 from tuner.store import Store, TrialRow
 
@@ -31,6 +32,7 @@ def print_trials(out: Console, view: StudyView) -> None:
     if legend is not None:
         out.print(legend)
     out.print(render.prunings_line(kl_prunings(view.trials), len(view.trials)))
+    out.print(f"Seconds spent in all trials: {seconds_spent(view.trials):.0f}.")
 
 
 def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> None:
@@ -43,7 +45,7 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
     if best is None:
         out.print(no_winner(view, view.spec.kl_budget, where), style="bold")
     else:
-        print_winner(out, store, view, best, view.spec.kl_budget)
+        print_winner(out, store, view, best, view.spec.kl_budget, where)
         chosen = "One run of each trial" if view.spec.listed else "One search run"
         out.print(f"{chosen} chose this winner; it is not confirmed on fresh seeds yet.")
     out.print()
@@ -52,14 +54,18 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
         out.print(f"  {command}\n      {purpose}")
 
 
-def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, kl_budget: float) -> None:
-    """Print the trial's whole configuration, its value and KL, and the improvement on the SFT baseline."""
+def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, kl_budget: float, where: str) -> None:
+    """Print the trial's whole configuration, its value and KL, the improvement on the SFT baseline, and its checkpoint.
+
+    `where` is the storage, which the suggested commands name unless they find it by themselves.
+    """
     title = f"Best trial within {output.short(kl_budget)} {output.KL_UNIT}: trial {trial.number}"
     out.print(render.config_table(trial, view, title))
     start, kl = baseline(store, trial), final_kl(store, trial)
     value = f"eval reward {output.plus_minus(trial.value, trial.value_se)}"
     at = "" if kl is None else f" at a KL of {output.plus_minus(kl.mean, kl.se)} {output.KL_UNIT}"
-    out.print(f"Trial {trial.number}: {value}{at} (budget {output.short(kl_budget)}).", style="bold")
+    spent = f"in {trial.seconds:.0f} s"
+    out.print(f"Trial {trial.number}: {value}{at} (budget {output.short(kl_budget)}), {spent}.", style="bold")
     if start is not None:
         better = gain(trial, start)
         before = output.plus_minus(start.mean, start.se)
@@ -68,6 +74,29 @@ def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, k
             f"(baseline {before}; ± is one standard error over the eval prompts).",
             style="bold",
         )
+    answer = kept_checkpoints.answer(store, view.row, trial)
+    if answer is not None:
+        out.print(render.answer_line(answer), soft_wrap=answer.kept.path is not None)
+        if answer.kept.path is None:
+            out.print(f"To make it again: {_command(answer.again, where)}", soft_wrap=True)
+
+
+def checkpoint_data(store: Store, view: StudyView, trial: TrialRow, where: str) -> dict[str, Any] | None:
+    """Return the checkpoint that stands for a trial's value, for JSON; None: it was never evaluated.
+
+    `path` is null where it is not kept on this machine: `why_not` says so, and the command `again` makes it again.
+    """
+    answer = kept_checkpoints.answer(store, view.row, trial)
+    if answer is None:
+        return None
+    path = answer.kept.path
+    return {
+        "step": answer.step,
+        "episode": answer.episode,
+        "path": None if path is None else str(path.absolute()),
+        "why_not": answer.kept.why_not or None,
+        "again": _command(answer.again, where),
+    }
 
 
 def no_winner(view: StudyView, kl_budget: float, where: str) -> str:

@@ -2,12 +2,14 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
+from contextlib import closing
 from importlib import resources
 from pathlib import Path
 
 from ppo_core.command import output
 from ppo_core.command.parsing import EXIT_INTERRUPTED
-from ppo_core.errors import ConfigError, PPOTunerError
+from ppo_core.errors import ConfigError, nearest
 from tuner import checkpoint_place, results, study_file
 from tuner.commands import report, storage
 from tuner.commands.arguments import to_copy
@@ -18,6 +20,8 @@ from tuner.events import StudyStopped
 from tuner.results import read_study
 from tuner.spec import StudySpec
 from tuner.store import Store
+from tuner.store.opening import file_of as store_file
+from tuner.store.schema import parse_url, redacted
 from tuner.trial_files import Keeping
 
 DEMO_STUDY = "reviews.toml"
@@ -33,35 +37,26 @@ def demo(args: argparse.Namespace) -> int:
         spec = StudySpec.load(path)
     if args.workers is None:
         args.workers = min(DEMO_WORKERS, cores())
-    return _run(spec, args, ["demo"])
+    return _run(spec, args, ["demo"], is_file=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the study of a file, of a folder that holds one, or a stored one of that name, or go on with it."""
-    return _run(_spec(args.study, storage.location(args.storage)), args, ["run", args.study])
+    file = _file(args.study)
+    spec = _stored_spec(args.study, storage.location(args.storage)) if file is None else StudySpec.load(file)
+    return _run(spec, args, ["run", args.study], is_file=file is not None)
 
 
-def _spec(given: str, where: str) -> StudySpec:
+def _file(given: str) -> Path | None:
+    """Return the study file that `run` was given, as itself or by its folder; None: the name of a stored study."""
     path = Path(given)
-    if path.is_dir():
-        return _spec_of_folder(path, given, where)
-    if path.suffix == ".toml" or path.exists() or not _is_name(given):
-        return StudySpec.load(path)
-    return _stored_spec(given, where)
-
-
-def _spec_of_folder(folder: Path, given: str, where: str) -> StudySpec:
-    """Return the study of a folder's `study.toml`; a folder without one may stand beside a stored study of its name."""
-    path = folder / STUDY_FILE
-    if path.exists():
-        return StudySpec.load(path)
-    missing = f"the folder {folder} has no {STUDY_FILE}"
+    if not path.is_dir():
+        return path if path.suffix == ".toml" or path.exists() or not _is_name(given) else None
+    if (path / STUDY_FILE).exists():
+        return path / STUDY_FILE
     if not _is_name(given):
-        raise ConfigError(missing)
-    try:
-        return _stored_spec(given, where)
-    except PPOTunerError as error:
-        raise ConfigError(f"{missing}, and {error}") from error
+        raise ConfigError(f"the folder {path} has no {STUDY_FILE}")
+    return None
 
 
 def _is_name(given: str) -> bool:
@@ -71,14 +66,31 @@ def _is_name(given: str) -> bool:
 
 
 def _stored_spec(name: str, where: str) -> StudySpec:
-    store = Store.open(where)
-    try:
+    """Return the stored study's spec; ConfigError where there is none, and so neither a file nor a study."""
+    path = store_file(parse_url(where))
+    if path is not None and not path.exists():
+        raise ConfigError(_unknown(name, f"there is no store at {path} yet", ()))
+    with closing(Store.open(where)) as store:
+        names = [row.name for row in store.studies()]
+        if name not in names:
+            holds = ", ".join(names) or "no study yet"
+            raise ConfigError(_unknown(name, f"{redacted(store.url)} holds: {holds}", names))
         return StudySpec.from_dict(store.study(name).spec, f'study "{name}" in the store')
-    finally:
-        store.close()
 
 
-def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
+def _unknown(name: str, stored: str, names: Sequence[str]) -> str:
+    """Return why `name` is no study to run: where it was looked for, and the nearest file or stored study."""
+    here = Path.cwd()
+    file = f"the folder {name} has no {STUDY_FILE}" if Path(name).is_dir() else f"there is no file {here / name}"
+    files = [path.name for path in sorted(here.glob("*.toml"))]
+    folders = [path.parent.name for path in sorted(here.glob(f"*/{STUDY_FILE}"))]
+    return (
+        f'"{name}" is neither a study file nor a stored study: {file}, and {stored}'
+        f"{nearest(name, [*names, *files, *folders])}"
+    )
+
+
+def _run(spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_file: bool) -> int:
     """Run the study with its progress shown, print its outcome, and return the exit status."""
     where = storage.location(args.storage)
     if args.checkpoints is not None:
@@ -91,6 +103,7 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str]) -> int:
             workers=args.workers,
             gpus=args.gpus or (),
             keeping=Keeping(args.checkpoints, args.max_disk),
+            is_file=is_file,
             trials=args.trials,
             timeout=args.timeout,
             checkpoint_seconds=args.checkpoint_seconds,

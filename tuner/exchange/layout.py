@@ -85,3 +85,5 @@ ORDER_FIELDS = _fields(schema.orders, "id", "study_id", "key")
 """Of each order in `study.json`. Keys are made anew, since no two orders of a database may share one."""
 STUDY_FIELDS = ("created_at", "finished_at", "archived_at", "paused_at", "workers")
 """Columns of the study itself that `study.json` holds beside its name and spec."""
+OVERRIDES = "overrides"
+"""One more, which an export may lack."""

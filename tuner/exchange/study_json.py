@@ -8,12 +8,13 @@ from typing import Any
 
 from ppo_core import tables
 from ppo_core.errors import nearest
-from tuner import study_file
+from tuner import overrides, study_file
 from tuner.exchange import SUFFIXES, values
 from tuner.exchange.layout import (
     FORMAT,
     FORMAT_VERSION,
     ORDER_FIELDS,
+    OVERRIDES,
     STUDY_FIELDS,
     STUDY_FILE,
     TABLES,
@@ -33,6 +34,7 @@ _KEYS = (
     "tables",
     "name",
     *STUDY_FIELDS,
+    OVERRIDES,
     "spec",
     "rows",
     "orders",
@@ -50,7 +52,7 @@ class Exported:
     tables: str
     """The format of the tables: a key of `layout.SUFFIXES`."""
     study: Mapping[str, Any]
-    """Columns of the study itself: those of `layout.STUDY_FIELDS`."""
+    """Columns of the study itself: those of `layout.STUDY_FIELDS`, and its overrides."""
     spec: dict[str, Any]
     rows: Mapping[str, int]
     """How many rows each table has, by its name."""
@@ -65,7 +67,7 @@ def text(study: Mapping[str, Any], fmt: str, rows: Mapping[str, int], orders: li
         "schema_version": SCHEMA_VERSION,
         "tables": fmt,
         "name": study["name"],
-        **{name: study[name] for name in STUDY_FIELDS},
+        **{name: study[name] for name in (*STUDY_FIELDS, OVERRIDES)},
         "spec": study["spec"],
         "rows": dict(rows),
         "orders": orders,
@@ -93,17 +95,20 @@ def read(folder: Path) -> Exported:
     content = _content(folder, path)
     tables.require_known(content, _KEYS, f"{path}: ")
     for key in _KEYS:
-        if key not in content:
+        if key not in content and key != OVERRIDES:
             raise ExchangeError(f"{path}: {key} is missing")
     fmt = content["tables"]
     if not isinstance(fmt, str) or fmt not in SUFFIXES:
         raise values.refuse(f"{path}: tables", fmt, f"one of {', '.join(SUFFIXES)}{nearest(str(fmt), SUFFIXES)}")
     tables.whole(content["schema_version"], tables.AT_LEAST_ONE, f"{path}: schema_version")
     name = study_file.matching(content["name"], study_file.NAME, f"{path}: name")
+    study = {key: values.checked(field, content[key], f"{path}: {key}") for key, field in _STUDY_KINDS.items()}
+    found = content.get(OVERRIDES)
+    study[OVERRIDES] = None if found is None else overrides.read(found, f"{path}: {OVERRIDES}")
     return Exported(
         name=name,
         tables=fmt,
-        study={key: values.checked(field, content[key], f"{path}: {key}") for key, field in _STUDY_KINDS.items()},
+        study=study,
         spec=_spec(content["spec"], name, path),
         rows=_rows(content["rows"], path),
         orders=_orders(content["orders"], path),

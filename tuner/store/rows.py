@@ -49,6 +49,8 @@ class StudyRow:
     """Where its checkpoints are kept besides, if anywhere."""
     max_disk: float | None = None
     """Most bytes that its checkpoints take; None: any number."""
+    overrides: dict[str, dict[str, float]] | None = None
+    """What its study file said last, and what orders changed since (see `tuner.overrides`)."""
     read_at: float | None = None
     """When this was read, by the clock that leases are kept by (see `tuner.store.clock`). Not stored."""
 

@@ -59,6 +59,7 @@ studies = Table(
     Column("workers", Integer),
     Column("checkpoint_url", Text),
     Column("max_disk", Float),
+    Column("overrides", JSON(none_as_null=True)),
 )
 
 trials = Table(
