@@ -44,3 +44,7 @@ class _ReservedLayer(DynamicLayer):
         length = self.get_seq_length()
         self._buffers = tuple(buffer[indices] for buffer in self._buffers)
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep only some rows: transformers' other name for it."""
+        self.batch_select_indices(beam_idx)

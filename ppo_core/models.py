@@ -10,11 +10,13 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ppo_core.decoding import decide_decoding
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.layers import prepare_layers
 from ppo_core.policy import LanguageHead, response_states
 from ppo_core.prompts.encoding import prompt_lengths
 from ppo_core.report import StepReport, require_device
+from ppo_core.rewards.batch import one_line
 from ppo_core.rewards.combined import load_reward
 from ppo_core.rollout import TokenTexts
 from ppo_core.sequences import Sequences
@@ -111,7 +113,7 @@ def load_policy(
     """Return a frozen causal LM and its tokenizer; `of` names whose it is in errors.
 
     Raises:
-        TaskError: it cannot be loaded, or its architecture makes logits in a way that is not known here.
+        TaskError: it cannot be loaded, or its architecture makes logits or decodes in a way that training cannot use.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
@@ -123,6 +125,7 @@ def load_policy(
     model.eval().requires_grad_(False)
     prepare_layers(model)
     _require_known_head(model, f"{of}: the policy {path}")
+    decide_decoding(model, f"{of}: the policy {path}")
     return model, tokenizer
 
 
@@ -131,9 +134,15 @@ def _require_known_head(model: PreTrainedModel, which: str) -> None:
     """Raise TaskError where head and trunk together are not the whole model: training reads them apart."""
     ids = torch.arange(4, device=model.device).unsqueeze(0)
     probe = Sequences(ids, torch.ones_like(ids), prompt_width=1)
-    whole = model(input_ids=ids, attention_mask=probe.attention_mask, use_cache=False).logits[0, :-1].float()
-    apart = LanguageHead.of(model)(response_states(model, probe)[0], 1.0, None)
+    name = f"{which} ({type(model).__name__})"
+    try:
+        whole = model(input_ids=ids, attention_mask=probe.attention_mask, use_cache=False).logits[0, :-1].float()
+        apart = LanguageHead.of(model)(response_states(model, probe)[0], 1.0, None)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # an architecture of another build fails in its own way
+        raise TaskError(f"{name} cannot be used: its head cannot be had apart: {one_line(error)}") from error
     # The model may round after every operation on its logits (scale, divide, tanh, multiply), we compute in float32.
     tolerance = max(3 * torch.finfo(model.dtype).eps, 1e-4)
     if not float((whole - apart).abs().max()) <= tolerance * float(whole.abs().max()):  # NaN is refused, too
-        raise TaskError(f"{which} ({type(model).__name__}) changes its logits after the head in a way not known here")
+        raise TaskError(f"{name} changes its logits after the head in a way not known here")

@@ -35,7 +35,7 @@ FILTERED = -1e9
 class LanguageHead:
     """From hidden states [N, H] to logits [N, V], as the architecture makes them."""
 
-    module: nn.Module
+    module: nn.Linear
     vocabulary: int
     scale: float = 1.0
     softcap: float | None = None
@@ -53,6 +53,8 @@ class LanguageHead:
 
     def __call__(self, hidden: Tensor, temperature: float, allowed: TokenSets | None) -> Tensor:
         """Return float32 logits at a temperature; `allowed` are each row's tokens to choose from, None: all."""
+        if not torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(self.module.weight.dtype)  # some trunks end in float32 whatever the weights are
         folds = temperature != 1.0 and self._may_fold(hidden)
         logits: Tensor = self.module(hidden / temperature if folds else hidden).float()
         if self.scale != 1.0:

@@ -1,7 +1,7 @@
 """Sampling responses with a KV cache.
 
 The sampler's own log-probabilities are kept, so that the training forward can be checked against them. Rows whose
-response has ended leave the batch as soon as half of it has.
+response has ended leave the batch as soon as half of it has, where the model's cache can drop rows.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ppo_core.kv_cache import reserved_cache
+from ppo_core.decoding import CachedDecoding
 from ppo_core.prompts.encoding import encode
 from ppo_core.sampler import SamplingSettings, Stops, next_token
 from ppo_core.sequences import Sequences, padded_left, position_ids
@@ -110,26 +110,18 @@ class _Decoding:
         """Sample until all rows have ended; the tensors are cut to the longest response."""
         live = torch.arange(self.ids.shape[0], device=self.ids.device)  # rows still in the batch
         width, steps = self.prompt.ids.shape[1], self.uniforms.shape[1]
-        cache = reserved_cache(self.model, width + steps)
+        decoding = CachedDecoding(self.model, width + steps)
         feed, positions = self.prompt.ids, position_ids(self.prompt.attention_mask)
         mask = torch.cat([self.prompt.attention_mask, torch.ones_like(self.mask)], 1)
         for t in range(steps):
-            output = self.model(
-                input_ids=feed,
-                attention_mask=mask[:, : width + t],
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            token = self._write(t, live, output.logits[:, -1])
+            token = self._write(t, live, decoding.logits(feed, mask[:, : width + t], positions))
             going = ~self.ended[live]
             if not going.any():
                 return self._cut(t + 1)
             feed, positions = token.unsqueeze(1), positions[:, -1:] + 1
-            if 2 * int(going.sum()) <= len(live):
+            if decoding.drops_rows and 2 * int(going.sum()) <= len(live):
                 kept = going.nonzero().squeeze(-1)
-                cache.batch_select_indices(kept)
+                decoding.keep(kept)
                 live, feed, positions, mask = live[kept], feed[kept], positions[kept], mask[kept]
         return self._cut(steps)
 

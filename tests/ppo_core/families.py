@@ -9,17 +9,25 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     CohereConfig,
+    FalconH1Config,
     Gemma2Config,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
+    Lfm2Config,
+    Llama4TextConfig,
     LlamaConfig,
+    MambaConfig,
+    MiniMaxConfig,
     MistralConfig,
+    OpenAIGPTConfig,
     OPTConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
+    RecurrentGemmaConfig,
 )
 
 from ppo_core.models import TaskModels, load_policy
@@ -39,6 +47,12 @@ COMMON: Mapping[str, Any] = {
 }
 GATED: Mapping[str, Any] = {**COMMON, "intermediate_size": 64, "num_key_value_heads": 1, "head_dim": 16}
 """What Llama and its kin share: one key-value head for two query heads."""
+
+STATES: Mapping[str, Any] = {
+    **{name: value for name, value in COMMON.items() if name not in ("max_position_embeddings", "num_attention_heads")},
+    "state_size": 8,
+}
+"""What has no attention needs neither heads nor positions."""
 
 FAMILIES: Mapping[str, Callable[[bool], PreTrainedConfig]] = {
     "gpt2": lambda tied: GPT2Config(**COMMON, tie_word_embeddings=tied),
@@ -60,10 +74,54 @@ FAMILIES: Mapping[str, Callable[[bool], PreTrainedConfig]] = {
     "opt": lambda tied: OPTConfig(
         **COMMON, ffn_dim=64, word_embed_proj_dim=16, init_std=0.2, dropout=0.1, tie_word_embeddings=tied
     ),
+    # Layers with a state instead of keys and values: some of them, all of them, or both kinds in one layer.
+    "lfm2": lambda tied: Lfm2Config(**GATED, layer_types=["conv", "full_attention"], tie_word_embeddings=tied),
+    "qwen3_5": lambda tied: Qwen3_5TextConfig(
+        **GATED,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        tie_word_embeddings=tied,
+    ),
+    "falcon_h1": lambda tied: FalconH1Config(
+        **GATED,
+        mamba_d_ssm=64,
+        mamba_n_heads=4,
+        mamba_d_head=16,
+        mamba_d_state=8,
+        mamba_chunk_size=8,
+        tie_word_embeddings=tied,
+    ),
+    "mamba": lambda tied: MambaConfig(**STATES, tie_word_embeddings=tied),
 }
 """A config by architecture, tied or untied."""
 
-LORA_TARGETS: Mapping[str, str] = {"cohere": "q_proj,v_proj", "granite": "all-linear"}
+UNUSABLE: Mapping[str, Callable[[], PreTrainedConfig]] = {
+    # Its recurrent layers read the padding before a short prompt.
+    "recurrent_gemma": lambda: RecurrentGemmaConfig(
+        **GATED, lru_width=32, attention_window_size=8, block_types=["recurrent", "attention"], logits_soft_cap=1e6
+    ),
+    # So do its linear ones, but in cached decoding alone.
+    "minimax": lambda: MiniMaxConfig(
+        **GATED, num_local_experts=2, block_size=4, layer_types=["linear_attention", "full_attention"]
+    ),
+    # No cache at all.
+    "openai_gpt": lambda: OpenAIGPTConfig(**{**COMMON, "n_positions": 32}),
+    # Its trunk cannot be had apart from its head.
+    "llama4": lambda: Llama4TextConfig(**GATED, num_local_experts=2, intermediate_size_mlp=64),
+}
+"""Architectures that training cannot use, for different reasons."""
+
+LORA_TARGETS: Mapping[str, str] = {
+    "cohere": "q_proj,v_proj",
+    "granite": "all-linear",
+    "lfm2": "all-linear",
+    "qwen3_5": "all-linear",
+    "falcon_h1": "q_proj,v_proj,in_proj",
+    "mamba": "in_proj,x_proj",
+}
 """Where peft has no choice of its own for an architecture."""
 
 PROMPTS = [" ".join(WORDS[(i + j) % 20] for j in range(1 + i % 5)) for i in range(40)]

@@ -8,7 +8,8 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.cache_utils import LinearAttentionLayer
 
 from ppo_core import PPOConfig
 from ppo_core.errors import TaskError
@@ -17,7 +18,7 @@ from ppo_core.policy import LanguageHead, response_states, token_readings
 from ppo_core.rollout import Rollouts, generate
 from ppo_core.sampler import SamplingSettings
 from ppo_core.trainer import PPOTrainer
-from tests.ppo_core.families import FAMILIES, LORA_TARGETS, load_models, save_family
+from tests.ppo_core.families import FAMILIES, LORA_TARGETS, UNUSABLE, load_models, save_family
 
 Folders = Callable[[str, bool], Path]
 
@@ -54,11 +55,11 @@ def sample(models: TaskModels, rows: int, length: int = 8) -> Rollouts:
 
 
 @torch.no_grad()
-def plain_logprobs(model: torch.nn.Module, rollouts: Rollouts, row: int) -> Tensor:
+def plain_logprobs(model: torch.nn.Module, rollouts: Rollouts, row: int, temperature: float = 1.0) -> Tensor:
     """A response's log-probabilities by the model's own forward pass: one row, no padding, no mask, no positions."""
     sequences = rollouts.sequences
     ids = sequences.ids[row][sequences.attention_mask[row].bool()].unsqueeze(0)
-    logprobs = model(input_ids=ids, use_cache=False).logits[0, :-1].log_softmax(-1)
+    logprobs = (model(input_ids=ids, use_cache=False).logits[0, :-1] / temperature).log_softmax(-1)
     taken = logprobs.gather(-1, ids[0, 1:].unsqueeze(-1)).squeeze(-1)
     return taken[-int(rollouts.lengths[row]) :]
 
@@ -81,6 +82,98 @@ def test_sampler_and_training_read_what_transformers_reads(
         length = int(rollouts.lengths[row])
         torch.testing.assert_close(trained[row, :length], plain_logprobs(untouched, rollouts, row), atol=1e-4, rtol=0)
         assert not trained[row, length:].any()
+
+
+@torch.no_grad()
+def assert_rows_end_apart(models: TaskModels, *, leave: bool) -> None:
+    """Sample until most rows have ended early, and compare each token with the training forward."""
+    rows: list[int] = []
+    handle = models.reference.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    numbers = torch.rand(16, 20, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    settings = SamplingSettings(1.5, stop_ids=(1, 4, 8, 12, 17))
+    prompts = models.prompts.train[:16]
+    rollouts = generate(models.reference, models.tokenizer, prompts, numbers, settings, chunk_rows=99)
+    handle.remove()
+    assert (min(rows) <= 8) == leave and rollouts.ended.sum() >= 8 and len(rows) > 5
+    states = response_states(models.reference, rollouts.sequences)
+    head = LanguageHead.of(models.reference)
+    trained, _ = token_readings(head, states, rollouts.sequences, 1.5, with_entropy=False)
+    assert (trained - rollouts.sampler_logprobs).abs().max() < 1e-4
+    for row in range(16):
+        length = int(rollouts.lengths[row])
+        alone = plain_logprobs(models.reference, rollouts, row, temperature=1.5)
+        torch.testing.assert_close(trained[row, :length], alone, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_that_have_ended_leave_and_the_others_go_on(folders: Folders, tiny_folder: Path, name: str) -> None:
+    assert_rows_end_apart(load_models(folders(name, True), tiny_folder), leave=True)
+
+
+def wrong_rows(layer: LinearAttentionLayer, rows: Tensor) -> None:
+    """As a cache would that takes the first rows instead of those asked for."""
+    for states in (layer.conv_states, layer.recurrent_states):
+        for i, state in states.items():
+            states[i] = state if state is None else state[: len(rows)].clone()
+
+
+def cannot(layer: LinearAttentionLayer, rows: Tensor) -> None:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("drop", [wrong_rows, cannot])
+def test_rows_stay_where_the_cache_cannot_drop_them(
+    folders: Folders,
+    tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    drop: Callable[[LinearAttentionLayer, Tensor], None],
+) -> None:
+    monkeypatch.setattr(LinearAttentionLayer, "reorder_cache", drop)
+    models = load_models(folders("lfm2", True), tiny_folder)
+    assert [record.name for record in caplog.records if "Lfm2ForCausalLM" in record.getMessage()] == [
+        "ppo_core.decoding"
+    ]
+    assert_rows_end_apart(models, leave=False)
+    *_, last = PPOTrainer(replace(CONFIG, response_length=12), models)
+    assert last.metrics["sampler/mismatch"] < 1e-4, "the policy, a copy, decodes alike"
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_what_reads_a_text_in_two_ways_is_refused_by_name(
+    tmp_path: Path, tiny_folder: Path, name: str, bf16: bool
+) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(UNUSABLE[name]())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:  # some draw theirs so small that a layer does next to nothing
+                parameter.normal_(0, 0.2)
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path)
+    with pytest.raises(TaskError, match=rf"\({type(model).__name__}\) cannot be used") as caught:
+        load_models(tmp_path, tiny_folder, bf16=bf16)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_leave_in_bfloat16_too(
+    folders: Folders, tiny_folder: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_models(folders(name, True), tiny_folder, bf16=True)
+    assert not [record for record in caplog.records if record.name.startswith("ppo_core")]
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("name", ["gemma2", "qwen3_5", "falcon_h1", "mamba"])
+def test_it_trains_in_bfloat16(folders: Folders, tiny_folder: Path, name: str, lora: bool) -> None:
+    models = load_models(folders(name, True), tiny_folder, bf16=lora)
+    config = replace(CONFIG, bf16=True, use_peft=lora, lora_target_modules=LORA_TARGETS.get(name) if lora else None)
+    for report in PPOTrainer(replace(config, lora_r=4, response_length=12), models):
+        assert report.metrics.get("sampler/mismatch", 0.0) < 0.5
 
 
 @pytest.fixture(scope="module")
