@@ -17,7 +17,6 @@ import pytest
 from ppo_core import checkpoint
 from tests.tuner import made_study
 from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke, one_error, process
-from tests.tuner.quick_run import QUICK_STUDY
 from tests.waiting import SECONDS, until
 from tuner import cli
 from tuner.commands import storage
@@ -25,59 +24,7 @@ from tuner.commands.arguments import to_copy
 from tuner.store import Store
 from tuner.trial_folder import claim
 
-# Mistakes
-
-
-@pytest.mark.parametrize(
-    ("argv", "status", "message"),
-    [
-        (["shwo", "made"], 2, 'unknown command "shwo"; there are: .*; did you mean "show"?'),
-        (["run"], 2, "the following arguments are required: STUDY"),
-        (["run", "x.toml", "--trails", "3"], 2, 'unknown flag "--trails"; did you mean "--trials"?'),
-        (["demo", "--trials", "0"], 2, "--trials: '0' is not allowed: a whole number of at least 1"),
-        (["demo", "--timeout", "soon"], 2, "--timeout: 'soon' is not allowed: a time over 0, such as 90"),
-        (["demo", "--workers", "-1"], 2, "--workers: '-1' is not allowed"),
-        (["--jsn"], 2, 'unknown flag "--jsn"'),
-        (["list", "made"], 2, 'unexpected argument "made"'),
-        (["show", "mad"], 1, 'no study "mad" in .*; there are: made; did you mean "made"?'),
-        (["show", "made", "8"], 1, 'study "made" has no trial 8; it has trials 0 to 7'),
-        (["show", "made", "two"], 2, "TRIAL: 'two' is no trial number"),
-        (["compare", "made", "1"], 2, "at least two different trials"),
-        (["compare", "made", "1", "1"], 2, "at least two different trials"),
-        (["compare", "made", "1", "9"], 1, "no trial 9"),
-        (["best", "made", "--kl-budget", "0"], 2, "--kl-budget: '0' is not allowed: a number over 0, in nats per resp"),
-        (["best", "made", "--kl-budget", "nan"], 2, "--kl-budget: 'nan' is not allowed"),
-        (["best", "made", "--kl-budget", "ten"], 2, "--kl-budget: 'ten' is not allowed"),
-        (["dashboard", "--port", "0"], 2, "--port: '0' is not allowed: a port from 1 to 65535"),
-        (["list", "--storage", "mysql://host/x"], 1, "mysql is not supported; use sqlite or postgresql"),
-        (
-            ["list", "--storage", "sqlite:///none.db"],
-            1,
-            "there is no store at none.db yet; `ppo-tuner run` makes it, --storage names another",
-        ),
-        (["run", "none.toml"], 2, "there is no study file none.toml"),
-    ],
-)
-def test_a_mistake_is_one_line(ppo_tuner: Invoke, made: str, argv: list[str], status: int, message: str) -> None:
-    got, stdout, stderr = ppo_tuner(*argv)
-    assert got == status
-    assert stdout == ""
-    assert re.search(message.replace("?", r"\?").replace("(", r"\("), one_error(stderr))
-
-
-def test_malformed_toml_names_file_and_line(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "bad.toml").write_text('name = "x"\ntrials = = 3\n')
-    status, _, stderr = ppo_tuner("run", "bad.toml")
-    assert status == 2
-    assert re.search(r"bad\.toml: not valid TOML: .*line 2", one_error(stderr))
-
-
-def test_a_storage_that_cannot_be_made(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "quick.toml").write_text(QUICK_STUDY)
-    (own_folder / "file").write_text("")
-    status, _, stderr = ppo_tuner("run", "quick.toml", "--storage", "sqlite:///file/x.db")
-    assert status == 1
-    assert "file" in one_error(stderr)
+# Mistakes: see test_bad_input.py
 
 
 def test_no_trial_within_the_budget(ppo_tuner: Invoke, made: str) -> None:

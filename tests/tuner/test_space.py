@@ -60,7 +60,7 @@ def test_what_the_sampler_remembers_is_what_it_suggested(arm: str, seed: int) ->
 
 @pytest.mark.parametrize(
     ("name", "value", "seen"),
-    [("lam", 0.5, 0.9), ("lam", 2, 1.0), ("batch_size", 48, 6), ("batch_size", 256, 7), ("num_ppo_epochs", 9, 6)],
+    [("lam", 0.5, 0.9), ("batch_size", 48, 6), ("num_ppo_epochs", 9, 6)],
 )
 def test_the_sampler_sees_a_value_outside_its_range_as_the_nearest_one(name: str, value: float, seen: float) -> None:
     params = {"learning_rate": 1e-4, "batch_size": 64, "num_ppo_epochs": 4, "lam": 0.95, "kl_coef": 0.1}
@@ -90,7 +90,7 @@ def test_each_power_of_two_is_as_likely_as_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("lam", 0.5), ("batch_size", 48), ("batch_size", 256), ("learning_rate", 1e-6), ("gamma", 1.0), ("lam", None)],
+    [("lam", 0.5), ("batch_size", 48), ("gamma", 1.0), ("lam", None)],
 )
 def test_what_cannot_come_from_the_range_is_left_out_for_the_sampler(name: str, value: float) -> None:
     params, distributions = for_sampler(SEARCH, {"num_ppo_epochs": 4, name: value})
