@@ -18,6 +18,9 @@ from ppo_core.sequences import Sequences, padded_left, position_ids
 from ppo_core.task import Prompt
 from ppo_core.token_sets import TokenSets
 
+REPLACEMENT = "\ufffd"
+"""What tokenizers decode bytes to that are not (yet) a character."""
+
 
 @dataclass(frozen=True)
 class Rollouts:
@@ -156,14 +159,39 @@ def _widened(values: Tensor, width: int, fill: int) -> Tensor:
 
 
 def _response_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequences) -> tuple[str, ...]:
-    """Decode whole rows and cut the prompt off, since a response decoded alone can lose its leading space."""
+    """Return the responses' texts, in rows decoded whole: a response decoded alone can lose its leading space."""
     prompts, wholes = [], []
     for ids, mask in zip(sequences.ids.tolist(), sequences.attention_mask.tolist(), strict=True):
         used = [token for token, on in zip(ids, mask, strict=True) if on]
         wholes.append(used)
         prompts.append(used[: sum(mask[: sequences.prompt_width])])
     texts = (tokenizer.batch_decode(rows, skip_special_tokens=True) for rows in (prompts, wholes))
-    return tuple(whole.removeprefix(prompt) for prompt, whole in zip(*texts, strict=True))
+    return tuple(_text_after(tokenizer, *row) for row in zip(prompts, wholes, *texts, strict=True))
+
+
+def _text_after(
+    tokenizer: PreTrainedTokenizerBase, prompt: list[int], whole: list[int], prompt_text: str, whole_text: str
+) -> str:
+    """Return what a row's text holds after its prompt, which its response's first tokens may have changed.
+
+    A character that the prompt leaves unfinished belongs to the response. A response that begins with a byte of no
+    character can spoil all bytes before it in one decoder (byte fallback): it is decoded after less of the prompt then.
+    """
+    if whole_text.startswith(prompt_text):
+        return whole_text[len(prompt_text) :]
+    finished = prompt_text.rstrip(REPLACEMENT)
+    if finished != prompt_text and whole_text.startswith(finished):
+        return whole_text[len(finished) :]
+    response, less = whole[len(prompt) :], 1
+    while less < len(prompt):
+        context = prompt[:-less]
+        before, after = (
+            str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in (context, [*context, *response])
+        )
+        if before and not before.endswith(REPLACEMENT) and after.startswith(before):
+            return after[len(before) :]
+        less *= 2
+    return str(tokenizer.decode(response, skip_special_tokens=True))
 
 
 class TokenTexts:

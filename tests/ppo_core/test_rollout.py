@@ -2,11 +2,15 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE, Unigram, WordLevel
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ppo_core.models import TaskModels
 from ppo_core.policy import LanguageHead, response_states, token_readings
 from ppo_core.prompts.encoding import encode
-from ppo_core.rollout import Rollouts, generate
+from ppo_core.rollout import Rollouts, _response_texts, generate
 from ppo_core.sampler import SamplingSettings, eos_ids
 from ppo_core.sequences import Sequences, padded_left, position_ids
 from ppo_core.task import Prompt
@@ -127,6 +131,103 @@ def test_texts_join_to_the_whole(tiny: TaskModels) -> None:
         used = rollouts.sequences.ids[row][rollouts.sequences.attention_mask[row].bool()]
         assert prompt.text == PROMPTS[row]
         assert prompt.text + response == tiny.tokenizer.decode(used, skip_special_tokens=True)
+
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def word_level() -> Tokenizer:
+    tokenizer = Tokenizer(
+        WordLevel({word: i for i, word in enumerate(["<eos>", "<unk>", "a", "b"])}, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def byte_level() -> Tokenizer:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate(["<eos>", *letters, "Ġa"])}, [("Ġ", "a")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def byte_fallback() -> Tokenizer:
+    """As Llama 2's."""
+    tokens = ["<eos>", "<unk>", *BYTES, "▁", "a", "b", "▁a", "▁b"]
+    ids = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(BPE(ids, [("▁", "a"), ("▁", "b")], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def metaspace() -> Tokenizer:
+    """As T5's and its kin."""
+    tokens = ["<eos>", "<unk>", *BYTES, "▁", "a", "b", "▁a", "▁b"]
+    tokenizer = Tokenizer(Unigram([(token, -1.0) for token in tokens], unk_id=1, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    return tokenizer
+
+
+KINDS = {"word": word_level, "byte_level": byte_level, "byte_fallback": byte_fallback, "metaspace": metaspace}
+
+
+def fast(kind: str) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](), eos_token="<eos>")
+
+
+def byte_ids(tokenizer: PreTrainedTokenizerFast, kind: str, content: bytes) -> list[int]:
+    """Return the tokens of single bytes."""
+    names = bytes_to_unicode() if kind == "byte_level" else BYTES
+    return [int(tokenizer.convert_tokens_to_ids(names[byte])) for byte in content]
+
+
+def texts_of(tokenizer: PreTrainedTokenizerFast, prompt: list[int], response: list[int]) -> str:
+    """Return the response's text, of a row that stands in a batch with padding on both sides."""
+    ids = [0, *prompt, *response, 0]
+    mask = [0, *[1] * (len(prompt) + len(response)), 0]
+    return _response_texts(tokenizer, Sequences(torch.tensor([ids]), torch.tensor([mask]), 1 + len(prompt)))[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_response_keeps_its_leading_space_and_stands_without_the_prompt(kind: str) -> None:
+    tokenizer = fast(kind)
+    for text in ("a", "a b", "b a b"):
+        prompt = tokenizer(text)["input_ids"]
+        whole = tokenizer(f"{text} a b")["input_ids"]
+        assert whole[: len(prompt)] == prompt
+        assert texts_of(tokenizer, prompt, whole[len(prompt) :]) == " a b"
+        assert texts_of(tokenizer, prompt, [0]) == "", "special tokens have no text"
+    assert texts_of(tokenizer, [], tokenizer("a b")["input_ids"]) == "a b"
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "metaspace"])
+@pytest.mark.parametrize("text", ["a é", "é", "b €€", "a é" * 40], ids=["one", "alone", "several", "long"])
+def test_a_byte_that_breaks_the_prompts_last_character_is_all_that_the_response_gets(kind: str, text: str) -> None:
+    tokenizer = fast(kind)
+    prompt = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(prompt) == text
+    a = int(tokenizer.convert_tokens_to_ids("a"))
+    for content in (b"\xff", b"\xa9", b"\xe2"):
+        broken = byte_ids(tokenizer, kind, content)
+        assert texts_of(tokenizer, prompt, broken) == "\ufffd"
+        assert texts_of(tokenizer, prompt, [*broken, a]) == "\ufffda"
+    assert texts_of(tokenizer, prompt, byte_ids(tokenizer, kind, "é".encode())) == "é"
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "metaspace"])
+def test_a_prompt_that_ends_within_a_character_leaves_it_to_the_response(kind: str) -> None:
+    tokenizer = fast(kind)
+    start, end = byte_ids(tokenizer, kind, b"\xe2\x82"), byte_ids(tokenizer, kind, b"\xac")
+    a = int(tokenizer.convert_tokens_to_ids("a"))
+    prompt = [*tokenizer("a b")["input_ids"], *start]
+    assert texts_of(tokenizer, prompt, end) == "€"
+    assert texts_of(tokenizer, prompt, [*end, a]) == "€a"
+    assert texts_of(tokenizer, prompt, [a]) == "a"
 
 
 def test_rows_crop_to_what_they_use(tiny: TaskModels) -> None:
