@@ -182,7 +182,8 @@ def _new_folder(folder: Path) -> Iterator[None]:
         else:
             raise CheckpointError(f"{folder} already holds a checkpoint")
     try:
-        remove(folder)
+        if folder.exists():
+            remove(folder)
         folder.mkdir(parents=True)
         yield
     except Exception as error:

@@ -144,7 +144,8 @@ def test_both_trainers_score_the_same_text_the_same(tmp_path: Path) -> None:
     texts = ["w2 w3 w4 w5 w6", "w9 w8"]
     part = RewardPart("reward", "model", str(saved.reward_model))
     prompts, responses = [Prompt(text) for text in texts], ["", ""]
-    wanted = load_reward([part], torch.device("cpu"))(prompts, responses, [text.split() for text in texts]).totals
+    score = load_reward([part], torch.device("cpu"))
+    wanted = score(prompts, responses, [text.split() for text in texts], [False, False]).totals
     tokenizer = AutoTokenizer.from_pretrained(saved.reward_model)
     classifier = AutoModelForSequenceClassification.from_pretrained(saved.reward_model).eval()
     wrapped = LastWordReward(classifier, tokenizer.eos_token_id)
