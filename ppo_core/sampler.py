@@ -14,7 +14,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.policy import FILTERED
+from ppo_core.policy import FILTERED, LanguageHead
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,19 @@ class SamplingSettings:
 
     @classmethod
     def of(cls, config: PPOConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "SamplingSettings":
-        """Return the settings of a run's rollouts."""
+        """Return the settings of a run's rollouts.
+
+        Raises:
+            ConfigError: stop_token_id is no token of the policy.
+        """
         ends = eos_ids(model, tokenizer) if config.stop_token == "eos" else []
         if config.stop_token_id is not None:  # 0 is an id like others
+            vocabulary = LanguageHead.of(model).vocabulary
+            if config.stop_token_id >= vocabulary:
+                raise ConfigError(
+                    f"stop_token_id = {config.stop_token_id} is not allowed: the policy's tokens are 0 to "
+                    f"{vocabulary - 1}"
+                )
             ends.append(config.stop_token_id)
         return cls(config.temperature, config.top_k, config.top_p, tuple(ends), config.stop_texts)
 
@@ -42,13 +52,13 @@ class SamplingSettings:
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return all ids that end a response: the model's generation config's, else the tokenizer's."""
+    """Return all ids that end a response: those of the model's generation config, and the tokenizer's.
+
+    Either alone can lack one: a chat model's config may name the base model's only, a tokenizer has room for one.
+    """
     declared = getattr(model.generation_config, "eos_token_id", None)
-    if declared is None:
-        declared = tokenizer.eos_token_id
-    if declared is None:
-        return []
-    return [int(i) for i in declared] if isinstance(declared, list | tuple) else [int(declared)]
+    of_model = declared if isinstance(declared, list | tuple) else [declared]
+    return list(dict.fromkeys(int(i) for i in (*of_model, tokenizer.eos_token_id) if i is not None))
 
 
 @dataclass(frozen=True)

@@ -76,13 +76,15 @@ class PPOTrainer:
     """PPO of one config on one task. Iterate over it; see `ppo_core.report.Trainer`.
 
     Raises:
-        ConfigError: prompt and response do not fit into the model's positions, or the networks cannot be built.
+        ConfigError: prompt and response do not fit into the model's positions, stop_token_id is no token of it, or the
+            networks cannot be built.
     """
 
     def __init__(self, config: PPOConfig, models: TaskModels) -> None:
         _require_room(config, models)
         self.config = config
         self.models = models
+        self.sampling = SamplingSettings.of(config, models.reference, models.tokenizer)
         self.network = build_network(config, models.reference, models.reward_model)
         self.optimizers = Optimizers(self.network, config)
         self.kl_controller = KLController(config.kl_coef, config.kl_target, config.horizon)
@@ -162,7 +164,6 @@ class PPOTrainer:
         rows = prompt_rows(config.seed, len(prompts), self.episode // group, self.batch_size // group)
         chosen = [prompts[row] for row in rows for _ in range(group)]
         numbers = uniforms(config.seed, Purpose.ROLLOUT, self.step, self.batch_size, config.response_length)
-        settings = SamplingSettings.of(config, self.network.policy, self.models.tokenizer)
 
         def attempt(rows: int) -> Rollouts:
             return generate(
@@ -170,7 +171,7 @@ class PPOTrainer:
                 self.models.tokenizer,
                 chosen,
                 torch.from_numpy(numbers),
-                settings,
+                self.sampling,
                 chunk_rows=rows,
             )
 

@@ -57,7 +57,8 @@ class Sampling:
         Literal["eos", "none"],
         Hyper(
             label="Stop token",
-            doc="eos: a response ends with the model's end-of-sequence tokens. none: those are tokens like others.",
+            doc="eos: a response ends with the end-of-sequence tokens of the model and its tokenizer. none: those are "
+            "tokens like others.",
             source=TRL,
         ),
     ] = "eos"
@@ -65,7 +66,7 @@ class Sampling:
         int | None,
         Hyper(
             label="Stop token id",
-            doc="A further token that ends a response, by id.",
+            doc="A further token of the policy that ends a response, by id.",
             source=TRL,
             valid=Bounds(0),
         ),

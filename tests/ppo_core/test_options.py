@@ -172,6 +172,14 @@ def test_a_stop_token_id_ends_a_response(models: TaskModels, stop: int, stop_tok
     assert {last for last, ended in zip(endings(rollouts), rollouts.ended, strict=True) if ended} == ends
 
 
+@pytest.mark.parametrize("stop", [23, 50_000])
+def test_a_stop_token_id_beyond_the_vocabulary_is_refused_before_anything_runs(models: TaskModels, stop: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^stop_token_id = {stop} is not allowed.* 0 to 22") as caught:
+        PPOTrainer(replace(CONFIG, stop_token_id=stop), models)
+    assert "\n" not in str(caught.value)
+    PPOTrainer(replace(CONFIG, stop_token_id=22), models)
+
+
 @pytest.fixture(scope="module")
 def bytes_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT-2 with byte-level BPE, whose tokens are letters but for "ab"."""

@@ -120,9 +120,18 @@ def test_a_pad_token_that_equals_eos_changes_nothing(tiny: TaskModels) -> None:
     assert after.ended.any(), "the EOS itself still belongs to the response"
 
 
-def test_an_eos_id_of_zero_counts(tiny: TaskModels) -> None:
-    tiny.reference.generation_config.eos_token_id = 0
-    assert eos_ids(tiny.reference, tiny.tokenizer) == [0]
+@pytest.mark.parametrize(
+    ("declared", "ids"),
+    [(0, [0, 1]), (None, [1]), ([7, 1, 7], [7, 1]), ([], [1])],
+    ids=["zero", "none", "list", "empty"],
+)
+def test_eos_is_what_generation_config_and_tokenizer_name_together(
+    tiny: TaskModels, declared: int | list[int] | None, ids: list[int]
+) -> None:
+    tiny.reference.generation_config.eos_token_id = declared
+    assert eos_ids(tiny.reference, tiny.tokenizer) == ids
+    tiny.tokenizer.eos_token = None
+    assert eos_ids(tiny.reference, tiny.tokenizer) == [i for i in ids if i != 1 or declared == [7, 1, 7]]
 
 
 def test_texts_join_to_the_whole(tiny: TaskModels) -> None:
