@@ -12,6 +12,8 @@ from ppo_core.trainer import ppo_trainer
 from tests.tuner.invoke import Invoke
 from tuner import cli
 
+pytestmark = pytest.mark.slow
+
 SHORT_STUDY = """
 name = "short"
 task = "reviews"

@@ -9,6 +9,8 @@ from ppo_core.task import TaskAssets
 from ppo_core.trainer import ppo_trainer
 from tuner.spec import StudySpec
 
+pytestmark = pytest.mark.slow
+
 SHORTER = {"total_episodes": 1536, "response_length": 16}
 """24 rollout batches: long enough for β to turn and for KL to come back to its target."""
 

@@ -19,6 +19,8 @@ from tuner.status import Status
 from tuner.store import Store
 from tuner.store.schema import SCHEMA_VERSION
 
+pytestmark = pytest.mark.slow
+
 APP = Path(__file__).parents[2] / "dashboard" / "app.py"
 GOOD = Course(1e-4, 0.05, 4.0, batch=128)
 FAILED = Course(1e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4)

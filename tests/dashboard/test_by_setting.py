@@ -16,6 +16,8 @@ from tests.dashboard.fake_store import STUDY, Course
 from tests.dashboard.shown import change, fork, page, run
 from tuner.status import Status
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:

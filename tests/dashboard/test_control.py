@@ -23,6 +23,8 @@ from tuner.results import StudyView, read_study
 from tuner.status import Origin, Status
 from tuner.store import Lease, NewTrial, Order, Store
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "a token"
 DONE = Course(1e-4, 0.05, 4.0, batch=128)
 COURSES = (

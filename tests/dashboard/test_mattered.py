@@ -12,6 +12,8 @@ from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import Course
 from tests.dashboard.shown import FAILED, GOOD, page
 
+pytestmark = pytest.mark.slow
+
 TAB = "What mattered"
 
 

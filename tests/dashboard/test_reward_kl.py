@@ -12,6 +12,8 @@ from tests.dashboard.fake_store import STUDY
 from tests.dashboard.shown import FAILED, GOOD, page
 from tuner.store import Store
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:

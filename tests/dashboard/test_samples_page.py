@@ -14,6 +14,8 @@ from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import HOSTILE, PROMPTS
 from tests.dashboard.shown import GOOD, page
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -177,6 +177,7 @@ def test_a_yaml_of_trls_trains(run: Command, folder: Path) -> None:
     assert "sft_model_path: policy = policy" in stderr
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_been(run: Command, folder: Path) -> None:
     flags = (*PARTS, *SMALL, "--save_every_episodes", "16", "--report_to", "tensorboard")
     assert run(*flags, "--output", "whole")[0] == 0

@@ -18,6 +18,8 @@ from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import COMMON, load_models
 from tests.ppo_core.test_networks import CONFIG, LORA, NETWORKS, assert_same, copies
 
+pytestmark = pytest.mark.slow
+
 SEPARATE = NETWORKS["separate"]
 
 

@@ -167,6 +167,7 @@ def test_rows_leave_in_bfloat16_too(
     assert not [record for record in caplog.records if record.name.startswith("ppo_core")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("name", ["gemma2", "qwen3_5", "falcon_h1", "mamba"])
 def test_it_trains_in_bfloat16(folders: Folders, tiny_folder: Path, name: str, lora: bool) -> None:
@@ -202,6 +203,7 @@ def test_a_soft_cap_is_known_in_any_precision(
             load_models(capped_folder, tiny_folder, bf16=bf16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("networks", ["full_shared", "lora_separate"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_it_trains_and_what_is_saved_is_what_was_trained(

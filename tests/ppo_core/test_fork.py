@@ -17,6 +17,8 @@ from ppo_core.rewards.shaping import RewardStatistics
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.test_trainer import without_seconds
 
+pytestmark = pytest.mark.slow
+
 AT = 2
 """The step at which the runs fork."""
 BASE = PPOConfig(

@@ -23,6 +23,8 @@ from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models
 from tests.ppo_core.test_networks import NETWORKS, copies
 
+pytestmark = pytest.mark.slow
+
 # A large epsilon makes Adam's step follow the gradient's size; else rounding in a gradient near 0 decides its sign.
 GENTLE = {"adam_epsilon": 1.0, "learning_rate": 1.0, "value_learning_rate": 1.0}
 CONFIGS = {name: replace(config, total_episodes=32, **GENTLE) for name, config in NETWORKS.items()}

@@ -22,6 +22,8 @@ from tests.ppo_core.families import COMMON, load_models
 from tests.ppo_core.test_networks import CONFIG
 from tests.ppo_core.test_options import warped
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY = 1203
 SIZES = (1, 37, 38, 1203, 2, 600, 1, 1203, 5)
 """Of 151 bytes are the bits of a set: 37 ids take less, 38 more."""

@@ -105,6 +105,7 @@ def test_another_seed_gives_another_run_and_the_same_seed_the_same(tiny: TaskMod
     assert runs[0] == runs[1] != runs[2]
 
 
+@pytest.mark.slow
 def test_ppo_learns_a_python_reward(tiny: TaskModels) -> None:
     config = replace(CONFIG, total_episodes=640, batch_size=32, mini_batch_size=16, kl_target=None, num_ppo_epochs=4)
     reports = [r for r in PPOTrainer(config, tiny) if r.is_evaluation]

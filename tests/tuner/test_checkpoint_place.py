@@ -24,6 +24,8 @@ from tuner.store import StudyRow
 from tuner.trial import run_trial
 from tuner.trial_folder import resume_point
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {"learning_rate": 1e-4, "total_episodes": 160, "batch_size": 16}
 STUDY = StudyRow(1, "quick", {}, 1.5, None, None, None, None, None)
 

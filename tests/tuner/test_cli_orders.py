@@ -16,6 +16,8 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP, QuickTrainer
 from tests.tuner.test_survival import wait_at_gate
 from tuner.spec import StudySpec
 
+pytestmark = pytest.mark.slow
+
 ORDER_KEYS = {
     *("id", "kind", "trial", "arguments", "placed_by", "placed_at", "state", "outcome", "decided_at"),
 }

@@ -29,6 +29,8 @@ from tuner.spec import StudySpec
 from tuner.status import Status
 from tuner.store import Outcome, Store
 
+pytestmark = pytest.mark.slow
+
 
 def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_folder: Path) -> None:
     (own_folder / "quick.toml").write_text(QUICK_STUDY)

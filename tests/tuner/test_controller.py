@@ -148,6 +148,7 @@ def test_a_trial_that_raises_fails_and_the_others_go_on(tmp_path: Path) -> None:
     assert (failed.episodes, failed.attempts) == (48, 3)  # up to step 3
 
 
+@pytest.mark.slow
 def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -> None:
     with pytest.raises(StudyError) as caught:
         run(tmp_path, quick_spec("out_of_memory"), workers=1)
@@ -195,6 +196,7 @@ def test_the_time_limit_stops_before_the_first_trial(tmp_path: Path) -> None:
     assert of_kind(events, TrialStarted) == [] and rows(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_signal", [True, False])
 def test_a_stop_leaves_running_trials_saved_and_the_next_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_signal: bool
@@ -243,6 +245,7 @@ def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, keywords: dict[s
         run(tmp_path, quick_spec(), **keywords)
 
 
+@pytest.mark.slow
 def test_optunas_copy_holds_the_finished_trials_and_a_copy_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     run(tmp_path / "good", quick_spec(trials=2))
     copy = optuna.load_study(study_name="quick", storage=storage(tmp_path / "good"))
@@ -280,6 +283,7 @@ def test_with_one_worker_the_sampler_proposes_the_same_after_a_break(tmp_path: P
     assert outcomes(tmp_path) == outcomes(tmp_path / "unbroken")
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_taken_up_keeps_its_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.engines.local.cores", lambda: 4)
     seen: list[tuple[int, float]] = []

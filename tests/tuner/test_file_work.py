@@ -20,6 +20,8 @@ from tuner.status import Status
 from tuner.store import OrderState, Store
 from tuner.trial_files import Keeping
 
+pytestmark = pytest.mark.slow
+
 
 def test_work_is_done_in_order_in_another_thread_and_followed_up_in_this_one() -> None:
     threads: list[int] = []

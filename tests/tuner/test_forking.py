@@ -22,6 +22,8 @@ from tuner.trial import run_trial
 from tuner.trial_files import fork_copy
 from tuner.trial_folder import resume_point
 
+pytestmark = pytest.mark.slow
+
 CONFIG = PPOConfig(total_episodes=160, batch_size=16, mini_batch_size=8, cliprange=0.2, seed=3).to_dict()
 EPISODE = 96
 

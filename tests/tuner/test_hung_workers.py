@@ -23,6 +23,8 @@ from tuner.engines.patience import Watch
 from tuner.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped
 from tuner.worker_settings import WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["engine"]  # the fixture
 
 

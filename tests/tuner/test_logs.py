@@ -23,6 +23,8 @@ from tuner.protocol import Ended, Failed, Lost, Prepared
 from tuner.status import Origin, Status
 from tuner.store import Lease, NewTrial, Outcome, Store
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:

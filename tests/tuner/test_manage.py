@@ -21,6 +21,8 @@ from tuner.spec import StudySpec
 from tuner.store import Store
 from tuner.trial_folder import claim, held_folder
 
+pytestmark = pytest.mark.slow
+
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:

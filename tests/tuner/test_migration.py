@@ -21,6 +21,8 @@ from tuner.status import Origin, Status
 from tuner.store import NewTrial, Store
 from tuner.store.schema import SCHEMA_VERSION, metadata
 
+pytestmark = pytest.mark.slow
+
 VERSION_2 = """
 CREATE TABLE ppo_meta (key VARCHAR(64) NOT NULL, value TEXT NOT NULL, PRIMARY KEY (key));
 CREATE TABLE ppo_studies (id {id} NOT NULL, name VARCHAR(255) NOT NULL, spec JSON NOT NULL, created_at FLOAT NOT NULL,
@@ -96,7 +98,7 @@ def as_json(value: object) -> object:
     return json.loads(value) if isinstance(value, str) and value.startswith("{") else value
 
 
-@pytest.mark.parametrize("kind", stores.KINDS)
+@pytest.mark.parametrize("kind", stores.CASES)
 def test_an_older_store_is_migrated_with_all_its_rows_after_a_backup(kind: str, tmp_path: Path) -> None:
     url = old_store(kind, tmp_path)
     before = rows(url)
@@ -141,7 +143,7 @@ def check_use(store: Store) -> None:
     assert [left.name for left in store.studies()] == ["done"]
 
 
-@pytest.mark.parametrize("kind", stores.KINDS)
+@pytest.mark.parametrize("kind", stores.CASES)
 def test_a_store_of_version_3_is_given_the_gap_of_sampled_and_exact_kl(kind: str, tmp_path: Path) -> None:
     url = old_store(kind, tmp_path)
     Store.open(url, migrate=True).close()
@@ -159,7 +161,7 @@ def test_a_store_of_version_3_is_given_the_gap_of_sampled_and_exact_kl(kind: str
     store.close()
 
 
-@pytest.mark.parametrize("kind", stores.KINDS)
+@pytest.mark.parametrize("kind", stores.CASES)
 def test_a_migrated_store_has_each_table_column_and_index_of_a_new_one(kind: str, tmp_path: Path) -> None:
     url = old_store(kind, tmp_path)
     engine = create_engine(url)
@@ -195,7 +197,7 @@ def test_an_earlier_backup_is_never_written_over(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("kind", stores.KINDS)
+@pytest.mark.parametrize("kind", stores.CASES)
 def test_a_store_that_a_controller_runs_a_study_of_is_not_migrated(kind: str, tmp_path: Path) -> None:
     url = old_store(kind, tmp_path)
     engine, pid = create_engine(url), os.getpid()
@@ -223,7 +225,7 @@ Store.open(sys.argv[1], migrate=True)
 """
 
 
-@pytest.mark.parametrize("kind", stores.KINDS)
+@pytest.mark.parametrize("kind", stores.CASES)
 def test_a_killed_migration_leaves_the_older_store_usable(kind: str, tmp_path: Path) -> None:
     url = old_store(kind, tmp_path)
     before = rows(url)
@@ -235,7 +237,7 @@ def test_a_killed_migration_leaves_the_older_store_usable(kind: str, tmp_path: P
     store.close()
 
 
-@pytest.mark.parametrize("kind", stores.KINDS)
+@pytest.mark.parametrize("kind", stores.CASES)
 def test_of_several_that_migrate_at_once_one_does(kind: str, tmp_path: Path) -> None:
     url = old_store(kind, tmp_path)
     script = "import sys; from tuner.store import Store; input(); s = Store.open(sys.argv[1], migrate=True); print(s.migration is not None, len(s.studies()))"

@@ -30,6 +30,8 @@ from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import NewTrial, Outcome, Store, TrialRow
 
+pytestmark = pytest.mark.slow
+
 Params = dict[str, HyperValue]
 TOOLS = Path(sys.executable).parent
 SPEC = make_spec()

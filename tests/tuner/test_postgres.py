@@ -20,6 +20,8 @@ from tuner.patience import Patience
 from tuner.status import Origin
 from tuner.store import LEASE_SECONDS, Lease, NewTrial, Store
 
+pytestmark = pytest.mark.postgres
+
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:

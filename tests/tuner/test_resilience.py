@@ -31,6 +31,8 @@ from tuner.room import RoomWatch
 from tuner.status import Origin, Reason, Status, Wanted
 from tuner.store import Lease, NewTrial, Outcome, Store, schema
 
+pytestmark = pytest.mark.slow
+
 LOCKED = StoreError("the store x.db failed: database is locked")
 
 
@@ -88,7 +90,7 @@ def write_everything(store: Store) -> None:
     store.release(lease)
 
 
-@pytest.mark.parametrize("kind", stores.KINDS)
+@pytest.mark.parametrize("kind", stores.CASES)
 def test_a_write_whose_answer_is_lost_leaves_what_one_leaves(kind: str, tmp_path: Path) -> None:
     once = Store.open(str(tmp_path / "once.db"), create=True)
     write_everything(once)

@@ -22,7 +22,7 @@ from tuner.status import Origin, Reason, Status
 from tuner.store import LEASE_SECONDS, Lease, NewTrial, Outcome, Store, TrialRow, processes
 
 
-@pytest.fixture(params=stores.KINDS)
+@pytest.fixture(params=stores.CASES)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return stores.empty(request.param, tmp_path)
 
