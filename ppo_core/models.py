@@ -14,6 +14,7 @@ from ppo_core.decoding import decide_decoding
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.layers import prepare_layers
 from ppo_core.policy import LanguageHead, response_states
+from ppo_core.pretrained import load_pretrained, quiet_loading
 from ppo_core.prompts.encoding import prompt_lengths
 from ppo_core.report import StepReport, require_device
 from ppo_core.rewards.batch import one_line
@@ -85,13 +86,16 @@ def load_task(name: str, device: str, bf16: bool = False) -> TaskModels:
         TaskError: the task cannot be prepared or loaded, or a prompt has no tokens.
     """
     task = get_task(name)
-    assets = task.prepare(None)
+    with quiet_loading():
+        assets = task.prepare(None)
     where = resolve_device(device)
     reference, tokenizer = load_policy(assets.policy, where, bf16, f'task "{name}"')
     prompts = assets.prompts
     everything = (*prompts.train, *prompts.eval, *prompts.test)
     longest = _longest_prompt(prompts, tokenizer, name)
-    return TaskModels(task, reference, tokenizer, load_reward(assets.rewards, where, everything), prompts, longest)
+    with quiet_loading():
+        reward = load_reward(assets.rewards, where, everything)
+    return TaskModels(task, reference, tokenizer, reward, prompts, longest)
 
 
 def _longest_prompt(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: str) -> int:
@@ -116,8 +120,9 @@ def load_policy(
         TaskError: it cannot be loaded, or its architecture makes logits or decodes in a way that training cannot use.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16 if bf16 else torch.float32)
+        with quiet_loading():
+            tokenizer = AutoTokenizer.from_pretrained(path)
+        model = load_pretrained(AutoModelForCausalLM, path, torch.bfloat16 if bf16 else torch.float32)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TaskError(f"{of}: cannot load the policy {path}: {reason}") from error

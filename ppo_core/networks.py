@@ -22,6 +22,7 @@ from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.layers import prepare_layers
 from ppo_core.policy import ActorCritic, SavePolicy
+from ppo_core.pretrained import load_pretrained, quiet_loading
 from ppo_core.randomness import Purpose, generator
 
 REWARD_MODEL = "reward_model"
@@ -129,11 +130,10 @@ def _critic_source(
 
 def _load_critic(path: str) -> PreTrainedModel:
     try:
-        classifies = any(
-            "ForSequenceClassification" in name for name in AutoConfig.from_pretrained(path).architectures or ()
-        )
-        kind = AutoModelForSequenceClassification if classifies else AutoModel
-        return cast(PreTrainedModel, kind.from_pretrained(path, dtype=torch.float32))
+        with quiet_loading():
+            architectures = AutoConfig.from_pretrained(path).architectures or ()
+        classifies = any("ForSequenceClassification" in name for name in architectures)
+        return load_pretrained(AutoModelForSequenceClassification if classifies else AutoModel, path, torch.float32)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"value_model_path = {path!r} cannot be loaded: {reason}") from error

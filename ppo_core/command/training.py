@@ -111,7 +111,7 @@ class _Session:
             _torch().set_num_threads(run.threads)
         from transformers.utils.logging import disable_progress_bar
 
-        disable_progress_bar()  # its bars for loading weights would run into our lines
+        disable_progress_bar()  # its bars for writing weights would run into our lines
         trainer = make_trainer(run.config, run.task, device=run.device, resume_from=run.resume_from)
         room = checkpoints_kept.disk_use(trainer, run.checkpoints)
         if room is not None:

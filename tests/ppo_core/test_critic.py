@@ -92,14 +92,23 @@ def other_vocabulary(folder: Path) -> str:
     return str(folder)
 
 
+def headless(folder: Path) -> str:
+    """A classifier saved without the head that its values would come from."""
+    model = GPT2ForSequenceClassification(GPT2Config(**COMMON, num_labels=1))
+    kept = {name: weight for name, weight in model.state_dict().items() if name != "score.weight"}
+    model.save_pretrained(folder, state_dict=kept)
+    return str(folder)
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
+        (headless, "it was saved without score.weight"),
         (other_vocabulary, "its vocabulary has 29 tokens, the policy's 23"),
         (lambda folder: str(folder / "nothing"), "cannot be loaded"),
         (lambda folder: "reward_model", "the task has no reward model"),
     ],
-    ids=["vocabulary", "missing", "no_reward_model"],
+    ids=["headless", "vocabulary", "missing", "no_reward_model"],
 )
 def test_a_critic_that_cannot_be_is_refused_in_one_line(
     models: TaskModels, tmp_path: Path, path: Callable[[Path], str], message: str

@@ -159,6 +159,14 @@ def test_what_reads_a_text_in_two_ways_is_refused_by_name(
     assert "\n" not in str(caught.value)
 
 
+def test_a_policy_without_all_its_weights_is_refused(folders: Folders, tiny_folder: Path, tmp_path: Path) -> None:
+    """Transformers would draw them at random."""
+    AutoModelForCausalLM.from_pretrained(folders("llama", False)).base_model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path)
+    with pytest.raises(TaskError, match=r"saved without lm_head\.weight$"):
+        load_models(tmp_path, tiny_folder)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rows_leave_in_bfloat16_too(
     folders: Folders, tiny_folder: Path, name: str, caplog: pytest.LogCaptureFixture

@@ -5,18 +5,26 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from logging import Handler, getLogger
 from pathlib import Path
 
 import pytest
+import torch
+from huggingface_hub.utils import are_progress_bars_disabled
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig
+from transformers.utils import logging as transformers_logging
 
+from ppo_core import PPOConfig
 from ppo_core.declaration import Range
 from ppo_core.errors import TaskError
 from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.models import load_task
+from ppo_core.models import load_policy, load_task
 from ppo_core.prompts import PromptSource
 from ppo_core.task import Advice, Prompt, RewardPart, TaskAssets, get_task
 from ppo_core.task_files import make_task
+from ppo_core.trainer import ppo_trainer
 from tests.ppo_core.conftest import WORDS
+from tests.ppo_core.families import GATED
 
 REWARD = """
 def wanted(prompts, responses, word):
@@ -147,6 +155,39 @@ def test_a_changed_file_is_read_again(folder: Path) -> None:
 def test_the_policy_of_a_built_in_task(folder: Path) -> None:
     path = write(folder, PLAIN.replace('"model"', '"task:arithmetic"'))
     assert prepared(path).policy == get_task("arithmetic").prepare(None).policy
+
+
+@pytest.mark.parametrize("bars", [True, False])
+def test_loading_shows_no_bars_and_notes_and_leaves_transformers_as_it_was(
+    folder: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bars: bool
+) -> None:
+    config = LlamaConfig(**GATED, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder / "judge")
+    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(folder / "judge")
+    path = write(folder, (PLAIN + "eval = { response_length = 9 }\n").replace("reward.py:wanted", "judge"))
+    notes: list[str] = []
+    handler = Handler()
+    monkeypatch.setattr(handler, "handle", lambda record: notes.append(record.getMessage()))
+    monkeypatch.setattr(getLogger("transformers"), "handlers", [handler])
+    before = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    try:
+        (transformers_logging.enable_progress_bar if bars else transformers_logging.disable_progress_bar)()
+        transformers_logging.set_verbosity_info()
+        capfd.readouterr()
+        ppo_trainer(
+            PPOConfig(value_model="separate", value_model_path=str(folder / "judge"), response_length=9),
+            path,
+            device="cpu",
+        )
+        assert (capfd.readouterr(), notes) == (("", ""), [])
+        assert transformers_logging.get_verbosity() == transformers_logging.INFO
+        assert transformers_logging.is_progress_bar_enabled() == bars == (not are_progress_bars_disabled())
+        with pytest.raises(TaskError):
+            load_policy(str(folder / "nothing"), torch.device("cpu"), False, "a test")
+        assert transformers_logging.get_verbosity() == transformers_logging.INFO, "after an error, too"
+    finally:
+        transformers_logging.set_verbosity(before[0])
+        (transformers_logging.enable_progress_bar if before[1] else transformers_logging.disable_progress_bar)()
 
 
 # Python files
