@@ -13,6 +13,8 @@ from ppo_core.tasks.arithmetic.sums import prompts, pupils_answer
 from ppo_core.tasks.arithmetic.tokenizer import make_tokenizer
 from ppo_core.trainer import PPOTrainer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def models() -> TaskModels:

@@ -21,6 +21,8 @@ from ppo_core.report import StepReport
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models, save_family
 
+pytestmark = pytest.mark.slow
+
 CONFIG = PPOConfig(
     total_episodes=48,
     batch_size=16,

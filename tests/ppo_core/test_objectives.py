@@ -20,6 +20,8 @@ from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models
 from tests.ppo_core.test_networks import CONFIG, NETWORKS, assert_same, copies
 
+pytestmark = pytest.mark.slow
+
 CRITIC_METRICS = {"loss/value_avg", "val/clipfrac_avg", "val/var_explained", "value/grad_norm", "value/lr"}
 
 

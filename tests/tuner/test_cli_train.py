@@ -18,6 +18,8 @@ from tuner.spec import StudySpec
 from tuner.status import Reason, Status
 from tuner.store import Outcome
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def quick_train(ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:

@@ -30,6 +30,8 @@ from tuner.order_checks import check_trial_order, enqueued_params
 from tuner.status import Origin, Status
 from tuner.store import Order, OrderState, Store
 
+pytestmark = pytest.mark.slow
+
 Action = Callable[[Store], object]
 
 
