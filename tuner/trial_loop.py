@@ -253,7 +253,7 @@ class TrialLoop:
         if self._running:
             self._is_idle = False
             return True
-        if self._files.work.is_busy:  # a trial that starts, or a fork that may be added
+        if self._starting or self._desk.is_forking:  # not the quota's walk, which may be due again when it is done
             return True
         if self._is_stopping() or not is_paused or self._study.is_finished:
             self._note_paused_trials()

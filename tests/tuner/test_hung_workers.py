@@ -246,7 +246,8 @@ if __name__ == "__main__":
         ((_, message),) = engine.events(240.0)
         engine.answer(0, Answer.GO_ON)
         print(*(int(message.report.metrics[f"quick/{name}"]) for name in ("pid", "forked", "program")), flush=True)
-        list(engine.events(600.0))
+        while True:
+            list(engine.events(600.0))
 """
 
 
