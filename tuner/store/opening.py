@@ -5,6 +5,7 @@ A file or database that is damaged, someone else's, or newer than this program i
 
 import json
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
 from sqlalchemy.engine import URL, Dialect
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from ppo_core.errors import StoreError
 from tuner.store.schema import SCHEMA_VERSION, meta, metadata, redacted
@@ -75,13 +76,25 @@ def found_version(engine: Engine) -> int | None:
 def create(engine: Engine) -> None:
     """Create all tables or none, and only once where two processes begin at the same time."""
     if engine.dialect.name == "sqlite":
-        with engine.connect() as connection:
-            # Pages read while the controller writes. The file keeps this mode; a file of others is never given it.
-            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+        _use_wal(engine)
     with alone(engine) as connection:
         if not inspect(connection).has_table(meta.name):
             metadata.create_all(connection)
             connection.execute(meta.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
+
+
+def _use_wal(engine: Engine) -> None:
+    """Have pages read while the controller writes. The file keeps this mode; a file of others is never given it."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            with engine.connect() as connection:
+                connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+            return
+        except OperationalError:  # SQLite itself does not wait for another process that changes the mode
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
 
 
 @contextmanager
