@@ -213,8 +213,8 @@ def test_every_state_of_a_study_has_its_own_words(browser: Browser, server: Serv
         "silent": ("stalled", "Looked at again every 2 s."),
     }
     with closing(sqlite3.connect(str(store.url.database))) as connection, connection:
-        ahead = "UPDATE ppo_studies SET lease_renewed_at = lease_renewed_at + 86400 WHERE name = ?"
-        connection.execute(ahead, [fake_store.STUDY])  # it would be stalled a minute after its last step
+        ahead = "UPDATE ppo_studies SET lease_renewed_at = lease_renewed_at + 86400 WHERE name IN (?, ?)"
+        connection.execute(ahead, [fake_store.STUDY, "paused"])  # they would be stalled a minute after their last steps
     with opened(browser, server, "") as visit:
         for name, (state, freshness) in words.items():
             visit.open(f"{server.address}/?study={name}")
