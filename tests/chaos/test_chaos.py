@@ -1,4 +1,4 @@
-"""200 kills and 85 other disturbances at random points of studies: no finished trial is lost or counted twice, no
+"""200 kills and 89 other disturbances at random points of studies: no finished trial is lost or counted twice, no
 order is carried out twice, and each curve equals that of a run that nobody disturbed.
 
 All that is drawn comes from one seed, which is printed; the variable CHAOS_SEED names another.
