@@ -1,7 +1,7 @@
 """Launches studies: each as `ppo-tuner run` in a process of its own, which outlives this server.
 
 No shell, fixed arguments, a study file that was checked, below the folder that the server was started in. Only what
-was started here, and still is the same process, is ever ended from here.
+was started here is ever ended from here.
 """
 
 import functools
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import tomli_w
 
 import tuner
@@ -51,8 +50,6 @@ class Launched:
     """Of the confirmation that started it."""
     study: str
     pid: int
-    began: float
-    """When its process began, by which it is told from a later one with its id."""
     log: Path
     """Where its output goes."""
     process: "subprocess.Popen[bytes]"
@@ -147,7 +144,7 @@ class Launcher:
             found = self._found(key)
             if found is None:
                 raise StudyError("that was not started by this server; end it with the order stop")
-            if not _is_same(found):
+            if found.status is not None:  # else its id is still its own: nobody but this process collects its status
                 raise StudyError(f'the run of study "{found.study}" (process {found.pid}) has ended already')
             if at_once:
                 os.killpg(found.pid, signal.SIGKILL)  # of its own group; its workers end when it does
@@ -186,7 +183,7 @@ class Launcher:
                 )
         except OSError as error:
             raise StoreError(f"cannot start study {spec.name}: {error.filename}: {error.strerror}") from error
-        launched = Launched(key, spec.name, process.pid, psutil.Process(process.pid).create_time(), log, process)
+        launched = Launched(key, spec.name, process.pid, log, process)
         self._launched.append(launched)
         return launched
 
@@ -296,16 +293,6 @@ def _written(spec: StudySpec, content: Mapping[str, Any]) -> Path:
 def _is_held(name: str, storage: str) -> bool:
     study = data.stored(name, storage)
     return study is not None and study.is_held
-
-
-def _is_same(launched: Launched) -> bool:
-    """Return whether what was started lives, and is not a later process that was given its id."""
-    if launched.status is not None:
-        return False
-    try:
-        return psutil.Process(launched.pid).create_time() == launched.began
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _environment(storage: str) -> dict[str, str]:

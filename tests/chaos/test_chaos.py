@@ -42,8 +42,8 @@ pytestmark = pytest.mark.chaos
 SEED = int(os.environ.get("CHAOS_SEED", "2026"))
 TRIALS = 150
 DISTURBANCES = {
-    WORKER: 95,
-    CONTROLLER: 65,
+    WORKER: 120,
+    CONTROLLER: 45,
     DATABASE: 30,
     RIVAL_START: 10,
     SECOND_RUN: 5,
@@ -53,7 +53,7 @@ DISTURBANCES = {
     PAUSE_TRIAL: 30,
     DISK: 10,
 }
-PPO_DISTURBANCES = {WORKER: 6, CONTROLLER: 4, HALT_WORKER: 1, PAUSE_TRIAL: 3}
+PPO_DISTURBANCES = {WORKER: 3, CONTROLLER: 2, HALT_WORKER: 1, PAUSE_TRIAL: 3}
 METRICS = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
 
 

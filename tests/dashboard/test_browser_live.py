@@ -21,7 +21,7 @@ from tuner.store import Store
 
 pytestmark = pytest.mark.browser
 
-REFRESHES = 10
+REFRESHES = 4
 QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
 RUNS = 13
 """The trial that is under way."""
@@ -57,7 +57,7 @@ def server(store: Store) -> Iterator[Server]:
 # What stays, and what does not, while a study runs
 
 
-def test_ten_refreshes_show_what_is_new_and_leave_all_as_the_reader_has_it(
+def test_refreshes_show_what_is_new_and_leave_all_as_the_reader_has_it(
     browser: Browser, server: Server, store: Store
 ) -> None:
     with (
@@ -238,11 +238,6 @@ def _curves_by_hand(visit: Visit) -> None:
     visit.pick("Trials", "6")
 
 
-def _incident_by_hand(visit: Visit) -> None:
-    visit.page.get_by_role("tab", name="What moved first").click()
-    visit.choose("Trial", "6")
-
-
 def _budget_by_hand(visit: Visit) -> None:
     visit.slide("KL budget (nats/response)", "ArrowLeft", "PageDown")
     visit.page.get_by_role("radio", name="ends").click()
@@ -255,12 +250,6 @@ def _samples_by_hand(visit: Visit) -> None:
     visit.page.get_by_role("option", name="3:").click()
 
 
-def _mattered_by_hand(visit: Visit) -> None:
-    visit.page.get_by_role("tab", name="What mattered").click()
-    visit.choose("Across", "batch_size")
-    visit.page.get_by_role("radio", name="KL", exact=True).click()
-
-
 def _study_by_hand(visit: Visit) -> None:
     visit.choose("Study", "dead")
     visit.page.locator(".stMarkdownBadge", has_text="not running").wait_for()
@@ -268,10 +257,8 @@ def _study_by_hand(visit: Visit) -> None:
 
 LINKS: dict[str, tuple[str, Callable[[Visit], None], tuple[str, ...]]] = {
     "curves": (f"curves{QUERY}", _curves_by_hand, ("smooth=0.1", "axis=step", "scale=log", "metric=Policy", "trial=6")),
-    "incident": (f"curves{QUERY}", _incident_by_hand, ("=What+moved+first", "incident=6")),
     "budget": (f"reward_kl{QUERY}", _budget_by_hand, ("budget=", "show=ends")),
     "samples": (f"sampling{QUERY}", _samples_by_hand, ("when=halfway", "tokens=advantage", "prompt=3")),
-    "mattered": (f"compare{QUERY}", _mattered_by_hand, ("tab=What+mattered", "across=batch_size", "of=KL")),
     "study": (QUERY, _study_by_hand, ("study=dead", "trial=13")),
 }
 

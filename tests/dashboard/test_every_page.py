@@ -148,6 +148,7 @@ def test_with_the_whole_study(view: str, whole: Path, monkeypatch: pytest.Monkey
     assert page(view, whole, monkeypatch, **STUDY).get(SHOWS[view])
 
 
+@pytest.mark.slow
 @every_page
 def test_with_two_thousand_trials(view: str, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page(view, large, monkeypatch, **STUDY)

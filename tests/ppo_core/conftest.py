@@ -69,7 +69,12 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny(tiny_folder: Path) -> TaskModels:
-    """The tiny policy as reference, with its tokenizer, prompts of different lengths and a Python reward."""
+    """The tiny task, loaded anew for each test."""
+    return tiny_models(tiny_folder)
+
+
+def tiny_models(tiny_folder: Path) -> TaskModels:
+    """Return the tiny policy as reference, with its tokenizer, prompts of different lengths and a Python reward."""
     model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32).eval().requires_grad_(False)
     prompts = [" ".join(WORDS[(i + j) % 20] for j in range(1 + i % 5)) for i in range(40)]
     return TaskModels(

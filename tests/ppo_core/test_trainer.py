@@ -10,6 +10,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.models import TaskModels, resolve_device
 from ppo_core.report import StepReport
 from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.conftest import tiny_models
 
 CONFIG = PPOConfig(
     total_episodes=96,
@@ -33,14 +34,19 @@ def without_seconds(report: StepReport) -> StepReport:
     )
 
 
-@pytest.mark.parametrize("value_model", ["shared", "separate"])
+@pytest.fixture(scope="module", params=["shared", "separate"])
+def unbroken(request: pytest.FixtureRequest, tiny_folder: Path) -> tuple[PPOTrainer, list[StepReport]]:
+    """A trainer that ran to its end without a break, and its reports."""
+    trainer = PPOTrainer(replace(CONFIG, value_model=request.param), tiny_models(tiny_folder))
+    return trainer, list(trainer)
+
+
 @pytest.mark.parametrize("stop_after", [0, 2, 3])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
-    tiny: TaskModels, tmp_path: Path, value_model: str, stop_after: int
+    tiny: TaskModels, tmp_path: Path, unbroken: tuple[PPOTrainer, list[StepReport]], stop_after: int
 ) -> None:
-    config = replace(CONFIG, value_model=value_model)
-    unbroken = PPOTrainer(config, tiny)
-    expected = list(unbroken)
+    whole, expected = unbroken
+    config = whole.config
     first = PPOTrainer(config, tiny)
     for report in first:
         if report.step == stop_after:
@@ -51,7 +57,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     resumed = list(second)
     assert [r.step for r in resumed] == list(range(stop_after + 1, 7))
     assert [without_seconds(r) for r in resumed] == [without_seconds(r) for r in expected[stop_after + 1 :]]
-    for name, tensor in unbroken.network.state_dict().items():
+    for name, tensor in whole.network.state_dict().items():
         assert torch.equal(tensor, second.network.state_dict()[name]), name
 
 

@@ -231,39 +231,28 @@ def test_out_of_memory_in_train_is_advice(ppo_tuner: Invoke, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        (["--learnin_rate", "1"], 2, 'unknown flag "--learnin_rate"; did you mean "--learning_rate"?'),
         (["--learning-rate", "fast"], 2, "learning_rate = 'fast' is not allowed: a number in [0, 1]"),
-        (["--value_model", "seperate"], 2, 'one of shared, separate; did you mean "separate"?'),
         (
             ["--mini_batch_size", "7"],
             2,
             "mini_batch_size = 7 does not divide batch_size = 64; the nearest that do: 4 or 8",
         ),
-        (["--task", "revews"], 1, 'unknown task "revews"'),
         (["--from", "made", "99"], 1, "has no trial 99"),
         (["--from", "made", "x"], 2, "--from made x: 'x' is no trial number"),
         (["--from", "made", "1", "--config", "ok.json"], 2, "--config: not allowed with argument --from"),
-        (["--config", "none.json"], 2, "cannot read the config file none.json: No such file or directory"),
         (["--config", "c.txt"], 2, "c.txt: a config file ends in .json, .yaml, .yml, .toml"),
         (["--config", "bad.yaml"], 2, "bad.yaml: not valid YAML: "),
-        (["--config", "bad.json"], 2, "bad.json: not valid JSON: "),
-        (["--config", "bad.toml"], 2, "bad.toml: not valid TOML: "),
         (["--config", "list.json"], 2, "list.json: not a table of hyperparameters"),
         (["--config", "typo.json"], 2, 'typo.json: unknown hyperparameter "cliprang"; did you mean "cliprange"?'),
-        (["--config", "range.json"], 2, "range.json: lam = 2 is not allowed: a number in [0, 1]"),
         (["--output", "full"], 2, "--output full is not empty; name another folder"),
         (["--output", "ok.json/x"], 2, "--output ok.json/x cannot be written: Not a directory"),
-        (["--resume", "full"], 1, "full holds no run to go on with: it has no run.json"),
         (["stray"], 2, 'unexpected argument "stray"'),
     ],
 )
 def test_a_mistake_in_train_is_one_line(
     ppo_tuner: Invoke, made: str, own_folder: Path, argv: list[str], status: int, message: str
 ) -> None:
-    files = {
-        **{"bad.yaml": "a: [1\nb: 2", "bad.json": "{", "bad.toml": "a = = 1", "list.json": "[]", "ok.json": "{}"},
-        **{"typo.json": '{"cliprang": 0.1}', "range.json": '{"lam": 2}'},
-    }
+    files = {"bad.yaml": "a: [1\nb: 2", "list.json": "[]", "ok.json": "{}", "typo.json": '{"cliprang": 0.1}'}
     for name, text in files.items():
         (own_folder / name).write_text(text)
     (own_folder / "full").mkdir()

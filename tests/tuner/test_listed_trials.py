@@ -63,21 +63,15 @@ def test_a_stored_study_is_read_back_equal() -> None:
     ("changes", "message"),
     [
         ({"trials": 4}, "trials = 4 is not allowed beside [[trial]] tables: leave it out, or list as many"),
-        ({"trials": "3"}, "trials = '3' is not allowed: a whole number"),
         ({"search": {"kl_coef": "advised"}}, "search does nothing beside [[trial]] tables; take one of them out"),
-        ({"sampler": {"name": "random"}}, "sampler does nothing beside [[trial]] tables; take one of them out"),
         ({"trial": []}, "trial = [] is not allowed: [[trial]] tables, one a trial"),
-        ({"trial": {"kl_coef": 0.1}}, "trial = {'kl_coef': 0.1} is not allowed: [[trial]] tables, one a trial"),
         ({"trial": [3]}, "trial 0 = 3 is not allowed: a table of key = value lines"),
         ({"trial": [{}, {"kl_coeff": 1}]}, 'trial 1.kl_coeff: unknown hyperparameter; did you mean "kl_coef"?'),
-        ({"trial": [{"kl_coef": -1}]}, "trial 0.kl_coef = -1 is not allowed: a number at least 0"),
-        ({"trial": [{"label": 3}]}, "trial 0.label = 3 is not allowed: a text in quotes"),
         ({"trial": [{"seed": 3}]}, "trial 0.seed: the seed is set at the top of the file"),
         ({"trial": [{"gamma": 0.8}]}, "trial 0.gamma: it stands in [fixed], too; take it out of one of them"),
         ({"trial": [{}, {"lam": 1}, {"lam": 1, "label": "b"}]}, "trial 2 lists the same values as trial 1"),
         ({"trial": [{}, {"mini_batch_size": 48}]}, "trial 1: mini_batch_size = 48 does not divide batch_size"),
         ({"trial": [{"advantage_estimator": "rloo"}]}, "trial 0: num_generations = 1 is not allowed with adv"),
-        ({"trial": None}, "trials is missing"),
     ],
 )  # fmt: skip
 def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], message: str) -> None:

@@ -106,6 +106,7 @@ def test_a_trial_whose_worker_dies_time_after_time_fails(tmp_path: Path, monkeyp
     assert lost.reason.message == "worker lost 3 times, the last time killed by SIGKILL"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 25, 55])
 def test_a_killed_controllers_study_goes_on_without_loss(tmp_path: Path, unbroken: Path, steps: int) -> None:
     with controller(tmp_path, quick_spec()) as first:
@@ -127,6 +128,7 @@ def test_a_study_survives_kill_after_kill(tmp_path: Path, unbroken: Path) -> Non
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_a_controller_killed_in_the_middle_of_a_step(tmp_path: Path, unbroken: Path) -> None:
     with controller(tmp_path, quick_spec("gated")) as killed:
         workers = wait_at_gate(killed, tmp_path)
@@ -150,6 +152,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, 
     assert curves(tmp_path) == curves(unbroken)
 
 
+@pytest.mark.slow
 def test_a_trial_without_any_checkpoint_begins_again(tmp_path: Path, unbroken: Path) -> None:
     with controller(tmp_path, quick_spec("gated")) as killed:
         wait_at_gate(killed, tmp_path)
@@ -161,6 +164,7 @@ def test_a_trial_without_any_checkpoint_begins_again(tmp_path: Path, unbroken: P
     assert [row.attempts for row in rows(tmp_path)] == [2, 2, 1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_second_controller_is_refused_while_the_first_lives(tmp_path: Path) -> None:
     with controller(tmp_path, quick_spec("gated")) as first:
         wait_at_gate(first, tmp_path)
@@ -171,6 +175,7 @@ def test_a_second_controller_is_refused_while_the_first_lives(tmp_path: Path) ->
     assert [row.attempts for row in rows(tmp_path)] == [1] * 6
 
 
+@pytest.mark.slow
 def test_a_second_controller_is_refused_by_the_folder_where_the_first_ones_lease_looks_dead(tmp_path: Path) -> None:
     with controller(tmp_path, quick_spec("gated")) as first:
         wait_at_gate(first, tmp_path)
@@ -252,6 +257,7 @@ def database(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_what_runs_and_the_next_run_goes_on(
     tmp_path: Path, unbroken: Path, number: signal.Signals
@@ -276,6 +282,7 @@ def test_ctrl_c_saves_what_runs_and_the_next_run_goes_on(
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once_without_a_traceback(tmp_path: Path, unbroken: Path) -> None:
     with controller(tmp_path, quick_spec("gated")) as interrupted:
         workers = wait_at_gate(interrupted, tmp_path)
