@@ -21,7 +21,7 @@ from tuner.store import Store
 
 pytestmark = pytest.mark.browser
 
-REFRESHES = 4
+REFRESHES = 7
 QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
 RUNS = 13
 """The trial that is under way."""

@@ -174,7 +174,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
 def living() -> Iterator["subprocess.Popen[bytes]"]:
     """A process that was launched here for the study, which lives until it is told something."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        launched = launching.Launched("key", STUDY, process.pid, 0.0, Path("made.log"), process)
+        launched = launching.Launched("key", STUDY, process.pid, Path("made.log"), process)
         launching.launcher()._launched.append(launched)
         yield process
 
@@ -402,7 +402,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         def start(_self: object, what: object, **how: Any) -> Any:
             permission.require_launch(how["token"])
             calls.append({"kind": kind, "what": what, **how})
-            return launching.Launched(how["key"], "made", 1, 0.0, Path("made.log"), None)  # type: ignore[arg-type]
+            return launching.Launched(how["key"], "made", 1, Path("made.log"), None)  # type: ignore[arg-type]
 
         return start
 
