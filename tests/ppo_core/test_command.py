@@ -343,6 +343,7 @@ def one_error(result: tuple[int, str, str], status: int) -> str:
         ([*PARTS, "--report_to", "tensorbord"], 2, 'unknown tracker "tensorbord"'),
         ([*PARTS, "--report_to", "wandb"], 2, 'tracker "wandb" is not installed; install it with: pip install wandb'),
         ([*PARTS, "--device", "gpu"], 2, "--device = 'gpu' is not allowed: auto or cpu"),
+        ([*PARTS, "--save_every_seconds", "soon"], 2, "'soon' is not allowed: a number of seconds over 0"),
         ([*PARTS, "--response_length", "40"], 2, "response_length = 40 is not allowed: the policy has 32 positions"),
         (["--config", "typo.yaml"], 2, 'typo.yaml: unknown hyperparameter "polcy"; did you mean "policy"?'),
         (["--config", "type.yaml"], 2, "type.yaml: save_every_episodes = 'x' is not allowed: a whole number over 0"),

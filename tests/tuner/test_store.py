@@ -18,6 +18,7 @@ from ppo_core.errors import StudyError
 from ppo_core.report import Sample, StepReport, TokenReadings
 from tests.tuner import stores
 from tests.tuner.stores import pretend
+from tests.waiting import until
 from tuner.status import Origin, Reason, Status
 from tuner.store import LEASE_SECONDS, Lease, NewTrial, Outcome, Store, TrialRow, processes
 
@@ -285,3 +286,27 @@ def test_a_study_or_trial_that_is_not_there_is_named(store: Store) -> None:
         store.study("review")
     with pytest.raises(StudyError, match='study "a" has no trial 3; it has none yet'):
         store.trial(store.study("a"), 3)
+
+
+@pytest.mark.parametrize("system", ["with /proc", "without /proc"])
+def test_a_process_is_known_by_what_no_clock_changes(
+    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if system == "without /proc":  # as on macOS
+        monkeypatch.setattr(processes, "_PROC", tmp_path)
+    processes.pid_space.cache_clear()
+    try:
+        mine = processes.this_process()
+        assert processes.is_alive(mine) is True
+        assert processes.is_alive(replace(mine, started=mine.started + 1)) is False, "a later process of that id"
+        for elsewhere in (replace(mine, host="another"), replace(mine, space="another")):
+            assert processes.is_alive(elsewhere) is None
+        ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        theirs = replace(mine, pid=ended.pid, started=processes._state_and_start(ended.pid)[1])  # type: ignore[index]
+        assert processes.is_alive(theirs) is True
+        ended.kill()
+        until(lambda: processes.is_alive(theirs) is False)  # a zombie, which nobody has waited for
+        ended.communicate()
+        assert processes.is_alive(theirs) is False
+    finally:
+        processes.pid_space.cache_clear()
