@@ -24,7 +24,7 @@ MOST_KEPT = NEWEST + 1
 EVALUATION, EPISODE = "evaluation", "episode"
 """Keys of a manifest's `extra` that are the keeper's own."""
 
-_log = logging.getLogger(__name__)
+
 
 _Rank = tuple[float, float, int]
 """Reward, KL and step turned so that the smallest is the best: of equal rewards the lower KL, then the lower step."""
@@ -122,7 +122,7 @@ def by_rank(folder: Path, kl_budget: float) -> list[Path]:
     return [path for _, path in sorted((rank, path) for path, rank in ranked.items() if rank is not None)]
 
 
-def prune(folder: Path, *, kl_budget: float, newest: int) -> None:
+def prune_all_but_best(folder: Path, *, kl_budget: float, newest: int) -> None:
     """Remove all but the newest and the best checkpoints of a run that has ended."""
     _remove_others(folder, newest, best(folder, kl_budget))
 

@@ -101,7 +101,7 @@ class TrialFiles:
         folder, elsewhere, kl_budget = self._folder(number), self._elsewhere(number), self._study.spec.kl_budget
 
         def end() -> None:
-            checkpoints_kept.prune(folder, kl_budget=kl_budget, newest=1)
+            checkpoints_kept.prune_all_but_best(folder, kl_budget=kl_budget, newest=1)
             if elsewhere is not None:
                 elsewhere.keep()
 

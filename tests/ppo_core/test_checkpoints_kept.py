@@ -124,11 +124,11 @@ def test_a_damaged_best_is_dropped_by_name_for_the_next_best(tmp_path: Path, cap
 
 def test_the_best_outlives_the_end_of_a_run(tmp_path: Path) -> None:
     save(keeper(tmp_path), *RUN)
-    checkpoints_kept.prune(tmp_path, kl_budget=BUDGET, newest=1)
+    checkpoints_kept.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=1)
     assert steps(tmp_path) == [1, 5]
-    checkpoints_kept.prune(tmp_path, kl_budget=BUDGET, newest=3)
+    checkpoints_kept.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=3)
     assert steps(tmp_path) == [1, 5]
-    checkpoints_kept.prune(tmp_path, kl_budget=BUDGET, newest=0)
+    checkpoints_kept.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=0)
     assert steps(tmp_path) == [1]
 
 
