@@ -4,7 +4,6 @@ What an evaluation read stands in its checkpoint's manifest, so that the best is
 Never imports torch.
 """
 
-import logging
 import math
 import shutil
 import time

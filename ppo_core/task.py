@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ppo_core.declaration import HyperValue, Range
-from ppo_core.errors import TaskError, nearest
+from ppo_core.errors import TaskError
+from ppo_core.importing import import_module
 
 
 class Progress(Protocol):
@@ -146,3 +147,23 @@ class Task:
     """Decides every random draw of an evaluation."""
     prepare: Callable[[Progress | None], TaskAssets]
     """Build what is missing, check what is there, and return where it lies."""
+
+
+BUILT_IN = {"reviews": "ppo_core.tasks.reviews:TASK", "arithmetic": "ppo_core.tasks.arithmetic:TASK"}
+"""Built-in tasks by name, each as `module:attribute`."""
+
+
+def import_task(path: str) -> Task:
+    """Return the task at an import path `module:attribute`; TaskError where there is none."""
+    try:
+        module, attribute = import_module(path, "task", TaskError)
+    except TaskError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise TaskError(f'task "{path}" is no import path such as my_package.my_task:TASK') from error
+    task = getattr(module, attribute, None)
+    if not isinstance(task, Task):
+        there_are = [key for key, value in vars(module).items() if isinstance(value, Task)]
+        hint = f"; it has: {', '.join(there_are)}" if there_are else "; it has none"
+        raise TaskError(f'task "{path}": module "{module.__name__}" has no task "{attribute}"{hint}')
+    return task

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ppo_core.errors import TaskError
 from ppo_core.hub import require_reachable
 from ppo_core.prompts import PromptSource, read_prompts
-from ppo_core.task import Progress, RewardPart, TaskAssets, get_task
+from ppo_core.task import BUILT_IN, Progress, RewardPart, TaskAssets, import_task
 from ppo_core.task_files.places import TASK_PREFIX
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Preparation:
         for key, model in self.models:
             require_reachable(model, f"{self.where}: {key}")
         if policy.startswith(TASK_PREFIX):
-            policy = get_task(policy.removeprefix(TASK_PREFIX)).prepare(progress).policy
+            policy = import_task(BUILT_IN[policy.removeprefix(TASK_PREFIX)]).prepare(progress).policy
         prompts, told = read_prompts(self.prompts, self._tokenizer(policy))
         for line in told:
             if progress is not None:
