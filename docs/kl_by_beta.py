@@ -20,7 +20,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.screenshots import IMAGES, open_browser
-from ppo_core.command import output
+from ppo_core import output
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.metrics import METRICS
 from tuner.commands import storage

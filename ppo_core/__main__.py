@@ -4,10 +4,10 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from ppo_core.command import program
-from ppo_core.command.arguments import core_parser
-from ppo_core.command.parsing import refuse_unknown
-from ppo_core.command.training import Program, train
+from ppo_core.run import command_line
+from ppo_core.run.arguments import core_parser
+from ppo_core.run.command_line import refuse_unknown
+from ppo_core.run.training import Program, train
 
 PROGRAM = Program("ppo_core", lambda words: shlex.join(["python", "-m", "ppo_core", *words]))
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done; 1: it failed; 2: a mistake in the command line or a configuration; 130: interrupted, to be resumed.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return program.run(PROGRAM.name, lambda: _train(arguments))
+    return command_line.run(PROGRAM.name, lambda: _train(arguments))
 
 
 def _train(arguments: list[str]) -> int:

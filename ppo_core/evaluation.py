@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 
 from ppo_core.advantages import gae
-from ppo_core.experience import PolicyReading, read_policy
+from ppo_core.experience import PolicyReading, on_last_token, read_policy, repetition
+from ppo_core.generation import Rollouts, SamplingSettings, generate
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
 from ppo_core.policy import ActorCritic
 from ppo_core.randomness import Purpose, uniforms
 from ppo_core.report import Sample, TokenReadings
-from ppo_core.rewards.shaping import on_last_token
-from ppo_core.rollout import Rollouts, generate
-from ppo_core.rollout_metrics import repetition
-from ppo_core.sampler import SamplingSettings
 from ppo_core.task import Prompt, Scored
 
 SAMPLES_KEPT = 8

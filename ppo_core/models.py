@@ -12,16 +12,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from ppo_core.decoding import decide_decoding
 from ppo_core.errors import ConfigError, TaskError
-from ppo_core.layers import prepare_layers
+from ppo_core.generation import TokenTexts
+from ppo_core.networks import load_pretrained, prepare_layers, quiet_loading
 from ppo_core.policy import LanguageHead, response_states
-from ppo_core.pretrained import load_pretrained, quiet_loading
-from ppo_core.prompts.encoding import prompt_lengths
+from ppo_core.prompts import prompt_lengths
 from ppo_core.report import StepReport, require_device
 from ppo_core.rewards.batch import one_line
 from ppo_core.rewards.combined import load_reward
-from ppo_core.rollout import TokenTexts
 from ppo_core.sequences import Sequences
-from ppo_core.task import Prompts, Reward, Task, get_task
+from ppo_core.task import Prompts, Reward, Task
+from ppo_core.task_file import get_task
 
 logger = logging.getLogger(__name__)
 

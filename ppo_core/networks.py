@@ -4,9 +4,10 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
@@ -15,15 +16,81 @@ from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedModel,
 )
+from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging
 
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.layers import prepare_layers
 from ppo_core.policy import ActorCritic, SavePolicy
-from ppo_core.pretrained import load_pretrained, quiet_loading
 from ppo_core.randomness import Purpose, generator
+
+# What is changed in a loaded model's layers: nothing that its weights or its function depend on.
+
+
+def prepare_layers(model: nn.Module) -> None:
+    """Turn dropout off for good, and compute the tanh GELU in one kernel."""
+    disable_dropout(model)
+    fuse_gelu(model)
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Set every dropout of a model to 0: it would make the ratio differ from 1 before any update.
+
+    Eval mode alone is not enough, since gradient checkpointing needs its layers in training mode.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def fuse_gelu(model: nn.Module) -> None:
+    """Replace GELUs that are written out as six operations (gelu_new, gelu_fast) by torch's kernel of that function."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, NewGELUActivation | FastGELUActivation):
+                setattr(module, name, nn.GELU(approximate="tanh"))
+
+
+# Loading with transformers, without its notes and progress bars: what matters is raised, in one line.
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Silence transformers and the hub's progress bars inside; afterwards everything is as it was."""
+    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    had_hub_bars = not are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()  # and the hub's
+        if had_hub_bars == are_progress_bars_disabled():
+            (enable_progress_bars if had_hub_bars else disable_progress_bars)()
+
+
+def load_pretrained(kind: Any, path: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the model of `path` as one of transformers' Auto classes makes it.
+
+    Raises:
+        OSError, ValueError: transformers cannot load it, or it was saved without some weights, which transformers
+            draws at random.
+    """
+    with quiet_loading():
+        model, info = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)
+    if info["missing_keys"]:
+        raise ValueError(f"it was saved without {', '.join(sorted(info['missing_keys'])[:3])}")
+    return cast(PreTrainedModel, model)
+
+
+# Building a run's networks from a task's frozen models: copies, or adapters on shared weights.
 
 REWARD_MODEL = "reward_model"
 """What `value_model_path` says to begin the critic as the task's reward model."""

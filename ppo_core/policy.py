@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ppo_core.kl import exact_kl
-from ppo_core.sequences import Sequences, position_ids
-from ppo_core.token_sets import TokenSets
+from ppo_core.sequences import Sequences, TokenSets, position_ids
 
 LOGITS_AT_ONCE = 2**25
 """Most logits held at once beyond what one backward pass keeps (128 MiB in float32)."""

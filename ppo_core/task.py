@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ppo_core.declaration import HyperValue, Range
+from ppo_core.declare import HyperValue, Range
 from ppo_core.errors import TaskError
-from ppo_core.importing import import_module
+from ppo_core.lookup import import_module
 
 
 class Progress(Protocol):

@@ -25,20 +25,23 @@ from torch import Tensor
 from ppo_core import checkpoint
 from ppo_core.errors import CheckpointError, ConfigError, TaskError
 from ppo_core.evaluation import evaluate
-from ppo_core.experience import build_experience, read_policy, token_scores
+from ppo_core.experience import (
+    RewardStatistics,
+    build_experience,
+    critic_metrics,
+    read_policy,
+    rollout_metrics,
+    token_scores,
+)
+from ppo_core.generation import Rollouts, SamplingSettings, generate
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.kl import KLController
 from ppo_core.memory import ChunkRows, peak_mib
 from ppo_core.models import TaskModels, load_task
 from ppo_core.networks import build_network
-from ppo_core.optimizers import Optimizers
+from ppo_core.optim import Optimizers, lr_factor
 from ppo_core.randomness import Purpose, prompt_rows, uniforms
 from ppo_core.report import StepReport
-from ppo_core.rewards.shaping import RewardStatistics
-from ppo_core.rollout import Rollouts, generate
-from ppo_core.rollout_metrics import critic_metrics, rollout_metrics
-from ppo_core.sampler import SamplingSettings
-from ppo_core.schedule import lr_factor
 from ppo_core.task import Scored
 from ppo_core.update import ppo_epochs
 

@@ -11,7 +11,7 @@ from ppo_core.experience import Experience
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.kl import kl_loss
 from ppo_core.memory import ChunkRows
-from ppo_core.optimizers import Optimizers, StepNorms
+from ppo_core.optim import Optimizers, StepNorms
 from ppo_core.policy import ActorCritic, response_states, token_readings
 from ppo_core.ppo_loss import policy_loss, value_loss
 from ppo_core.randomness import mini_batch_order

@@ -5,7 +5,8 @@ import os
 import pytest
 from hypothesis import settings
 
-from ppo_core.task import TaskAssets, get_task
+from ppo_core.task import TaskAssets
+from ppo_core.task_file import get_task
 
 # One thread for every process the tests start: results then do not depend on the machine's cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ppo_core import __version__
-from ppo_core.command.parsing import (
+from ppo_core.errors import ConfigError, PPOTunerError, nearest
+from ppo_core.run.command_line import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_PIPE,
     EXIT_USAGE,
     Parser,
+    import_from_working_folder,
     positive_int,
     refuse_unknown,
 )
-from ppo_core.command.program import import_from_working_folder
-from ppo_core.errors import ConfigError, PPOTunerError, nearest
 from tuner.best import RULE
 from tuner.commands.arguments import (
     PROG,
@@ -269,7 +269,7 @@ def _tell(message: str) -> None:
 
 
 def _one_line(message: str) -> str:
-    from ppo_core.command.output import plain
+    from ppo_core.output import plain
 
     return plain(" ".join(message.split()))
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from ppo_core.command.stop_signals import INTERRUPTED, StopRequest, stop_requests
 from ppo_core.errors import ConfigError
+from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
 from tuner.engines.local import LocalEngine, threads_per_worker
 from tuner.events import StudyStarted, StudyStopped, StudyWarned, Tell
 from tuner.limits import Limits

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ppo_core import checkpoint
-from ppo_core.checkpoints_kept import EPISODE
-from ppo_core.declaration import HyperValue
+from ppo_core.checkpoint import EPISODE
+from ppo_core.declare import HyperValue
 from ppo_core.errors import CheckpointError, ConfigError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
 from tuner.guard import GuardState

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ppo_core import tables
+from ppo_core import declare
 from ppo_core.agreement import KL_GAP, KL_GAP_NOISE, MISMATCH
-from ppo_core.declaration import Bounds
+from ppo_core.declare import Bounds
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
@@ -66,11 +66,11 @@ class GuardSettings:
         Raises:
             ConfigError: an unknown key, or a value that is not allowed.
         """
-        tables.require_known(table, ("patience", "grace", *RULES), f"{where}.")
+        declare.require_known(table, ("patience", "grace", *RULES), f"{where}.")
         return cls(
             kl_limit,
-            tables.whole(table.get("patience", cls.patience), Bounds(1), f"{where}.patience"),
-            tables.number(table.get("grace", cls.grace), Bounds(0, 1, high_open=True), f"{where}.grace"),
+            declare.whole(table.get("patience", cls.patience), Bounds(1), f"{where}.patience"),
+            declare.number(table.get("grace", cls.grace), Bounds(0, 1, high_open=True), f"{where}.grace"),
             {name: _limit(rule, table.get(name, rule.limit), f"{where}.{name}") for name, rule in RULES.items()},
         )
 
@@ -234,7 +234,7 @@ def _limit(rule: Rule, value: object, where: str) -> float:
     if rule.valid is None:
         raise ConfigError(f"{where} = {value!r} is not allowed: {rule.allowed}")
     try:
-        return tables.number(value, rule.valid, where)
+        return declare.number(value, rule.valid, where)
     except ConfigError:
         raise ConfigError(f"{where} = {value!r} is not allowed: {rule.allowed}") from None
 

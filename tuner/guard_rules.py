@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from ppo_core.agreement import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
-from ppo_core.declaration import Bounds
+from ppo_core.declare import Bounds
 
 KL = "objective/kl_exact"
 ENTROPY = "policy/entropy_avg"

@@ -9,8 +9,8 @@ from typing import Any
 
 from optuna.distributions import CategoricalDistribution
 
-from ppo_core import tables
-from ppo_core.declaration import HyperValue
+from ppo_core import declare
+from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters.rules import inert
 from tuner.space import Encoded
@@ -54,7 +54,7 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
         first = next(i for i, other in enumerate(listed) if other.params == trial.params)
         if first < number:
             raise ConfigError(f"{where}: trial {number} lists the same values as trial {first}; take one of them out")
-    require_total(tables.whole(content.get("trials", len(listed)), None, f"{where}: trials"), listed, f"{where}: ")
+    require_total(declare.whole(content.get("trials", len(listed)), None, f"{where}: trials"), listed, f"{where}: ")
     return listed
 
 
@@ -96,8 +96,8 @@ def for_people(listed: Sequence[ListedTrial], params: Mapping[str, HyperValue]) 
 
 
 def _read(values: object, fixed: Mapping[str, HyperValue], where: str) -> ListedTrial:
-    own = dict(tables.table(values, where))
-    label = tables.text(own.pop("label"), f"{where}.label") if "label" in own else ""
+    own = dict(declare.table(values, where))
+    label = declare.text(own.pop("label"), f"{where}.label") if "label" in own else ""
     params = read_fixed(own, where)
     for name in params:
         if name in fixed:

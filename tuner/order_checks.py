@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner.order_kinds import SETTINGS

@@ -6,7 +6,7 @@ The order holds, as the later word, until the file's own value changes or a flag
 from collections.abc import Mapping
 from typing import Any
 
-from ppo_core import tables
+from ppo_core import declare
 from tuner.order_checks import changed_spec
 from tuner.spec import StudySpec
 
@@ -56,13 +56,13 @@ def at_run(
 def read(value: object, where: str) -> dict[str, dict[str, float]]:
     """Return a record that was exported; ConfigError where it is none."""
     record: dict[str, dict[str, float]] = {}
-    words = tables.table(value, where)
-    tables.require_known(words, FILE_KEYS, f"{where}.")
+    words = declare.table(value, where)
+    declare.require_known(words, FILE_KEYS, f"{where}.")
     for name in words:
-        found = tables.table(words[name], f"{where}.{name}")
-        tables.require_known(found, (FILE, SET), f"{where}.{name}.")
+        found = declare.table(words[name], f"{where}.{name}")
+        declare.require_known(found, (FILE, SET), f"{where}.{name}.")
         for key, number in found.items():
-            tables.number(number, tables.POSITIVE, f"{where}.{name}.{key}")
+            declare.number(number, declare.POSITIVE, f"{where}.{name}.{key}")
         record[name] = dict(found)
     return record
 

@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from tuner.board import COUNTED
 from tuner.objective import Told, frozen, to_optuna
 from tuner.optuna_storage import STUDY_NAME, TrialList

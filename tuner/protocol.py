@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from ppo_core.report import StepReport
 from tuner.guard import GuardSettings
 from tuner.status import Reason

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppo_core import checkpoint, checkpoints_kept
-from ppo_core.checkpoints_kept import NEWEST, size
+from ppo_core import checkpoint
+from ppo_core.checkpoint import NEWEST, size
 from ppo_core.errors import ConfigError, nearest
 from tuner.best import best_trial
 from tuner.status import Status
@@ -144,7 +144,7 @@ def _expendable(
 def _kept(folder: Path, row: TrialRow, kl_budget: float) -> _Kept:
     complete = checkpoint.complete(folder)
     unfinished = [path for path in folder.glob("step-*") if path not in complete]
-    return _Kept(row, complete, next(iter(checkpoints_kept.by_rank(folder, kl_budget)), None), unfinished)
+    return _Kept(row, complete, next(iter(checkpoint.by_rank(folder, kl_budget)), None), unfinished)
 
 
 def _surplus(kept: _Kept, is_running: bool) -> Iterator[tuple[int, Path, str]]:

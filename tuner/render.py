@@ -14,10 +14,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ppo_core.command.output import KL_UNIT, NOTHING, PLAIN_WIDTH, measured, plain, plus_minus, short
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
+from ppo_core.output import KL_UNIT, NOTHING, PLAIN_WIDTH, measured, plain, plus_minus, short
 from tuner.guard_rules import RULES
 from tuner.kept_checkpoints import Answer
 from tuner.results import Estimate, Source, StudyView, value_sources

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ppo_core import checkpoint
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from ppo_core.errors import TaskError
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from ppo_core.task import get_task
+from ppo_core.task_file import get_task
 from tuner import kept_checkpoints
 from tuner.best import best_trial
 from tuner.board import COUNTED

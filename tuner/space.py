@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import Trial
 
-from ppo_core.declaration import HyperValue, Range
+from ppo_core.declare import HyperValue, Range
 from ppo_core.hyperparameters import HYPERPARAMETERS
 
 KL_CONTROL = "kl_control"

@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ppo_core import tables
-from ppo_core.declaration import Bounds, HyperValue, Range
+from ppo_core import declare
+from ppo_core.declare import Bounds, HyperValue, Range
 from ppo_core.errors import ConfigError, TaskError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.hyperparameters.rules import cautions
 from ppo_core.report import require_device
-from ppo_core.task import BUILT_IN, Task, get_task
-from ppo_core.task_files import is_task_path, read_table
+from ppo_core.task import BUILT_IN, Task
+from ppo_core.task_file import get_task, is_task_path, read_table
 from tuner import listed_trials, study_file
 from tuner.guard import GuardSettings
 from tuner.listed_trials import ListedTrial
@@ -101,7 +101,7 @@ class StudySpec:
             ConfigError: it cannot be read or holds something that is not allowed; the message names the
                 file and the key (bad syntax: the line), and what is allowed.
         """
-        return cls.from_dict(tables.read_toml(Path(path), "study file"), str(path))
+        return cls.from_dict(declare.read_toml(Path(path), "study file"), str(path))
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], where: str) -> "StudySpec":
@@ -110,28 +110,28 @@ class StudySpec:
         Raises:
             ConfigError: as `load`.
         """
-        tables.require_known(content, study_file.TOP_LEVEL, f"{where}: ")
+        declare.require_known(content, study_file.TOP_LEVEL, f"{where}: ")
         for key in study_file.REQUIRED_OF_LISTED if "trial" in content else study_file.REQUIRED:
             if key not in content:
                 raise ConfigError(f"{where}: {key} is missing")
         task = _task(content["task"], where)
-        fixed = study_file.read_fixed(tables.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
+        fixed = study_file.read_fixed(declare.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
         listed = listed_trials.read_listed(content, fixed, where)
-        table = tables.table(content.get("search", {}), f"{where}: search")
+        table = declare.table(content.get("search", {}), f"{where}: search")
         asked = study_file.read_search(table, task, f"{where}: search")
         search, idle = study_file.split_idle(asked, fixed)
         kl_budget, kl_limit = study_file.read_kl(content.get("kl", {}), task, f"{where}: kl")
-        guard = tables.table(content.get("guard", {}), f"{where}: guard")
+        guard = declare.table(content.get("guard", {}), f"{where}: guard")
         spec = cls(
             name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
             task=task.name,
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
-            trials=len(listed) or tables.whole(content["trials"], Bounds(1), f"{where}: trials"),
-            seed=tables.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
+            trials=len(listed) or declare.whole(content["trials"], Bounds(1), f"{where}: trials"),
+            seed=declare.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
             device=require_device(content.get("device", "auto"), f"{where}: device"),
             threads=None
             if content.get("threads") is None
-            else tables.whole(content["threads"], Bounds(1), f"{where}: threads"),
+            else declare.whole(content["threads"], Bounds(1), f"{where}: threads"),
             fixed=fixed,
             search=search,
             idle=idle,
@@ -176,7 +176,7 @@ class StudySpec:
 
     def with_kl_budget(self, kl_budget: object, where: str) -> "StudySpec":
         """Return this study with another KL budget; ConfigError where it is none, or over the KL limit."""
-        budget = tables.number(kl_budget, tables.POSITIVE, where)
+        budget = declare.number(kl_budget, declare.POSITIVE, where)
         if budget > self.kl_limit:
             raise ConfigError(
                 f"{where} = {budget:g} is over the KL limit = {self.kl_limit:g}, where trials are stopped"
@@ -286,7 +286,7 @@ def _task(value: object, where: str) -> Task:
     try:
         if isinstance(value, Mapping):
             return read_table(value, file, f"{where}: task.")
-        name = tables.text(value, f"{where}: task", "a text in quotes, or a [task] table")
+        name = declare.text(value, f"{where}: task", "a text in quotes, or a [task] table")
         is_own = name not in BUILT_IN and is_task_path(name, file.parent)
         return get_task(str(file.parent / name) if is_own else name)
     except TaskError as error:
@@ -295,14 +295,14 @@ def _task(value: object, where: str) -> Task:
 
 
 def _sampler(value: object, where: str) -> SamplerSpec:
-    values = tables.table(value, where)
-    tables.require_known(values, ("name", "startup_trials"), f"{where}.")
+    values = declare.table(value, where)
+    declare.require_known(values, ("name", "startup_trials"), f"{where}.")
     name = values.get("name", SamplerSpec.name)
     if name not in SAMPLERS:
         allowed = ", ".join(SAMPLERS)
         raise ConfigError(f"{where}.name = {name!r} is not allowed: one of {allowed}{nearest(str(name), SAMPLERS)}")
     startup = values.get("startup_trials", SamplerSpec.startup_trials)
-    return SamplerSpec(name, tables.whole(startup, Bounds(1), f"{where}.startup_trials"))
+    return SamplerSpec(name, declare.whole(startup, Bounds(1), f"{where}.startup_trials"))
 
 
 def _change(what: str, old: object, new: object) -> str:

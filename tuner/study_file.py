@@ -4,12 +4,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ppo_core import tables
-from ppo_core.declaration import Hyperparameter, HyperValue, Range
+from ppo_core import declare
+from ppo_core.declare import Hyperparameter, HyperValue, Range, read_range, require_searchable
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.hyperparameters.rules import inert
-from ppo_core.ranges import read_range, require_searchable
 from ppo_core.task import Task
 
 TOP_LEVEL = (
@@ -47,10 +46,10 @@ def matching(value: object, pattern: tuple[re.Pattern[str], str], where: str) ->
 
 def read_kl(value: object, task: Task, where: str) -> tuple[float, float]:
     """Return the KL budget and limit in nats per response: the [kl] table's over the task's."""
-    values = tables.table(value, where)
-    tables.require_known(values, ("budget", "limit"), f"{where}.")
-    budget = tables.number(values.get("budget", task.kl_budget), tables.POSITIVE, f"{where}.budget")
-    limit = tables.number(values.get("limit", task.kl_limit), tables.POSITIVE, f"{where}.limit")
+    values = declare.table(value, where)
+    declare.require_known(values, ("budget", "limit"), f"{where}.")
+    budget = declare.number(values.get("budget", task.kl_budget), declare.POSITIVE, f"{where}.budget")
+    limit = declare.number(values.get("limit", task.kl_limit), declare.POSITIVE, f"{where}.limit")
     if limit < budget:
         raise ConfigError(f"{where}: limit = {limit:g} is below budget = {budget:g}, so good trials would be stopped")
     return budget, limit

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ppo_core import checkpoint
-from ppo_core.checkpoints_kept import CheckpointKeeper, disk_use
+from ppo_core.checkpoint import CheckpointKeeper, disk_use
 from ppo_core.errors import ConfigError, NoRoomError, nearest
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.importing import import_module
+from ppo_core.lookup import import_module
 from ppo_core.report import StepReport, Trainer
 from tuner import checkpoint_place
 from tuner.guard import GuardState, observe

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppo_core import checkpoint, checkpoints_kept
-from ppo_core.declaration import HyperValue
+from ppo_core import checkpoint
+from ppo_core.declare import HyperValue
 from ppo_core.errors import CheckpointError, PPOTunerError, StoreError
 from tuner import checkpoint_place, forking, quota, trial_folder
 from tuner.checkpoint_place import Place, TrialPlace
@@ -101,7 +101,7 @@ class TrialFiles:
         folder, elsewhere, kl_budget = self._folder(number), self._elsewhere(number), self._study.spec.kl_budget
 
         def end() -> None:
-            checkpoints_kept.prune_all_but_best(folder, kl_budget=kl_budget, newest=1)
+            checkpoint.prune_all_but_best(folder, kl_budget=kl_budget, newest=1)
             if elsewhere is not None:
                 elsewhere.keep()
 
@@ -187,7 +187,7 @@ class TrialFiles:
         for one in dropped:
             self._warn(one.line)
         if taken > limit and not self._is_over:
-            size = checkpoints_kept.size
+            size = checkpoint.size
             self._warn(f"checkpoints take {size(taken)}, over the quota of {size(limit)}: nothing more may be dropped")
         self._is_over = taken > limit
 

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
-from ppo_core.command.output import report_line
-from ppo_core.command.stop_signals import StopRequest
 from ppo_core.errors import PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
+from ppo_core.output import report_line
+from ppo_core.run.command_line import StopRequest
 from tuner import failures, trial_folder, trial_log
 from tuner.engines.local import LocalEngine
 from tuner.events import (

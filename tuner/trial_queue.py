@@ -2,7 +2,7 @@
 
 from collections.abc import Container
 
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from tuner.open_study import OpenStudy
 from tuner.projection import Projection
 from tuner.status import Origin

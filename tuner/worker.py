@@ -21,7 +21,7 @@ from typing import Protocol
 
 from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError
-from ppo_core.task import get_task
+from ppo_core.task_file import get_task
 from tuner import trial_log
 from tuner.engines import worker_output
 from tuner.protocol import (

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ppo_core import tables
-from ppo_core.declaration import Bounds
+from ppo_core import declare
+from ppo_core.declare import Bounds
 
 
-def _setting(default: float, doc: str, valid: Bounds = tables.POSITIVE) -> float:
+def _setting(default: float, doc: str, valid: Bounds = declare.POSITIVE) -> float:
     declared: float = field(default=default, metadata={"doc": doc, "valid": valid})
     return declared
 
@@ -38,8 +38,8 @@ class WorkerSettings:
         Raises:
             ConfigError: it is not a table, an unknown key, or a value that is not allowed.
         """
-        values = tables.table(value, where)
-        tables.require_known(values, SETTINGS, f"{where}.")
+        values = declare.table(value, where)
+        declare.require_known(values, SETTINGS, f"{where}.")
         return cls(**{name: checked(name, given, f"{where}.{name}") for name, given in values.items()})
 
     def to_dict(self) -> dict[str, float]:
@@ -53,4 +53,4 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {each.name: each.metadata for each i
 
 def checked(name: str, value: object, where: str) -> float:
     """Return the value of the setting `name`; ConfigError, which says `where`, if it is not allowed."""
-    return tables.number(value, SETTINGS[name]["valid"], where)
+    return declare.number(value, SETTINGS[name]["valid"], where)

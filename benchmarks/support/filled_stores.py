@@ -10,7 +10,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import create_engine, insert, select
 
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from ppo_core.report import StepReport
 from tuner import optuna_tables, space
 from tuner.mirror import Mirror

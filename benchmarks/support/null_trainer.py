@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core import checkpoint
-from ppo_core.declaration import Range
+from ppo_core.declare import Range
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import StepReport
 from ppo_core.task import Advice, Progress, Prompts, Task, TaskAssets

@@ -25,7 +25,7 @@ from transformers import (
 
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import StepReport
-from ppo_core.task import get_task
+from ppo_core.task_file import get_task
 from ppo_core.trainer import PPOTrainer, ppo_trainer
 
 from .curves import Curve, Point

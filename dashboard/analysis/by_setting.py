@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner.results import differences
 from tuner.status import Status

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from tuner.store import TrialRow
 
 ERRORS = 2.0

@@ -11,8 +11,8 @@ from dashboard.data import Snapshot
 from dashboard.figures import compare as figures
 from dashboard.figures.parts import title_of
 from dashboard.views import choice, common, drawn, mattered, renewal, samples
-from ppo_core.command.output import KL_UNIT, NOTHING, measured, plus_minus, short
 from ppo_core.metrics import METRICS
+from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
 from tuner.commands.report import LONGER
 from tuner.results import differences
 from tuner.status import Origin

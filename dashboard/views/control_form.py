@@ -8,11 +8,11 @@ from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import launching, permission
 from dashboard.views.control_parts import label_of, number_text, told, value_field
-from ppo_core.declaration import Hyperparameter, Range
+from ppo_core.declare import Hyperparameter, Range, require_searchable
 from ppo_core.errors import ConfigError, PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.ranges import require_searchable
-from ppo_core.task import BUILT_IN, Task, get_task
+from ppo_core.task import BUILT_IN, Task
+from ppo_core.task_file import get_task
 from tuner.spec import SAMPLERS
 
 SCALES = ("linear", "log", "log2")

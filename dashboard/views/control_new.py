@@ -6,7 +6,7 @@ import streamlit as st
 
 from dashboard import permission, steering, untrusted
 from dashboard.views.control_parts import confirm_order, draw_flash, label_of, trial_choice, trial_line, value_field
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner.forking import CHANGEABLE
 from tuner.results import StudyView

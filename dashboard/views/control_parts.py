@@ -11,7 +11,7 @@ from streamlit.delta_generator import DeltaGenerator
 from dashboard import data, permission, steering, untrusted
 from dashboard.steering import Proposal
 from dashboard.views import common
-from ppo_core.declaration import Hyperparameter, HyperValue
+from ppo_core.declare import Hyperparameter, HyperValue
 from ppo_core.errors import PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner import order_placing

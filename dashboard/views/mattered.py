@@ -14,8 +14,8 @@ from dashboard.figures import mattered as figures
 from dashboard.figures import parts
 from dashboard.figures.mattered import Measure
 from dashboard.views import drawn
-from ppo_core.command.output import KL_UNIT
 from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.output import KL_UNIT
 from tuner.status import Status
 from tuner.store import Store
 

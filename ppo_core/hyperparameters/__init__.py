@@ -15,7 +15,7 @@ from typing import Any
 
 from ppo_core import batch_sizes
 from ppo_core.batch_sizes import BatchSizes
-from ppo_core.declaration import Hyperparameter, HyperValue, read_declarations, with_help
+from ppo_core.declare import Hyperparameter, HyperValue, read_declarations, with_help
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.hyperparameters import rules
 from ppo_core.hyperparameters.batches import Batches

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from ppo_core.declaration import Hyper, Range
+from ppo_core.declare import Hyper, Range
 from ppo_core.hyperparameters.shared import COUNT, TRL
 
 COUNTED = "episodes, and with them the place in the order of prompts, are counted in rollout batches of its size"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ppo_core.declaration import Hyper
+from ppo_core.declare import Hyper
 from ppo_core.hyperparameters.shared import COUNT, CRITIC
 
 ADAPTERS = "it decides which weights are trained, and so what the checkpoint holds"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ppo_core.batch_sizes import divisors_near
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ppo_core.declaration import Bounds, Hyper
+from ppo_core.declare import Bounds, Hyper
 from ppo_core.hyperparameters.shared import COUNT, POSITIVE, TRL
 
 

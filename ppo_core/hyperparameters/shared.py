@@ -1,6 +1,6 @@
 """Bounds and sources that several declarations share."""
 
-from ppo_core.declaration import Bounds
+from ppo_core.declare import Bounds
 
 POSITIVE = Bounds(0, low_open=True)
 COUNT = Bounds(1)

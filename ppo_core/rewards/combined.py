@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast, get_args
 
 from ppo_core.errors import TaskError, nearest
-from ppo_core.rewards.answers import Answer
-from ppo_core.rewards.batch import Batch, column_names
+from ppo_core.rewards.batch import Answer, Batch, column_names
 from ppo_core.rewards.endpoint import EndpointReward
 from ppo_core.rewards.function import FunctionReward
 from ppo_core.task import Prompt, RewardKind, RewardPart, Scored

@@ -22,8 +22,7 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ppo_core.errors import RewardError, TaskError
-from ppo_core.rewards.answers import Answer, read_answer
-from ppo_core.rewards.batch import Batch, cut, one_line
+from ppo_core.rewards.batch import Answer, Batch, cut, one_line, read_answer
 from ppo_core.task import RewardPart
 
 logger = logging.getLogger(__name__)

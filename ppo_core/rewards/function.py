@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core.errors import RewardError, TaskError, nearest
-from ppo_core.importing import import_file, import_module
-from ppo_core.rewards.answers import Answer, read_answer
-from ppo_core.rewards.batch import Batch, one_line
+from ppo_core.lookup import import_file, import_module
+from ppo_core.rewards.batch import Answer, Batch, one_line, read_answer
 from ppo_core.task import RewardPart
 
 ALWAYS = ("prompts", "responses", "tokens", "ended")

@@ -13,10 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ppo_core.errors import RewardError, TaskError
-from ppo_core.layers import prepare_layers
 from ppo_core.memory import ChunkRows
-from ppo_core.rewards.answers import Answer, read_answer
-from ppo_core.rewards.batch import Batch, one_line
+from ppo_core.networks import prepare_layers
+from ppo_core.rewards.batch import Answer, Batch, one_line, read_answer
 from ppo_core.task import Prompt, RewardPart
 
 logger = logging.getLogger(__name__)

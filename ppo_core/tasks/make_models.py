@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from ppo_core.command import program
-from ppo_core.command.parsing import EXIT_OK, Parser
 from ppo_core.errors import ConfigError, nearest
+from ppo_core.run import command_line
+from ppo_core.run.command_line import EXIT_OK, Parser
 from ppo_core.task import Progress
+from ppo_core.tasks import arithmetic as arithmetic_recipe
+from ppo_core.tasks import reviews as reviews_recipe
 from ppo_core.tasks.arithmetic import build as arithmetic
-from ppo_core.tasks.arithmetic import recipe as arithmetic_recipe
 from ppo_core.tasks.reviews import build as reviews
-from ppo_core.tasks.reviews import recipe as reviews_recipe
-from ppo_core.tasks.reviews import training as reviews_training
+from ppo_core.tasks.reviews import build as reviews_training
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done; 1: it failed; 2: a mistake in the command line; 130: interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return program.run("make_models", lambda: _make(arguments))
+    return command_line.run("make_models", lambda: _make(arguments))
 
 
 def _make(arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from ppo_core.report import Sample, StepReport, TokenReadings
 from tuner.guard import GuardState, observe
 from tuner.objective import violation

@@ -7,10 +7,9 @@ import pytest
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.models import TaskModels, load_task
 from ppo_core.task import Prompt
-from ppo_core.tasks.arithmetic import TASK
+from ppo_core.tasks.arithmetic import TASK, prompts, pupils_answer
+from ppo_core.tasks.arithmetic.build import make_tokenizer
 from ppo_core.tasks.arithmetic.reward import exact
-from ppo_core.tasks.arithmetic.sums import prompts, pupils_answer
-from ppo_core.tasks.arithmetic.tokenizer import make_tokenizer
 from ppo_core.trainer import PPOTrainer
 
 pytestmark = pytest.mark.slow

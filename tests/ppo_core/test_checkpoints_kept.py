@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ppo_core import checkpoint, checkpoints_kept
-from ppo_core.checkpoints_kept import CheckpointKeeper, DiskUse, disk_use
+from ppo_core import checkpoint
+from ppo_core.checkpoint import CheckpointKeeper, DiskUse, disk_use
 from ppo_core.errors import CheckpointError, NoRoomError
 from ppo_core.report import StepReport
 
@@ -64,8 +64,8 @@ RUN = (report(0, 0.2, 0.0), report(1, 3.0, 9.0), report(2, 2.0, 5.0), report(3, 
 def test_the_newest_two_and_the_best_within_the_budget_stay(tmp_path: Path) -> None:
     save(keeper(tmp_path), *RUN)
     assert steps(tmp_path) == [1, 4, 5]
-    assert checkpoints_kept.best(tmp_path, BUDGET) == tmp_path / "step-000001"
-    assert checkpoints_kept.best(tmp_path, 8.0) is None
+    assert checkpoint.best(tmp_path, BUDGET) == tmp_path / "step-000001"
+    assert checkpoint.best(tmp_path, 8.0) is None
 
 
 def test_a_run_that_is_taken_up_again_knows_its_best_from_the_folder(tmp_path: Path) -> None:
@@ -118,17 +118,17 @@ def test_a_damaged_best_is_dropped_by_name_for_the_next_best(tmp_path: Path, cap
     save(again, report(4))
     assert steps(tmp_path) == [2, 3, 4]
     (tmp_path / "step-000002" / checkpoint.MANIFEST).write_text("{")
-    assert checkpoints_kept.best(tmp_path, BUDGET) is None
+    assert checkpoint.best(tmp_path, BUDGET) is None
     assert "step-000002/manifest.json is damaged" in caplog.messages[-1]
 
 
 def test_the_best_outlives_the_end_of_a_run(tmp_path: Path) -> None:
     save(keeper(tmp_path), *RUN)
-    checkpoints_kept.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=1)
+    checkpoint.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=1)
     assert steps(tmp_path) == [1, 5]
-    checkpoints_kept.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=3)
+    checkpoint.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=3)
     assert steps(tmp_path) == [1, 5]
-    checkpoints_kept.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=0)
+    checkpoint.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=0)
     assert steps(tmp_path) == [1]
 
 

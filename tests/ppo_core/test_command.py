@@ -17,13 +17,12 @@ from peft import PeftModel
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2ForSequenceClassification
 
-from ppo_core import PPOConfig, hub
+from ppo_core import PPOConfig, lookup
 from ppo_core.__main__ import main
-from ppo_core.command import model_card
-from ppo_core.command.ending import Ending
-from ppo_core.command.run_folder import Run
 from ppo_core.errors import TaskError
-from ppo_core.rollout import Rollouts, generate
+from ppo_core.generation import Rollouts, generate
+from ppo_core.run import model_card
+from ppo_core.run.run_folder import Ending, Run
 from ppo_core.task import Prompts, RewardPart, TaskAssets
 from ppo_core.trainer import ppo_trainer
 from tests.ppo_core.command_folder import KILL_AT, PARTS, REPOSITORY, SMALL, fill, process, steps
@@ -278,9 +277,9 @@ def test_a_policy_that_is_neither_here_nor_on_a_hub_that_answers(
     (cached / "refs").mkdir(parents=True)
     (cached / "refs" / "main").write_text("abc")
     shutil.copytree(folder / "policy", cached / "snapshots" / "abc")
-    hub.require_reachable("polcy", "--policy")
+    lookup.require_reachable("polcy", "--policy")
     with pytest.raises(TaskError):
-        hub.require_reachable("polcy-2", "--policy")
+        lookup.require_reachable("polcy-2", "--policy")
 
 
 def test_the_readmes_python_goes_on_when_it_is_run_again(

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from transformers import TrainingArguments
 
-from ppo_core.command import config_files, trl_fields, trl_yaml
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
+from ppo_core.run import config_file, trl
 
 TLDR = """
 # accelerate launch ppo_tldr.py --config tldr.yaml
@@ -108,17 +108,17 @@ resume_from_checkpoint local_rank warmup_ratio logging_dir overwrite_output_dir 
 """Fields of transformers' TrainingArguments, some of them gone from the installed version."""
 
 
-def read(text: str) -> trl_yaml.TrlFile:
+def read(text: str) -> trl.TrlFile:
     content: dict[str, Any] = yaml.safe_load(text)
-    assert trl_yaml.is_trl(content)
-    file = trl_yaml.read(content, "trl.yaml")
+    assert trl.is_trl(content)
+    file = trl.read(content, "trl.yaml")
     assert [item.key for item in file.told] == list(content), "each key is accounted for, once"
     return file
 
 
-def config_of(file: trl_yaml.TrlFile, prompts: int = 1000, *, has_reward_model: bool = True) -> PPOConfig:
+def config_of(file: trl.TrlFile, prompts: int = 1000, *, has_reward_model: bool = True) -> PPOConfig:
     values = file.for_task(prompts, has_reward_model=has_reward_model)
-    return config_files.layered(file.for_length(config_files.layered(values)) | values)
+    return config_file.layered(file.for_length(config_file.layered(values)) | values)
 
 
 def test_the_tldr_example() -> None:
@@ -181,7 +181,7 @@ def test_adapters_and_what_trl_never_applied() -> None:
     assert told["optim"] == ("translated", "AdamW trains here, not adafactor")
     assert told["deepspeed"][0] == "no meaning here"
     assert told["save_strategy"][1].startswith("not followed: checkpoints are saved by save_every_seconds")
-    lines = trl_yaml.lines(file.told)
+    lines = trl.lines(file.told)
     assert (
         lines[0] == ("read as they are: gradient_accumulation_steps, use_peft, lora_r, lora_alpha, bf16, kl_target")
         and len(lines) == len(file.told) - 5
@@ -217,20 +217,20 @@ def test_a_short_run_warms_up_within_itself() -> None:
 
 
 def test_every_field_of_trls_is_handled_once() -> None:
-    ours = (trl_fields.SAME, trl_fields.TRANSLATED, tuple(trl_fields.IGNORED_BY_TRL), tuple(trl_fields.MEANINGLESS))
+    ours = (trl.SAME, trl.TRANSLATED, tuple(trl.IGNORED_BY_TRL), tuple(trl.MEANINGLESS))
     names = {*NAMES.split(), *TRAINING_ARGUMENTS.split(), *(f.name for f in dataclasses.fields(TrainingArguments))}
     for name in sorted(names):
         assert sum(name in table for table in ours) == 1, name
         # As a file's only key beside one that makes it TRL's; null stands for a field that is not set.
-        file = trl_yaml.read({"output_dir": "o", name: None}, "trl.yaml")
+        file = trl.read({"output_dir": "o", name: None}, "trl.yaml")
         assert file.told[-1].key == name and file.told[-1].text
-    assert len(set(trl_fields.FIELDS)) == len(trl_fields.FIELDS)
+    assert len(set(trl.FIELDS)) == len(trl.FIELDS)
 
 
 def test_a_file_of_our_own_is_not_trls() -> None:
-    assert not trl_yaml.is_trl({"learning_rate": 1e-4, "num_mini_batches": 4, "report_to": "wandb", "run_name": "x"})
-    assert trl_yaml.is_trl({"stop_token": None})
-    assert not trl_yaml.is_trl({"stop_token": "eos"})
+    assert not trl.is_trl({"learning_rate": 1e-4, "num_mini_batches": 4, "report_to": "wandb", "run_name": "x"})
+    assert trl.is_trl({"stop_token": None})
+    assert not trl.is_trl({"stop_token": "eos"})
 
 
 @pytest.mark.parametrize(
@@ -259,5 +259,5 @@ def test_a_file_is_recognised_in_every_format(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"sft_model_path": "sft"}')
     (tmp_path / "a.toml").write_text('sft_model_path = "sft"')
     for name in ("a.json", "a.toml"):
-        content = config_files.parse(tmp_path / name)
-        assert trl_yaml.is_trl(content) and trl_yaml.read(content, name).settings.policy == "sft"
+        content = config_file.parse(tmp_path / name)
+        assert trl.is_trl(content) and trl.read(content, name).settings.policy == "sft"

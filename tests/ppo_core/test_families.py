@@ -13,10 +13,9 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from ppo_core import PPOConfig
 from ppo_core.errors import TaskError
+from ppo_core.generation import Rollouts, SamplingSettings, generate
 from ppo_core.models import TaskModels
 from ppo_core.policy import LanguageHead, response_states, token_readings
-from ppo_core.rollout import Rollouts, generate
-from ppo_core.sampler import SamplingSettings
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import FAMILIES, LORA_TARGETS, UNUSABLE, load_models, save_family
 

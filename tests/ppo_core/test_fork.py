@@ -10,10 +10,10 @@ import torch
 
 from ppo_core import PPOConfig, checkpoint
 from ppo_core.errors import CheckpointError
+from ppo_core.experience import RewardStatistics
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.kl import KLController
 from ppo_core.models import TaskModels
-from ppo_core.rewards.shaping import RewardStatistics
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.test_trainer import without_seconds
 

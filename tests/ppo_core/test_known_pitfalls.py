@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import ppo_core.trainer
 from ppo_core.agreement import is_apart
+from ppo_core.generation import Rollouts, generate
 from ppo_core.models import TaskModels
-from ppo_core.rollout import Rollouts, generate
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models
 from tests.ppo_core.test_networks import CONFIG, NETWORKS, assert_same, copies

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from ppo_core.task import BUILT_IN
+from ppo_core.tasks import arithmetic as arithmetic
 from ppo_core.tasks import make_models
-from ppo_core.tasks.arithmetic import recipe as arithmetic
+from ppo_core.tasks import reviews as reviews
 from ppo_core.tasks.make_models import COMMAND, MAKINGS, MANIFEST, description, hashes, main, make
-from ppo_core.tasks.reviews import recipe as reviews
 
 ROOT = Path(__file__).parents[2]
 TINY = {

@@ -13,12 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ppo_core.policy
 from ppo_core import PPOConfig, checkpoint
 from ppo_core.errors import OutOfMemory
+from ppo_core.generation import Rollouts, SamplingSettings, generate
 from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
 from ppo_core.networks import build_network
 from ppo_core.policy import compare, response_states, token_readings
-from ppo_core.rollout import Rollouts, generate
-from ppo_core.sampler import SamplingSettings
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models
 from tests.ppo_core.test_networks import NETWORKS, copies

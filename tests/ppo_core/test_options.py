@@ -16,12 +16,11 @@ from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsW
 from ppo_core import PPOConfig
 from ppo_core.errors import ConfigError
 from ppo_core.experience import read_policy
+from ppo_core.generation import Rollouts, SamplingSettings, generate, likeliest
 from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
 from ppo_core.networks import build_network
 from ppo_core.randomness import prompt_rows
-from ppo_core.rollout import Rollouts, generate
-from ppo_core.sampler import SamplingSettings, likeliest
 from ppo_core.task import Prompt
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import COMMON, load_models

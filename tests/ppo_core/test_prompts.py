@@ -11,7 +11,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ppo_core.errors import TaskError
-from ppo_core.prompts import PromptSource, encode, prompt_lengths, read_prompts
+from ppo_core.prompt_files import read_prompts
+from ppo_core.prompts import PromptSource, encode, prompt_lengths
 from ppo_core.task import Prompt
 
 TEMPLATE = (

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from ppo_core.errors import TaskError
-from ppo_core.prompts import read_prompts
-from ppo_core.prompts.rows import Row, Split
-from ppo_core.prompts.source import PromptSource, SplitChoice
-from ppo_core.prompts.splits import Plan, draw, make_plan, rows_of
+from ppo_core.prompt_files import read_prompts
+from ppo_core.prompts import Plan, PromptSource, Row, Split, SplitChoice, draw, make_plan, rows_of
 
 DRAWN = Plan("train", None, None)
 positions = st.sets(st.integers(0, 400), min_size=8).map(sorted)

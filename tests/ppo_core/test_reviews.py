@@ -10,15 +10,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from ppo_core.declaration import Range
+from ppo_core.declare import Range
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.task import TaskAssets
 from ppo_core.tasks.reviews import TASK
-from ppo_core.tasks.reviews.augment import augmented
-from ppo_core.tasks.reviews.corpus import MAX_WORDS, join, prompts, review
-from ppo_core.tasks.reviews.score import contributions, prefix_scores, score, split
-from ppo_core.tasks.reviews.tokenizer import make_tokenizer
-from ppo_core.tasks.reviews.words import LEVELS, vocabulary
+from ppo_core.tasks.reviews.build import make_tokenizer
+from ppo_core.tasks.reviews.corpus import (
+    LEVELS,
+    MAX_WORDS,
+    augmented,
+    contributions,
+    join,
+    prefix_scores,
+    prompts,
+    review,
+    score,
+    split,
+    vocabulary,
+)
 
 
 def _rewards(assets: TaskAssets, texts: Sequence[str]) -> list[float]:

@@ -7,11 +7,10 @@ from tokenizers.models import BPE, Unigram, WordLevel
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from ppo_core.generation import Rollouts, SamplingSettings, _response_texts, eos_ids, generate
 from ppo_core.models import TaskModels
 from ppo_core.policy import LanguageHead, response_states, token_readings
-from ppo_core.prompts.encoding import encode
-from ppo_core.rollout import Rollouts, _response_texts, generate
-from ppo_core.sampler import SamplingSettings, eos_ids
+from ppo_core.prompts import encode
 from ppo_core.sequences import Sequences, padded_left, position_ids
 from ppo_core.task import Prompt
 

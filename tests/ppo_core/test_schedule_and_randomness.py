@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppo_core.optim import Kind, lr_factor
 from ppo_core.randomness import Purpose, mini_batch_order, prompt_rows, uniforms
-from ppo_core.schedule import Kind, lr_factor
 
 
 @pytest.mark.parametrize(

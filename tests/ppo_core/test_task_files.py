@@ -15,13 +15,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Llam
 from transformers.utils import logging as transformers_logging
 
 from ppo_core import PPOConfig
-from ppo_core.declaration import Range
+from ppo_core.declare import Range
 from ppo_core.errors import TaskError
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.models import load_policy, load_task
 from ppo_core.prompts import PromptSource
-from ppo_core.task import Advice, Prompt, RewardPart, TaskAssets, get_task
-from ppo_core.task_files import make_task
+from ppo_core.task import Advice, Prompt, RewardPart, TaskAssets
+from ppo_core.task_file import get_task, make_task
 from ppo_core.trainer import ppo_trainer
 from tests.ppo_core.conftest import WORDS
 from tests.ppo_core.families import GATED
@@ -35,7 +35,7 @@ def short(responses):
 """
 PLAIN = 'policy = "model"\nreward = "reward.py:wanted"\nprompts = "prompts.jsonl"\n'
 PYTHON = """
-from ppo_core.task_files import make_task
+from ppo_core.task_file import make_task
 
 def wanted(prompts, responses, word):
     return [float(response.split().count(w)) for response, w in zip(responses, word)]

@@ -5,15 +5,13 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer
 
 from ppo_core import PPOConfig
-from ppo_core.experience import Experience, PolicyReading, build_experience, read_policy, token_scores
+from ppo_core.experience import Experience, PolicyReading, RewardStatistics, build_experience, read_policy, token_scores
+from ppo_core.generation import Rollouts, SamplingSettings, generate
 from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
 from ppo_core.networks import build_network
-from ppo_core.optimizers import Optimizers
+from ppo_core.optim import Optimizers
 from ppo_core.policy import ActorCritic
-from ppo_core.rewards.shaping import RewardStatistics
-from ppo_core.rollout import Rollouts, generate
-from ppo_core.sampler import SamplingSettings
 from ppo_core.update import UpdateStatistics, ppo_epochs
 from tests.ppo_core.families import FAMILIES
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ppo_core import checkpoint
-from ppo_core.declaration import Range
+from ppo_core.declare import Range
 from ppo_core.errors import TaskError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import Sample, StepReport

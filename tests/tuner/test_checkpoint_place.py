@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ppo_core import checkpoint, checkpoints_kept
+from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StoreError, StudyError
 from tests.tuner import quick_trainer
 from tuner import checkpoint_place
@@ -76,7 +76,7 @@ def test_a_folder_that_was_lost_is_made_whole_again(place: Place, tmp_path: Path
     assert point == (tmp_path / "b" / "step-000006", 6)
     for path in checkpoint.complete(tmp_path / "a"):
         assert checkpoint.verify(tmp_path / "b" / path.name) == checkpoint.verify(path)
-    assert checkpoints_kept.best(tmp_path / "b", 10.0) == tmp_path / "b" / "step-000002"  # not the newest alone
+    assert checkpoint.best(tmp_path / "b", 10.0) == tmp_path / "b" / "step-000002"  # not the newest alone
 
 
 def test_what_is_here_is_not_brought_again(place: Place, tmp_path: Path) -> None:

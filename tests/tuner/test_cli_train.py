@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ppo_core.command import output
+from ppo_core import output
 from tests.tuner import made_study, quick_run
 from tests.tuner.invoke import Invoke, one_error
 from tuner.commands import report
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def quick_train(ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Runs `train --json` on the quick task with the quick trainer; returns its object."""
-    monkeypatch.setattr("ppo_core.command.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
 
     def invoke(*argv: str) -> dict[str, Any]:
         status, stdout, stderr = ppo_tuner("train", "--task", quick_run.NAME, *argv, "--json")
@@ -102,7 +102,7 @@ def test_from_takes_no_other_task(ppo_tuner: Invoke, made: str, own_folder: Path
 def test_the_end_is_judged_by_the_kl_budget(
     ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path
 ) -> None:
-    monkeypatch.setattr("ppo_core.command.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
     flags = ["--task", quick_run.NAME, "--learning_rate", "3e-3", "--output", "out"]
     status, stdout, stderr = ppo_tuner("train", *flags)
     assert (status, stderr) == (0, "")
@@ -125,7 +125,7 @@ def test_the_end_is_judged_by_the_kl_budget(
 def test_what_a_run_does_is_told_when_it_begins(
     ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path
 ) -> None:
-    monkeypatch.setattr("ppo_core.command.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
     flags = ["--task", quick_run.NAME, "--total_episodes", "32", "--output", "out"]
     lines = ppo_tuner("train", *flags)[1].splitlines()
     assert lines[0] == "preparing: making nothing"
@@ -188,7 +188,7 @@ def test_sizes_may_be_stated_the_other_way(quick_train: Callable[..., dict[str, 
 
 
 def test_train_prints_a_line_a_step(ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:
-    monkeypatch.setattr("ppo_core.command.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
     status, stdout, stderr = ppo_tuner("train", "--task", quick_run.NAME, "--learning_rate", "1e-3")
     assert (status, stderr) == (0, "")
     steps = [line for line in stdout.splitlines() if line.startswith("step ")]
@@ -201,7 +201,7 @@ def test_train_prints_a_line_a_step(ppo_tuner: Invoke, monkeypatch: pytest.Monke
 def test_interrupted_train_saves_and_resumes(
     ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, own_folder: Path
 ) -> None:
-    monkeypatch.setattr("ppo_core.command.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
     monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
     status, stdout, stderr = ppo_tuner("train", "--task", quick_run.NAME, "--learning_rate", "1e-3", "--output", "out")
     assert status == 130
@@ -222,7 +222,7 @@ def test_out_of_memory_in_train_is_advice(ppo_tuner: Invoke, monkeypatch: pytest
     def raise_out_of_memory(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore lines.")
 
-    monkeypatch.setattr("ppo_core.command.training.make_trainer", raise_out_of_memory)
+    monkeypatch.setattr("ppo_core.run.training.make_trainer", raise_out_of_memory)
     status, _, stderr = ppo_tuner("train", "--task", quick_run.NAME)
     assert status == 1
     assert one_error(stderr).startswith("out of memory; lower per_device_train_batch_size")

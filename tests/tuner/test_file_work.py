@@ -99,7 +99,7 @@ class Blocked:
         return self._was_in_time == [True]
 
 
-@pytest.mark.parametrize("path", ["tuner.forking.fork_files", "ppo_core.checkpoints_kept.prune", "tuner.quota.enforce"])
+@pytest.mark.parametrize("path", ["tuner.forking.fork_files", "ppo_core.checkpoint.prune", "tuner.quota.enforce"])
 def test_steps_orders_and_the_lease_do_not_wait_for_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:

@@ -19,7 +19,7 @@ import pytest
 from optuna.trial import FrozenTrial
 from sqlalchemy import create_engine, text
 
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from ppo_core.errors import StoreError
 from tests import waiting
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row

@@ -9,7 +9,7 @@ import pytest
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.models import load_task
-from ppo_core.task import get_task
+from ppo_core.task_file import get_task
 from ppo_core.trainer import PPOTrainer
 from tests.tuner.invoke import Invoke, one_error
 from tuner.spec import StudySpec

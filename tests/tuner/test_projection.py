@@ -10,7 +10,7 @@ from optuna.samplers import TPESampler
 from optuna.search_space import intersection_search_space
 from optuna.trial import TrialState
 
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
 from tuner.projection import Projection
 from tuner.space import arm_search, sampler_space, suggest

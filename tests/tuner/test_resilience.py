@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import pytest
 from sqlalchemy import PoolProxiedConnection, text, update
 
-from ppo_core.command import output
+from ppo_core import output
 from ppo_core.errors import StoreError
 from ppo_core.report import Sample, StepReport
 from tests.tuner import quick_study, stores

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core.command import output
+from ppo_core import output
 from ppo_core.metrics import METRICS
 from tests.tuner import made_study
 from tests.tuner.trial_rows import pruned, trial_row

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from ppo_core.declaration import Range
+from ppo_core.declare import Range
 from tuner.space import arm_search, arms, for_people, for_sampler, in_arm, sampler_space, suggest
 
 SEARCH = {

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ppo_core import tables
-from ppo_core.declaration import Range
+from ppo_core import declare
+from ppo_core.declare import Range
 from ppo_core.errors import ConfigError
-from ppo_core.task import get_task
+from ppo_core.task_file import get_task
 from tuner.spec import PPO_TRAINER, SamplerSpec, StudySpec
 from tuner.worker_settings import WorkerSettings
 
@@ -66,7 +66,7 @@ def test_the_reviews_study() -> None:
 
 
 def test_the_reviews_study_explains_every_setting_of_workers_with_its_default() -> None:
-    content = tables.read_toml(next(path for path in SHIPPED if path.name == "reviews.toml"), "study file")
+    content = declare.read_toml(next(path for path in SHIPPED if path.name == "reviews.toml"), "study file")
     assert content["workers"] == WorkerSettings().to_dict()
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core import checkpoint, checkpoints_kept
+from ppo_core import checkpoint
 from ppo_core.errors import StudyError
 from tuner.store import StudyRow
 from tuner.trial_folder import claim, held_folder, resume_point
@@ -55,12 +55,12 @@ def test_an_unfinished_or_damaged_checkpoint_is_removed(tmp_path: Path) -> None:
 
 def test_a_best_beyond_where_a_trial_goes_on_is_removed_and_one_before_it_stays(tmp_path: Path) -> None:
     save(tmp_path, 3, 6, 9)
-    assert checkpoints_kept.best(tmp_path, 10.0) == tmp_path / "step-000009"
+    assert checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000009"
     assert resume_point(tmp_path, 7) == (tmp_path / "step-000006", 6)
-    assert checkpoints_kept.best(tmp_path, 10.0) == tmp_path / "step-000006"
+    assert checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000006"
     (tmp_path / "step-000006" / "a.txt").write_text("b")
     assert resume_point(tmp_path, 7) == (tmp_path / "step-000003", 3)
-    assert checkpoints_kept.best(tmp_path, 10.0) == tmp_path / "step-000003"
+    assert checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000003"
 
 
 def test_a_trial_that_has_no_folder_begins_at_the_start(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import TrialRow

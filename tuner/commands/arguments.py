@@ -1,4 +1,4 @@
-"""What a command line of `ppo-tuner` may hold, and the one to copy. See `ppo_core.command.parsing`."""
+"""What a command line of `ppo-tuner` may hold, and the one to copy. See `ppo_core.run.command_line`."""
 
 import argparse
 import math

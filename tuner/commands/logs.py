@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from ppo_core.command.parsing import EXIT_INTERRUPTED
 from ppo_core.errors import StudyError
+from ppo_core.run.command_line import EXIT_INTERRUPTED
 from tuner import trial_log
 from tuner.commands.reading import opened
 from tuner.status import Status

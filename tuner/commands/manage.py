@@ -5,10 +5,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from ppo_core.checkpoints_kept import size
-from ppo_core.command.output import plain
-from ppo_core.command.parsing import EXIT_ERROR
+from ppo_core.checkpoint import size
 from ppo_core.errors import ConfigError
+from ppo_core.output import plain
+from ppo_core.run.command_line import EXIT_ERROR
 from tuner import study_folder, upkeep
 from tuner.commands import storage
 from tuner.store import Store, StudyRow

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ppo_core.command import output
+from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError
 from tuner import order_kinds, order_placing, render
 from tuner.commands import storage

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ppo_core.command import output
+from ppo_core import output
 from ppo_core.errors import NO_ROOM
 from ppo_core.report import StepReport
 from tuner import render

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ppo_core.command import output
+from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError
 from tuner import kept_checkpoints, render, results
 from tuner.commands import report, storage

@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ppo_core.command import output
-from ppo_core.command.parsing import EXIT_ERROR, EXIT_OK
+from ppo_core import output
+from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
 from tuner import kept_checkpoints, render
 from tuner.best import closest_trial
 from tuner.commands import storage

@@ -7,9 +7,9 @@ from contextlib import closing
 from importlib import resources
 from pathlib import Path
 
-from ppo_core.command import output
-from ppo_core.command.parsing import EXIT_INTERRUPTED
+from ppo_core import output
 from ppo_core.errors import ConfigError, nearest
+from ppo_core.run.command_line import EXIT_INTERRUPTED
 from tuner import checkpoint_place, results, study_file
 from tuner.commands import report, storage
 from tuner.commands.arguments import to_copy

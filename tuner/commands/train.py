@@ -4,14 +4,13 @@ import argparse
 import shlex
 from collections.abc import Sequence
 
-from ppo_core.command import training
-from ppo_core.command.arguments import DESCRIPTION, RunParser
-from ppo_core.command.new_run import Start
-from ppo_core.command.parsing import refuse_unknown
-from ppo_core.command.program import import_from_working_folder
-from ppo_core.command.training import Program
 from ppo_core.errors import ConfigError
-from ppo_core.task import get_task
+from ppo_core.run import training
+from ppo_core.run.arguments import DESCRIPTION, RunParser
+from ppo_core.run.command_line import import_from_working_folder, refuse_unknown
+from ppo_core.run.new_run import Start
+from ppo_core.run.training import Program
+from ppo_core.task_file import get_task
 from tuner import results
 from tuner.commands import storage
 from tuner.commands.arguments import PROG, STORAGE_HELP, to_copy, trial_number

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppo_core import tables
+from ppo_core import declare
 from ppo_core.errors import nearest
 from tuner import overrides, study_file
 from tuner.exchange import SUFFIXES, values
@@ -93,14 +93,14 @@ def read(folder: Path) -> Exported:
     """
     path = folder / STUDY_FILE
     content = _content(folder, path)
-    tables.require_known(content, _KEYS, f"{path}: ")
+    declare.require_known(content, _KEYS, f"{path}: ")
     for key in _KEYS:
         if key not in content and key != OVERRIDES:
             raise ExchangeError(f"{path}: {key} is missing")
     fmt = content["tables"]
     if not isinstance(fmt, str) or fmt not in SUFFIXES:
         raise values.refuse(f"{path}: tables", fmt, f"one of {', '.join(SUFFIXES)}{nearest(str(fmt), SUFFIXES)}")
-    tables.whole(content["schema_version"], tables.AT_LEAST_ONE, f"{path}: schema_version")
+    declare.whole(content["schema_version"], declare.AT_LEAST_ONE, f"{path}: schema_version")
     name = study_file.matching(content["name"], study_file.NAME, f"{path}: name")
     study = {key: values.checked(field, content[key], f"{path}: {key}") for key, field in _STUDY_KINDS.items()}
     found = content.get(OVERRIDES)
@@ -160,7 +160,7 @@ def _orders(value: object, path: Path) -> list[dict[str, Any]]:
 def _order(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise values.refuse(where, value, "a JSON object")
-    tables.require_known(value, [field.name for field in ORDER_FIELDS], f"{where}.")
+    declare.require_known(value, [field.name for field in ORDER_FIELDS], f"{where}.")
     order = {
         field.name: values.checked(field, value.get(field.name), f"{where}.{field.name}") for field in ORDER_FIELDS
     }

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppo_core.command.output import plain
 from ppo_core.errors import nearest
+from ppo_core.output import plain
 from tuner.exchange import values
 from tuner.exchange.layout import ExchangeError, Field, Kind, TableLayout
 from tuner.store.bulk import CHUNK

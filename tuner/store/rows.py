@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from tuner.status import Origin, Reason, Status, Wanted
 from tuner.store.processes import ProcessKey, is_alive
 

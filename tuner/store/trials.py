@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, delete, func, insert, literal, select, update
 
-from ppo_core.declaration import HyperValue
+from ppo_core.declare import HyperValue
 from ppo_core.errors import StudyError
 from ppo_core.report import StepReport
 from tuner.status import ENDINGS, Origin, Reason, Status, Wanted

@@ -5,15 +5,38 @@ from pathlib import Path
 from random import Random
 from typing import cast
 
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import WordLevel
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from ppo_core.task import Progress
-from ppo_core.tasks.arithmetic.recipe import POLICY, Recipe
-from ppo_core.tasks.arithmetic.sums import prompts, pupils_answer
-from ppo_core.tasks.arithmetic.tokenizer import CHARACTERS, make_tokenizer
+from ppo_core.tasks.arithmetic import POLICY, Recipe, prompts, pupils_answer
 from ppo_core.tasks.teaching import IGNORED, SAMPLE, padded, reproducible, save, small_gpt2, train
+
+# The tokenizer: each character is a token.
+
+PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
+CHARACTERS = "0123456789+="
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return the tokenizer of digits, `+` and `=`; decoding joins the characters."""
+    ids = {token: i for i, token in enumerate((PAD, EOS, UNK, *CHARACTERS))}
+    tokenizer = Tokenizer(WordLevel(ids, unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+# Train the SFT policy of the arithmetic task, and save it as transformers does.
 
 
 def build(folder: Path, recipe: Recipe, progress: Progress | None = None) -> None:

@@ -1,29 +1,141 @@
 """Prompts and reviews, drawn from a small grammar with a fixed seed. Pure Python."""
 
 import itertools
+import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from random import Random
+from types import MappingProxyType
 
 from ppo_core.task import Prompts
-from ppo_core.tasks.reviews.words import (
-    ADJECTIVES,
-    ASPECTS,
-    BUYERS,
-    COMMA,
-    CONTEXTS,
-    FULL_STOP,
-    GETTING,
-    INTENSIFIERS,
-    LEVELS,
-    LINKS,
-    NEGATIONS,
-    PEOPLE,
-    SOFTENERS,
-    THINGS,
-    VERB_INTENSIFIERS,
-    VERBS,
+
+# The words of the reviews task, each list in one place. Pure Python.
+
+THINGS = (
+    "camera",
+    "lamp",
+    "phone",
+    "chair",
+    "desk",
+    "coat",
+    "watch",
+    "bike",
+    "tent",
+    "radio",
+    "kettle",
+    "sofa",
+    "clock",
+    "mirror",
+    "jacket",
+    "suitcase",
+    "keyboard",
+    "printer",
+    "guitar",
+    "backpack",
+    "blanket",
+    "heater",
+    "fan",
+    "table",
+    "shelf",
+    "bottle",
+    "toaster",
+    "speaker",
 )
+"""What is reviewed."""
+
+GETTING = ("bought", "ordered", "got", "found")
+BUYERS = ("i", "we")
+CONTEXTS = (
+    "online",
+    "last week",
+    "last month",
+    "last spring",
+    "last winter",
+    "last year",
+    "in april",
+    "in june",
+    "at the market",
+    "at the shop",
+    "at the station",
+    "for the office",
+    "for the garden",
+    "for the kitchen",
+    "for the trip",
+    "for the children",
+)
+ASPECTS = (
+    "price",
+    "quality",
+    "size",
+    "colour",
+    "design",
+    "service",
+    "delivery",
+    "finish",
+    "weight",
+    "shape",
+    "style",
+    "warranty",
+)
+"""What of the thing is judged."""
+
+PEOPLE = ("i", "we", "my sister", "my brother", "our friends")
+LINKS = ("is", "was", "looks", "seems", "feels")
+
+ADJECTIVES = MappingProxyType(
+    {
+        4: ("superb", "magnificent", "flawless", "outstanding", "perfect"),
+        3: ("excellent", "wonderful", "brilliant", "fantastic", "amazing"),
+        2: ("great", "lovely", "impressive", "delightful", "charming"),
+        1: ("good", "nice", "decent", "pleasant", "solid"),
+        -1: ("plain", "dull", "weak", "odd", "flimsy"),
+        -2: ("bad", "poor", "ugly", "annoying", "clumsy"),
+        -3: ("awful", "terrible", "dreadful", "horrible", "dismal"),
+        -4: ("atrocious", "abysmal", "disastrous", "worthless", "appalling"),
+    }
+)
+"""Adjectives by level: the sign is the sentiment, the size how strong it is."""
+
+VERBS = MappingProxyType(
+    {
+        4: ("adored",),
+        3: ("loved",),
+        2: ("enjoyed",),
+        1: ("liked",),
+        -1: ("disliked",),
+        -2: ("regretted",),
+        -3: ("hated",),
+        -4: ("loathed",),
+    }
+)
+"""What people did about the thing, by level."""
+
+LEVELS: MappingProxyType[str, int] = MappingProxyType(
+    {word: level for table in (ADJECTIVES, VERBS) for level, words in table.items() for word in words}
+)
+"""The level of every opinion word, -4 to 4."""
+
+VERB_INTENSIFIERS = ("really", "truly")
+INTENSIFIERS = ("very", *VERB_INTENSIFIERS)
+SOFTENERS = ("fairly", "rather", "slightly")
+NEGATIONS = ("not", "never")
+
+FULL_STOP = "."
+COMMA = ","
+_FUNCTION_WORDS = ("the", "it", "and", "but", "also")
+
+
+def vocabulary() -> tuple[str, ...]:
+    """Return every word and punctuation mark that a review may hold, each once, in a fixed order."""
+    phrases = (*THINGS, *GETTING, *BUYERS, *CONTEXTS, *ASPECTS, *PEOPLE, *LINKS, *LEVELS)
+    words = [word for phrase in phrases for word in phrase.split()]
+    words += [*INTENSIFIERS, *SOFTENERS, *NEGATIONS, *_FUNCTION_WORDS, FULL_STOP, COMMA]
+    return tuple(dict.fromkeys(words))
+
+
+# Prompts and reviews, drawn from a small grammar with a fixed seed. Pure Python.
 
 SEED = 20_240_607
 TRAIN_PROMPTS = 2048
@@ -133,3 +245,135 @@ def _level(rng: Random, mood: int) -> int:
 
 def _direction(words: Sequence[str]) -> bool:
     return next(LEVELS[word] > 0 for word in reversed(words) if word in LEVELS)
+
+
+# The sentiment score that the reward model is taught. Pure Python.
+#
+# Every opinion word adds its strength to a sum, which is then compressed by asinh: it never stops growing, but each
+# further step costs more words, and rarer ones, so the reward keeps its price in KL all the way.
+
+STRENGTHS = {1: 0.7, 2: 1.3, 3: 2.0, 4: 3.0}
+"""What an opinion word adds by the size of its level."""
+
+INTENSIFIED = 1.4
+SOFTENED = 0.6
+NEGATED = -0.6
+REPEATED = 0.2
+"""Factor for each earlier use of the same word: saying it again persuades nobody."""
+
+SCALE = 1.5
+BEND = 4.0
+"""Sum from which compression sets in."""
+
+UNFINISHED = 0.5
+"""Taken off a text that does not end with a full stop."""
+
+
+def split(text: str) -> list[str]:
+    """Return the words and punctuation marks of a text, in order."""
+    return re.findall(r"\w+|[^\w\s]", text)
+
+
+def score(text: str) -> float:
+    """Return the sentiment score of a whole text (prompt and response): about -3 to 3, near 0 on average."""
+    return prefix_scores(split(text))[-1] if text else -UNFINISHED
+
+
+def prefix_scores(words: Sequence[str]) -> list[float]:
+    """Return the score of every prefix of a text: one number per word, in the same order."""
+    totals = itertools.accumulate(contributions(words))
+    return [_compressed(total) - UNFINISHED * (word != FULL_STOP) for word, total in zip(words, totals, strict=True)]
+
+
+def contributions(words: Sequence[str]) -> list[float]:
+    """Return what every word adds to the sum, in the same order: 0 for all but opinion words."""
+    uses: Counter[str] = Counter()
+    added = []
+    for i, word in enumerate(words):
+        added.append(_worth(word, words[max(0, i - 2) : i]) * REPEATED ** uses[word] if word in LEVELS else 0.0)
+        uses[word] += 1
+    return added
+
+
+def _compressed(total: float) -> float:
+    return SCALE * math.asinh(total / BEND)
+
+
+def _worth(word: str, before: Sequence[str]) -> float:
+    """Return what the first use of an opinion word adds after the (up to two) words `before` it."""
+    last = before[-1] if before else ""
+    # Opinions strung together without a word between them are no review.
+    if last in LEVELS:
+        return 0.0
+    worth = math.copysign(STRENGTHS[abs(LEVELS[word])], LEVELS[word])
+    if last in INTENSIFIERS:
+        worth *= INTENSIFIED
+    if last in SOFTENERS:
+        worth *= SOFTENED
+    modified = last in INTENSIFIERS or last in SOFTENERS
+    if last in NEGATIONS or (modified and len(before) == 2 and before[0] in NEGATIONS):
+        worth *= NEGATED
+    return worth
+
+
+# Responses such as the corpus does not have, for the reward model to know what they are worth. Pure Python.
+#
+# Training drives a policy out of the corpus, and a reward model that never saw such texts can be fooled by them.
+
+
+def augmented(rng: Random) -> list[str]:
+    """Return the words of an unusual response, at most `MAX_WORDS` + 1 of them and perhaps none."""
+    kinds = {_exaggerated: 5, _opinions: 2, _any_words: 1, _shuffled: 1, _repeating: 2}
+    kind = rng.choices(list(kinds), list(kinds.values()))[0]
+    return kind(rng)[: MAX_WORDS + 1]
+
+
+def _exaggerated(rng: Random) -> list[str]:
+    """Return a long review of one sign whose opinion words come from a small set, perhaps all intensified."""
+    sign, least = rng.choice((1, 1, -1)), rng.randint(1, 4)
+    adjectives = [word for level, words in ADJECTIVES.items() if level * sign >= least for word in words]
+    adjectives = rng.sample(adjectives, rng.randint(1, len(adjectives)))
+    verbs = [word for level, words in VERBS.items() if level * sign >= least for word in words]
+    intensified = rng.choice((0.0, 0.3, 0.8))
+    result: list[str] = []
+    for word in max(review(rng), review(rng), key=len):
+        if word in LEVELS:
+            modified = result[-1] in INTENSIFIERS or result[-1] in SOFTENERS
+            is_verb = any(word in words for words in VERBS.values())
+            if not modified and rng.random() < intensified:
+                result.append(rng.choice(VERB_INTENSIFIERS if is_verb else INTENSIFIERS))
+            word = rng.choice(verbs if is_verb else adjectives)
+        result.append(word)
+    return result
+
+
+def _opinions(rng: Random) -> list[str]:
+    """Return a string of opinion words of one sign, some of them with a word or a mark between."""
+    sign = rng.choice((1, -1))
+    words = [word for word, level in LEVELS.items() if level * sign > 0]
+    between = rng.choice(((), (COMMA,), ("and",), INTENSIFIERS, (COMMA, "and", *INTENSIFIERS)))
+    dense = rng.random()
+    result: list[str] = []
+    for _ in range(rng.randint(1, MAX_WORDS)):
+        result.append(rng.choice(words))
+        if between and rng.random() < dense:
+            result.append(rng.choice(between))
+    return result
+
+
+def _any_words(rng: Random) -> list[str]:
+    return rng.choices(vocabulary(), k=rng.randint(0, MAX_WORDS))
+
+
+def _shuffled(rng: Random) -> list[str]:
+    words = rng.choice((review, _exaggerated))(rng)
+    rng.shuffle(words)
+    return words
+
+
+def _repeating(rng: Random) -> list[str]:
+    """Return a review whose end is one phrase of it, of one to six words, over and over."""
+    words = rng.choice((review, _exaggerated))(rng)
+    start = rng.randrange(len(words))
+    phrase = words[start : start + rng.randint(1, 6)]
+    return words[: start + len(phrase)] + phrase * rng.randint(1, MAX_WORDS // len(phrase))

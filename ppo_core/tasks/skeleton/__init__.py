@@ -7,8 +7,8 @@ from importlib import resources
 from pathlib import Path
 
 from ppo_core.errors import TaskError
-from ppo_core.task_files.places import policy_place
-from ppo_core.tasks.arithmetic.sums import prompts
+from ppo_core.task_sources import policy_place
+from ppo_core.tasks.arithmetic import prompts
 
 DEFAULT_POLICY = "task:arithmetic"
 ROWS = 512

@@ -1,0 +1,289 @@
+"""How a hyperparameter is declared: `Annotated[type, Hyper(...)] = default` on a dataclass field."""
+
+import dataclasses
+import inspect
+import json
+import math
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, UnionType
+from typing import Any, Literal
+
+from ppo_core.errors import ConfigError, nearest
+
+Scale = Literal["linear", "log", "log2"]
+HyperValue = float | int | bool | str | None
+
+
+@dataclass(frozen=True)
+class Range:
+    """A numeric search range, both ends included. `log2` proposes whole powers of two."""
+
+    low: float
+    high: float
+    scale: Scale = "linear"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The values that make mathematical sense. An open end is itself not allowed."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.low_open else value >= self.low
+        below = value < self.high if self.high_open else value <= self.high
+        return above and below
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"{'over' if self.low_open else 'at least'} {self.low:g}"
+        left, right = "(" if self.low_open else "[", ")" if self.high_open else "]"
+        return f"in {left}{self.low:g}, {self.high:g}{right}"
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """What is known of one hyperparameter, apart from its name, type and default."""
+
+    label: str
+    doc: str
+    source: str
+    unit: str = ""
+    valid: Bounds | None = None
+    search: Range | None = None
+    fixed_by_checkpoint: str = ""
+    """Why a run that goes on from a checkpoint cannot change it; empty where it can."""
+
+
+@dataclass(frozen=True)
+class Hyperparameter(Hyper):
+    """A declaration with the field's name, type and default: the whole of what is known of it."""
+
+    name: str = ""
+    group: str = ""
+    """The heading it stands under in help and docs."""
+    kind: type = float
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+    default: HyperValue = None
+
+    @property
+    def title(self) -> str:
+        """The label with its unit, for axes and tables."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+    @property
+    def allowed(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            text = "one of " + ", ".join(self.choices)
+        elif self.kind is bool:
+            text = "true or false"
+        elif self.kind is str:
+            text = "a text"
+        else:
+            noun = "a whole number" if self.kind is int else "a number"
+            text = f"{noun} {self.valid}" if self.valid else noun
+        return f"{text}, or unset" if self.optional else text
+
+    def coerce(self, value: object) -> HyperValue:
+        """Return `value` in the field's type (YAML hands `1e-5` over as text), or raise ConfigError."""
+        if value is None and self.optional:
+            return None
+        converted = _convert(value, self.kind)
+        if converted is not None:
+            if self.choices and converted in self.choices:
+                return converted
+            if not self.choices and (self.valid is None or isinstance(converted, str) or converted in self.valid):
+                return converted
+        hint = nearest(str(value), self.choices)
+        raise ConfigError(f"{self.name} = {value!r} is not allowed: {self.allowed}{hint}")
+
+
+def _convert(value: object, kind: type) -> HyperValue:
+    """Return `value` as `kind`, or None where that would lose or invent something."""
+    if kind is bool:
+        truths = {"true": True, "false": False}
+        return value if isinstance(value, bool) else truths.get(str(value).lower())
+    if kind is str:
+        return json.dumps(value) if isinstance(value, list) else value if isinstance(value, str) else None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    if not math.isfinite(number):
+        return None
+    if kind is int:
+        return int(value) if isinstance(value, int) else int(number) if number.is_integer() else None
+    return number
+
+
+def read_declarations(cls: type) -> dict[str, Hyperparameter]:
+    """Return the declarations of a dataclass by field name, in order."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    table = {}
+    for item in dataclasses.fields(cls):
+        group = next(base for base in reversed(cls.__mro__) if item.name in inspect.get_annotations(base))
+        annotated, *extras = typing.get_args(hints[item.name])
+        hyper = next(extra for extra in extras if isinstance(extra, Hyper))
+        is_union = typing.get_origin(annotated) in (UnionType, typing.Union)
+        members = typing.get_args(annotated) if is_union else (annotated,)
+        base = next(m for m in members if m is not type(None))
+        choices = typing.get_args(base) if typing.get_origin(base) is Literal else ()
+        table[item.name] = Hyperparameter(
+            **{f.name: getattr(hyper, f.name) for f in dataclasses.fields(Hyper)},
+            name=item.name,
+            group=(group.__doc__ or "").strip().rstrip("."),
+            kind=str if choices else base,
+            optional=type(None) in members,
+            choices=choices,
+            default=typing.cast(HyperValue, item.default),
+        )
+    return table
+
+
+def with_help(cls: type) -> type:
+    """Class decorator: copy each declaration's doc to where `HfArgumentParser` looks for the help text."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for item in dataclasses.fields(cls):
+        text = next(h for h in hints[item.name].__metadata__ if isinstance(h, Hyper)).doc
+        item.metadata = MappingProxyType({"help": text.replace("%", "%%")})
+    return cls
+
+
+# Checks of single values in a study or task file. Each error is one line: where, what is there, what is allowed.
+
+POSITIVE = Bounds(0, low_open=True)
+AT_LEAST_ONE = Bounds(1)
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Return a TOML file's content; `what` it is stands in errors.
+
+    Raises:
+        ConfigError: it cannot be read; the message names the file and, for bad syntax, the line.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {what} {path}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def table(value: object, where: str) -> Mapping[str, Any]:
+    """Return `value` as a table, or raise ConfigError."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} = {value!r} is not allowed: a table of key = value lines")
+    return value
+
+
+def require_known(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
+    """Raise ConfigError for the first key that is not allowed; `where` ends in what stands before a key."""
+    allowed = tuple(allowed)
+    for key in keys:
+        if key not in allowed:
+            raise ConfigError(f"{where}{key}: unknown key; allowed: {', '.join(allowed)}{nearest(key, allowed)}")
+
+
+def text(value: object, where: str, what: str = "a text in quotes") -> str:
+    """Return `value` as a text that is not empty, or raise ConfigError."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{where} = {value!r} is not allowed: {what}")
+    return value
+
+
+def number(value: object, bounds: Bounds | None, where: str) -> float:
+    """Return `value` as a finite number within `bounds`, or raise ConfigError."""
+    is_number = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+    if not is_number or (bounds is not None and value not in bounds):  # type: ignore[operator]
+        raise ConfigError(f"{where} = {value!r} is not allowed: a number{_within(bounds)}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def whole(value: object, bounds: Bounds | None, where: str) -> int:
+    """Return `value` as a whole number within `bounds`, or raise ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int) or (bounds is not None and value not in bounds):
+        raise ConfigError(f"{where} = {value!r} is not allowed: a whole number{_within(bounds)}")
+    return value
+
+
+def truth(value: object, where: str) -> bool:
+    """Return `value` as true or false, or raise ConfigError."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{where} = {value!r} is not allowed: true or false")
+    return value
+
+
+def _within(bounds: Bounds | None) -> str:
+    return f" {bounds}" if bounds else ""
+
+
+# Reads a search range `{ low = ..., high = ..., scale = ... }` and checks it. No torch.
+
+_RUN_LENGTH = ("seed", "total_episodes", "eval_every_episodes")
+_BATCH_SIZES = ("batch_size", "mini_batch_size", "num_mini_batches", "gradient_accumulation_steps")
+_SCALES = ("linear", "log", "log2")
+
+
+def require_searchable(hyper: Hyperparameter, where: str) -> None:
+    """Raise ConfigError for a hyperparameter that has no range to search."""
+    if hyper.kind not in (int, float):
+        raise ConfigError(f"{where}: cannot be searched, since it is no number; set it in [fixed] ({hyper.allowed})")
+    if hyper.name in _RUN_LENGTH:
+        raise ConfigError(f"{where}: cannot be searched; trials are compared at the same length, cadence and seed")
+
+
+def read_range(hyper: Hyperparameter, value: Mapping[str, Any], where: str) -> Range:
+    """Return the table `value` as a range of `hyper`; `where` names it in errors.
+
+    Raises:
+        ConfigError: an end is missing, outside what is valid, or does not go with the scale.
+    """
+    require_known(value, ("low", "high", "scale"), f"{where}.")
+    for key in ("low", "high"):
+        if key not in value:
+            raise ConfigError(f"{where}.{key} is missing; a range has a low and a high")
+    scale = value.get("scale", hyper.search.scale if hyper.search else "linear")
+    if scale not in _SCALES:
+        raise ConfigError(
+            f"{where}.scale = {scale!r} is not allowed: one of {', '.join(_SCALES)}{nearest(str(scale), _SCALES)}"
+        )
+    span = Range(_end(hyper, value["low"], f"{where}.low"), _end(hyper, value["high"], f"{where}.high"), scale)
+    _check_range(hyper, span, where)
+    return span
+
+
+def _end(hyper: Hyperparameter, value: object, where: str) -> float:
+    bounds = hyper.valid or Bounds()
+    return whole(value, bounds, where) if hyper.kind is int else number(value, bounds, where)
+
+
+def _check_range(hyper: Hyperparameter, span: Range, where: str) -> None:
+    if span.low >= span.high:
+        raise ConfigError(f"{where}: low = {span.low:g} must be below high = {span.high:g}")
+    if span.scale == "log" and span.low <= 0:
+        raise ConfigError(f"{where}: a log scale needs a low over 0, not {span.low:g}")
+    if hyper.name in _BATCH_SIZES and span.scale != "log2":
+        raise ConfigError(f'{where}: batch sizes must divide one another, so their scale is "log2", not "{span.scale}"')
+    if span.scale != "log2":
+        return
+    if hyper.kind is not int:
+        raise ConfigError(f'{where}: the scale log2 is for whole numbers; use "log"')
+    for key, end in (("low", span.low), ("high", span.high)):
+        if not math.log2(end).is_integer():
+            below = 2 ** math.floor(math.log2(end))
+            raise ConfigError(f"{where}.{key} = {end:g} is no power of two; the nearest are {below} and {2 * below}")

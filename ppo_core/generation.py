@@ -1,0 +1,348 @@
+"""Sampling responses with a KV cache.
+
+The sampler's own log-probabilities are kept, so that the training forward can be checked against them. Rows whose
+response has ended leave the batch as soon as half of it has, where the model's cache can drop rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.stopping_criteria import StopStringCriteria
+
+from ppo_core.decoding import CachedDecoding
+from ppo_core.errors import ConfigError
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.policy import FILTERED, LanguageHead
+from ppo_core.prompts import encode
+from ppo_core.sequences import Sequences, TokenSets, padded_left, position_ids
+from ppo_core.task import Prompt
+
+# One step of sampling: the next token by inverse CDF, from exactly the distribution that is trained.
+#
+# Top-k and top-p leave out tokens; which ones were left to choose from is kept beside the response, so that training
+# and KL read the same filtered distribution. A number in [0, 1) decides each token.
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How responses are drawn, and what ends one."""
+
+    temperature: float
+    top_k: int | None = None
+    top_p: float = 1.0
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: PPOConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> "SamplingSettings":
+        """Return the settings of a run's rollouts.
+
+        Raises:
+            ConfigError: stop_token_id is no token of the policy.
+        """
+        ends = eos_ids(model, tokenizer) if config.stop_token == "eos" else []
+        if config.stop_token_id is not None:  # 0 is an id like others
+            vocabulary = LanguageHead.of(model).vocabulary
+            if config.stop_token_id >= vocabulary:
+                raise ConfigError(
+                    f"stop_token_id = {config.stop_token_id} is not allowed: the policy's tokens are 0 to "
+                    f"{vocabulary - 1}"
+                )
+            ends.append(config.stop_token_id)
+        return cls(config.temperature, config.top_k, config.top_p, tuple(ends), config.stop_texts)
+
+    @property
+    def filters(self) -> bool:
+        """Whether some tokens are left out."""
+        return self.top_k is not None or self.top_p < 1
+
+
+def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return all ids that end a response: those of the model's generation config, and the tokenizer's.
+
+    Either alone can lack one: a chat model's config may name the base model's only, a tokenizer has room for one.
+    """
+    declared = getattr(model.generation_config, "eos_token_id", None)
+    of_model = declared if isinstance(declared, list | tuple) else [declared]
+    return list(dict.fromkeys(int(i) for i in (*of_model, tokenizer.eos_token_id) if i is not None))
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """What was sampled for R rows."""
+
+    ids: Tensor
+    """[R]"""
+    logprobs: Tensor
+    """[R], nats, under the filtered distribution."""
+    kept: Tensor | None
+    """[R, V], bool: what was left to choose from; None where nothing is left out."""
+
+
+def next_token(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> NextToken:
+    """Return the next token of logits [R, V] by numbers [R] in [0, 1), in double precision."""
+    logits = logits.float()
+    if settings.temperature != 1.0:
+        logits = logits / settings.temperature
+    kept = None
+    if settings.filters:
+        kept = likeliest(logits, settings.top_k, settings.top_p)
+        logits = logits.masked_fill(~kept, FILTERED)
+    logprobs = torch.log_softmax(logits, -1)
+    cumulative = logprobs.double().exp().cumsum(-1)
+    threshold = (uniform.to(cumulative.dtype) * cumulative[:, -1]).unsqueeze(-1)
+    token = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
+    return NextToken(token.squeeze(-1), logprobs.gather(-1, token).squeeze(-1), kept)
+
+
+def likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
+    """Return which tokens of logits [R, V] stay: the top k, and of those the fewest that hold `top_p`; [R, V], bool.
+
+    Top-p reads the probabilities among the top k, as transformers does; the likeliest token always stays.
+    """
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    stays = torch.ones_like(ordered, dtype=torch.bool)
+    if top_k is not None:
+        stays[:, top_k:] = False
+    if top_p < 1:
+        probabilities = torch.softmax(ordered.double().masked_fill(~stays, FILTERED), -1)
+        before = probabilities.cumsum(-1) - probabilities
+        stays &= before < top_p
+    return torch.zeros_like(stays).scatter(-1, order, stays)
+
+
+class _StopTexts(StopStringCriteria):
+    """Transformers' matcher. It puts "abcdef" before each token to see its text, which some tokenizers do not know."""
+
+    @classmethod
+    def of(cls, texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase) -> "_StopTexts":
+        try:
+            return cls(tokenizer, list(texts))
+        except ValueError as error:
+            raise ConfigError(
+                f"stop_strings = {texts!r} is not allowed: no token of the policy ends with it"
+            ) from error
+
+    @staticmethod
+    def clean_tokenizer_vocab(
+        tokenizer: Any, static_prefix: Any = "abcdef", stop_string_matching_mode: Any = None
+    ) -> Any:
+        """Return the tokens' texts and ids, found behind a text that the tokenizer gives back."""
+        texts = (str(static_prefix), *tokenizer.get_vocab())
+        known = next(text for text in texts if text in tokenizer.convert_tokens_to_string(tokenizer.tokenize(text)))
+        return StopStringCriteria.clean_tokenizer_vocab(tokenizer, known, stop_string_matching_mode)
+
+
+class Stops:
+    """Tells which rows end with the token just sampled."""
+
+    def __init__(self, settings: SamplingSettings, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> None:
+        self._ids = torch.tensor(settings.stop_ids, device=device, dtype=torch.long)
+        self._texts = _StopTexts.of(settings.stop_strings, tokenizer) if settings.stop_strings else None
+
+    def __call__(self, responses: Tensor) -> Tensor:
+        """Return [R], bool, of the responses so far [R, t], whose last column was just sampled."""
+        ends = torch.isin(responses[:, -1], self._ids)
+        if self._texts is not None:
+            ends |= self._texts(responses, None)
+        return ends
+
+
+# Sampling responses with a KV cache.
+
+REPLACEMENT = "\ufffd"
+"""What tokenizers decode bytes to that are not (yet) a character."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """B sampled responses of at most T tokens."""
+
+    sequences: Sequences
+    sampler_logprobs: Tensor
+    """[B, T]: log-probability of each token as sampled, 0 where masked."""
+    ended: Tensor
+    """[B], bool: ended by itself, with a stop token or text."""
+    prompts: tuple[Prompt, ...]
+    responses: tuple[str, ...]
+    """Texts without special tokens."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B]: response tokens, what ended it included."""
+        return self.sequences.response_mask.sum(-1)
+
+
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id that fills padding; any id would do, since only the mask is read."""
+    pad = tokenizer.pad_token_id
+    return int(pad if pad is not None else tokenizer.eos_token_id or 0)
+
+
+@torch.no_grad()
+def generate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    uniforms: Tensor,
+    settings: SamplingSettings,
+    *,
+    chunk_rows: int,
+) -> Rollouts:
+    """Return one response per prompt; `uniforms` [B, T] in [0, 1) decides every token, T is the most new tokens.
+
+    Rows go through the model `chunk_rows` at a time, prompts of like length together; that bounds memory and changes
+    no sample.
+    """
+    fill = pad_id(tokenizer)
+    encoded = padded_left([encode(prompt, tokenizer) for prompt in prompts], fill, model.device)
+    order = encoded.by_length() if chunk_rows < len(prompts) else torch.arange(len(prompts), device=model.device)
+    numbers, stops = uniforms.to(model.device), Stops(settings, tokenizer, model.device)
+    parts = [
+        _Decoding(model, encoded.rows(rows), numbers[rows], settings, stops, fill).run()
+        for rows in order.split(chunk_rows)
+    ]
+    back = order.argsort()
+    length = max(part.ids.shape[1] for part in parts)
+    ids, mask, logprobs = (
+        torch.cat([_widened(getattr(part, name), length, pad) for part in parts])[back]
+        for name, pad in (("ids", fill), ("mask", 0), ("logprobs", 0))
+    )
+    sequences = Sequences(
+        torch.cat([encoded.ids, ids], 1),
+        torch.cat([encoded.attention_mask, mask], 1),
+        encoded.prompt_width,
+        _row_by_row(parts, order.split(chunk_rows)) if settings.filters else None,
+    )
+    ended = torch.cat([part.ended for part in parts])[back]
+    return Rollouts(sequences, logprobs, ended, tuple(prompts), _response_texts(tokenizer, sequences))
+
+
+class _Decoding:
+    """The decode loop over one chunk of R rows and at most T tokens."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompt: Sequences,
+        uniforms: Tensor,
+        settings: SamplingSettings,
+        stops: Stops,
+        fill: int,
+    ) -> None:
+        rows, steps = uniforms.shape
+        device = prompt.ids.device
+        self.model, self.prompt, self.uniforms, self.settings, self.stops = model, prompt, uniforms, settings, stops
+        self.ids = torch.full((rows, steps), fill, dtype=torch.long, device=device)
+        self.mask = torch.zeros((rows, steps), dtype=torch.long, device=device)
+        self.logprobs = torch.zeros((rows, steps), device=device)
+        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.allowed: list[TokenSets] = []
+        """Of each step, for the rows in `sampled_rows`."""
+        self.sampled_rows: list[Tensor] = []
+
+    def run(self) -> "_Decoding":
+        """Sample until all rows have ended; the tensors are cut to the longest response."""
+        live = torch.arange(self.ids.shape[0], device=self.ids.device)  # rows still in the batch
+        width, steps = self.prompt.ids.shape[1], self.uniforms.shape[1]
+        decoding = CachedDecoding(self.model, width + steps)
+        feed, positions = self.prompt.ids, position_ids(self.prompt.attention_mask)
+        mask = torch.cat([self.prompt.attention_mask, torch.ones_like(self.mask)], 1)
+        for t in range(steps):
+            token = self._write(t, live, decoding.logits(feed, mask[:, : width + t], positions))
+            going = ~self.ended[live]
+            if not going.any():
+                return self._cut(t + 1)
+            feed, positions = token.unsqueeze(1), positions[:, -1:] + 1
+            if decoding.drops_rows and 2 * int(going.sum()) <= len(live):
+                kept = going.nonzero().squeeze(-1)
+                decoding.keep(kept)
+                live, feed, positions, mask = live[kept], feed[kept], positions[kept], mask[kept]
+        return self._cut(steps)
+
+    def _write(self, t: int, live: Tensor, logits: Tensor) -> Tensor:
+        """Sample position `t` of the live rows; what a row that has ended samples is not kept."""
+        sampled = next_token(logits, self.uniforms[live, t], self.settings)
+        going = ~self.ended[live]
+        rows = live[going]
+        self.ids[rows, t] = sampled.ids[going]
+        self.mask[rows, t] = 1
+        self.logprobs[rows, t] = sampled.logprobs[going]
+        if sampled.kept is not None:
+            self.allowed.append(TokenSets.of(sampled.kept[going]))
+            self.sampled_rows.append(rows)
+        self.ended[rows] = self.stops(self.ids[rows, : t + 1])
+        return sampled.ids
+
+    def _cut(self, steps: int) -> "_Decoding":
+        self.ids, self.mask, self.logprobs = self.ids[:, :steps], self.mask[:, :steps], self.logprobs[:, :steps]
+        return self
+
+
+def _row_by_row(parts: Sequence[_Decoding], rows: Sequence[Tensor]) -> TokenSets:
+    """Return all steps' sets in the order of the tokens; `rows` are the numbers of each part's rows in the batch."""
+    of_tokens = [own[sampled] for part, own in zip(parts, rows, strict=True) for sampled in part.sampled_rows]
+    sets = TokenSets.cat([step for part in parts for step in part.allowed])
+    return sets[torch.cat(of_tokens).argsort(stable=True)]  # a row's tokens stand one after the other already
+
+
+def _widened(values: Tensor, width: int, fill: int) -> Tensor:
+    return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=fill)
+
+
+def _response_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequences) -> tuple[str, ...]:
+    """Return the responses' texts, in rows decoded whole: a response decoded alone can lose its leading space."""
+    prompts, wholes = [], []
+    for ids, mask in zip(sequences.ids.tolist(), sequences.attention_mask.tolist(), strict=True):
+        used = [token for token, on in zip(ids, mask, strict=True) if on]
+        wholes.append(used)
+        prompts.append(used[: sum(mask[: sequences.prompt_width])])
+    texts = (tokenizer.batch_decode(rows, skip_special_tokens=True) for rows in (prompts, wholes))
+    return tuple(_text_after(tokenizer, *row) for row in zip(prompts, wholes, *texts, strict=True))
+
+
+def _text_after(
+    tokenizer: PreTrainedTokenizerBase, prompt: list[int], whole: list[int], prompt_text: str, whole_text: str
+) -> str:
+    """Return what a row's text holds after its prompt, which its response's first tokens may have changed.
+
+    A character that the prompt leaves unfinished belongs to the response. A response that begins with a byte of no
+    character can spoil all bytes before it in one decoder (byte fallback): it is decoded after less of the prompt then.
+    """
+    if whole_text.startswith(prompt_text):
+        return whole_text[len(prompt_text) :]
+    finished = prompt_text.rstrip(REPLACEMENT)
+    if finished != prompt_text and whole_text.startswith(finished):
+        return whole_text[len(finished) :]
+    response, less = whole[len(prompt) :], 1
+    while less < len(prompt):
+        context = prompt[:-less]
+        before, after = (
+            str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in (context, [*context, *response])
+        )
+        if before and not before.endswith(REPLACEMENT) and after.startswith(before):
+            return after[len(before) :]
+        less *= 2
+    return str(tokenizer.decode(response, skip_special_tokens=True))
+
+
+class TokenTexts:
+    """The text of each token by itself, for rewards and pages that look at single tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def __call__(self, sequences: Sequences) -> list[list[str]]:
+        """Return the response tokens' texts, row by row."""
+        rows = zip(sequences.response_ids.tolist(), sequences.response_mask.tolist(), strict=True)
+        return [[self._text(token) for token, on in zip(ids, mask, strict=True) if on] for ids, mask in rows]
+
+    def _text(self, token: int) -> str:
+        if token not in self._known:
+            self._known[token] = str(self._tokenizer.decode([token]))
+        return self._known[token]

@@ -1,0 +1,94 @@
+"""Finding what a user names as `module:attribute`, and Python files of theirs."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from ppo_core.errors import PPOTunerError, TaskError
+
+
+def import_module(path: str, what: str, error: type[PPOTunerError]) -> tuple[ModuleType, str]:
+    """Return the module and the attribute's name of `module:attribute`.
+
+    Raises:
+        PPOTunerError: of the class `error`, where there is no such module; `what` says what was looked for.
+    """
+    name, _, attribute = path.partition(":")
+    try:
+        return importlib.import_module(name), attribute
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not f"{name}.".startswith(f"{missing.name}."):
+            raise  # the module is there, and lacks something itself
+        raise error(f'{what} "{path}": there is no module "{missing.name}"') from missing
+
+
+def import_file(file: Path) -> ModuleType:
+    """Return a Python file, run as a module of its own. It may import what lies beside it, as a script may.
+
+    Raises:
+        ImportError: it is no file, or not named as Python's are.
+        Exception: whatever it raises.
+    """
+    file = file.resolve()
+    # Two files may share a name; dataclasses, pickle and make_task look their module up in sys.modules.
+    name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise ImportError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with _importing_from(file.parent):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+# Whether a model that is not on disk can be had from the hub at all, asked once and quickly. Never imports torch.
+#
+# Loading it asks for several files and repeats each request for half a minute, with a line on stderr every time.
+
+FILES = ("config.json", "adapter_config.json")
+"""A model or adapters that are in the cache have one of them there."""
+SECONDS = 5.0
+"""How long the hub has to answer."""
+
+
+def require_reachable(model: str, where: str) -> None:
+    """Raise TaskError where a hub id is not in the local cache and the hub gives no answer.
+
+    A path is left alone; what a hub answers, a refusal too, is left to the loading. `where` names the setting that
+    holds the id.
+    """
+    if Path(model).is_absolute():
+        return
+    from huggingface_hub import HfApi, try_to_load_from_cache  # which takes a while to import
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if any(isinstance(try_to_load_from_cache(model, name), str) for name in FILES):
+        return
+    try:
+        HfApi().model_info(model, timeout=SECONDS)
+    except HfHubHTTPError:
+        return
+    except Exception as error:  # what a connection raises is of the classes of hub's own libraries
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise TaskError(
+            f"{where} = {model!r}: there is no folder {model}, and the hub cannot be reached: {reason}"
+        ) from error

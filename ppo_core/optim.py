@@ -1,0 +1,138 @@
+"""One AdamW for the policy and one for the critic, each with its own rate and gradient clip.
+
+Weight decay is of matrices alone: biases and norms' weights have a group of their own without it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, assert_never
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.policy import ActorCritic
+
+
+@dataclass(frozen=True)
+class StepNorms:
+    """Gradient norms of one optimizer step before clipping (0 where a network does not learn), as scalars."""
+
+    policy: Tensor
+    value: Tensor
+    skipped: bool = False
+    """Left out, since a norm was not finite."""
+
+
+class Optimizers:
+    """The optimizers of a run. A critic-free run has none for the critic."""
+
+    def __init__(self, network: ActorCritic, config: PPOConfig) -> None:
+        policy, value = network.policy_parameters(), network.value_parameters()
+        norms = _norm_weights(network)
+        self.policy = _adamw(policy, norms, config.learning_rate, config)
+        self.value = _adamw(value, norms, config.value_learning_rate, config) if value else None
+        self._parameters = (policy, value)
+        self._clips = (config.max_grad_norm, config.value_max_grad_norm or config.max_grad_norm)
+        self._skips = config.skip_nonfinite_updates
+
+    @property
+    def both(self) -> list[AdamW]:
+        """The optimizers that there are, the policy's first."""
+        return [self.policy] if self.value is None else [self.policy, self.value]
+
+    def set_rates(self, policy: float, value: float) -> None:
+        """Set both learning rates for the coming iteration."""
+        for optimizer, rate in zip(self.both, (policy, value), strict=False):
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        for optimizer in self.both:
+            optimizer.zero_grad(set_to_none=True)
+
+    def step(self, *, policy_learns: bool = True) -> StepNorms:
+        """Clip, step and clear; during the critic's warm-up the policy stays as it is."""
+        learning = self.both if policy_learns else self.both[1:]
+        each = zip(self.both, self._parameters, self._clips, strict=False)
+        norms = {id(o): nn.utils.clip_grad_norm_(own, clip) for o, own, clip in each if o in learning}
+        skipped = self._skips and not bool(torch.isfinite(torch.stack(list(norms.values()))).all())
+        if not skipped:
+            for optimizer in learning:
+                optimizer.step()
+        self.clear()
+        none = torch.zeros(())
+        value = none if self.value is None else norms[id(self.value)]
+        return StepNorms(norms.get(id(self.policy), none), value, skipped)
+
+    def state_dict(self) -> dict[str, dict[str, object]]:
+        """Return what a checkpoint keeps."""
+        return {name: o.state_dict() for name, o in zip(("policy", "value"), self.both, strict=False)}
+
+    def load_state_dict(self, state: dict[str, dict[str, object]]) -> None:
+        """Take over a checkpoint's moments; betas, epsilon and weight decay stay this run's own."""
+        for name, optimizer in zip(("policy", "value"), self.both, strict=False):
+            own = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+            optimizer.load_state_dict(state[name])
+            for group, options in zip(optimizer.param_groups, own, strict=True):
+                group.update(options)
+
+
+def _adamw(parameters: list[nn.Parameter], norms: set[nn.Parameter], rate: float, config: PPOConfig) -> AdamW:
+    """Return an optimizer of two groups, or of one where the other would be empty."""
+    decayed = {p for p in parameters if p.ndim > 1} - norms
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p in decayed], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p not in decayed], "weight_decay": 0.0},
+    ]
+    return AdamW(
+        [group for group in groups if group["params"]],
+        lr=rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_epsilon,
+        fused=True,
+    )
+
+
+def _norm_weights(network: nn.Module) -> set[nn.Parameter]:
+    """Return the weights of LayerNorm, RMSNorm and the like, which every architecture has a class of its own for."""
+    norms = [module for module in network.modules() if "norm" in type(module).__name__.lower()]
+    return {parameter for module in norms for parameter in module.parameters(recurse=False)}
+
+
+# Learning-rate schedules: the factor on the peak rate in each iteration (TRL steps once a rollout batch, too).
+
+Kind = Literal["linear", "cosine", "constant", "constant_with_warmup"]
+
+
+def lr_factor(kind: Kind, iteration: int, total: int, warmup_ratio: float, min_lr_rate: float = 0.0) -> float:
+    """Return the factor in [0, 1] for `iteration` of 0 to total - 1, and 0 before iteration 0.
+
+    The warm-up rises linearly and never wastes an iteration at 0; `constant` has none. `linear` and `cosine`
+    then fall from 1 towards `min_lr_rate`, which they would reach one iteration after the last; the fall is
+    scaled to end there, as transformers' cosine_with_min_lr does it.
+
+    A network that starts late has its own whole schedule over what is left of the run: the policy behind a
+    critic warm-up of n iterations is at (iteration - n, total - n), and stands still before.
+    """
+    if iteration < 0:
+        return 0.0
+    warmup = 0 if kind == "constant" else round(warmup_ratio * total)
+    if iteration < warmup:
+        return (iteration + 1) / (warmup + 1)
+    return min_lr_rate + (1 - min_lr_rate) * _decay(kind, (iteration - warmup) / max(1, total - warmup))
+
+
+def _decay(kind: Kind, progress: float) -> float:
+    """Return the fall from 1 to 0 over `progress` of 0 to 1."""
+    match kind:
+        case "linear":
+            return 1 - progress
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        case "constant" | "constant_with_warmup":
+            return 1.0
+        case _:
+            assert_never(kind)

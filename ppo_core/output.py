@@ -1,0 +1,94 @@
+"""What a run says: short lines for people, JSON for programs.
+
+Whatever comes from a model, a file or an error is shown with its control characters escaped, and never as markup.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from typing import IO, Any
+
+from rich.console import Console
+
+from ppo_core.declare import HyperValue
+from ppo_core.metrics import METRICS
+from ppo_core.report import StepReport
+
+PLAIN_WIDTH = 100
+"""Columns where the output is no terminal."""
+NOTHING = "-"
+
+KL_UNIT = METRICS["eval/kl"].unit.replace(" per ", "/")
+"""nats/response"""
+
+_STEP_READINGS = {"objective/scores": "score", "objective/kl_exact": "KL", "objective/kl_coef": "β"}
+
+
+def console(stream: IO[str] | None = None) -> Console:
+    """Return a console on `stream` (stdout unless given) that prints text as it is."""
+    file = stream or sys.stdout
+    width = None if file.isatty() else PLAIN_WIDTH
+    return Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+
+
+def plain(text: str) -> str:
+    """Return the text with control characters and other unprintable ones escaped, so that it fits one line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def short(value: HyperValue, digits: int = 3) -> str:
+    """Return a value in few digits: `0.000316`, `1920`, `unset`, `false`."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 10**digits and math.isfinite(value) else f"{value:.{digits}g}"
+    return plain(str(value))
+
+
+def measured(number: float | None) -> str:
+    """Return a measured number with three significant digits, zeros included: `4.00`; `-` where there is none."""
+    if number is None:
+        return NOTHING
+    return f"{number:.0f}" if abs(number) >= 1000 and math.isfinite(number) else f"{number:#.3g}"
+
+
+def plus_minus(mean: float | None, se: float | None = None) -> str:
+    """Return `1.823 ± 0.051`: as many decimals as the standard error bears; `-` where there is no number."""
+    if mean is None or se is None or not math.isfinite(se) or se <= 0:
+        return measured(mean)
+    decimals = min(4, max(0, 1 - math.floor(math.log10(se))))
+    return f"{mean:.{decimals}f} ± {se:.{decimals}f}"
+
+
+def params_line(params: Mapping[str, HyperValue]) -> str:
+    """Return values on one line."""
+    return " ".join(f"{plain(name)}={short(value)}" for name, value in params.items())
+
+
+def report_line(report: StepReport, last: int) -> str:
+    """Return one line on a step of a run of `last` iterations."""
+    metrics = report.metrics
+    parts = [f"step {report.step:>{len(str(last))}}/{last}", f"episode {report.episode}"]
+    parts += [f"{label} {measured(metrics[name])}" for name, label in _STEP_READINGS.items() if name in metrics]
+    if report.is_evaluation:
+        parts.append(f"eval reward {plus_minus(metrics['eval/reward'], metrics.get('eval/reward_se'))}")
+        parts.append(f"eval KL {plus_minus(metrics.get('eval/kl'), metrics.get('eval/kl_se'))} {KL_UNIT}")
+    return "  ".join(parts)
+
+
+def dumps(data: object, indent: int | None = 2) -> str:
+    """Return `data` as JSON text; numbers that are not finite become null."""
+    return json.dumps(_finite_only(data), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite_only(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {key: _finite_only(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite_only(item) for item in data]
+    return data

@@ -1,0 +1,288 @@
+"""A run's output folder: what it holds, and how an interrupted run is found in it again. Never imports torch.
+
+run.json           what the run is; says at last that it is finished, and how it ended
+ppo_config.json    its hyperparameters, as `--config` reads them
+task.toml          its task, where that was given by its parts
+steps.jsonl        one line of metrics a step
+checkpoints/       while it goes on
+trackers/          what trackers write on this machine
+model/             what was trained
+best_model/        the best checkpoint's model, where the end is worse or over the KL budget
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ppo_core import checkpoint
+from ppo_core.errors import CheckpointError, ConfigError
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.output import KL_UNIT, dumps, measured, plus_minus, short
+from ppo_core.report import StepReport
+
+# How a run's end compares with its start, its KL budget and its best checkpoint, in one line. Never imports torch.
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one evaluation read; a number that was not finite is NaN."""
+
+    step: int
+    episode: int
+    reward: float
+    reward_se: float
+    kl: float
+    """In nats per response."""
+
+    @classmethod
+    def of(cls, step: Mapping[str, Any]) -> "Reading":
+        """Return the evaluation in a line of `steps.jsonl`."""
+        numbers = (step.get(name) for name in ("eval/reward", "eval/reward_se", "eval/kl"))
+        reward, se, kl = (math.nan if number is None else float(number) for number in numbers)
+        return cls(step["step"], step["episode"], reward, 0.0 if math.isnan(se) else se, kl)
+
+    @property
+    def text(self) -> str:
+        """The readings in words."""
+        return f"reward {plus_minus(self.reward, self.reward_se)}, KL {measured(self.kl)} {KL_UNIT}"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is said of a run that has ended."""
+
+    kl_budget: float
+    note: str | None = None
+    """One line on what is wrong with the trained policy; None: nothing is."""
+    best: Reading | None = None
+    """The evaluation of the kept checkpoint that is better than the end; its model is saved, too."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        return asdict(self)
+
+
+def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step: int | None) -> Ending:
+    """Return how a run ended.
+
+    Args:
+        steps: Its lines of metrics.
+        kl_budget: In nats per response.
+        checkpoint_step: The step of the best kept checkpoint within the budget; None: there is none.
+    """
+    readings = [Reading.of(step) for step in steps if "eval/reward" in step]
+    if not readings:
+        return Ending(kl_budget)
+    start, end = readings[0], readings[-1]
+    best = next((reading for reading in readings if reading.step == checkpoint_step), None)
+    within = end.kl <= kl_budget and math.isfinite(end.reward)
+    wrong = [*_budget_problem(end, kl_budget), *_fall(start, end)]
+    margin = 0.0 if wrong else _error(best or end, end)
+    if best is not None and within and best.reward <= end.reward + margin:
+        best = None
+    if best is None and not wrong:
+        return Ending(kl_budget)
+    return Ending(kl_budget, _note(wrong, start, end, best, within), best)
+
+
+def _budget_problem(end: Reading, kl_budget: float) -> list[str]:
+    if not (math.isfinite(end.kl) and math.isfinite(end.reward)):
+        return ["its last evaluation is not finite"]
+    return [f"its KL of {_unit(end.kl)} is over the budget of {short(kl_budget)}"] if end.kl > kl_budget else []
+
+
+def _fall(start: Reading, end: Reading) -> list[str]:
+    fell = end.reward < start.reward - 2 * _error(start, end)
+    return [f"its reward of {_reward(end)} is below the start's {_reward(start)}"] if fell else []
+
+
+def _note(wrong: Sequence[str], start: Reading, end: Reading, best: Reading | None, within: bool) -> str:
+    what = " and ".join(wrong) or f"its reward of {_reward(end)} was higher before"
+    if best is None:
+        lack = "no better checkpoint was kept" if within else "no checkpoint was within the budget"
+        return f"take care with the trained policy: {what}; {lack}"
+    lower = f", which is below the start's {_reward(start)}, too" if _fall(start, best) else ""
+    found = f"the best within the budget is that of episode {best.episode}: {best.text}{lower}"
+    return f"the trained policy is not the best of this run: {what}; {found}"
+
+
+def _error(one: Reading, other: Reading) -> float:
+    """Return the standard error of the difference: an upper bound, since both were measured on the same prompts."""
+    return math.hypot(one.reward_se, other.reward_se)
+
+
+def _reward(reading: Reading) -> str:
+    return plus_minus(reading.reward, reading.reward_se)
+
+
+def _unit(kl: float) -> str:
+    return f"{measured(kl)} {KL_UNIT}"
+
+
+# A run's output folder: what it holds, and how an interrupted run is found in it again. Never imports torch.
+
+RUN_FILE, CONFIG_FILE, TASK_FILE, STEPS_FILE = "run.json", "ppo_config.json", "task.toml", "steps.jsonl"
+CHECKPOINTS, TRACKERS, MODEL, BEST_MODEL = "checkpoints", "trackers", "model", "best_model"
+
+_FORMAT = 1
+_STORED = ("task", "device", "threads", "report_to", "run_name", "tracker_id", "save_every_episodes",
+           "save_every_seconds", "command")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: what is trained, and where it is written."""
+
+    task: str
+    config: PPOConfig
+    device: str
+    output: Path
+    threads: int | None
+    """CPU threads; None: torch's own choice, which is then kept for resuming."""
+    report_to: tuple[str, ...]
+    run_name: str
+    tracker_id: str
+    """The run's identity at trackers, the same after resuming."""
+    save_every_episodes: int | None
+    save_every_seconds: float
+    command: str
+    """The command line that began it."""
+    resume_from: Path | None = None
+    first_step: int = 0
+    """The step that comes next."""
+    kl_budget: float | None = None
+    """Highest eval KL of its best checkpoint, in nats per response; None: the task's."""
+
+    @property
+    def model(self) -> Path:
+        """Where the trained model is written."""
+        return self.output / MODEL
+
+    @property
+    def best_model(self) -> Path:
+        """Where the best checkpoint's model is written, if it is."""
+        return self.output / BEST_MODEL
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where its checkpoints are."""
+        return self.output / CHECKPOINTS
+
+    @property
+    def steps(self) -> Path:
+        """Where its steps are recorded."""
+        return self.output / STEPS_FILE
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Make a new run's folder; where the run ends before its first step, what was made is removed again.
+
+    Raises:
+        ConfigError: it is not empty, or cannot be written.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"--output {folder} is not empty; name another folder")
+    except OSError as error:
+        raise ConfigError(f"--output {folder} cannot be written: {error.strerror}") from error
+    try:
+        yield
+    except BaseException:
+        if not (folder / STEPS_FILE).exists():
+            for name in (RUN_FILE, CONFIG_FILE, TASK_FILE):
+                (folder / name).unlink(missing_ok=True)
+            shutil.rmtree(folder / TRACKERS, ignore_errors=True)
+            with suppress(OSError):  # somebody else's file has come in between
+                for path in made:
+                    path.rmdir()
+        raise
+
+
+def write(run: Run, ending: Ending | None = None) -> None:
+    """Write what the run is, for resuming, and its hyperparameters; with how it ended, it is finished."""
+    _replace(run.output / CONFIG_FILE, dumps(run.config.to_dict()) + "\n")
+    stored = {name: getattr(run, name) for name in _STORED}
+    stored |= {"kl_budget": run.kl_budget, "ending": None if ending is None else ending.to_dict()}
+    content = {"format": _FORMAT, "finished": ending is not None, **stored, "config": run.config.to_dict()}
+    _replace(run.output / RUN_FILE, dumps(content) + "\n")
+
+
+def resumed(folder: Path) -> Run:
+    """Return an interrupted run as it goes on: from its newest undamaged checkpoint, or from its start.
+
+    What lies beyond that point (steps, damaged checkpoints) is removed: it will be made again.
+
+    Raises:
+        CheckpointError: the folder holds no run, or one that is finished.
+    """
+    stored = _stored(folder)
+    newest = checkpoint.latest(folder / CHECKPOINTS)
+    step = -1 if newest is None else checkpoint.step_of(newest)
+    for path in checkpoint.complete(folder / CHECKPOINTS):
+        if checkpoint.step_of(path) > step:
+            checkpoint.remove(path)
+    _keep_steps(folder / STEPS_FILE, step)
+    config = PPOConfig.from_dict(stored["config"], str(folder / RUN_FILE))
+    values = {name: stored[name] for name in _STORED}
+    values["report_to"] = tuple(values["report_to"])
+    values["kl_budget"] = stored.get("kl_budget")  # older runs do not say it
+    return Run(config=config, output=folder, resume_from=newest, first_step=step + 1, **values)
+
+
+def with_threads(run: Run, threads: int) -> Run:
+    """Return the run with the thread count that it has."""
+    return replace(run, threads=threads)
+
+
+def step_data(report: StepReport) -> dict[str, Any]:
+    """Return a step's line in `steps.jsonl`."""
+    return {"step": report.step, "episode": report.episode, **report.metrics}
+
+
+def record(run: Run, report: StepReport) -> None:
+    """Write a step's line."""
+    with run.steps.open("a", encoding="utf-8") as file:
+        file.write(dumps(step_data(report), indent=None) + "\n")
+
+
+def recorded(run: Run) -> Sequence[dict[str, Any]]:
+    """Return every step's line, those before an interruption included."""
+    return [json.loads(line) for line in run.steps.read_text(encoding="utf-8").splitlines()]
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    path = folder / RUN_FILE
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        is_known = stored["format"] == _FORMAT and all(name in stored for name in (*_STORED, "config", "finished"))
+    except OSError:
+        raise CheckpointError(f"{folder} holds no run to go on with: it has no {RUN_FILE}") from None
+    except (ValueError, TypeError, KeyError):
+        is_known = False
+    if not is_known:
+        raise CheckpointError(f"{path} is damaged, or of another version of this program")
+    if stored["finished"]:
+        raise CheckpointError(f"{folder} holds a finished run; its model is in {folder / MODEL}")
+    return stored
+
+
+def _keep_steps(path: Path, last: int) -> None:
+    """Drop the recorded steps after `last`, and a last line that was not written to its end."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= last]
+    _replace(path, "".join(kept))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that it is never there half."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)

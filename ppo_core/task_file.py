@@ -1,0 +1,463 @@
+"""Tasks of one's own, from a TOML or Python file: `get_task` reads them by path. Nothing here imports torch.
+
+A TOML file states a policy, a reward and prompts; a Python file may do the same with `make_task`:
+
+    TASK = make_task(policy="model", reward=my_function, prompts="prompts.jsonl")
+"""
+
+import dataclasses
+import functools
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+from ppo_core import declare
+from ppo_core.declare import Bounds, HyperValue, read_range, require_searchable
+from ppo_core.errors import ConfigError, PPOTunerError, TaskError, nearest
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
+from ppo_core.lookup import import_file
+from ppo_core.prompts import PromptSource
+from ppo_core.rewards.endpoint import EndpointReward
+from ppo_core.rewards.function import load_function
+from ppo_core.task import BUILT_IN, Advice, RewardKind, RewardPart, Task, import_task
+from ppo_core.task_sources import Preparation, data_place, file_place, model_place, policy_place
+
+# A task file's reward: a text, a table or a list of them, read as the parts of a weighted sum.
+
+REWARD_KEYS = tuple(field.name for field in dataclasses.fields(RewardPart))
+KINDS: tuple[RewardKind, ...] = get_args(RewardKind)
+
+_NAME = re.compile(r"\w[\w.-]{0,59}")
+_FUNCTION = re.compile(r".+:[A-Za-z_]\w*")
+_URL = re.compile(r"https?://", re.IGNORECASE)
+_FORMS = "a model's folder or hub id, package.module:function, file.py:function, or a URL"
+
+
+def read_reward(value: object, folder: Path, where: str, running: Path | None = None) -> tuple[RewardPart, ...]:
+    """Return the parts of `value`: a text, a function, a table, or a list of them.
+
+    Args:
+        value: What the file says.
+        folder: Where relative paths begin.
+        where: Names the key in errors.
+        running: The Python file that is being run while its task is made; a function in it is not looked for yet.
+
+    Raises:
+        ConfigError: a key, a value or a name is not allowed, a path does not exist, or a function cannot be imported.
+    """
+    many = isinstance(value, Sequence) and not isinstance(value, str)
+    values = list(value) if many else [value]  # type: ignore[call-overload]
+    if not values:
+        raise ConfigError(f"{where} is empty; it needs at least one of: {_FORMS}")
+    parts = [_part(one, folder, f"{where}[{i}]" if many else where, running) for i, one in enumerate(values)]
+    names = [part.name for part in parts]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f'{where}: two parts are called "{name}"; give each a name of its own')
+    return tuple(parts)
+
+
+def _part(value: object, folder: Path, where: str, running: Path | None) -> RewardPart:
+    if isinstance(value, Mapping):
+        key, table = f"{where}.where", dict(value)
+        declare.require_known(table, REWARD_KEYS, f"{where}.")
+        if "where" not in table:
+            raise ConfigError(f"{key} is missing: {_FORMS}")
+    else:
+        key, table = where, {"where": value}
+    if callable(table["where"]):
+        return _settled(table, reference_to(table["where"], key), "function", where)
+    text = declare.text(table["where"], key, _FORMS)
+    kind = _kind(table.get("kind", _kind_of(text)), f"{where}.kind")
+    part = _settled(table, _place(text, kind, folder, key), kind, where)
+    _require_usable(part, key, running)
+    return part
+
+
+def _settled(table: Mapping[str, Any], place: str, kind: RewardKind, where: str) -> RewardPart:
+    """Return the part of a table whose place is known."""
+    name = table.get("name", _name_of(place, kind))
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"{where}.name = {name!r} is not allowed: letters, digits, dots, dashes and underscores")
+    return RewardPart(
+        name,
+        kind,
+        place,
+        weight=declare.number(table.get("weight", RewardPart.weight), None, f"{where}.weight"),
+        timeout=declare.number(table.get("timeout", RewardPart.timeout), declare.POSITIVE, f"{where}.timeout"),
+        retries=declare.whole(table.get("retries", RewardPart.retries), Bounds(0), f"{where}.retries"),
+        batch_size=declare.whole(table.get("batch_size", RewardPart.batch_size), Bounds(1), f"{where}.batch_size"),
+        append_eos=declare.truth(table.get("append_eos", RewardPart.append_eos), f"{where}.append_eos"),
+    )
+
+
+def _kind(value: object, where: str) -> RewardKind:
+    for kind in KINDS:
+        if value == kind:
+            return kind
+    raise ConfigError(f"{where} = {value!r} is not allowed: one of {', '.join(KINDS)}{nearest(str(value), KINDS)}")
+
+
+def _kind_of(text: str) -> RewardKind:
+    if _URL.match(text):
+        return "http"
+    return "function" if _FUNCTION.fullmatch(text) else "model"
+
+
+def _place(text: str, kind: RewardKind, folder: Path, where: str) -> str:
+    if kind == "model":
+        return model_place(text, folder, where)
+    module, _, function = text.rpartition(":")
+    if kind == "function" and module.endswith(".py"):
+        return f"{file_place(module, folder, where)}:{function}"
+    return text
+
+
+def _name_of(place: str, kind: RewardKind) -> str:
+    if kind == "http":
+        return "http"
+    name = place.rpartition(":")[2] if kind == "function" else Path(place).name
+    return re.sub(r"[^\w.-]", "_", name)[:60] or kind
+
+
+def _require_usable(part: RewardPart, where: str, running: Path | None) -> None:
+    """Raise ConfigError where a function cannot be imported or a URL is none; nothing is called."""
+    if running is not None and part.where.rpartition(":")[0] == str(running):
+        return
+    try:
+        if part.kind == "function":
+            load_function(part)
+        elif part.kind == "http":
+            EndpointReward(part)
+    except TaskError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def reference_to(function: Callable[..., Any], where: str) -> str:
+    """Return how another process finds a function: `package.module:function`, else `file.py:function`.
+
+    Raises:
+        ConfigError: it does not stand at the top of a module under its own name.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is None or getattr(module, name, None) is not function:
+        raise ConfigError(
+            f"{where} = {name} cannot be found by other processes: a function that is defined at the top of a file "
+            "under its own name, no lambda and no inner function"
+        )
+    # A lone file may lie outside the path that modules are found on, as a task file does.
+    source = getattr(module, "__file__", None) and inspect.getsourcefile(module)
+    if source is None or module.__package__:
+        return f"{module.__name__}:{name}"
+    return f"{Path(source).absolute()}:{name}"
+
+
+# Makes a `Task` of a task file's table, and checks all of it at once.
+
+KEYS = ("policy", "reward", "prompts", "doc", "kl_budget", "kl_limit", "eval", "reference", "search")
+REQUIRED = KEYS[:3]
+EVAL_KEYS = ("temperature", "response_length", "seed", "prompts")
+PROMPT_KEYS = tuple(field.name for field in dataclasses.fields(PromptSource))
+
+KL_BUDGET = 10.0
+"""Default budget, in nats per response."""
+KL_LIMIT = 15.0
+"""Default limit, in nats per response; at least half more than the budget."""
+
+
+def read_table(table: Mapping[str, Any], file: Path, prefix: str, running: Path | None = None) -> Task:
+    """Return the task of a table, named by the absolute path of the file that holds it.
+
+    Args:
+        table: The keys of a task file; relative paths in it begin at the file's folder.
+        file: The file, by which other processes find the task again.
+        prefix: What stands before a key in errors, such as `my/task.toml: `.
+        running: The Python file that is being run while its task is made.
+
+    Raises:
+        TaskError: something is missing, unknown or not allowed, or does not exist; the message names file and key.
+    """
+    try:
+        return _task(table, file.absolute(), prefix, running)
+    except ConfigError as error:
+        raise TaskError(str(error)) from error
+
+
+def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | None) -> Task:
+    declare.require_known(table, KEYS, prefix)
+    for key in REQUIRED:
+        if key not in table:
+            raise ConfigError(f"{prefix}{key} is missing; a task has {', '.join(REQUIRED)}")
+    rewards = read_reward(table["reward"], file.parent, f"{prefix}reward", running)
+    prompts = _prompts(table["prompts"], file.parent, f"{prefix}prompts")
+    reference = _reference(table.get("reference", {}), f"{prefix}reference")
+    evaluation = declare.table(table.get("eval", {}), f"{prefix}eval")
+    declare.require_known(evaluation, EVAL_KEYS, f"{prefix}eval.")
+    kl_budget = declare.number(table.get("kl_budget", KL_BUDGET), declare.POSITIVE, f"{prefix}kl_budget")
+    return Task(
+        name=str(file),
+        doc=_doc(table, prompts, [part.name for part in rewards], f"{prefix}doc"),
+        reference=reference,
+        advised=_advised(table.get("search", {}), f"{prefix}search"),
+        kl_budget=kl_budget,
+        kl_limit=_kl_limit(table, kl_budget, prefix),
+        eval_temperature=float(_evaluated_as("temperature", evaluation, reference, prefix)),
+        eval_response_length=int(_evaluated_as("response_length", evaluation, reference, prefix)),
+        eval_seed=declare.whole(evaluation.get("seed", 0), HYPERPARAMETERS["seed"].valid, f"{prefix}eval.seed"),
+        prepare=Preparation(
+            where=prefix.rstrip(": "),
+            policy=policy_place(table["policy"], file.parent, f"{prefix}policy"),
+            rewards=rewards,
+            prompts=prompts,
+            eval_prompts=_count(evaluation.get("prompts"), f"{prefix}eval.prompts"),
+        ),
+    )
+
+
+def _prompts(value: object, folder: Path, where: str) -> PromptSource:
+    """Return the source of a text (a path or hub id) or a table of PromptSource's fields."""
+    if not isinstance(value, Mapping):
+        return PromptSource(data_place(value, folder, where))
+    declare.require_known(value, PROMPT_KEYS, f"{where}.")
+    if "path" not in value:
+        raise ConfigError(f"{where}.path is missing: a data file, a folder or a dataset's hub id")
+    try:
+        return PromptSource(**{**value, "path": data_place(value["path"], folder, f"{where}.path")})
+    except TaskError as error:
+        raise ConfigError(f"{where.removesuffix('prompts')}{error}") from error
+
+
+def _reference(value: object, where: str) -> dict[str, HyperValue]:
+    """Return the table in the fields' types, after checking that the values go together."""
+    values: dict[str, HyperValue] = {}
+    for name, given in declare.table(value, where).items():
+        declared = require_name(name, where)
+        try:
+            values[name] = declared.coerce(given)
+        except ConfigError as error:
+            raise ConfigError(f"{where}.{error}") from None
+    try:
+        PPOConfig.from_dict(values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return values
+
+
+def _advised(value: object, where: str) -> dict[str, Advice]:
+    advised = {}
+    for name, given in declare.table(value, where).items():
+        declared = require_name(name, where)
+        require_searchable(declared, f"{where}.{name}")
+        table = dict(declare.table(given, f"{where}.{name}"))
+        why = table.pop("why", "")
+        if not isinstance(why, str):
+            raise ConfigError(f"{where}.{name}.why = {why!r} is not allowed: a text in quotes")
+        advised[name] = Advice(read_range(declared, table, f"{where}.{name}"), why)
+    return advised
+
+
+def _evaluated_as(
+    name: str, evaluation: Mapping[str, Any], reference: Mapping[str, HyperValue], prefix: str
+) -> float | int:
+    """Return what evaluations use: the eval table's value, else the reference's, else the declared default."""
+    declared = HYPERPARAMETERS[name]
+    try:
+        value = declared.coerce(evaluation.get(name, reference.get(name, declared.default)))
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}eval.{error}") from None
+    assert isinstance(value, int | float)
+    return value
+
+
+def _kl_limit(table: Mapping[str, Any], budget: float, prefix: str) -> float:
+    limit = declare.number(table.get("kl_limit", max(KL_LIMIT, 1.5 * budget)), declare.POSITIVE, f"{prefix}kl_limit")
+    if limit < budget:
+        raise ConfigError(f"{prefix}kl_limit = {limit:g} is below kl_budget = {budget:g}; good trials would be stopped")
+    return limit
+
+
+def _count(value: object, where: str) -> int | None:
+    return None if value is None else declare.whole(value, declare.AT_LEAST_ONE, where)
+
+
+def _doc(table: Mapping[str, Any], prompts: PromptSource, rewards: list[str], where: str) -> str:
+    if "doc" in table:
+        return declare.text(table["doc"], where)
+    return f"Prompts of {Path(prompts.path).name}, rewarded by {', '.join(rewards)}."
+
+
+# Finds and reads task files, and makes tasks in Python files.
+
+SUFFIXES = (".toml", ".py")
+FOLDER_FILES = ("task.toml", "task.py")
+"""What a folder with a task holds one of."""
+TABLE = "task"
+"""A file's table of this name is its task; without one, a file is a task as a whole."""
+ATTRIBUTE = "TASK"
+
+Place = str | os.PathLike[str]
+Function = Callable[..., Any]
+
+
+def is_task_path(name: str, folder: Path | None = None) -> bool:
+    """Return whether a task's name is meant as a path: by its suffix, a separator, or a folder of that name.
+
+    Relative paths begin at `folder`, or at the working directory.
+    """
+    return name.endswith(SUFFIXES) or os.sep in name or ((folder or Path()) / name).is_dir()
+
+
+def read_task(name: str) -> Task:
+    """Return the task of a file, or of a folder with a task file in it; its name is the file's absolute path.
+
+    Raises:
+        TaskError: there is none, or it holds something that is not allowed; the message names file and key.
+    """
+    path = Path(name).expanduser()
+    file = _in_folder(path) if path.is_dir() else path
+    if file.suffix not in SUFFIXES:
+        raise TaskError(f'"{name}" is no task file: its name ends in {" or ".join(SUFFIXES)}')
+    try:
+        stat = file.stat()
+    except OSError:
+        siblings = [item.name for item in file.parent.iterdir()] if file.parent.is_dir() else []
+        raise TaskError(f"there is no task file {file}{nearest(file.name, siblings)}") from None
+    return _read(file, file.resolve(), stat.st_mtime_ns, stat.st_size)
+
+
+def make_task(
+    *,
+    policy: Place,
+    reward: Place | Function | Mapping[str, Any] | Sequence[Place | Function | Mapping[str, Any]],
+    prompts: Place | Mapping[str, Any] | PromptSource,
+    doc: str | None = None,
+    kl_budget: float = KL_BUDGET,
+    kl_limit: float | None = None,
+    eval: Mapping[str, Any] | None = None,
+    reference: Mapping[str, Any] | None = None,
+    search: Mapping[str, Any] | None = None,
+) -> Task:
+    """Return a task, for a Python file to call it `TASK`. Relative paths begin at the folder of the calling file.
+
+    Args:
+        policy: A model's folder or hub id, or `task:NAME` for a built-in task's.
+        reward: A function at the top of the file, or what a task file's `reward` may be; or several of them. A table
+            has `where`, and may have `name`, `kind`, `weight`; of a model `append_eos`; of a URL `timeout`, `retries`
+            and `batch_size`: see `ppo_core.task.RewardPart`.
+        prompts: A data file, a folder or a dataset's hub id; or all that a `PromptSource` has.
+        doc: What the task is, in a sentence.
+        kl_budget: Highest eval KL a recommended policy may have, in nats per response.
+        kl_limit: Where the guard stops a trial, in nats per response. Default: 15, at least half more than the budget.
+        eval: `temperature`, `response_length` (default: the reference's, else as declared), `seed` (0), and the most
+            `prompts` of an evaluation.
+        reference: Hyperparameters other than the declared defaults.
+        search: Advised ranges, each with `low`, `high`, `scale` and `why`.
+
+    Raises:
+        TaskError: see `read_table`.
+    """
+    file = Path(sys._getframe(1).f_code.co_filename).absolute()
+    source = prompts if isinstance(prompts, PromptSource) else None
+    given = {
+        "policy": _text(policy),
+        "reward": [_text(one) for one in reward] if isinstance(reward, list | tuple) else _text(reward),
+        "prompts": vars(source) if source else _text(prompts),
+        "doc": doc,
+        "kl_budget": kl_budget,
+        "kl_limit": kl_limit,
+        "eval": eval,
+        "reference": reference,
+        "search": search,
+    }
+    return read_table({key: value for key, value in given.items() if value is not None}, file, f"{file}: ", file)
+
+
+def _text(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _in_folder(folder: Path) -> Path:
+    there = [folder / name for name in FOLDER_FILES if (folder / name).is_file()]
+    if len(there) != 1:
+        raise TaskError(f"the folder {folder} holds {'both' if there else 'neither'} of {', '.join(FOLDER_FILES)}")
+    return there[0]
+
+
+@functools.lru_cache(maxsize=32)
+def _read(shown: Path, file: Path, changed: int, size: int) -> Task:
+    """Return the file's task. A study asks for it many times, and reading it runs Python of the user's."""
+    return _read_python(shown, file) if file.suffix == ".py" else _read_toml(shown, file)
+
+
+def _read_toml(shown: Path, file: Path) -> Task:
+    try:
+        content = declare.read_toml(shown, "task file")
+        if TABLE not in content:
+            return read_table(content, file, f"{shown}: ")
+        table = declare.table(content[TABLE], f"{shown}: {TABLE}")
+    except ConfigError as error:
+        raise TaskError(str(error)) from error
+    return read_table(table, file, f"{shown}: {TABLE}.")
+
+
+def _read_python(shown: Path, file: Path) -> Task:
+    module = _run(shown, file)
+    task = getattr(module, ATTRIBUTE, None)
+    if isinstance(task, Task):
+        return replace(task, name=str(file))
+    there_are = [key for key, value in vars(module).items() if isinstance(value, Task)]
+    hint = f"; it has: {', '.join(there_are)}" if there_are else "; it has none"
+    raise TaskError(f"{shown}: a task file defines {ATTRIBUTE}, a Task such as make_task returns{hint}")
+
+
+def _run(shown: Path, file: Path) -> ModuleType:
+    try:
+        return import_file(file)
+    except PPOTunerError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"{shown}{_line(error, file)}: {type(error).__name__}: {_one_line(error)}") from error
+
+
+def _line(error: BaseException, file: Path) -> str:
+    """Return `, line N` of the file where the error came from, where that is known."""
+    if isinstance(error, SyntaxError):
+        return f", line {error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+
+
+# Finds a task by its name, its file or its import path.
+
+
+def get_task(name: str) -> Task:
+    """Return the built-in task `name`, the one of a file or folder, or the one at an import path `module:attribute`.
+
+    A file is a `.toml` with a task's keys (or a `[task]` table of them) or a `.py` that defines `TASK`; a folder holds
+    a `task.toml` or `task.py`. The task is then named by the file's absolute path.
+
+    Raises:
+        TaskError: there is none; the message lists the built-in ones or says what the path lacks.
+    """
+    if name in BUILT_IN:
+        return import_task(BUILT_IN[name])
+    if is_task_path(name):
+        return read_task(name)
+    if ":" in name:
+        return replace(import_task(name), name=name)
+    raise TaskError(
+        f'unknown task "{name}"; there are: {", ".join(BUILT_IN)}, and your own as a path or as module:attribute'
+        f"{nearest(name, BUILT_IN)}"
+    )
