@@ -17,8 +17,8 @@ import torch
 
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.trainer import ppo_trainer
-from tuner.objective import trial_value
-from tuner.projection import Projection
+from tuner.scoring import trial_value
+from tuner.search.sampler import Projection
 from tuner.spec import SamplerSpec, StudySpec
 
 

@@ -1,9 +1,9 @@
-"""The commands that make an evaluated checkpoint again or go on from it, to be shown. See `tuner.kept_checkpoints`."""
+"""The commands that make an evaluated checkpoint again or go on from it, to be shown. See `tuner.forks`."""
 
 from dashboard import data
-from tuner import kept_checkpoints
-from tuner.commands.report import LONGER
-from tuner.kept_checkpoints import find
+from tuner import forks
+from tuner.cli.report import LONGER
+from tuner.forks import find
 from tuner.store import TrialRow
 
 __all__ = ["find", "fork_again", "go_on", "train_again", "train_for_real"]
@@ -11,12 +11,12 @@ __all__ = ["find", "fork_again", "go_on", "train_again", "train_for_real"]
 
 def train_again(study: str, trial: TrialRow, episode: int) -> str:
     """Return the command that trains a trial anew, with a checkpoint at `episode`."""
-    return data.command(kept_checkpoints.train_again(study, trial, episode))
+    return data.command(forks.train_again(study, trial, episode))
 
 
 def fork_again(study: str, fork: TrialRow, parent: TrialRow, episode: int | None) -> str:
     """Return the command that forks `parent` as `fork` was, at `episode`; None: at its newest checkpoint."""
-    return data.command(kept_checkpoints.fork_again(study, fork, parent, episode))
+    return data.command(forks.fork_again(study, fork, parent, episode))
 
 
 def train_for_real(study: str, trial: TrialRow) -> str:

@@ -18,7 +18,7 @@ from dashboard.step_cache import StepCache
 from dashboard.trial_cache import TrialCache
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.report import TokenReadings
-from tuner.commands.arguments import to_copy
+from tuner.cli.arguments import to_copy
 from tuner.results import StudyView, as_view, kl_prunings, read_study
 from tuner.store import DEFAULT_STORAGE, Store, StudyRow, schema
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from dashboard import appearance, curves
-from tuner.guard_rules import RULES
+from tuner.guard import RULES
 from tuner.status import Status
 
 Option = dict[str, Any]

@@ -15,7 +15,7 @@ from typing import Literal
 import pandas as pd
 
 from ppo_core.metrics import METRICS
-from tuner.guard_rules import KL
+from tuner.guard import KL
 
 LEAST = 4
 SPREADS = 4.0

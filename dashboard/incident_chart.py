@@ -8,7 +8,7 @@ from dashboard import appearance, curves, echarts
 from dashboard.echarts import Option
 from dashboard.incident import SIGNALS, Incident
 from ppo_core.metrics import METRICS
-from tuner.guard_rules import KL
+from tuner.guard import KL
 
 PANEL, GAP, TOP = 92, 30, 30
 """Heights in pixels of one small chart, of what lies between two, and over the first."""

@@ -23,10 +23,9 @@ import tuner
 from dashboard import data, permission
 from ppo_core.errors import ConfigError, StoreError, StudyError, nearest
 from ppo_core.task import BUILT_IN
-from tuner.commands.arguments import STORAGE_VARIABLE
-from tuner.commands.dashboard import READ_ONLY_VARIABLE, TOKEN_VARIABLE
-from tuner.commands.storage import RUNS_FOLDER
-from tuner.commands.study import STUDY_FILE
+from tuner.cli.arguments import RUNS_FOLDER, STORAGE_VARIABLE
+from tuner.cli.dashboard import READ_ONLY_VARIABLE, TOKEN_VARIABLE
+from tuner.cli.run import STUDY_FILE
 from tuner.results import read_study
 from tuner.spec import StudySpec
 
@@ -174,7 +173,7 @@ class Launcher:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("xb") as output:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "tuner.cli", "run", argument, "--workers", str(workers)],
+                    [sys.executable, "-m", "tuner.cli.main", "run", argument, "--workers", str(workers)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

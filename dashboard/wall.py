@@ -8,7 +8,7 @@ from typing import Literal
 import pandas as pd
 
 from ppo_core.metrics import METRICS
-from tuner.guard_rules import KL
+from tuner.guard import KL
 from tuner.status import Status
 from tuner.store import TrialRow
 

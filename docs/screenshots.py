@@ -52,7 +52,7 @@ def dashboard() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tuner.cli", "dashboard", "--port", str(port)]
+    command = [sys.executable, "-m", "tuner.cli.main", "dashboard", "--port", str(port)]
     server = subprocess.Popen(command, env=os.environ | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.DEVNULL)
     address = f"http://127.0.0.1:{port}"
     try:

@@ -11,7 +11,7 @@ from ppo_core.task import TaskAssets
 from ppo_core.task_file import get_task
 from ppo_core.trainer import ppo_trainer
 from tests.tuner.invoke import Invoke
-from tuner import cli
+from tuner.cli import main as cli
 
 pytestmark = pytest.mark.slow
 

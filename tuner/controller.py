@@ -1,21 +1,473 @@
 """Runs a study: takes its lease, goes on with what was interrupted, and lets go of it however the run ends."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import assert_never
 
-from ppo_core.errors import ConfigError
+from ppo_core.errors import ConfigError, PPOTunerError, StudyError, TaskError
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.output import report_line
 from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
-from tuner.engines.local import LocalEngine, threads_per_worker
-from tuner.events import StudyStarted, StudyStopped, StudyWarned, Tell
-from tuner.limits import Limits
-from tuner.open_study import MirrorKeeper, OpenStudy, open_study, settle
-from tuner.patience import Patience
+from tuner import study_folder, trial_log
+from tuner.action_desk import OrderDesk
+from tuner.checkpoints import NOTHING_KEPT, Keeping, TrialFiles
+from tuner.engine.local import LocalEngine, threads_per_worker
+from tuner.engine.trial import whole_episodes
+from tuner.events import (
+    ONLY_PAUSED,
+    ORDERED,
+    TIME_LIMIT,
+    Limits,
+    OrderDecided,
+    Preparing,
+    StudyPaused,
+    StudyStarted,
+    StudyStopped,
+    StudyStopping,
+    StudyWarned,
+    Tell,
+    TrialEnded,
+    TrialSetAside,
+    TrialStarted,
+    TrialStepped,
+)
+from tuner.held_study import MirrorKeeper, OpenStudy, open_study, settle
+from tuner.protocol import (
+    Answer,
+    Ended,
+    Entered,
+    Failed,
+    Left,
+    Lost,
+    Message,
+    NoRoom,
+    Prepared,
+    Progress,
+    Stepped,
+    TrialSpec,
+)
+from tuner.retry import Patience, RoomWatch
+from tuner.scheduler import TrialQueue
+from tuner.scoring import ended_by_a_person, judged, so_far
 from tuner.spec import StudySpec
-from tuner.store import OrderState, Store
-from tuner.trial_files import NOTHING_KEPT, Keeping, TrialFiles
-from tuner.trial_loop import TrialLoop
+from tuner.status import ENDINGS, Reason, Status, Wanted
+from tuner.store import Order, OrderState, Outcome, Store, TrialRow
+
+# The controller's loop: start, record, judge, obey orders, until the study has its trials or a stop is asked for.
+
+RENEW_SECONDS = 5.0
+"""How often the study's lease is renewed."""
+ORDER_SECONDS = 1.0
+"""The longest wait for a worker: an order must not wait longer for a controller that lives."""
+LOOK_SECONDS = 0.25
+"""How often the store is asked for orders while workers report."""
+
+
+@dataclass
+class _Running:
+    """A trial that a worker runs."""
+
+    row: TrialRow
+    total_episodes: int
+    reason: Reason | None = None
+    """Why the guard ended it."""
+    wanted: Wanted | None = None
+    """What an order asked of it, once its worker was told."""
+
+
+class TrialLoop:
+    """One run of a study on an engine."""
+
+    def __init__(
+        self,
+        study: OpenStudy,
+        mirror: MirrorKeeper,
+        files: TrialFiles,
+        engine: LocalEngine,
+        stop: StopRequest,
+        limits: Limits,
+        tell: Tell,
+    ) -> None:
+        self._study, self._mirror, self._files, self._engine = study, mirror, files, engine
+        self._stop, self._limits, self._tell = stop, limits, tell
+        self._desk = OrderDesk(study, files, limits, lambda number: number in self._taken(), self._after)
+        self._running: dict[int, _Running] = {}
+        self._starting: set[int] = set()
+        self._losses: dict[int, int] = {}
+        self._room = RoomWatch(lambda line: tell(StudyWarned(line)))
+        self._retries: dict[int, int] = {}
+        self._streak = trial_log.FailureStreak()
+        self._verdict: str | None = None
+        self._stopping: str | None = None
+        self._queue = TrialQueue(study, limits.threads)
+        self._renewed_at = time.monotonic()
+        self._looked_at = time.monotonic()
+        self._is_idle = False
+
+    def run(self) -> str | None:
+        """Run the study; return None when it has its trials, or why it stopped before.
+
+        Raises:
+            StudyError: trial after trial failed for the same cause.
+            TaskError: the task could not be prepared.
+        """
+        self._set_interrupted_aside()
+        self._obey()
+        if self._prepare_task():
+            while self._start_trials() or self._obey():
+                for job, message in self._engine.events(self._patience()):
+                    assert job is not None
+                    self._handle(job, message)
+                self._files.work.collect()
+                self._stay_alive()
+                self._answer_without_room()
+                if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+                    self._obey()
+                self._files.keep_within_quota(self._taken())
+        self._finish_files()
+        if self._verdict is not None:
+            name = self._study.row.name
+            raise StudyError(f"{self._verdict}; mend the cause, then: ppo-tuner retry {name}, and run the study again")
+        return self._stopping
+
+    # Waiting
+
+    def _patience(self) -> float:
+        deadline = self._limits.deadline
+        if deadline is None or self._stopping is not None:
+            return ORDER_SECONDS
+        return min(ORDER_SECONDS, max(0.0, deadline - time.monotonic()))
+
+    def _finish_files(self) -> None:
+        """Wait until no file work is left; the last of it enforces the quota."""
+        self._files.keep_within_quota((), now=True)
+        while self._files.work.is_busy:
+            list(self._engine.events(ORDER_SECONDS))  # no worker is busy; it ends when a piece of work is done
+            self._files.work.collect()
+            self._stay_alive()
+
+    def _stay_alive(self) -> None:
+        if time.monotonic() - self._renewed_at >= RENEW_SECONDS:
+            self._study.store.renew(self._study.lease)
+            self._renewed_at = time.monotonic()
+
+    def _is_stopping(self) -> bool:
+        """Return whether no trial shall start and those that run shall be left; tell of it when that begins."""
+        if self._stopping is None:
+            self._stopping = self._why_stop()
+            if self._stopping is not None and self._running:
+                self._tell(StudyStopping(len(self._running), self._stopping))
+        return self._stopping is not None
+
+    def _why_stop(self) -> str | None:
+        limits = self._limits
+        if limits.deadline is not None and time.monotonic() >= limits.deadline:
+            return self._verdict or self._stop.why or f"{TIME_LIMIT} of {limits.timeout:g} s has passed"
+        return self._verdict or self._stop.why or self._room.why_give_up()
+
+    # The task
+
+    def _prepare_task(self) -> bool:
+        """Have the task prepared by a worker; return False if a stop was asked for meanwhile."""
+        self._engine.prepare(self._study.spec.task, self._study.folder)
+        while not self._is_stopping():
+            for _, message in self._engine.events(self._patience()):
+                if isinstance(message, Prepared):
+                    return True
+                if isinstance(message, Progress):
+                    self._tell(Preparing(message.what, message.share))
+                else:
+                    raise self._preparation_error(message)
+            self._stay_alive()
+        return False
+
+    def _preparation_error(self, message: Message) -> PPOTunerError:
+        what = f'task "{self._study.spec.task}" could not be prepared'
+        if not isinstance(message, Failed):
+            assert isinstance(message, Lost)
+            return TaskError(f"{what}: worker lost, {message.how}")
+        if message.is_for_user:
+            return TaskError(message.message)
+        where = study_folder.write_error(self._study.folder, message.traceback)
+        return TaskError(f"{what}: {trial_log.with_traceback(message.message, where)}")
+
+    # Orders
+
+    def _obey(self) -> bool:
+        """Decide the orders that wait, and do what they changed; return whether there was one."""
+        self._looked_at = time.monotonic()
+        waiting = self._study.store.orders(self._study.row, OrderState.WAITING)
+        orders = [order for order in waiting if not self._desk.is_under_way(order)]
+        for order in orders:
+            self._after(self._desk.decide(order))
+        return bool(orders)
+
+    def _after(self, order: Order) -> None:
+        """Do what an order changed, and tell of it, once it is decided."""
+        if order.state is OrderState.DONE:
+            self._act_on(order)
+        if order.state is not OrderState.WAITING:
+            self._tell(OrderDecided(order))
+
+    def _act_on(self, order: Order) -> None:
+        for row in self._desk.take_changed():
+            self._queue.learn(row)
+            if row.status.is_final:
+                self._mirror.update()
+                self._tell_end(row)
+        if order.kind == "retry":
+            self._mirror.compare()
+        if order.kind == "set":
+            self._queue.begin_anew()
+            self._mirror.update()
+            self._engine.resize(self._study.row.workers or 1)
+        if order.kind == "stop" and order.trial is None and self._stop.why is None:
+            self._stop.why = ORDERED
+
+    # Starting
+
+    def _set_interrupted_aside(self) -> None:
+        """Have the trials that the last run left in the middle wait for a worker, or do what orders want of them."""
+        study = self._study
+        for row in study.board.open(study.spec.trials):
+            if row.wanted is not None:
+                self._settle(row)
+            elif row.status is Status.RUNNING:
+                study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec.kl_budget))
+                study.refresh(row.number)
+        left = study.board.left_out(study.spec.trials)
+        if left:
+            numbers = ", ".join(map(str, left))
+            self._tell(StudyWarned(f"trial {numbers} is left where it is: the total is {study.spec.trials} now"))
+
+    def _start_trials(self) -> bool:
+        """Start as many trials as there are workers free; return whether to wait for anything."""
+        is_paused = self._study.row.paused_at is not None
+        while not self._is_stopping() and not is_paused and self._engine.free > len(self._starting):
+            row = self._queue.next(self._taken())
+            if row is None:
+                break
+            if row.wanted is None:
+                self._start(row)
+            else:
+                self._settle(row)
+        if self._running:
+            self._is_idle = False
+            return True
+        if self._starting or self._desk.is_forking:  # not the quota's walk, which may be due again when it is done
+            return True
+        if self._is_stopping() or not is_paused or self._study.is_finished:
+            self._note_paused_trials()
+            return False
+        if not self._is_idle:
+            self._is_idle = True
+            self._tell(StudyPaused(self._study.row.name))
+        return True
+
+    def _note_paused_trials(self) -> None:
+        """Say why the study is not finished though nothing is left to start."""
+        paused = self._study.board.paused(self._study.spec.trials)
+        if paused and self._stopping is None:
+            numbers = ", ".join(map(str, paused))
+            self._stopping = f"{ONLY_PAUSED} (trial {numbers})"
+
+    def _tell_end(self, row: TrialRow) -> None:
+        board = self._study.board
+        self._tell(TrialEnded(row, board.ended(), board.total(self._study.spec.trials)))
+
+    def _settle(self, row: TrialRow) -> None:
+        """Do what orders want by now of a trial that has no worker: it ends, is paused, or waits for another one."""
+        study = self._study
+        standing = so_far(study.store, row, study.spec.kl_budget)
+        wanted = study.store.set_aside(study.lease, row.id, standing)
+        if wanted is not None:
+            status, reason = ended_by_a_person(wanted)
+            self._conclude(row, replace(standing, status=status, reason=reason))
+            return
+        row = study.refresh(row.number)
+        self._queue.learn(row)
+        trial_log.note(study.trial_folder(row.number), f"left its worker; the trial is {row.status}")
+        self._tell(TrialSetAside(row))
+
+    def _taken(self) -> Collection[int]:
+        """Return the numbers of the trials that a worker runs or that are about to start."""
+        return self._running.keys() | self._starting
+
+    def _start(self, row: TrialRow) -> None:
+        """Have a trial's last checkpoint looked for; the trial starts when that is done."""
+        self._starting.add(row.number)
+        self._files.resume_point(row, partial(self._begin, row.number))
+
+    def _begin(self, number: int, found: Future[tuple[Path, int] | None]) -> None:
+        """Start a trial from its last checkpoint, or from the beginning where it has none; unless it is not to run."""
+        self._starting.discard(number)
+        resume_from, step = found.result() or (None, None)
+        study, row = self._study, self._study.refresh(number)
+        if row.wanted is not None or study.row.paused_at is not None:
+            self._settle(row)
+        elif not self._is_stopping():
+            self._run_from(row, resume_from, step)
+
+    def _run_from(self, row: TrialRow, resume_from: Path | None, step: int | None) -> None:
+        """Give a trial to a worker, from the checkpoint `resume_from` of `step`; None: from the beginning."""
+        study = self._study
+        if step is None and row.episodes > 0:
+            text = (
+                f"trial {row.number} begins anew: none of its checkpoints is left, and {row.episodes} episodes are lost"
+            )
+            trial_log.note(study.trial_folder(row.number), text)
+            self._tell(StudyWarned(text))
+        row = study.store.begin_attempt(study.lease, row, step)
+        study.board.put(row)
+        self._running[row.number] = _Running(row, whole_episodes(PPOConfig.from_dict(row.config)))
+        self._engine.start(
+            TrialSpec(
+                study=study.spec.name,
+                number=row.number,
+                config=row.config,
+                task=study.spec.task,
+                trainer=study.spec.trainer,
+                device=study.spec.device,
+                threads=row.threads,
+                folder=study.trial_folder(row.number),
+                guard=study.spec.guard,
+                kl_budget=study.spec.kl_budget,
+                resume_from=resume_from,
+                checkpoint_seconds=study.spec.workers.checkpoint_seconds,
+                checkpoint_url=self._limits.checkpoint_url,
+            )
+        )
+        self._tell(TrialStarted(row, step))
+
+    # What workers say
+
+    def _handle(self, number: int, message: Message) -> None:
+        if isinstance(message, Stepped | Ended):
+            self._room.found(number)
+        elif not isinstance(message, NoRoom | Entered):
+            self._room.forget(number)
+        match message:
+            case Entered():
+                pass  # for the engine's watch over the worker
+            case Stepped():
+                self._record(number, message)
+            case NoRoom():
+                trial_log.note(self._study.trial_folder(number), message.message)
+                self._room.lacks(number, message.message)
+            case Ended():
+                self._end(number)
+            case Left():
+                self._leave(number)
+            case Failed():
+                where = study_folder.write_error(self._study.trial_folder(number), message.traceback)
+                if message.is_for_user:
+                    self._fail(number, partial(trial_log.error_reason, message, where))
+                else:
+                    self._retry(number, message.message, partial(trial_log.error_reason, message, where))
+            case Lost():
+                losses = self._losses[number] = self._losses.get(number, 0) + 1
+                reason = partial(trial_log.lost_reason, message.how, losses)
+                self._retry(number, f"worker lost: {message.how}", reason)
+            case Progress() | Prepared():
+                raise AssertionError(message)
+            case _:
+                assert_never(message)
+
+    def _record(self, number: int, message: Stepped) -> None:
+        """Store a step, then answer: a worker saves only what the store holds."""
+        running, study = self._running[number], self._study
+        wanted = study.store.add_step(study.lease, running.row.id, message.report, message.seconds)
+        running.reason = message.reason
+        running.wanted = None if message.reason else wanted
+        if message.reason is not None:
+            trial_log.note(study.trial_folder(number), f"guard: {message.reason.message}")
+        if message.report.is_evaluation:
+            trial_log.note(study.trial_folder(number), report_line(message.report, message.report.step))
+        self._engine.answer(number, self._answer(running))
+        self._tell(TrialStepped(number, message.report, running.total_episodes))
+
+    def _answer(self, running: _Running) -> Answer:
+        if running.reason is not None or running.wanted in ENDINGS:
+            return Answer.STOP
+        return Answer.SAVE if running.wanted is Wanted.PAUSE or self._has_to_rest() else Answer.GO_ON
+
+    def _has_to_rest(self) -> bool:
+        """Return whether no trial shall run now."""
+        return self._study.row.paused_at is not None or self._is_stopping()
+
+    def _answer_without_room(self) -> None:
+        """Have the trials that found no room for a checkpoint try again when it is time, or leave if they have to."""
+        for number in self._room.waiting:
+            if self._has_to_rest() or self._study.board[number].wanted is not None:
+                self._room.answered(number)
+                self._engine.answer(number, Answer.STOP)
+            elif self._room.is_due(number):
+                self._room.answered(number)
+                self._engine.answer(number, Answer.GO_ON)
+
+    def _leave(self, number: int) -> None:
+        """Do what orders want by now of a trial whose worker left it as it was told, which may be something else.
+
+        Where they want nothing, and the study is not paused, it goes on from its last checkpoint in this run or the
+        next one.
+        """
+        del self._running[number]
+        row = self._study.refresh(number)
+        if row.wanted is not None or self._study.row.paused_at is not None:
+            self._settle(row)
+
+    def _end(self, number: int) -> None:
+        """Judge a trial that ran to its end or was ended by the guard; one that was told to end by an order is left."""
+        running, study = self._running[number], self._study
+        if running.reason is None and running.wanted in ENDINGS:
+            self._leave(number)
+            return
+        status = Status.COMPLETED if running.reason is None else Status.PRUNED
+        self._finish(number, judged(study.store, running.row, study.spec.kl_budget, status, running.reason))
+
+    def _retry(self, number: int, what: str, reason: Callable[[str], Reason]) -> None:
+        """Have a trial resume from its checkpoint in another worker; after too many attempts it fails, see `_fail`."""
+        trial_log.note(self._study.trial_folder(number), what)
+        if self._is_stopping():
+            self._tell(StudyWarned(f"trial {number}: {what}; the next run of the study resumes it"))
+            del self._running[number]
+            return
+        retries = self._retries[number] = self._retries.get(number, 0) + 1
+        if retries > trial_log.RETRIES:
+            self._fail(number, reason)
+            return
+        which = f"retry {retries} of {trial_log.RETRIES}"
+        self._tell(StudyWarned(f"trial {number}: {what}; resuming from its last checkpoint ({which})"))
+        del self._running[number]
+        self._study.refresh(number)
+
+    def _fail(self, number: int, reason: Callable[[str], Reason]) -> None:
+        """Record that a trial failed, for the reason that follows from the end of its log."""
+        log = trial_log.tail(self._study.trial_folder(number))
+        self._finish(number, Outcome(Status.FAILED, reason(log)))
+
+    def _finish(self, number: int, outcome: Outcome) -> None:
+        self._conclude(self._running.pop(number).row, outcome)
+
+    def _conclude(self, trial: TrialRow, outcome: Outcome) -> None:
+        study = self._study
+        study.store.finish_trial(study.lease, trial.id, outcome)
+        why = "" if outcome.reason is None else f": {outcome.reason.message}"
+        trial_log.note(study.trial_folder(trial.number), f"the trial is {outcome.status}{why}")
+        self._files.end(trial.number)
+        row = study.refresh(trial.number)
+        self._queue.learn(row)
+        self._mirror.update()
+        self._verdict = self._verdict or self._streak.add(row)
+        self._tell_end(row)
+
+
+# Runs a study: takes its lease, goes on with what was interrupted, and lets go of it however the run ends.
 
 
 def run_study(

@@ -10,8 +10,8 @@ optuna-dashboard and Optuna's command line read it; nothing of ours does. Number
 | pruned; stopped, without value    | PRUNED                                                  |
 
 Here a stopped trial is COMPLETE, since Optuna ranks only those, and a fork is a trial like others; to the sampler
-(`tuner.projection`) a stopped one is PRUNED, and a fork nothing. The constraint is the sampler's, except that it is at
-most 0 just where the trial is eligible as the best one (`tuner.best`). So Optuna's best trial has our best trial's
+(`tuner.search.sampler`) a stopped one is PRUNED, and a fork nothing. The constraint is the sampler's, except that it is
+at most 0 just where the trial is eligible as the best one (`tuner.scoring`). So Optuna's best trial has our best trial's
 value. Which one of several with that very value it is, Optuna leaves open; ours is the one with the lowest KL.
 """
 
@@ -24,14 +24,13 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import URL, Connection
 
 from ppo_core.errors import StoreError
-from tuner import listed_trials, optuna_tables, space
-from tuner.best import ELIGIBLE, best_trial
-from tuner.listed_trials import ListedTrial
-from tuner.objective import Told, frozen, is_finite, violation
+from tuner import optuna_tables, space, study_file
 from tuner.optuna_tables import Stored
+from tuner.scoring import ELIGIBLE, Told, best_trial, frozen, is_finite, violation
 from tuner.spec import StudySpec
 from tuner.status import Status
 from tuner.store import TrialRow, schema
+from tuner.study_file import ListedTrial
 
 _MARK = "copy_of"
 """The user attribute by which a study of Optuna's is known to be our copy. It names the study: Optuna's dashboard
@@ -193,7 +192,7 @@ def _stored(row: TrialRow, spec: StudySpec) -> Stored:
 def for_people(row: TrialRow, spec: StudySpec) -> FrozenTrial:
     """Return a trial as Optuna's own tools show it."""
     if spec.listed:  # with its own values, where it is none of those listed
-        encoded = listed_trials.for_people((*spec.listed, ListedTrial(row.params)), row.params)
+        encoded = study_file.for_people((*spec.listed, ListedTrial(row.params)), row.params)
     else:
         encoded = space.for_people(spec.search, row.params)
     trial = frozen(_told(row, spec), encoded, row.episodes)

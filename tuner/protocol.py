@@ -8,8 +8,8 @@ from pathlib import Path
 from ppo_core.declare import HyperValue
 from ppo_core.report import StepReport
 from tuner.guard import GuardSettings
+from tuner.spec import WorkerSettings
 from tuner.status import Reason
-from tuner.worker_settings import WorkerSettings
 
 GPU_VARIABLE = "PPO_TUNER_GPU"
 """Names the GPU that a worker was given for itself."""
@@ -53,7 +53,7 @@ class TrialSpec:
     checkpoint_seconds: float = WorkerSettings.checkpoint_seconds
     """The longest time between two checkpoints; there is one at every evaluation, too."""
     checkpoint_url: str | None = None
-    """Where the study's checkpoints are kept besides, for `tuner.checkpoint_place`; None: nowhere else."""
+    """Where the study's checkpoints are kept besides, for `tuner.remote_checkpoints`; None: nowhere else."""
 
 
 class Answer(Enum):
@@ -67,7 +67,7 @@ class Answer(Enum):
 
 
 class Phase(Enum):
-    """What a trial's worker is doing, in words. Each has its own limit, see `tuner.worker_settings`."""
+    """What a trial's worker is doing, in words. Each has its own limit, see `tuner.spec`."""
 
     STEPPING = "a step"
     SAVING = "saving a checkpoint"

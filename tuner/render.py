@@ -18,8 +18,8 @@ from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, PLAIN_WIDTH, measured, plain, plus_minus, short
-from tuner.guard_rules import RULES
-from tuner.kept_checkpoints import Answer
+from tuner.forks import Answer
+from tuner.guard import RULES
 from tuner.results import Estimate, Source, StudyView, value_sources
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec

@@ -15,10 +15,9 @@ from ppo_core.errors import TaskError
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.task_file import get_task
-from tuner import kept_checkpoints
-from tuner.best import best_trial
-from tuner.board import COUNTED
-from tuner.guard_rules import RULES
+from tuner import forks
+from tuner.guard import RULES
+from tuner.scoring import COUNTED, best_trial
 from tuner.spec import SCALE_FREE, Origin, StudySpec
 from tuner.status import Status
 from tuner.store import Order, Store, StudyRow, TrialRow
@@ -65,7 +64,7 @@ class StudyView:
         return self.spec.trials + sum(trial.origin not in COUNTED for trial in self.trials)
 
     def best(self, kl_budget: float | None = None) -> TrialRow | None:
-        """Return the best trial under the study's KL budget or another (see `tuner.best`), or None."""
+        """Return the best trial under the study's KL budget or another (see `tuner.scoring`), or None."""
         return best_trial(self.trials, self.spec.kl_budget if kl_budget is None else kl_budget)
 
 
@@ -227,7 +226,7 @@ def trial_detail(store: Store, study: StudyRow, trial: TrialRow) -> dict[str, An
     samples = store.samples([trial.id], with_tokens=True)
     kept = [
         {"step": checkpoint.step_of(path), "episode": episode, "path": str(path.absolute())}
-        for episode, path in kept_checkpoints.by_episode(study, trial.number).items()
+        for episode, path in forks.kept_by_episode(study, trial.number).items()
     ]
     return trial_data(trial) | {"steps": _without_id(steps), "samples": _without_id(samples), "checkpoints": kept}
 

@@ -1,7 +1,7 @@
 """A study: what is searched (or which trials are run), for how long and under which KL. From a TOML file. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +13,62 @@ from ppo_core.hyperparameters.rules import cautions
 from ppo_core.report import require_device
 from ppo_core.task import BUILT_IN, Task
 from ppo_core.task_file import get_task, is_task_path, read_table
-from tuner import listed_trials, study_file
+from tuner import study_file
 from tuner.guard import GuardSettings
-from tuner.listed_trials import ListedTrial
 from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
-from tuner.worker_settings import WorkerSettings, checked
+from tuner.study_file import ListedTrial
+
+# What a study sets for its workers: how often a trial saves, and when a silent worker counts as hung. No torch.
+#
+# A worker says when it begins to step, to save and to upload. Each of these has its own limit, which starts again
+# with every such word; a worker that stays silent beyond it is killed.
+
+
+def _setting(default: float, doc: str, valid: Bounds = declare.POSITIVE) -> float:
+    declared: float = field(default=default, metadata={"doc": doc, "valid": valid})
+    return declared
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """The [workers] table of a study file; `doc` and `valid` of each setting are in its field's metadata."""
+
+    checkpoint_seconds: float = _setting(30.0, "longest time between two checkpoints of a running trial", Bounds(0))
+    step_factor: float = _setting(20.0, "a step may take this many times the trial's longest step so far")
+    step_seconds: float = _setting(120.0, "a step may always take this long, however short the others were")
+    first_step_seconds: float = _setting(
+        900.0, "until an attempt's first report, in which models are loaded and compiled"
+    )
+    save_seconds: float = _setting(1800.0, "writing one checkpoint to the runs folder")
+    upload_seconds: float = _setting(1800.0, "copying one file of a checkpoint to where --checkpoints says")
+    prepare_seconds: float = _setting(3600.0, "preparing the task, from one sign of progress to the next")
+
+    @classmethod
+    def from_dict(cls, value: object, where: str) -> "WorkerSettings":
+        """Return a study file's [workers] table over the defaults; `where` names the table in errors.
+
+        Raises:
+            ConfigError: it is not a table, an unknown key, or a value that is not allowed.
+        """
+        values = declare.table(value, where)
+        declare.require_known(values, SETTINGS, f"{where}.")
+        return cls(**{name: checked(name, given, f"{where}.{name}") for name, given in values.items()})
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the [workers] table that `from_dict` reads."""
+        return asdict(self)
+
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {each.name: each.metadata for each in fields(WorkerSettings)}
+"""The `doc` and the `valid` bounds of every setting by name."""
+
+
+def checked(name: str, value: object, where: str) -> float:
+    """Return the value of the setting `name`; ConfigError, which says `where`, if it is not allowed."""
+    return declare.number(value, SETTINGS[name]["valid"], where)
+
+
+# A study: what is searched (or which trials are run), for how long and under which KL. From a TOML file. No torch.
 
 PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
 
@@ -87,7 +138,7 @@ class StudySpec:
         critic = self.fixed.get("value_model", self._reference_value("value_model"))
         if "value_learning_rate" in self.search and critic == "shared":
             notes.append('value_learning_rate reaches only the value head: value_model = "shared"')
-        notes += listed_trials.notes(self.listed, self.fixed)
+        notes += study_file.notes(self.listed, self.fixed)
         each = {f"trial {number}: ": trial.params for number, trial in enumerate(self.listed)}
         checked = each or {"": self.reference_params()}
         notes += [f"{which}{line}" for which, params in checked.items() for line in cautions(self.config(params))]
@@ -116,7 +167,7 @@ class StudySpec:
                 raise ConfigError(f"{where}: {key} is missing")
         task = _task(content["task"], where)
         fixed = study_file.read_fixed(declare.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
-        listed = listed_trials.read_listed(content, fixed, where)
+        listed = study_file.read_listed(content, fixed, where)
         table = declare.table(content.get("search", {}), f"{where}: search")
         asked = study_file.read_search(table, task, f"{where}: search")
         search, idle = study_file.split_idle(asked, fixed)
@@ -166,7 +217,7 @@ class StudySpec:
     def with_trials(self, trials: int) -> "StudySpec":
         """Return this study with another total of trials; ConfigError where it lists them."""
         if self.listed:
-            listed_trials.require_total(trials, self.listed)
+            study_file.require_total(trials, self.listed)
         return replace(self, trials=trials)
 
     def with_checkpoint_seconds(self, seconds: float) -> "StudySpec":
@@ -239,7 +290,7 @@ class StudySpec:
             _change(f"fixed.{name}", old.fixed.get(name, "unset"), self.fixed.get(name, "unset"))
             for name in HYPERPARAMETERS
         ]
-        refused += listed_trials.changes(old.listed, self.listed)
+        refused += study_file.changes(old.listed, self.listed)
         refused.append(_change("kl.limit", old.kl_limit, self.kl_limit))
         old_guard = old.guard.to_dict()
         refused += [_change(f"guard.{key}", old_guard[key], value) for key, value in self.guard.to_dict().items()]

@@ -7,7 +7,7 @@ from pathlib import Path
 from ppo_core.errors import ConfigError, StoreError, StudyError
 from tuner import study_file, study_folder
 from tuner.store import Lease, Store, StudyRow
-from tuner.trial_folder import held_folder
+from tuner.study_folder import held_folder
 
 Tell = Callable[[str], None]
 """Told what the user should know, one line each."""

@@ -11,7 +11,7 @@ from tuner.mirror import Mirror
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import Lease, Store, schema
-from tuner.store.curves import step_values
+from tuner.store.trials import step_values
 
 METRICS = (
     *("objective/kl_exact", "objective/kl", "objective/kl_coef", "objective/scores", "objective/scores_std"),

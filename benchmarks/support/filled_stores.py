@@ -14,11 +14,11 @@ from ppo_core.declare import HyperValue
 from ppo_core.report import StepReport
 from tuner import optuna_tables, space
 from tuner.mirror import Mirror
-from tuner.objective import Told, frozen
+from tuner.scoring import Told, frozen
 from tuner.spec import StudySpec
 from tuner.status import Origin, Status
 from tuner.store import Store, schema
-from tuner.store.curves import step_values
+from tuner.store.trials import step_values
 
 from .null_trainer import STEPS, value_of
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from tuner.guard_rules import RULES
+from tuner.guard import RULES
 from tuner.status import PERSON, Status
 
 SAVING = (Status.PRUNED, Status.STOPPED)

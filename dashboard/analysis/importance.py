@@ -18,9 +18,8 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.best import ELIGIBLE
-from tuner.objective import LEFT_OUT, TEACHING, Told, frozen
-from tuner.optuna_storage import STUDY_NAME, TrialList
+from tuner.scoring import ELIGIBLE, LEFT_OUT, TEACHING, Told, frozen
+from tuner.search.sampler import STUDY_NAME, TrialList
 from tuner.space import for_sampler
 from tuner.spec import StudySpec
 from tuner.store import TrialRow

@@ -13,7 +13,7 @@ from dashboard.figures.parts import title_of
 from dashboard.views import choice, common, drawn, mattered, renewal, samples
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
-from tuner.commands.report import LONGER
+from tuner.cli.report import LONGER
 from tuner.results import differences
 from tuner.status import Origin
 from tuner.store import Store, TrialRow

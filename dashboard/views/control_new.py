@@ -8,7 +8,7 @@ from dashboard import permission, steering, untrusted
 from dashboard.views.control_parts import confirm_order, draw_flash, label_of, trial_choice, trial_line, value_field
 from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
-from tuner.forking import CHANGEABLE
+from tuner.forks import CHANGEABLE
 from tuner.results import StudyView
 from tuner.store import Store, TrialRow
 

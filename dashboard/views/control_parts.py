@@ -14,7 +14,7 @@ from dashboard.views import common
 from ppo_core.declare import Hyperparameter, HyperValue
 from ppo_core.errors import PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS
-from tuner import order_placing
+from tuner import actions
 from tuner.results import StudyView
 from tuner.store import OrderState, Store, StudyRow, TrialRow
 
@@ -119,7 +119,7 @@ def _order_dialog(store: Store, proposal: Proposal) -> None:
 
 def why_it_waits(study: StudyRow) -> str:
     """Return why an order is not decided yet."""
-    return order_placing.why_waiting(study.is_held, data.command(["run", study.name]))
+    return actions.why_waiting(study.is_held, data.command(["run", study.name]))
 
 
 def arguments_text(arguments: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from dashboard.views.control_parts import (
     trial_choice,
     trial_line,
 )
-from tuner.order_kinds import KINDS, SETTINGS
+from tuner.actions import KINDS, SETTINGS
 from tuner.results import StudyView
 from tuner.store import Store
 

@@ -11,7 +11,7 @@ from dashboard.incident import SIGNALS, Incident
 from dashboard.views import drawn
 from dashboard.views.drawn import Latest
 from ppo_core.metrics import METRICS
-from tuner.guard_rules import KL
+from tuner.guard import KL
 from tuner.store import Store
 
 LATEST = 5

@@ -13,7 +13,7 @@ from dashboard.data import Snapshot
 from dashboard.figures import ends, reward_kl
 from dashboard.views import choice, common, drawn, renewal
 from ppo_core.output import KL_UNIT
-from tuner.best import RULE, best_trial
+from tuner.scoring import RULE, best_trial
 from tuner.store import Store, TrialRow
 
 SHOWN = ("trajectories", "ends")

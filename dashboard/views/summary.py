@@ -11,8 +11,8 @@ from dashboard.data import Snapshot
 from dashboard.views import by_beta, common
 from dashboard.wall import Card
 from ppo_core.metrics import METRICS
-from tuner.best import RULE
 from tuner.results import StudyView
+from tuner.scoring import RULE
 from tuner.status import Status
 
 _BADGES: dict[Shown, tuple[str, str, Literal["green", "blue", "orange", "red"]]] = {

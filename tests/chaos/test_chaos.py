@@ -31,11 +31,11 @@ from tests.chaos.killing import (
 )
 from tests.tuner.quick_study import NAME, STORAGE_VARIABLE, curves, quick_spec, rows, run, storage
 from tests.tuner.quick_trainer import QuickTrainer
+from tuner.engine.trial import whole_episodes
 from tuner.guard import GuardState, observe
 from tuner.spec import StudySpec
 from tuner.status import Origin, Status
 from tuner.store import OrderState, Store
-from tuner.trial import whole_episodes
 
 pytestmark = pytest.mark.chaos
 

@@ -82,7 +82,7 @@ def serve(
     """Serve the dashboard on a store, as `ppo-tuner dashboard` does, from a working folder."""
     port = port or free_port()
     output = folder / f"server-{port}.txt"
-    command = [sys.executable, "-m", "tuner.cli", "dashboard", "--storage", storage, "--port", str(port), *flags]
+    command = [sys.executable, "-m", "tuner.cli.main", "dashboard", "--storage", storage, "--port", str(port), *flags]
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(variables or {})}
     with output.open("w") as log:
         process = subprocess.Popen(

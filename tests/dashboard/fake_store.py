@@ -16,7 +16,7 @@ import numpy as np
 from ppo_core.declare import HyperValue
 from ppo_core.report import Sample, StepReport, TokenReadings
 from tuner.guard import GuardState, observe
-from tuner.objective import violation
+from tuner.scoring import violation
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status

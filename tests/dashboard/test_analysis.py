@@ -12,8 +12,8 @@ from hypothesis import strategies as some
 
 from dashboard.analysis import audit, comparing, front, hacking, importance
 from tests.dashboard.fake_store import SPEC
-from tuner.guard_rules import RULES
-from tuner.objective import LEFT_OUT
+from tuner.guard import RULES
+from tuner.scoring import LEFT_OUT
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import TrialRow

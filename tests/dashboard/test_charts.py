@@ -14,7 +14,7 @@ from dashboard.analysis.importance import Importance
 from dashboard.figures import compare, ends, mattered, parts, reward_kl
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import SPEC
-from tuner.guard_rules import RULES
+from tuner.guard import RULES
 from tuner.status import Status
 
 NAN = math.nan

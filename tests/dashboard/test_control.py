@@ -17,8 +17,8 @@ from ppo_core import checkpoint
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
 from tests.waiting import SECONDS
-from tuner import trial_folder
-from tuner.commands.dashboard import READ_ONLY_VARIABLE
+from tuner import study_folder
+from tuner.cli.dashboard import READ_ONLY_VARIABLE
 from tuner.results import StudyView, read_study
 from tuner.status import Origin, Status
 from tuner.store import Lease, NewTrial, Order, Store
@@ -103,7 +103,7 @@ def test_the_checkpoints_to_fork_at_are_those_in_the_trials_folder(folder: Path,
     (folder / "runs" / STUDY / "study.json").write_text(
         f'{{"study": "{STUDY}", "created_at": {store.study(STUDY).created_at!r}}}'
     )
-    assert trial_folder._read_owner(folder / "runs" / STUDY)
+    assert study_folder._read_owner(folder / "runs" / STUDY)
     view = read_study(store, STUDY)
     assert steering.fork_episodes(view, 0) == [1024, 512]
     app = page(part="New trial", way="Fork at a checkpoint")

@@ -17,7 +17,7 @@ from dashboard.data import Snapshot
 from dashboard.views import curves as page
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
-from tuner.guard_rules import RULES
+from tuner.guard import RULES
 from tuner.results import StudyView
 from tuner.status import Status
 

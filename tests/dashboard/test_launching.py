@@ -19,7 +19,7 @@ from ppo_core.errors import ConfigError, StudyError
 from tests.dashboard import fake_store
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.waiting import SECONDS, until
-from tuner.commands.dashboard import READ_ONLY_VARIABLE, TOKEN_VARIABLE
+from tuner.cli.dashboard import READ_ONLY_VARIABLE, TOKEN_VARIABLE
 from tuner.spec import StudySpec
 
 TOKEN = "a token"
@@ -187,7 +187,7 @@ def test_a_study_runs_in_a_process_of_its_own_that_has_no_token(
     launched = launch(launcher, storage="sqlite:///other.db")
     process = psutil.Process(launched.pid)
     path = str(folder / "studies" / "quick.toml")
-    assert process.cmdline() == [sys.executable, "-m", "tuner.cli", "run", path, "--workers", "1"]
+    assert process.cmdline() == [sys.executable, "-m", "tuner.cli.main", "run", path, "--workers", "1"]
     assert process.environ()["PPO_TUNER_STORAGE"] == "sqlite:///other.db"
     assert TOKEN not in process.environ().values()
     assert os.getsid(launched.pid) == launched.pid != os.getsid(0)

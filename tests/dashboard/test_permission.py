@@ -21,9 +21,9 @@ from streamlit.testing.v1 import AppTest
 import dashboard
 from dashboard import permission
 from dashboard.permission import NotPermitted
-from tuner import cli
-from tuner.commands import dashboard as command
-from tuner.commands.dashboard import READ_ONLY_VARIABLE, TOKEN_VARIABLE
+from tuner.cli import dashboard as command
+from tuner.cli import main as cli
+from tuner.cli.dashboard import READ_ONLY_VARIABLE, TOKEN_VARIABLE
 
 TOKEN = "the token of these tests"
 

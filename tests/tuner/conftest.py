@@ -7,7 +7,7 @@ import pytest
 
 from tests.tuner import made_study
 from tests.tuner.invoke import Invoke
-from tuner import cli
+from tuner.cli import main as cli
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import insert, select, update
 
 from tests.tuner import made_study
-from tuner.exchange.layout import SUFFIXES
+from tuner.export.tables import SUFFIXES
 from tuner.spec import StudySpec
 from tuner.status import Origin, Wanted
 from tuner.store import OrderState, Store, schema

@@ -17,7 +17,7 @@ Invoke = Callable[..., tuple[int, str, str]]
 
 def process(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own."""
-    command = [sys.executable, "-m", "tuner.cli", *argv]
+    command = [sys.executable, "-m", "tuner.cli.main", *argv]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 

@@ -16,13 +16,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StoreError, StudyError
 from tests.tuner import quick_trainer
-from tuner import checkpoint_place
-from tuner.checkpoint_place import Place, TrialPlace
+from tuner import remote_checkpoints
+from tuner.engine.trial import run_trial
 from tuner.guard import GuardSettings
 from tuner.protocol import Answer, Ended, Stepped, TrialSpec
+from tuner.remote_checkpoints import Place, TrialPlace
 from tuner.store import StudyRow
-from tuner.trial import run_trial
-from tuner.trial_folder import resume_point
+from tuner.study_folder import resume_point
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ STUDY = StudyRow(1, "quick", {}, 1.5, None, None, None, None, None)
 @pytest.fixture
 def place() -> Place:
     """A place in memory that nobody else has."""
-    return checkpoint_place.open(f"memory://{uuid.uuid4().hex}/below")
+    return remote_checkpoints.open(f"memory://{uuid.uuid4().hex}/below")
 
 
 def trial(place: Place, folder: Path) -> TrialPlace:
@@ -121,7 +121,7 @@ def test_one_that_is_damaged_or_unfinished_there_is_passed_over(
 
 
 def test_a_manifest_may_name_no_file_outside_of_its_folder(tmp_path: Path) -> None:
-    place = checkpoint_place.open(f"file://{tmp_path}/elsewhere")
+    place = remote_checkpoints.open(f"file://{tmp_path}/elsewhere")
     save(tmp_path / "a", 2)
     trial(place, tmp_path / "a").keep()
     path = tmp_path / "elsewhere" / "quick" / "3" / "step-000002" / "manifest.json"
@@ -213,7 +213,7 @@ def test_a_study_of_another_store_is_not_mixed_in(place: Place) -> None:
 def test_a_place_that_cannot_be_written_is_said_before_the_study_starts(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match=rf"^cannot use file://{tmp_path}/file for checkpoints: .*Not a directory.*$"):
-        checkpoint_place.open(f"file://{tmp_path}/file").claim(STUDY)
+        remote_checkpoints.open(f"file://{tmp_path}/file").claim(STUDY)
 
 
 @pytest.mark.parametrize(
@@ -227,14 +227,14 @@ def test_a_place_that_cannot_be_written_is_said_before_the_study_starts(tmp_path
 )  # fmt: skip
 def test_a_url_that_is_none_is_refused(url: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        checkpoint_place.open(url)
+        remote_checkpoints.open(url)
     assert str(error.value) == message
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(ConfigError, match=r"checkpoints at s3://b/x need a library that is not installed: .*s3fs"):
-        checkpoint_place.open("s3://b/x")
+        remote_checkpoints.open("s3://b/x")
 
 
 # Whole trials
@@ -258,7 +258,7 @@ def test_a_trial_goes_on_in_another_process_and_folder(tmp_path: Path) -> None:
     )
     arguments = [sys.executable, "-c", first, str(tmp_path / "a"), url]
     subprocess.run(arguments, check=True, env={**os.environ, "PYTHONPATH": "."})
-    elsewhere = trial(checkpoint_place.open(url), tmp_path / "b")
+    elsewhere = trial(remote_checkpoints.open(url), tmp_path / "b")
     point = resume_point(tmp_path / "b", 5, elsewhere)
     assert point == (tmp_path / "b" / "step-000005", 5)
     reports: list[Any] = []

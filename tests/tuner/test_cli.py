@@ -18,11 +18,11 @@ from ppo_core import checkpoint
 from tests.tuner import made_study
 from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke, one_error, process
 from tests.waiting import SECONDS, until
-from tuner import cli
-from tuner.commands import storage
-from tuner.commands.arguments import to_copy
+from tuner.cli import arguments
+from tuner.cli import main as cli
+from tuner.cli.arguments import to_copy
 from tuner.store import Store
-from tuner.trial_folder import claim
+from tuner.study_folder import claim
 
 # Mistakes: see test_bad_input.py
 
@@ -185,10 +185,10 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_passwords_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert storage.flags("postgresql://me:secret@host/db") == ["--storage", "postgresql://me:***@host/db"]
-    assert storage.flags("x.db") == ["--storage", "x.db"]
+    assert arguments.flags("postgresql://me:secret@host/db") == ["--storage", "postgresql://me:***@host/db"]
+    assert arguments.flags("x.db") == ["--storage", "x.db"]
     monkeypatch.setenv("PPO_TUNER_STORAGE", "x.db")
-    assert storage.flags("x.db") == []
+    assert arguments.flags("x.db") == []
 
 
 # In processes of their own
@@ -196,11 +196,11 @@ def test_passwords_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_reading_commands_load_no_training_libraries(made: str) -> None:
     code = (
-        "import sys, tuner.cli; heavy = {'torch', 'transformers', 'pandas', 'streamlit'};"
+        "import sys, tuner.cli.main; heavy = {'torch', 'transformers', 'pandas', 'streamlit'};"
         "light = heavy | {'sqlalchemy', 'optuna', 'yaml'};"
         "assert not light & set(sys.modules), light & set(sys.modules);"
-        f"assert tuner.cli.main(['show', {made!r}, '4']) == 0;"
-        "import tuner.commands.study, tuner.commands.dashboard;"
+        f"assert tuner.cli.main.main(['show', {made!r}, '4']) == 0;"
+        "import tuner.cli.run, tuner.cli.dashboard;"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
@@ -217,7 +217,7 @@ def test_a_process_prints_plain_json_and_plain_errors(made: str) -> None:
 
 
 def test_a_closed_pipe_is_no_traceback(made: str) -> None:
-    command = f"{sys.executable} -m tuner.cli show {made} 4 --json | true"
+    command = f"{sys.executable} -m tuner.cli.main show {made} 4 --json | true"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
     assert done.stderr == ""
@@ -228,7 +228,7 @@ def test_the_dashboard_is_served_on_this_machine_alone(made: str) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     flags = ["--storage", "sqlite:///made.db", "--port", str(port)]
-    command = [sys.executable, "-m", "tuner.cli", "dashboard", *flags]
+    command = [sys.executable, "-m", "tuner.cli.main", "dashboard", *flags]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:

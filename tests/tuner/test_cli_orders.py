@@ -28,8 +28,8 @@ def folder(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, where the quick studies and the commands find the same store."""
     monkeypatch.setenv("PPO_TUNER_STORAGE", storage(own_folder))
     monkeypatch.setenv(FOLDER_VARIABLE, str(own_folder))
-    monkeypatch.setattr("tuner.commands.ordering.POLL_SECONDS", 0.02)
-    monkeypatch.setattr("tuner.commands.logs.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("tuner.cli.steer.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("tuner.cli.read.POLL_SECONDS", 0.02)
     return own_folder
 
 

@@ -15,16 +15,8 @@ from tests.tuner import made_study, quick_run
 from tests.tuner.invoke import CONTROL, Invoke
 from tests.tuner.quick_run import QUICK_STUDY
 from tests.tuner.trial_rows import pruned, trial_row
-from tuner.commands.progress import StudyProgress
-from tuner.events import (
-    Preparing,
-    StudyStarted,
-    StudyStopped,
-    StudyStopping,
-    TrialEnded,
-    TrialStarted,
-    TrialStepped,
-)
+from tuner.cli.run import StudyProgress
+from tuner.events import Preparing, StudyStarted, StudyStopped, StudyStopping, TrialEnded, TrialStarted, TrialStepped
 from tuner.spec import StudySpec
 from tuner.status import Status
 from tuner.store import Outcome, Store

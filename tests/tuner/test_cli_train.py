@@ -12,7 +12,7 @@ import torch
 from ppo_core import output
 from tests.tuner import made_study, quick_run
 from tests.tuner.invoke import Invoke, one_error
-from tuner.commands import report
+from tuner.cli import report
 from tuner.results import read_study
 from tuner.spec import StudySpec
 from tuner.status import Reason, Status

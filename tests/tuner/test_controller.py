@@ -14,7 +14,7 @@ from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError, TaskError
 from tests.tuner.quick_study import MODULE, curves, outcomes, quick_spec, rows, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
-from tuner import trial_folder
+from tuner import study_folder
 from tuner.controller import run_study
 from tuner.events import (
     Event,
@@ -173,7 +173,7 @@ def test_another_controller_is_refused_while_one_lives(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_use_by_a_study_of_another_store_is_refused(tmp_path: Path) -> None:
-    with trial_folder.held_folder(tmp_path / "runs/quick"), pytest.raises(StudyError) as caught:
+    with study_folder.held_folder(tmp_path / "runs/quick"), pytest.raises(StudyError) as caught:
         run(tmp_path, quick_spec(trials=1))
     assert str(tmp_path / "runs/quick") in str(caught.value)
     assert run(tmp_path, quick_spec(trials=1))[0]
@@ -285,7 +285,7 @@ def test_with_one_worker_the_sampler_proposes_the_same_after_a_break(tmp_path: P
 
 @pytest.mark.slow
 def test_a_trial_that_is_taken_up_keeps_its_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.engines.local.cores", lambda: 4)
+    monkeypatch.setattr("tuner.engine.local.cores", lambda: 4)
     seen: list[tuple[int, float]] = []
 
     def listen(event: Event) -> None:

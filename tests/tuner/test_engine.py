@@ -17,7 +17,7 @@ from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
-from tuner.engines.local import LocalEngine, cores, threads_per_worker
+from tuner.engine.local import LocalEngine, cores, threads_per_worker
 from tuner.protocol import Answer, Ended, Entered, Failed, Lost, Message, Prepared, Progress, Stepped
 
 
@@ -169,7 +169,7 @@ def test_the_childs_environment_is_not_ours(
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 8), (2, 4), (3, 2), (8, 1), (20, 1)])
 def test_workers_share_the_cores(workers: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.engines.local.cores", lambda: 8)
+    monkeypatch.setattr("tuner.engine.local.cores", lambda: 8)
     assert threads_per_worker(workers) == threads
 
 

@@ -18,12 +18,12 @@ from ppo_core.errors import ConfigError, StoreError, StudyError
 from ppo_core.metrics import METRICS
 from tests.tuner import made_study, stores
 from tests.tuner.exported import CONFIG, FORMATS, HOSTILE, SPEC, clear, enrich, everything, files
-from tuner.commands import exchange
-from tuner.exchange import exporting
-from tuner.exchange.exporting import export_study
-from tuner.exchange.importing import import_study
-from tuner.exchange.layout import SUFFIXES
-from tuner.order_kinds import KINDS
+from tuner.actions import KINDS
+from tuner.cli import manage
+from tuner.export import folder
+from tuner.export.folder import export_study
+from tuner.export.load import import_study
+from tuner.export.tables import SUFFIXES
 from tuner.status import Origin, Status, Wanted
 from tuner.store import OrderState, Store, schema
 from tuner.store.bulk import snapshot
@@ -232,9 +232,9 @@ def test_waiting_orders_are_left_out_and_told(
 ) -> None:
     store.place_order(store.study("made"), "stop", None, {})
     where = Namespace(storage=str(tmp_path / "made.db"), study="made", output=str(tmp_path / "a"), format="csv")
-    assert exchange.export(Namespace(**vars(where), force=False)) == 0
+    assert manage.export(Namespace(**vars(where), force=False)) == 0
     assert "1 order that waits; an import leaves out what is not decided\n" in capsys.readouterr().out
-    assert exchange.take_in(Namespace(folder=str(tmp_path / "a"), name=None, storage=str(tmp_path / "other.db"))) == 0
+    assert manage.take_in(Namespace(folder=str(tmp_path / "a"), name=None, storage=str(tmp_path / "other.db"))) == 0
     out = capsys.readouterr().out
     assert out == 'imported study "made": 8 trials, 40 steps, 57 samples\nleft out: 1 order that waits\n'
     assert [order.state for order in other.orders(other.study("made"))] == ["done", "refused"]
@@ -252,7 +252,7 @@ def test_a_snapshot_sees_one_moment(tmp_path: Path) -> None:
 
 
 def test_an_export_is_whole_or_not_there(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = exporting.write_table
+    written = folder.write_table
 
     def full(folder: Path, table: Any, *rest: Any) -> int:
         if table.name == "samples":
@@ -262,7 +262,7 @@ def test_an_export_is_whole_or_not_there(store: Store, tmp_path: Path, monkeypat
     target = tmp_path / "to" / "a"
     export_study(store, "made", target, "csv")
     before = files(target)
-    monkeypatch.setattr(exporting, "write_table", full)
+    monkeypatch.setattr(folder, "write_table", full)
     with pytest.raises(ConfigError, match=r"cannot write the export .*: No space left on device"):
         export_study(store, "made", target, "json", replace=True)
     assert files(target) == before and [*files(target.parent)] == ["a"]
@@ -293,7 +293,7 @@ def test_only_an_export_is_ever_replaced(store: Store, tmp_path: Path) -> None:
 
 def test_what_is_no_export_makes_no_store(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no exported study"):
-        exchange.take_in(Namespace(folder=str(tmp_path), name=None, storage=str(tmp_path / "new.db")))
+        manage.take_in(Namespace(folder=str(tmp_path), name=None, storage=str(tmp_path / "new.db")))
     with pytest.raises(StoreError, match="there is no store"):
-        exchange.export(Namespace(study="a", output=None, format="csv", force=False, storage=str(tmp_path / "new.db")))
+        manage.export(Namespace(study="a", output=None, format="csv", force=False, storage=str(tmp_path / "new.db")))
     assert not files(tmp_path)

@@ -15,12 +15,12 @@ from ppo_core import PPOConfig, checkpoint
 from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from tests.tuner import quick_trainer
-from tuner.forking import CHANGEABLE, check, choose, fork_files
+from tuner.checkpoints import fork_copy
+from tuner.engine.trial import run_trial
+from tuner.forks import CHANGEABLE, check, choose, fork_files
 from tuner.guard import GuardSettings, GuardState, observe
 from tuner.protocol import Answer, Ended, Stepped, TrialSpec
-from tuner.trial import run_trial
-from tuner.trial_files import fork_copy
-from tuner.trial_folder import resume_point
+from tuner.study_folder import resume_point
 
 pytestmark = pytest.mark.slow
 
@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_of_a_fork_is_not_tried_again(tmp_path: Path, monke
         tried.append(source)
         raise CheckpointError("no space left")
 
-    monkeypatch.setattr("tuner.forking.fork_files", fail)
+    monkeypatch.setattr("tuner.forks.fork_files", fail)
     with pytest.raises(CheckpointError, match="no space left"):
         fork_copy(tmp_path / "3", tmp_path / "fork-1", CONFIG, {"kl_coef": 0.1}, None)
     assert len(tried) == 1

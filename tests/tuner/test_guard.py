@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from ppo_core import agreement
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
-from tuner.guard import CORE, WATCHED, WINDOW, GuardSettings, GuardState, observe
-from tuner.guard_rules import RULES
+from tuner.guard import CORE, RULES, WATCHED, WINDOW, GuardSettings, GuardState, observe
 from tuner.status import Reason
 
 KL = "objective/kl_exact"

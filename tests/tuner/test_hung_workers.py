@@ -18,10 +18,9 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.test_engine import at_gate, engine, heard, own_spec, run_out, to_gate
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
-from tuner.engines.local import LocalEngine
-from tuner.engines.patience import Watch
+from tuner.engine.local import LocalEngine, Watch
 from tuner.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped
-from tuner.worker_settings import WorkerSettings
+from tuner.spec import WorkerSettings
 
 pytestmark = pytest.mark.slow
 
@@ -238,7 +237,7 @@ def test_closing_ends_the_workers_children_too(tmp_path: Path) -> None:
 
 CONTROLLER = """
 import pathlib, pickle, sys
-from tuner.engines.local import LocalEngine
+from tuner.engine.local import LocalEngine
 from tuner.protocol import Answer
 if __name__ == "__main__":
     with LocalEngine(1) as engine:

@@ -15,8 +15,8 @@ from ppo_core.errors import ConfigError
 from tests.tuner import made_study
 from tests.tuner.exported import FORMATS, LONE, SPEC, clear, enrich, everything
 from tests.tuner.invoke import REPOSITORY
-from tuner.exchange.exporting import export_study
-from tuner.exchange.importing import import_study
+from tuner.export.folder import export_study
+from tuner.export.load import import_study
 from tuner.store import Store
 
 
@@ -177,7 +177,7 @@ def test_an_older_export_comes_in_with_newer_metrics_unmeasured(exports: Path, e
 def test_a_killed_import_leaves_nothing_and_can_be_done_again(exports: Path, tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     code = (
-        "import os, sys; from pathlib import Path; from tuner.exchange import importing; from tuner.store import Store\n"
+        "import os, sys; from pathlib import Path; from tuner.export import importing; from tuner.store import Store\n"
         "importing._require_trials = lambda *_: os._exit(9)\n"  # all trials are in by then
         "importing.import_study(Store.open(sys.argv[1], create=True), Path(sys.argv[2]))"
     )

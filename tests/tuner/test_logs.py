@@ -17,8 +17,8 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.test_engine import run_out, to_gate
 from tests.tuner.test_worker import trial_spec
 from tuner import trial_log
-from tuner.commands import logs
-from tuner.engines.local import LocalEngine
+from tuner.cli import read
+from tuner.engine.local import LocalEngine
 from tuner.protocol import Ended, Failed, Lost, Prepared
 from tuner.status import Origin, Status
 from tuner.store import Lease, NewTrial, Outcome, Store
@@ -76,7 +76,7 @@ def test_a_crash_leaves_where_it_was_in_the_log(engine: LocalEngine, tmp_path: P
     engine.start(trial_spec(tmp_path / "0", "gated"))
     to_gate(engine, 0).send_signal(signal.SIGSEGV)
     assert run_out(engine)[0] == [Lost("killed by SIGSEGV")]
-    assert "Segmentation fault" in log_of(tmp_path / "0") and "tuner/trial.py" in log_of(tmp_path / "0")
+    assert "Segmentation fault" in log_of(tmp_path / "0") and "tuner/engine/trial.py" in log_of(tmp_path / "0")
 
 
 @pytest.mark.parametrize("obstacle", ["a folder", "a full disk", "a file in place of the folder"])
@@ -216,10 +216,10 @@ def test_a_log_is_printed_whole_or_its_end_escaped(
     path = trial_log.path_of(folder / "7")
     path.replace(trial_log.set_aside(path))
     path.write_text("one\n\x1b[2Jtwo\nthree\n")
-    assert logs.logs(arguments(store)) == 0
+    assert read.logs(arguments(store)) == 0
     whole = capsys.readouterr().out.splitlines()
     assert whole[0].endswith(" begins") and whole[1:] == ["one", "\\x1b[2Jtwo", "three"]
-    assert logs.logs(arguments(store, lines=2)) == 0
+    assert read.logs(arguments(store, lines=2)) == 0
     assert capsys.readouterr().out == "\\x1b[2Jtwo\nthree\n"
 
 
@@ -234,7 +234,7 @@ def test_following_prints_what_comes_until_the_trial_ends(
     seen = []
 
     def poll(seconds: float) -> None:
-        assert seconds == logs.POLL_SECONDS
+        assert seconds == read.POLL_SECONDS
         seen.append(capsys.readouterr().out)
 
     def read_before_more_comes(follower: trial_log.Follower) -> str:
@@ -248,7 +248,7 @@ def test_following_prints_what_comes_until_the_trial_ends(
 
     monkeypatch.setattr("time.sleep", poll)
     monkeypatch.setattr(trial_log.Follower, "read", read_before_more_comes)
-    assert logs.logs(arguments(store, follow=True, lines=1)) == 0
+    assert read.logs(arguments(store, follow=True, lines=1)) == 0
     assert seen == ["two\n", "more 0\n"] and capsys.readouterr().out == "more 1\n"
 
 
@@ -260,7 +260,7 @@ def test_ctrl_c_ends_following_quietly(study: tuple[Store, Path], monkeypatch: p
         raise KeyboardInterrupt
 
     monkeypatch.setattr("time.sleep", interrupt)
-    assert logs.logs(arguments(store, follow=True)) == 130
+    assert read.logs(arguments(store, follow=True)) == 130
 
 
 def test_a_log_that_is_not_there_is_told_in_one_line(
@@ -270,18 +270,18 @@ def test_a_log_that_is_not_there_is_told_in_one_line(
     row = store.study(made_study.NAME)
     lease = Lease(row.id, 2)
     with pytest.raises(StudyError, match=r"^trial 7 of study \"made\" has no log at .*/7/log.txt: it was removed, or"):
-        logs.logs(arguments(store))
+        read.logs(arguments(store))
     waiting = NewTrial(8, Origin.ENQUEUED, config={}, params={}, threads=1, status=Status.WAITING)
     store.add_trial(lease, waiting)
     with pytest.raises(StudyError, match=r'^trial 8 of study "made" has not started yet$'):
-        logs.logs(arguments(store, 8))
+        read.logs(arguments(store, 8))
 
     def start(_: float) -> None:
         trial_log.note(folder / "8", "started")
         store.finish_trial(lease, store.trial(row, 8).id, Outcome(Status.COMPLETED))
 
     monkeypatch.setattr("time.sleep", start)
-    assert logs.logs(arguments(store, 8, follow=True)) == 0
+    assert read.logs(arguments(store, 8, follow=True)) == 0
     out, err = capsys.readouterr()
     assert err == 'trial 8 of study "made" has not started yet; waiting for it\n' and out.endswith(" started\n")
 
@@ -293,11 +293,11 @@ def test_a_study_whose_folder_is_elsewhere_says_where(
     lease = Lease(store.study(made_study.NAME).id, 2)
     store.update_study(lease, folder=str(tmp_path / "gone"))
     with pytest.raises(StudyError, match="/gone, is not on this host: it lies on the one where the study ran, or was"):
-        logs.logs(arguments(store))
+        read.logs(arguments(store))
     with monkeypatch.context() as patch:
         patch.setattr("socket.gethostname", lambda: "elsewhere")
         with pytest.raises(StudyError, match=f"/gone, is on host {os.uname().nodename}; look there"):
-            logs.logs(arguments(store))
+            read.logs(arguments(store))
     store.update_study(lease, folder=None)
     with pytest.raises(StudyError, match='study "made" has no logs: no controller has run it yet'):
-        logs.logs(arguments(store))
+        read.logs(arguments(store))

@@ -14,12 +14,12 @@ import pytest
 from ppo_core.errors import ConfigError, StudyError
 from tests.tuner import made_study, stores
 from tuner import upkeep
-from tuner.commands import manage
+from tuner.cli import manage
 from tuner.mirror import Mirror
 from tuner.results import read_study
 from tuner.spec import StudySpec
 from tuner.store import Store
-from tuner.trial_folder import claim, held_folder
+from tuner.study_folder import claim, held_folder
 
 pytestmark = pytest.mark.slow
 

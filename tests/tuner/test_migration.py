@@ -262,7 +262,7 @@ def test_a_full_disk_leaves_the_older_store_and_no_part_of_a_backup(
         return connection
 
     connect = sqlite3.connect
-    monkeypatch.setattr("tuner.store.migration.sqlite3.connect", full)
+    monkeypatch.setattr("tuner.store.migrate.sqlite3.connect", full)
     with pytest.raises(StoreError, match=r"not migrated: no backup .*: database or disk is full"):
         Store.open(url, migrate=True)
     monkeypatch.undo()

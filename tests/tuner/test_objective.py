@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from tests.tuner.trial_rows import pruned, trial_row
-from tuner.guard_rules import RULES
-from tuner.objective import LEFT_OUT, to_optuna, trial_value, violation
+from tuner.guard import RULES
+from tuner.scoring import LEFT_OUT, to_optuna, trial_value, violation
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import TrialRow

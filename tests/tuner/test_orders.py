@@ -14,6 +14,7 @@ from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, 
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_survival import go_on
 from tests.tuner.trial_rows import trial_row
+from tuner.actions import check_trial_order, enqueued_params
 from tuner.controller import run_study
 from tuner.events import (
     Event,
@@ -25,8 +26,7 @@ from tuner.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.objective import to_optuna
-from tuner.order_checks import check_trial_order, enqueued_params
+from tuner.scoring import to_optuna
 from tuner.status import Origin, Status
 from tuner.store import Order, OrderState, Store
 
@@ -94,7 +94,7 @@ def until(is_so: Callable[[], bool]) -> None:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the controller look for orders after each report."""
-    monkeypatch.setattr("tuner.trial_loop.LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("tuner.controller.LOOK_SECONDS", -1.0)
 
 
 @pytest.fixture(scope="module")
@@ -463,7 +463,7 @@ def test_a_trial_in_the_wrong_state_refuses(kind: str, status: Status, message: 
 def test_an_order_that_comes_with_the_last_report_is_still_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.trial_loop.LOOK_SECONDS", 1e9)
+    monkeypatch.setattr("tuner.controller.LOOK_SECONDS", 1e9)
     values = {"cliprange": 0.15}
     finished, _ = run_with(
         tmp_path, {(1, 10): lambda store: place(store, "enqueue", values=values)}, spec=quick_spec(trials=2)

@@ -16,7 +16,7 @@ from ppo_core.errors import StoreError, StudyError
 from ppo_core.report import StepReport
 from tests.tuner import stores
 from tests.waiting import SECONDS, until
-from tuner.patience import Patience
+from tuner.retry import Patience
 from tuner.status import Origin
 from tuner.store import LEASE_SECONDS, Lease, NewTrial, Store
 

@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 from ppo_core.declare import HyperValue
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
-from tuner.projection import Projection
+from tuner.search.sampler import Projection
 from tuner.space import arm_search, sampler_space, suggest
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status

@@ -9,7 +9,7 @@ import pytest
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError
 from tests.tuner.trial_rows import trial_row
-from tuner.quota import Dropped, enforce, parse_size, used
+from tuner.checkpoints import Dropped, enforce, parse_size, used
 from tuner.status import Status
 from tuner.store import TrialRow
 

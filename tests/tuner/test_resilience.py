@@ -23,11 +23,10 @@ from ppo_core.report import Sample, StepReport
 from tests.tuner import quick_study, stores
 from tests.tuner.quick_study import quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
-from tuner.commands.progress import StudyProgress
+from tuner.cli.run import StudyProgress
 from tuner.controller import run_study
 from tuner.events import Event, StudyWarned, TrialStarted
-from tuner.patience import Patience
-from tuner.room import RoomWatch
+from tuner.retry import Patience, RoomWatch
 from tuner.status import Origin, Reason, Status, Wanted
 from tuner.store import Lease, NewTrial, Outcome, Store, schema
 
@@ -303,8 +302,8 @@ def test_a_trial_without_room_tries_again_ever_later_and_gives_up_at_the_limit()
 def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that makes the disk of `cramped` trainers full; they try again without a wait."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("tuner.trial_loop.RoomWatch", functools.partial(RoomWatch, first_wait=0.0))
-    monkeypatch.setattr("tuner.trial_loop.LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("tuner.controller.RoomWatch", functools.partial(RoomWatch, first_wait=0.0))
+    monkeypatch.setattr("tuner.controller.LOOK_SECONDS", -1.0)
     (tmp_path / "full").touch()
     return tmp_path / "full"
 
@@ -378,7 +377,7 @@ def test_a_run_without_room_stops_in_good_order_and_the_next_goes_on(
 
     with monkeypatch.context() as patched:
         limit = 3600.0 if how == "order" else 0.0
-        patched.setattr("tuner.trial_loop.RoomWatch", functools.partial(RoomWatch, first_wait=0.0, limit=limit))
+        patched.setattr("tuner.controller.RoomWatch", functools.partial(RoomWatch, first_wait=0.0, limit=limit))
         finished, _ = run_cramped(tmp_path, order)
     assert not finished
     assert [row.status for row in quick_study.rows(tmp_path)] == [Status.RUNNING]

@@ -10,11 +10,10 @@ import pytest
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError
 from tests.tuner.quick_study import curves, quick_spec, run, storage
+from tuner.checkpoints import Keeping, used
 from tuner.controller import run_study
 from tuner.events import Event, StudyWarned, TrialStarted, TrialStepped
-from tuner.quota import used
 from tuner.store import Store
-from tuner.trial_files import Keeping
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def test_lost_checkpoints_are_brought_back_from_where_they_are_kept_besides(
         if isinstance(event, TrialStepped) and (event.number, event.report.step) == (1, 7):
             placed.place_order(placed.study("quick"), "stop", None, {})
 
-    monkeypatch.setattr("tuner.trial_loop.LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("tuner.controller.LOOK_SECONDS", -1.0)
     where: dict[str, Any] = {"storage": storage(tmp_path), "runs_folder": tmp_path / "runs"}
     assert not run_study(quick_spec(), **where, workers=1, keeping=keeping, on_event=stop_in_trial_1)
     placed.close()
@@ -66,7 +65,7 @@ def test_a_place_that_holds_another_study_of_that_name_is_refused_before_anythin
 
 
 def test_a_quota_is_kept_and_what_it_costs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.trial_files.QUOTA_SECONDS", 0.0)
+    monkeypatch.setattr("tuner.checkpoints.QUOTA_SECONDS", 0.0)
     whole, _ = run(tmp_path, quick_spec())
     room = used(tmp_path / "runs" / "quick")
     free = tmp_path / "bounded"

@@ -16,9 +16,9 @@ from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, TaskErr
 from ppo_core.report import StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, QuickTrainer
-from tuner import worker
+from tuner.engine import worker
+from tuner.engine.trial import import_factory, run_trial, with_evaluation
 from tuner.protocol import Answer, Ended, Left, NoRoom, Phase, Stepped, TrialSpec
-from tuner.trial import import_factory, run_trial, with_evaluation
 
 OVER_THE_LIMIT = 8.89e-4
 """A learning rate whose KL is 3.556 nats a step: over 15 from step 5 on."""

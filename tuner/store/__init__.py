@@ -8,13 +8,11 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_core.errors import StoreError
-from tuner.store import opening, schema
-from tuner.store.curves import STEP_KEYS, Curves
-from tuner.store.migration import Migration, migrate_store
-from tuner.store.orders import Order, Orders, OrderState
+from tuner.store import connect, schema
+from tuner.store.migrate import Migration, migrate_store
 from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, Outcome, StudyRow, TrialRow
-from tuner.store.studies import Studies
-from tuner.store.trials import NewTrial, Trials
+from tuner.store.studies import Order, Orders, OrderState, Studies
+from tuner.store.trials import STEP_KEYS, Curves, NewTrial, Trials
 
 __all__ = [
     "DEFAULT_STORAGE",
@@ -53,7 +51,7 @@ class Store(Studies, Trials, Curves, Orders):
         Raises:
             StoreError: there is none, it cannot be reached, is not ours, or has another schema version.
         """
-        engine = opening.connect(schema.parse_url(storage))
+        engine = connect.connect(schema.parse_url(storage))
         try:
             migration = _check(engine, create, migrate or create)
             store = cls(engine)
@@ -61,7 +59,7 @@ class Store(Studies, Trials, Curves, Orders):
             return store
         except SQLAlchemyError as error:
             engine.dispose()
-            raise opening.failure(engine.url, error) from error
+            raise connect.failure(engine.url, error) from error
         except OSError as error:
             engine.dispose()
             if isinstance(error, StoreError):
@@ -71,16 +69,16 @@ class Store(Studies, Trials, Curves, Orders):
 
 def _check(engine: Engine, create: bool, migrate: bool) -> Migration | None:
     """Have the store of an engine as this program reads it, or raise and leave it as it was."""
-    where, version = schema.redacted(engine.url), opening.found_version(engine)
+    where, version = schema.redacted(engine.url), connect.found_version(engine)
     if version is None:
         if not create:
-            path = opening.file_of(engine.url)
+            path = connect.file_of(engine.url)
             if path is None or path.exists():
                 raise StoreError(f"{where} holds no PPO Tuner store; name another with --storage")
             raise StoreError(f"there is no store at {path} yet; `ppo-tuner run` makes it, --storage names another")
         _make_file(engine)
-        opening.create(engine)
-    elif opening.OLDEST_VERSION <= version < schema.SCHEMA_VERSION:
+        connect.create(engine)
+    elif connect.OLDEST_VERSION <= version < schema.SCHEMA_VERSION:
         if migrate:
             return migrate_store(engine)
         raise StoreError(
@@ -97,7 +95,7 @@ def _check(engine: Engine, create: bool, migrate: bool) -> Migration | None:
 
 
 def _make_file(engine: Engine) -> None:
-    path = opening.file_of(engine.url)
+    path = connect.file_of(engine.url)
     if path is None:
         return
     try:
@@ -109,4 +107,4 @@ def _make_file(engine: Engine) -> None:
 
 def _try_reading(engine: Engine) -> None:
     with engine.connect() as connection:
-        opening.stored_version(connection)
+        connect.stored_version(connection)

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from ppo_core.errors import StudyError
 from tuner.store import schema
-from tuner.store.database import Database, store_error
+from tuner.store.connect import Database, store_error
 
 CHUNK = 1000
 """Rows held in memory at a time."""

@@ -27,7 +27,7 @@ from ppo_core.metrics import METRICS
 
 SCHEMA_VERSION = 4
 """Raised with every change of the tables. What is new must be nullable or have a `server_default`: then
-`tuner.store.migration` adds it to an older store by itself."""
+`tuner.store.migrate` adds it to an older store by itself."""
 
 _SECRETS = (
     re.compile(r"(?<=://)([^:/?#@]*:).*(?=@)", re.DOTALL),

@@ -1,0 +1,1 @@
+"""The command line `ppo-tuner`: a module a group of commands."""

@@ -1,0 +1,122 @@
+"""What a command line of `ppo-tuner` may hold, and the one to copy. See `ppo_core.run.command_line`."""
+
+import argparse
+import math
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ppo_core.errors import ConfigError
+from tuner.spec import SETTINGS
+from tuner.store import DEFAULT_STORAGE
+from tuner.store.schema import parse_url, redacted
+
+PROG = "ppo-tuner"
+
+STORAGE_VARIABLE = "PPO_TUNER_STORAGE"
+STORAGE_HELP = (
+    f"where studies are kept: a database URL or an SQLite file (default: ${STORAGE_VARIABLE}, else runs/ppo-tuner.db)"
+)
+_MOST_DIGITS = 9
+"""Of a trial's number: databases know no larger ones."""
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def to_copy(words: Sequence[str]) -> str:
+    """Return a `ppo-tuner` command for people to copy: with its path where it is not on the shell's PATH."""
+    started = Path(sys.argv[0])
+    program = PROG
+    if shutil.which(PROG) is None and started.name == PROG:
+        is_below = started.is_absolute() and started.is_relative_to(Path.cwd())
+        program = str(started.relative_to(Path.cwd()) if is_below else started)
+    return shlex.join([program, *words])
+
+
+def trial_number(text: str) -> int:
+    """Return a trial's number."""
+    if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no trial number: a whole number of at least 0")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """Return a TCP port."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a port from 1 to 65535")
+    return int(text)
+
+
+def gpus(text: str) -> tuple[str, ...]:
+    """Return the GPUs of `0,1`: indices or UUIDs, as CUDA_VISIBLE_DEVICES takes them."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9a-fA-F-/]+", name) for name in names) or len({*names}) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: different GPUs by index or UUID, such as 0,1")
+    return names
+
+
+def size(text: str) -> int:
+    """Return the bytes of a size such as 20GB."""
+    from tuner.checkpoints import parse_size
+
+    try:
+        return parse_size(text, "the size")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def kl_budget(text: str) -> float:
+    """Return a KL budget in nats per response."""
+    try:
+        budget = float(text)
+    except ValueError:
+        budget = math.nan
+    if not (math.isfinite(budget) and budget > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a number over 0, in nats per response")
+    return budget
+
+
+def checkpoint_seconds(text: str) -> float:
+    """Return the longest time between two checkpoints, in seconds."""
+    valid = SETTINGS["checkpoint_seconds"]["valid"]
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds in valid):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a number of seconds, {valid}")
+    return seconds
+
+
+def duration(text: str) -> float:
+    """Return the seconds of `90`, `90s`, `10m` or `2h`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text, flags=re.ASCII)
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a time over 0, such as 90 (seconds), 10m or 2h")
+    return seconds
+
+
+# Where studies and the files of their trials are kept.
+
+RUNS_FOLDER = Path("runs")
+"""Checkpoints of trials, and what `train` writes unless told otherwise."""
+
+
+def location(given: str | None) -> str:
+    """Return the storage of `--storage`, else of the environment, else the default."""
+    return given or os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
+
+
+def flags(storage: str) -> list[str]:
+    """Return the flags that name this storage in a command to copy, without a password.
+
+    None where the command finds it by itself.
+    """
+    if storage == location(None):
+        return []
+    shown = redacted(parse_url(storage))
+    return ["--storage", shown if "***" in shown else storage]

@@ -1,0 +1,125 @@
+"""The command that opens the dashboard: Streamlit on this machine alone, without usage statistics."""
+
+import argparse
+import html
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import webbrowser
+from pathlib import Path
+
+from ppo_core.errors import ConfigError
+from tuner.cli import arguments
+from tuner.cli.arguments import STORAGE_VARIABLE
+from tuner.store import Store
+from tuner.store.schema import parse_url
+
+HOST = "127.0.0.1"
+FIRST_PORT = 8501
+TOKEN_VARIABLE = "PPO_TUNER_DASHBOARD_TOKEN"
+"""Hands the server its token; not its arguments, which every user of the machine can read."""
+TOKEN_PARAMETER = "token"
+"""Of the link."""
+READ_ONLY_VARIABLE = "PPO_TUNER_READ_ONLY"
+OPEN_SECONDS = 60.0
+"""How long `--open` waits for the server."""
+FILE_SECONDS = 20.0
+"""How long the file stays that holds the link for the browser."""
+
+_OPENER = "import sys; from tuner.cli import dashboard; dashboard.open_link(sys.stdin.read())"
+
+
+def dashboard(args: argparse.Namespace) -> int:
+    """Become the dashboard's server; it ends with Ctrl-C."""
+    where = arguments.location(args.storage)
+    _check(where)
+    chosen = _port(args.port)
+    address, variables = f"http://{HOST}:{chosen}/", {STORAGE_VARIABLE: where}
+    if args.read_only:
+        link, note = address, "read-only; Ctrl-C ends it"
+        variables[READ_ONLY_VARIABLE] = "1"
+    else:
+        token = secrets.token_urlsafe(24)
+        link, note = f"{address}?{TOKEN_PARAMETER}={token}", "Ctrl-C ends it"
+        variables[TOKEN_VARIABLE] = token
+    print(f"dashboard: {link} ({note})", flush=True)
+    if args.open:
+        _open_later(link)
+    os.execve(sys.executable, streamlit_command(chosen), os.environ | variables)
+
+
+def _check(where: str) -> None:
+    """Raise StoreError where a file is no store that can be shown; one that is not there yet may come."""
+    url = parse_url(where)
+    if url.get_backend_name() == "sqlite" and Path(url.database or "").exists():
+        Store.open(where).close()
+
+
+def streamlit_command(port: int) -> list[str]:
+    """Return the command that serves the dashboard on a port."""
+    return [
+        *(sys.executable, "-m", "dashboard"),
+        *("--server.address", HOST, "--server.port", str(port), "--server.headless", "true"),
+        *("--server.allowedHosts", HOST, "--server.allowedHosts", "localhost"),
+        *("--server.corsAllowedOrigins", f"http://{HOST}:{port}", "--server.enableCORS", "true"),
+        *("--server.enableXsrfProtection", "true", "--server.enableStaticServing", "false"),
+        *("--server.enableAgentApi", "false"),
+        *("--server.fileWatcherType", "none", "--browser.gatherUsageStats", "false"),
+        *("--client.showErrorDetails", "none", "--client.showErrorLinks", "false", "--client.toolbarMode", "minimal"),
+    ]
+
+
+def open_link(link: str) -> None:
+    """Open a link in the user's browser once its server listens.
+
+    By way of a file that only the user can read: a program's arguments can be read by every user of the machine.
+    """
+    port = int(link.removeprefix(f"http://{HOST}:").partition("/")[0])
+    deadline = time.monotonic() + OPEN_SECONDS
+    while not _listens(port) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    with tempfile.NamedTemporaryFile("w", prefix="ppo-tuner-", suffix=".html") as page:
+        page.write(f'<meta http-equiv="refresh" content="0; url={html.escape(link)}">')
+        page.flush()
+        webbrowser.open(Path(page.name).as_uri())
+        time.sleep(FILE_SECONDS)
+
+
+def _open_later(link: str) -> None:
+    """Have a process of its own open the link: this one becomes the server."""
+    nothing = subprocess.DEVNULL
+    opener = subprocess.Popen(
+        [sys.executable, "-c", _OPENER], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, text=True
+    )
+    assert opener.stdin is not None
+    opener.stdin.write(link)
+    opener.stdin.close()
+
+
+def _port(wanted: int | None) -> int:
+    """Return the wanted port, or the first free one; ConfigError where there is none."""
+    candidates = range(FIRST_PORT, FIRST_PORT + 50) if wanted is None else [wanted]
+    for candidate in candidates:
+        if _is_free(candidate):
+            return candidate
+    ports = f"{candidates[0]}" if wanted else f"{candidates[0]} to {candidates[-1]}"
+    raise ConfigError(f"port {ports} is in use or not allowed; name another with --port")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _listens(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex((HOST, port)) == 0

@@ -1,0 +1,276 @@
+"""`ppo-tuner`: the command line. Importing it loads neither torch nor transformers nor pandas."""
+
+import importlib
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ppo_core import __version__
+from ppo_core.errors import ConfigError, PPOTunerError, nearest
+from ppo_core.run.command_line import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_PIPE,
+    EXIT_USAGE,
+    Parser,
+    import_from_working_folder,
+    positive_int,
+    refuse_unknown,
+)
+from tuner.actions import KINDS, SETTINGS
+from tuner.cli.arguments import (
+    PROG,
+    STORAGE_HELP,
+    checkpoint_seconds,
+    duration,
+    gpus,
+    kl_budget,
+    port,
+    size,
+    to_copy,
+    trial_number,
+)
+from tuner.export import SUFFIXES
+from tuner.scoring import RULE
+from tuner.spec import SETTINGS as SETTINGS_OF_WORKERS
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what it does, and which function of `tuner.cli` does it."""
+
+    does: str
+    module: str
+    function: str
+
+
+COMMANDS = {
+    "demo": Command("tune PPO on the built-in task reviews (a few minutes on two cores)", "run", "demo"),
+    "run": Command("run the study of a TOML file, or go on with it", "run", "run"),
+    "train": Command("train once, with a configuration of your own or one that a study found", "train", "train"),
+    "new-task": Command("write a folder with a task of your own to begin with", "train", "new_task"),
+    "list": Command("list the studies of a store", "read", "studies"),
+    "show": Command("show a study, or one of its trials with curves and samples", "read", "show"),
+    "compare": Command("show where trials differ, and their outcomes", "read", "compare"),
+    "best": Command("show the best trial within a KL budget", "read", "best"),
+    "logs": Command("print what a trial wrote while it ran", "read", "logs"),
+    "dashboard": Command("open the dashboard", "dashboard", "dashboard"),
+    "export": Command("write a study to a folder of plain files", "manage", "export"),
+    "import": Command("take in a study that was exported", "manage", "take_in"),
+    "delete": Command("delete a study with its checkpoints", "manage", "delete"),
+    "rename": Command("give a study another name", "manage", "rename"),
+    "archive": Command("hide a study from the list, until it runs again", "manage", "archive"),
+    "migrate": Command("bring an older store to this version, after a backup", "manage", "migrate"),
+    **{kind.name: Command(kind.doc, "steer", "place") for kind in KINDS.values()},
+    "orders": Command("list what a study was ordered to do, and what became of it", "steer", "orders"),
+}
+"""Every command by name."""
+UPKEEP = ("export", "import", "delete", "rename", "archive", "migrate")
+"""Those that look after studies."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    0: done; 1: it failed; 2: a mistake in the command line, a study file or a configuration; 130: interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    import_from_working_folder()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an old locale must not turn a "β" into a traceback
+    try:
+        status = _run_command(arguments)
+        sys.stdout.flush()
+        return status
+    except PPOTunerError as error:
+        _tell(f"error: {_one_line(str(error))}")
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        _tell(f"error: {error.filename}: {error.strerror}")
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        goes_on = arguments[:1] in (["demo"], ["run"])
+        _tell(f"interrupted; go on with: {to_copy(_without_secrets(arguments))}" if goes_on else "interrupted")
+        return EXIT_INTERRUPTED
+
+
+def _run_command(arguments: list[str]) -> int:
+    for text in arguments:
+        if not _is_text(text):
+            raise ConfigError(f"{text!a} is not allowed: arguments are texts in UTF-8")
+    name = next((text for text in arguments if not text.startswith("-")), None)
+    if name is not None and name not in COMMANDS:
+        raise ConfigError(f'unknown command "{name}"; there are: {", ".join(COMMANDS)}{nearest(name, COMMANDS)}')
+    if arguments[:1] == ["train"]:  # has a parser of its own, with a flag a hyperparameter
+        return _function("train")(arguments[1:])
+    parser, commands = build_parser()
+    args, rest = parser.parse_known_args(arguments)
+    refuse_unknown(commands[args.command] if args.command else parser, rest)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    return _function(args.command)(args)
+
+
+def _is_text(argument: str) -> bool:
+    """Return whether a store can hold an argument: Python passes on bytes that are no UTF-8 as lone surrogates."""
+    return "\0" not in argument and not any("\ud800" <= character <= "\udfff" for character in argument)
+
+
+def _function(name: str) -> Callable[..., int]:
+    """Return the function of a command, loading just what it needs."""
+    command = COMMANDS[name]
+    function: Callable[..., int] = getattr(importlib.import_module(f"tuner.cli.{command.module}"), command.function)
+    return function
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of the command line, and each command's own by name."""
+    parser = Parser(
+        prog=PROG,
+        allow_abbrev=False,
+        description="Find the PPO configuration that learns most within a KL budget, and see why the others failed.",
+        epilog=f"{PROG} COMMAND --help tells more. Start with: {PROG} demo",
+    )
+    parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    commands = {
+        name: subparsers.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".", allow_abbrev=False)
+        for name, does in ((name, command.does) for name, command in COMMANDS.items())
+    }
+    _add_run_flags(commands["demo"])
+    commands["run"].add_argument(
+        "study", metavar="STUDY", help="a study's TOML file or its folder, or a stored study's name"
+    )
+    _add_run_flags(commands["run"])
+    _add_new_task_arguments(commands["new-task"])
+    _add_reading_arguments(commands)
+    _add_order_arguments(commands)
+    _add_upkeep_arguments(commands)
+    commands["dashboard"].add_argument("--port", type=port, help="port on 127.0.0.1 (default: 8501, or the next free)")
+    commands["dashboard"].add_argument("--read-only", action="store_true", help="show, and place no orders")
+    commands["dashboard"].add_argument("--open", action="store_true", help="open it in the browser")
+    for name in ("list", "show", "compare", "best", "logs", "dashboard", *KINDS, "orders", *UPKEEP):
+        _add_storage(commands[name])
+    return parser, commands
+
+
+def _add_run_flags(parser: Parser) -> None:
+    parser.epilog = "A study of that name that exists already goes on; a finished one prints its result."
+    parser.add_argument("--trials", metavar="N", type=positive_int, help="the study's total of trials")
+    parser.add_argument(
+        "--timeout", metavar="T", type=duration, help="stop after this time, such as 90 (seconds), 10m or 2h"
+    )
+    parser.add_argument("--workers", metavar="K", type=positive_int, help="trials at the same time")
+    parser.add_argument(
+        "--gpus", metavar="LIST", type=gpus, help="GPUs such as 0,1 (CUDA_VISIBLE_DEVICES of a worker each)"
+    )
+    parser.add_argument("--max-disk", metavar="SIZE", type=size, help="most that its checkpoints take, such as 20GB")
+    parser.add_argument(
+        "--checkpoints", metavar="URL", help="where to keep checkpoints besides: file://, s3://, gs://, ... (fsspec)"
+    )
+    parser.add_argument(
+        "--checkpoint-seconds",
+        metavar="S",
+        type=checkpoint_seconds,
+        help=f"{SETTINGS_OF_WORKERS['checkpoint_seconds']['doc']} (default: the study's)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
+    _add_storage(parser)
+
+
+def _add_new_task_arguments(parser: Parser) -> None:
+    parser.epilog = "It holds a task that runs as it is: its policy, reward, prompts and a study of it."
+    parser.add_argument("name", metavar="NAME", help="a new or empty folder; its name is the task's")
+    parser.add_argument(
+        "--policy",
+        metavar="MODEL",
+        help="the SFT policy's folder or hub id (default: the policy of the built-in task arithmetic)",
+    )
+
+
+def _add_reading_arguments(commands: dict[str, Parser]) -> None:
+    for name in ("show", "compare", "best", "logs"):
+        commands[name].add_argument("study", metavar="STUDY", help="a study's name")
+    commands["show"].add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number")
+    commands["compare"].add_argument("trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two")
+    commands["best"].add_argument(
+        "--kl-budget", metavar="X", type=kl_budget, help="nats per response (default: the study's budget)"
+    )
+    commands["logs"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
+    commands["logs"].add_argument("-f", "--follow", action="store_true", help="go on printing until the trial ends")
+    commands["logs"].add_argument("-n", "--lines", metavar="N", type=positive_int, help="its last lines alone")
+    commands["list"].add_argument("--all", action="store_true", help="archived studies too")
+    commands["best"].epilog = f"{RULE} Exit status 1: no trial is within the budget."
+    for name in ("list", "show", "compare", "best"):
+        commands[name].add_argument("--json", action="store_true", help="print JSON on stdout")
+
+
+def _add_order_arguments(commands: dict[str, Parser]) -> None:
+    for kind in KINDS.values():
+        parser = commands[kind.name]
+        parser.epilog = "An order waits where nothing runs the study; it is carried out once, when something does."
+        parser.add_argument("study", metavar="STUDY", help="a study's name")
+        if kind.trial != "none":
+            nargs = "?" if kind.trial == "allowed" else None
+            parser.add_argument("trial", metavar="TRIAL", nargs=nargs, type=trial_number, help="a trial's number")
+    for name in ("enqueue", "fork"):
+        commands[name].add_argument("--set", metavar="NAME=VALUE", nargs="+", action="extend", help="changed values")
+        commands[name].add_argument("--label", metavar="TEXT", help="what to call the new trial")
+    commands["fork"].add_argument(
+        "--at", metavar="EPISODE", type=positive_int, help="episode of a kept checkpoint (default: the latest)"
+    )
+    commands["set"].add_argument("--trials", metavar="N", type=positive_int, help=SETTINGS["trials"])
+    commands["set"].add_argument("--workers", metavar="K", type=positive_int, help=SETTINGS["workers"])
+    commands["set"].add_argument("--kl-budget", metavar="X", type=kl_budget, help=SETTINGS["kl_budget"])
+    commands["orders"].add_argument("study", metavar="STUDY", help="a study's name")
+    for name in (*KINDS, "orders"):
+        commands[name].add_argument("--json", action="store_true", help="print JSON on stdout")
+
+
+def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
+    export = commands["export"]
+    export.add_argument("format", metavar="FORMAT", choices=tuple(SUFFIXES), help="of the tables: csv, parquet or json")
+    for name in ("export", "delete", "rename", "archive"):
+        commands[name].add_argument("study", metavar="STUDY", help="a study's name")
+    export.add_argument("-o", "--output", metavar="FOLDER", help="a new folder (default: STUDY-export)")
+    export.add_argument("--force", action="store_true", help="replace an older export there")
+    commands["import"].add_argument("folder", metavar="FOLDER", help="what `export` wrote")
+    commands["import"].add_argument("--as", metavar="NAME", dest="name", help="its name here (default: as exported)")
+    commands["delete"].add_argument("--yes", action="store_true", help="do not ask")
+    commands["delete"].add_argument("--keep-files", action="store_true", help="leave the folder of checkpoints")
+    commands["rename"].add_argument("new", metavar="NEW", help="its new name")
+    commands["archive"].add_argument("--undo", action="store_true", help="have it in the list again")
+
+
+def _add_storage(parser: Parser) -> None:
+    parser.add_argument("--storage", metavar="URL", help=STORAGE_HELP)
+
+
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
+    from tuner.store.schema import without_secrets
+
+    return [without_secrets(argument) for argument in arguments]
+
+
+def _tell(message: str) -> None:
+    print(f"{PROG}: {message}", file=sys.stderr)
+
+
+def _one_line(message: str) -> str:
+    from ppo_core.output import plain
+
+    return plain(" ".join(message.split()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

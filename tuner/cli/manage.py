@@ -1,0 +1,119 @@
+"""The commands that look after studies: delete, rename, archive."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from ppo_core.checkpoint import size
+from ppo_core.errors import ConfigError
+from ppo_core.output import plain
+from ppo_core.run.command_line import EXIT_ERROR
+from tuner import study_file, study_folder, upkeep
+from tuner.cli import arguments
+from tuner.cli.arguments import to_copy
+from tuner.cli.read import opened
+from tuner.export.folder import export_study
+from tuner.export.load import import_study
+from tuner.store import Store, StudyRow
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Delete a study, once its name was typed or --yes given."""
+    with _opened(args.storage) as store:
+        study = store.study(args.study)
+        store.require_free(study)
+        if not args.yes and not _is_meant(store, study, args.keep_files):
+            _tell("nothing was deleted")
+            return EXIT_ERROR
+        upkeep.delete(store, study, keep_files=args.keep_files, tell=_tell)
+    print(f'deleted study "{study.name}"')
+    return 0
+
+
+def rename(args: argparse.Namespace) -> int:
+    """Give a study another name."""
+    with _opened(args.storage) as store:
+        upkeep.rename(store, store.study(args.study), args.new, _tell)
+    print(f'study "{args.study}" is now "{args.new}"')
+    return 0
+
+
+def archive(args: argparse.Namespace) -> int:
+    """Archive a study, or undo it."""
+    with _opened(args.storage) as store:
+        is_changed = upkeep.archive(store, store.study(args.study), not args.undo)
+    state = "not archived" if args.undo else "archived"
+    print(f'study "{args.study}" is {state}{"" if is_changed else " already"}')
+    return 0
+
+
+def migrate(args: argparse.Namespace) -> int:
+    """Bring a store to this version's tables, after a backup; an up-to-date one is left as it is."""
+    with closing(Store.open(arguments.location(args.storage), migrate=True)) as store:
+        print(store.migration.told if store.migration is not None else "the store is up to date")
+    return 0
+
+
+@contextmanager
+def _opened(given: str | None) -> Iterator[Store]:
+    with closing(Store.open(arguments.location(given), migrate=True)) as store:
+        if store.migration is not None:
+            _tell(store.migration.told)
+        yield store
+
+
+def _is_meant(store: Store, study: StudyRow, keep_files: bool) -> bool:
+    """Ask, and return whether the study's name was typed; ConfigError where nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            f'deleting study "{study.name}" is asked about on a terminal; without one, confirm with --yes'
+        )
+    trials = len(store.trials(study))
+    folder = None if keep_files else upkeep.own_folder(study)
+    files = "" if folder is None else f" and {size(study_folder.bytes_of(folder))} of checkpoints"
+    what = f'study "{study.name}" with {trials} {"trial" if trials == 1 else "trials"}{files}'
+    print(f"Delete {what}? Type its name:", end=" ", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip() == study.name
+
+
+def _tell(line: str) -> None:
+    print(f"ppo-tuner: {plain(line)}", file=sys.stderr)
+
+
+# The commands that write a study to a folder of plain files, and take one in: export, import.
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write a study to a folder, and say how to take it in again."""
+    folder = Path(args.output or f"{args.study}-export")
+    with opened(args.storage) as store:
+        written = export_study(store, args.study, folder, args.format, replace=args.force)
+    print(f"wrote {folder}: {_told(written.rows)}")
+    if written.waiting_orders:
+        print(f"{_orders(written.waiting_orders)}; an import leaves out what is not decided")
+    print(f"take it in elsewhere: {to_copy(['import', str(folder)])}")
+    return 0
+
+
+def take_in(args: argparse.Namespace) -> int:
+    """Add the study of a folder to a store."""
+    folder = Path(args.folder)
+    folder.read(folder)  # before a store is made for what is no export, or for no name
+    if args.name is not None:
+        study_file.matching(args.name, study_file.NAME, "--as")
+    with closing(Store.open(arguments.location(args.storage), create=True)) as store:
+        taken = import_study(store, folder, args.name)
+    print(f'imported study "{taken.name}": {_told(taken.rows)}')
+    if taken.waiting_orders:
+        print(f"left out: {_orders(taken.waiting_orders)}")
+    return 0
+
+
+def _told(rows: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {table if count != 1 else table.removesuffix('s')}" for table, count in rows.items())
+
+
+def _orders(count: int) -> str:
+    return "1 order that waits" if count == 1 else f"{count} orders that wait"

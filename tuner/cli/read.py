@@ -1,0 +1,208 @@
+"""The commands that read a store: list, show, compare, best."""
+
+import argparse
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from ppo_core import output
+from ppo_core.errors import ConfigError, StudyError
+from ppo_core.run.command_line import EXIT_INTERRUPTED
+from tuner import forks, render, results, trial_log
+from tuner.cli import arguments, report
+from tuner.results import StudyView, read_study
+from tuner.status import Status
+from tuner.store import Store, StudyRow, TrialRow
+
+
+@contextmanager
+def opened(given: str | None) -> Iterator[Store]:
+    """Open the store of `--storage` for reading, and close it in the end."""
+    store = Store.open(arguments.location(given))
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def studies(args: argparse.Namespace) -> int:
+    """List the studies of a store."""
+    with opened(args.storage) as store:
+        studies = store.studies()
+        listed = [row for row in studies if args.all or row.archived_at is None]
+        rows = [results.study_summary(read_study(store, row.name)) for row in listed]
+    if args.json:
+        print(output.dumps(rows))
+    elif rows:
+        output.console().print(render.studies_table(rows))
+    elif studies:
+        print("All studies are archived; list them with: ppo-tuner list --all")
+    else:
+        print("No studies yet; begin with: ppo-tuner demo")
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    """Show a study, or one of its trials."""
+    with opened(args.storage) as store:
+        view = read_study(store, args.study)
+        if args.trial is None:
+            _show_study(store, view, args)
+        else:
+            _show_trial(store, view, store.trial(view.row, args.trial), args.json)
+    return 0
+
+
+def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None:
+    if args.json:
+        print(output.dumps(results.study_data(view)))
+        return
+    out = output.console()
+    out.print(render.study_line(view), style="bold")
+    report.print_trials(out, view)
+    best = view.best()
+    if best is not None:
+        report.print_winner(out, store, view, best, view.spec.kl_budget, arguments.location(args.storage))
+    elif view.ended:
+        out.print(report.no_winner(view, view.spec.kl_budget, arguments.location(args.storage)))
+
+
+def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -> None:
+    if as_json:
+        print(output.dumps(results.trial_detail(store, view.row, trial)))
+        return
+    out = output.console()
+    title = f'Trial {trial.number} of study "{output.plain(view.row.name)}" ({render.lineage(trial)})'
+    out.print(render.config_table(trial, view, title))
+    out.print(render.outcome_line(trial, results.final_kl(store, trial)), style="bold")
+    if trial.reason is not None:
+        out.print(f"Reason: {output.plain(trial.reason.message)} (rule {output.plain(trial.reason.rule)})")
+        evidence = render.evidence_table(trial.reason)
+        if evidence is not None:
+            out.print(evidence)
+    rows = store.steps([trial.id], render.CURVE_METRICS)
+    if rows:
+        out.print(render.curve_table(rows))
+    for text in render.checkpoint_lines(forks.kept_by_episode(view.row, trial.number)):
+        out.print(text, soft_wrap=True)
+    for line in render.sample_lines(store.samples([trial.id])):
+        out.print(line)
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Show the differing values and the outcomes of at least two trials side by side."""
+    numbers = list(dict.fromkeys(args.trials))
+    if len(numbers) < 2:
+        raise ConfigError("compare needs at least two different trials: ppo-tuner compare STUDY TRIAL TRIAL")
+    with opened(args.storage) as store:
+        view = read_study(store, args.study)
+        trials = [store.trial(view.row, number) for number in numbers]
+    if args.json:
+        print(output.dumps(results.comparison_data(view, trials)))
+        return 0
+    out = output.console()
+    differing = results.differences(trials)
+    for table in render.comparison_tables(view, trials, differing):
+        out.print(table)
+    if not differing:
+        out.print("Their configurations are equal.")
+    return 0
+
+
+def best(args: argparse.Namespace) -> int:
+    """Show the best trial within the study's KL budget or another; an error where there is none."""
+    with opened(args.storage) as store:
+        view = read_study(store, args.study)
+        kl_budget = view.spec.kl_budget if args.kl_budget is None else args.kl_budget
+        trial, where = view.best(kl_budget), arguments.location(args.storage)
+        if trial is None:
+            raise StudyError(report.no_winner(view, kl_budget, where))
+        if args.json:
+            kept = {"checkpoint": report.checkpoint_data(store, view, trial, where)}
+            print(output.dumps(results.best_data(store, view, trial, kl_budget) | kept))
+        else:
+            report.print_winner(output.console(), store, view, trial, kl_budget, where)
+    return 0
+
+
+# The command that prints a trial's log, and follows it.
+
+POLL_SECONDS = 0.5
+
+
+def logs(args: argparse.Namespace) -> int:
+    """Print a trial's log, or its last `args.lines`; with `args.follow` go on until the trial ends.
+
+    Raises:
+        StudyError: there is no such trial, or its log is not here.
+    """
+    with opened(args.storage) as store:
+        study = store.study(args.study)
+        trial = store.trial(study, args.trial)
+        folder = _study_folder(study) / str(trial.number)
+        if not trial_log.path_of(folder).is_file():
+            missing = _why_missing(study, trial, folder)
+            if not args.follow or trial.attempts:
+                raise StudyError(missing)
+            print(f"{missing}; waiting for it", file=sys.stderr)
+        try:
+            _print_log(args, folder, lambda: not args.follow or not _goes_on(store, args))
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+        return 0
+
+
+def _print_log(args: argparse.Namespace, folder: Path, is_over: Callable[[], bool]) -> None:
+    """Print what there is of a log, and what comes, until it is over."""
+    with closing(trial_log.Follower(folder)) as follower:
+        was_over = is_over()  # asked before each reading: then nothing that was written before the end is missed
+        text = trial_log.earlier(folder) + follower.read()
+        _write(text if args.lines is None else trial_log.last_lines(text, args.lines))
+        while not was_over:
+            time.sleep(POLL_SECONDS)
+            was_over = is_over()
+            _write(follower.read())
+
+
+def _goes_on(store: Store, args: argparse.Namespace) -> bool:
+    """Return whether more may come; where the trial has not ended and nothing runs it, say so."""
+    study = store.study(args.study)
+    trial = store.trial(study, args.trial)
+    if trial.status.is_final:
+        return False
+    if trial.status is Status.PAUSED or not study.is_held:
+        print(f"trial {trial.number} is {trial.shown_status}, and nothing runs it now", file=sys.stderr)
+        return False
+    return True
+
+
+def _study_folder(study: StudyRow) -> Path:
+    if study.folder is None:
+        raise StudyError(f'study "{study.name}" has no logs: no controller has run it yet')
+    folder = Path(study.folder)
+    if not folder.is_dir():
+        raise StudyError(f'the folder of study "{study.name}", {folder}, {_where(study)}')
+    return folder
+
+
+def _where(study: StudyRow) -> str:
+    """Return where a folder may be that is not here; which host a study ran on is known while it is held."""
+    if study.lease_host not in (None, socket.gethostname()):
+        return f"is on host {study.lease_host}; look there"
+    return "is not on this host: it lies on the one where the study ran, or was removed"
+
+
+def _why_missing(study: StudyRow, trial: TrialRow, folder: Path) -> str:
+    which = f'trial {trial.number} of study "{study.name}"'
+    if not trial.attempts:
+        return f"{which} has not started yet"
+    return f"{which} has no log at {trial_log.path_of(folder)}: it was removed, or could not be written"
+
+
+def _write(text: str) -> None:
+    if text:
+        sys.stdout.write(trial_log.escaped(text))
+        sys.stdout.flush()

@@ -1,0 +1,204 @@
+"""What is printed of a study's outcome: tables, the winner, and what to do next."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from ppo_core import output
+from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
+from tuner import forks, render
+from tuner.cli import arguments
+from tuner.cli.arguments import to_copy
+from tuner.guard import RULES
+from tuner.results import StudyView, baseline, final_kl, gain, kl_prunings, seconds_spent
+from tuner.scoring import closest_trial
+from tuner.status import Status
+from tuner.store import Store, TrialRow
+
+LONGER = 10
+"""How many times longer the suggested training of a found configuration is."""
+
+
+def print_trials(out: Console, view: StudyView) -> None:
+    """Print the tables of trials and searched values, the legend of trial 0 and how many were pruned for KL."""
+    if not view.trials:
+        out.print("No trial has begun yet.")
+        return
+    out.print(render.trials_table(view.trials, view.best()))
+    for table in render.params_tables(view.trials, view.spec):
+        out.print(table)
+    legend = render.reference_legend(view)
+    if legend is not None:
+        out.print(legend)
+    out.print(render.prunings_line(kl_prunings(view.trials), len(view.trials)))
+    out.print(f"Seconds spent in all trials: {seconds_spent(view.trials):.0f}.")
+
+
+def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> None:
+    """Print the winner with its whole configuration and what it improved, or why there is none; then what to do next.
+
+    `where` is the storage, which the suggested commands name unless they find it by themselves.
+    """
+    best = view.best()
+    out.print()
+    if best is None:
+        out.print(no_winner(view, view.spec.kl_budget, where), style="bold")
+    else:
+        print_winner(out, store, view, best, view.spec.kl_budget, where)
+        chosen = "One run of each trial" if view.spec.listed else "One search run"
+        out.print(f"{chosen} chose this winner; it is not confirmed on fresh seeds yet.")
+    out.print()
+    out.print("Next:", style="bold")
+    for command, purpose in _next_commands(view, best, where):
+        out.print(f"  {command}\n      {purpose}")
+
+
+def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, kl_budget: float, where: str) -> None:
+    """Print the trial's whole configuration, its value and KL, the improvement on the SFT baseline, and its checkpoint.
+
+    `where` is the storage, which the suggested commands name unless they find it by themselves.
+    """
+    title = f"Best trial within {output.short(kl_budget)} {output.KL_UNIT}: trial {trial.number}"
+    out.print(render.config_table(trial, view, title))
+    start, kl = baseline(store, trial), final_kl(store, trial)
+    value = f"eval reward {output.plus_minus(trial.value, trial.value_se)}"
+    at = "" if kl is None else f" at a KL of {output.plus_minus(kl.mean, kl.se)} {output.KL_UNIT}"
+    spent = f"in {trial.seconds:.0f} s"
+    out.print(f"Trial {trial.number}: {value}{at} (budget {output.short(kl_budget)}), {spent}.", style="bold")
+    if start is not None:
+        better = gain(trial, start)
+        before = output.plus_minus(start.mean, start.se)
+        out.print(
+            f"Improvement on the SFT baseline: {output.plus_minus(better.mean, better.se)} reward "
+            f"(baseline {before}; ± is one standard error over the eval prompts).",
+            style="bold",
+        )
+    answer = forks.answer(store, view.row, trial)
+    if answer is not None:
+        out.print(render.answer_line(answer), soft_wrap=answer.kept.path is not None)
+        if answer.kept.path is None:
+            out.print(f"To make it again: {_command(answer.again, where)}", soft_wrap=True)
+
+
+def checkpoint_data(store: Store, view: StudyView, trial: TrialRow, where: str) -> dict[str, Any] | None:
+    """Return the checkpoint that stands for a trial's value, for JSON; None: it was never evaluated.
+
+    `path` is null where it is not kept on this machine: `why_not` says so, and the command `again` makes it again.
+    """
+    answer = forks.answer(store, view.row, trial)
+    if answer is None:
+        return None
+    path = answer.kept.path
+    return {
+        "step": answer.step,
+        "episode": answer.episode,
+        "path": None if path is None else str(path.absolute()),
+        "why_not": answer.kept.why_not or None,
+        "again": _command(answer.again, where),
+    }
+
+
+def no_winner(view: StudyView, kl_budget: float, where: str) -> str:
+    """Return why no trial is the best: how far the closest is off or what ended them, and what to change."""
+    failed = _all_failed(view)
+    if failed:
+        return f'All {len(failed)} trials of study "{view.row.name}" failed: {_first_error(failed)}'
+    text = f'No trial of study "{view.row.name}" is within the KL budget of {output.short(kl_budget)} {output.KL_UNIT}'
+    closest = closest_trial(view.trials)
+    if closest is None:
+        return f"{text}: none of its {len(view.trials)} trials ran to its end. {_advice_on_causes(view)}"
+    accept = _command(["best", view.row.name, "--kl-budget", _above(closest.kl)], where)
+    return (
+        f"{text}; the closest is trial {closest.number} with {output.measured(closest.kl)} "
+        f"(value {output.plus_minus(closest.value, closest.value_se)}). {_moves(view, _NEARER)} "
+        f"Or accept more KL: {accept}"
+    )
+
+
+def exit_status(view: StudyView) -> int:
+    """Return the exit status that a study's outcome stands for: 1 where every trial failed, else 0."""
+    return EXIT_ERROR if _all_failed(view) else EXIT_OK
+
+
+def _all_failed(view: StudyView) -> list[TrialRow]:
+    """Return the study's trials where they ended and every one failed, else none."""
+    trials = list(view.trials)
+    return trials if all(trial.status is Status.FAILED for trial in trials) else []
+
+
+def _first_error(failed: Sequence[TrialRow]) -> str:
+    reason = failed[0].reason
+    return "for an unknown reason" if reason is None else output.plain(reason.message)
+
+
+_NEARER = ("To stay nearer to the reference", {
+    "learning_rate": "lower the low end of", "kl_coef": "raise the high end of", "kl_target": "lower"})  # fmt: skip
+_FURTHER = ("So that a policy moves at all", {
+    "learning_rate": "raise the high end of", "kl_coef": "lower the low end of"})  # fmt: skip
+_STEADIER = ("So that a run does not break", {"learning_rate": "lower the high end of"})
+_ADVICE = {"kl": ("were pruned for KL", _NEARER), "idle": ("were pruned for learning nothing", _FURTHER),
+           "broken": ("were pruned as broken", _STEADIER)}  # fmt: skip
+
+
+def _advice_on_causes(view: StudyView) -> str:
+    """Return what ended the study's trials, by cause, and what to change for each."""
+    pruned = [trial for trial in view.trials if trial.status is Status.PRUNED and trial.reason is not None]
+    parts = []
+    for blame, (what, moves) in _ADVICE.items():
+        rules = {name for name, rule in RULES.items() if rule.blame == blame}
+        count = sum(trial.reason is not None and trial.reason.rule in rules for trial in pruned)
+        if count:
+            parts.append(f"{count} {what}. {_moves(view, moves)}")
+    failed = [trial for trial in view.trials if trial.status is Status.FAILED]
+    if failed:
+        parts.append(f"{len(failed)} failed, trial {failed[0].number}: {_first_error(failed)}.")
+    return " ".join(parts) or "Run more trials."
+
+
+def _moves(view: StudyView, advice: tuple[str, Mapping[str, str]]) -> str:
+    """Return what to change in the study's search, to some end."""
+    end, moves = advice
+    searched = [f"{move} {name}" for name, move in moves.items() if name in view.spec.search]
+    if searched:
+        return f"{end}: {', '.join(searched)} in [search]."
+    fixed = [f"{move.split()[0]} {name}" for name, move in moves.items() if name != "kl_target"]
+    return f"{end}: {', or '.join(fixed)}."
+
+
+def _above(kl: float | None) -> str:
+    """Return a budget in few digits that is not under `kl`."""
+    rough = float(f"{kl or 0.0:.2g}")
+    return f"{rough if rough >= (kl or 0.0) else rough * 1.1:.2g}"
+
+
+def _next_commands(view: StudyView, best: TrialRow | None, where: str) -> list[tuple[str, str]]:
+    """Return commands worth running next, each with what it does."""
+    name = view.row.name
+    failed = _all_failed(view)
+    if failed:
+        number = str(failed[0].number)
+        commands = [
+            (["logs", name, number], "what the first of them printed"),
+            (["show", name, number], "its settings and its reason"),
+        ]
+        return [(_command(words, where), purpose) for words, purpose in commands]
+    commands = [(["dashboard"], "curves, trials and samples in the browser")]
+    if best is not None:
+        number = str(best.number)
+        episodes = int(best.config.get("total_episodes") or 0) * LONGER
+        if best.number != 0:
+            first = "trial 0" if view.spec.listed else "the reference"
+            commands.append((["compare", name, number, "0"], f"what the winner does otherwise than {first}"))
+        commands.append((["show", name, number], "its curve and what it writes"))
+        commands.append(
+            (["train", "--from", name, number, "--total_episodes", str(episodes)], "train it longer and keep the model")
+        )
+        commands.append(
+            (["best", name, "--kl-budget", output.short(view.spec.kl_budget / 2)], "the best trial under half the KL")
+        )
+    return [(_command(words, where), purpose) for words, purpose in commands]
+
+
+def _command(words: list[str], where: str) -> str:
+    return to_copy([*words, *arguments.flags(where)])

@@ -1,0 +1,333 @@
+"""The commands that run a study: demo and run."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from importlib import resources
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, assert_never, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from ppo_core import output
+from ppo_core.errors import NO_ROOM, ConfigError, nearest
+from ppo_core.report import StepReport
+from ppo_core.run.command_line import EXIT_INTERRUPTED
+from tuner import remote_checkpoints, render, results, study_file
+from tuner.checkpoints import Keeping
+from tuner.cli import arguments, report
+from tuner.cli.arguments import to_copy
+from tuner.controller import run_study
+from tuner.engine.local import cores
+from tuner.events import (
+    Event,
+    OrderDecided,
+    Preparing,
+    StudyPaused,
+    StudyStarted,
+    StudyStopped,
+    StudyStopping,
+    StudyWarned,
+    TrialEnded,
+    TrialSetAside,
+    TrialStarted,
+    TrialStepped,
+)
+from tuner.results import read_study
+from tuner.spec import StudySpec
+from tuner.store import Order, Store
+from tuner.store.connect import file_of as store_file
+from tuner.store.schema import parse_url, redacted
+
+# A study's progress: a bar for the study, one for each running trial, and a line for each trial that ended.
+#
+# Where the output is no terminal there are only lines, without control characters.
+
+
+class _WhatFits:
+    """A stream that goes on where what is written finds no room: the log of a run may lie on the disk that is full."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write what there is room for."""
+        with _without_room():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write out what there is room for."""
+        with _without_room():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _without_room() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+
+
+class StudyProgress:
+    """Shows the events of `run_study`; a context manager, and the callback itself."""
+
+    def __init__(self, out: Console) -> None:
+        out.file = cast(IO[str], _WhatFits(out.file))
+        self._out = out
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+            console=out,
+            transient=True,
+            disable=not out.is_terminal,
+        )
+        self._study: TaskID | None = None
+        self._preparation: TaskID | None = None
+        self._preparing = ""
+        self._running: dict[int, TaskID] = {}
+        self._ended = 0
+        self._total = 0
+        self.stopped: StudyStopped | None = None
+        """How the study stopped short of its total, if it did."""
+
+    def __enter__(self) -> "StudyProgress":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        match event:
+            case StudyStarted():
+                self._start(event)
+            case Preparing():
+                self._prepare(event)
+            case TrialStarted():
+                self._start_trial(event)
+            case TrialStepped():
+                self._step(event)
+            case TrialEnded():
+                self._end_trial(event)
+            case TrialSetAside():
+                self._forget(event.row.number)
+                self._say(f"trial {event.row.number} saved a checkpoint and is {event.row.status}")
+            case OrderDecided():
+                self._tell_order(event.order)
+            case StudyPaused():
+                self._say(f"the study is paused; go on with: {to_copy(['resume', event.study])}")
+            case StudyWarned():
+                self._say(f"warning: {output.plain(event.message)}")
+            case StudyStopping():
+                self._say(f"stopping: {output.plain(event.why)}; trials that run save a checkpoint first")
+            case StudyStopped():
+                self.stopped = event
+            case _:
+                assert_never(event)
+
+    def _start(self, event: StudyStarted) -> None:
+        spec = event.spec
+        self._ended, self._total = event.finished, event.total
+        self._say(
+            f'study "{output.plain(spec.name)}": task {output.plain(spec.task)}, '
+            f"{render.ended_of(event.finished, event.total)}; KL budget {output.short(spec.kl_budget)}, "
+            f"limit {output.short(spec.kl_limit)} {output.KL_UNIT}"
+        )
+        for note in event.notes:
+            self._say(f"note: {output.plain(note)}")
+        self._study = self._bars.add_task("study", total=event.total, completed=event.finished, note=self._count())
+
+    def _prepare(self, event: Preparing) -> None:
+        if event.what != self._preparing:
+            self._preparing = event.what
+            self._say(f"preparing: {output.plain(event.what)}")
+        if self._preparation is None:
+            self._preparation = self._bars.add_task("task", total=1.0, note="")
+        note = f"{event.share:.0%} {output.plain(event.what)}"
+        self._bars.update(self._preparation, completed=event.share, note=note)
+
+    def _start_trial(self, event: TrialStarted) -> None:
+        if self._preparation is not None:
+            self._bars.remove_task(self._preparation)
+            self._preparation = None
+        number = event.row.number
+        if event.resumed_step is not None:
+            self._say(f"trial {number} goes on after step {event.resumed_step}")
+        self._forget(number)
+        self._running[number] = self._bars.add_task(f"trial {number}", total=None, note="")
+
+    def _step(self, event: TrialStepped) -> None:
+        bar = self._running.get(event.number)
+        if bar is not None:
+            total, done = event.total_episodes, event.report.episode
+            self._bars.update(bar, total=total, completed=done, note=_readings(event.report))
+
+    def _end_trial(self, event: TrialEnded) -> None:
+        row = event.row
+        self._forget(row.number)
+        self._ended, self._total = event.ended, max(event.total, event.ended)
+        line = f"[{self._ended:>{len(str(self._total))}}/{self._total}] {render.trial_line(row)}"
+        self._say(line, render.STYLES[row.status])
+        if self._study is not None:
+            self._bars.update(self._study, total=self._total, completed=self._ended, note=self._count())
+
+    def _tell_order(self, order: Order) -> None:
+        about = "" if order.trial is None else f" trial {order.trial}"
+        self._say(f"order {order.id}: {order.kind}{about}: {order.state}: {output.plain(order.outcome or '')}")
+
+    def _say(self, line: str, style: str = "") -> None:
+        self._out.print(Text(line, style=style), soft_wrap=not self._out.is_terminal)
+
+    def _forget(self, number: int) -> None:
+        bar = self._running.pop(number, None)
+        if bar is not None:
+            self._bars.remove_task(bar)
+
+    def _count(self) -> str:
+        return f"{self._ended} of {self._total} trials"
+
+
+def _readings(report: StepReport) -> str:
+    """Return the readings that tell most while a trial runs."""
+    names = {"objective/scores": "score", "objective/kl_exact": "KL"}
+    texts = [
+        f"{label} {output.measured(report.metrics[name])}" for name, label in names.items() if name in report.metrics
+    ]
+    return ", ".join([f"step {report.step}", *texts])
+
+
+# The commands that run a study: demo and run.
+
+DEMO_STUDY = "reviews.toml"
+STUDY_FILE = "study.toml"
+"""Of a folder that is given to `run`."""
+DEMO_WORKERS = 2
+"""Where the machine has as many cores."""
+
+
+def demo(args: argparse.Namespace) -> int:
+    """Run the study that ships with the package, or go on with it."""
+    with resources.as_file(resources.files("studies") / DEMO_STUDY) as path:
+        spec = StudySpec.load(path)
+    if args.workers is None:
+        args.workers = min(DEMO_WORKERS, cores())
+    return _run(spec, args, ["demo"], is_file=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the study of a file, of a folder that holds one, or a stored one of that name, or go on with it."""
+    file = _file(args.study)
+    spec = _stored_spec(args.study, arguments.location(args.storage)) if file is None else StudySpec.load(file)
+    return _run(spec, args, ["run", args.study], is_file=file is not None)
+
+
+def _file(given: str) -> Path | None:
+    """Return the study file that `run` was given, as itself or by its folder; None: the name of a stored study."""
+    path = Path(given)
+    if not path.is_dir():
+        return path if path.suffix == ".toml" or path.exists() or not _is_name(given) else None
+    if (path / STUDY_FILE).exists():
+        return path / STUDY_FILE
+    if not _is_name(given):
+        raise ConfigError(f"the folder {path} has no {STUDY_FILE}")
+    return None
+
+
+def _is_name(given: str) -> bool:
+    """Return whether this may be a study's name, and not only a path."""
+    pattern, _ = study_file.NAME
+    return pattern.fullmatch(given) is not None
+
+
+def _stored_spec(name: str, where: str) -> StudySpec:
+    """Return the stored study's spec; ConfigError where there is none, and so neither a file nor a study."""
+    path = store_file(parse_url(where))
+    if path is not None and not path.exists():
+        raise ConfigError(_unknown(name, f"there is no store at {path} yet", ()))
+    with closing(Store.open(where)) as store:
+        names = [row.name for row in store.studies()]
+        if name not in names:
+            holds = ", ".join(names) or "no study yet"
+            raise ConfigError(_unknown(name, f"{redacted(store.url)} holds: {holds}", names))
+        return StudySpec.from_dict(store.study(name).spec, f'study "{name}" in the store')
+
+
+def _unknown(name: str, stored: str, names: Sequence[str]) -> str:
+    """Return why `name` is no study to run: where it was looked for, and the nearest file or stored study."""
+    here = Path.cwd()
+    file = f"the folder {name} has no {STUDY_FILE}" if Path(name).is_dir() else f"there is no file {here / name}"
+    files = [path.name for path in sorted(here.glob("*.toml"))]
+    folders = [path.parent.name for path in sorted(here.glob(f"*/{STUDY_FILE}"))]
+    return (
+        f'"{name}" is neither a study file nor a stored study: {file}, and {stored}'
+        f"{nearest(name, [*names, *files, *folders])}"
+    )
+
+
+def _run(spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_file: bool) -> int:
+    """Run the study with its progress shown, print its outcome, and return the exit status."""
+    where = arguments.location(args.storage)
+    if args.checkpoints is not None:
+        remote_checkpoints.open(args.checkpoints)  # before anything is made for what is no place
+    with StudyProgress(output.console(sys.stderr if args.json else sys.stdout)) as progress:
+        run_study(
+            spec,
+            storage=where,
+            runs_folder=arguments.RUNS_FOLDER,
+            workers=args.workers,
+            gpus=args.gpus or (),
+            keeping=Keeping(args.checkpoints, args.max_disk),
+            is_file=is_file,
+            trials=args.trials,
+            timeout=args.timeout,
+            checkpoint_seconds=args.checkpoint_seconds,
+            on_event=progress,
+        )
+    status = _print_result(spec.name, where, args.json)
+    if progress.stopped is None:
+        return status
+    total = ["--trials", str(args.trials)] if args.trials else []
+    every = [] if args.checkpoint_seconds is None else ["--checkpoint-seconds", f"{args.checkpoint_seconds:g}"]
+    go_on = to_copy([*command, *total, *every, *arguments.flags(where)])
+    _tell_stop(progress.stopped, go_on)
+    return 0 if progress.stopped.is_deliberate else EXIT_INTERRUPTED
+
+
+def _print_result(name: str, where: str, as_json: bool) -> int:
+    """Print the trials, and the outcome of a study that has them all; return the exit status of that outcome."""
+    store = Store.open(where)
+    try:
+        view = read_study(store, name)
+        if as_json:
+            print(output.dumps(results.study_data(view)))
+        else:
+            out = output.console()
+            report.print_trials(out, view)
+            if view.state == "finished":
+                report.print_outcome(out, store, view, where)
+        return report.exit_status(view)
+    finally:
+        store.close()
+
+
+def _tell_stop(stopped: StudyStopped, go_on: str) -> None:
+    print(
+        f"ppo-tuner: {output.plain(stopped.why)}: {stopped.finished} of {stopped.total} trials ended; "
+        f"go on with: {go_on}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,98 @@
+"""The commands that steer a study: each places an order, and tells its outcome where a controller lives."""
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ppo_core import output
+from ppo_core.errors import ConfigError, StudyError
+from tuner import actions, render
+from tuner.cli import arguments
+from tuner.cli.arguments import to_copy
+from tuner.cli.read import opened
+from tuner.results import StudyView, order_data, read_study
+from tuner.store import Order, OrderState, Store
+
+WAIT_SECONDS = 30.0
+"""How long a command waits for the controller to decide its order."""
+POLL_SECONDS = 0.2
+
+
+def place(args: argparse.Namespace) -> int:
+    """Check an order against the study as it stands, place it, and tell what became of it."""
+    with opened(args.storage) as store:
+        view = read_study(store, args.study)
+        arguments = _arguments(args)
+        trial = getattr(args, "trial", None)
+        actions.check(store, view, args.command, trial, arguments)
+        order = store.place_order(view.row, args.command, trial, arguments)
+        return _tell(store, view, _decided(store, view, order), args)
+
+
+def orders(args: argparse.Namespace) -> int:
+    """List a study's orders with their outcomes."""
+    with opened(args.storage) as store:
+        view = read_study(store, args.study)
+        placed = store.orders(view.row)
+    if args.json:
+        print(output.dumps([order_data(order) for order in placed]))
+    elif placed:
+        output.console().print(render.orders_table(placed))
+    else:
+        print(f'Study "{output.plain(args.study)}" has no orders.')
+    return 0
+
+
+def assignments(texts: Sequence[str]) -> dict[str, str]:
+    """Return the values of `name=value` arguments; ConfigError where one is none, or a name stands twice."""
+    values: dict[str, str] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name or not value:
+            raise ConfigError(f'"{text}" is not allowed: NAME=VALUE, such as kl_coef=0.1')
+        if name in values:
+            raise ConfigError(f"{name} is set twice")
+        values[name] = value
+    return values
+
+
+def _arguments(args: argparse.Namespace) -> dict[str, Any]:
+    if args.command == "set":
+        given = {name: getattr(args, name) for name in actions.SETTINGS}
+        return {"changes": {name: value for name, value in given.items() if value is not None}}
+    if args.command in ("enqueue", "fork"):
+        arguments: dict[str, Any] = {"values": assignments(args.set or ())}
+        if args.label:
+            arguments["label"] = args.label
+        if args.command == "fork" and args.at is not None:
+            arguments["episode"] = args.at
+        return arguments
+    return {}
+
+
+def _decided(store: Store, view: StudyView, order: Order) -> Order:
+    """Return the order once it is decided; as it is, where no controller lives or none answers in time."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while order.state is OrderState.WAITING and time.monotonic() < deadline:
+        if not store.study(view.row.name).is_held:
+            break
+        time.sleep(POLL_SECONDS)
+        order = store.order(order.id)
+    return order
+
+
+def _tell(store: Store, view: StudyView, order: Order, args: argparse.Namespace) -> int:
+    if args.json:
+        print(output.dumps(order_data(order)))
+    if order.state is OrderState.REFUSED:
+        raise StudyError(f"order {order.id} was refused: {order.outcome}")
+    if args.json:
+        return 0
+    if order.state is OrderState.DONE:
+        print(f"Order {order.id} is done: {output.plain(order.outcome or '')}.")
+        return 0
+    is_held = store.study(view.row.name).is_held
+    go_on = to_copy(["run", view.row.name, *arguments.flags(arguments.location(args.storage))])
+    print(f"Order {order.id} waits: {actions.why_waiting(is_held, go_on)}")
+    return 0

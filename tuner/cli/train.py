@@ -1,0 +1,99 @@
+"""`ppo-tuner train`: what `python -m ppo_core` does, and with `--from` a trial's configuration."""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from ppo_core.errors import ConfigError, PPOTunerError, TaskError
+from ppo_core.run import training
+from ppo_core.run.arguments import DESCRIPTION, RunParser
+from ppo_core.run.command_line import import_from_working_folder, refuse_unknown
+from ppo_core.run.new_run import Start
+from ppo_core.run.training import Program
+from ppo_core.task_file import get_task
+from ppo_core.tasks import skeleton
+from tuner import results
+from tuner.cli import arguments
+from tuner.cli.arguments import PROG, STORAGE_HELP, to_copy, trial_number
+from tuner.store import Store
+
+PROGRAM = Program(PROG, lambda words: to_copy(["train", *words]))
+
+
+def train(argv: Sequence[str]) -> int:
+    """Train once, and return the exit status."""
+    parser = build_parser()
+    args, rest = parser.parse_known_args(list(argv))
+    refuse_unknown(parser, rest)
+    import_from_working_folder()
+    start = None if args.trial is None else _start(arguments.location(args.storage), *args.trial)
+    if start is not None:
+        _require_same_task(args, start)
+    return training.train(args, argv, PROGRAM, start)
+
+
+def build_parser() -> RunParser:
+    """Return the parser of `train`: that of `python -m ppo_core`, with where a trial is found."""
+    parser = RunParser(
+        f"{PROG} train",
+        f"{PROG} train [--task TASK | --policy MODEL --reward R --prompts DATA] [--config FILE | --from STUDY TRIAL] "
+        "[--output DIR] [--HYPERPARAMETER X ...]",
+        DESCRIPTION.format(starts="--config or --from"),
+    )
+    parser.starts.add_argument(
+        "--from",
+        metavar=("STUDY", "TRIAL"),
+        dest="trial",
+        nargs=2,
+        help="a trial's task, configuration and number of threads",
+    )
+    parser.run.add_argument("--storage", metavar="URL", help=STORAGE_HELP)
+    return parser
+
+
+def _start(where: str, study: str, number: str) -> Start:
+    """Return a trial's task, configuration and threads."""
+    try:
+        wanted = trial_number(number)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"--from {study} {number}: {error}") from None
+    store = Store.open(where)
+    try:
+        view = results.read_study(store, study)
+        trial = store.trial(view.row, wanted)
+        name = f"{study}-{number}"
+        return Start(view.spec.task, dict(trial.config), trial.threads, name, view.spec.kl_budget)
+    finally:
+        store.close()
+
+
+def _require_same_task(args: argparse.Namespace, start: Start) -> None:
+    """Raise ConfigError for flags that give another task than the trial's: its rates and lengths were found for that.
+
+    A file's task may be named by other paths.
+    """
+    given = [f"--{name}" for name in ("task", "policy", "reward", "prompts") if getattr(args, name) is not None]
+    if given and (given != ["--task"] or get_task(args.task).name != get_task(start.task).name):
+        raise ConfigError(
+            f"--from {shlex.join(args.trial)} trains on the trial's task, {start.task}, so it takes no "
+            f"{', '.join(given)}"
+        )
+
+
+# The command that writes the beginnings of a task: `ppo-tuner new-task`.
+
+
+def new_task(args: argparse.Namespace) -> int:
+    """Write a task's folder, and say what to run next."""
+    folder = Path(args.name)
+    try:
+        names = skeleton.write(folder, args.policy or skeleton.DEFAULT_POLICY)
+    except PPOTunerError:
+        raise
+    except OSError as error:  # it names a file of the folder's making
+        raise TaskError(f"the task's folder {folder} cannot be written: {error.strerror or error}") from error
+    print(f"wrote {folder}: {', '.join(names)}")
+    print(f"train once: {to_copy(['train', '--task', str(folder)])}")
+    print(f"tune:       {to_copy(['run', str(folder / 'study.toml')])}")
+    return 0

@@ -1,1 +1,0 @@
-"""What the commands of `ppo-tuner` do, one module a group of commands."""

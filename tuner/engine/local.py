@@ -1,0 +1,280 @@
+"""Worker processes on this machine: one a GPU, or a share of the cores each.
+
+A process is kept from job to job, and replaced after one that raised an error.
+"""
+
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from ppo_core.errors import ConfigError
+from tuner.engine.process import WorkerProcess
+from tuner.protocol import (
+    Answer,
+    Ended,
+    Entered,
+    Failed,
+    Left,
+    Lost,
+    Message,
+    NoRoom,
+    Order,
+    Phase,
+    Prepared,
+    PrepareTask,
+    Stepped,
+    TrialSpec,
+)
+from tuner.spec import WorkerSettings
+
+# The watch over a worker at its job: how long it may be silent in what it does. Times are on one monotonic clock.
+
+
+class Watch:
+    """Over one worker at one job: whether it owes a word, since when, and how long it may take."""
+
+    def __init__(self, settings: WorkerSettings, order: Order, now: float) -> None:
+        self._settings = settings
+        self._what, self._limit = "preparing the task", "prepare_seconds"
+        self._allowed = settings.prepare_seconds
+        if not isinstance(order, PrepareTask):
+            self._what, self._limit = "its first step", "first_step_seconds"
+            self._allowed = settings.first_step_seconds
+        self._since: float | None = now
+        self._longest = 0.0
+
+    @property
+    def deadline(self) -> float:
+        """When its silence becomes too long; infinity while it waits for an answer."""
+        return math.inf if self._since is None else self._since + self._allowed
+
+    def heard(self, message: Message, now: float) -> None:
+        """Note what the worker said; after a step's report, or without room, it owes nothing until it is answered."""
+        self._since = now
+        if isinstance(message, Stepped):
+            self._longest = max(self._longest, message.step_seconds)
+            self._enter(Phase.STEPPING)
+            self._since = None
+        elif isinstance(message, NoRoom):
+            self._since = None
+        elif isinstance(message, Entered):
+            self._enter(message.phase)
+
+    def answered(self, now: float) -> None:
+        """Note that it was answered: it owes the next word."""
+        self._since = now
+
+    def excuse(self, seconds: float) -> None:
+        """Leave out a time in which nobody could have worked."""
+        if self._since is not None:
+            self._since += seconds
+
+    def verdict(self, now: float) -> str | None:
+        """Return what to say of a worker that was silent for too long, or None."""
+        if self._since is None or now < self.deadline:
+            return None
+        return (
+            f"silent for {now - self._since:.0f} s in {self._what}, allowed {self._allowed:.0f} s "
+            f"({self._limit} in [workers]); killed"
+        )
+
+    def _enter(self, phase: Phase) -> None:
+        settings = self._settings
+        self._what = phase.value
+        match phase:
+            case Phase.STEPPING:
+                longest = settings.step_factor * self._longest
+                self._limit = "step_factor" if longest > settings.step_seconds else "step_seconds"
+                self._allowed = max(settings.step_seconds, longest)
+            case Phase.SAVING:
+                self._limit, self._allowed = "save_seconds", settings.save_seconds
+            case Phase.UPLOADING:
+                self._limit, self._allowed = "upload_seconds", settings.upload_seconds
+
+
+# Worker processes on this machine: one a GPU, or a share of the cores each.
+
+_LATE_SECONDS = 1.0
+"""A wait that ended so much too late: this process was stopped, and its workers may have been, too."""
+
+_DEFAULTS = WorkerSettings()
+
+Job = int | None
+"""What a worker is busy with: a trial's number, or None for the task's preparation."""
+
+
+def cores() -> int:
+    """Return how many CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_per_worker(workers: int) -> int:
+    """Return each worker's share of the cores, at least 1."""
+    return max(1, cores() // workers)
+
+
+@dataclass(frozen=True)
+class _Busy:
+    """A worker at its job."""
+
+    worker: WorkerProcess
+    watch: Watch
+
+
+class LocalEngine:
+    """Up to `workers` processes, each at one job at a time. Close it, or use it in a `with` statement."""
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        gpus: Sequence[str] = (),
+        settings: WorkerSettings = _DEFAULTS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            workers: Jobs at a time.
+            gpus: As CUDA_VISIBLE_DEVICES names them; each worker gets one for itself. Empty: no worker is given any.
+            settings: After which silence a worker is killed.
+            clock: Seconds that never go back.
+
+        Raises:
+            ConfigError: fewer than 1 worker, or more than there are GPUs.
+        """
+        self._gpus, self._settings, self._clock = tuple(gpus), settings, clock
+        self._idle: list[WorkerProcess] = []
+        self._busy: dict[Job, _Busy] = {}
+        self._waker, self._wake = multiprocessing.Pipe(duplex=False)
+        self.resize(workers)
+
+    def __enter__(self) -> "LocalEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def free(self) -> int:
+        """How many more jobs could start now."""
+        return max(0, self._limit - len(self._busy))
+
+    def resize(self, workers: int) -> None:
+        """Have so many jobs at a time from now on; where that is fewer, those that run finish first.
+
+        Raises:
+            ConfigError: fewer than 1, or more than there are GPUs.
+        """
+        if workers < 1:
+            raise ConfigError(f"workers {workers} is not allowed: at least 1")
+        if self._gpus and workers > len(self._gpus):
+            raise ConfigError(f"workers {workers} is not allowed: one a GPU, and there are {len(self._gpus)}")
+        self._limit = workers
+        while self._idle and len(self._idle) + len(self._busy) > workers:
+            self._idle.pop(0).end()
+
+    def prepare(self, task: str, folder: Path) -> None:
+        """Have a worker prepare a task, its output in the study's `folder`; its messages come under the job None."""
+        self._give(None, PrepareTask(task, folder))
+
+    def start(self, spec: TrialSpec) -> None:
+        """Have a worker run a trial; its messages come under the trial's number."""
+        self._give(spec.number, spec)
+
+    def answer(self, number: int, answer: Answer) -> None:
+        """Answer a trial's last report."""
+        busy = self._busy[number]
+        busy.worker.give(answer)  # where it died, `events` tells
+        busy.watch.answered(self._clock())
+
+    def events(self, timeout: float) -> Iterator[tuple[Job, Message]]:
+        """Wait up to `timeout` seconds for messages and yield those there are, each with its job.
+
+        A worker that has owed one for too long is killed, and `Lost`.
+        """
+        ready = self._wait(timeout)
+        for job in ready:
+            yield job, self._receive(job)
+        for job, busy in list(self._busy.items()):
+            silence = busy.watch.verdict(self._clock())
+            if silence is not None and not busy.worker.pipe.poll():  # it may have spoken while others were heard
+                del self._busy[job]
+                busy.worker.kill()
+                busy.worker.end()
+                yield job, Lost(silence)
+
+    def wake(self) -> None:
+        """Make the `events` that waits, or the next one, return at once. May be called by a signal's handler."""
+        self._wake.send_bytes(b"w")
+
+    def close(self) -> None:
+        """End all workers: idle ones by themselves, busy ones in the middle of their step."""
+        busy = [busy.worker for busy in self._busy.values()]
+        for worker in busy:
+            worker.kill()
+        for worker in self._idle:
+            worker.pipe.close()
+        for worker in (*self._idle, *busy):
+            worker.end()
+        self._idle, self._busy = [], {}
+
+    def _wait(self, timeout: float) -> list[Job]:
+        """Return the jobs whose workers have something to say or are dead, after a wait until then or a deadline."""
+        watched: dict[Any, Job] = {}
+        for job, busy in self._busy.items():
+            watched |= {busy.worker.pipe: job, busy.worker.end_signal: job}
+        before = self._clock()
+        next_deadline = min((busy.watch.deadline for busy in self._busy.values()), default=float("inf"))
+        seconds = max(0.0, min(timeout, next_deadline - before))
+        ready = connection.wait([self._waker, *watched], seconds)
+        late = self._clock() - before - seconds
+        if late > _LATE_SECONDS:
+            for busy in self._busy.values():
+                busy.watch.excuse(late)
+        if self._waker in ready:
+            self._waker.recv_bytes()
+        return list(dict.fromkeys(watched[item] for item in ready if item in watched))
+
+    def _give(self, job: Job, order: Order) -> None:
+        while self._idle:
+            kept = self._idle.pop()
+            if kept.give(order):
+                self._busy[job] = self._at(kept, order)
+                return
+            kept.end()  # it died while it waited; the next one may live, and a new one does
+        fresh = WorkerProcess(threads_per_worker(self._limit), self._free_gpu())
+        fresh.give(order)  # where it died at once, `events` tells
+        self._busy[job] = self._at(fresh, order)
+
+    def _at(self, worker: WorkerProcess, order: Order) -> _Busy:
+        return _Busy(worker, Watch(self._settings, order, self._clock()))
+
+    def _free_gpu(self) -> str | None:
+        if not self._gpus:
+            return None
+        taken = {worker.gpu for worker in (*self._idle, *(busy.worker for busy in self._busy.values()))}
+        return next(gpu for gpu in self._gpus if gpu not in taken)
+
+    def _receive(self, job: Job) -> Message:
+        """Return the next that the job's worker said, taking it from the busy ones where that ended its job."""
+        busy = self._busy[job]
+        message = busy.worker.receive()
+        busy.watch.heard(message, self._clock())
+        if isinstance(message, Lost):
+            del self._busy[job]
+        elif isinstance(message, Prepared | Ended | Left | Failed):
+            del self._busy[job]
+            if isinstance(message, Failed) or (isinstance(message, Ended) and message.is_worker_spent):
+                busy.worker.kill()
+                busy.worker.end()
+            else:
+                self._idle.append(busy.worker)
+                self.resize(self._limit)  # it may be one too many by now
+        return message

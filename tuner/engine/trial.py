@@ -1,0 +1,191 @@
+"""One trial in a worker: step, guard, report, save, until its end or the controller's word."""
+
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ppo_core import checkpoint
+from ppo_core.checkpoint import CheckpointKeeper, disk_use
+from ppo_core.errors import ConfigError, NoRoomError, nearest
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.lookup import import_module
+from ppo_core.report import StepReport, Trainer
+from tuner import remote_checkpoints
+from tuner.guard import GuardState, observe
+from tuner.protocol import GPU_VARIABLE, Answer, Ended, Left, NoRoom, Phase, Stepped, TrialSpec
+
+T = TypeVar("T")
+Ask = Callable[[Stepped | NoRoom], Answer]
+
+
+def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Left:
+    """Run one trial; each step's report goes to `ask`, whose answer decides how it goes on.
+
+    A checkpoint is saved only after its step was answered: the store then holds every step up to it. Where there is no
+    room for one, `ask` decides whether to try again. `enter` is called before a checkpoint is saved, before each of its
+    files is uploaded, and before the next step.
+    """
+    clock = _Clock()
+    config = PPOConfig.from_dict(spec.config)
+    total_episodes = whole_episodes(config)
+    trainer = _make_trainer(spec, config)
+    keeper = _with_room(lambda: _make_keeper(spec, trainer, enter), ask)
+    if keeper is None:
+        return Left()
+    state = _restored_guard(spec)
+    has_raised = False
+    clock.begin_step()
+    for step_report in trainer:
+        report = with_plain_floats(step_report)
+        state, reason = observe(spec.guard, state, report, total_episodes)
+        if reason is not None:
+            report, has_raised = with_evaluation(trainer, report)
+            report = with_plain_floats(report)
+        step_seconds = clock.step()
+        answer = ask(Stepped(report, clock.lap(), step_seconds, reason))
+        if answer is Answer.STOP:
+            break
+        if answer is Answer.SAVE or report.is_evaluation or keeper.is_due(report):
+            extra = {"guard": state.to_dict()}
+            if _with_room(partial(_save, keeper, trainer, report, extra, enter), ask) is None:
+                return Left()
+            if answer is Answer.SAVE:
+                return Left()
+            enter(Phase.STEPPING)
+        clock.begin_step()
+    return Ended(is_worker_spent=has_raised)
+
+
+def _save(
+    keeper: CheckpointKeeper,
+    trainer: Trainer,
+    report: StepReport,
+    extra: Mapping[str, Any],
+    enter: Callable[[Phase], None],
+) -> Path:
+    enter(Phase.SAVING)  # again where the last attempt found no room for an upload
+    return keeper.save(trainer, report, extra)
+
+
+def _with_room(work: Callable[[], T], ask: Ask) -> T | None:
+    """Return what `work` returns, tried again for as long as there is no room and `ask` says so, or None."""
+    while True:
+        try:
+            return work()
+        except NoRoomError as error:
+            if ask(NoRoom(str(error))) is Answer.STOP:
+                return None
+
+
+def whole_episodes(config: PPOConfig) -> int:
+    """Return how many episodes a trial has, in whole rollout batches."""
+    return config.num_iterations() * config.batch_sizes(world_size=1).batch_size
+
+
+def with_plain_floats(report: StepReport) -> StepReport:
+    """Return the report as the controller can read it: a trainer's own number types may need its libraries."""
+    return replace(report, metrics={name: float(value) for name, value in report.metrics.items()})
+
+
+def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, bool]:
+    """Return the report of a stopped trial with an evaluation, or as it is where the policy allows none.
+
+    The second value is whether the evaluation raised an error, which may have left the process unusable.
+    """
+    if report.is_evaluation:
+        return report, False
+    try:
+        evaluated = trainer.evaluated(report)
+    except Exception:  # the trial ends by the guard's reason, whatever a broken policy does here
+        traceback.print_exc()
+        return report, True
+    readings = (evaluated.metrics.get(name, math.nan) for name in ("eval/reward", "eval/kl"))
+    return evaluated if all(map(math.isfinite, readings)) else report, False
+
+
+class _Clock:
+    """Seconds of each step alone, and between one report and the next, saving and waiting included."""
+
+    def __init__(self) -> None:
+        self._mark = self._began = time.perf_counter()
+
+    def begin_step(self) -> None:
+        self._began = time.perf_counter()
+
+    def step(self) -> float:
+        return time.perf_counter() - self._began
+
+    def lap(self) -> float:
+        before, self._mark = self._mark, time.perf_counter()
+        return self._mark - before
+
+
+def _make_keeper(spec: TrialSpec, trainer: Trainer, enter: Callable[[Phase], None]) -> CheckpointKeeper:
+    """Return what keeps the trial's checkpoints; NoRoomError where the disk has no room for them now."""
+    use = disk_use(trainer, spec.folder)
+    if use is not None:
+        use.require_room()
+    return CheckpointKeeper(
+        spec.folder,
+        kl_budget=spec.kl_budget,
+        every_seconds=spec.checkpoint_seconds,
+        after_save=None if spec.checkpoint_url is None else partial(_upload, _place(spec, spec.checkpoint_url), enter),
+    )
+
+
+def _upload(place: remote_checkpoints.TrialPlace, enter: Callable[[Phase], None]) -> None:
+    place.keep(lambda: enter(Phase.UPLOADING))
+
+
+def _place(spec: TrialSpec, url: str) -> remote_checkpoints.TrialPlace:
+    return remote_checkpoints.open(url).trial(spec.study, spec.number, spec.folder)
+
+
+def _make_trainer(spec: TrialSpec, config: PPOConfig) -> Trainer:
+    factory = import_factory(spec.trainer)
+    _set_torch_threads(spec.threads)
+    trainer: Trainer = factory(config, spec.task, device=spec.device, resume_from=spec.resume_from)
+    _set_torch_threads(spec.threads)  # the factory may have been what imported torch
+    _require_gpu()
+    return trainer
+
+
+def _require_gpu() -> None:
+    """Raise ConfigError where this worker was given a GPU that torch does not see: it would train on the CPU."""
+    torch, gpu = sys.modules.get("torch"), os.environ.get(GPU_VARIABLE)
+    if torch is not None and gpu is not None and not torch.cuda.is_available():
+        raise ConfigError(f"--gpus names GPU {gpu}, and torch sees no such GPU here")
+
+
+def import_factory(path: str) -> Callable[..., Trainer]:
+    """Return the trainer factory at `module:function`.
+
+    Raises:
+        ConfigError: there is no such module or function.
+    """
+    module, name = import_module(path, "trainer", ConfigError)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        hint = nearest(name, (key for key, value in vars(module).items() if callable(value)))
+        raise ConfigError(f'trainer "{path}": module "{module.__name__}" has no function "{name}"{hint}')
+    found: Callable[..., Trainer] = factory
+    return found
+
+
+def _set_torch_threads(threads: int) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
+
+
+def _restored_guard(spec: TrialSpec) -> GuardState:
+    if spec.resume_from is None:
+        return GuardState()
+    return GuardState.from_dict(checkpoint.verify(spec.resume_from)["extra"]["guard"])

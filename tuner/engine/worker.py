@@ -1,0 +1,221 @@
+"""The worker process: prepares tasks and runs trials as the controller orders, one at a time.
+
+It is kept from trial to trial, so that the trainer's module stays imported and its models cached; after an error the
+engine ends it, since the error may have left the device unusable. It never touches
+the store or the sampler, and imports torch only if the trainer does. What it and its children print goes to the log of
+the trial it runs.
+"""
+
+import ctypes
+import faulthandler
+import gc
+import io
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from contextlib import suppress
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from ppo_core import checkpoint
+from ppo_core.errors import PPOTunerError
+from ppo_core.task_file import get_task
+from tuner import trial_log
+from tuner.engine.trial import run_trial
+from tuner.protocol import (
+    Answer,
+    Entered,
+    Failed,
+    Message,
+    NoRoom,
+    Order,
+    Prepared,
+    PrepareTask,
+    Progress,
+    Stepped,
+    TrialSpec,
+)
+
+# Where a worker's output goes: file descriptors 1 and 2, so that C libraries and child processes are included.
+
+_STREAMS = {"stdout": 1, "stderr": 2}
+
+
+class _Forgiving(io.FileIO):
+    """A file that takes whatever is written: a full disk must not end a trial that prints."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def begin() -> None:
+    """Make Python's streams of this process fit for `send_to`: written line by line, and never failing."""
+    for name, descriptor in _STREAMS.items():
+        try:
+            os.fstat(descriptor)
+        except OSError:  # the controller was started without it
+            _point([descriptor], os.devnull)
+        raw = io.BufferedWriter(_Forgiving(descriptor, "wb", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True))
+
+
+def send_to(path: Path) -> None:
+    """Send all output to the end of the file from now on, or nowhere if it cannot be written."""
+    flush()
+    try:
+        _point(_STREAMS.values(), path)
+    except OSError:
+        _point(_STREAMS.values(), os.devnull)
+
+
+def flush() -> None:
+    """Write out what is still held back, by C libraries too."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _point(descriptors: Any, path: Path | str) -> None:
+    opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for descriptor in descriptors:
+        os.dup2(opened, descriptor)
+    if opened not in descriptors:
+        os.close(opened)
+
+
+# The worker process: prepares tasks and runs trials as the controller orders, one at a time.
+
+_TRACEBACK_LINES = 30
+
+
+class Controller(Protocol):
+    """Where a worker's reports go."""
+
+    def tell(self, message: Message) -> None:
+        """Send a message up."""
+        ...
+
+    def ask(self, report: Stepped | NoRoom) -> Answer:
+        """Send a step's report up, or that there is no room, and wait for the answer."""
+        ...
+
+
+class PipeToController:
+    """The worker's end of its pipe. The process ends when the pipe does."""
+
+    def __init__(self, pipe: "connection.Connection[Message, Order | Answer]") -> None:
+        self._pipe = pipe
+
+    def next_order(self) -> Order:
+        """Wait for something to do."""
+        order = self._receive()
+        assert not isinstance(order, Answer)
+        return order
+
+    def tell(self, message: Message) -> None:
+        """Send a message up."""
+        try:
+            self._pipe.send(message)
+        except OSError:
+            sys.exit(0)
+
+    def ask(self, report: Stepped | NoRoom) -> Answer:
+        """Send a step's report up, or that there is no room, and wait for the answer."""
+        self.tell(report)
+        answer = self._receive()
+        assert isinstance(answer, Answer)
+        return answer
+
+    def _receive(self) -> Order | Answer:
+        try:
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            sys.exit(0)
+
+
+def main(pipe: "connection.Connection[Message, Order | Answer]") -> None:
+    """Do what comes down the pipe until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the controller decides
+    with suppress(AttributeError, OSError):
+        os.setsid()  # a group of its own, which ends with it; and no terminal that could interrupt its children
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    begin()
+    faulthandler.enable()
+    controller = PipeToController(pipe)
+    while True:
+        controller.tell(_carry_out(controller.next_order(), controller))
+        _free_memory()
+
+
+def _carry_out(order: Order, controller: Controller) -> Message:
+    """Return how it ended; an error of the task or the trainer is an end like another."""
+    _begin_log(order)
+    try:
+        if isinstance(order, TrialSpec):
+            return run_trial(order, controller.ask, lambda phase: controller.tell(Entered(phase)))
+        return _prepare(order, controller)
+    except Exception as error:
+        traceback.print_exception(error)
+        return failure(error)
+    finally:
+        flush()
+
+
+def _begin_log(order: Order) -> None:
+    """Have all that is printed from now on go to the order's log."""
+    if isinstance(order, TrialSpec):
+        path = trial_log.path_of(order.folder)
+        begins = "starts" if order.resume_from is None else f"goes on from step {checkpoint.step_of(order.resume_from)}"
+        what = f"trial {order.number} {begins}"
+    else:
+        path, what = order.folder / trial_log.PREPARATION_NAME, f"preparing task {order.task}"
+    with warnings.catch_warnings():
+        pass  # has those of the last trial shown again
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
+    trial_log.begin(path, f"{what}, process {os.getpid()}" + (f", GPU {gpu}" if gpu else ""))
+    send_to(path)
+
+
+def _prepare(order: PrepareTask, controller: Controller) -> Prepared:
+    get_task(order.task).prepare(lambda what, share: controller.tell(Progress(what, share)))
+    return Prepared()
+
+
+def failure(error: Exception) -> Failed:
+    """Return the message that tells of `error`."""
+    first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    name = type(error).__name__
+    is_for_user = isinstance(error, PPOTunerError)
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    return Failed(
+        message=first_line if is_for_user and first_line else f"{name}: {first_line}" if first_line else name,
+        traceback="\n".join(lines[-_TRACEBACK_LINES:]),
+        out_of_memory=isinstance(error, MemoryError) or name == "OutOfMemoryError",  # torch's, without its import
+        is_for_user=is_for_user,
+    )
+
+
+def _free_memory() -> None:
+    """Give back what the last trial held, so that the next one finds the device empty."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _die_with_parent() -> None:
+    """Wait for the controller's death, in the middle of a step too, so that no orphan trains on, nor a child of it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,216 @@
+"""Forks: going on from another trial's checkpoint with some values changed. Never imports torch.
+
+A fork's folder begins with a copy of its parent's checkpoint, so that it is taken up like any interrupted trial, only
+with another config. Which values a checkpoint fixes stands at their declarations; what the others do from there on is
+said at `PPOTrainer.restore`.
+
+The guard goes on with what it remembers of the parent (first readings, highest KL, evidence), since the fork's curve
+up to there is its parent's. Only its patience begins anew: the changed values are given their own steps to mend what
+the old ones broke.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ppo_core import checkpoint
+from ppo_core.checkpoint import EPISODE
+from ppo_core.declare import HyperValue
+from ppo_core.errors import CheckpointError, ConfigError, nearest
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
+from tuner import study_folder
+from tuner.guard import GuardState
+from tuner.scoring import is_finite
+from tuner.store import Store, StudyRow, TrialRow
+
+GUARD = "guard"
+"""Key of a manifest's `extra` that holds the guard's state."""
+
+CHANGEABLE = tuple(name for name, declared in HYPERPARAMETERS.items() if not declared.fixed_by_checkpoint)
+"""The hyperparameters that a fork may change."""
+
+
+def check(config: Mapping[str, HyperValue], changes: Mapping[str, object], episode: int) -> dict[str, HyperValue]:
+    """Return the config of a fork, at `episode`, of a trial with `config`.
+
+    Raises:
+        ConfigError: a name is unknown or fixed by the checkpoint, a value is not allowed, nothing is changed, or the
+            fork would have no episode left.
+    """
+    before = PPOConfig.from_dict(config)
+    values = {name: require_name(name, "fork").coerce(value) for name, value in changes.items()}
+    changed = {name: value for name, value in values.items() if value != getattr(before, name)}
+    if not changed:
+        raise ConfigError("a fork changes at least one value; with none it would be its parent again")
+    for name in changed:
+        why = HYPERPARAMETERS[name].fixed_by_checkpoint
+        if why:
+            hint = nearest(name, CHANGEABLE)
+            raise ConfigError(f"{name} = {values[name]!r} is not allowed: a fork cannot change it, since {why}{hint}")
+    after = PPOConfig.from_dict({**config, **changed})
+    _require_same_batch(before, after)
+    _require_episodes_left(after, episode)
+    return after.to_dict()
+
+
+def choose(parent_folder: Path, at_episode: int | None) -> tuple[Path, int, int]:
+    """Return the checkpoint to fork at, with its step and episode: the newest undamaged one, or the one at an episode.
+
+    Raises:
+        ConfigError: there is none; the message names the episodes of those that are kept.
+    """
+    kept = by_episode(parent_folder)
+    if at_episode is not None and at_episode not in kept:
+        episodes = ", ".join(map(str, sorted(kept))) or "none"
+        raise ConfigError(f"trial {parent_folder.name} keeps no checkpoint at episode {at_episode}; kept: {episodes}")
+    damage = ""
+    for episode in sorted(kept, reverse=True) if at_episode is None else [at_episode]:
+        try:
+            checkpoint.verify(kept[episode])
+        except CheckpointError as error:
+            damage = f": {error}"
+            continue
+        return kept[episode], checkpoint.step_of(kept[episode]), episode
+    raise ConfigError(f"trial {parent_folder.name} keeps no checkpoint that a fork could begin at{damage}")
+
+
+def fork_files(source: Path, fork_folder: Path) -> Path:
+    """Copy the checkpoint `source` of the parent into a fork's folder, and return where it is there.
+
+    May be done again: what an earlier attempt left in the fork's folder is replaced. One that is cut short leaves
+    nothing that counts as a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or damaged, or the copy cannot be written.
+    """
+    manifest = checkpoint.read_manifest(source)
+    extra = manifest["extra"]
+    if GUARD in extra:
+        extra = {**extra, GUARD: _with_new_patience(GuardState.from_dict(extra[GUARD])).to_dict()}
+    for left in list(fork_folder.glob("step-*")):
+        checkpoint.remove(left)
+    target = fork_folder / source.name
+
+    def fetch(name: str, path: Path) -> None:
+        shutil.copyfile(source / name, path)
+
+    checkpoint.copy(manifest, fetch, target, extra=extra)
+    return target
+
+
+def _with_new_patience(state: GuardState) -> GuardState:
+    return replace(state, broken={})
+
+
+def by_episode(folder: Path) -> dict[int, Path]:
+    """Return a trial's finished checkpoints by episode, by their manifests alone."""
+    found = {}
+    for path in checkpoint.complete(folder):
+        with suppress(CheckpointError, KeyError):
+            found[int(checkpoint.read_manifest(path)["extra"][EPISODE])] = path
+    return found
+
+
+def _require_same_batch(before: PPOConfig, after: PPOConfig) -> None:
+    """Raise ConfigError where the values that state batch_size together now state another."""
+    was, now = (config.batch_sizes(world_size=1).batch_size for config in (before, after))
+    if was != now:
+        why = HYPERPARAMETERS["batch_size"].fixed_by_checkpoint
+        raise ConfigError(
+            f"per_device_train_batch_size = {after.per_device_train_batch_size} is not allowed in a fork: with "
+            f"gradient_accumulation_steps it makes batch_size {now} instead of {was}; a fork cannot change that, "
+            f"since {why}"
+        )
+
+
+def _require_episodes_left(config: PPOConfig, episode: int) -> None:
+    whole = config.num_iterations() * config.batch_sizes(world_size=1).batch_size
+    if whole <= episode:
+        raise ConfigError(
+            f"total_episodes = {config.total_episodes} leaves a fork at episode {episode} nothing to do: fork at an "
+            f"earlier one, or set total_episodes over {episode}"
+        )
+
+
+# Where a trial's checkpoints are kept, and the commands that make one again. No torch.
+#
+# The commands are words without the storage's flags, which whoever prints them adds.
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Whether a checkpoint is still on this machine."""
+
+    path: Path | None
+    """Where it is; None: it is not."""
+    why_not: str = ""
+
+
+def find(study: StudyRow, trial: int, step: int) -> Kept:
+    """Return where the checkpoint of a trial at a step is, in the study's folder of checkpoints."""
+    if study.folder is None:
+        return Kept(None, "the study never told where its checkpoints are")
+    folder = Path(study.folder)
+    if not folder.is_dir() or not study_folder.is_of(folder, study):
+        return Kept(None, "the study's folder of checkpoints is not on this machine")
+    path = checkpoint.step_folder(folder / str(trial), step)
+    if (path / checkpoint.MANIFEST).exists():
+        return Kept(path)
+    return Kept(None, "of a trial only the newest checkpoints and its best within the study's KL budget are kept")
+
+
+def kept_by_episode(study: StudyRow, trial: int) -> dict[int, Path]:
+    """Return the checkpoints of a trial that are on this machine, by episode in ascending order."""
+    folder = None if study.folder is None else Path(study.folder)
+    if folder is None or not study_folder.is_of(folder, study):
+        return {}
+    return dict(sorted(by_episode(folder / str(trial)).items()))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The checkpoint whose policy has a trial's value."""
+
+    step: int
+    episode: int
+    kept: Kept
+    again: list[str]
+    """The command that makes it again."""
+
+
+def answer(store: Store, study: StudyRow, trial: TrialRow) -> Answer | None:
+    """Return the checkpoint of a trial's last evaluation, with which its value ends; None: it was never evaluated."""
+    rows = store.steps([trial.id], ("eval/reward",), evaluations_only=True)
+    last = next((row for row in reversed(rows) if is_finite(row["eval/reward"])), None)
+    if last is None:
+        return None
+    step, episode = int(last["step"]), int(last["episode"])
+    if trial.parent is None:
+        again = train_again(study.name, trial, episode)
+    else:
+        begun = next((row for row in store.steps([trial.id], ()) if row["step"] == trial.fork_step), None)
+        parent = store.trial(study, trial.parent)
+        again = fork_again(study.name, trial, parent, None if begun is None else int(begun["episode"]))
+    return Answer(step, episode, find(study, trial.number, step), again)
+
+
+def train_again(study: str, trial: TrialRow, episode: int) -> list[str]:
+    """Return the command that trains a trial anew, with a checkpoint at `episode`.
+
+    The same seed and threads give the same run. A fork's own way began elsewhere: see `fork_again`.
+    """
+    return ["train", "--from", study, str(trial.number), "--save_every_episodes", str(episode)]
+
+
+def fork_again(study: str, fork: TrialRow, parent: TrialRow, episode: int | None) -> list[str]:
+    """Return the command that forks `parent` as `fork` was, at `episode`; None: at its newest checkpoint."""
+    changed = [
+        f"{name}={json.dumps(value) if isinstance(value, bool) else value}"
+        for name, value in fork.config.items()
+        if value is not None and value != parent.config.get(name)
+    ]
+    at = [] if episode is None else ["--at", str(episode)]
+    return ["fork", study, str(parent.number), *at, "--set", *changed]

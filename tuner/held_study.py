@@ -1,0 +1,238 @@
+"""A study that this process holds: its lease, its folder, and Optuna's copy of it."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ppo_core import declare
+from ppo_core.errors import ConfigError, PPOTunerError, StoreError
+from tuner import study_folder
+from tuner.actions import changed_spec
+from tuner.events import StudyWarned, Tell
+from tuner.mirror import Mirror
+from tuner.scoring import Board, new_violations
+from tuner.spec import StudySpec
+from tuner.store import Lease, Store, StudyRow, TrialRow
+
+# The settings that both a study file and the order `set` give: which of the two holds. No torch.
+#
+# The order holds, as the later word, until the file's own value changes or a flag of `run` gives another one.
+
+FILE_KEYS = {"trials": "trials", "kl_budget": "kl.budget"}
+"""The settings by their name in orders, and their keys in study files."""
+FILE, SET = "file", "set"
+
+Overrides = Mapping[str, Mapping[str, float]]
+"""By setting: under `file` what the study file said in its last run, under `set` what an order said since then."""
+
+
+def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the record after an order `set` with these changes."""
+    ordered = {name: {SET: changes[name]} for name in FILE_KEYS if name in changes}
+    return {name: {**overrides.get(name, {}), **ordered.get(name, {})} for name in {**overrides, **ordered}}
+
+
+def at_run(
+    spec: StudySpec, overrides: Overrides, *, is_file: bool, trials: int | None
+) -> tuple[StudySpec, dict[str, dict[str, float]], list[str]]:
+    """Return the spec that a run has, the record after its start, and what the user should know, one line each.
+
+    Args:
+        spec: As the study file says, or as it is stored.
+        overrides: The record so far.
+        is_file: Whether `spec` comes from a file.
+        trials: The flag `--trials`, if given.
+
+    Raises:
+        ConfigError: a kept value does not go with the file, or the flag not with a study that lists its trials.
+    """
+    record: dict[str, dict[str, float]] = {}
+    notes = []
+    for name in FILE_KEYS:
+        old, value = overrides.get(name, {}), getattr(spec, name)
+        says = {FILE: value} if is_file else {key: old[key] for key in (FILE,) if key in old}
+        is_flagged = name == "trials" and trials is not None
+        is_changed = is_file and old.get(FILE, value) != value
+        is_kept = SET in old and not is_flagged and not is_changed
+        record[name] = {**says, SET: old[SET]} if is_kept else says
+        if is_kept and old[SET] != value:
+            spec = changed_spec(spec, {name: old[SET]})
+            notes.append(_note(spec.name, name, old[SET], value))
+    return (spec if trials is None else spec.with_trials(trials)), record, notes
+
+
+def read(value: object, where: str) -> dict[str, dict[str, float]]:
+    """Return a record that was exported; ConfigError where it is none."""
+    record: dict[str, dict[str, float]] = {}
+    words = declare.table(value, where)
+    declare.require_known(words, FILE_KEYS, f"{where}.")
+    for name in words:
+        found = declare.table(words[name], f"{where}.{name}")
+        declare.require_known(found, (FILE, SET), f"{where}.{name}.")
+        for key, number in found.items():
+            declare.number(number, declare.POSITIVE, f"{where}.{name}.{key}")
+        record[name] = dict(found)
+    return record
+
+
+def _note(study: str, name: str, kept: float, says: float) -> str:
+    return (
+        f"{FILE_KEYS[name]} = {kept:g} is kept: it was set by an order after the study file said {says:g}; to change "
+        f"it: ppo-tuner set {study} --{name.replace('_', '-')} X, or another value in the file"
+    )
+
+
+# A study that this process holds: its lease, its folder, and Optuna's copy of it.
+
+
+@dataclass
+class OpenStudy:
+    """A study that this controller holds. Make it with `open_study`."""
+
+    store: Store
+    lease: Lease
+    row: StudyRow
+    spec: StudySpec
+    """As it is now; orders may change it."""
+    folder: Path
+    """Where its trials' folders are."""
+    board: Board
+    last_order: int
+    """The highest id of an order that was placed before this run; 0: there was none."""
+
+    def trial_folder(self, number: int) -> Path:
+        """Return where a trial's checkpoints are."""
+        return self.folder / str(number)
+
+    def refresh(self, number: int) -> TrialRow:
+        """Read a trial's row anew, note it and return it."""
+        row = self.store.trial(self.row, number)
+        self.board.put(row)
+        return row
+
+    def finished(self) -> int:
+        """Return how many of the trials that the study's total counts have ended."""
+        return self.board.finished(self.spec.trials)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has all its trials, and nothing that people added is left to do."""
+        return self.board.is_finished(self.spec.trials)
+
+
+@contextmanager
+def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStudy]:
+    """Hold the study of `spec`, made first where there is none, and its folder.
+
+    The folder's lock comes first: whatever a clock or a host's name says, a controller that lives here keeps it.
+    One that is refused changes nothing. A study that was made here and is refused before it began leaves nothing in
+    the store.
+
+    Raises:
+        StudyError: another controller holds it.
+        StoreError: the store or the folder cannot be used.
+    """
+    found = next((row for row in store.studies() if row.name == spec.name), None)
+    if found is not None:
+        store.require_free(found)  # says who runs it; the lock cannot
+    with study_folder.held_folder(folder):
+        row = store.create_study(spec.name, spec.to_dict())
+        last_order = store.last_order(row)
+        lease = store.acquire(spec.name)
+        try:
+            row = store.study(spec.name)
+            yield OpenStudy(store, lease, row, spec, folder, Board(store.trials(row)), last_order)
+        except PPOTunerError:
+            if found is None and store.study(spec.name).folder is None:  # `settle` notes the folder
+                store.delete_study(lease)
+            raise
+        finally:
+            with suppress(StoreError):  # where it is gone for good, the lease runs out by itself
+                store.release(lease)
+
+
+def settle(study: OpenStudy, trials: int | None, *, is_file: bool) -> Iterator[str]:
+    """Make the given spec the study's, and the folder its own; yield what the user should know of it.
+
+    Args:
+        study: The study; its spec is changed to what it has in this run.
+        trials: The flag `--trials`, if given.
+        is_file: Whether the given spec is a study file's, and not the stored one.
+
+    Raises:
+        ConfigError: the study has trials under a spec that the given one must not be mixed with.
+    """
+    known = study.row.overrides or {}
+    study.spec, record, notes = at_run(study.spec, known, is_file=is_file, trials=trials)
+    yield from notes
+    if len(study.board):
+        stored = StudySpec.from_dict(study.row.spec, f'study "{study.row.name}" in the store')
+        changes = study.spec.changes_to(stored)
+        if changes.refused:
+            raise ConfigError(f'study "{study.row.name}" has trials already: {"; ".join(changes.refused)}')
+        yield from changes.told
+        if stored.kl_budget != study.spec.kl_budget:
+            study.store.set_violations(study.lease, new_violations(study.board, study.spec.kl_budget))
+            study.board = Board(study.store.trials(study.row))
+    if study.row.archived_at is not None:
+        yield "the study was archived, and is no longer"
+    study_folder.claim(study.folder, study.row)
+    study.store.update_study(
+        study.lease,
+        spec=study.spec.to_dict(),
+        folder=str(study.folder.absolute()),
+        archived_at=None,
+        overrides=record,
+    )
+    study.row = replace(study.row, overrides=record)
+
+
+class MirrorKeeper:
+    """Keeps Optuna's copy of a study up to date. One that cannot be written is told of once, and stops nothing."""
+
+    def __init__(self, study: OpenStudy, tell: Tell) -> None:
+        self._study = study
+        self._tell = tell
+        self._mirror = Mirror(study.store.url, study.spec.name)
+        self._is_failing = False
+        self._retry_at = 0.0
+        self._retry_seconds = 0.0
+
+    def update(self, *, now: bool = False) -> None:
+        """Write the finished trials that the copy lacks; after a failure again a while later, or `now`.
+
+        Raises:
+            StudyError: the lease was lost, and with it the right to write.
+        """
+        if time.monotonic() < self._retry_at and not now:
+            return
+        try:
+            self._study.store.renew(self._study.lease)
+            self._mirror.update(self._study.board.rows, self._study.spec)
+        except StoreError as error:
+            self._wait_longer()
+            if not self._is_failing:
+                self._is_failing = True
+                self._tell(StudyWarned(f"{error}; trying again at later trials"))
+        else:
+            self._is_failing, self._retry_seconds, self._retry_at = False, 0.0, 0.0
+
+    def compare(self) -> None:
+        """Have the next update compare the whole copy: a trial that had ended goes on."""
+        self._mirror.close()
+        self._mirror = Mirror(self._study.store.url, self._study.spec.name)
+
+    def close(self) -> None:
+        """Write what is missing, and give back the connections."""
+        try:
+            self.update(now=True)
+        finally:
+            self._mirror.close()
+
+    def _wait_longer(self) -> None:
+        self._mirror.close()
+        self._retry_seconds = min(60.0, max(1.0, 2 * self._retry_seconds))
+        self._retry_at = time.monotonic() + self._retry_seconds

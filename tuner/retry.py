@@ -1,0 +1,135 @@
+"""Waiting for a store that cannot be reached, is locked, full or read only: a controller's `Database.on_trouble`."""
+
+import time
+from collections.abc import Callable
+
+from ppo_core.errors import StoreError
+
+LIMIT_SECONDS = 3_600.0
+"""How long a controller waits for its store, unless told otherwise."""
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
+"""Seconds before the first new attempt, which double with each, and the most they become."""
+_SLICE = 0.5  # seconds between two looks at whether a stop was asked for
+
+
+class Patience:
+    """Waits longer and longer between attempts, and tells once that the trouble began and once that it is over.
+
+    Give it to a store as `store.on_trouble = patience.wait` and `store.on_answer = patience.end`.
+
+    Args:
+        tell: Takes one line when trouble begins and one when it is over.
+        is_stopping: Whether a stop was asked for: that ends a wait early, and nothing is tried again.
+        limit: Seconds from the first failure after which to give up.
+        clock: Seconds, from any beginning.
+        wait: Waits for some seconds.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        is_stopping: Callable[[], bool] = lambda: False,
+        *,
+        limit: float = LIMIT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._tell, self._is_stopping = tell, is_stopping
+        self._limit, self._clock, self._wait = limit, clock, wait
+        self._began: float | None = None
+        self._next_wait = FIRST_WAIT
+
+    def wait(self, failure: StoreError) -> bool:
+        """Wait a while and return whether to try again; False: a stop was asked for, or the time is over."""
+        if self._began is None:
+            self._began, self._next_wait = self._clock(), FIRST_WAIT
+            if not self._is_stopping():
+                self._tell(f"{failure}; trying again for up to {duration(self._limit)}")
+        deadline = self._began + self._limit
+        until = min(self._clock() + self._next_wait, deadline)
+        if self._clock() >= deadline:
+            return False  # and at each later failure, until it answers
+        self._next_wait = min(2 * self._next_wait, LONGEST_WAIT)
+        while (left := until - self._clock()) > 0:
+            if self._is_stopping():
+                return False
+            self._wait(min(left, _SLICE))
+        return True
+
+    def end(self) -> None:
+        """Note that the store answers again, and tell of it."""
+        if self._began is not None:
+            self._tell(f"the store answers again after {duration(self._clock() - self._began)}")
+            self._began = None
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in words: `41 s`, `60 min`."""
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
+# Trials whose checkpoint found no room on the disk: when each tries again, and when to give up.
+
+
+class RoomWatch:
+    """Over the trials that wait for room. Each tries again after a wait that doubles every time.
+
+    Args:
+        tell: Takes one line when a trial begins to wait and one when it found room.
+        limit: Seconds after which to give up.
+        first_wait: Seconds until a trial tries again for the first time.
+        clock: Seconds, from any beginning.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        *,
+        limit: float = LIMIT_SECONDS,
+        first_wait: float = FIRST_WAIT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tell, self._limit, self._first_wait, self._clock = tell, limit, first_wait, clock
+        self._began: dict[int, float] = {}
+        self._waits: dict[int, float] = {}
+        self._due: dict[int, float] = {}
+
+    def lacks(self, number: int, why: str) -> None:
+        """Note that a trial found no room, once more or for the first time, and waits for an answer."""
+        now = self._clock()
+        if number not in self._began:
+            self._began[number], self._waits[number] = now, self._first_wait
+            self._tell(f"trial {number}: {why}; trying again for up to {duration(self._limit)}")
+        self._due[number] = now + self._waits[number]
+        self._waits[number] = min(2 * self._waits[number], LONGEST_WAIT)
+
+    @property
+    def waiting(self) -> list[int]:
+        """The trials that wait for an answer."""
+        return list(self._due)
+
+    def is_due(self, number: int) -> bool:
+        """Return whether a trial that waits is to try again."""
+        return self._clock() >= self._due[number]
+
+    def answered(self, number: int) -> None:
+        """Note that a trial that waited was answered."""
+        del self._due[number]
+
+    def found(self, number: int) -> None:
+        """Note that a trial goes on, whether or not it waited before."""
+        if number in self._began:
+            self._tell(f"trial {number}: there is room again after {duration(self._clock() - self._began[number])}")
+        self.forget(number)
+
+    def forget(self, number: int) -> None:
+        """Note that a trial has no worker any more."""
+        for times in (self._began, self._waits, self._due):
+            times.pop(number, None)
+
+    def why_give_up(self) -> str | None:
+        """Return what to say if a trial waited for too long, or None."""
+        for number, began in self._began.items():
+            if self._clock() - began >= self._limit:
+                return f"trial {number} found no room for a checkpoint for {duration(self._limit)}"
+        return None

@@ -1,0 +1,1 @@
+"""The search: what is proposed next."""

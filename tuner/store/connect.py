@@ -1,0 +1,349 @@
+"""Opening a database: looked at first, without touching it, and used only if it holds our tables.
+
+A file or database that is damaged, someone else's, or newer than this program is refused as it is found.
+"""
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, and_, create_engine, event, inspect, select, text, update
+from sqlalchemy.engine import Dialect
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+
+from ppo_core.errors import PPOTunerError, StoreError, StudyError
+from tuner.store import schema
+from tuner.store.rows import Lease
+from tuner.store.schema import SCHEMA_VERSION, meta, metadata, redacted
+
+CONNECT_SECONDS = 10
+"""How long a PostgreSQL server may take to answer, unless the URL has a `connect_timeout` of its own."""
+LOCK_SECONDS = 10
+"""How long a statement waits for another process's lock before it fails; it may be tried again."""
+IDLE_SECONDS = 60
+"""After which PostgreSQL ends a transaction whose process says nothing, so that one that hangs locks out nobody."""
+SETUP_SECONDS = 300
+"""How long to wait while another process makes or migrates the store."""
+OLDEST_VERSION = 2
+"""The oldest schema version that can be migrated."""
+
+_KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
+_SETUP_LOCK = 7_067_111  # any number that no one else locks in the same PostgreSQL database
+_SQLITE_HEADER = b"SQLite format 3\x00"
+_READ_VERSION = select(meta.c.value).where(meta.c.key == "schema_version")
+_compact = partial(json.dumps, separators=(",", ":"))
+
+
+def connect(url: URL) -> Engine:
+    """Return an engine, not connected yet.
+
+    Raises:
+        StoreError: the driver is missing or none of ours.
+    """
+    is_sqlite = url.get_backend_name() == "sqlite"
+    try:
+        engine = create_engine(url, pool_pre_ping=not is_sqlite, json_serializer=_compact)
+    except ModuleNotFoundError as error:
+        install = "leave the driver out of the URL" if is_sqlite else 'pip install "ppo-tuner[postgres]"'
+        raise StoreError(f"{redacted(url)} needs a driver: {install}") from error
+    except ArgumentError as error:
+        raise StoreError(f"storage {redacted(url)} names no known driver: {error}") from error
+    if engine.dialect.is_async:
+        raise StoreError(f"storage {redacted(url)} names an asynchronous driver; leave it out of the URL")
+    (_set_up_sqlite if is_sqlite else _set_up_postgresql)(engine)
+    return engine
+
+
+def found_version(engine: Engine) -> int | None:
+    """Return the schema version of the store at the engine's URL; None: there is nothing yet. Changes nothing.
+
+    Raises:
+        StoreError: it is damaged or not ours.
+        SQLAlchemyError: it cannot be reached.
+    """
+    if engine.dialect.name == "sqlite":
+        return _found_in_file(engine.url)
+    with engine.connect() as connection:
+        names = inspect(connection).get_table_names()
+        stored = connection.scalar(_READ_VERSION) if meta.name in names else None
+    return _version(engine.url, names, stored)
+
+
+def create(engine: Engine) -> None:
+    """Create all tables or none, and only once where two processes begin at the same time."""
+    if engine.dialect.name == "sqlite":
+        _use_wal(engine)
+    with alone(engine) as connection:
+        if not inspect(connection).has_table(meta.name):
+            metadata.create_all(connection)
+            connection.execute(meta.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
+
+
+def _use_wal(engine: Engine) -> None:
+    """Have pages read while the controller writes. The file keeps this mode; a file of others is never given it."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            with engine.connect() as connection:
+                connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+            return
+        except OperationalError:  # SQLite itself does not wait for another process that changes the mode
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
+
+
+@contextmanager
+def alone(engine: Engine) -> Iterator[Connection]:
+    """Hold a transaction of which there is one at a time: who makes or migrates the store waits for the other."""
+    with engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            connection.exec_driver_sql(f"PRAGMA busy_timeout={SETUP_SECONDS * 1_000}")
+            connection.rollback()
+        with connection.begin():
+            if engine.dialect.name == "sqlite":
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            else:
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{SETUP_SECONDS}s'")
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_SETUP_LOCK})")
+            yield connection
+    engine.dispose()  # what comes waits for locks no longer than `LOCK_SECONDS`
+
+
+def stored_version(connection: Connection) -> int:
+    """Return the schema version as a transaction that is under way sees it."""
+    return int(connection.scalar(_READ_VERSION) or 0)
+
+
+def failure(url: URL, error: SQLAlchemyError | sqlite3.Error) -> StoreError:
+    """Return the error of one line for a store that could not be opened."""
+    return StoreError(f"cannot use the store {redacted(url)}: {first_line(error)}")
+
+
+def first_line(error: SQLAlchemyError | sqlite3.Error) -> str:
+    """Return the first line of what the database said."""
+    lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def file_of(url: URL) -> Path | None:
+    """Return the SQLite file of a URL; None: it is a server's, or a `file:` URI that SQLite itself reads."""
+    if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith("file:"):
+        return None
+    return Path(url.database)
+
+
+def _found_in_file(url: URL) -> int | None:
+    """Read the version with a connection that writes nothing, not even the files that go with a log (WAL)."""
+    path = file_of(url)
+    if path is None:
+        uri = f"{url.database}?mode=ro"
+    elif not path.exists():
+        return None
+    elif path.is_dir():
+        raise StoreError(f"the store {path} is a folder; name a file in it, such as {path / 'ppo-tuner.db'}")
+    else:
+        with path.open("rb") as file:
+            header = file.read(100)
+        if not header:
+            return None
+        if not header.startswith(_SQLITE_HEADER):
+            raise StoreError(f"{path} is no SQLite database; name another file with --storage")
+        uri = f"{path.absolute().as_uri()}?{'immutable=1' if _log_is_empty(path) else 'mode=ro'}"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS)) as connection:
+            names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            query = f"SELECT value FROM {meta.name} WHERE key = 'schema_version'"
+            row = connection.execute(query).fetchone() if meta.name in names else None
+    except sqlite3.Error as error:
+        raise failure(url, error) from error
+    return _version(url, names, None if row is None else row[0])
+
+
+def _log_is_empty(path: Path) -> bool:
+    """Return whether all of the database is in its file: nobody has it open, or it keeps no log."""
+    return not any(
+        other.exists() and other.stat().st_size
+        for other in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal"))
+    )
+
+
+def _version(url: URL, names: list[str], stored: str | None) -> int | None:
+    if not names:
+        return None
+    if meta.name not in names:
+        raise StoreError(f"{redacted(url)} holds no PPO Tuner store; name another with --storage")
+    if stored is None or not stored.isdecimal():
+        raise StoreError(f"{redacted(url)} is damaged: it holds no schema version")
+    return int(stored)
+
+
+def _set_up_sqlite(engine: Engine) -> None:
+    path = file_of(engine.url)
+    uri = None if path is None else f"{path.absolute().as_uri()}?mode=rw"
+
+    @event.listens_for(engine, "do_connect")
+    def name_mode(_dialect: Dialect, _record: object, args: list[Any], options: dict[str, Any]) -> None:
+        # A file that has gone (a folder no longer mounted) must fail, and not be made anew without any table.
+        if uri is not None:
+            args[0] = uri
+            options["uri"] = True
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, _record: object) -> None:
+        cursor = connection.cursor()
+        for pragma in ("synchronous=NORMAL", f"busy_timeout={LOCK_SECONDS * 1_000}", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+
+def _set_up_postgresql(engine: Engine) -> None:
+    @event.listens_for(engine, "do_connect")
+    def give_up_in_time(_dialect: Dialect, _record: object, _args: object, options: dict[str, Any]) -> None:
+        for name, value in {"connect_timeout": CONNECT_SECONDS, **_KEEPALIVE}.items():
+            options.setdefault(name, value)
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, _record: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
+        cursor.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
+        cursor.close()
+        connection.commit()
+
+
+# The time that leases are read by: the database server's, since controllers of several hosts compare theirs.
+
+
+def now(connection: Connection) -> float:
+    """Return seconds since the epoch: PostgreSQL's own clock, or with SQLite this machine's."""
+    if connection.dialect.name == "postgresql":
+        return float(connection.scalar(text("SELECT extract(epoch FROM clock_timestamp())")) or 0.0)
+    return time.time()
+
+
+# One transaction at a time on the database, checked against the study's lease, tried again where that helps.
+
+T = TypeVar("T")
+Trouble = Callable[[StoreError], bool]
+"""Told of a failure that may pass; returns, when it has waited, whether to try again."""
+
+_PASSING_SQLITE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_PROTOCOL,  # the lock of the log (WAL)
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOMEM,
+}
+_PASSING_SQLSTATES = (
+    "08",  # the connection
+    "40",  # a deadlock, or two transactions that cannot both be
+    "53",  # no disk, memory or connection left
+    "57",  # an operator: the server is shut down, starts up, ended this connection
+    "58",  # the system: a disk's error
+    "25006",  # read only: a standby that is about to take over
+    "25P03",  # a transaction that was idle for too long, as one in a process that was halted
+    "55P03",  # a lock is not to be had in time
+)
+
+
+class Database:
+    """An open database of ours. Work on it is a function of a connection, so that it can be done again."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.on_trouble: Trouble = lambda _: False
+        """What to do where the database cannot be reached, has no room, or is locked: give up, unless set."""
+        self.on_answer: Callable[[], None] = lambda: None
+        """Told that the database answers again, after `on_trouble` had it tried again."""
+
+    @property
+    def url(self) -> URL:
+        """Where the store is."""
+        return self._engine.url
+
+    def close(self) -> None:
+        """Give back the connections."""
+        self._engine.dispose()
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        def reading() -> T:
+            with self._engine.connect() as connection:
+                return work(connection)
+
+        return self._persistently(reading)
+
+    def _change(self, work: Callable[[Connection], T]) -> T:
+        """Do `work` in one transaction. It may be done twice, where the answer to its commit was lost."""
+
+        def changing() -> T:
+            with self._engine.begin() as connection:
+                return work(connection)
+
+        return self._persistently(changing)
+
+    def _write(self, lease: Lease, work: Callable[[Connection], T]) -> T:
+        """Do `work` in one transaction in which the lease is known to hold and is renewed; see `_change`."""
+
+        def writing(connection: Connection) -> T:
+            renew(connection, lease)
+            return work(connection)
+
+        return self._change(writing)
+
+    def _persistently(self, attempt: Callable[[], T]) -> T:
+        is_in_trouble = False
+        while True:
+            try:
+                result = attempt()
+            except SQLAlchemyError as error:
+                failure = store_error(self.url, error)
+                if not (may_pass(error) and self.on_trouble(failure)):
+                    raise failure from error
+                is_in_trouble = True
+                continue
+            except PPOTunerError:  # it answered, with what the caller must know: the lease is lost
+                if is_in_trouble:
+                    self.on_answer()
+                raise
+            if is_in_trouble:
+                self.on_answer()
+            return result
+
+
+def renew(connection: Connection, lease: Lease) -> None:
+    """Show a sign of life, or raise StudyError where the lease was lost."""
+    table = schema.studies
+    held = connection.execute(
+        update(table)
+        .where(and_(table.c.id == lease.study_id, table.c.lease_token == lease.token))
+        .values(lease_renewed_at=now(connection))
+    )
+    if held.rowcount != 1:
+        raise StudyError("this controller lost the study's lease to another one, and stops")
+
+
+def store_error(url: URL, error: SQLAlchemyError) -> StoreError:
+    """Return an error of one line, without the password."""
+    return StoreError(f"the store {schema.redacted(url)} failed: {first_line(error)}")
+
+
+def may_pass(error: SQLAlchemyError) -> bool:
+    """Return whether it lies with the place (unreachable, full, locked, read only), not with the statement."""
+    if not isinstance(error, DBAPIError):
+        return False
+    code, state = getattr(error.orig, "sqlite_errorcode", None), getattr(error.orig, "sqlstate", None)
+    if code is not None:
+        return code & 0xFF in _PASSING_SQLITE  # the low byte says what failed, the rest how
+    if state is not None:
+        return str(state).startswith(_PASSING_SQLSTATES)
+    return error.connection_invalidated or isinstance(error, OperationalError)
