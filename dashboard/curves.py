@@ -10,7 +10,6 @@ from tuner.status import Status
 
 Axis = Literal["step", "episodes", "tokens", "seconds", "KL"]
 AXES: tuple[Axis, ...] = get_args(Axis)
-KL = "objective/kl_exact"
 LENGTH = "response/length_mean"
 NEEDED: dict[Axis, tuple[str, ...]] = {"step": (), "episodes": (), "tokens": (LENGTH,), "seconds": (), "KL": (KL,)}
 """The metrics that a horizontal axis is made of."""

@@ -10,9 +10,9 @@ from dashboard import appearance, data
 from dashboard.analysis import audit, front, importance
 from dashboard.analysis.importance import Importance, Outcome
 from dashboard.data import Snapshot
-from dashboard.figures import mattered as figures
+from dashboard.figures import mattered
 from dashboard.figures import parts
-from dashboard.figures.mattered import Measure
+from dashboard.mattered.mattered import Measure
 from dashboard.views import drawn
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import KL_UNIT
@@ -54,7 +54,7 @@ def _importance(store: Store, snapshot: Snapshot) -> list[str]:
             ranked = ranked or [item.name for item in found]
             st.markdown(f"**For {'a high reward' if outcome == 'reward' else 'a low KL'}**")
             drawn.figure(
-                figures.importance_bars(found),
+                mattered.importance_bars(found),
                 key=f"importance for {outcome}",
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
@@ -100,15 +100,15 @@ def _slices(snapshot: Snapshot, names: list[str]) -> None:
     for place, measure in zip(st.columns(2), MEASURES.values(), strict=True):
         with place:
             drawn.figure(
-                figures.slice_points(snapshot.trials, name, measure, spec),
+                mattered.slice_points(snapshot.trials, name, measure, spec),
                 key=f"slice of {measure}",
-                alt=f"{figures.TITLES[measure]} of every trial over {name}",
+                alt=f"{mattered.TITLES[measure]} of every trial over {name}",
             )
     doc = HYPERPARAMETERS[name].doc if name in HYPERPARAMETERS else ""
     st.caption(f"{doc} Pruned and stopped trials are at what they had read when they ended.")
     st.subheader("All at once", anchor=False)
     drawn.figure(
-        figures.parallel(snapshot.trials, names[:MOST_AXES], spec),
+        mattered.parallel(snapshot.trials, names[:MOST_AXES], spec),
         key="parallel coordinates",
         alt="Parallel coordinates: each trial a line through its searched values, its KL and its reward",
     )
@@ -148,7 +148,7 @@ def _contour(snapshot: Snapshot, names: list[str]) -> None:
         st.info(f"{len(both)} trials have both and a value; a surface needs four.")
     else:
         drawn.figure(
-            figures.contour(snapshot.trials, x, y, MEASURES[shown], snapshot.view.spec),
+            mattered.contour(snapshot.trials, x, y, MEASURES[shown], snapshot.view.spec),
             key="contour",
             alt=f"{shown} over {x} and {y}, with the trials as points",
         )
