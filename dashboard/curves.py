@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import pandas as pd
 
 from ppo_core.metrics import METRICS
+from tuner.guard import KL
 from tuner.status import Status
 
 Axis = Literal["step", "episodes", "tokens", "seconds", "KL"]

@@ -12,7 +12,7 @@ from dashboard.analysis.importance import Importance, Outcome
 from dashboard.data import Snapshot
 from dashboard.figures import mattered
 from dashboard.figures import parts
-from dashboard.mattered.mattered import Measure
+from dashboard.figures.mattered import Measure
 from dashboard.views import drawn
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import KL_UNIT
