@@ -9,7 +9,7 @@ import streamlit as st
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 
-# Module in `dashboard.views`, which is also the address (the first page's is /); title; icon. (No docstring below it:
+# Module in `dashboard.pages`, which is also the address (the first page's is /); title; icon. (No docstring below it:
 # Streamlit writes a string that stands alone in this file onto the page.)
 PAGES = (
     ("overview", "Overview", ":material/dashboard:"),
@@ -25,11 +25,11 @@ def main() -> None:
     """Run the page that the link names."""
     if ROOT not in sys.path:  # Streamlit puts this file's folder there, and not the checkout's
         sys.path.insert(0, ROOT)
-    from dashboard import permission
+    from dashboard import access
 
     # An emoji, since the browser would fetch a Material icon from outside.
     st.set_page_config(page_title="PPO Tuner", page_icon="📈", layout="wide")
-    permission.take_from_link()
+    access.take_from_link()
     pages = [
         st.Page(_page(module), title=title, icon=icon, url_path=module, default=place == 0)
         for place, (module, title, icon) in enumerate(PAGES)
@@ -41,7 +41,7 @@ def _page(module: str) -> Callable[[], None]:
     """Return a page that imports its module when it is shown: the others' libraries are not waited for."""
 
     def page() -> None:
-        importlib.import_module(f"dashboard.views.{module}").page()
+        importlib.import_module(f"dashboard.pages.{module}").page()
 
     return page
 

@@ -5,22 +5,154 @@ Caches are keyed by strings and integers: the store's identity, the study, the m
 """
 
 import os
-from collections.abc import Collection, Sequence
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import pandas as pd
 import streamlit as st
 from sqlalchemy import URL
 
-from dashboard import untrusted
-from dashboard.step_cache import StepCache
-from dashboard.trial_cache import TrialCache
+from dashboard import safe_text
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.report import TokenReadings
 from tuner.cli.arguments import to_copy
-from tuner.results import StudyView, as_view, kl_prunings, read_study
-from tuner.store import DEFAULT_STORAGE, Store, StudyRow, schema
+from tuner.results import State, StudyView, as_view, kl_prunings, read_study
+from tuner.status import Reason, Status
+from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, Store, StudyRow, TrialRow, schema
+
+# Step rows that are kept in memory between refreshes, so that each reads only what is new.
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """How a trial stood when its rows were read: every new row changes its episodes or its seconds."""
+
+    attempts: int
+    episodes: int
+    seconds: float
+    last: int
+    """Its newest row's step; -1: it had none."""
+
+
+class StepCache:
+    """The rows of one set of metrics in one study. May be used by several threads.
+
+    A new attempt drops the rows after its checkpoint and writes them anew, so a trial whose attempts went up is read
+    whole. Any other trial is read from its newest row on, and only if something was recorded of it since.
+    """
+
+    def __init__(self, metrics: Sequence[str], *, evaluations_only: bool = False) -> None:
+        self._metrics, self._evaluations_only = tuple(metrics), evaluations_only
+        self._lock = threading.Lock()
+        self._marks: dict[int, _Mark] = {}
+        self._frame = _frame([], {}, self._metrics)
+
+    def read(self, store: Store, rows: Sequence[TrialRow]) -> pd.DataFrame:
+        """Return `trial` (its number), `step`, `episode`, `at` and the metrics of the trials `rows`, in order."""
+        with self._lock:
+            self._update(store, rows)
+            wanted = {row.number for row in rows}
+            if len(wanted) == len(self._marks):
+                return self._frame.copy(deep=False)
+            return self._frame[self._frame["trial"].isin(wanted)].reset_index(drop=True)
+
+    def _update(self, store: Store, rows: Sequence[TrialRow]) -> None:
+        begun_again = {row.number for row in rows if self._is_begun_again(row)}
+        if begun_again:
+            self._frame = self._frame[~self._frame["trial"].isin(begun_again)]
+            for number in begun_again:
+                del self._marks[number]
+        by_last: defaultdict[int, list[TrialRow]] = defaultdict(list)
+        for row in rows:
+            mark = self._marks.get(row.number)
+            if mark is None or (mark.episodes, mark.seconds) != (row.episodes, row.seconds):
+                by_last[-1 if mark is None else mark.last].append(row)
+        found = [self._rows_after(store, last, group) for last, group in by_last.items()]
+        new = [frame for frame in found if len(frame)]
+        if new:
+            parts = [self._frame, *new] if len(self._frame) else new
+            self._frame = pd.concat(parts).sort_values(["trial", "step"], kind="stable", ignore_index=True)
+        lasts = {} if not found else pd.concat(found).groupby("trial")["step"].max().to_dict()
+        for last, group in by_last.items():
+            for row in group:
+                newest = int(lasts.get(row.number, last))
+                self._marks[row.number] = _Mark(row.attempts, row.episodes, row.seconds, newest)
+
+    def _is_begun_again(self, row: TrialRow) -> bool:
+        mark = self._marks.get(row.number)
+        return mark is not None and (mark.attempts != row.attempts or row.episodes < mark.episodes)
+
+    def _rows_after(self, store: Store, last: int, trials: Sequence[TrialRow]) -> pd.DataFrame:
+        numbers = {row.id: row.number for row in trials}
+        found = store.step_values(numbers, self._metrics, after_step=last, evaluations_only=self._evaluations_only)
+        return _frame(found, numbers, self._metrics)
+
+
+def _frame(rows: list[tuple[object, ...]], numbers: dict[int, int], metrics: Sequence[str]) -> pd.DataFrame:
+    frame = pd.DataFrame.from_records(rows, columns=[*STEP_KEYS, *metrics])
+    frame["trial_id"] = frame["trial_id"].map(numbers)
+    whole = dict.fromkeys(("trial_id", "step", "episode"), int)
+    return frame.astype(whole | dict.fromkeys(("at", *metrics), float)).rename(columns={"trial_id": "trial"})
+
+
+# A study's trials that are kept in memory between refreshes, so that each reads only what may have changed.
+
+_COLUMNS = [
+    *("number", "id", "origin", "status", "shown_status", "rule", "reason", "stop_step"),
+    *("value", "value_se", "kl", "episodes", "total_episodes", "seconds"),
+]
+
+
+class TrialCache:
+    """The trials of one study. May be used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: tuple[TrialRow, ...] = ()
+        self._frame = _trial_frame(())
+
+    def read(self, store: Store, study: StudyRow) -> tuple[tuple[TrialRow, ...], pd.DataFrame]:
+        """Return the study's trials by number, and as a frame (see `dashboard.data.Snapshot`)."""
+        with self._lock:
+            rows = tuple(store.trials(study, known=self._rows))
+            if rows != self._rows:
+                self._rows, self._frame = rows, _trial_frame(rows)
+            return self._rows, self._frame.copy(deep=False)
+
+
+def _trial_frame(rows: tuple[TrialRow, ...]) -> pd.DataFrame:
+    frame = pd.DataFrame([_values(row) for row in rows], columns=_COLUMNS)
+    frame = frame.astype(dict.fromkeys(("stop_step", "value", "value_se", "kl"), float))
+    searched = pd.DataFrame([row.params for row in rows], index=frame.index).add_prefix("params_")
+    return pd.concat([frame, searched], axis=1)
+
+
+def _values(row: TrialRow) -> dict[str, Any]:
+    reason = row.reason or Reason(rule="", message="")
+    return {
+        "number": row.number,
+        "id": row.id,
+        "origin": row.origin,
+        "status": row.status,
+        "shown_status": row.shown_status,
+        "rule": reason.rule,
+        "reason": reason.message,
+        "stop_step": reason.step,
+        "value": row.value,
+        "value_se": row.value_se,
+        "kl": row.kl,
+        "episodes": row.episodes,
+        "total_episodes": row.config["total_episodes"],
+        "seconds": row.seconds,
+    }
+
+
+# What the pages show, read from the store as pandas frames. Nothing else of the dashboard reads it.
 
 CURVES = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")
 """Step metrics that the pages draw."""
@@ -78,7 +210,7 @@ def command(words: Sequence[str]) -> str:
     """Return a `ppo-tuner` command on this store to copy, safe to show; a password in the store's URL is left out."""
     url = storage()
     where = () if url == DEFAULT_STORAGE else ("--storage", schema.without_secrets(url))
-    return untrusted.one_line(to_copy([*words, *where]), MOST_OF_A_COMMAND)
+    return safe_text.one_line(to_copy([*words, *where]), MOST_OF_A_COMMAND)
 
 
 def open_store(url: str) -> Store:
@@ -226,3 +358,57 @@ def _step_cache(source: str, metrics: tuple[str, ...], evaluations_only: bool) -
 @st.cache_resource(max_entries=100, ttl=RESTING_SECONDS, show_spinner=False)
 def _resting_view(source: str, name: str, changes: str, _store: Store) -> StudyView:
     return read_study(_store, name)
+
+
+# What a study has cost and found, one row a study: pure functions from its view.
+
+Shown = State | Literal["stalled"]
+
+WORDS: Mapping[Shown, str] = {
+    "running": "▶ running",
+    "paused": "‖ paused",
+    "finished": "✓ finished",
+    "unfinished": "■ not running",
+    "stalled": "◌ stalled",
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Time that trials took, which is not the wall's where several ran at once."""
+
+    hours: float
+    seconds_a_trial: float | None
+    """Mean over the trials that have ended; None: none has."""
+    pruned_share: float | None
+    """Share of the time that went into pruned trials, 0 to 1; None: no time was spent."""
+
+
+def cost(view: StudyView) -> Cost:
+    """Return what the study's trials cost so far."""
+    spent = sum(row.seconds for row in view.trials)
+    ended = [row.seconds for row in view.trials if row.status.is_final]
+    pruned = sum(row.seconds for row in view.trials if row.status is Status.PRUNED)
+    return Cost(spent / 3_600, sum(ended) / len(ended) if ended else None, pruned / spent if spent else None)
+
+
+def shown_state(view: StudyView) -> Shown:
+    """Return the study's state; `stalled`: its controller lives, and has given no sign of it for a while."""
+    if view.state == "running" and (silence(view) or 0.0) > LEASE_SECONDS:
+        return "stalled"
+    return view.state
+
+
+def silence(view: StudyView) -> float | None:
+    """Return the seconds since its controller's last sign of life, by the store's clock; None: there is none."""
+    if view.row.lease_renewed_at is None:
+        return None
+    now = time.time() if view.row.read_at is None else view.row.read_at
+    return max(0.0, now - view.row.lease_renewed_at)
+
+
+def last_sign(view: StudyView) -> float:
+    """Return when something last happened in the study, in seconds since the epoch."""
+    ended = [row.ended_at for row in view.trials if row.ended_at is not None]
+    known = [view.row.lease_renewed_at, view.row.finished_at, view.row.paused_at, *ended]
+    return max([view.row.created_at, *(at for at in known if at is not None)])

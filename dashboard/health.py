@@ -1,12 +1,16 @@
 """Is PPO itself healthy: a trial's latest readings against declared ranges. Pure functions on step rows."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import pandas as pd
 
 from ppo_core.metrics import METRICS
+from tuner.guard import KL
+from tuner.status import Status
+from tuner.store import TrialRow
 
 LATEST = 10
 """Steps that the reading is the median of: one odd batch makes no verdict."""
@@ -14,7 +18,7 @@ EARLIEST = 10
 """Steps whose median a value loss is a multiple of."""
 
 Verdict = Literal["in range", "too low", "too high", "not measured"]
-MARKS: dict[Verdict, str] = {"in range": "✓", "too low": "▼", "too high": "▲", "not measured": "–"}
+VERDICT_MARKS: dict[Verdict, str] = {"in range": "✓", "too low": "▼", "too high": "▲", "not measured": "–"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Finding:
     @property
     def cell(self) -> str:
         """The reading with its verdict's symbol."""
-        return MARKS[self.verdict] if self.value is None else f"{MARKS[self.verdict]} {self.value:.3g}"
+        return VERDICT_MARKS[self.verdict] if self.value is None else f"{VERDICT_MARKS[self.verdict]} {self.value:.3g}"
 
     @property
     def advice(self) -> str:
@@ -117,3 +121,115 @@ def _finding(rule: Range, steps: pd.DataFrame) -> Finding:
             return Finding(rule, None, "not measured")
         value /= first
     return Finding(rule, value, "too low" if value < rule.low else "too high" if value > rule.high else "in range")
+
+
+# How each trial under way is doing, as pure functions: from its row and latest steps to a verdict.
+
+Health = Literal[
+    "healthy", "near the limit", "over the limit", "stalled", "starting", "interrupted", "paused", "waiting"
+]
+READ = (KL, "objective/scores", "eval/reward")
+"""Metrics that a card shows."""
+NEAR = 0.8
+"""Share of the guard's limit from which on a KL is near it."""
+TIMES_USUAL = 5.0
+"""A trial is stalled that is silent for this many of its usual step times, and for `LEAST_SECONDS`."""
+LEAST_SECONDS = 60.0
+START_SECONDS = 600.0
+"""Preparing a task and the first evaluation may take this long before a trial without a step is stalled."""
+RECENT = 20
+"""Steps whose median time is the usual one."""
+
+HEALTH_MARKS: dict[Health, tuple[str, Literal["green", "orange", "red", "gray", "blue"]]] = {
+    "healthy": ("✓", "green"),
+    "near the limit": ("▲", "orange"),
+    "over the limit": ("▲", "red"),
+    "stalled": ("◌", "red"),
+    "starting": ("…", "blue"),
+    "interrupted": ("■", "orange"),
+    "paused": ("‖", "orange"),
+    "waiting": ("…", "gray"),
+}
+"""Each verdict's symbol and colour, so that nothing rests on colour alone."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One trial under way."""
+
+    number: int
+    health: Health
+    progress: float
+    """Share of its episodes, 0 to 1."""
+    step: int | None
+    kl: float | None
+    """Nats per response, at its newest step that has one."""
+    reward: float | None
+    """Eval reward of its last evaluation."""
+    score: float | None
+    """Mean score of its newest rollouts."""
+    silent: float
+    """Seconds since its last report, or since it began."""
+    usual: float | None
+    """Seconds that a step usually takes; None: too few yet."""
+
+
+def cards(rows: Sequence[TrialRow], steps: pd.DataFrame, *, limit: float, now: float) -> list[Card]:
+    """Return a card for each of `rows` that has not ended, what needs a look first.
+
+    Args:
+        rows: Trials of one study.
+        steps: Their steps with the metrics `READ` (see `dashboard.data.curves`).
+        limit: The guard's KL limit in nats per response.
+        now: Seconds since the epoch.
+    """
+    found = [_card(row, steps[steps["trial"] == row.number], limit, now) for row in rows if not row.status.is_final]
+    urgency = {health: place for place, health in enumerate(_URGENCY)}
+    return sorted(found, key=lambda card: (urgency[card.health], card.number))
+
+
+_URGENCY: tuple[Health, ...] = (
+    *("stalled", "over the limit", "near the limit", "interrupted", "healthy", "starting", "paused", "waiting"),
+)
+
+
+def _card(row: TrialRow, steps: pd.DataFrame, limit: float, now: float) -> Card:
+    gaps = steps["at"].diff().dropna().tail(RECENT)
+    usual = float(gaps.median()) if len(gaps) >= 2 else None
+    last = float(steps["at"].iloc[-1]) if len(steps) else row.started_at
+    silent = max(0.0, now - last)
+    kl = _newest(steps, KL)
+    total = float(row.config["total_episodes"] or 0)
+    return Card(
+        number=row.number,
+        health=_health(row, kl, limit, silent, usual, bool(len(steps))),
+        progress=min(1.0, row.episodes / total) if total else 0.0,
+        step=int(steps["step"].iloc[-1]) if len(steps) else None,
+        kl=kl,
+        reward=_newest(steps, "eval/reward"),
+        score=_newest(steps, "objective/scores"),
+        silent=silent,
+        usual=usual,
+    )
+
+
+def _health(row: TrialRow, kl: float | None, limit: float, silent: float, usual: float | None, begun: bool) -> Health:
+    if row.status is Status.PAUSED:
+        return "paused"
+    if row.status is Status.WAITING:
+        return "waiting"
+    if row.is_interrupted:
+        return "interrupted"
+    patience = START_SECONDS if usual is None else max(LEAST_SECONDS, TIMES_USUAL * usual)
+    if silent > patience:
+        return "stalled"
+    if kl is not None and kl > limit:
+        return "over the limit"
+    if kl is not None and kl >= NEAR * limit:
+        return "near the limit"
+    return "healthy" if begun else "starting"
+
+
+def _newest(steps: pd.DataFrame, metric: str) -> float | None:
+    values = steps[METRICS[metric].name].dropna()
+    return float(values.iloc[-1]) if len(values) and math.isfinite(values.iloc[-1]) else None

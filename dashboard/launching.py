@@ -20,7 +20,7 @@ from typing import Any
 import tomli_w
 
 import tuner
-from dashboard import data, permission
+from dashboard import access, data
 from ppo_core.errors import ConfigError, StoreError, StudyError, nearest
 from ppo_core.task import BUILT_IN
 from tuner.cli.arguments import RUNS_FOLDER, STORAGE_VARIABLE
@@ -88,7 +88,7 @@ class Launcher:
             ConfigError: the file lies elsewhere or is no study's, or a cap is exceeded.
             StudyError: the study runs already.
         """
-        permission.require_launch(token)
+        access.require_launch(token)
         path = allowed_path(text)
         spec = StudySpec.load(path)
         with self._lock:
@@ -103,7 +103,7 @@ class Launcher:
             NotPermitted, ConfigError: as `launch_file`; or there is a study or a file of that name already.
             StudyError: the folder is that of a study in another store.
         """
-        permission.require_launch(token)
+        access.require_launch(token)
         spec = checked_form(content, storage)
         with self._lock:
             found = self._found(key)
@@ -124,7 +124,7 @@ class Launcher:
         Raises:
             NotPermitted, ConfigError, StudyError: as `launch_file`; or a folder of that name holds another study.
         """
-        permission.require_launch(token)
+        access.require_launch(token)
         view = read_study(data.open_store(storage), name)
         if (Path(name) / STUDY_FILE).exists() or Path(name).is_file() or name.endswith(".toml"):
             raise ConfigError(f'"{name}" is a file or folder here, too; launch its study file instead')
@@ -138,7 +138,7 @@ class Launcher:
             NotPermitted: as `launch_file`.
             StudyError: nothing was started under this key, or it has ended.
         """
-        permission.require_launch(token)
+        access.require_launch(token)
         with self._lock:
             found = self._found(key)
             if found is None:

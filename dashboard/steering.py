@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dashboard import permission
+from dashboard import access
 from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError, StudyError
 from tuner import actions, upkeep
@@ -83,7 +83,7 @@ def place(store: Store, proposal: Proposal, token: str) -> Order:
         NotPermitted: the token is none, or the dashboard is read-only.
         ConfigError, StudyError: the study has changed meanwhile, and would refuse it.
     """
-    permission.require_order(token)
+    access.require_order(token)
     view = read_study(store, proposal.study)
     if view.row.id != proposal.study_id:
         raise StudyError(f'study "{proposal.study}" was deleted and made anew meanwhile; nothing was ordered')

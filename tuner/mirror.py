@@ -11,8 +11,8 @@ optuna-dashboard and Optuna's command line read it; nothing of ours does. Number
 
 Here a stopped trial is COMPLETE, since Optuna ranks only those, and a fork is a trial like others; to the sampler
 (`tuner.search.sampler`) a stopped one is PRUNED, and a fork nothing. The constraint is the sampler's, except that it is
-at most 0 just where the trial is eligible as the best one (`tuner.scoring`). So Optuna's best trial has our best trial's
-value. Which one of several with that very value it is, Optuna leaves open; ours is the one with the lowest KL.
+at most 0 just where the trial is eligible as the best one (`tuner.scoring`). So Optuna's best trial has our best
+trial's value. Which one of several with that very value it is, Optuna leaves open; ours is the one with the lowest KL.
 """
 
 from collections.abc import Callable, Mapping, Sequence

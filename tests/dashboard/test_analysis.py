@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dashboard.analysis import audit, comparing, front, hacking, importance
+from dashboard import analysis, diagnosis, importance
 from tests.dashboard.fake_store import SPEC
 from tuner.guard import RULES
 from tuner.scoring import LEFT_OUT
@@ -24,7 +24,7 @@ NAN = math.nan
 def evaluated(*rows: tuple[int, int, float, float]) -> pd.DataFrame:
     """Evaluations from (trial, step, reward, KL)."""
     frame = pd.DataFrame(rows, columns=["trial", "step", "eval/reward", "eval/kl"])
-    return front.evaluations(frame.assign(episode=64 * frame["step"]))
+    return analysis.evaluations(frame.assign(episode=64 * frame["step"]))
 
 
 def row(number: int, value: float | None = 1.0, kl: float | None = 5.0, **more: Any) -> TrialRow:
@@ -40,7 +40,7 @@ def row(number: int, value: float | None = 1.0, kl: float | None = 5.0, **more: 
 
 def test_the_front_is_what_no_other_evaluation_beats_and_never_the_untrained_policy() -> None:
     points = evaluated((0, 0, 9.0, 0.0), (0, 4, 1.0, 2.0), (0, 8, 0.9, 3.0), (1, 4, 1.5, 3.0), (1, 8, 1.5, 2.5))
-    assert front.front(points)[["trial", "step", "kl"]].to_numpy().tolist() == [[0, 4, 2.0], [1, 8, 2.5]]
+    assert analysis.front(points)[["trial", "step", "kl"]].to_numpy().tolist() == [[0, 4, 2.0], [1, 8, 2.5]]
 
 
 POINTS = some.lists(some.tuples(some.integers(0, 3), some.integers(0, 9), some.floats(-2, 2), some.floats(0, 30)))
@@ -50,16 +50,16 @@ POINTS = some.lists(some.tuples(some.integers(0, 3), some.integers(0, 9), some.f
 def test_the_best_checkpoint_is_the_highest_reward_within_any_budget(
     points: list[tuple[int, int, float, float]], budget: float
 ) -> None:
-    best = front.best_checkpoint(evaluated(*points), budget)
+    best = analysis.best_checkpoint(evaluated(*points), budget)
     within = [(-reward, kl) for _, step, reward, kl in points if step > 0 and kl <= budget]
     assert (best is None) == (not within)
     assert best is None or (-best.reward, best.kl) == min(within)
-    assert front.within(evaluated(*points), budget) == len(within)
+    assert analysis.within(evaluated(*points), budget) == len(within)
 
 
 def test_an_evaluation_without_a_finite_reading_is_left_out() -> None:
     assert evaluated((0, 1, NAN, 2.0), (0, 2, 1.0, NAN)).empty
-    assert front.best_checkpoint(evaluated(), 10) is None
+    assert analysis.best_checkpoint(evaluated(), 10) is None
 
 
 # Reward hacking
@@ -72,8 +72,8 @@ def course(reward: list[float], kl: list[float], **readings: list[float]) -> pd.
     return steps.assign(**{"eval/kl": kl}, **{names[name]: values for name, values in readings.items()})
 
 
-def only(frame: pd.DataFrame, budget: float = 10) -> hacking.Finding:
-    [finding] = hacking.check(frame, budget)
+def only(frame: pd.DataFrame, budget: float = 10) -> diagnosis.Finding:
+    [finding] = diagnosis.check(frame, budget)
     return finding
 
 
@@ -132,23 +132,23 @@ def test_rollouts_stand_in_for_readings_that_no_evaluation_made() -> None:
 
 
 def test_a_difference_is_told_with_its_noise() -> None:
-    better, worse, unknown = comparing.differences(
+    better, worse, unknown = analysis.value_differences(
         [row(0, 1.0), row(1, 1.5), row(2, 0.9), row(3, None), row(4, 1.0, value_se=None)]
     )
     assert (better.other, better.mean, better.se) == (1, 0.5, pytest.approx(math.hypot(0.1, 0.1)))
     assert better.verdict == "more than the noise (3.5 standard errors)"
     assert worse.verdict == "within the noise (0.7 standard errors)"
     assert unknown.verdict == "its noise is not known"
-    assert comparing.differences([row(0, None), row(1)]) == []
+    assert analysis.value_differences([row(0, None), row(1)]) == []
 
 
 def test_shared_prompts_are_paired_at_each_trials_last_evaluation() -> None:
     rows = [(0, 3, 0, 9.0), (0, 5, 0, 1.0), (0, 5, 1, 2.0), (1, 4, 0, 1.5), (1, 4, 1, 3.5), (1, 4, 2, 8.0)]
     samples = pd.DataFrame(rows, columns=["trial", "step", "prompt_index", "reward"])
-    pairs = comparing.paired(samples, 0, 1)
+    pairs = analysis.paired(samples, 0, 1)
     assert pairs is not None
     assert (pairs.n, pairs.mean, pairs.se) == (2, 1.0, pytest.approx(0.5))
-    assert comparing.paired(samples[samples["prompt_index"] == 0], 0, 1) is None
+    assert analysis.paired(samples[samples["prompt_index"] == 0], 0, 1) is None
 
 
 def test_a_forks_lineage_goes_back_to_a_trial_that_is_none() -> None:
@@ -157,10 +157,10 @@ def test_a_forks_lineage_goes_back_to_a_trial_that_is_none() -> None:
         row(1, config={"kl_coef": 0.2, "lr": 1}, parent=0, fork_step=4, origin=Origin.FORKED),
         row(2, config={"kl_coef": 0.2, "lr": 2}, parent=1, fork_step=8, origin=Origin.FORKED),
     ]
-    first, second = comparing.lineage(trials, 2)
+    first, second = analysis.lineage(trials, 2)
     assert (first.trial, first.parent, first.step, first.changed) == (1, 0, 4, {"kl_coef": (0.1, 0.2)})
     assert (second.trial, second.parent, second.changed) == (2, 1, {"lr": (1, 2)})
-    assert comparing.lineage(trials, 0) == [] and comparing.forks_of(trials, 0) == [1]
+    assert analysis.lineage(trials, 0) == [] and analysis.forks_of(trials, 0) == [1]
 
 
 # Importance
@@ -244,26 +244,26 @@ TRIALS = pd.DataFrame(
 
 
 def test_what_was_ended_early_says_by_which_rule_at_what_share_and_what_it_saved() -> None:
-    early = audit.ended_early(TRIALS)
+    early = analysis.ended_early(TRIALS)
     assert early["number"].tolist() == [1, 2, 3, 5]
     assert early["rule"].tolist() == [RULES["kl_limit"].label] * 2 + ["A person", "Another rule"]
     assert early["share"].tolist() == [0.4, 0.2, 0.5, 0.0]
     assert early["episodes_saved"].tolist() == [600, 800, 500, 1000]
     assert early["seconds_saved"].tolist() == pytest.approx([60, 80, 50, NAN], nan_ok=True)
-    first = audit.by_rule(early).iloc[0]
+    first = analysis.by_rule(early).iloc[0]
     assert (first["trials"], first["share"], first["episodes_saved"]) == (2, pytest.approx(0.3), 1400)
 
 
 def test_savings_leave_failures_out() -> None:
-    saved = audit.savings(TRIALS)
+    saved = analysis.savings(TRIALS)
     assert (saved.trials, saved.episodes, saved.seconds, saved.share) == (4, 2900, pytest.approx(190), 2900 / 5000)
-    assert audit.savings(TRIALS.iloc[:0]).share == 0
+    assert analysis.savings(TRIALS.iloc[:0]).share == 0
 
 
 def test_a_trial_that_read_more_than_the_best_is_told_with_whether_it_was_within_the_budget() -> None:
     points = evaluated((1, 2, 0.9, 9.0), (1, 4, 1.6, 25.0), (2, 3, 1.1, 10.0), (3, 2, 1.2, 6.0))
-    found = audit.would_have_won(audit.ended_early(TRIALS), points, 1.0, 10)
+    found = analysis.would_have_won(analysis.ended_early(TRIALS), points, 1.0, 10)
     assert found[["number", "peak", "within"]].to_numpy().tolist() == [[1, 0.9, False], [2, 1.1, True], [3, 1.2, True]]
-    assert audit.would_have_won(audit.ended_early(TRIALS), points, 9.0, 10).empty
-    without = audit.would_have_won(audit.ended_early(TRIALS), points, None, 5)
+    assert analysis.would_have_won(analysis.ended_early(TRIALS), points, 9.0, 10).empty
+    without = analysis.would_have_won(analysis.ended_early(TRIALS), points, None, 5)
     assert without.empty

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import untrusted
-from dashboard.views import curves as curves_page
+from dashboard import safe_text
+from dashboard.pages import curves as curves_page
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
 from tests.dashboard.shown import fork
@@ -52,7 +52,7 @@ def curves(monkeypatch: pytest.MonkeyPatch) -> Page:
     """Return the page of curves on a store, not run yet."""
 
     def script() -> None:
-        from dashboard.views import curves
+        from dashboard.pages import curves
 
         curves.page()
 
@@ -157,7 +157,7 @@ def test_a_paused_and_an_archived_study_say_what_to_do(tmp_path: Path, page: Pag
 def test_a_large_study_has_its_table_outside_of_what_refreshes(
     built: Path, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dashboard.views.table.MOST_LIVE", 5)
+    monkeypatch.setattr("dashboard.pages.overview.MOST_LIVE", 5)
     assert trials_table(run(page(built)))["number"].tolist() == list(range(14))
 
 
@@ -437,8 +437,8 @@ def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Pag
     change(path, "UPDATE ppo_samples SET prompt = ?, response = ?", evil, evil)
     app = run(page(path))
     assert kinds_with(app, "<script>") == {"dataframe", "selectbox", "code"}
-    assert app.selectbox(key="study").options == [untrusted.one_line(evil)]
-    assert trials_table(app)["reason"].tolist() == [untrusted.cell(evil)] * 2
+    assert app.selectbox(key="study").options == [safe_text.one_line(evil)]
+    assert trials_table(app)["reason"].tolist() == [safe_text.cell(evil)] * 2
 
 
 def test_the_pages_own_html_holds_no_text_from_the_store(built: Path, page: Page) -> None:

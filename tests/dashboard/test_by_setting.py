@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dashboard import data
-from dashboard.analysis import by_setting
-from dashboard.curve_charts import Drawing, curve
-from dashboard.curves import KL
+from dashboard import analysis, data
+from dashboard.charts import KL, Drawing, curve
 from dashboard.data import Snapshot
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from tests.dashboard import fake_store
@@ -38,8 +36,8 @@ def of(tmp_path: Path, *courses: Course) -> Snapshot:
 def test_beta_is_spanned_by_its_lowest_middle_and_highest_fixed_value_and_the_middle_target(path: Path) -> None:
     rows = snapshot(path).view.trials
     # Fixed β that did not fail, by value: 2 9 6 5 3 12 7 0 10 1; targets: 13 4 11.
-    assert by_setting.spanning(rows, "kl_coef") == (2, 3, 1, 4)
-    assert [by_setting.name(rows[number], "kl_coef") for number in (2, 3, 1, 4)] == [
+    assert analysis.spanning(rows, "kl_coef") == (2, 3, 1, 4)
+    assert [analysis.name(rows[number], "kl_coef") for number in (2, 3, 1, 4)] == [
         *("β 0.011", "β 0.032", "β 0.1"),
         "target 6.1",
     ]
@@ -47,8 +45,8 @@ def test_beta_is_spanned_by_its_lowest_middle_and_highest_fixed_value_and_the_mi
 
 def test_a_setting_without_targets_is_spanned_alone(path: Path) -> None:
     rows = snapshot(path).view.trials
-    assert by_setting.spanning(rows, "cliprange")[0] == 1
-    assert [by_setting.name(rows[number], "cliprange") for number in by_setting.spanning(rows, "cliprange")] == [
+    assert analysis.spanning(rows, "cliprange")[0] == 1
+    assert [analysis.name(rows[number], "cliprange") for number in analysis.spanning(rows, "cliprange")] == [
         *("0.12", "0.2", "0.28"),
     ]
 
@@ -64,11 +62,11 @@ def test_a_setting_without_targets_is_spanned_alone(path: Path) -> None:
     ],
 )
 def test_few_trials_span_what_they_can(courses: tuple[Course, ...], spanning: tuple[int, ...], tmp_path: Path) -> None:
-    assert by_setting.spanning(of(tmp_path, *courses).view.trials, "kl_coef") == spanning
+    assert analysis.spanning(of(tmp_path, *courses).view.trials, "kl_coef") == spanning
 
 
 def settings(now: Snapshot) -> list[str]:
-    return by_setting.settings(now.trials, now.view.trials)
+    return analysis.settings(now.trials, now.view.trials)
 
 
 def test_only_searched_numbers_that_vary_name_lines(path: Path, tmp_path: Path) -> None:
@@ -92,7 +90,7 @@ def test_a_value_that_is_no_number_is_never_in_a_chart(tmp_path: Path) -> None:
     of(tmp_path, Course(1e-4, 0.05, 4.0))
     fake_store.build(tmp_path / "other.db", courses=(Course(1e-4, "<b>x</b>", 4.0),)).close()  # type: ignore[arg-type]
     row = snapshot(tmp_path / "other.db").view.trials[0]
-    assert by_setting.name(row, "kl_coef") == ""
+    assert analysis.name(row, "kl_coef") == ""
 
 
 def test_a_named_line_carries_its_setting_at_its_end_and_in_the_tooltip(path: Path) -> None:
@@ -118,11 +116,11 @@ def test_a_named_line_carries_its_setting_at_its_end_and_in_the_tooltip(path: Pa
 def test_what_named_lines_differ_in_besides_is_told_the_furthest_apart_first(path: Path) -> None:
     rows = snapshot(path).view.trials
     labels = {name: HYPERPARAMETERS[name].label for name in HYPERPARAMETERS}
-    told = by_setting.also_differ([rows[number] for number in (2, 3, 1, 4)], "kl_coef")
+    told = analysis.also_differ([rows[number] for number in (2, 3, 1, 4)], "kl_coef")
     order = ("learning_rate", "num_ppo_epochs", "batch_size", "cliprange")
     assert told == f"These trials differ in other settings, too: {', '.join(labels[name] for name in order)}."
-    assert by_setting.also_differ([rows[1], rows[1]], "kl_coef") == ""
-    many = by_setting.also_differ([rows[number] for number in (2, 3, 1, 4)], "cliprange")
+    assert analysis.also_differ([rows[1], rows[1]], "kl_coef") == ""
+    many = analysis.also_differ([rows[number] for number in (2, 3, 1, 4)], "cliprange")
     assert many.endswith(" and 1 more.") or many.endswith(" and 2 more.")
 
 

@@ -7,11 +7,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from dashboard import appearance
-from dashboard.analysis import front
-from dashboard.analysis.front import Checkpoint
-from dashboard.analysis.importance import Importance
-from dashboard.figures import compare, ends, mattered, parts, reward_kl
+from dashboard import analysis, figures, figures_mattered, style
+from dashboard.analysis import Checkpoint
+from dashboard.importance import Importance
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import SPEC
 from tuner.guard import RULES
@@ -29,7 +27,7 @@ def trial(number: int, status: Status = Status.COMPLETED, **values: Any) -> dict
 def evaluated(*rows: tuple[int, int, float, float]) -> pd.DataFrame:
     """Evaluations from (trial, step, reward, KL)."""
     frame = pd.DataFrame(rows, columns=["trial", "step", "eval/reward", "eval/kl"])
-    return front.evaluations(frame.assign(episode=64 * frame["step"]))
+    return analysis.evaluations(frame.assign(episode=64 * frame["step"]))
 
 
 # How trials look
@@ -37,12 +35,12 @@ def evaluated(*rows: tuple[int, int, float, float]) -> pd.DataFrame:
 
 def test_every_status_has_its_own_symbol_everywhere() -> None:
     for library in ("glyph", "plotly", "echarts"):
-        assert len({getattr(appearance.mark(status), library) for status in Status}) == len(Status)
+        assert len({getattr(style.mark(status), library) for status in Status}) == len(Status)
 
 
 def test_colours_come_round_with_another_dash_before_anything_repeats() -> None:
-    looks = [(appearance.colour(number), appearance.dash(number).css) for number in range(25)]
-    assert appearance.DISTINCT == 24
+    looks = [(style.colour(number), style.dash(number).css) for number in range(25)]
+    assert style.DISTINCT == 24
     assert len(set(looks[:24])) == 24
     assert looks[24] == looks[0]
     assert looks[6][0] == looks[0][0] and looks[6][1] != looks[0][1]
@@ -56,7 +54,7 @@ TRIALS = pd.DataFrame([trial(0), trial(1, Status.PRUNED, rule="kl_limit"), trial
 
 
 def ways(chosen: tuple[int, ...] = (0,), **more: Any) -> go.Figure:
-    return reward_kl.trajectories(WAYS, TRIALS, front.front(WAYS), kl_budget=10, kl_limit=15, chosen=chosen, **more)
+    return figures.trajectories(WAYS, TRIALS, analysis.front(WAYS), kl_budget=10, kl_limit=15, chosen=chosen, **more)
 
 
 def named(figure: go.Figure, name: str) -> go.Scatter:
@@ -68,7 +66,7 @@ def test_a_chosen_trials_way_is_in_its_colour_with_its_number_at_the_end() -> No
     way = named(ways(), "trial 0")
     assert (list(way.x), list(way.y)) == ([0, 4, 8], [0.4, 1.0, 1.2])
     assert list(way.text) == ["", "", "0"]
-    assert way.line.color == appearance.colour(0)
+    assert way.line.color == style.colour(0)
 
 
 def test_all_other_ways_are_one_grey_line_with_gaps() -> None:
@@ -83,10 +81,10 @@ def test_stops_are_marked_at_the_last_evaluation_with_the_rules_label_alone() ->
     }
     pruned = marks["pruned"]
     assert (list(pruned.x), list(pruned.y)) == ([20], [1.3])
-    assert pruned.marker.symbol == appearance.mark(Status.PRUNED).plotly
+    assert pruned.marker.symbol == style.mark(Status.PRUNED).plotly
     assert pruned.customdata[0][1] == RULES["kl_limit"].label
-    assert list(pruned.marker.color) == [appearance.colour(1)]
-    assert list(marks["failed"].marker.color) == [parts.GREY]
+    assert list(pruned.marker.color) == [style.colour(1)]
+    assert list(marks["failed"].marker.color) == [figures.GREY]
     assert MARKUP not in ways((1, 2)).to_json()
 
 
@@ -107,7 +105,7 @@ def test_budget_limit_baseline_and_best_checkpoint_are_drawn_at_their_values() -
 
 def test_a_blow_up_does_not_stretch_a_linear_axis_and_a_log_axis_begins_at_its_floor() -> None:
     blown = pd.concat([WAYS, evaluated((3, 1, 0.1, 200))])
-    figure = reward_kl.trajectories(blown, TRIALS, front.front(blown), kl_budget=10, kl_limit=15, chosen=())
+    figure = figures.trajectories(blown, TRIALS, analysis.front(blown), kl_budget=10, kl_limit=15, chosen=())
     assert figure.layout.xaxis.range[1] == pytest.approx(1.1 * 45)
     log = ways(log_kl=True, best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN))
     assert log.layout.xaxis.type == "log"
@@ -133,29 +131,29 @@ SEARCHED = searched(
 
 
 def test_importance_bars_have_the_largest_on_top_and_pale_ones_for_chance() -> None:
-    figure = mattered.importance_bars(
+    figure = figures_mattered.importance_bars(
         [Importance("learning_rate", 0.7, 0.5, 0.8, 0.02), Importance("cliprange", 0.3, 0.1, 0.4, 0.5)]
     )
     [bars] = figure.data
-    assert list(bars.y) == [parts.title_of("cliprange"), parts.title_of("learning_rate")]
-    assert list(bars.marker.color) == [mattered.UNSURE, mattered.SURE]
+    assert list(bars.y) == [figures.title_of("cliprange"), figures.title_of("learning_rate")]
+    assert list(bars.marker.color) == [figures_mattered.UNSURE, figures_mattered.SURE]
     assert list(bars.error_x.array) == pytest.approx([0.1, 0.1])
     assert list(bars.error_x.arrayminus) == pytest.approx([0.2, 0.2])
 
 
 def test_a_slice_has_a_symbol_a_status_and_the_searched_scale() -> None:
-    figure = mattered.slice_points(SEARCHED, "learning_rate", "kl", SPEC)
+    figure = figures_mattered.slice_points(SEARCHED, "learning_rate", "kl", SPEC)
     completed, _, pruned, _ = figure.data
     assert (list(completed.x), list(completed.y)) == ([1e-4, 1e-3], [4, 9])
     assert (list(pruned.x), pruned.marker.symbol) == ([1e-2], "x")
     assert figure.layout.xaxis.type == "log"
     assert figure.layout.shapes[0].y0 == SPEC.kl_budget
-    linear = mattered.slice_points(SEARCHED, "cliprange", "value", SPEC)
+    linear = figures_mattered.slice_points(SEARCHED, "cliprange", "value", SPEC)
     assert linear.layout.xaxis.type == "linear" and not linear.layout.shapes
 
 
 def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set() -> None:
-    [lines] = mattered.parallel(SEARCHED, ["learning_rate", "kl_target"], SPEC).data
+    [lines] = figures_mattered.parallel(SEARCHED, ["learning_rate", "kl_target"], SPEC).data
     rate, target, kl, reward = lines.dimensions
     assert list(rate["values"]) == pytest.approx([-4, -3, -2])
     assert (rate["ticktext"][0], rate["ticktext"][-1]) == ("0.0001", "0.01")
@@ -165,7 +163,7 @@ def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set(
 
 
 def test_a_contours_surface_meets_its_points() -> None:
-    figure = mattered.contour(SEARCHED, "learning_rate", "cliprange", "value", SPEC)
+    figure = figures_mattered.contour(SEARCHED, "learning_rate", "cliprange", "value", SPEC)
     surface, *points = figure.data
     assert (surface.x[0], surface.x[-1]) == (pytest.approx(1e-4), pytest.approx(1e-2))
     assert (surface.z[0][0], surface.z[-1][-1]) == (pytest.approx(1.0, abs=0.01), pytest.approx(0.8, abs=0.01))
@@ -175,8 +173,8 @@ def test_a_contours_surface_meets_its_points() -> None:
 
 def test_searched_hyperparameters_are_those_that_vary_in_the_declared_order() -> None:
     frame = SEARCHED.assign(params_cliprange=0.2, params_kl_control="fixed", **{f"params_{MARKUP}": [1, 2, 3, 4]})
-    assert parts.searched(frame) == ["learning_rate"]
-    assert parts.title_of(MARKUP) == "?"
+    assert figures.searched(frame) == ["learning_rate"]
+    assert figures.title_of(MARKUP) == "?"
 
 
 # Compared curves
@@ -191,10 +189,10 @@ def test_compared_curves_share_the_episodes_and_keep_each_trials_look() -> None:
             "objective/kl_exact": [0.0, 1.0, 0.0, 2.0],
         }
     )
-    figure = compare.aligned(frame, "objective/kl_exact", [7, 0, 9], {"KL budget": 10})
+    figure = figures.aligned(frame, "objective/kl_exact", [7, 0, 9], {"KL budget": 10})
     seventh, first = figure.data
     assert (list(seventh.x), list(seventh.y), list(first.x)) == ([0, 128], [0, 2], [0, 64])
-    assert (seventh.line.color, seventh.line.dash) == (appearance.colour(7), "dash")
+    assert (seventh.line.color, seventh.line.dash) == (style.colour(7), "dash")
     assert figure.layout.shapes[0].y0 == 10 and figure.layout.yaxis.title.text == METRICS["objective/kl_exact"].title
 
 
@@ -212,7 +210,7 @@ ENDED = pd.DataFrame(
 
 
 def against_kl(best: int | None = 2, chosen: tuple[int, ...] = (), baseline: float | None = 0.4) -> go.Figure:
-    return ends.reward_against_kl(ENDED, kl_budget=10, baseline=baseline, best=best, chosen=chosen)
+    return figures.reward_against_kl(ENDED, kl_budget=10, baseline=baseline, best=best, chosen=chosen)
 
 
 def points_of(figure: go.Figure, status: Status) -> go.Scatter:
@@ -234,7 +232,7 @@ def test_neighbours_by_kl_have_their_numbers_on_different_sides_whatever_their_s
     rows = pd.DataFrame(
         [trial(0, value=1.0, kl=4.0), trial(1, value=1.0, kl=6.0), trial(2, Status.PRUNED, value=1.0, kl=5.0)]
     )
-    figure = ends.reward_against_kl(rows, kl_budget=10, baseline=None, best=None)
+    figure = figures.reward_against_kl(rows, kl_budget=10, baseline=None, best=None)
     assert list(points_of(figure, Status.COMPLETED).textposition) == ["top center", "top center"]
     assert list(points_of(figure, Status.PRUNED).textposition) == ["bottom center"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard import untrusted
+from dashboard import safe_text
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import STUDY
 from tests.dashboard.shown import GOOD, page
@@ -51,7 +51,7 @@ def test_a_forks_lineage_is_told_literally(built: Path, monkeypatch: pytest.Monk
     told = shown.texts(app)
     assert "Trial 14 is a fork of trial 7 at step 12: kl_coef 0.09 (was 0.045)" in told
     assert "Trial 7 was forked into trial 14" in told
-    assert app.dataframe[1].value.set_index("outcome").loc["called", "trial 14"] == untrusted.cell("<b>gentler</b>")
+    assert app.dataframe[1].value.set_index("outcome").loc["called", "trial 14"] == safe_text.cell("<b>gentler</b>")
     assert shown.kinds_with(app, "<b>gentler</b>") == {"dataframe"}
     assert any("from the start" in caption.value for caption in app.caption)
 

@@ -11,8 +11,8 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from dashboard import launching, permission, steering, views
-from dashboard.views import control_log, control_steer
+from dashboard import access, launching, pages, steering
+from dashboard.pages import control
 from ppo_core import checkpoint
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
@@ -38,8 +38,8 @@ COURSES = (
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The server's folder; the server has a token and listens on this machine alone."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(permission, "_token", TOKEN)
-    monkeypatch.setattr(permission, "is_local", lambda: True)
+    monkeypatch.setattr(access, "_token", TOKEN)
+    monkeypatch.setattr(access, "is_local", lambda: True)
     monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
     monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{tmp_path / 'store.db'}")
     launching.launcher.cache_clear()
@@ -62,7 +62,7 @@ def orders(store: Store) -> list[Order]:
 
 
 def control_page() -> None:
-    from dashboard.views import control
+    from dashboard.pages import control
 
     control.page()
 
@@ -205,13 +205,13 @@ def test_a_forked_trial_counts_among_all_as_on_the_command_line(store: Store, vi
     lease = store.acquire(STUDY)
     config, params = view.trials[0].config, view.trials[0].params
     store.add_trial(lease, NewTrial(3, Origin.FORKED, {**config, "seed": 8}, params, threads=1))
-    assert "2 of 15 trials ended" in control_steer.study_text(read_study(store, STUDY))
+    assert "2 of 15 trials ended" in control.study_text(read_study(store, STUDY))
 
 
 def trial_line(drawn: str) -> None:
     import streamlit as st
 
-    from dashboard.views import control_parts
+    from dashboard.pages import control_parts
 
     st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
     control_parts._trial_line("reviews", 2, ("interrupted" if st.session_state["drawn"] > 1 else drawn, None))
@@ -240,13 +240,13 @@ def test_after_a_launch_the_page_looks_until_the_study_is_held(store: Store, loo
 def process_line() -> None:
     import streamlit as st
 
-    from dashboard.views import control_steer
+    from dashboard.pages import control
 
     if st.session_state.get("drawn"):
         st.text("drawn again")
     else:
         st.session_state["drawn"] = True
-        control_steer._process_line("reviews")
+        control._process_line("reviews")
 
 
 def test_a_process_is_waited_for_until_it_holds_the_study_or_is_gone(store: Store) -> None:
@@ -364,7 +364,7 @@ def test_a_confirmation_is_refused_in_the_action_itself(
     if why == "read-only":
         monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
     else:
-        monkeypatch.setattr(permission, "_token", "that of a later server")
+        monkeypatch.setattr(access, "_token", "that of a later server")
     press(app, "Place the order")
     assert orders(store) == [] and why in texts(app)
 
@@ -381,12 +381,12 @@ def test_orders_are_listed_with_their_outcomes_and_no_formula(store: Store, view
     store.decide(lease, store.place_order(view.row, "pause", 2, {}), lambda _: "=cmd() \u202edone")
     store.refuse(lease, store.place_order(view.row, "fork", 0, {"values": {"kl_coef": "<b>"}}), "no")
     store.place_order(view.row, "stop", None, {})
-    held = control_log.rows(orders(store), store.study(STUDY))
+    held = control.rows(orders(store), store.study(STUDY))
     assert held["state"].tolist() == ["… waiting", "✕ refused", "✓ done"]
     assert held["what"].tolist() == ["stop", "fork trial 0 (kl_coef = <b>)", "pause trial 2"]
     assert held["outcome"].tolist() == ["the controller has not read it yet", "no", "'=cmd() ⟨U+202E⟩done"]
     store.release(Lease(lease.study_id, lease.token))
-    left = control_log.rows(orders(store), store.study(STUDY))
+    left = control.rows(orders(store), store.study(STUDY))
     assert left["outcome"][2].startswith("nothing runs the study; it is read by: ppo-tuner run reviews")
 
 
@@ -400,7 +400,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def note(kind: str) -> Callable[..., Any]:
         def start(_self: object, what: object, **how: Any) -> Any:
-            permission.require_launch(how["token"])
+            access.require_launch(how["token"])
             calls.append({"kind": kind, "what": what, **how})
             return launching.Launched(how["key"], "made", 1, Path("made.log"), None)  # type: ignore[arg-type]
 
@@ -435,7 +435,7 @@ def test_a_file_is_launched_after_a_confirmation(folder: Path, started: list[dic
 def control_then_overview() -> None:
     import streamlit as st
 
-    from dashboard.views import control, overview
+    from dashboard.pages import control, overview
 
     (overview if st.session_state.get("elsewhere") else control).page()
 
@@ -539,7 +539,7 @@ def test_a_stored_study_is_run_again_from_its_page(store: Store, started: list[d
 
 
 def test_a_server_beyond_this_machine_says_that_launching_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permission, "is_local", lambda: False)
+    monkeypatch.setattr(access, "is_local", lambda: False)
     app = page(part="Launch")
     assert app.info[0].value.startswith("Launching is off")
     assert st.get_option("server.address") in (None, "127.0.0.1")
@@ -552,7 +552,7 @@ def test_a_password_is_on_no_part_of_the_page(monkeypatch: pytest.MonkeyPatch) -
         assert "hunter2" not in "".join(str(node.proto) for node in app.main if node.type != "main")
 
 
-VIEWS = sorted(path.stem for path in Path(views.__file__).parent.glob("*.py") if "\ndef page()" in path.read_text())
+VIEWS = sorted(path.stem for path in Path(pages.__file__).parent.glob("*.py") if "\ndef page()" in path.read_text())
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -560,7 +560,7 @@ def test_a_password_is_on_no_view(monkeypatch: pytest.MonkeyPatch, name: str) ->
     def any_view(name: str) -> None:
         import importlib
 
-        importlib.import_module(f"dashboard.views.{name}").page()
+        importlib.import_module(f"dashboard.pages.{name}").page()
 
     monkeypatch.setenv("PPO_TUNER_STORAGE", "postgresql://me:hunter2@127.0.0.1:1/nothing?connect_timeout=1")
     app = run(AppTest.from_function(any_view, default_timeout=SECONDS, kwargs={"name": name}))

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dashboard import appearance, curve_charts, curves, echarts
-from dashboard.curve_charts import Drawing
+from dashboard import charts, style
+from dashboard.charts import Drawing
 from dashboard.data import Snapshot
-from dashboard.views import curves as page
+from dashboard.pages import curves as page
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
 from tuner.guard import RULES
@@ -50,7 +50,7 @@ def chart(
     rows = pd.DataFrame(trials or [trial(int(number)) for number in frame["trial"].unique()])
     levels = (LEVELS if metric == KL else {}) if levels is None else levels
     shaded = 10 if metric == KL else None
-    return curve_charts.curve(
+    return charts.curve(
         frame, rows, metric, chosen=chosen, drawing=Drawing(**drawing), levels=levels, shaded_from=shaded
     )
 
@@ -101,7 +101,7 @@ def test_a_blow_up_at_the_last_step_of_a_tiny_limit_still_has_an_axis() -> None:
 def test_a_stop_is_at_the_step_of_its_reason_in_the_trials_colour() -> None:
     early = trial(2, Status.PRUNED, rule="kl_limit", stop_step=3)
     stops = named(chart(steps(2, [0, 8, 16, 17, 18, 19]), early, chosen=(2,)), "pruned")
-    assert stops["symbol"] == appearance.mark(Status.PRUNED).echarts
+    assert stops["symbol"] == style.mark(Status.PRUNED).echarts
     [stop] = stops["data"]
     assert stop["value"] == [3, 17] and stop["label"]["show"]
     assert stop["itemStyle"]["color"] == stop["label"]["rich"]["number"]["color"] == "#009E73"
@@ -110,7 +110,7 @@ def test_a_stop_is_at_the_step_of_its_reason_in_the_trials_colour() -> None:
 def test_a_failure_without_a_step_is_marked_at_its_last_one_in_grey_where_it_is_not_chosen() -> None:
     frame = pd.concat([steps(0, [0, 1, 2]), steps(1, [0, 3])])
     [end] = named(chart(frame, trial(0), trial(1, Status.FAILED), chosen=(0,)), "failed")["data"]
-    assert (end["value"], end["itemStyle"]["color"], end["label"]["show"]) == ([1, 3], echarts.FAINT, False)
+    assert (end["value"], end["itemStyle"]["color"], end["label"]["show"]) == ([1, 3], charts.FAINT, False)
 
 
 def test_the_text_of_a_stop_near_the_right_edge_stands_left_of_it() -> None:
@@ -152,7 +152,7 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
 
 
 def test_a_targets_name_stands_at_the_other_end_than_the_budgets() -> None:
-    marks = echarts.limits({"KL budget 6": 6}, opposite={"Target of trial 3: 5.9": 5.9})["markLine"]
+    marks = charts.limits({"KL budget 6": 6}, opposite={"Target of trial 3: 5.9": 5.9})["markLine"]
     budget, target = (marks["label"] | mark["label"] for mark in marks["data"])
     assert (budget["formatter"], budget["position"]) == ("KL budget 6", "insideStartTop")
     assert (target["formatter"], target["position"]) == ("Target of trial 3: 5.9", "insideEndTop")
@@ -161,14 +161,14 @@ def test_a_targets_name_stands_at_the_other_end_than_the_budgets() -> None:
 def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
     frame = pd.concat([steps(0, [0, 50, 1]), steps(10, [0, 46, 64.3]), steps(2, [0, 45, 9])])
     told = "2 trials went over the axis' end at 45 nats (highest 64.3, trial 10); KL axis: log shows all."
-    assert curve_charts.over_the_axis(frame, KL, Drawing(), LEVELS) == told
+    assert charts.over_the_axis(frame, KL, Drawing(), LEVELS) == told
     first = "1 trial went over the axis' end at 45 nats (highest 50.0, trial 0); KL axis: log shows all."
-    assert curve_charts.over_the_axis(frame[frame["trial"] != 10], KL, Drawing(), LEVELS) == first
-    assert curve_charts.over_the_axis(frame[frame["trial"] == 2], KL, Drawing(), LEVELS) == ""
-    assert curve_charts.over_the_axis(frame, KL, Drawing(log_kl=True), LEVELS) == ""
-    half = curve_charts.over_the_axis(frame, KL, Drawing(window=(0, 50)), LEVELS)
+    assert charts.over_the_axis(frame[frame["trial"] != 10], KL, Drawing(), LEVELS) == first
+    assert charts.over_the_axis(frame[frame["trial"] == 2], KL, Drawing(), LEVELS) == ""
+    assert charts.over_the_axis(frame, KL, Drawing(log_kl=True), LEVELS) == ""
+    half = charts.over_the_axis(frame, KL, Drawing(window=(0, 50)), LEVELS)
     assert "(highest 50.0, trial 0)" in half, "the rest is outside of the shown range"
-    assert curve_charts.over_the_axis(frame, SCORE, Drawing(), {}) == ""
+    assert charts.over_the_axis(frame, SCORE, Drawing(), {}) == ""
 
 
 # Horizontal axes
@@ -176,13 +176,13 @@ def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
 
 def test_tokens_are_the_mean_length_times_the_new_episodes_so_far() -> None:
     frame = steps(0, [0, 1, 2], **{"response/length_mean": [5.0, 10.0, 20.0]})
-    assert curves.positions(frame, "tokens").tolist() == [0, 640, 640 + 1280]
+    assert charts.positions(frame, "tokens").tolist() == [0, 640, 640 + 1280]
 
 
 def test_seconds_are_the_trials_own_and_a_pause_counts_as_one_step() -> None:
     frame = steps(0, [0, 1, 2, 3, 4]).assign(at=[100.0, 102, 104, 5000, 5002])
     both = pd.concat([frame, steps(1, [0, 1])], ignore_index=True)
-    assert curves.positions(both, "seconds").tolist() == [0, 2, 4, 6, 8, 0, 2]
+    assert charts.positions(both, "seconds").tolist() == [0, 2, 4, 6, 8, 0, 2]
 
 
 def test_the_kl_can_be_the_horizontal_axis_in_the_order_of_the_steps() -> None:
@@ -191,12 +191,12 @@ def test_the_kl_can_be_the_horizontal_axis_in_the_order_of_the_steps() -> None:
     assert option["xAxis"]["name"] == "KL (nats per response)"
 
 
-@pytest.mark.parametrize("axis", curves.AXES)
-def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: curves.Axis) -> None:
+@pytest.mark.parametrize("axis", charts.AXES)
+def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: charts.Axis) -> None:
     frame = steps(0, [0, 1, 2], **{"response/length_mean": [10.0] * 3})
     option = chart(frame, metric=SCORE, axis=axis)
     ends = {"step": 2, "episodes": 128, "tokens": 1280, "seconds": 4, "KL": 2}
-    assert (option["xAxis"]["max"], option["xAxis"]["name"]) == (ends[axis], curve_charts.AXIS_TITLES[axis])
+    assert (option["xAxis"]["max"], option["xAxis"]["name"]) == (ends[axis], charts.AXIS_TITLES[axis])
 
 
 def test_episodes_are_where_a_line_has_its_points() -> None:
@@ -217,8 +217,8 @@ def test_an_empty_window_still_has_a_width(window: tuple[int, int]) -> None:
 
 
 def test_a_chart_reads_its_axis_and_its_distribution_too() -> None:
-    assert curve_charts.needed((KL,), "tokens") == (KL, "response/length_mean")
-    assert curve_charts.needed((SCORE,), "step") == (SCORE, *(f"{SCORE}_{name}" for name in QUARTERS))
+    assert charts.needed((KL,), "tokens") == (KL, "response/length_mean")
+    assert charts.needed((SCORE,), "step") == (SCORE, *(f"{SCORE}_{name}" for name in QUARTERS))
 
 
 # Lines, bands and spreads
@@ -229,7 +229,7 @@ def test_chosen_trials_are_in_their_colour_and_dash_and_the_others_grey_behind_t
     one, seven, grey = (named(option, f"Trial {number}") for number in (1, 7, 0))
     assert one["lineStyle"]["color"] == seven["lineStyle"]["color"] == "#E69F00"
     assert (one["lineStyle"]["type"], seven["lineStyle"]["type"]) == ("solid", [8, 4])
-    assert grey["lineStyle"]["color"] == echarts.FAINT and grey["z"] < one["z"] and not grey["tooltip"]["show"]
+    assert grey["lineStyle"]["color"] == charts.FAINT and grey["z"] < one["z"] and not grey["tooltip"]["show"]
 
 
 def test_a_line_has_its_number_at_its_end_unless_its_early_end_has_it() -> None:
@@ -257,7 +257,7 @@ def test_an_evaluations_metric_has_its_points_its_unit_and_the_baseline() -> Non
 
 def test_smoothing_is_an_exponential_mean_of_each_trials_numbers_so_far_and_keeps_gaps() -> None:
     frame = pd.concat([steps(0, [3, 6, NAN, 12]), steps(1, [2.0, 2.0])], ignore_index=True)
-    smooth = curves.points(frame, KL, smoothing=0.5)["y"]
+    smooth = charts.points_of(frame, KL, smoothing=0.5)["y"]
     # Weights 1, 1/2, 1/4, ... from the newest number back, divided by their sum.
     assert smooth.tolist() == pytest.approx([3, 7.5 / 1.5, NAN, (12 + 3 + 0.75) / 1.75, 2, 2], nan_ok=True)
 
@@ -265,7 +265,7 @@ def test_smoothing_is_an_exponential_mean_of_each_trials_numbers_so_far_and_keep
 def test_a_long_line_is_thinned_and_keeps_its_spikes_its_gap_and_its_ends() -> None:
     y = np.sin(np.arange(10_000) / 500)
     y[[5_432, 7_777, 3_000, 3_001]] = 50, -50, NAN, NAN
-    kept = curves.thinned(pd.DataFrame({"x": range(10_000), "y": y}))
+    kept = charts.thinned(pd.DataFrame({"x": range(10_000), "y": y}))
     assert 300 < len(kept) <= 600
     assert {0, 5_432, 7_777, 3_000, 9_999} <= set(kept["x"])
     assert kept["x"].is_monotonic_increasing
@@ -274,7 +274,7 @@ def test_a_long_line_is_thinned_and_keeps_its_spikes_its_gap_and_its_ends() -> N
 @given(y=some.lists(some.none() | some.floats(-1e6, 1e6), max_size=300), most=some.integers(8, 60))
 def test_any_line_is_thinned_to_what_was_asked_for(y: list[float | None], most: int) -> None:
     line = pd.DataFrame({"x": range(len(y)), "y": pd.Series(y, dtype=float)})
-    kept = curves.thinned(line, most)
+    kept = charts.thinned(line, most)
     assert len(kept) <= most
     if len(line):
         assert kept["x"].iloc[[0, -1]].tolist() == [0, len(y) - 1]
@@ -286,12 +286,12 @@ def test_any_line_is_thinned_to_what_was_asked_for(y: list[float | None], most: 
 def test_a_band_lies_on_the_steps_and_skips_where_few_trials_have_a_point() -> None:
     frame = pd.concat([steps(number, [float(number), NAN, 10.0 + number]) for number in range(11)], ignore_index=True)
     frame.loc[frame["trial"].eq(10) & frame["step"].eq(1), KL] = 99.0
-    assert curves.band(curves.points(frame, KL)).to_numpy().tolist() == [[0, 1, 9], [2, 11, 19]]
+    assert charts.band_edges(charts.points_of(frame, KL)).to_numpy().tolist() == [[0, 1, 9], [2, 11, 19]]
 
 
 def test_a_band_goes_on_where_most_trials_have_ended_and_of_no_numbers_is_empty() -> None:
     frame = pd.concat([steps(number, [1.0] * (3 if number == 0 else 1)) for number in range(11)])
-    assert curves.band(curves.points(frame, KL))["x"].tolist() == [0, 1, 2]
+    assert charts.band_edges(charts.points_of(frame, KL))["x"].tolist() == [0, 1, 2]
     assert drawn(chart(pd.concat([steps(number, [NAN]) for number in range(26)])), "Other trials") == []
 
 
@@ -315,7 +315,7 @@ def test_a_few_highlighted_trials_have_their_distribution_behind_them() -> None:
     areas = [[y for _, y in drawn(option, name)] for name in ("spread", "min to q25", "q25 to q75", "q75 to max")]
     assert areas == [[-2] * 3, [1] * 3, [2] * 3, [1] * 3]
     assert {named(option, name)["stackStrategy"] for name in ("spread", "q25 to q75")} == {"all"}
-    assert named(option, "q25 to q75")["areaStyle"]["color"] == appearance.colour(0)
+    assert named(option, "q25 to q75")["areaStyle"]["color"] == style.colour(0)
 
 
 def test_more_trials_than_can_be_seen_have_none() -> None:
@@ -337,15 +337,15 @@ def test_a_chart_holds_so_many_points_however_many_lines_and_keeps_a_spike() -> 
     spiked[1_234] = 14.0
     option = chart(pd.concat([steps(number, spiked) for number in range(20)]), chosen=tuple(range(20)))
     sizes = [len(data["source"]) for data in option["dataset"]]
-    assert len(sizes) == 20 and 200 < sum(sizes) <= curve_charts.MOST_IN_ALL
+    assert len(sizes) == 20 and 200 < sum(sizes) <= charts.MOST_IN_ALL
     assert [1_234, 14] in drawn(option, "Trial 7")
     assert {str(kind) for data in option["dataset"] for kind in data["source"].dtypes} == {"float32"}
 
 
 def test_representatives_are_spread_over_the_trials_and_stay_when_another_is_chosen() -> None:
-    assert curves.representatives(range(100), (), most=4) == [0, 25, 50, 75]
-    assert curves.representatives(range(100), (25, 26), most=4) == [0, 50, 75]
-    assert curves.representatives([3, 5], (5,), most=4) == [3]
+    assert charts.representatives(range(100), (), most=4) == [0, 25, 50, 75]
+    assert charts.representatives(range(100), (25, 26), most=4) == [0, 50, 75]
+    assert charts.representatives([3, 5], (5,), most=4) == [3]
 
 
 def test_a_chart_can_be_saved() -> None:

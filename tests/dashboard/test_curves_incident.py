@@ -7,10 +7,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboard import health, incident, incident_chart, wall
-from dashboard.views import health_table
-from dashboard.views import incident as incident_view
-from dashboard.views.live_wall import lines
+from dashboard import charts, diagnosis, health
+from dashboard.pages import curves
+from dashboard.pages import curves as incident_view
+from dashboard.pages.overview import lines
 from tests.dashboard import fake_store
 from tuner.status import Origin, Status
 from tuner.store import TrialRow
@@ -24,20 +24,20 @@ def steps(kl: list[float] = KL, **signals: list[float]) -> pd.DataFrame:
     """Step rows of one trial; a signal that is not named was never measured."""
     named = {"clip": CLIP, "entropy": ENTROPY, "lr": RATE, "length": LENGTH}
     frame = pd.DataFrame({"trial": 0, "step": range(len(kl)), "episode": 0, "at": 0.0, "objective/kl_exact": kl})
-    for signal in incident.SIGNALS:
+    for signal in diagnosis.SIGNALS:
         frame[signal.metric] = NAN
     for name, values in signals.items():
         frame[named[name]] = values
     return frame
 
 
-def found(frame: pd.DataFrame) -> incident.Incident:
-    result = incident.find(frame, limit=15, budget=10)
+def found(frame: pd.DataFrame) -> diagnosis.Incident:
+    result = diagnosis.find(frame, limit=15, budget=10)
     assert result is not None
     return result
 
 
-def moved(result: incident.Incident, metric: str) -> incident.Moved:
+def moved(result: diagnosis.Incident, metric: str) -> diagnosis.Moved:
     [move] = [move for move in result.moves if move.signal.metric == metric]
     return move
 
@@ -50,7 +50,7 @@ def test_the_crossing_is_the_first_step_over_the_limit_else_over_the_budget() ->
     assert (over.line, over.step, over.kl) == ("limit", 11, 16)
     below = found(steps(KL[:11]))
     assert (below.line, below.step, below.kl) == ("budget", 10, 11)
-    assert incident.find(steps(KL[:10]), limit=15, budget=10) is None
+    assert diagnosis.find(steps(KL[:10]), limit=15, budget=10) is None
 
 
 def test_what_is_usual_comes_of_the_first_third_and_of_at_least_four_steps() -> None:
@@ -79,9 +79,9 @@ def test_the_earliest_move_is_the_first_and_ties_are_told_together() -> None:
     entropy = [3.0] * 7 + [1.0] * 6
     result = found(steps(clip=clip, entropy=entropy))
     assert [move.signal.metric for move in result.first] == [ENTROPY]
-    assert incident.told(result).startswith("Entropy moved first, at step 7, 4 steps before the KL crossed:")
+    assert diagnosis.incident_text(result).startswith("Entropy moved first, at step 7, 4 steps before the KL crossed:")
     both = found(steps(clip=clip, entropy=[3.0] * 9 + [1.0] * 4))
-    assert incident.told(both).startswith("Clip fraction and Entropy moved first, at step 9, 2 steps before")
+    assert diagnosis.incident_text(both).startswith("Clip fraction and Entropy moved first, at step 9, 2 steps before")
 
 
 def test_a_schedule_that_lowers_the_learning_rate_is_no_move_and_a_rise_is() -> None:
@@ -93,19 +93,21 @@ def test_a_schedule_that_lowers_the_learning_rate_is_no_move_and_a_rise_is() -> 
 def test_what_moves_after_the_crossing_does_not_count() -> None:
     late = found(steps(clip=[0.1] * 12 + [0.9]))
     assert moved(late, CLIP).step is None
-    assert incident.told(late) == "No signal left its usual range before the KL crossed."
+    assert diagnosis.incident_text(late) == "No signal left its usual range before the KL crossed."
     at_once = found(steps(clip=[0.1] * 11 + [0.9] * 2))
-    assert incident.told(at_once).startswith("Clip fraction moved first, at step 11, in the same step:")
+    assert diagnosis.incident_text(at_once).startswith("Clip fraction moved first, at step 11, in the same step:")
 
 
 def test_a_crossing_too_early_to_tell_is_said() -> None:
     result = found(steps([0, 1, 2, 16.0], clip=[0.1] * 4))
     assert result.moves == ()
-    assert "not enough" in incident.told(result) or "before there were enough steps" in incident.told(result)
+    assert "not enough" in diagnosis.incident_text(
+        result
+    ) or "before there were enough steps" in diagnosis.incident_text(result)
 
 
 def test_the_table_has_what_moved_first_in_front() -> None:
-    table = incident_view.table(found(steps(clip=[0.1] * 13, entropy=[3.0] * 7 + [1.0] * 6)))
+    table = incident_view.incident_rows(found(steps(clip=[0.1] * 13, entropy=[3.0] * 7 + [1.0] * 6)))
     assert table["signal"].tolist() == ["Entropy (nats per token)", "Clip fraction (share)"]
     assert (table["step"][0], table["before"][0]) == (7, 4)
     assert table["step"].isna().tolist() == [False, True]
@@ -113,7 +115,7 @@ def test_the_table_has_what_moved_first_in_front() -> None:
 
 def test_the_chart_has_a_panel_for_each_measured_signal_and_marks_what_moved() -> None:
     frame = steps(clip=[0.1] * 9 + [0.5] * 4, length=[20.0] * 13)
-    option = incident_chart.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15})
+    option = charts.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15})
     assert [series["name"] for series in option["series"]] == ["KL", "Clip fraction", "Response length"]
     assert len(option["grid"]) == len(option["xAxis"]) == len(option["yAxis"]) == 3
     kl, clip, length = (series["markLine"]["data"] for series in option["series"])
@@ -124,7 +126,7 @@ def test_the_chart_has_a_panel_for_each_measured_signal_and_marks_what_moved() -
 
 
 def test_the_chart_without_an_incident_has_no_marks_but_its_lines() -> None:
-    option = incident_chart.incident(steps(KL[:5]), None, number=0, lines={"Budget": 10})
+    option = charts.incident(steps(KL[:5]), None, number=0, lines={"Budget": 10})
     assert [series["name"] for series in option["series"]] == ["KL"]
     assert [mark["yAxis"] for mark in option["series"][0]["markLine"]["data"]] == [10]
 
@@ -165,9 +167,9 @@ def test_the_latest_steps_decide_and_a_value_loss_is_a_multiple_of_its_first_one
 
 def test_the_same_advice_for_several_trials_is_said_once() -> None:
     high = health.findings(readings(clip=[0.5]))
-    [line] = health_table.advice({2: high, 5: high, 6: health.findings(readings(clip=[0.1]))})
+    [line] = curves.advice({2: high, 5: high, 6: health.findings(readings(clip=[0.1]))})
     assert line.startswith("Trials 2, 5: Clip fraction too high: a large part is clipped")
-    assert health_table.table({2: high})[CLIP].tolist() == ["▲ 0.5"]
+    assert curves.health_rows({2: high})[CLIP].tolist() == ["▲ 0.5"]
 
 
 # The live wall
@@ -179,11 +181,11 @@ ROW = TrialRow(
 )  # fmt: skip
 
 
-def card(now: float = 131.0, kl: float = 3.0, at: list[float] | None = None, **values: Any) -> wall.Card:
+def card(now: float = 131.0, kl: float = 3.0, at: list[float] | None = None, **values: Any) -> health.Card:
     times = [110.0, 120.0, 130.0] if at is None else at
     frame = pd.DataFrame({"trial": 4, "step": range(len(times)), "at": times, "objective/kl_exact": kl})
     frame = frame.assign(**{"objective/scores": 1.5, "eval/reward": NAN})
-    [made] = wall.cards([replace(ROW, **values)], frame, limit=15, now=now)
+    [made] = health.cards([replace(ROW, **values)], frame, limit=15, now=now)
     return made
 
 
@@ -226,8 +228,8 @@ def test_what_needs_a_look_comes_first_and_what_has_ended_not_at_all() -> None:
         replace(ROW, number=1, started_at=1000.0),
         replace(ROW, number=2, started_at=0.0),
     ]
-    empty = pd.DataFrame({"trial": [], "step": [], "at": [], **{name: [] for name in wall.READ}}, dtype=float)
-    assert [(one.number, one.health) for one in wall.cards(rows, empty, limit=15, now=1001.0)] == [
+    empty = pd.DataFrame({"trial": [], "step": [], "at": [], **{name: [] for name in health.READ}}, dtype=float)
+    assert [(one.number, one.health) for one in health.cards(rows, empty, limit=15, now=1001.0)] == [
         (2, "stalled"),
         (1, "starting"),
     ]

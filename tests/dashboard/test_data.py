@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboard import costs, curves, data
+from dashboard import charts, data
 from dashboard.__main__ import read_ahead
-from dashboard.views import curves as curves_page
-from dashboard.views import samples, studies, table, tokens
+from dashboard.pages import curves as curves_page
+from dashboard.pages import overview, samples
 from ppo_core.errors import StoreError, StudyError
 from ppo_core.report import StepReport, TokenReadings
 from tests.dashboard import fake_store
@@ -91,7 +91,7 @@ def test_running_studies_come_first_and_then_the_newest(tmp_path: Path) -> None:
 
 def test_a_stored_reading_that_is_not_a_number_is_a_gap(store: Store, snapshot: data.Snapshot) -> None:
     frame = data.curves(store, snapshot)
-    line = curves.points(frame[frame["trial"] == 10], curves.KL)
+    line = charts.points_of(frame[frame["trial"] == 10], charts.KL)
     assert line["step"].tolist() == list(range(15))
     assert line["y"].isna().tolist() == [False] * 14 + [True]
 
@@ -249,7 +249,7 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE ppo_studies SET name = '=three'")
     store = fake_store.build(path, courses=(fake_store.COURSES[13],), held=True, name="live")
-    shown = studies.table_of([(row, data.view(store, row)) for row in data.studies(store)])
+    shown = overview.table_of([(row, data.view(store, row)) for row in data.studies(store)])
     assert shown["study"].tolist() == ["live", "'=three"]
     assert shown["state"].tolist() == ["▶ running", "✓ finished"]
     assert shown["ended"].tolist() == ["0 of 14", "3 of 14"]
@@ -268,7 +268,7 @@ def test_archived_studies_come_last_and_are_said_to_be(tmp_path: Path) -> None:
     store.release(lease)
     rows = data.studies(store)
     assert [row.name for row in rows] == ["old", "new"]
-    assert studies.table_of([(row, data.view(store, row)) for row in rows])["state"][1].endswith(", archived")
+    assert overview.table_of([(row, data.view(store, row)) for row in rows])["state"][1].endswith(", archived")
 
 
 def test_a_study_that_cannot_be_read_keeps_its_place_in_the_list(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_study_that_cannot_be_read_keeps_its_place_in_the_list(tmp_path: Path)
         connection.execute("UPDATE ppo_studies SET spec = json_set(spec, '$.task', 'gone')")
     [row] = data.studies(store)
     assert data.view(store, row) is None
-    assert studies.table_of([(row, None)])["state"].tolist() == ["cannot be read"]
+    assert overview.table_of([(row, None)])["state"].tolist() == ["cannot be read"]
 
 
 def test_a_controller_that_lives_and_is_silent_is_stalled(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_controller_that_lives_and_is_silent_is_stalled(tmp_path: Path) -> Non
     assert view.row.read_at is not None
     for silent, state in ((0.0, "running"), (59.0, "running"), (61.0, "stalled")):
         row = replace(view.row, lease_renewed_at=view.row.read_at - silent)
-        assert costs.shown_state(replace(view, row=row)) == state
+        assert data.shown_state(replace(view, row=row)) == state
 
 
 def test_a_study_without_trials_has_empty_frames(tmp_path: Path) -> None:
@@ -330,31 +330,31 @@ def test_the_tokens_of_one_sample_are_read(store: Store, snapshot: data.Snapshot
 
 
 def test_a_tokens_colour_tells_sign_and_size() -> None:
-    none, half, deepest, under = tokens.shades([0.0, 1.0, 2.0, -2.0], largest=2.0)
+    none, half, deepest, under = samples.shades([0.0, 1.0, 2.0, -2.0], largest=2.0)
     assert none == "" and half == "background-color: rgba(213, 94, 0, 0.33)"
     assert (deepest, under) == ("background-color: rgba(213, 94, 0, 0.65)", "background-color: rgba(0, 114, 178, 0.65)")
-    assert tokens.shades([math.nan, 0.0], largest=0.0) == ["", ""]
+    assert samples.shades([math.nan, 0.0], largest=0.0) == ["", ""]
 
 
 def test_responses_share_one_scale_of_colours() -> None:
     of = [TokenReadings(("a", "b"), (-1.0, -1.0), (0.5, values), (0.5, math.nan)) for values in (-3.0, 2.0)]
-    assert tokens.largest([*of, None], "log-ratio") == 3.0
-    assert tokens.largest(of, "KL") == 0.5 and tokens.largest(of, "value") == 0.0
+    assert samples.largest_reading([*of, None], "log-ratio") == 3.0
+    assert samples.largest_reading(of, "KL") == 0.5 and samples.largest_reading(of, "value") == 0.0
 
 
 def test_a_tokens_cell_is_no_formula() -> None:
-    shown = tokens.table(TokenReadings(("=cmd()", "\n"), (-1.0, -2.0), (0.1, 0.2), (0.3, 0.4)), first="KL")
+    shown = samples.table(TokenReadings(("=cmd()", "\n"), (-1.0, -2.0), (0.1, 0.2), (0.3, 0.4)), first="KL")
     assert shown["token"].tolist() == ["'=cmd()", "⏎"]
     assert list(shown.columns) == ["token", "KL", "log-ratio", "log-prob"]
 
 
 def test_a_tables_cells_are_safe_and_in_the_declared_order(snapshot: data.Snapshot) -> None:
-    shown = table.rows(snapshot.trials)
+    shown = overview.rows(snapshot.trials)
     assert shown["reason"][8] == "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free"
     assert shown["status"].tolist()[6:9] == ["✕ pruned", "✓ completed", "▲ failed"]
     assert shown["status"][13] == "▶ interrupted"
     assert shown["progress"][13] == pytest.approx(100 * 1088 / 1920)
-    searched = [column.removeprefix(table.PREFIX) for column in shown.columns if column.startswith(table.PREFIX)]
+    searched = [column.removeprefix(overview.PREFIX) for column in shown.columns if column.startswith(overview.PREFIX)]
     assert set(searched) == {*fake_store.SPEC.search, "kl_control"}
     assert searched.index("learning_rate") < searched.index("num_ppo_epochs")
 

@@ -12,9 +12,9 @@ import psutil
 import pytest
 import streamlit as st
 
-from dashboard import launching, permission
+from dashboard import access, launching
+from dashboard.access import NotPermitted
 from dashboard.launching import Launched, Launcher
-from dashboard.permission import NotPermitted
 from ppo_core.errors import ConfigError, StudyError
 from tests.dashboard import fake_store
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "studies").mkdir(parents=True)
     (folder / "studies" / "quick.toml").write_text(STUDY)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(permission, "_token", TOKEN)
+    monkeypatch.setattr(access, "_token", TOKEN)
     monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
     monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
     monkeypatch.setattr(st, "get_option", lambda name: "127.0.0.1" if name == "server.address" else None)

@@ -11,9 +11,8 @@ import plotly.graph_objects as go
 import pytest
 from playwright.sync_api import Browser, Page
 
-from dashboard import appearance, curve_charts, echarts, incident_chart
-from dashboard.curve_charts import Drawing
-from dashboard.figures import live_copy
+from dashboard import charts, live_copy, style
+from dashboard.charts import Drawing
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.browser import Server
@@ -28,7 +27,7 @@ NAN = math.nan
 MARKUP = "</script><script>alert(1)</script><b>x</b> & $1$"
 
 
-def copy(option: echarts.Option) -> go.Figure:
+def copy(option: charts.Option) -> go.Figure:
     return live_copy.figure(option, "reviews: KL")
 
 
@@ -53,14 +52,14 @@ def test_a_line_keeps_every_number_its_gap_its_look_and_the_number_at_its_end() 
     line = named(copy(chart(steps(7, [0, 2, 1 / 3, NAN]), chosen=(7,))), "Trial 7")
     assert list(line.x) == [0, 1, 2, 3]
     assert list(line.y)[:3] == [0, 2, np.float32(1 / 3)] and math.isnan(line.y[3])
-    assert (line.line.color, line.line.dash, line.line.width) == (appearance.colour(7), "8px,4px", 2)
+    assert (line.line.color, line.line.dash, line.line.width) == (style.colour(7), "8px,4px", 2)
     assert (list(line.text), line.textposition, line.mode) == (["", "", "7", ""], "middle right", "lines+text")
 
 
 def test_a_grey_line_is_grey_and_in_no_legend_and_a_single_point_is_seen() -> None:
     figure = copy(chart(pd.concat([steps(0, [1, 2]), steps(1, [3])]), chosen=(0,)))
     grey = named(figure, "Trial 1")
-    assert (grey.line.color, grey.showlegend, grey.hoverinfo) == (echarts.FAINT, False, "skip")
+    assert (grey.line.color, grey.showlegend, grey.hoverinfo) == (charts.FAINT, False, "skip")
     assert (grey.mode, named(figure, "Trial 0").mode) == ("lines+markers", "lines+text")
 
 
@@ -122,13 +121,13 @@ def test_early_ends_have_their_symbol_and_the_chosen_ones_their_text() -> None:
     assert (list(failed.x), failed.marker.symbol) == ([0], "triangle-up")
     assert (list(bright.x), list(bright.y)) == ([2], [45])
     assert (list(bright.text), list(bright.textposition)) == (["0 KL far over the limit: 188"], ["middle left"])
-    assert (list(bright.marker.color), list(grey.marker.color)) == ([appearance.colour(0)], [echarts.FAINT])
+    assert (list(bright.marker.color), list(grey.marker.color)) == ([style.colour(0)], [charts.FAINT])
     assert [entry.name for entry in legend] == ["pruned", "failed"]
 
 
 def test_an_early_end_named_by_a_setting_reads_as_on_the_live_chart() -> None:
     early = pd.DataFrame([trial(9, Status.PRUNED, rule="kl_limit", stop_step=2)])
-    option = curve_charts.curve(
+    option = charts.curve(
         steps(9, [0, 9, 16]), early, "objective/kl_exact", chosen=(9,), drawing=Drawing(by="kl_coef"),
         levels=LEVELS, names={9: "β 0.0103"},
     )  # fmt: skip
@@ -151,7 +150,7 @@ def test_no_text_becomes_html_or_a_formula() -> None:
 
 def test_the_incidents_panels_lie_over_each_other_on_the_same_steps() -> None:
     frame = signals(clip=[0.1] * 9 + [0.5] * 4, length=[20.0] * 13)
-    option = incident_chart.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15})
+    option = charts.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15})
     figure = copy(option)
     assert [(trace.xaxis, trace.yaxis) for trace in figure.data] == [("x", "y"), ("x2", "y2"), ("x3", "y3")]
     layout = figure.layout
@@ -170,10 +169,10 @@ def test_the_incidents_panels_lie_over_each_other_on_the_same_steps() -> None:
 
 def test_the_incidents_crossing_and_moves_are_drawn_in_their_panels() -> None:
     frame = signals(clip=[0.1] * 9 + [0.5] * 4, length=[20.0] * 13)
-    figure = copy(incident_chart.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15}))
+    figure = copy(charts.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15}))
     upright = [(line.xref, line.x0, line.line.color) for line in shapes(figure, "line") if line.yref.endswith("domain")]
-    grey = appearance.NEUTRAL
-    assert upright == [("x", 11, grey), ("x2", 11, grey), ("x2", 9, incident_chart.MOVED), ("x3", 11, grey)]
+    grey = style.NEUTRAL
+    assert upright == [("x", 11, grey), ("x2", 11, grey), ("x2", 9, charts.MOVED), ("x3", 11, grey)]
     moved = note(figure, "step 9")
     assert (moved.x, moved.xref, moved.yref) == (9, "x2", "y2 domain")
     usual = {shade.yref: (shade.y0, shade.y1) for shade in shapes(figure, "rect")}

@@ -19,8 +19,8 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 import dashboard
-from dashboard import permission
-from dashboard.permission import NotPermitted
+from dashboard import access
+from dashboard.access import NotPermitted
 from tuner.cli import dashboard as command
 from tuner.cli import main as cli
 from tuner.cli.dashboard import READ_ONLY_VARIABLE, TOKEN_VARIABLE
@@ -31,7 +31,7 @@ TOKEN = "the token of these tests"
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has not asked for its token yet, and listens on this machine alone."""
-    monkeypatch.setattr(permission, "_token", None)
+    monkeypatch.setattr(access, "_token", None)
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
     listens_at(monkeypatch, "127.0.0.1")
@@ -42,23 +42,23 @@ def listens_at(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
 
 
 def test_the_token_is_the_one_that_was_handed_over_and_is_handed_to_nobody_else() -> None:
-    assert permission.token() == TOKEN
+    assert access.token() == TOKEN
     assert TOKEN_VARIABLE not in os.environ
-    permission.require_order(TOKEN)
-    permission.require_launch(TOKEN)
+    access.require_order(TOKEN)
+    access.require_launch(TOKEN)
 
 
 def test_a_process_that_was_given_none_makes_one_and_tells_it_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE)
-    made = permission.token()
-    assert len(made) >= 32 and permission.token() == made
+    made = access.token()
+    assert len(made) >= 32 and access.token() == made
     assert capsys.readouterr().err == f"dashboard: token for launching and orders: {made}\n"
 
 
 @pytest.mark.parametrize("given", ["", "x", TOKEN[:-1], f"{TOKEN} ", TOKEN.upper(), "ü\udcff"])
-@pytest.mark.parametrize("require", [permission.require_order, permission.require_launch])
+@pytest.mark.parametrize("require", [access.require_order, access.require_launch])
 def test_nothing_but_the_token_permits(require: Callable[[str], None], given: str) -> None:
     with pytest.raises(
         NotPermitted, match=r"the token is (missing|not this server's); it stands in the link"
@@ -75,13 +75,13 @@ def test_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
         return True
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
-    assert permission.fits("anything")
+    assert access.fits("anything")
     assert compared == [(b"anything", TOKEN.encode())]
 
 
 def test_read_only_refuses_the_right_token_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
-    for require in (permission.require_order, permission.require_launch):
+    for require in (access.require_order, access.require_launch):
         with pytest.raises(NotPermitted, match="read-only"):
             require(TOKEN)
 
@@ -92,23 +92,23 @@ def test_launching_is_off_beyond_this_machine_and_orders_are_not(
 ) -> None:
     listens_at(monkeypatch, address)
     with pytest.raises(NotPermitted, match=r"launching is off: this server listens beyond 127\.0\.0\.1"):
-        permission.require_launch(TOKEN)
-    permission.require_order(TOKEN)
+        access.require_launch(TOKEN)
+    access.require_order(TOKEN)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
 def test_every_address_of_this_machine_alone_permits_launching(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     listens_at(monkeypatch, address)
-    permission.require_launch(TOKEN)
+    access.require_launch(TOKEN)
 
 
 def link_page() -> None:
     import streamlit as st
 
-    from dashboard import permission
+    from dashboard import access
 
-    permission.take_from_link()
-    st.text("may" if permission.may_order() else "may not")
+    access.take_from_link()
+    st.text("may" if access.may_order() else "may not")
 
 
 @pytest.mark.parametrize(("token", "told"), [(TOKEN, "may"), ("another", "may not")])

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import untrusted
-from dashboard.views import samples, tokens
+from dashboard import safe_text
+from dashboard.pages import samples
 from ppo_core.report import TokenReadings
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import HOSTILE, PROMPTS
@@ -82,12 +82,12 @@ def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPa
 # Tokens
 
 
-@pytest.mark.parametrize("reading", tokens.COLOURED)
+@pytest.mark.parametrize("reading", samples.COLOURED)
 def test_tokens_are_shown_by_the_chosen_reading(built: Path, monkeypatch: pytest.MonkeyPatch, reading: str) -> None:
     app = page("sampling", built, monkeypatch, trial=["0"], prompt="0", tokens=reading)
     [table] = app.dataframe
     assert list(table.value.columns)[:2] == ["token", reading]
-    assert set(table.value.columns) == {"token", *tokens.READINGS}
+    assert set(table.value.columns) == {"token", *samples.READINGS}
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_tokens_that_are_not_known_are_said(
 
 def test_the_value_error_is_the_critics_value_less_the_reward() -> None:
     of = TokenReadings(("a", "b"), (-1.0, -1.0), (0.5, 0.5), (0.5, 0.5), (0.1, 0.1), (0.5, 2.0))
-    assert tokens.table(of, first="value error", reward=1.5)["value error"].tolist() == [-1.0, 0.5]
-    assert "value error" not in tokens.table(of, first="KL").columns
-    assert tokens.largest([of, None], "value error", [1.5, math.nan]) == 1.0
-    assert tokens.largest([of], "value error") == 0.0
+    assert samples.table(of, first="value error", reward=1.5)["value error"].tolist() == [-1.0, 0.5]
+    assert "value error" not in samples.table(of, first="KL").columns
+    assert samples.largest_reading([of, None], "value error", [1.5, math.nan]) == 1.0
+    assert samples.largest_reading([of], "value error") == 0.0
 
 
 # Text from outside, and studies with nothing to show
@@ -119,7 +119,7 @@ def test_hostile_texts_are_shown_literally_and_nowhere_interpreted(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = page("sampling", built, monkeypatch, trial=["2"], tokens="KL", when="last")
-    assert untrusted.visible(HOSTILE) in shown.texts(app)
+    assert safe_text.visible(HOSTILE) in shown.texts(app)
     assert shown.kinds_with(app, "<script>") == {"text", "dataframe"}
     assert shown.kinds_with(app, "<b>the new phone</b>") == {"text", "selectbox"}
     assert shown.kinds_with(app, "<b>brief</b>") == {"text"}

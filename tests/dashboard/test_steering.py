@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dashboard import permission, steering
-from dashboard.permission import NotPermitted
+from dashboard import access, steering
+from dashboard.access import NotPermitted
 from ppo_core.errors import ConfigError, StudyError
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
@@ -27,7 +27,7 @@ COURSES = (
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A study with a trial that completed, one that failed and one that was interrupted; nothing runs it."""
-    monkeypatch.setattr(permission, "_token", TOKEN)
+    monkeypatch.setattr(access, "_token", TOKEN)
     monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
     return fake_store.build(tmp_path / "store.db", courses=COURSES)
 

@@ -14,7 +14,7 @@ from tuner import study_file, study_folder, upkeep
 from tuner.cli import arguments
 from tuner.cli.arguments import to_copy
 from tuner.cli.read import opened
-from tuner.export.folder import export_study
+from tuner.export.folder import export_study, read
 from tuner.export.load import import_study
 from tuner.store import Store, StudyRow
 
@@ -100,7 +100,7 @@ def export(args: argparse.Namespace) -> int:
 def take_in(args: argparse.Namespace) -> int:
     """Add the study of a folder to a store."""
     folder = Path(args.folder)
-    folder.read(folder)  # before a store is made for what is no export, or for no name
+    read(folder)  # before a store is made for what is no export, or for no name
     if args.name is not None:
         study_file.matching(args.name, study_file.NAME, "--as")
     with closing(Store.open(arguments.location(args.storage), create=True)) as store:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Table, insert, select
 
 from ppo_core.errors import StudyError
 from tuner import study_file
-from tuner.export.folder import Exported
+from tuner.export.folder import Exported, read
 from tuner.export.tables import SAMPLES, STEPS, STUDY_FILE, TRIALS, ExchangeError, TableLayout, chunks, read_table
 from tuner.store import OrderState, Store, schema
 from tuner.store.bulk import add_study
@@ -41,7 +41,7 @@ def import_study(store: Store, folder: Path, name: str | None = None) -> Taken:
         StudyError: the name is taken.
         StoreError: the store failed.
     """
-    exported = folder.read(folder)
+    exported = read(folder)
     name = exported.name if name is None else study_file.matching(name, study_file.NAME, "--as")
     require_new(store, name)
     decided = [order for order in exported.orders if order["state"] != OrderState.WAITING]

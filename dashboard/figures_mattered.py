@@ -7,18 +7,17 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard import appearance
-from dashboard.analysis.importance import Importance
-from dashboard.figures import parts
-from dashboard.figures.parts import PARAMS
+from dashboard import figures, style
+from dashboard.figures import PARAMS
+from dashboard.importance import Importance
 from ppo_core.metrics import METRICS
 from tuner.spec import StudySpec
 from tuner.status import Status
 
 Measure = Literal["value", "kl"]
 TITLES: dict[Measure, str] = {"value": METRICS["eval/reward"].title, "kl": METRICS["eval/kl"].title}
-SURE, UNSURE = appearance.COLOURS[0], parts.FAINT
-SCALE = [[0, appearance.COLOURS[0]], [0.5, "#909090"], [1, appearance.COLOURS[1]]]
+SURE, UNSURE = style.COLOURS[0], figures.FAINT
+SCALE = [[0, style.COLOURS[0]], [0.5, "#909090"], [1, style.COLOURS[1]]]
 """Blue over grey to orange: told apart with the common colour-vision deficiencies, on light and on dark pages."""
 GRID = 30
 NEARNESS = 3.0
@@ -34,7 +33,7 @@ def importance_bars(found: Sequence[Importance]) -> go.Figure:
     figure = go.Figure(
         go.Bar(
             x=[item.share for item in rows],
-            y=[parts.title_of(item.name) for item in rows],
+            y=[figures.title_of(item.name) for item in rows],
             orientation="h",
             marker={"color": [SURE if item.is_sure else UNSURE for item in rows]},
             error_x={
@@ -42,7 +41,7 @@ def importance_bars(found: Sequence[Importance]) -> go.Figure:
                 "symmetric": False,
                 "array": [item.high - item.share for item in rows],
                 "arrayminus": [item.share - item.low for item in rows],
-                "color": parts.GREY,
+                "color": figures.GREY,
                 "thickness": 1.5,
                 "width": 4,
             },
@@ -51,7 +50,7 @@ def importance_bars(found: Sequence[Importance]) -> go.Figure:
             "<br>shuffled outcomes reach it: %{customdata[2]:.0%}<extra></extra>",
         )
     )
-    parts.lay_out(figure, x="Share of all importance", y="", height=90 + 34 * max(3, len(rows)), showlegend=False)
+    figures.lay_out(figure, x="Share of all importance", y="", height=90 + 34 * max(3, len(rows)), showlegend=False)
     return figure.update_xaxes(tickformat=".0%", range=[0, 1]).update_yaxes(automargin=True)
 
 
@@ -63,15 +62,15 @@ def slice_points(trials: pd.DataFrame, name: str, measure: Measure, spec: StudyS
     for status in Status:
         group = points[points["status"] == status]
         if len(group):
-            figure.add_traces([_slice(status, group, column, measure), parts.legend_entry(status)])
+            figure.add_traces([_slice(status, group, column, measure), figures.legend_entry(status)])
     if measure == "kl":
         figure.add_hline(
             y=spec.kl_budget,
-            line={"color": parts.GREY, "dash": "dash", "width": 1.5},
-            annotation={"text": f"KL budget {spec.kl_budget:g}", "font": parts.FONT},
+            line={"color": figures.GREY, "dash": "dash", "width": 1.5},
+            annotation={"text": f"KL budget {spec.kl_budget:g}", "font": figures.FONT},
             annotation_position="top left",
         )
-    parts.lay_out(figure, x=parts.title_of(name), y=TITLES[measure], height=360)
+    figures.lay_out(figure, x=figures.title_of(name), y=TITLES[measure], height=360)
     return figure.update_xaxes(type=_axis_type(points[column], name, spec), exponentformat="e")
 
 
@@ -85,9 +84,9 @@ def _slice(status: Status, group: pd.DataFrame, column: str, measure: Measure) -
         customdata=group["number"],
         hovertemplate=f"<b>Trial %{{customdata}}</b>, {status.value}<br>%{{x}}: %{{y:.3g}}<extra></extra>",
         marker={
-            "symbol": appearance.mark(status).plotly,
+            "symbol": style.mark(status).plotly,
             "size": 10,
-            "color": parts.colours(group["number"].tolist()),
+            "color": figures.colours(group["number"].tolist()),
         },
     )
 
@@ -112,7 +111,7 @@ def parallel(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec) -> go.
                 "showscale": True,
                 "colorbar": {"title": {"text": "reward"}, "thickness": 12},
             },
-            labelfont={"color": parts.GREY, "size": 12},
+            labelfont={"color": figures.GREY, "size": 12},
             tickfont={"color": "#303030", "size": 12},  # Plotly gives these a white halo, on dark pages too
             rangefont={"color": "rgba(0, 0, 0, 0)"},  # the ends of a logarithmic axis would read as exponents
             labelangle=-20,
@@ -125,7 +124,7 @@ def parallel(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec) -> go.
 
 
 def _dimension(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
-    label = parts.title_of(name)
+    label = figures.title_of(name)
     numbers = pd.to_numeric(values, errors="coerce")
     if numbers.notna().sum() < values.notna().sum():  # words
         words = sorted(values.dropna().unique())
@@ -174,7 +173,7 @@ def contour(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudyS
                     mode="markers",
                     name=status.value,
                     marker={
-                        "symbol": appearance.mark(status).plotly,
+                        "symbol": style.mark(status).plotly,
                         "size": 9,
                         "color": "#ffffff",
                         "line": {"color": "#000000", "width": 1},
@@ -184,7 +183,7 @@ def contour(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudyS
                     "%{customdata[1]:.3g}<extra></extra>",
                 )
             )
-    parts.lay_out(figure, x=parts.title_of(x), y=parts.title_of(y))
+    figures.lay_out(figure, x=figures.title_of(x), y=figures.title_of(y))
     figure.update_xaxes(type="log" if across.log else "linear", exponentformat="e")
     return figure.update_yaxes(type="log" if up.log else "linear", exponentformat="e")
 
@@ -217,7 +216,7 @@ def _surface(columns: np.ndarray, rows: np.ndarray, heights: np.ndarray) -> np.n
 
 def is_log_of(values: pd.Series, name: str, spec: StudySpec) -> bool:
     """Whether these values are drawn on a logarithmic axis: they are searched so, and all of them are over 0."""
-    return parts.is_log(name, spec) and bool((values.dropna() > 0).all())
+    return figures.is_log(name, spec) and bool((values.dropna() > 0).all())
 
 
 def _axis_type(values: pd.Series, name: str, spec: StudySpec) -> str:

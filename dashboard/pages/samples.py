@@ -1,17 +1,121 @@
 """What the trials write: the same prompts, side by side. Every text here is hostile until shown literally."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from dashboard import appearance, data, untrusted
+from dashboard import data, diagnosis, safe_text, style
 from dashboard.data import Snapshot
-from dashboard.views import tokens
+from dashboard.pages import common
 from ppo_core.metrics import METRICS
 from ppo_core.report import TokenReadings
 from tuner.store import Store, TrialRow
+
+# A response token by token: how far each moved from the reference policy, and what the critic made of it.
+#
+# Tokens are hostile text like all of a response: they stand in a table's cells, which nothing interprets.
+
+VALUE_ERROR = "value error"
+READINGS = {
+    "KL": ("kls", "Exact KL from the reference at the token's position, in nats."),
+    "log-ratio": ("log_ratios", "log π - log π_ref of the token, in nats: over 0, the policy likes it more."),
+    "advantage": ("advantages", "GAE of the evaluation's own rewards, before whitening."),
+    "value": ("values", "What the critic predicts at the token."),
+    VALUE_ERROR: (
+        "",
+        "The critic's value less the response's whole reward: over 0, it expects too much. With a "
+        "discount or rewards by token it is not 0 for a perfect critic either.",
+    ),
+    "log-prob": ("logprobs", "Log-probability of the token under the policy, in nats."),
+}
+"""What is known of a token, by label: the field of `TokenReadings` (empty: it is reckoned), and what it means."""
+COLOURED = ("KL", "log-ratio", "advantage", "value", VALUE_ERROR)
+"""Readings that tokens can be coloured by."""
+TOKEN = "token"
+HEIGHT = 280
+
+_OVER, _UNDER = "213, 94, 0", "0, 114, 178"
+"""Vermilion and blue of Okabe and Ito (2008), told apart with the common colour-vision deficiencies."""
+_DEEPEST = 0.65
+"""Opacity of the largest reading: the text on it stays readable on a light and on a dark page."""
+
+
+def choose() -> str | None:
+    """Return the reading that tokens are coloured by, which is in the link; None: tokens are not shown."""
+    return st.segmented_control(
+        "Tokens, coloured by",
+        COLOURED,
+        key="tokens",
+        bind="query-params",
+        help="Shows each response token by token. Orange is over 0, blue under; as deep as the reading is large among "
+        "the responses to one prompt. Click a column's head to find the tokens that moved most.",
+    )
+
+
+def draw(tokens: TokenReadings | None, reading: str, largest: float, key: str, reward: float = math.nan) -> None:
+    """Draw one response's tokens, coloured by `reading`; `largest` is what gets the deepest colour.
+
+    `reward` is the response's: with it, the critic's error is told.
+    """
+    if tokens is None:
+        st.caption("no token readings of this sample")
+        return
+    frame = table(tokens, first=reading, reward=reward)
+    if reading not in frame.columns:
+        st.caption(f"no {reading} of its tokens: this trial has no critic")
+        return
+    colours = shades(frame[reading], largest)
+    styled = frame.style.apply(lambda column: colours, subset=[TOKEN, reading])
+    columns = {
+        name: st.column_config.NumberColumn(name, format="%.3f", width=75, help=READINGS[name][1])
+        for name in frame.columns
+        if name != TOKEN
+    }
+    st.dataframe(styled, key=key, height=HEIGHT, hide_index=True, placeholder="", column_config=columns)
+
+
+def table(tokens: TokenReadings, first: str, reward: float = math.nan) -> pd.DataFrame:
+    """Return a row a token: its text, safe to show and to export, and what is known of it, `first` in front."""
+    names = sorted(READINGS, key=lambda name: name != first)
+    known = {name: values for name in names if (values := _values(tokens, name, reward))}
+    return pd.DataFrame({TOKEN: [safe_text.cell(text) for text in tokens.texts], **known})
+
+
+def largest_reading(
+    readings: Sequence[TokenReadings | None], reading: str, rewards: Sequence[float] | None = None
+) -> float:
+    """Return the largest size of a reading among responses, so that they share one scale; 0: there is none.
+
+    `rewards` are the responses', without which the critic's error is not known.
+    """
+    given = [math.nan] * len(readings) if rewards is None else rewards
+    pairs = [(tokens, reward) for tokens, reward in zip(readings, given, strict=True) if tokens is not None]
+    sizes = (abs(value) for tokens, reward in pairs for value in _values(tokens, reading, reward))
+    return max(filter(math.isfinite, sizes), default=0.0)
+
+
+def _values(tokens: TokenReadings, reading: str, reward: float) -> list[float]:
+    """Return a reading of each token; empty: it is not known."""
+    if reading != VALUE_ERROR:
+        return list(getattr(tokens, READINGS[reading][0]))
+    return [] if math.isnan(reward) else [value - reward for value in tokens.values]
+
+
+def shades(values: Sequence[float], largest: float) -> list[str]:
+    """Return each value's background as CSS: orange over 0, blue under, as deep as it is near `largest`."""
+    return [_shade(float(value) / largest if largest else 0.0) for value in values]
+
+
+def _shade(share: float) -> str:
+    if not math.isfinite(share) or share == 0:
+        return ""
+    return f"background-color: rgba({_OVER if share > 0 else _UNDER}, {min(1.0, abs(share)) * _DEEPEST:.2f})"
+
+
+# What the trials write: the same prompts, side by side. Every text here is hostile until shown literally.
 
 SIDE_BY_SIDE = 4
 """Trials that fit beside each other."""
@@ -43,7 +147,7 @@ def section(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         "the highest mean reward of the kept samples whose mean KL is within the budget.",
     )
     with row:
-        reading = tokens.choose()
+        reading = choose()
     if not when:
         st.info("Choose at least one evaluation.")
         return
@@ -55,7 +159,7 @@ def section(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         own = every[every["prompt_index"] == index]
         with st.container(border=True):
             st.caption(f"Prompt {index}")
-            st.text(untrusted.visible(prompts[index]))
+            st.text(safe_text.visible(prompts[index]))
             for line in _lines(every, when, snapshot.view.spec.kl_budget):
                 _side_by_side(own.merge(line, on=["trial", "step"]), trials)
                 if reading is not None:
@@ -115,7 +219,7 @@ def _choose_prompt(prompts: Mapping[int, str]) -> int | None:
         list(prompts),
         index=None,
         placeholder=f"All {len(prompts)}. Type some of its text to find one",
-        format_func=lambda index: f"{index}: {untrusted.one_line(prompts.get(index, ''), 90)}",
+        format_func=lambda index: f"{index}: {safe_text.one_line(prompts.get(index, ''), 90)}",
         key="prompt",
         persist_state="session",
     )
@@ -146,8 +250,8 @@ def _side_by_side(frame: pd.DataFrame, trials: list[TrialRow]) -> None:
     """Draw the responses to one prompt, a trial a column."""
     for column, trial in zip(st.columns(len(trials)), trials, strict=True):
         with column:
-            label = f"{appearance.mark(trial.status).glyph} {trial.shown_status}"
-            st.html(appearance.heading(trial.number, label))
+            label = f"{style.mark(trial.status).glyph} {trial.shown_status}"
+            st.html(style.heading(trial.number, label))
             own = frame[frame["trial"] == trial.number]
             for row in own.itertuples():
                 _response(row)
@@ -162,13 +266,13 @@ def _tokens(store: Store, snapshot: Snapshot, frame: pd.DataFrame, trials: list[
         for row in frame.itertuples()
     }
     rewards = [row.reward for row, _ in found.values()]
-    largest = tokens.largest([own for _, own in found.values()], reading, rewards)
+    largest = largest_reading([own for _, own in found.values()], reading, rewards)
     for column, trial in zip(st.columns(len(trials)), trials, strict=True):
         if trial.number in found:
             row, own = found[trial.number]
             with column:
                 key = f"tokens {trial.number} {row.step} {row.prompt_index}"
-                tokens.draw(own, reading, largest, key=key, reward=row.reward)
+                draw(own, reading, largest, key=key, reward=row.reward)
 
 
 def _response(row: Any) -> None:
@@ -178,7 +282,7 @@ def _response(row: Any) -> None:
     )
     if len(row.parts) > 1:
         st.text(_parts(row.parts))
-    text = untrusted.visible(row.response)
+    text = safe_text.visible(row.response)
     if len(text) > LONG:
         st.container(height=240).text(text)
     else:
@@ -188,5 +292,39 @@ def _response(row: Any) -> None:
 def _parts(parts: Mapping[str, float | None]) -> str:
     """Return the reward's parts on one line; their names come from outside."""
     return " · ".join(
-        f"{untrusted.one_line(name)} {'–' if value is None else f'{value:.2f}'}" for name, value in parts.items()
+        f"{safe_text.one_line(name)} {'–' if value is None else f'{value:.2f}'}" for name, value in parts.items()
     )
+
+
+# Samples: the same prompt across trials and evaluations, what each reward was made of, and the tokens behind it.
+
+
+def page() -> None:
+    """Draw the page."""
+    common.of_a_study(_study)
+
+
+def _study(store: Store, snapshot: Snapshot) -> None:
+    if not snapshot.view.trials:
+        text = "Samples come with a trial's first evaluation, before its first update."
+        common.not_begun(snapshot, "No trials yet", text)
+        return
+    chosen = common.trials(
+        snapshot,
+        f"Up to {SIDE_BY_SIDE} trials side by side. Nothing chosen: the reference, the best within the KL "
+        "budget and the last one pruned for KL.",
+        SIDE_BY_SIDE,
+    )
+    numbers = (chosen or tuple(snapshot.telling))[:SIDE_BY_SIDE]
+    common.line(store, snapshot, numbers)
+    section(store, snapshot, chosen)
+    _hacking(store, snapshot, numbers)
+
+
+def _hacking(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
+    """Say of each shown trial whether its reward rises while something worsens."""
+    st.subheader("Does reward rise while something else worsens?", anchor=False, help=diagnosis.RULE)
+    steps = data.curves(store, snapshot, diagnosis.NEEDED, numbers=numbers)
+    for line in diagnosis.hacking_text(diagnosis.check(steps, snapshot.view.spec.kl_budget)):
+        st.text(line)
+    st.caption(f"{diagnosis.RULE} A reason to read the samples above, and no proof.")

@@ -1,6 +1,6 @@
 """A live chart's copy to keep: its ECharts option as a Plotly figure, which makes a page that needs nothing else.
 
-It knows what `dashboard.echarts`, `dashboard.curve_charts` and `dashboard.incident_chart` make, and no other options.
+It knows what `dashboard.charts`, `dashboard.charts` and `dashboard.charts` make, and no other options.
 Plotly takes some tags in texts for HTML, so every text is escaped.
 """
 
@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard import appearance
-from dashboard.echarts import Option
-from dashboard.figures import parts
+from dashboard import figures, style
+from dashboard.charts import Option
 from tuner.status import Status
 
 MARGIN = {"l": 70, "t": 90, "b": 60}
@@ -41,7 +40,7 @@ def figure(option: Option, title: str) -> go.Figure:
         _limits(drawn, series, place)
         _areas(drawn, series, place)
     for status in dict.fromkeys(series["name"] for series in option["series"] if series["type"] == "scatter"):
-        drawn.add_trace(parts.legend_entry(Status(status)))
+        drawn.add_trace(figures.legend_entry(Status(status)))
     return drawn
 
 
@@ -96,7 +95,7 @@ def _ends(series: Option) -> go.Scatter:
         hoverinfo="skip",
         cliponaxis=False,
         marker={
-            "symbol": appearance.mark(status).plotly,
+            "symbol": style.mark(status).plotly,
             "size": series["symbolSize"],
             "color": [point["itemStyle"]["color"] for point in points],
             "line": {

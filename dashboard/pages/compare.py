@@ -5,12 +5,11 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from dashboard import appearance, checkpoints, data, untrusted
-from dashboard.analysis import comparing
+from dashboard import analysis, checkpoints, data, safe_text, style
+from dashboard import figures as figures
 from dashboard.data import Snapshot
-from dashboard.figures import compare as figures
-from dashboard.figures.parts import title_of
-from dashboard.views import choice, common, drawn, mattered, renewal, samples
+from dashboard.figures import title_of
+from dashboard.pages import common, mattered, samples
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
 from tuner.cli.report import LONGER
@@ -39,12 +38,12 @@ def _study(store: Store, snapshot: Snapshot) -> None:
             _trials(store, snapshot)
     if whole.open:
         with whole:
-            renewal.line(store, snapshot)
+            common.line(store, snapshot)
             mattered.section(store, snapshot)
 
 
 def _trials(store: Store, snapshot: Snapshot) -> None:
-    numbers = choice.trials(
+    numbers = common.trials(
         snapshot,
         f"Two to {MOST} trials; the others are compared with the first. Nothing chosen: the reference, the best "
         "within the KL budget and the last one pruned for KL.",
@@ -56,7 +55,7 @@ def _trials(store: Store, snapshot: Snapshot) -> None:
     if len(numbers) < LEAST:
         st.info("Choose at least two trials above to compare them.")
         return
-    renewal.line(store, snapshot, numbers)
+    common.line(store, snapshot, numbers)
     row_of = {row.number: row for row in snapshot.view.trials}
     rows = [row_of[number] for number in numbers]
     _settings(rows)
@@ -75,9 +74,9 @@ def _settings(rows: Sequence[TrialRow]) -> None:
         return
     table = {"setting": [title_of(name) for name in differing]}
     for place, row in enumerate(rows):
-        values = (untrusted.cell(short(values[place], 4)) for values in differing.values())
+        values = (safe_text.cell(short(values[place], 4)) for values in differing.values())
         table[_name(row)] = list(values)
-    drawn.table(pd.DataFrame(table), key="settings")
+    common.table(pd.DataFrame(table), key="settings")
     st.caption("Only the settings in which they differ; all others are equal.")
 
 
@@ -85,8 +84,8 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Non
     st.subheader("How they came out", anchor=False)
     budget = snapshot.view.spec.kl_budget
     lines = {
-        "status": [f"{appearance.mark(row.status).glyph} {row.shown_status}" for row in rows],
-        "called": [untrusted.cell(row.label) for row in rows],
+        "status": [f"{style.mark(row.status).glyph} {row.shown_status}" for row in rows],
+        "called": [safe_text.cell(row.label) for row in rows],
         "value ± SE (reward)": [plus_minus(row.value, row.value_se) for row in rows],
         f"eval KL ({KL_UNIT})": [measured(row.kl) for row in rows],
         f"within {budget:g} {KL_UNIT}": [
@@ -94,15 +93,15 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Non
         ],
         "episodes": [f"{row.episodes:,}" for row in rows],
         "time (s)": [f"{row.seconds:.0f}" for row in rows],
-        "reason": [untrusted.cell(row.reason.message) if row.reason else "" for row in rows],
+        "reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
     }
     shown = {name: cells for name, cells in lines.items() if any(cells)}
     table = pd.DataFrame({"outcome": list(shown)} | {_name(row): list(cells) for row, cells in _turned(rows, shown)})
-    drawn.table(table, key="outcomes")
+    common.table(table, key="outcomes")
     every = data.samples(store, snapshot, tuple(row.number for row in rows))
-    found = comparing.differences(rows)
+    found = analysis.value_differences(rows)
     for item in found:
-        pairs = comparing.paired(every, item.base, item.other)
+        pairs = analysis.paired(every, item.base, item.other)
         kept = "" if pairs is None else f" {pairs.words}: a look at a few, not the measure."
         over = [row.number for row in rows if row.number in (item.base, item.other) and (row.kl or 0.0) > budget]
         st.text(
@@ -111,7 +110,7 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Non
         )
     if not found:
         st.info(f"Trial {rows[0].number} or all the others have no value yet, so there is no difference to tell.")
-    st.caption(f"n = 1 run of each trial. {comparing.NOISE}")
+    st.caption(f"n = 1 run of each trial. {analysis.NOISE}")
 
 
 def _turned(rows: Sequence[TrialRow], lines: dict[str, list[str]]) -> list[tuple[TrialRow, list[str]]]:
@@ -140,7 +139,7 @@ def _curves(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
     for place, metric in zip(st.columns(3), CURVES, strict=True):
         limits = budget if metric == CURVES[0] else {}
         with place:
-            drawn.figure(
+            common.figure(
                 figures.aligned(frame, metric, numbers, limits),
                 key=f"compared {METRICS[metric].label}",
                 alt=f"{METRICS[metric].title} over episodes, a line for each compared trial",
@@ -152,18 +151,18 @@ def _lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
     trials = snapshot.view.trials
     lines = []
     for row in rows:
-        for step in comparing.lineage(trials, row.number):
+        for step in analysis.lineage(trials, row.number):
             changed = ", ".join(
                 f"{name} {short(now, 4)} (was {short(before, 4)})" for name, (before, now) in step.changed.items()
             )
             lines.append(f"Trial {step.trial} is a fork of trial {step.parent} at step {step.step}: {changed}")
-        forks = comparing.forks_of(trials, row.number)
+        forks = analysis.forks_of(trials, row.number)
         if forks:
             lines.append(f"Trial {row.number} was forked into trial{'s' if len(forks) > 1 else ''} {_listed(forks)}")
     if lines:
         st.subheader("Where they come from", anchor=False)
         for line in dict.fromkeys(lines):
-            st.text(untrusted.one_line(line, 400))
+            st.text(safe_text.one_line(line, 400))
         st.caption("Up to its fork's step a fork's curve is its parent's.")
 
 

@@ -6,14 +6,11 @@ from typing import get_args
 import pandas as pd
 import streamlit as st
 
-from dashboard import appearance, data
-from dashboard.analysis import audit, front, importance
-from dashboard.analysis.importance import Importance, Outcome
+from dashboard import analysis, data, figures, figures_mattered, importance, style
 from dashboard.data import Snapshot
-from dashboard.figures import mattered
-from dashboard.figures import parts
-from dashboard.figures.mattered import Measure
-from dashboard.views import drawn
+from dashboard.figures_mattered import Measure
+from dashboard.importance import Importance, Outcome
+from dashboard.pages import common
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import KL_UNIT
 from tuner.status import Status
@@ -27,7 +24,7 @@ MEASURES: dict[str, Measure] = {"reward": "value", "KL": "kl"}
 
 def section(store: Store, snapshot: Snapshot) -> None:
     """Draw all of it."""
-    names = parts.searched(snapshot.trials)
+    names = figures.searched(snapshot.trials)
     ranked = _importance(store, snapshot)
     _slices(snapshot, [*(name for name in ranked if name in names), *(name for name in names if name not in ranked)])
     _audit(store, snapshot)
@@ -53,8 +50,8 @@ def _importance(store: Store, snapshot: Snapshot) -> list[str]:
             found = _resampled(key, ids, outcome, snapshot)
             ranked = ranked or [item.name for item in found]
             st.markdown(f"**For {'a high reward' if outcome == 'reward' else 'a low KL'}**")
-            drawn.figure(
-                mattered.importance_bars(found),
+            common.figure(
+                figures_mattered.importance_bars(found),
                 key=f"importance for {outcome}",
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
@@ -99,16 +96,16 @@ def _slices(snapshot: Snapshot, names: list[str]) -> None:
     )
     for place, measure in zip(st.columns(2), MEASURES.values(), strict=True):
         with place:
-            drawn.figure(
-                mattered.slice_points(snapshot.trials, name, measure, spec),
+            common.figure(
+                figures_mattered.slice_points(snapshot.trials, name, measure, spec),
                 key=f"slice of {measure}",
-                alt=f"{mattered.TITLES[measure]} of every trial over {name}",
+                alt=f"{figures_mattered.TITLES[measure]} of every trial over {name}",
             )
     doc = HYPERPARAMETERS[name].doc if name in HYPERPARAMETERS else ""
     st.caption(f"{doc} Pruned and stopped trials are at what they had read when they ended.")
     st.subheader("All at once", anchor=False)
-    drawn.figure(
-        mattered.parallel(snapshot.trials, names[:MOST_AXES], spec),
+    common.figure(
+        figures_mattered.parallel(snapshot.trials, names[:MOST_AXES], spec),
         key="parallel coordinates",
         alt="Parallel coordinates: each trial a line through its searched values, its KL and its reward",
     )
@@ -116,14 +113,14 @@ def _slices(snapshot: Snapshot, names: list[str]) -> None:
         "Drag along an axis to keep the lines through a part of it; drag its name to move it. "
         f"{axes_told(snapshot.trials, names)}"
     )
-    numbers = [name for name in names if pd.api.types.is_numeric_dtype(snapshot.trials[parts.PARAMS + name])]
+    numbers = [name for name in names if pd.api.types.is_numeric_dtype(snapshot.trials[figures.PARAMS + name])]
     if len(numbers) > 1:
         _contour(snapshot, numbers)
 
 
 def axes_told(trials: pd.DataFrame, names: Sequence[str]) -> str:
     """Return a sentence on the searched hyperparameters without an axis, of `names` that vary; empty: all have one."""
-    constant = [name for name in parts.all_searched(trials) if name not in names]
+    constant = [name for name in figures.all_searched(trials) if name not in names]
     reasons = {"there is no room for": names[MOST_AXES:], "the same in all trials are": constant}
     left_out = [f"{why} {', '.join(of)}" for why, of in reasons.items() if of]
     if not left_out:
@@ -141,14 +138,14 @@ def _contour(snapshot: Snapshot, names: list[str]) -> None:
         shown = st.segmented_control(
             "Of", list(MEASURES), default="reward", required=True, key="of", bind="query-params"
         )
-    both = snapshot.trials.dropna(subset=[parts.PARAMS + x, parts.PARAMS + y, MEASURES[shown]])
+    both = snapshot.trials.dropna(subset=[figures.PARAMS + x, figures.PARAMS + y, MEASURES[shown]])
     if x == y:
         st.info("Choose two different hyperparameters.")
     elif len(both) < 4:
         st.info(f"{len(both)} trials have both and a value; a surface needs four.")
     else:
-        drawn.figure(
-            mattered.contour(snapshot.trials, x, y, MEASURES[shown], snapshot.view.spec),
+        common.figure(
+            figures_mattered.contour(snapshot.trials, x, y, MEASURES[shown], snapshot.view.spec),
             key="contour",
             alt=f"{shown} over {x} and {y}, with the trials as points",
         )
@@ -163,11 +160,11 @@ def _contour(snapshot: Snapshot, names: list[str]) -> None:
 
 def _audit(store: Store, snapshot: Snapshot) -> None:
     st.subheader("What was ended early, and was it right?", anchor=False)
-    early = audit.ended_early(snapshot.trials)
+    early = analysis.ended_early(snapshot.trials)
     if early.empty:
         st.info("No trial was pruned or stopped, so nothing was saved and nothing may have been lost.")
         return
-    saved = audit.savings(snapshot.trials)
+    saved = analysis.savings(snapshot.trials)
     with st.grid(3, min_column_width=150):
         for label, value, told in (
             ("Ended early", f"{saved.trials}", "Trials that a rule pruned or a person stopped."),
@@ -188,21 +185,21 @@ def _audit(store: Store, snapshot: Snapshot) -> None:
         "value": number("Value so far", format="%.3f"),
         "kl": number(f"KL so far ({KL_UNIT})", format="%.2f"),
     }
-    drawn.table(
-        audit.by_rule(early),
+    common.table(
+        analysis.by_rule(early),
         key="ended by rule",
         columns=columns | {"share": number("Median ended at", format="percent")},
     )
     with st.expander(f"Each of the {len(early)} trials"):
-        cells = early.assign(status=[appearance.status_label(Status(status)) for status in early["status"]])
-        drawn.table(cells, key="ended early", columns=columns)
+        cells = early.assign(status=[style.status_label(Status(status)) for status in early["status"]])
+        common.table(cells, key="ended early", columns=columns)
     _regrets(store, snapshot, early)
 
 
 def _regrets(store: Store, snapshot: Snapshot, early: pd.DataFrame) -> None:
     best, budget = snapshot.view.best(), snapshot.view.spec.kl_budget
-    evaluated = front.evaluations(data.curves(store, snapshot, front.EVALUATED, evaluations_only=True))
-    found = audit.would_have_won(early, evaluated, None if best is None else best.value, budget)
+    evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
+    found = analysis.would_have_won(early, evaluated, None if best is None else best.value, budget)
     st.markdown("**Would one of them have won?**")
     if best is None:
         bar, read = "No trial ended within the budget.", "read any reward within it"
@@ -218,7 +215,7 @@ def _regrets(store: Store, snapshot: Snapshot, early: pd.DataFrame) -> None:
         f"budget of {budget:g} {KL_UNIT}, and might have won, and {len(found) - likely} only over it."
     )
     number = st.column_config.NumberColumn
-    drawn.table(
+    common.table(
         found,
         key="would have won",
         columns={

@@ -2,9 +2,9 @@
 
 import streamlit as st
 
-from dashboard.analysis import by_setting
+from dashboard import analysis
 from dashboard.data import Snapshot
-from dashboard.views.common import CHOSEN_TRIALS
+from dashboard.pages.common import CHOSEN_TRIALS
 from ppo_core.hyperparameters import HYPERPARAMETERS
 
 NAMED_BY, CHOSEN_METRICS = "by", "metric"
@@ -41,18 +41,18 @@ def follow(snapshot: Snapshot) -> None:
     if _SHOW in st.query_params:
         if st.query_params[_SHOW] == _BETA and (trials := _spanning(snapshot)):
             _choose(trials)
-            st.query_params[NAMED_BY] = HYPERPARAMETERS[by_setting.BETA].label  # the link holds what a selector shows
+            st.query_params[NAMED_BY] = HYPERPARAMETERS[analysis.BETA].label  # the link holds what a selector shows
         del st.query_params[_SHOW]
 
 
 def _spanning(snapshot: Snapshot) -> tuple[int, ...]:
-    trials = by_setting.spanning(snapshot.view.trials, by_setting.BETA)
+    trials = analysis.spanning(snapshot.view.trials, analysis.BETA)
     return trials if len(trials) > 1 else ()
 
 
 def _choose(trials: tuple[int, ...]) -> None:
     st.session_state[CHOSEN_TRIALS] = list(trials)
-    st.session_state[NAMED_BY] = by_setting.BETA
+    st.session_state[NAMED_BY] = analysis.BETA
     st.session_state[CHOSEN_METRICS] = []
 
 

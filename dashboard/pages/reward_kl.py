@@ -5,13 +5,11 @@ import math
 import pandas as pd
 import streamlit as st
 
-from dashboard import appearance, checkpoints, data
-from dashboard.analysis import front, hacking
-from dashboard.analysis.front import Checkpoint
-from dashboard.curve_charts import MOST_LIMITS
+from dashboard import analysis, checkpoints, data, diagnosis, figures, style
+from dashboard.analysis import Checkpoint
+from dashboard.charts import MOST_LIMITS
 from dashboard.data import Snapshot
-from dashboard.figures import ends, reward_kl
-from dashboard.views import choice, common, drawn, renewal
+from dashboard.pages import common
 from ppo_core.output import KL_UNIT
 from tuner.scoring import RULE, best_trial
 from tuner.store import Store, TrialRow
@@ -25,25 +23,25 @@ def page() -> None:
 
 
 def _study(store: Store, snapshot: Snapshot) -> None:
-    renewal.line(store, snapshot)
-    evaluated = front.evaluations(data.curves(store, snapshot, front.EVALUATED, evaluations_only=True))
+    common.line(store, snapshot)
+    evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
     if evaluated.empty:
         text = "A trial is evaluated before its first update, and then as often as its eval_every_episodes says."
         common.not_begun(snapshot, "No evaluation yet", text)
         return
-    chosen = choice.trials(
+    chosen = common.trials(
         snapshot,
         "Chosen trials are in colour, the others grey. Nothing chosen: all of a few trials, else the reference, "
         "the best within the budget, one pruned for KL, and the trial of the best checkpoint.",
     )
     budget = _budget(snapshot, evaluated)
-    best, at = best_trial(snapshot.view.trials, budget), front.best_checkpoint(evaluated, budget)
+    best, at = best_trial(snapshot.view.trials, budget), analysis.best_checkpoint(evaluated, budget)
     _cards(best, at, budget)
     if at is not None:
         _where(store, snapshot, at, evaluated, budget)
     _figure(snapshot, evaluated, _highlighted(snapshot, chosen, at), budget, at, best)
     with st.expander("The front as a table"):
-        _front_table(front.front(evaluated))
+        _front_table(analysis.front(evaluated))
     _hacking(store, snapshot, chosen, budget)
 
 
@@ -124,8 +122,8 @@ def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataF
         )
         st.code(checkpoints.train_again(study.name, trial, at.episode), language=None)
     st.caption(
-        f"It is the highest of {front.within(evaluated, budget):,} evaluations within the budget, and the highest of "
-        "many reads high by luck: confirm it on fresh prompts or another seed before you rely on it."
+        f"It is the highest of {analysis.within(evaluated, budget):,} evaluations within the budget, and the highest "
+        "of many reads high by luck: confirm it on fresh prompts or another seed before you rely on it."
         f"{_end_told(trial, budget)}"
     )
 
@@ -148,12 +146,12 @@ def _fork_episode(store: Store, snapshot: Snapshot, fork: TrialRow) -> int | Non
 
 def _highlighted(snapshot: Snapshot, chosen: tuple[int, ...], at: Checkpoint | None) -> tuple[int, ...]:
     if chosen:
-        return chosen[: appearance.DISTINCT]
+        return chosen[: style.DISTINCT]
     rows = snapshot.view.trials
-    if len(rows) <= appearance.AT_A_GLANCE:
+    if len(rows) <= style.AT_A_GLANCE:
         return tuple(row.number for row in rows)
     found = [] if at is None else [at.trial]
-    return tuple(dict.fromkeys([*found, *snapshot.telling]))[: appearance.AT_A_GLANCE]
+    return tuple(dict.fromkeys([*found, *snapshot.telling]))[: style.AT_A_GLANCE]
 
 
 def _figure(
@@ -174,11 +172,11 @@ def _figure(
     if what == "ends":
         _ends(snapshot, shown, budget, baseline, best)
         return
-    drawn.figure(
-        reward_kl.trajectories(
+    common.figure(
+        figures.trajectories(
             evaluated,
             snapshot.trials,
-            front.front(evaluated),
+            analysis.front(evaluated),
             kl_budget=budget,
             kl_limit=snapshot.view.spec.kl_limit,
             chosen=shown,
@@ -202,8 +200,8 @@ def _ends(
     if snapshot.trials["value"].isna().all():
         st.info("No trial has a value yet: it comes with the end of the first trial that evaluated.")
         return
-    drawn.figure(
-        ends.reward_against_kl(
+    common.figure(
+        figures.reward_against_kl(
             snapshot.trials, kl_budget=budget, baseline=baseline, best=best.number if best else None, chosen=shown
         ),
         key="ends",
@@ -220,7 +218,7 @@ def _front_table(points: pd.DataFrame) -> None:
         st.info("No evaluation after the first update yet.")
         return
     number = st.column_config.NumberColumn
-    drawn.table(
+    common.table(
         points,
         key="front",
         columns={
@@ -236,12 +234,12 @@ def _front_table(points: pd.DataFrame) -> None:
 
 
 def _hacking(store: Store, snapshot: Snapshot, chosen: tuple[int, ...], budget: float) -> None:
-    st.subheader("Does reward rise while something else worsens?", anchor=False, help=hacking.RULE)
+    st.subheader("Does reward rise while something else worsens?", anchor=False, help=diagnosis.RULE)
     numbers = chosen or tuple(snapshot.telling)
-    findings = hacking.check(data.curves(store, snapshot, hacking.NEEDED, numbers=numbers), budget)
+    findings = diagnosis.check(data.curves(store, snapshot, diagnosis.NEEDED, numbers=numbers), budget)
     if not findings:
         st.info("The shown trials have reported nothing yet.")
-    for line in hacking.told(findings):
+    for line in diagnosis.hacking_text(findings):
         st.text(line)
     whose = "the chosen trials" if chosen else "the telling trials; choose others at the top"
-    st.caption(f"For {whose}. {hacking.RULE} A reason to read samples, and no proof.")
+    st.caption(f"For {whose}. {diagnosis.RULE} A reason to read samples, and no proof.")

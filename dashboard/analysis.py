@@ -1,0 +1,367 @@
+"""What is reckoned from a study's frames before it is drawn or told: pure functions, a file a question."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ppo_core.declare import HyperValue
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from tuner.guard import RULES
+from tuner.results import differences
+from tuner.status import PERSON, Status
+from tuner.store import TrialRow
+
+# Pruning and its cost: what was ended early, by which rule, what that saved, and whether it might have won.
+
+SAVING = (Status.PRUNED, Status.STOPPED)
+"""Statuses of trials that were ended on purpose: what they had left was saved."""
+
+
+@dataclass(frozen=True)
+class Savings:
+    """What ending trials early saved against running them to their end, at each one's own pace."""
+
+    trials: int
+    episodes: int
+    seconds: float
+    share: float
+    """Of the episodes that all trials that have ended would have taken to their end, failed ones left out."""
+
+
+def ended_early(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials that were pruned or stopped, by number.
+
+    `number`, `status`, `rule` (its label), `share` (of its episodes that it had run, 0 to 1), `episodes_saved`,
+    `seconds_saved` (at its own pace; NaN: unknown), `value`, `kl`.
+    """
+    early = trials[trials["status"].isin(SAVING)].sort_values("number")
+    left = (early["total_episodes"] - early["episodes"]).clip(lower=0)
+    pace = early["seconds"] / early["episodes"].where(early["episodes"] > 0)
+    return pd.DataFrame(
+        {
+            "number": early["number"],
+            "status": early["status"],
+            "rule": [rule_label(rule) for rule in early["rule"]],
+            "share": early["episodes"] / early["total_episodes"],
+            "episodes_saved": left,
+            "seconds_saved": left * pace,
+            "value": early["value"],
+            "kl": early["kl"],
+        }
+    ).reset_index(drop=True)
+
+
+def savings(trials: pd.DataFrame) -> Savings:
+    """Return what ending trials early saved in all."""
+    early = ended_early(trials)
+    ended = trials[trials["status"].isin((*SAVING, Status.COMPLETED))]
+    whole, saved = float(ended["total_episodes"].sum()), int(early["episodes_saved"].sum())
+    return Savings(len(early), saved, float(early["seconds_saved"].sum()), saved / whole if whole else 0.0)
+
+
+def by_rule(early: pd.DataFrame) -> pd.DataFrame:
+    """Return a row a rule: `rule`, `trials`, `share` (median of those run when it struck), `episodes_saved`,
+    `seconds_saved`; the rule that struck most first."""
+    groups = early.groupby("rule", sort=False)
+    told = pd.DataFrame(
+        {
+            "trials": groups.size(),
+            "share": groups["share"].median(),
+            "episodes_saved": groups["episodes_saved"].sum(),
+            "seconds_saved": groups["seconds_saved"].sum(),
+        }
+    )
+    return told.sort_values("trials", ascending=False, kind="stable").reset_index()
+
+
+def would_have_won(early: pd.DataFrame, evaluated: pd.DataFrame, best: float | None, kl_budget: float) -> pd.DataFrame:
+    """Return the trials ended early that read more reward than the best trial's value `best` while they ran.
+
+    `number`, `rule`, `value` and `kl` so far (of its last two evaluations), and of its best evaluation within the KL
+    budget `peak` and `peak_step` (NaN: none was). A trial is here where its value so far, or that evaluation, is over
+    `best`. `within` says whether it was so within the budget: only then could it have won as it stood. Without a
+    `best`, every trial with an evaluation within the budget counts.
+    """
+    bar = float("-inf") if best is None else best
+    inside = evaluated[(evaluated["step"] > 0) & (evaluated["kl"] <= kl_budget)]
+    peaks = inside.loc[inside.groupby("trial")["reward"].idxmax()].set_index("trial")
+    told = early[["number", "rule", "value", "kl"]].assign(
+        peak=early["number"].map(peaks["reward"]).astype(float),
+        peak_step=early["number"].map(peaks["step"]).astype(float),
+    )
+    told["within"] = ((told["value"] > bar) & (told["kl"] <= kl_budget)) | (told["peak"] > bar)
+    over = told["value"] > bar if best is not None else False
+    return told[told["within"] | over].reset_index(drop=True)
+
+
+def rule_label(rule: str) -> str:
+    """Return a rule's declared name; a text from outside never gets through."""
+    if rule in RULES:
+        return RULES[rule].label
+    return "A person" if rule == PERSON else "Another rule"
+
+
+# Trials by one of their settings: a few that span its values, and what each one's line is called by it.
+
+BETA, TARGET = "kl_coef", "kl_target"
+MOST_NAMED = 4
+"""Settings that a sentence names."""
+MOST = 3
+"""Trials by which the values of a setting are spanned: the lowest, one in the middle, the highest."""
+
+
+def name(row: TrialRow, setting: str) -> str:
+    """Return a trial's value of a setting in a few characters; of β where it adapts, its target. Empty: no number."""
+    if setting == BETA and (target := _number(row, TARGET)) is not None:
+        return f"target {target:.3g}"
+    value = _number(row, setting)
+    return "" if value is None else f"β {value:.3g}" if setting == BETA else f"{value:.3g}"
+
+
+def settings(trials: pd.DataFrame, rows: Sequence[TrialRow]) -> list[str]:
+    """Return the searched hyperparameters that are numbers and vary among the trials, in the order of declaration.
+
+    β is one wherever trials differ in it, though it was not searched, but changed in a fork.
+    """
+    columns = {name: f"params_{name}" for name in HYPERPARAMETERS if f"params_{name}" in trials.columns}
+    varied = {
+        name
+        for name, column in columns.items()
+        if pd.api.types.is_numeric_dtype(trials[column]) and trials[column].nunique() > 1
+    }
+    if len(spanning(rows, BETA)) > 1:
+        varied.add(BETA)
+    return [name for name in HYPERPARAMETERS if name in varied]
+
+
+def also_differ(rows: Sequence[TrialRow], setting: str) -> str:
+    """Return a sentence on what trials differ in besides `setting`, the values furthest apart first; empty: nothing.
+
+    A target stands for β where it adapts, so the two are one.
+    """
+    named = {BETA, TARGET} if setting in (BETA, TARGET) else {setting}
+    ratios = {name: _ratio(values) for name, values in differences(rows).items() if name not in {*named, "seed"}}
+    names = sorted(ratios, key=lambda name: -ratios[name])
+    if not names:
+        return ""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    labels = ", ".join(HYPERPARAMETERS[name].label for name in names[:MOST_NAMED])
+    return f"These trials differ in other settings, too: {labels}{more}."
+
+
+def _ratio(values: Sequence[HyperValue]) -> float:
+    """Return how many times the smallest of some values the largest is; 1 where they are not all numbers over 0."""
+    numbers = [value for value in values if isinstance(value, int | float) and value > 0]
+    return max(numbers) / min(numbers) if len(numbers) == len(values) else 1.0
+
+
+def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:
+    """Return the numbers of trials with the lowest, a middle and the highest value, of those that got under way.
+
+    Of β: of the trials with a fixed one, and beside them the adaptive trial whose target is in the middle.
+    """
+    begun = [row for row in rows if row.episodes > 0 and row.status is not Status.FAILED]
+    adaptive = [row for row in begun if setting == BETA and _number(row, TARGET) is not None]
+    fixed = _by_value([row for row in begun if row not in adaptive], setting)
+    places = dict.fromkeys(round(place * (len(fixed) - 1) / (MOST - 1)) for place in range(MOST)) if fixed else {}
+    targets = _by_value(adaptive, TARGET)
+    return tuple(fixed[place].number for place in places) + tuple(
+        row.number for row in targets[len(targets) // 2 :][:1]
+    )
+
+
+def _by_value(rows: Sequence[TrialRow], setting: str) -> list[TrialRow]:
+    valued = [(value, row.number, row) for row in rows if (value := _number(row, setting)) is not None]
+    return [row for *_, row in sorted(valued, key=lambda found: found[:2])]
+
+
+def _number(row: TrialRow, setting: str) -> float | None:
+    """Return a value from the store, where it is what it is to be."""
+    value = row.config.get(setting)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# Is one trial better than another? The difference of their values against its noise.
+
+ERRORS = 2.0
+"""Standard errors from which a difference counts as more than noise."""
+NOISE = (
+    "Each trial is one run, so what another seed would change is in none of these numbers. Values are means of a "
+    "trial's last two evaluations, all on the same eval prompts; the standard error of a difference adds both "
+    "trials' as if their prompts were not shared, so it is rather too large. More than twice it counts as more "
+    "than the noise."
+)
+"""What the noise of a difference is, and what it is not."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far trial `other` is over trial `base`, in reward."""
+
+    base: int
+    other: int
+    mean: float
+    se: float | None
+    """None: a standard error is not known."""
+
+    @property
+    def verdict(self) -> str:
+        """What the difference is worth, in words."""
+        if self.se is None or self.se <= 0:
+            return "its noise is not known"
+        times = abs(self.mean) / self.se
+        exceeds = "more than the noise" if times > ERRORS else "within the noise"
+        return f"{exceeds} ({times:.1f} standard errors)"
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The mean difference of rewards on the kept prompts that two trials share, at their last evaluations."""
+
+    n: int
+    mean: float
+    se: float
+
+    @property
+    def words(self) -> str:
+        """The difference with its standard error and how many prompts it rests on."""
+        return f"{self.mean:+.2f} ± {self.se:.2f} on {self.n} kept prompts, paired"
+
+
+def value_differences(trials: Sequence[TrialRow]) -> list[Difference]:
+    """Return how far each further trial is over the first; a trial without a value is left out."""
+    base, *others = trials
+    return [
+        Difference(base.number, row.number, row.value - base.value, _error_of_difference(base.value_se, row.value_se))
+        for row in others
+        if base.value is not None and row.value is not None
+    ]
+
+
+def paired(samples: pd.DataFrame, base: int, other: int) -> Paired | None:
+    """Return `other` against `base` on the prompts whose samples both keep, at each one's last evaluation.
+
+    `samples` has `trial`, `step`, `prompt_index`, `reward`. None: under two shared prompts have a reward.
+    """
+    columns = []
+    for number in (base, other):
+        own = samples[samples["trial"] == number]
+        columns.append(own[own["step"] == own["step"].max()].set_index("prompt_index")["reward"])
+    gaps = (columns[1] - columns[0]).dropna()
+    if len(gaps) < 2:
+        return None
+    return Paired(len(gaps), float(gaps.mean()), float(gaps.std(ddof=1)) / math.sqrt(len(gaps)))
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """One step of a fork's lineage: `trial` went on from `parent` at `step` with changed values."""
+
+    trial: int
+    parent: int
+    step: int
+    changed: dict[str, tuple[HyperValue, HyperValue]]
+    """By name: the parent's value and its own."""
+
+
+def lineage(trials: Sequence[TrialRow], number: int) -> list[Ancestor]:
+    """Return how trial `number` came from a trial that was no fork, its own fork last; empty: it is no fork."""
+    row_of = {row.number: row for row in trials}
+    steps: list[Ancestor] = []
+    row = row_of.get(number)
+    while row is not None and row.parent in row_of and len(steps) < len(row_of):
+        parent = row_of[row.parent]
+        changed = {
+            name: (parent.config.get(name), row.config.get(name))
+            for name in dict.fromkeys([*parent.config, *row.config])
+            if parent.config.get(name) != row.config.get(name)
+        }
+        steps.append(Ancestor(row.number, parent.number, row.fork_step or 0, changed))
+        row = parent
+    return steps[::-1]
+
+
+def forks_of(trials: Sequence[TrialRow], number: int) -> list[int]:
+    """Return the numbers of the trials that were forked from trial `number`."""
+    return [row.number for row in trials if row.parent == number]
+
+
+def _error_of_difference(*errors: Any) -> float | None:
+    return None if any(error is None for error in errors) else math.hypot(*errors)
+
+
+# Which evaluated checkpoint is worth having: the Pareto front of eval reward against eval KL.
+#
+# Every evaluation is a point: the policy as it was at that step. Step 0, the untrained policy, is where a trial
+# begins, and no checkpoint of it.
+
+EVALUATED = ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se")
+"""What is read of a step to find evaluations."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One evaluated policy of a trial: eval reward, and eval KL in nats per response, with standard errors."""
+
+    trial: int
+    step: int
+    episode: int
+    reward: float
+    reward_se: float
+    kl: float
+    kl_se: float
+
+
+def evaluations(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return `trial`, `step`, `episode`, `reward`, `reward_se`, `kl`, `kl_se` of every step that was evaluated.
+
+    In order of trial and step. An evaluation that read no finite reward or KL is left out. A standard error may be
+    missing, as NaN.
+    """
+    found = curves.dropna(subset=["eval/reward", "eval/kl"])
+    shown = pd.DataFrame({name: found[name] for name in ("trial", "step", "episode")})
+    for name in EVALUATED:
+        shown[name.removeprefix("eval/")] = found[name] if name in found.columns else np.nan
+    return shown.sort_values(["trial", "step"], ignore_index=True)
+
+
+def front(evaluated: pd.DataFrame) -> pd.DataFrame:
+    """Return the evaluations after step 0 that no other one beats (more reward at no more KL), by rising KL.
+
+    Of equal ones the lower trial and step stays.
+    """
+    order = evaluated[evaluated["step"] > 0].sort_values(
+        ["kl", "reward", "trial", "step"], ascending=[True, False, True, True]
+    )
+    before = order["reward"].cummax().shift(fill_value=-np.inf)
+    return order[order["reward"] > before].reset_index(drop=True)
+
+
+def best_checkpoint(evaluated: pd.DataFrame, kl_budget: float) -> Checkpoint | None:
+    """Return the evaluation after step 0 with the highest reward within a KL budget, or None.
+
+    Of equal rewards the lower KL wins, as for trials.
+    """
+    reached = front(evaluated)
+    reached = reached[reached["kl"] <= kl_budget]
+    if reached.empty:
+        return None
+    row = reached.iloc[-1]
+    return Checkpoint(
+        trial=int(row["trial"]),
+        step=int(row["step"]),
+        episode=int(row["episode"]),
+        reward=float(row["reward"]),
+        reward_se=float(row["reward_se"]),
+        kl=float(row["kl"]),
+        kl_se=float(row["kl_se"]),
+    )
+
+
+def within(evaluated: pd.DataFrame, kl_budget: float) -> int:
+    """Return how many evaluations after step 0 are within a KL budget."""
+    return int(((evaluated["step"] > 0) & (evaluated["kl"] <= kl_budget)).sum())

@@ -1,0 +1,355 @@
+"""Plotly figures as pure functions from frames, for views that are drawn once and explored. No text from outside."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboard import charts, style
+from dashboard.analysis import Checkpoint, rule_label
+from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.metrics import METRICS
+from tuner.spec import StudySpec
+from tuner.status import Status
+
+# What Plotly figures have in common: axes by their declarations, legend, colours that show on light and dark pages.
+
+GREY = style.NEUTRAL
+FONT = {"color": GREY}
+FAINT = "rgba(128, 128, 128, 0.35)"
+PARAMS = "params_"
+"""Before a searched hyperparameter's name, in a snapshot's columns."""
+
+
+def lay_out(figure: go.Figure, *, x: str, y: str, height: int = 430, **more: Any) -> go.Figure:
+    """Give a figure its axis titles, margins and a legend above it, and return it."""
+    return figure.update_layout(
+        height=height,
+        margin={"l": 8, "r": 12, "t": 40, "b": 8},
+        xaxis={"title": {"text": x}, "zeroline": False},
+        yaxis={"title": {"text": y}, "zeroline": False},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
+        hoverlabel={"align": "left"},
+    ).update_layout(**more)
+
+
+def budget_line(figure: go.Figure, kl: float, text: str) -> None:
+    """Draw a KL as a named vertical line."""
+    figure.add_vline(
+        x=kl,
+        line={"color": GREY, "dash": "dash", "width": 1.5},
+        annotation={"text": f"{text} {kl:g}", "font": FONT},
+        annotation_position="bottom right",
+    )
+
+
+def baseline_line(figure: go.Figure, reward: float) -> None:
+    """Draw the SFT policy's eval reward as a named horizontal line."""
+    figure.add_hline(
+        y=reward,
+        line={"color": GREY, "dash": "dot", "width": 1.5},
+        annotation={"text": f"SFT baseline {reward:.2f}", "font": FONT},
+        annotation_position="top right",
+    )
+
+
+def legend_entry(status: Status) -> go.Scatter:
+    """Return a grey symbol for the legend: a status is told by its shape, a trial by its colour."""
+    return go.Scatter(
+        x=[None],
+        y=[None],
+        mode="markers",
+        name=status.value,
+        legendgroup=status.value,
+        marker={"symbol": style.mark(status).plotly, "size": 10, "color": GREY},
+    )
+
+
+def title_of(name: str) -> str:
+    """Return a hyperparameter's label with its unit, by its declaration; a name that is not declared is left as `?`."""
+    return HYPERPARAMETERS[name].title if name in HYPERPARAMETERS else _OTHERS.get(name, "?")
+
+
+_OTHERS = {"kl_control": "KL control"}
+
+
+def is_log(name: str, spec: StudySpec) -> bool:
+    """Whether a hyperparameter is searched, or else by its declaration best looked at, on a logarithmic axis."""
+    span = spec.search.get(name)
+    if span is None and name in HYPERPARAMETERS:
+        span = HYPERPARAMETERS[name].search
+    return span is not None and span.scale != "linear"
+
+
+def searched(trials: pd.DataFrame) -> list[str]:
+    """Return the searched hyperparameters that vary among the trials, in the order of their declaration."""
+    return [name for name in all_searched(trials) if trials[PARAMS + name].dropna().nunique() > 1]
+
+
+def all_searched(trials: pd.DataFrame) -> list[str]:
+    """Return the declared hyperparameters that were searched in some trial, in the order of their declaration."""
+    return [name for name in (*HYPERPARAMETERS, *_OTHERS) if PARAMS + name in trials.columns]
+
+
+def colours(numbers: Sequence[int]) -> list[str]:
+    """Return the colours of trials by number."""
+    return [style.colour(int(number)) for number in numbers]
+
+
+# Where every trial ended: its final eval reward against its eval KL.
+
+FILL = "rgba(128, 128, 128, 0.10)"
+
+
+def reward_against_kl(
+    trials: pd.DataFrame, *, kl_budget: float, baseline: float | None, best: int | None, chosen: Collection[int] = ()
+) -> go.Figure:
+    """Return every trial's final eval reward against its eval KL, the budget drawn in and the best one named."""
+    measured = trials.dropna(subset=["value", "kl"]).sort_values("kl")
+    # Neighbours by KL have their numbers on different sides.
+    measured["side"] = [("top center", "bottom center")[place % 2] for place in range(len(measured))]
+    figure = go.Figure()
+    named = set(chosen) | {best} if chosen or len(measured) > style.DISTINCT else set(measured["number"])
+    for status in Status:
+        group = measured[measured["status"] == status]
+        if len(group):
+            figure.add_traces([_points_of(status, group, named), legend_entry(status)])
+    heights = [*measured["value"], *([] if baseline is None else [baseline])]
+    right = 1.1 * float(np.fmax(measured["kl"].max(), kl_budget))
+    figure.add_vrect(x0=kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
+    budget_line(figure, kl_budget, "KL budget")
+    if baseline is not None:
+        baseline_line(figure, baseline)
+    for row in measured[measured["number"] == best].itertuples():
+        figure.add_annotation(
+            x=row.kl, y=row.value, text=f"best: trial {row.number:d}", ax=-50, ay=-40, standoff=7,
+            arrowwidth=1.2, arrowcolor=GREY, bgcolor=FILL, borderpad=3, xanchor="right",
+        )  # fmt: skip
+    lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title)
+    figure.update_xaxes(range=[-0.03 * right, right])
+    return figure.update_yaxes(range=_with_margin(heights))
+
+
+def _points_of(status: Status, group: pd.DataFrame, named: Collection[int | None]) -> go.Scatter:
+    """Return the trials of one status; the `named` ones are bright, with number and standard error."""
+    numbers = [int(number) for number in group["number"]]
+    return go.Scatter(
+        x=group["kl"],
+        y=group["value"],
+        error_y={
+            "type": "data",
+            "array": group["value_se"].where(group["number"].isin(named)),
+            "thickness": 1,
+            "width": 3,
+        },
+        mode="markers+text",
+        legendgroup=status.value,
+        showlegend=False,
+        text=[str(number) if number in named else "" for number in numbers],
+        textposition=group["side"],
+        textfont={"size": 12},
+        customdata=numbers,
+        hovertemplate=f"<b>Trial %{{customdata}}</b>, {status.value}<br>eval reward %{{y:.3f}}<br>"
+        "eval KL %{x:.2f} nats per response<extra></extra>",
+        marker={
+            "symbol": style.mark(status).plotly,
+            "size": 11,
+            "color": [style.colour(number) for number in numbers],
+            "opacity": [1.0 if number in named else 0.4 for number in numbers],
+        },
+    )
+
+
+def _with_margin(heights: list[float]) -> list[float] | None:
+    """Return a range with room for the numbers above and below the points; None leaves it to Plotly."""
+    if not heights:
+        return None
+    margin = 0.14 * (max(heights) - min(heights)) or 0.5
+    return [min(heights) - margin, max(heights) + margin]
+
+
+# Curves of a few trials over the same episodes, one metric a figure.
+
+
+def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], limits: dict[str, float]) -> go.Figure:
+    """Return one metric of the trials over episodes, and named horizontal `limits`."""
+    points = charts.points_of(frame, metric, "episodes")
+    declared = METRICS[metric]
+    figure = go.Figure()
+    for number in numbers:
+        line = charts.thinned(points[points["trial"] == number])
+        if len(line):
+            figure.add_trace(_line(number, line, declared.unit, with_points=metric.startswith("eval/")))
+    for name, height in limits.items():
+        figure.add_hline(
+            y=height,
+            line={"color": GREY, "dash": "dash", "width": 1.5},
+            annotation={"text": f"{name} {height:g}", "font": FONT},
+            annotation_position="top left",
+        )
+    return lay_out(figure, x="Episodes", y=declared.title, height=340)
+
+
+def _line(number: int, line: pd.DataFrame, unit: str, *, with_points: bool) -> go.Scatter:
+    colour = style.colour(number)
+    return go.Scatter(
+        x=line["x"],
+        y=line["y"],
+        mode="lines+markers" if with_points else "lines",
+        name=f"trial {number:d}",
+        line={"color": colour, "width": 2, "dash": style.dash(number).plotly},
+        marker={"size": 5},
+        hovertemplate=f"<b>Trial {number:d}</b>, %{{x:,}} episodes<br>%{{y:.3f}} {unit}<extra></extra>",
+    )
+
+
+# Eval reward against eval KL over a trial's evaluations, and the front over all of them.
+
+
+def trajectories(
+    evaluated: pd.DataFrame,
+    trials: pd.DataFrame,
+    front: pd.DataFrame,
+    *,
+    kl_budget: float,
+    kl_limit: float,
+    chosen: Collection[int],
+    best: Checkpoint | None = None,
+    baseline: float | None = None,
+    log_kl: bool = False,
+) -> go.Figure:
+    """Return the way of every trial from one evaluation to the next, and the front of all evaluations.
+
+    The `chosen` trials are in colour with their numbers, the others grey. Where a trial was ended early stands the
+    symbol of its status, with the guard's rule in the tooltip. What lies over the budget is shaded.
+    """
+    figure = go.Figure()
+    shown = evaluated.assign(x=evaluated["kl"].clip(lower=LOG_FLOOR) if log_kl else evaluated["kl"])
+    figure.add_trace(_others(shown[~shown["trial"].isin(chosen)]))
+    for number in sorted(chosen):
+        line = shown[shown["trial"] == number]
+        if len(line):
+            figure.add_trace(_way(number, line))
+    for status in EARLY:
+        ends = _ends(shown, trials[trials["status"] == status])
+        if len(ends):
+            figure.add_traces([_marks(status, ends, chosen), legend_entry(status)])
+    if len(front):
+        figure.add_trace(_front(front.assign(x=front["kl"].clip(lower=LOG_FLOOR) if log_kl else front["kl"])))
+    right = _right(shown, kl_budget, kl_limit, log_kl)
+    figure.add_vrect(x0=kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
+    budget_line(figure, kl_budget, "KL budget")
+    if log_kl:  # a shape stands at its value there, but a text at its logarithm
+        figure.layout.annotations[-1].x = np.log10(kl_budget)
+    if kl_limit <= right:
+        figure.add_vline(x=kl_limit, line={"color": GREY, "dash": "dot", "width": 1})
+    if baseline is not None:
+        baseline_line(figure, baseline)
+    if best is not None:
+        _name_best(figure, best, right, log_kl)
+    lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
+    axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
+    return figure.update_xaxes(**axis)
+
+
+def _others(points: pd.DataFrame) -> go.Scatter:
+    """Return all grey ways as one line with gaps: thousands of traces would be slow."""
+    gap = points.groupby("trial", as_index=False).tail(1).assign(x=np.nan, reward=np.nan, step=np.inf)
+    lines = pd.concat([points, gap]).sort_values(["trial", "step"], kind="stable")
+    return go.Scatter(
+        x=lines["x"],
+        y=lines["reward"],
+        mode="lines",
+        line={"color": FAINT, "width": 1},
+        hoverinfo="skip",
+        showlegend=False,
+        name="other trials",
+    )
+
+
+def _way(number: int, line: pd.DataFrame) -> go.Scatter:
+    colour = style.colour(number)
+    text = [""] * (len(line) - 1) + [str(number)]
+    return go.Scatter(
+        x=line["x"],
+        y=line["reward"],
+        mode="lines+markers+text",
+        text=text,
+        textposition="top center",
+        textfont={"size": 12},
+        line={"color": colour, "width": 2, "dash": style.dash(number).plotly},
+        marker={"color": colour, "size": 5},
+        customdata=line[["kl", "step", "episode"]],
+        hovertemplate=f"<b>Trial {number:d}</b>, step %{{customdata[1]}} (%{{customdata[2]:,}} episodes)<br>"
+        "eval reward %{y:.3f}<br>eval KL %{customdata[0]:.2f} nats per response<extra></extra>",
+        name=f"trial {number:d}",
+        showlegend=False,
+    )
+
+
+def _ends(points: pd.DataFrame, early: pd.DataFrame) -> pd.DataFrame:
+    """Return each early trial's last evaluation, with its rule's label."""
+    last = points.groupby("trial").tail(1)
+    rules = early[["number", "rule"]].assign(rule=[rule_label(rule) for rule in early["rule"]])
+    return last.merge(rules, left_on="trial", right_on="number")
+
+
+def _marks(status: Status, ends: pd.DataFrame, chosen: Collection[int]) -> go.Scatter:
+    bright = ends["trial"].isin(chosen)
+    # Of a failure the rule says nothing that its reason would not say better.
+    why = "%{customdata[1]}" if status is not Status.FAILED else "an error"
+    return go.Scatter(
+        x=ends["x"],
+        y=ends["reward"],
+        mode="markers",
+        marker={
+            "symbol": style.mark(status).plotly,
+            "size": [11 if is_bright else 8 for is_bright in bright],
+            "color": [
+                style.colour(int(number)) if is_bright else GREY
+                for number, is_bright in zip(ends["trial"], bright, strict=True)
+            ],
+            "opacity": [1.0 if is_bright else 0.6 for is_bright in bright],
+        },
+        customdata=ends[["trial", "rule", "kl", "step"]],
+        hovertemplate=f"<b>Trial %{{customdata[0]}}</b>, {status.value}: {why}<br>its last evaluation, at step "
+        "%{customdata[3]}<br>eval reward %{y:.3f}<br>eval KL %{customdata[2]:.2f} nats per response<extra></extra>",
+        legendgroup=status.value,
+        showlegend=False,
+    )
+
+
+def _front(front: pd.DataFrame) -> go.Scatter:
+    return go.Scatter(
+        x=front["x"],
+        y=front["reward"],
+        mode="lines+markers",
+        line={"color": GREY, "width": 1.5, "shape": "hv"},
+        marker={"color": GREY, "size": 6, "symbol": "diamond"},
+        customdata=front[["trial", "step", "kl"]],
+        hovertemplate="On the front: <b>trial %{customdata[0]}</b>, step %{customdata[1]}<br>eval reward %{y:.3f}<br>"
+        "eval KL %{customdata[2]:.2f} nats per response<extra></extra>",
+        name="front of all evaluations",
+    )
+
+
+def _name_best(figure: go.Figure, best: Checkpoint, right: float, log_kl: bool) -> None:
+    """Name the best checkpoint beside its point, on the side where a narrow page has room for it."""
+    kl = max(best.kl, LOG_FLOOR)
+    share = np.log(kl / LOG_FLOOR) / np.log(right / LOG_FLOOR) if log_kl else best.kl / right
+    # Left of the front is nothing, since nothing beats it; right of it is the least below.
+    place = {"ax": 34, "ay": 44, "xanchor": "left"} if share < 0.4 else {"ax": -34, "ay": -12, "xanchor": "right"}
+    figure.add_annotation(
+        x=np.log10(kl) if log_kl else best.kl,
+        y=best.reward,
+        text=f"best checkpoint:<br>trial {best.trial:d}, step {best.step:d}",
+        align="left", standoff=6, arrowwidth=1.2, arrowcolor=GREY, font=FONT, **place,
+    )  # fmt: skip
+
+
+def _right(points: pd.DataFrame, kl_budget: float, kl_limit: float, log_kl: bool) -> float:
+    highest = float(np.fmax(points["kl"].max(), kl_budget))
+    return 1.1 * (highest if log_kl else min(highest, max(MOST_LIMITS * kl_limit, kl_budget)))
