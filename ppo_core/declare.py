@@ -1,7 +1,6 @@
-"""How a hyperparameter is declared: `Annotated[type, Hyper(...)] = default` on a dataclass field."""
+"""How a hyperparameter is declared: `name: type = hyper(default, label, doc, ...)` on a dataclass field."""
 
 import dataclasses
-import inspect
 import json
 import math
 import tomllib
@@ -9,7 +8,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, UnionType
+from types import UnionType
 from typing import Any, Literal
 
 from ppo_core.errors import ConfigError, nearest
@@ -127,37 +126,39 @@ def _convert(value: object, kind: type) -> HyperValue:
     return number
 
 
+def hyper(default: HyperValue, label: str, doc: str, *, source: str, heading: str = "", **known: Any) -> Any:
+    """Return a dataclass field that declares a hyperparameter; `known` are further fields of `Hyper`.
+
+    A `heading` begins a group: it is of this field and of those after it, up to the next heading. `HfArgumentParser`
+    looks for the help text where it stands here.
+    """
+    declared = Hyper(label, doc, source, **known)
+    return dataclasses.field(
+        default=default, metadata={"hyper": declared, "heading": heading, "help": doc.replace("%", "%%")}
+    )
+
+
 def read_declarations(cls: type) -> dict[str, Hyperparameter]:
     """Return the declarations of a dataclass by field name, in order."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    table = {}
+    hints = typing.get_type_hints(cls)
+    table, group = {}, ""
     for item in dataclasses.fields(cls):
-        group = next(base for base in reversed(cls.__mro__) if item.name in inspect.get_annotations(base))
-        annotated, *extras = typing.get_args(hints[item.name])
-        hyper = next(extra for extra in extras if isinstance(extra, Hyper))
+        group = item.metadata["heading"] or group
+        annotated = hints[item.name]
         is_union = typing.get_origin(annotated) in (UnionType, typing.Union)
         members = typing.get_args(annotated) if is_union else (annotated,)
         base = next(m for m in members if m is not type(None))
         choices = typing.get_args(base) if typing.get_origin(base) is Literal else ()
         table[item.name] = Hyperparameter(
-            **{f.name: getattr(hyper, f.name) for f in dataclasses.fields(Hyper)},
+            **{f.name: getattr(item.metadata["hyper"], f.name) for f in dataclasses.fields(Hyper)},
             name=item.name,
-            group=(group.__doc__ or "").strip().rstrip("."),
+            group=group,
             kind=str if choices else base,
             optional=type(None) in members,
             choices=choices,
             default=typing.cast(HyperValue, item.default),
         )
     return table
-
-
-def with_help(cls: type) -> type:
-    """Class decorator: copy each declaration's doc to where `HfArgumentParser` looks for the help text."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    for item in dataclasses.fields(cls):
-        text = next(h for h in hints[item.name].__metadata__ if isinstance(h, Hyper)).doc
-        item.metadata = MappingProxyType({"help": text.replace("%", "%%")})
-    return cls
 
 
 # Checks of single values in a study or task file. Each error is one line: where, what is there, what is allowed.

@@ -8,8 +8,7 @@ from typing import Any, Literal
 from ppo_core import declare
 from ppo_core.declare import Bounds, HyperValue, Range
 from ppo_core.errors import ConfigError, TaskError, nearest
-from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
-from ppo_core.hyperparameters.rules import cautions
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.report import require_device
 from ppo_core.task import BUILT_IN, Task
 from ppo_core.task_file import get_task, is_task_path, read_table

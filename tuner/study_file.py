@@ -10,8 +10,7 @@ from optuna.distributions import CategoricalDistribution
 from ppo_core import declare
 from ppo_core.declare import Hyperparameter, HyperValue, Range, read_range, require_searchable
 from ppo_core.errors import ConfigError, nearest
-from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.hyperparameters.rules import inert
+from ppo_core.hyperparameters import HYPERPARAMETERS, inert
 from ppo_core.task import Task
 from tuner.space import Encoded
 

@@ -15,8 +15,7 @@ from ppo_core import checkpoint, output
 from ppo_core.agreement import AgreementWatch
 from ppo_core.checkpoint import CheckpointKeeper, DiskUse
 from ppo_core.errors import OutOfMemory, PPOTunerError
-from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
-from ppo_core.hyperparameters.rules import cautions
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.output import KL_UNIT, params_line, plain, short
 from ppo_core.report import StepReport, Trainer
 from ppo_core.run import model_card, new_run, run_folder

@@ -10,8 +10,7 @@ from transformers import HfArgumentParser
 
 from ppo_core import PPOConfig
 from ppo_core.errors import ConfigError, nearest
-from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.hyperparameters.rules import cautions, inert
+from ppo_core.hyperparameters import HYPERPARAMETERS, cautions, inert
 
 
 def test_every_field_is_declared_whole() -> None:
