@@ -18,7 +18,7 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.scoring import ELIGIBLE, LEFT_OUT, TEACHING, Told, frozen
+from tuner.scoring import ELIGIBLE, TEACHING, Told, frozen
 from tuner.search.sampler import STUDY_NAME, TrialList
 from tuner.space import for_sampler
 from tuner.spec import StudySpec
@@ -55,13 +55,12 @@ class Importance:
 
 
 def usable(trials: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
-    """Return the trials that can tell: completed or stopped, with a value and a KL, and not forked or left out."""
+    """Return the trials that can tell: completed or stopped, with a value and a KL, and not forked."""
     return [
         row
         for row in trials
         if row.status in ELIGIBLE
         and row.origin in TEACHING
-        and not (row.reason is not None and row.reason.rule == LEFT_OUT)
         and _is_number(row.value)
         and _is_number(row.kl)
         and for_sampler(spec.search, row.params)[0]

@@ -11,7 +11,6 @@
 | pruned: stood still     | PRUNED       | so far                      | satisfied                                 |
 | pruned: other rules     | PRUNED       | so far                      | from its evaluations                      |
 | stopped by a person     | PRUNED       | so far                      | from its evaluations                      |
-| stopped, to be left out | FAIL         |                             |                                           |
 | failed                  | FAIL         |                             |                                           |
 | any, of a forked trial  | FAIL         |                             |                                           |
 
@@ -43,8 +42,6 @@ LEAST_KL_VIOLATION = 0.1
 BROKEN_VIOLATION = 1.0
 TEACHING = (Origin.REFERENCE, Origin.SAMPLED, Origin.LISTED, Origin.ENQUEUED)
 """Where a trial comes from that a sampler learns from."""
-LEFT_OUT = "left_out"
-"""The rule of a trial that was stopped by a person who wants the sampler to learn nothing from it."""
 
 
 class TrialValue(NamedTuple):
@@ -107,8 +104,6 @@ def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
         return Told(TrialState.FAIL)
     if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
         return Told(TrialState.RUNNING)
-    if row.reason is not None and row.reason.rule == LEFT_OUT:
-        return Told(TrialState.FAIL)
     if row.status is Status.COMPLETED and row.value is None:
         return Told(TrialState.FAIL)
     state = TrialState.COMPLETE if row.status is Status.COMPLETED else TrialState.PRUNED

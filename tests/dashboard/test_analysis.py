@@ -13,9 +13,8 @@ from hypothesis import strategies as some
 from dashboard import analysis, diagnosis, importance
 from tests.dashboard.fake_store import SPEC
 from tuner.guard import RULES
-from tuner.scoring import LEFT_OUT
 from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Status
+from tuner.status import Origin, Status
 from tuner.store import TrialRow
 
 NAN = math.nan
@@ -214,7 +213,6 @@ def test_only_trials_that_can_tell_count() -> None:
     trials = [
         row(0, params=params),
         row(1, params=params, status=Status.STOPPED),
-        row(2, params=params, status=Status.STOPPED, reason=Reason(LEFT_OUT, "")),
         row(3, params=params, status=Status.PRUNED),
         row(4, params=params, origin=Origin.FORKED),
         row(5, None, params=params),

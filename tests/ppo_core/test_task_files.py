@@ -225,7 +225,7 @@ def test_the_same_in_toml_and_in_python_is_the_same_task(folder: Path) -> None:
 WORKER = """
 import sys
 from ppo_core.rewards.function import load_function
-from ppo_core.task import get_task
+from ppo_core.task_file import get_task
 wanted = load_function(get_task(sys.argv[1]).prepare.rewards[0])
 print(wanted(prompts=["w1"], responses=["w3 w4 w3"], word=["w3"]), "torch" in sys.modules)
 """

@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.guard import RULES
-from tuner.scoring import LEFT_OUT, to_optuna, trial_value, violation
+from tuner.scoring import to_optuna, trial_value, violation
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import TrialRow
@@ -16,7 +16,7 @@ from tuner.store import TrialRow
 SPEC = StudySpec.from_dict(
     {"name": "s", "task": "reviews", "trials": 3, "search": {"lam": "advised"}, "kl": {"budget": 10, "limit": 15}}, "s"
 )
-PERSON, LEFT = Reason("person", "by a person"), Reason(LEFT_OUT, "by a person")
+PERSON = Reason("person", "by a person")
 
 
 def evaluations(*rows: tuple[float | None, float | None]) -> list[dict[str, Any]]:
@@ -72,7 +72,6 @@ def test_the_constraint_is_the_log_of_kl_over_the_budget() -> None:
         (trial_row(status=Status.STOPPED, kl=5.0), TrialState.PRUNED, 1.0, math.log(0.5)),
         (trial_row(status=Status.STOPPED, value=None, kl=None), TrialState.PRUNED, None, 0.0),
         (trial_row(status=Status.STOPPED, kl=5.0, reason=PERSON), TrialState.PRUNED, 1.0, math.log(0.5)),
-        (trial_row(status=Status.STOPPED, kl=5.0, reason=LEFT), TrialState.FAIL, None, None),
         (trial_row(status=Status.FAILED, value=1.0), TrialState.FAIL, None, None),
         (trial_row(value=None, kl=None), TrialState.FAIL, None, None),
         (pruned(rule="halving", kl=5.0), TrialState.PRUNED, 1.0, math.log(0.5)),
