@@ -1,4 +1,4 @@
-"""What is reckoned from a study's frames before it is drawn or told: pure functions, a file a question."""
+"""What is computed from a study's frames before it is drawn: pruning's cost, trials by setting, differences, the front."""
 
 import math
 from collections.abc import Sequence

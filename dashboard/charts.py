@@ -1,4 +1,4 @@
-"""From step rows to the points that charts draw: pure functions on frames."""
+"""Live charts as pure functions: from step rows to points, and from points to ECharts options."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Is PPO itself healthy: a trial's latest readings against declared ranges. Pure functions on step rows."""
+"""Is PPO healthy, and how is each trial under way doing? Pure functions on rows and steps."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Finding what a user names as `module:attribute`, and Python files of theirs."""
+"""Finding what a user names: `module:attribute`, a Python file, a model of the hub. Never imports torch."""
 
 import hashlib
 import importlib

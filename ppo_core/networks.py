@@ -1,4 +1,4 @@
-"""Building a run's networks from a task's frozen models: copies, or adapters on shared weights."""
+"""Loading and building a run's networks: copies of a task's frozen models, or adapters on shared weights."""
 
 import copy
 import warnings

@@ -1,4 +1,4 @@
-"""Prepares the task of a file: finds its policy and reads its prompts."""
+"""Where a task file's models and data lie, and how they are prepared. Never imports torch."""
 
 import re
 from dataclasses import dataclass, field, replace

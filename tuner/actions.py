@@ -1,4 +1,4 @@
-"""Every kind of order, declared once: the command line, the dashboard and the controller read it here."""
+"""Every kind of order, declared once, and whether it fits a study as it stands."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

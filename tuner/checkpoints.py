@@ -32,8 +32,8 @@ from tuner.store import StudyRow, TrialRow
 # In this order, until the rest fits:
 #
 # 1. what no trial needs to go on or to be judged by: all but a trial's newest and best, and what was never finished,
-# 2. paused trials' checkpoints, the longest paused first; such a trial begins anew when it goes on, 3. ended trials'
-# newest ones (the earliest ended first), then their best ones, the worst trial's first.
+# 2. paused trials' checkpoints, the longest paused first; such a trial starts from step 0 when it is resumed,
+# 3. ended trials' newest ones (the earliest ended first), then their best ones, the worst trial's first.
 #
 # Never dropped: the newest one of a trial that runs or waits for a worker, its best one, and the best one of the
 # study's best trial. Of a running trial, whose worker writes meanwhile, only what is older than its two newest is

@@ -1,4 +1,4 @@
-"""A study that this process holds: its lease, its folder, and Optuna's copy of it."""
+"""A study that this process holds: its lease, its folder, what `set` changed, and Optuna's copy of it."""
 
 import time
 from collections.abc import Iterator, Mapping

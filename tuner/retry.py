@@ -1,4 +1,4 @@
-"""Waiting for a store that cannot be reached, is locked, full or read only: a controller's `Database.on_trouble`."""
+"""Waiting for a store that cannot be reached, is locked, full or read only; and for room on the disk."""
 
 import time
 from collections.abc import Callable

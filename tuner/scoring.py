@@ -1,4 +1,4 @@
-"""A trial's value and KL constraint, and what a sampler is told of it. Never imports torch.
+"""What a trial is worth: its value, its KL constraint, what a sampler learns of it, and which trial is best. No torch.
 
 | status                  | Optuna state | value                       | constraint                                |
 |-------------------------|--------------|-----------------------------|-------------------------------------------|

@@ -1,4 +1,4 @@
-"""A trial's log file: what its workers print, and what the controller notes beside it.
+"""A trial's log file, what the controller notes in it, and the reasons for failures that are read from it.
 
 It lies in the trial's folder. Workers write to it as their own output (see `tuner.engine.worker`); the lines
 written here begin with a mark. Its text is whatever was printed: print it `escaped`.

@@ -1,4 +1,4 @@
-"""What every page begins with: the store opened, a study chosen, and what to do where there is none."""
+"""What pages share: the chosen study and trials, what can be downloaded, and how fresh a page is."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What the parts of the control page share: fields from declarations, problems, and what must be confirmed."""
+"""Parts of the control page: fields from declarations, problems, confirmations, and new trials by order."""
 
 import functools
 import time

@@ -1,4 +1,4 @@
-"""Reading a command line: every mistake is a ConfigError of one line, with the nearest valid name."""
+"""What stands around a command: reading its line, one line for every error, exit statuses, and Ctrl-C."""
 
 import argparse
 import io

@@ -1,4 +1,4 @@
-"""What a command line of `ppo-tuner` may hold, and the one to copy. See `ppo_core.run.command_line`."""
+"""What a command line of `ppo-tuner` may hold, the one to copy, and where studies are kept."""
 
 import argparse
 import math

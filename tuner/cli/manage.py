@@ -1,4 +1,4 @@
-"""The commands that look after studies: delete, rename, archive."""
+"""The commands that look after studies: delete, rename, archive, migrate, export, import."""
 
 import argparse
 import sys

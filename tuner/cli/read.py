@@ -1,4 +1,4 @@
-"""The commands that read a store: list, show, compare, best."""
+"""The commands that read a store: list, show, compare, best, logs."""
 
 import argparse
 import socket

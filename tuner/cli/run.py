@@ -1,4 +1,4 @@
-"""The commands that run a study: demo and run."""
+"""The commands that run a study, demo and run, and their progress."""
 
 import argparse
 import sys

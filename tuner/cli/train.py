@@ -1,4 +1,4 @@
-"""`ppo-tuner train`: what `python -m ppo_core` does, and with `--from` a trial's configuration."""
+"""`ppo-tuner train`: what `python -m ppo_core` does, and with `--from` a trial's configuration; and `new-task`."""
 
 import argparse
 import shlex

@@ -1,4 +1,4 @@
-"""What the store's tables hold, as plain values."""
+"""What the store's tables hold, as plain values; and whether the process that holds a lease still lives."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""Studies, and the lease that one controller holds on each."""
+"""Studies, the lease that one controller holds on each, and the orders that people place."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Trials: added, begun, recorded step by step, and finished, each in one transaction."""
+"""Trials: added, begun, recorded step by step, and finished, each in one transaction; their curves and samples."""
 
 import math
 import time
