@@ -1,4 +1,4 @@
-"""What is computed from a study's frames before it is drawn: pruning's cost, trials by setting, differences, the front."""
+"""What is computed from a study's frames before it is drawn: pruning's cost, trials by setting, noise, the front."""
 
 import math
 from collections.abc import Sequence
