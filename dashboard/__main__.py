@@ -13,15 +13,15 @@ from pathlib import Path
 
 from streamlit.web import cli
 
-from dashboard import data, pages
-from dashboard.pages import curves
+from dashboard import data, views
+from dashboard.views import curves
 from ppo_core.errors import PPOTunerError
 
 
 def main() -> None:
     """Serve until Ctrl-C."""
-    for module in pkgutil.iter_modules(pages.__path__):
-        importlib.import_module(f"{pages.__name__}.{module.name}")
+    for module in pkgutil.iter_modules(views.__path__):
+        importlib.import_module(f"{views.__name__}.{module.name}")
     gc.collect()
     gc.freeze()  # the libraries stay: the collector need not look through them at every visit
     # Beside the server, which a database that cannot be reached must not hold up.

@@ -9,13 +9,13 @@ import streamlit as st
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 
-# Module in `dashboard.pages`, which is also the address (the first page's is /); title; icon. (No docstring below it:
+# Module in `dashboard.views`, which is also the address (the first page's is /); title; icon. (No docstring below it:
 # Streamlit writes a string that stands alone in this file onto the page.)
 PAGES = (
     ("overview", "Overview", ":material/dashboard:"),
     ("curves", "Curves", ":material/monitoring:"),
     ("reward_kl", "Reward and KL", ":material/scatter_plot:"),
-    ("sampling", "Samples", ":material/chat:"),
+    ("samples", "Samples", ":material/chat:"),
     ("compare", "Compare", ":material/compare_arrows:"),
     ("control", "Control", ":material/tune:"),
 )
@@ -41,7 +41,7 @@ def _page(module: str) -> Callable[[], None]:
     """Return a page that imports its module when it is shown: the others' libraries are not waited for."""
 
     def page() -> None:
-        importlib.import_module(f"dashboard.pages.{module}").page()
+        importlib.import_module(f"dashboard.views.{module}").page()
 
     return page
 

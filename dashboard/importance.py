@@ -18,7 +18,8 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.scoring import ELIGIBLE, TEACHING, Told, frozen
+from tuner.best import ELIGIBLE
+from tuner.scoring import TEACHING, Told, frozen
 from tuner.search.sampler import STUDY_NAME, TrialList
 from tuner.space import for_sampler
 from tuner.spec import StudySpec

@@ -24,7 +24,7 @@ PAGES = {
     "overview": ("", "[data-testid=stDataFrame]"),
     "curves": ("curves", "canvas"),
     "reward_kl": ("reward_kl", ".js-plotly-plot"),
-    "samples": ("sampling", "[data-testid=stCode], [data-testid=stText]"),
+    "samples": ("samples", "[data-testid=stCode], [data-testid=stText]"),
     "compare": ("compare", "[data-testid=stDataFrame]"),
     "control": ("control", "[data-testid=stButton]"),
 }

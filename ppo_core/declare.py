@@ -126,16 +126,22 @@ def _convert(value: object, kind: type) -> HyperValue:
     return number
 
 
+class Help(str):
+    """A field's help text, with its declaration: `HfArgumentParser` takes every other key of the
+    metadata for an argument of argparse."""
+
+    declared: Hyper
+    heading: str
+
+
 def hyper(default: HyperValue, label: str, doc: str, *, source: str, heading: str = "", **known: Any) -> Any:
     """Return a dataclass field that declares a hyperparameter; `known` are further fields of `Hyper`.
 
-    A `heading` begins a group: it is of this field and of those after it, up to the next heading. `HfArgumentParser`
-    looks for the help text where it stands here.
+    A `heading` begins a group: it is of this field and of those after it, up to the next heading.
     """
-    declared = Hyper(label, doc, source, **known)
-    return dataclasses.field(
-        default=default, metadata={"hyper": declared, "heading": heading, "help": doc.replace("%", "%%")}
-    )
+    text = Help(doc.replace("%", "%%"))
+    text.declared, text.heading = Hyper(label, doc, source, **known), heading
+    return dataclasses.field(default=default, metadata={"help": text})
 
 
 def read_declarations(cls: type) -> dict[str, Hyperparameter]:
@@ -143,14 +149,15 @@ def read_declarations(cls: type) -> dict[str, Hyperparameter]:
     hints = typing.get_type_hints(cls)
     table, group = {}, ""
     for item in dataclasses.fields(cls):
-        group = item.metadata["heading"] or group
+        text: Help = item.metadata["help"]
+        group = text.heading or group
         annotated = hints[item.name]
         is_union = typing.get_origin(annotated) in (UnionType, typing.Union)
         members = typing.get_args(annotated) if is_union else (annotated,)
         base = next(m for m in members if m is not type(None))
         choices = typing.get_args(base) if typing.get_origin(base) is Literal else ()
         table[item.name] = Hyperparameter(
-            **{f.name: getattr(item.metadata["hyper"], f.name) for f in dataclasses.fields(Hyper)},
+            **{f.name: getattr(text.declared, f.name) for f in dataclasses.fields(Hyper)},
             name=item.name,
             group=group,
             kind=str if choices else base,

@@ -21,9 +21,9 @@ from ppo_core.checkpoint import NEWEST, size
 from ppo_core.declare import HyperValue
 from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, StoreError, nearest
 from tuner import forks, remote_checkpoints, study_folder
+from tuner.best import best_trial
 from tuner.held_study import OpenStudy
 from tuner.remote_checkpoints import Place, TrialPlace
-from tuner.scoring import best_trial
 from tuner.status import Status
 from tuner.store import StudyRow, TrialRow
 

@@ -13,7 +13,7 @@ from ppo_core.errors import ConfigError, PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import report_line
 from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
-from tuner import study_folder, trial_log
+from tuner import retry, study_folder, trial_log
 from tuner.action_desk import OrderDesk
 from tuner.checkpoints import NOTHING_KEPT, Keeping, TrialFiles
 from tuner.engine.local import LocalEngine, threads_per_worker
@@ -101,7 +101,7 @@ class TrialLoop:
         self._losses: dict[int, int] = {}
         self._room = RoomWatch(lambda line: tell(StudyWarned(line)))
         self._retries: dict[int, int] = {}
-        self._streak = trial_log.FailureStreak()
+        self._streak = retry.FailureStreak()
         self._verdict: str | None = None
         self._stopping: str | None = None
         self._queue = TrialQueue(study, limits.threads)
@@ -194,7 +194,7 @@ class TrialLoop:
         if message.is_for_user:
             return TaskError(message.message)
         where = study_folder.write_error(self._study.folder, message.traceback)
-        return TaskError(f"{what}: {trial_log.with_traceback(message.message, where)}")
+        return TaskError(f"{what}: {retry.with_traceback(message.message, where)}")
 
     # Orders
 
@@ -366,12 +366,12 @@ class TrialLoop:
             case Failed():
                 where = study_folder.write_error(self._study.trial_folder(number), message.traceback)
                 if message.is_for_user:
-                    self._fail(number, partial(trial_log.error_reason, message, where))
+                    self._fail(number, partial(retry.error_reason, message, where))
                 else:
-                    self._retry(number, message.message, partial(trial_log.error_reason, message, where))
+                    self._retry(number, message.message, partial(retry.error_reason, message, where))
             case Lost():
                 losses = self._losses[number] = self._losses.get(number, 0) + 1
-                reason = partial(trial_log.lost_reason, message.how, losses)
+                reason = partial(retry.lost_reason, message.how, losses)
                 self._retry(number, f"worker lost: {message.how}", reason)
             case Progress() | Prepared():
                 raise AssertionError(message)
@@ -438,10 +438,10 @@ class TrialLoop:
             del self._running[number]
             return
         retries = self._retries[number] = self._retries.get(number, 0) + 1
-        if retries > trial_log.RETRIES:
+        if retries > retry.RETRIES:
             self._fail(number, reason)
             return
-        which = f"retry {retries} of {trial_log.RETRIES}"
+        which = f"retry {retries} of {retry.RETRIES}"
         self._tell(StudyWarned(f"trial {number}: {what}; resuming from its last checkpoint ({which})"))
         del self._running[number]
         self._study.refresh(number)

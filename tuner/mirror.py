@@ -25,8 +25,9 @@ from sqlalchemy import URL, Connection
 
 from ppo_core.errors import StoreError
 from tuner import optuna_tables, space, study_file
+from tuner.best import ELIGIBLE, best_trial
 from tuner.optuna_tables import Stored
-from tuner.scoring import ELIGIBLE, Told, best_trial, frozen, is_finite, violation
+from tuner.scoring import Told, frozen, is_finite, violation
 from tuner.spec import StudySpec
 from tuner.status import Status
 from tuner.store import TrialRow, schema

@@ -8,8 +8,8 @@ from pathlib import Path
 from ppo_core.declare import HyperValue
 from ppo_core.report import StepReport
 from tuner.guard import GuardSettings
-from tuner.spec import WorkerSettings
 from tuner.status import Reason
+from tuner.worker_settings import WorkerSettings
 
 GPU_VARIABLE = "PPO_TUNER_GPU"
 """Names the GPU that a worker was given for itself."""

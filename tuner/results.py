@@ -16,8 +16,9 @@ from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.task_file import get_task
 from tuner import forks
+from tuner.best import best_trial
 from tuner.guard import RULES
-from tuner.scoring import COUNTED, best_trial
+from tuner.scoring import COUNTED
 from tuner.spec import SCALE_FREE, Origin, StudySpec
 from tuner.status import Status
 from tuner.store import Order, Store, StudyRow, TrialRow

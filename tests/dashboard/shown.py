@@ -18,7 +18,7 @@ FAILED = Course(1e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4)
 def page(view: str, path: Path, monkeypatch: pytest.MonkeyPatch, **query: str | list[str]) -> AppTest:
     """Return the page `view` on the store at `path` with a link's query, run once."""
     monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
-    app = AppTest.from_string(f"from dashboard.pages import {view}\n{view}.page()", default_timeout=SECONDS)
+    app = AppTest.from_string(f"from dashboard.views import {view}\n{view}.page()", default_timeout=SECONDS)
     app.query_params.update(query)
     return run(app)
 

@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import safe_text
-from dashboard.pages import curves as curves_page
+from dashboard.views import curves as curves_page
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
 from tests.dashboard.shown import fork
@@ -52,7 +52,7 @@ def curves(monkeypatch: pytest.MonkeyPatch) -> Page:
     """Return the page of curves on a store, not run yet."""
 
     def script() -> None:
-        from dashboard.pages import curves
+        from dashboard.views import curves
 
         curves.page()
 
@@ -157,7 +157,7 @@ def test_a_paused_and_an_archived_study_say_what_to_do(tmp_path: Path, page: Pag
 def test_a_large_study_has_its_table_outside_of_what_refreshes(
     built: Path, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dashboard.pages.overview.MOST_LIVE", 5)
+    monkeypatch.setattr("dashboard.views.overview.MOST_LIVE", 5)
     assert trials_table(run(page(built)))["number"].tolist() == list(range(14))
 
 

@@ -61,7 +61,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def test_every_view_shows_hostile_texts_and_obeys_none(hostile: Server, visit: Visit) -> None:
     query = f"?study={fake_store.STUDY}&trial=2&trial=8"
-    visit.open(f"{hostile.address}/sampling{query}")
+    visit.open(f"{hostile.address}/samples{query}")
     links = visit.page.locator('[data-testid="stSidebarNavLink"]').all()
     views = {link.inner_text().split()[-1]: str(link.get_attribute("href")).split("?")[0] for link in links}
     shown = {}

@@ -26,7 +26,7 @@ QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
 RUNS = 13
 """The trial that is under way."""
 KL_ENDS = 60 + 55 + 110 + 115 + 70 + 65 + 85
-"""Where the table's column of KL ends, in pixels: the widths of `dashboard.pages.overview`."""
+"""Where the table's column of KL ends, in pixels: the widths of `dashboard.views.overview`."""
 ORANGE = (0xE6, 0x9F, 0x00)
 """Its colour, which no other chosen one has."""
 
@@ -258,7 +258,7 @@ def _study_by_hand(visit: Visit) -> None:
 LINKS: dict[str, tuple[str, Callable[[Visit], None], tuple[str, ...]]] = {
     "curves": (f"curves{QUERY}", _curves_by_hand, ("smooth=0.1", "axis=step", "scale=log", "metric=Policy", "trial=6")),
     "budget": (f"reward_kl{QUERY}", _budget_by_hand, ("budget=", "show=ends")),
-    "samples": (f"sampling{QUERY}", _samples_by_hand, ("when=halfway", "tokens=advantage", "prompt=3")),
+    "samples": (f"samples{QUERY}", _samples_by_hand, ("when=halfway", "tokens=advantage", "prompt=3")),
     "study": (QUERY, _study_by_hand, ("study=dead", "trial=13")),
 }
 

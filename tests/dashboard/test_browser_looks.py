@@ -14,7 +14,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.browser
 
-PAGES = ("", "curves", "reward_kl", "sampling", "compare", "compare?tab=What+mattered", "control")
+PAGES = ("", "curves", "reward_kl", "samples", "compare", "compare?tab=What+mattered", "control")
 QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
 MOST_STOPS = 60
 """Presses of the Tab key."""

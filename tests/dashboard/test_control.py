@@ -12,7 +12,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import access, launching, pages, steering
-from dashboard.pages import control
+from dashboard.views import control
 from ppo_core import checkpoint
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
@@ -62,7 +62,7 @@ def orders(store: Store) -> list[Order]:
 
 
 def control_page() -> None:
-    from dashboard.pages import control
+    from dashboard.views import control
 
     control.page()
 
@@ -211,7 +211,7 @@ def test_a_forked_trial_counts_among_all_as_on_the_command_line(store: Store, vi
 def trial_line(drawn: str) -> None:
     import streamlit as st
 
-    from dashboard.pages import control_parts
+    from dashboard.views import control_parts
 
     st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
     control_parts._trial_line("reviews", 2, ("interrupted" if st.session_state["drawn"] > 1 else drawn, None))
@@ -240,7 +240,7 @@ def test_after_a_launch_the_page_looks_until_the_study_is_held(store: Store, loo
 def process_line() -> None:
     import streamlit as st
 
-    from dashboard.pages import control
+    from dashboard.views import control
 
     if st.session_state.get("drawn"):
         st.text("drawn again")
@@ -435,7 +435,7 @@ def test_a_file_is_launched_after_a_confirmation(folder: Path, started: list[dic
 def control_then_overview() -> None:
     import streamlit as st
 
-    from dashboard.pages import control, overview
+    from dashboard.views import control, overview
 
     (overview if st.session_state.get("elsewhere") else control).page()
 
@@ -560,7 +560,7 @@ def test_a_password_is_on_no_view(monkeypatch: pytest.MonkeyPatch, name: str) ->
     def any_view(name: str) -> None:
         import importlib
 
-        importlib.import_module(f"dashboard.pages.{name}").page()
+        importlib.import_module(f"dashboard.views.{name}").page()
 
     monkeypatch.setenv("PPO_TUNER_STORAGE", "postgresql://me:hunter2@127.0.0.1:1/nothing?connect_timeout=1")
     app = run(AppTest.from_function(any_view, default_timeout=SECONDS, kwargs={"name": name}))

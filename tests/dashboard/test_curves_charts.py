@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from dashboard import charts, style
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
-from dashboard.pages import curves as page
+from dashboard.views import curves as page
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
 from tuner.guard import RULES

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from dashboard import charts, diagnosis, health
-from dashboard.pages import curves
-from dashboard.pages import curves as incident_view
-from dashboard.pages.overview import lines
+from dashboard.views import curves
+from dashboard.views import curves as incident_view
+from dashboard.views.overview import lines
 from tests.dashboard import fake_store
 from tuner.status import Origin, Status
 from tuner.store import TrialRow

@@ -12,8 +12,8 @@ import pytest
 
 from dashboard import charts, data
 from dashboard.__main__ import read_ahead
-from dashboard.pages import curves as curves_page
-from dashboard.pages import overview, samples
+from dashboard.views import curves as curves_page
+from dashboard.views import overview, samples
 from ppo_core.errors import StoreError, StudyError
 from ppo_core.report import StepReport, TokenReadings
 from tests.dashboard import fake_store

@@ -54,7 +54,7 @@ SHOWS = {
     "curves": "echarts_chart",
     "overview": "dataframe",
     "reward_kl": "plotly_chart",
-    "sampling": "text",
+    "samples": "text",
 }
 """The kind of element that each page is about."""
 

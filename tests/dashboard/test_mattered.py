@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dashboard.pages import mattered
+from dashboard.views import mattered
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import Course

@@ -8,7 +8,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import safe_text
-from dashboard.pages import samples
+from dashboard.views import samples
 from ppo_core.report import TokenReadings
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import HOSTILE, PROMPTS
@@ -33,20 +33,20 @@ def steps_told(app: AppTest) -> list[int]:
 def test_samples_are_those_of_the_chosen_evaluation(
     built: Path, monkeypatch: pytest.MonkeyPatch, when: str, step: int
 ) -> None:
-    assert steps_told(page("sampling", built, monkeypatch, trial=["0"], when=when)) == [step] * 3
+    assert steps_told(page("samples", built, monkeypatch, trial=["0"], when=when)) == [step] * 3
 
 
 def test_several_evaluations_stand_below_each_other_in_their_order(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = page("sampling", built, monkeypatch, trial=["0", "3"], when=["last", "before training"], prompt="1")
+    app = page("samples", built, monkeypatch, trial=["0", "3"], when=["last", "before training"], prompt="1")
     assert steps_told(app) == [0, 0, 30, 15]
 
 
 def test_one_prompt_is_chosen_by_its_text_and_the_link_holds_its_number(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = page("sampling", built, monkeypatch, trial=["0"], when="every")
+    app = page("samples", built, monkeypatch, trial=["0"], when="every")
     choice = app.selectbox(key="prompt")
     assert [option.split(": ", 1)[1] for option in choice.options] == list(PROMPTS)
     choice.set_value(3)
@@ -54,9 +54,9 @@ def test_one_prompt_is_chosen_by_its_text_and_the_link_holds_its_number(
     assert app.query_params["prompt"] == "3"
     assert steps_told(app) == [0, 6, 12, 18, 24, 30]
     assert PROMPTS[3] in shown.texts(app) and PROMPTS[0] not in shown.texts(app)
-    linked = page("sampling", built, monkeypatch, trial=["0"], prompt="3")
+    linked = page("samples", built, monkeypatch, trial=["0"], prompt="3")
     assert PROMPTS[3] in shown.texts(linked) and PROMPTS[0] not in shown.texts(linked)
-    assert len(steps_told(page("sampling", built, monkeypatch, trial=["0"], prompt="99"))) == 3
+    assert len(steps_told(page("samples", built, monkeypatch, trial=["0"], prompt="99"))) == 3
 
 
 def test_the_best_evaluation_is_the_highest_mean_reward_within_the_budget() -> None:
@@ -69,13 +69,13 @@ def test_the_best_evaluation_is_the_highest_mean_reward_within_the_budget() -> N
 
 
 def test_nothing_chosen_is_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("sampling", built, monkeypatch, trial=["0", "99"])
+    app = page("samples", built, monkeypatch, trial=["0", "99"])
     app.segmented_control(key="when").set_value([])
     assert "Choose at least one evaluation." in shown.infos(shown.run(app))
 
 
 def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = page("sampling", built, monkeypatch, trial=["0", "1", "2", "3", "4"])
+    app = page("samples", built, monkeypatch, trial=["0", "1", "2", "3", "4"])
     assert shown.infos(app) == ["Shown are the first 4 of the chosen trials; there is no room for more."]
 
 
@@ -84,7 +84,7 @@ def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("reading", samples.COLOURED)
 def test_tokens_are_shown_by_the_chosen_reading(built: Path, monkeypatch: pytest.MonkeyPatch, reading: str) -> None:
-    app = page("sampling", built, monkeypatch, trial=["0"], prompt="0", tokens=reading)
+    app = page("samples", built, monkeypatch, trial=["0"], prompt="0", tokens=reading)
     [table] = app.dataframe
     assert list(table.value.columns)[:2] == ["token", reading]
     assert set(table.value.columns) == {"token", *samples.READINGS}
@@ -100,7 +100,7 @@ def test_tokens_are_shown_by_the_chosen_reading(built: Path, monkeypatch: pytest
 def test_tokens_that_are_not_known_are_said(
     built: Path, monkeypatch: pytest.MonkeyPatch, trial: str, reading: str, said: str
 ) -> None:
-    app = page("sampling", built, monkeypatch, trial=[trial], prompt="0", tokens=reading)
+    app = page("samples", built, monkeypatch, trial=[trial], prompt="0", tokens=reading)
     assert not app.dataframe and said in [caption.value for caption in app.caption]
 
 
@@ -118,7 +118,7 @@ def test_the_value_error_is_the_critics_value_less_the_reward() -> None:
 def test_hostile_texts_are_shown_literally_and_nowhere_interpreted(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = page("sampling", built, monkeypatch, trial=["2"], tokens="KL", when="last")
+    app = page("samples", built, monkeypatch, trial=["2"], tokens="KL", when="last")
     assert safe_text.visible(HOSTILE) in shown.texts(app)
     assert shown.kinds_with(app, "<script>") == {"text", "dataframe"}
     assert shown.kinds_with(app, "<b>the new phone</b>") == {"text", "selectbox"}
@@ -128,8 +128,8 @@ def test_hostile_texts_are_shown_literally_and_nowhere_interpreted(
 
 def test_without_trials_or_samples_it_says_what_to_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_store.build(tmp_path / "none.db", courses=()).close()
-    assert shown.subheaders(page("sampling", tmp_path / "none.db", monkeypatch)) == ["No trials yet"]
+    assert shown.subheaders(page("samples", tmp_path / "none.db", monkeypatch)) == ["No trials yet"]
     fake_store.build(tmp_path / "some.db", courses=(GOOD,)).close()
     shown.change(tmp_path / "some.db", "DELETE FROM ppo_samples")
-    app = page("sampling", tmp_path / "some.db", monkeypatch)
+    app = page("samples", tmp_path / "some.db", monkeypatch)
     assert "These trials have no samples yet: they come with a trial's first evaluation." in shown.infos(app)

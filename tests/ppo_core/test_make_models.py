@@ -138,10 +138,10 @@ def test_what_ships_was_made_by_this_recipe_of_what_is_taught_now(task: str) -> 
 @pytest.mark.parametrize(
     ("task", "what", "value"),
     [
-        ("reviews", "words.THINGS", ("camera", "lamp")),
-        ("reviews", "score.REPEATED", 0.3),
-        ("reviews", "training._CORPUS_SHARE", 0.5),
-        ("arithmetic", "sums.SLIPS", 0.5),
+        ("reviews", "corpus.THINGS", ("camera", "lamp")),
+        ("reviews", "corpus.REPEATED", 0.3),
+        ("reviews", "build._CORPUS_SHARE", 0.5),
+        ("arithmetic", "SLIPS", 0.5),
         ("arithmetic", "build.CHARACTERS", "0123456789+-="),
     ],
 )

@@ -4,9 +4,9 @@ import pytest
 
 from tests.tuner.trial_rows import trial_row
 from tuner.protocol import Failed
+from tuner.retry import FailureStreak, error_reason, lost_reason
 from tuner.status import PERSON, Reason, Status
 from tuner.store import TrialRow
-from tuner.trial_log import FailureStreak, error_reason, lost_reason
 
 
 def failed(number: int, message: str) -> TrialRow:

@@ -20,7 +20,7 @@ from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
 from tuner.engine.local import LocalEngine, Watch
 from tuner.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped
-from tuner.spec import WorkerSettings
+from tuner.worker_settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
 

@@ -177,9 +177,9 @@ def test_an_older_export_comes_in_with_newer_metrics_unmeasured(exports: Path, e
 def test_a_killed_import_leaves_nothing_and_can_be_done_again(exports: Path, tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     code = (
-        "import os, sys; from pathlib import Path; from tuner.export import importing; from tuner.store import Store\n"
-        "importing._require_trials = lambda *_: os._exit(9)\n"  # all trials are in by then
-        "importing.import_study(Store.open(sys.argv[1], create=True), Path(sys.argv[2]))"
+        "import os, sys; from pathlib import Path; from tuner.export import load; from tuner.store import Store\n"
+        "load._require_trials = lambda *_: os._exit(9)\n"  # all trials are in by then
+        "load.import_study(Store.open(sys.argv[1], create=True), Path(sys.argv[2]))"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(path), str(exports / "csv")], cwd=REPOSITORY, check=False)
     assert ended.returncode == 9

@@ -24,8 +24,8 @@ from ppo_core.errors import StoreError
 from tests import waiting
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
 from tuner import mirror as module
+from tuner.best import best_trial
 from tuner.mirror import Mirror
-from tuner.scoring import best_trial
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import NewTrial, Outcome, Store, TrialRow

@@ -10,8 +10,8 @@ from ppo_core.metrics import METRICS
 from tests.tuner import made_study
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner import results
+from tuner.best import best_trial, closest_trial
 from tuner.results import Estimate, StudyView
-from tuner.scoring import best_trial, closest_trial
 from tuner.status import Status
 from tuner.store import Store
 

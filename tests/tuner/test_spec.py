@@ -9,7 +9,8 @@ from ppo_core import declare
 from ppo_core.declare import Range
 from ppo_core.errors import ConfigError
 from ppo_core.task_file import get_task
-from tuner.spec import PPO_TRAINER, SamplerSpec, StudySpec, WorkerSettings
+from tuner.spec import PPO_TRAINER, SamplerSpec, StudySpec
+from tuner.worker_settings import WorkerSettings
 
 SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ppo_core.errors import ConfigError
-from tuner.spec import SETTINGS
 from tuner.store import DEFAULT_STORAGE
 from tuner.store.schema import parse_url, redacted
+from tuner.worker_settings import SETTINGS
 
 PROG = "ppo-tuner"
 

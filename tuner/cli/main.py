@@ -20,6 +20,7 @@ from ppo_core.run.command_line import (
     refuse_unknown,
 )
 from tuner.actions import KINDS, SETTINGS
+from tuner.best import RULE
 from tuner.cli.arguments import (
     PROG,
     STORAGE_HELP,
@@ -33,8 +34,7 @@ from tuner.cli.arguments import (
     trial_number,
 )
 from tuner.export import SUFFIXES
-from tuner.scoring import RULE
-from tuner.spec import SETTINGS as SETTINGS_OF_WORKERS
+from tuner.worker_settings import SETTINGS as SETTINGS_OF_WORKERS
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from rich.console import Console
 from ppo_core import output
 from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
 from tuner import forks, render
+from tuner.best import closest_trial
 from tuner.cli import arguments
 from tuner.cli.arguments import to_copy
 from tuner.guard import RULES
 from tuner.results import StudyView, baseline, final_kl, gain, kl_prunings, seconds_spent
-from tuner.scoring import closest_trial
 from tuner.status import Status
 from tuner.store import Store, TrialRow
 

@@ -31,7 +31,7 @@ from tuner.protocol import (
     Stepped,
     TrialSpec,
 )
-from tuner.spec import WorkerSettings
+from tuner.worker_settings import WorkerSettings
 
 # The watch over a worker at its job: how long it may be silent in what it does. Times are on one monotonic clock.
 

@@ -9,7 +9,7 @@ from dashboard import analysis, checkpoints, data, safe_text, style
 from dashboard import figures as figures
 from dashboard.data import Snapshot
 from dashboard.figures import title_of
-from dashboard.pages import common, mattered, samples
+from dashboard.views import common, mattered, samples
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
 from tuner.cli.report import LONGER

@@ -9,8 +9,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import access, data, safe_text, steering
-from dashboard.pages import common
 from dashboard.steering import Proposal
+from dashboard.views import common
 from ppo_core.declare import Hyperparameter, HyperValue
 from ppo_core.errors import PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS

@@ -11,12 +11,12 @@ from dashboard import data, diagnosis, health, safe_text, style
 from dashboard.data import Shown, Snapshot
 from dashboard.health import HEALTH_MARKS as MARKS
 from dashboard.health import LEAST_SECONDS, NEAR, TIMES_USUAL, Card
-from dashboard.pages import by_beta, common
-from dashboard.pages.common import duration
+from dashboard.views import by_beta, common
+from dashboard.views.common import duration
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
+from tuner.best import RULE
 from tuner.results import StudyView
-from tuner.scoring import RULE
 from tuner.status import Status
 from tuner.store import Store, StudyRow
 

@@ -10,7 +10,7 @@ from dashboard import analysis, data, figures, figures_mattered, importance, sty
 from dashboard.data import Snapshot
 from dashboard.figures_mattered import Measure
 from dashboard.importance import Importance, Outcome
-from dashboard.pages import common
+from dashboard.views import common
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import KL_UNIT
 from tuner.status import Status

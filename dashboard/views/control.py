@@ -8,8 +8,8 @@ import streamlit as st
 
 from dashboard import access, data, launching, safe_text, steering
 from dashboard.data import Snapshot
-from dashboard.pages import common, control_launch, control_parts
-from dashboard.pages.control_parts import (
+from dashboard.views import common, control_launch, control_parts
+from dashboard.views.control_parts import (
     act_button,
     answer_buttons,
     arguments_text,

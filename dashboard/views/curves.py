@@ -13,10 +13,10 @@ from dashboard import analysis, charts, data, diagnosis, health, style
 from dashboard.charts import AXES, KL_METRICS, MOST_LINES, Axis, Drawing, Option
 from dashboard.data import Snapshot
 from dashboard.diagnosis import SIGNALS, Incident
-from dashboard.pages import by_beta, common
-from dashboard.pages.by_beta import CHOSEN_METRICS, NAMED_BY
-from dashboard.pages.common import Latest, save_live
-from dashboard.pages.common import live_chart as draw_live
+from dashboard.views import by_beta, common
+from dashboard.views.by_beta import CHOSEN_METRICS, NAMED_BY
+from dashboard.views.common import Latest, save_live
+from dashboard.views.common import live_chart as draw_live
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.guard import KL

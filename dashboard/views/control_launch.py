@@ -10,7 +10,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import access, data, launching, safe_text
 from dashboard.launching import Launched
-from dashboard.pages.control_parts import (
+from dashboard.views.control_parts import (
     answer_buttons,
     ask,
     draw_flash,

@@ -9,7 +9,7 @@ import streamlit as st
 
 from dashboard import data, diagnosis, safe_text, style
 from dashboard.data import Snapshot
-from dashboard.pages import common
+from dashboard.views import common
 from ppo_core.metrics import METRICS
 from ppo_core.report import TokenReadings
 from tuner.store import Store, TrialRow

@@ -4,7 +4,7 @@ import streamlit as st
 
 from dashboard import analysis
 from dashboard.data import Snapshot
-from dashboard.pages.common import CHOSEN_TRIALS
+from dashboard.views.common import CHOSEN_TRIALS
 from ppo_core.hyperparameters import HYPERPARAMETERS
 
 NAMED_BY, CHOSEN_METRICS = "by", "metric"

@@ -9,9 +9,9 @@ from dashboard import analysis, checkpoints, data, diagnosis, figures, style
 from dashboard.analysis import Checkpoint
 from dashboard.charts import MOST_LIMITS
 from dashboard.data import Snapshot
-from dashboard.pages import common
+from dashboard.views import common
 from ppo_core.output import KL_UNIT
-from tuner.scoring import RULE, best_trial
+from tuner.best import RULE, best_trial
 from tuner.store import Store, TrialRow
 
 SHOWN = ("trajectories", "ends")
