@@ -23,7 +23,7 @@ from docs.screenshots import IMAGES, open_browser
 from ppo_core import output
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.metrics import METRICS
-from tuner.cli import arguments
+from tuner.cli import storage
 from tuner.cli.run import StudyProgress
 from tuner.controller import run_study
 from tuner.results import StudyView, read_study
@@ -64,7 +64,7 @@ class Curve:
 def run(spec: StudySpec, where: str) -> list[Curve]:
     """Run what is left of the study and return the curves of its trials."""
     with StudyProgress(output.console()) as progress:
-        finished = run_study(spec, storage=where, runs_folder=arguments.RUNS_FOLDER, on_event=progress)
+        finished = run_study(spec, storage=where, runs_folder=storage.RUNS_FOLDER, on_event=progress)
     if not finished:
         raise SystemExit("stopped before the end; the same command goes on")
     with closing(Store.open(where)) as store:
@@ -138,7 +138,7 @@ def draw(chart: go.Figure, path: Path) -> None:
 
 def main() -> None:
     """Run the study, print its table and draw its chart."""
-    curves = run(StudySpec.load(STUDY), arguments.location(None))
+    curves = run(StudySpec.load(STUDY), storage.location(None))
     Console().print(table(curves))
     draw(figure(curves), PICTURE)
     print(f"wrote {PICTURE.relative_to(Path.cwd()) if PICTURE.is_relative_to(Path.cwd()) else PICTURE}")

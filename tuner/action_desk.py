@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from sqlalchemy import Connection, update
 
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
-from tuner import actions, held_study
+from tuner import action_checks, actions, held_study
 from tuner.checkpoints import ForkPoint, TrialFiles
 from tuner.events import Limits
 from tuner.held_study import OpenStudy
@@ -122,7 +122,7 @@ class OrderDesk:
 
     def _set(self, order: Order) -> None:
         changes = order.arguments.get("changes", {})
-        spec = actions.changed_spec(self._study.spec, changes)
+        spec = action_checks.changed_spec(self._study.spec, changes)
         most = self._limits.most_workers
         if most is not None and changes.get("workers", 1) > most:
             raise ConfigError(f"workers = {changes['workers']} is not allowed: one a GPU, and there are {most}")
@@ -149,7 +149,7 @@ class OrderDesk:
     # One trial
 
     def _steer_trial(self, order: Order, row: TrialRow) -> None:
-        actions.check_trial_order(order.kind, row)
+        action_checks.check_trial_order(order.kind, row)
         study = self._study
         effect = self._while_it_runs(order, row) if self._is_running(row.number) else self._at_once(order, row)
         study.store.decide(study.lease, order, effect)
@@ -195,7 +195,7 @@ class OrderDesk:
 
     def _retry(self, order: Order) -> None:
         study = self._study
-        chosen = actions.retried(study.board.rows, order.trial)
+        chosen = action_checks.retried(study.board.rows, order.trial)
         blank = {"status": Status.WAITING, "reason": None, "ended_at": None, "violation": None}
 
         def effect(connection: Connection) -> str:
@@ -211,7 +211,7 @@ class OrderDesk:
 
     def _enqueue(self, order: Order) -> None:
         study = self._study
-        params = actions.enqueued_params(study.spec, study.board.rows, order.arguments.get("values", {}))
+        params = action_checks.enqueued_params(study.spec, study.board.rows, order.arguments.get("values", {}))
         config = study.spec.config(params).to_dict()
         number = len(study.board)
         label = str(order.arguments.get("label") or "")

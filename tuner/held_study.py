@@ -10,7 +10,7 @@ from typing import Any
 from ppo_core import declare
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner import study_folder
-from tuner.actions import changed_spec
+from tuner.action_checks import changed_spec
 from tuner.events import StudyWarned, Tell
 from tuner.mirror import Mirror
 from tuner.scoring import Board, new_violations

@@ -11,7 +11,7 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from dashboard import access, launching, pages, steering
+from dashboard import access, launching, steering, views
 from dashboard.views import control
 from ppo_core import checkpoint
 from tests.dashboard import fake_store
@@ -552,7 +552,7 @@ def test_a_password_is_on_no_part_of_the_page(monkeypatch: pytest.MonkeyPatch) -
         assert "hunter2" not in "".join(str(node.proto) for node in app.main if node.type != "main")
 
 
-VIEWS = sorted(path.stem for path in Path(pages.__file__).parent.glob("*.py") if "\ndef page()" in path.read_text())
+VIEWS = sorted(path.stem for path in Path(views.__file__).parent.glob("*.py") if "\ndef page()" in path.read_text())
 
 
 @pytest.mark.parametrize("name", VIEWS)

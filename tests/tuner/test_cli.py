@@ -18,8 +18,8 @@ from ppo_core import checkpoint
 from tests.tuner import made_study
 from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke, one_error, process
 from tests.waiting import SECONDS, until
-from tuner.cli import arguments
 from tuner.cli import main as cli
+from tuner.cli import storage
 from tuner.cli.arguments import to_copy
 from tuner.store import Store
 from tuner.study_folder import claim
@@ -185,10 +185,10 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_passwords_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert arguments.flags("postgresql://me:secret@host/db") == ["--storage", "postgresql://me:***@host/db"]
-    assert arguments.flags("x.db") == ["--storage", "x.db"]
+    assert storage.flags("postgresql://me:secret@host/db") == ["--storage", "postgresql://me:***@host/db"]
+    assert storage.flags("x.db") == ["--storage", "x.db"]
     monkeypatch.setenv("PPO_TUNER_STORAGE", "x.db")
-    assert arguments.flags("x.db") == []
+    assert storage.flags("x.db") == []
 
 
 # In processes of their own

@@ -14,7 +14,7 @@ from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, 
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_survival import go_on
 from tests.tuner.trial_rows import trial_row
-from tuner.actions import check_trial_order, enqueued_params
+from tuner.action_checks import check_trial_order, enqueued_params
 from tuner.controller import run_study
 from tuner.events import (
     Event,

@@ -20,7 +20,7 @@ from tests.tuner import stores
 from tests.tuner.stores import pretend
 from tests.waiting import until
 from tuner.status import Origin, Reason, Status
-from tuner.store import LEASE_SECONDS, Lease, NewTrial, Outcome, Store, TrialRow, rows
+from tuner.store import LEASE_SECONDS, Lease, NewTrial, Outcome, Store, TrialRow, processes
 
 
 @pytest.fixture(params=stores.CASES)
@@ -69,7 +69,7 @@ def test_a_dead_process_that_nobody_has_buried_is_dead(store: Store) -> None:
     zombie = psutil.Process(child.pid)
     while zombie.status() != psutil.STATUS_ZOMBIE:
         pass
-    found = rows._state_and_start(child.pid)
+    found = processes._state_and_start(child.pid)
     assert found is not None and found[0]
     pretend(store, lease_pid=child.pid, lease_pid_started=found[1])
     assert not store.study("a").is_held
@@ -78,7 +78,7 @@ def test_a_dead_process_that_nobody_has_buried_is_dead(store: Store) -> None:
 
 def test_a_later_process_of_the_same_id_does_not_hold_the_lease(store: Store) -> None:
     store.acquire("a")
-    pretend(store, lease_pid_started=rows.this_process().started - 1)
+    pretend(store, lease_pid_started=processes.this_process().started - 1)
     assert not store.study("a").is_held
 
 

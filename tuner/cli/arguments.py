@@ -1,8 +1,7 @@
-"""What a command line of `ppo-tuner` may hold, the one to copy, and where studies are kept."""
+"""What a command line of `ppo-tuner` may hold, and the one to copy. See `ppo_core.run.command_line`."""
 
 import argparse
 import math
-import os
 import re
 import shlex
 import shutil
@@ -11,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ppo_core.errors import ConfigError
-from tuner.store import DEFAULT_STORAGE
-from tuner.store.schema import parse_url, redacted
 from tuner.worker_settings import SETTINGS
 
 PROG = "ppo-tuner"
@@ -98,25 +95,3 @@ def duration(text: str) -> float:
     if seconds <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a time over 0, such as 90 (seconds), 10m or 2h")
     return seconds
-
-
-# Where studies and the files of their trials are kept.
-
-RUNS_FOLDER = Path("runs")
-"""Checkpoints of trials, and what `train` writes unless told otherwise."""
-
-
-def location(given: str | None) -> str:
-    """Return the storage of `--storage`, else of the environment, else the default."""
-    return given or os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
-
-
-def flags(storage: str) -> list[str]:
-    """Return the flags that name this storage in a command to copy, without a password.
-
-    None where the command finds it by itself.
-    """
-    if storage == location(None):
-        return []
-    shown = redacted(parse_url(storage))
-    return ["--storage", shown if "***" in shown else storage]

@@ -13,7 +13,7 @@ import webbrowser
 from pathlib import Path
 
 from ppo_core.errors import ConfigError
-from tuner.cli import arguments
+from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_VARIABLE
 from tuner.store import Store
 from tuner.store.schema import parse_url
@@ -35,7 +35,7 @@ _OPENER = "import sys; from tuner.cli import dashboard; dashboard.open_link(sys.
 
 def dashboard(args: argparse.Namespace) -> int:
     """Become the dashboard's server; it ends with Ctrl-C."""
-    where = arguments.location(args.storage)
+    where = storage.location(args.storage)
     _check(where)
     chosen = _port(args.port)
     address, variables = f"http://{HOST}:{chosen}/", {STORAGE_VARIABLE: where}

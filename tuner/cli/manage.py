@@ -11,7 +11,7 @@ from ppo_core.errors import ConfigError
 from ppo_core.output import plain
 from ppo_core.run.command_line import EXIT_ERROR
 from tuner import study_file, study_folder, upkeep
-from tuner.cli import arguments
+from tuner.cli import storage
 from tuner.cli.arguments import to_copy
 from tuner.cli.read import opened
 from tuner.export.folder import export_study, read
@@ -51,14 +51,14 @@ def archive(args: argparse.Namespace) -> int:
 
 def migrate(args: argparse.Namespace) -> int:
     """Bring a store to this version's tables, after a backup; an up-to-date one is left as it is."""
-    with closing(Store.open(arguments.location(args.storage), migrate=True)) as store:
+    with closing(Store.open(storage.location(args.storage), migrate=True)) as store:
         print(store.migration.told if store.migration is not None else "the store is up to date")
     return 0
 
 
 @contextmanager
 def _opened(given: str | None) -> Iterator[Store]:
-    with closing(Store.open(arguments.location(given), migrate=True)) as store:
+    with closing(Store.open(storage.location(given), migrate=True)) as store:
         if store.migration is not None:
             _tell(store.migration.told)
         yield store
@@ -103,7 +103,7 @@ def take_in(args: argparse.Namespace) -> int:
     read(folder)  # before a store is made for what is no export, or for no name
     if args.name is not None:
         study_file.matching(args.name, study_file.NAME, "--as")
-    with closing(Store.open(arguments.location(args.storage), create=True)) as store:
+    with closing(Store.open(storage.location(args.storage), create=True)) as store:
         taken = import_study(store, folder, args.name)
     print(f'imported study "{taken.name}": {_told(taken.rows)}')
     if taken.waiting_orders:

@@ -12,7 +12,7 @@ from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import EXIT_INTERRUPTED
 from tuner import forks, render, results, trial_log
-from tuner.cli import arguments, report
+from tuner.cli import report, storage
 from tuner.results import StudyView, read_study
 from tuner.status import Status
 from tuner.store import Store, StudyRow, TrialRow
@@ -21,7 +21,7 @@ from tuner.store import Store, StudyRow, TrialRow
 @contextmanager
 def opened(given: str | None) -> Iterator[Store]:
     """Open the store of `--storage` for reading, and close it in the end."""
-    store = Store.open(arguments.location(given))
+    store = Store.open(storage.location(given))
     try:
         yield store
     finally:
@@ -65,9 +65,9 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
     report.print_trials(out, view)
     best = view.best()
     if best is not None:
-        report.print_winner(out, store, view, best, view.spec.kl_budget, arguments.location(args.storage))
+        report.print_winner(out, store, view, best, view.spec.kl_budget, storage.location(args.storage))
     elif view.ended:
-        out.print(report.no_winner(view, view.spec.kl_budget, arguments.location(args.storage)))
+        out.print(report.no_winner(view, view.spec.kl_budget, storage.location(args.storage)))
 
 
 def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -> None:
@@ -117,7 +117,7 @@ def best(args: argparse.Namespace) -> int:
     with opened(args.storage) as store:
         view = read_study(store, args.study)
         kl_budget = view.spec.kl_budget if args.kl_budget is None else args.kl_budget
-        trial, where = view.best(kl_budget), arguments.location(args.storage)
+        trial, where = view.best(kl_budget), storage.location(args.storage)
         if trial is None:
             raise StudyError(report.no_winner(view, kl_budget, where))
         if args.json:

@@ -9,7 +9,7 @@ from ppo_core import output
 from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
 from tuner import forks, render
 from tuner.best import closest_trial
-from tuner.cli import arguments
+from tuner.cli import storage
 from tuner.cli.arguments import to_copy
 from tuner.guard import RULES
 from tuner.results import StudyView, baseline, final_kl, gain, kl_prunings, seconds_spent
@@ -201,4 +201,4 @@ def _next_commands(view: StudyView, best: TrialRow | None, where: str) -> list[t
 
 
 def _command(words: list[str], where: str) -> str:
-    return to_copy([*words, *arguments.flags(where)])
+    return to_copy([*words, *storage.flags(where)])

@@ -19,7 +19,7 @@ from ppo_core.report import StepReport
 from ppo_core.run.command_line import EXIT_INTERRUPTED
 from tuner import remote_checkpoints, render, results, study_file
 from tuner.checkpoints import Keeping
-from tuner.cli import arguments, report
+from tuner.cli import report, storage
 from tuner.cli.arguments import to_copy
 from tuner.controller import run_study
 from tuner.engine.local import cores
@@ -232,7 +232,7 @@ def demo(args: argparse.Namespace) -> int:
 def run(args: argparse.Namespace) -> int:
     """Run the study of a file, of a folder that holds one, or a stored one of that name, or go on with it."""
     file = _file(args.study)
-    spec = _stored_spec(args.study, arguments.location(args.storage)) if file is None else StudySpec.load(file)
+    spec = _stored_spec(args.study, storage.location(args.storage)) if file is None else StudySpec.load(file)
     return _run(spec, args, ["run", args.study], is_file=file is not None)
 
 
@@ -281,14 +281,14 @@ def _unknown(name: str, stored: str, names: Sequence[str]) -> str:
 
 def _run(spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_file: bool) -> int:
     """Run the study with its progress shown, print its outcome, and return the exit status."""
-    where = arguments.location(args.storage)
+    where = storage.location(args.storage)
     if args.checkpoints is not None:
         remote_checkpoints.open(args.checkpoints)  # before anything is made for what is no place
     with StudyProgress(output.console(sys.stderr if args.json else sys.stdout)) as progress:
         run_study(
             spec,
             storage=where,
-            runs_folder=arguments.RUNS_FOLDER,
+            runs_folder=storage.RUNS_FOLDER,
             workers=args.workers,
             gpus=args.gpus or (),
             keeping=Keeping(args.checkpoints, args.max_disk),
@@ -303,7 +303,7 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_fi
         return status
     total = ["--trials", str(args.trials)] if args.trials else []
     every = [] if args.checkpoint_seconds is None else ["--checkpoint-seconds", f"{args.checkpoint_seconds:g}"]
-    go_on = to_copy([*command, *total, *every, *arguments.flags(where)])
+    go_on = to_copy([*command, *total, *every, *storage.flags(where)])
     _tell_stop(progress.stopped, go_on)
     return 0 if progress.stopped.is_deliberate else EXIT_INTERRUPTED
 

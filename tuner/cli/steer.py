@@ -7,8 +7,8 @@ from typing import Any
 
 from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError
-from tuner import actions, render
-from tuner.cli import arguments
+from tuner import action_checks, actions, render
+from tuner.cli import storage
 from tuner.cli.arguments import to_copy
 from tuner.cli.read import opened
 from tuner.results import StudyView, order_data, read_study
@@ -25,7 +25,7 @@ def place(args: argparse.Namespace) -> int:
         view = read_study(store, args.study)
         arguments = _arguments(args)
         trial = getattr(args, "trial", None)
-        actions.check(store, view, args.command, trial, arguments)
+        action_checks.check(store, view, args.command, trial, arguments)
         order = store.place_order(view.row, args.command, trial, arguments)
         return _tell(store, view, _decided(store, view, order), args)
 
@@ -93,6 +93,6 @@ def _tell(store: Store, view: StudyView, order: Order, args: argparse.Namespace)
         print(f"Order {order.id} is done: {output.plain(order.outcome or '')}.")
         return 0
     is_held = store.study(view.row.name).is_held
-    go_on = to_copy(["run", view.row.name, *arguments.flags(arguments.location(args.storage))])
-    print(f"Order {order.id} waits: {actions.why_waiting(is_held, go_on)}")
+    go_on = to_copy(["run", view.row.name, *storage.flags(storage.location(args.storage))])
+    print(f"Order {order.id} waits: {action_checks.why_waiting(is_held, go_on)}")
     return 0

@@ -14,7 +14,7 @@ from ppo_core.run.training import Program
 from ppo_core.task_file import get_task
 from ppo_core.tasks import skeleton
 from tuner import results
-from tuner.cli import arguments
+from tuner.cli import storage
 from tuner.cli.arguments import PROG, STORAGE_HELP, to_copy, trial_number
 from tuner.store import Store
 
@@ -27,7 +27,7 @@ def train(argv: Sequence[str]) -> int:
     args, rest = parser.parse_known_args(list(argv))
     refuse_unknown(parser, rest)
     import_from_working_folder()
-    start = None if args.trial is None else _start(arguments.location(args.storage), *args.trial)
+    start = None if args.trial is None else _start(storage.location(args.storage), *args.trial)
     if start is not None:
         _require_same_task(args, start)
     return training.train(args, argv, PROGRAM, start)

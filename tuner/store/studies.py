@@ -15,7 +15,8 @@ from sqlalchemy.exc import IntegrityError
 from ppo_core.errors import StudyError, nearest
 from tuner.store import schema
 from tuner.store.connect import Database, now, renew
-from tuner.store.rows import LEASE_SECONDS, Lease, StudyRow, this_process
+from tuner.store.processes import this_process
+from tuner.store.rows import LEASE_SECONDS, Lease, StudyRow
 
 _LEASE = ("lease_host", "lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at")
 

@@ -1,0 +1,190 @@
+"""Whether an order fits a study as it stands: asked before it is placed, and again by the controller."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ppo_core import checkpoint
+from ppo_core.declare import HyperValue
+from ppo_core.errors import ConfigError, StudyError, nearest
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from tuner import forks, upkeep
+from tuner.actions import KINDS, SETTINGS
+from tuner.results import StudyView
+from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
+from tuner.spec import StudySpec
+from tuner.status import Status
+from tuner.store import Store, StudyRow, TrialRow
+
+MOST_WORKERS = 1000
+"""More is a slip of the hand, and no machine's."""
+
+
+def check_trial_order(kind: str, row: TrialRow) -> None:
+    """Raise ConfigError where an order cannot be carried out on a trial as it stands."""
+    status = row.shown_status
+    if kind == "resume" and row.status is not Status.PAUSED and row.wanted is None:
+        raise ConfigError(f"trial {row.number} is {status}; only a paused trial can be resumed")
+    if kind == "pause" and row.status is Status.PAUSED:
+        raise ConfigError(f"trial {row.number} is paused already")
+    if kind in ("stop", "prune", "pause") and row.status.is_final:
+        raise ConfigError(f"trial {row.number} is {status}; it cannot be told to {kind}")
+
+
+def check_study_order(kind: str, study: StudyRow) -> None:
+    """Raise ConfigError where an order about the whole study cannot be carried out as it stands."""
+    if kind == "resume" and study.paused_at is None:
+        raise ConfigError("the study is not paused")
+    if kind == "pause" and study.paused_at is not None:
+        raise ConfigError("the study is paused already")
+
+
+def retried(rows: Sequence[TrialRow], number: int | None) -> list[TrialRow]:
+    """Return the failed trials that an order to try again is about; ConfigError where there is none."""
+    failed = [row for row in rows if row.status is Status.FAILED and number in (None, row.number)]
+    if not failed:
+        other = next((row for row in rows if row.number == number), None)
+        raise ConfigError(
+            "no trial has failed" if other is None else f"trial {number} is {other.shown_status}, not failed"
+        )
+    return failed
+
+
+def enqueued_params(spec: StudySpec, rows: Sequence[TrialRow], values: Mapping[str, object]) -> dict[str, HyperValue]:
+    """Return the params of a configuration that a person asks for; what it leaves out is trial 0's.
+
+    Raises:
+        ConfigError: a value is not searched, is out of its range, does not go together with others, or a trial has
+            these values already; the message says what is allowed.
+    """
+    params = _listed_values(spec, values) if spec.listed else _searched_values(spec, values)
+    config = spec.config(params).to_dict()
+    same = next((row.number for row in rows if row.config == config), None)
+    if same is not None:
+        raise ConfigError(f"trial {same} has these values already")
+    return params
+
+
+def _listed_values(spec: StudySpec, values: Mapping[str, object]) -> dict[str, HyperValue]:
+    params = {name: _declared(name, value) for name, value in values.items()}
+    for name in params:
+        _require_free(spec, name)
+    return params
+
+
+def _searched_values(spec: StudySpec, values: Mapping[str, object]) -> dict[str, HyperValue]:
+    params = spec.reference_params()
+    for name, value in values.items():
+        _require_free(spec, name)
+        if name not in spec.search:
+            searched = ", ".join(spec.search)
+            hint = nearest(name, spec.search)
+            raise ConfigError(f"{name} is not searched in this study; there are: {searched}{hint}")
+        params[name] = _in_range(spec, name, _declared(name, value))
+    if has_kl_choice(spec.search):
+        if "kl_coef" in values and "kl_target" in values:
+            raise ConfigError("kl_coef and kl_target exclude each other: β is fixed, or adapts to a target")
+        params[KL_CONTROL] = ADAPTIVE if "kl_target" in values else FIXED
+    return {name: value for name, value in params.items() if is_active(name, spec.search, params)}
+
+
+def _require_free(spec: StudySpec, name: str) -> None:
+    if name in spec.fixed:
+        raise ConfigError(f"{name} is fixed in this study ({spec.fixed[name]}); another value needs a study of its own")
+    if name == "seed":
+        raise ConfigError("seed is the same in all trials of a study")
+
+
+def _is_within(spec: StudySpec, name: str, value: HyperValue) -> bool:
+    span = spec.search.get(name)
+    return span is None or (isinstance(value, int | float) and span.low <= value <= span.high)
+
+
+def _in_range(spec: StudySpec, name: str, value: HyperValue) -> HyperValue:
+    span = spec.search[name]
+    if not _is_within(spec, name, value):
+        raise ConfigError(f"{name} = {value!r} is not allowed: {span.low:g} to {span.high:g} in this study")
+    if span.scale == "log2" and isinstance(value, int | float) and (value < 1 or int(value) & (int(value) - 1)):
+        raise ConfigError(f"{name} = {value!r} is not allowed: a power of two in this study")
+    return value
+
+
+def _declared(name: str, value: object) -> HyperValue:
+    if name not in HYPERPARAMETERS:
+        raise ConfigError(f'there is no hyperparameter "{name}"{nearest(name, HYPERPARAMETERS)}')
+    return HYPERPARAMETERS[name].coerce(value)
+
+
+def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
+    """Return the spec with the changes of an order `set` that concern it; those of `workers` are only checked.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that is not allowed.
+    """
+    if not changes:
+        raise ConfigError(f"set changes nothing; there are: {', '.join(SETTINGS)}")
+    for name, value in changes.items():
+        if name not in SETTINGS:
+            raise ConfigError(
+                f'there is no setting "{name}"; there are: {", ".join(SETTINGS)}{nearest(name, SETTINGS)}'
+            )
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_count = is_number and float(str(value)).is_integer() and float(str(value)) >= 1
+        if name != "kl_budget" and not is_count:
+            raise ConfigError(f"{name} = {value!r} is not allowed: a whole number of at least 1")
+        if name == "workers" and float(str(value)) > MOST_WORKERS:
+            raise ConfigError(f"workers = {value!r} is not allowed: at most {MOST_WORKERS}")
+    changed = spec
+    if "trials" in changes:
+        changed = changed.with_trials(int(float(str(changes["trials"]))))
+    if "kl_budget" in changes:
+        changed = changed.with_kl_budget(changes["kl_budget"], "kl_budget")
+    return changed
+
+
+# Whether a controller would refuse an order as things stand: asked by whoever places one, before placing it.
+
+
+def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments: Mapping[str, Any]) -> None:
+    """Raise where the controller would refuse the order as things stand.
+
+    Raises:
+        ConfigError: it does not fit the study; the message says what is allowed.
+        StudyError: there is no such trial, or no run that could be ended.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f'there is no order "{kind}"; there are: {", ".join(KINDS)}')
+    row = None if trial is None else store.trial(view.row, trial)
+    if kind == "enqueue":
+        enqueued_params(view.spec, view.trials, arguments["values"])
+    elif kind == "set":
+        changed_spec(view.spec, arguments["changes"])
+    elif kind == "retry":
+        retried(view.trials, trial)
+    elif kind == "fork":
+        if row is None:
+            raise ConfigError("a fork names the trial that it goes on from")
+        _check_fork(view, row, arguments["values"], arguments.get("episode"))
+    elif row is not None:
+        check_trial_order(kind, row)
+    elif kind == "stop" and not view.row.is_held:
+        raise StudyError(f'nothing runs study "{view.row.name}", so there is no run of it to end')
+    else:
+        check_study_order(kind, view.row)
+
+
+def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], episode: int | None) -> None:
+    """Raise ConfigError for a fork that cannot be; where its checkpoint is looked for by who has it at hand.
+
+    A trial without checkpoints here may have some elsewhere, or soon: then the controller decides.
+    """
+    if not parent.attempts:
+        raise ConfigError(f"trial {parent.number} has not started yet; a fork begins at a checkpoint")
+    folder = upkeep.own_folder(view.row)
+    if folder is not None and checkpoint.complete(folder / str(parent.number)):
+        _, _, episode = forks.choose(folder / str(parent.number), episode)
+    forks.check(parent.config, values, episode or 0)
+
+
+def why_waiting(is_held: bool, go_on: str) -> str:
+    """Return why an order is not decided yet; `go_on` is the command that runs its study."""
+    return "the controller has not read it yet" if is_held else f"nothing runs the study; it is read by: {go_on}"

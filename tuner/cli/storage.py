@@ -1,0 +1,27 @@
+"""Where studies and the files of their trials are kept."""
+
+import os
+from pathlib import Path
+
+from tuner.cli.arguments import STORAGE_VARIABLE
+from tuner.store import DEFAULT_STORAGE
+from tuner.store.schema import parse_url, redacted
+
+RUNS_FOLDER = Path("runs")
+"""Checkpoints of trials, and what `train` writes unless told otherwise."""
+
+
+def location(given: str | None) -> str:
+    """Return the storage of `--storage`, else of the environment, else the default."""
+    return given or os.environ.get(STORAGE_VARIABLE) or DEFAULT_STORAGE
+
+
+def flags(storage: str) -> list[str]:
+    """Return the flags that name this storage in a command to copy, without a password.
+
+    None where the command finds it by itself.
+    """
+    if storage == location(None):
+        return []
+    shown = redacted(parse_url(storage))
+    return ["--storage", shown if "***" in shown else storage]

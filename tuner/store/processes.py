@@ -1,0 +1,83 @@
+"""Whether the process that holds a lease still lives.
+
+A process is known by what no clock changes: its id, when it started in ticks since the boot, and where its id counts.
+Elsewhere (another host, boot or container) the same id is another process's, so it is looked up only here.
+"""
+
+import functools
+import os
+import socket
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_PROC = Path("/proc")
+_STATE, _STARTED = 0, 19
+"""Where fields 3 and 22 of `/proc/<pid>/stat` are behind the command's name; see proc(5)."""
+
+
+@dataclass(frozen=True)
+class ProcessKey:
+    """What a process is known by, whatever the time."""
+
+    host: str
+    pid: int
+    started: float
+    """Clock ticks since the boot; on a system without `/proc` seconds since the epoch, noted once by its kernel."""
+    space: str
+    """Where its id counts; see `pid_space`."""
+
+
+def this_process() -> ProcessKey:
+    """Return what this process is known by."""
+    pid = os.getpid()
+    state = _state_and_start(pid)
+    return ProcessKey(socket.gethostname(), pid, 0.0 if state is None else state[1], pid_space())
+
+
+@functools.cache
+def pid_space() -> str:
+    """Return a name for all processes whose ids this one sees as they are: those of its boot and pid namespace.
+
+    Where that cannot be told it is unlike any other name.
+    """
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {(_PROC / 'self/ns/pid').readlink()}"
+    except OSError:
+        # Without /proc (macOS) there are no pid namespaces, and a process that started before a boot is dead.
+        return f"unknown {uuid.uuid4()}" if (_PROC / "self").exists() else f"machine {uuid.getnode():x}"
+
+
+def is_alive(key: ProcessKey) -> bool | None:
+    """Return whether a process lives, and not a later one that was given its id; None: it cannot be told from here."""
+    if key.host != socket.gethostname() or key.space != pid_space():
+        return None
+    try:
+        os.kill(key.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it is someone else's, and there
+    found = _state_and_start(key.pid)
+    if found is None:
+        return None
+    is_zombie, started = found
+    return not is_zombie and started == key.started
+
+
+def _state_and_start(pid: int) -> tuple[bool, float] | None:
+    """Return whether a process is a zombie, and when it started; None: it may not be looked at."""
+    if not (_PROC / "self").exists():
+        try:
+            process = psutil.Process(pid)
+            return process.status() == psutil.STATUS_ZOMBIE, process.create_time()
+        except psutil.Error:
+            return None
+    try:
+        fields = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[_STATE] in ("Z", "X"), float(fields[_STARTED])
