@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dashboard import data, pages
+from dashboard import data, views
 from tests.dashboard import fake_store
 from tests.dashboard.shown import FAILED, change, codes, infos, page, run, subheaders, texts
 from tuner.status import Origin
 from tuner.store import NewTrial, Store
 from tuner.store.schema import SCHEMA_VERSION
 
-VIEWS = sorted(path.stem for path in Path(pages.__file__).parent.glob("*.py") if "\ndef page()" in path.read_text())
+VIEWS = sorted(path.stem for path in Path(views.__file__).parent.glob("*.py") if "\ndef page()" in path.read_text())
 LARGE = 2_000
 STUDY = {"study": fake_store.STUDY}
 

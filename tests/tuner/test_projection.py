@@ -15,7 +15,7 @@ from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
 from tuner.search.sampler import Projection
 from tuner.space import arm_search, sampler_space, suggest
 from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Status
+from tuner.status import Origin, Status
 from tuner.store import TrialRow
 
 Params = dict[str, HyperValue]
@@ -33,7 +33,6 @@ def ended(row: TrialRow, how: str, value: float) -> TrialRow:
         "nothing_learned": pruned(row.number, "nothing_learned", 0.0, value=0.0, kl=0.0),
         "failed": trial_row(row.number, status=Status.FAILED, value=None, kl=None),
         "stopped": trial_row(row.number, status=Status.STOPPED, value=value, episodes=10 * row.number),
-        "left_out": trial_row(row.number, status=Status.STOPPED, value=value, reason=Reason("left_out", "by a person")),
         "paused": trial_row(row.number, status=Status.PAUSED, value=value, episodes=10),
         "waiting": trial_row(row.number, status=Status.WAITING, value=None, kl=None),
         "running": running(row.number, {}),
@@ -41,7 +40,7 @@ def ended(row: TrialRow, how: str, value: float) -> TrialRow:
     return replace(made, params=row.params, origin=row.origin)
 
 
-HOW = ("completed", "kl_limit", "nonfinite", "nothing_learned", "failed", "stopped", "left_out")
+HOW = ("completed", "kl_limit", "nonfinite", "nothing_learned", "failed", "stopped")
 SET_ASIDE = ("paused", "waiting", "running")
 EVENT = st.tuples(st.integers(0, 5), st.sampled_from((*HOW, *SET_ASIDE)), st.floats(0, 2), st.booleans())
 
@@ -248,11 +247,6 @@ def test_a_waiting_trial_counts_as_one_that_runs_and_a_paused_one_as_pruned() ->
     assert after(*[trial_row(status=Status.WAITING, value=None, kl=None)] * 9) == runs != after(*[NOTHING] * 9)
     paused = after(*[trial_row(status=Status.PAUSED, value=0.5)] * 9)
     assert paused == after(*[pruned(rule="halving", value=0.5)] * 9) != runs
-
-
-def test_a_stopped_trial_that_is_left_out_teaches_nothing() -> None:
-    left_out = trial_row(status=Status.STOPPED, value=9.0, reason=Reason("left_out", "by a person"))
-    assert after(left_out) == after(NOTHING) != after(replace(left_out, reason=None))
 
 
 def test_a_paused_trial_that_goes_on_runs_again() -> None:
