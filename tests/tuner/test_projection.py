@@ -281,7 +281,7 @@ def test_under_other_ranges_or_another_budget_it_begins_anew() -> None:
 
 def test_proposals_are_those_of_an_optuna_study_of_the_same_trials() -> None:
     """The joint space, which it is told, is the one that Optuna finds by going through all trials of the arm's view."""
-    projection = Projection(SPEC, [])
+    projection, hows = Projection(SPEC, []), (*HOW, "paused", "running")
     for number in range(40):
         params = SPEC.reference_params() if number == 0 else projection.propose(number)
         if number:
@@ -292,7 +292,7 @@ def test_proposals_are_those_of_an_optuna_study_of_the_same_trials() -> None:
             arm = {"kl_control": params["kl_control"]}
             assert arm | suggest(study.ask(), arm_search(SPEC.search, str(params["kl_control"]))) == params
         projection.note_running(number, params)
-        how = (*HOW, "paused", "running")[number % 9]
+        how = hows[number % len(hows)]
         projection.tell(ended(running(number, params), how, 0.1 * (number % 7)))
 
 
