@@ -98,7 +98,9 @@ class Blocked:
         return self._was_in_time == [True]
 
 
-@pytest.mark.parametrize("path", ["tuner.forks.fork_files", "ppo_core.checkpoint.prune", "tuner.checkpoints.enforce"])
+@pytest.mark.parametrize(
+    "path", ["tuner.forks.fork_files", "ppo_core.checkpoint.prune_all_but_best", "tuner.checkpoints.enforce"]
+)
 def test_steps_orders_and_the_lease_do_not_wait_for_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:

@@ -184,13 +184,13 @@ def test_a_damaged_checkpoint_of_a_fork_is_not_tried_again(tmp_path: Path, monke
 def test_a_copy_that_is_killed_leaves_nothing_that_counts(tmp_path: Path) -> None:
     save(tmp_path / "3", 6)
     killed = (
-        "import os, shutil, signal, sys; from pathlib import Path; from tuner import forking\n"
+        "import os, shutil, signal, sys; from pathlib import Path; from tuner import forks\n"
         "copy = shutil.copyfile\n"
         "def copyfile(*names):\n"
         "    copy(*names)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "shutil.copyfile = copyfile\n"
-        "forking.fork_files(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "forks.fork_files(Path(sys.argv[1]), Path(sys.argv[2]))\n"
     )
     names = [str(tmp_path / "3" / "step-000006"), str(tmp_path / "7")]
     done = subprocess.run([sys.executable, "-c", killed, *names], env={**os.environ, "PYTHONPATH": "."})

@@ -230,7 +230,7 @@ def test_following_prints_what_comes_until_the_trial_ends(
     path = trial_log.path_of(folder / "7")
     path.parent.mkdir()
     path.write_text("one\ntwo\n")
-    read = trial_log.Follower.read
+    follow = trial_log.Follower.read
     seen = []
 
     def poll(seconds: float) -> None:
@@ -238,7 +238,7 @@ def test_following_prints_what_comes_until_the_trial_ends(
         seen.append(capsys.readouterr().out)
 
     def read_before_more_comes(follower: trial_log.Follower) -> str:
-        text = read(follower)
+        text = follow(follower)
         with path.open("a") as log:
             log.write(f"more {len(seen)}\n")
         if len(seen) == 1:

@@ -216,11 +216,11 @@ def test_a_store_that_a_controller_runs_a_study_of_is_not_migrated(kind: str, tm
 
 KILLED = """
 import os, signal, sys
-from tuner.store import Store, migration
-update = migration.update
+from tuner.store import Store, migrate
+update = migrate.update
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
-migration.update = kill  # all is added, the version is not raised
+migrate.update = kill  # all is added, the version is not raised
 Store.open(sys.argv[1], migrate=True)
 """
 

@@ -174,8 +174,8 @@ import os, signal, sys
 from ppo_core.errors import PPOTunerError
 from ppo_core.report import StepReport
 from tuner.status import Origin
-from tuner.store import NewTrial, Store, opening
-opening.IDLE_SECONDS = 1
+from tuner.store import NewTrial, Store, connect
+connect.IDLE_SECONDS = 1
 store = Store.open(sys.argv[1])
 store.on_trouble = lambda _: True
 lease = store.acquire("a")
