@@ -140,12 +140,19 @@ class Fire:
         workers = controller.workers()
         self.rng.shuffle(workers)
         for worker in workers:
-            trial = _trial_of(worker)
-            if trial is not None and self.losses[trial] < RETRIES:
-                self.losses[trial] += 1
-                worker.kill()
-                return True
+            with suppress(psutil.NoSuchProcess):
+                worker.suspend()  # so that it is still at the trial that its log names when it is killed
+                trial = _trial_of(worker)
+                if trial is not None and self.losses[trial] < RETRIES and self._runs(trial):
+                    self.losses[trial] += 1
+                    worker.kill()
+                    return True
+                worker.resume()
         return False
+
+    def _runs(self, trial: int) -> bool:
+        """Return whether a worker whose log is this trial's is at it, and not idle or about to begin another."""
+        return rows(self.folder)[trial].status is Status.RUNNING
 
     def _kill_database(self) -> None:
         assert self.database is not None
