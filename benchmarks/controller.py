@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/controller.py
 
 Ours runs trials of 20 steps of a trainer that does nothing, on two local workers: pipes, store, sampler, guard's
-verdicts, checkpoints' upkeep, Optuna's copy. Optuna's side stores nothing but parameters and values. Both have the
+verdicts, checkpoints' upkeep. Optuna's side stores nothing but parameters and values. Both have the
 same sampler, the same six dimensions, and an SQLite file of their own that holds the same made-up finished trials to
-begin with, written in bulk. `benchmarks/README.md` says what is timed.
+begin with. `benchmarks/README.md` says what is timed.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How fast the dashboard opens and answers on a large study, beside optuna-dashboard on the same study's copy.
+"""How fast the dashboard opens and answers on a large study, beside optuna-dashboard on the same trials.
 
     .venv/bin/python benchmarks/dashboard_load.py
 
@@ -113,10 +113,12 @@ def measure(trials: int, steps: int) -> Result:
         path = Path(folder, "store.db")
         store, lease, running = big_study.write(path, trials, steps)
         study = Study(store, lease, running, trials - 1, steps)
+        theirs = Path(folder, "optuna.db")
+        big_study.write_optuna(theirs, store)
         browser = open_browser(playwright)
         try:
             floor = _floor(browser, Path(folder, "app.py"))
-            sides = _ours(browser, path, study), _theirs(browser, path)
+            sides = _ours(browser, path, study), _theirs(browser, theirs)
         finally:
             browser.close()
             store.release(lease)

@@ -36,7 +36,7 @@ from tuner.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.held_study import MirrorKeeper, OpenStudy, open_study, settle
+from tuner.held_study import OpenStudy, open_study, settle
 from tuner.protocol import (
     Answer,
     Ended,
@@ -86,14 +86,13 @@ class TrialLoop:
     def __init__(
         self,
         study: OpenStudy,
-        mirror: MirrorKeeper,
         files: TrialFiles,
         engine: LocalEngine,
         stop: StopRequest,
         limits: Limits,
         tell: Tell,
     ) -> None:
-        self._study, self._mirror, self._files, self._engine = study, mirror, files, engine
+        self._study, self._files, self._engine = study, files, engine
         self._stop, self._limits, self._tell = stop, limits, tell
         self._desk = OrderDesk(study, files, limits, lambda number: number in self._taken(), self._after)
         self._running: dict[int, _Running] = {}
@@ -218,13 +217,9 @@ class TrialLoop:
         for row in self._desk.take_changed():
             self._queue.learn(row)
             if row.status.is_final:
-                self._mirror.update()
                 self._tell_end(row)
-        if order.kind == "retry":
-            self._mirror.compare()
         if order.kind == "set":
             self._queue.begin_anew()
-            self._mirror.update()
             self._engine.resize(self._study.row.workers or 1)
         if order.kind == "stop" and order.trial is None and self._stop.why is None:
             self._stop.why = ORDERED
@@ -462,7 +457,6 @@ class TrialLoop:
         self._files.end(trial.number)
         row = study.refresh(trial.number)
         self._queue.learn(row)
-        self._mirror.update()
         self._verdict = self._verdict or self._streak.add(row)
         self._tell_end(row)
 
@@ -568,15 +562,13 @@ def _run(
     tell: Tell,
 ) -> str | None:
     """Run what is left of the study; return why it stopped short, if it did."""
-    with closing(MirrorKeeper(study, tell)) as mirror:
-        mirror.update()
-        if study.is_finished and not study.store.orders(study.row, OrderState.WAITING):
-            return None
-        workers, gpus = crew
-        study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
-        with files.work, LocalEngine(workers, gpus=gpus, settings=study.spec.workers) as engine:
-            stop.on_request = files.work.on_done = engine.wake
-            return TrialLoop(study, mirror, files, engine, stop, limits, tell).run()
+    if study.is_finished and not study.store.orders(study.row, OrderState.WAITING):
+        return None
+    workers, gpus = crew
+    study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
+    with files.work, LocalEngine(workers, gpus=gpus, settings=study.spec.workers) as engine:
+        stop.on_request = files.work.on_done = engine.wake
+        return TrialLoop(study, files, engine, stop, limits, tell).run()
 
 
 def _require_positive(**values: float | None) -> None:

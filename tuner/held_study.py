@@ -1,6 +1,5 @@
-"""A study that this process holds: its lease, its folder, what `set` changed, and Optuna's copy of it."""
+"""A study that this process holds: its lease and its folder."""
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -11,8 +10,6 @@ from ppo_core import declare
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner import study_folder
 from tuner.action_checks import changed_spec
-from tuner.events import StudyWarned, Tell
-from tuner.mirror import Mirror
 from tuner.scoring import Board, new_violations
 from tuner.spec import StudySpec
 from tuner.store import Lease, Store, StudyRow, TrialRow
@@ -85,7 +82,7 @@ def _note(study: str, name: str, kept: float, says: float) -> str:
     )
 
 
-# A study that this process holds: its lease, its folder, and Optuna's copy of it.
+# A study that this process holds: its lease and its folder.
 
 
 @dataclass
@@ -188,51 +185,3 @@ def settle(study: OpenStudy, trials: int | None, *, is_file: bool) -> Iterator[s
         overrides=record,
     )
     study.row = replace(study.row, overrides=record)
-
-
-class MirrorKeeper:
-    """Keeps Optuna's copy of a study up to date. One that cannot be written is told of once, and stops nothing."""
-
-    def __init__(self, study: OpenStudy, tell: Tell) -> None:
-        self._study = study
-        self._tell = tell
-        self._mirror = Mirror(study.store.url, study.spec.name)
-        self._is_failing = False
-        self._retry_at = 0.0
-        self._retry_seconds = 0.0
-
-    def update(self, *, now: bool = False) -> None:
-        """Write the finished trials that the copy lacks; after a failure again a while later, or `now`.
-
-        Raises:
-            StudyError: the lease was lost, and with it the right to write.
-        """
-        if time.monotonic() < self._retry_at and not now:
-            return
-        try:
-            self._study.store.renew(self._study.lease)
-            self._mirror.update(self._study.board.rows, self._study.spec)
-        except StoreError as error:
-            self._wait_longer()
-            if not self._is_failing:
-                self._is_failing = True
-                self._tell(StudyWarned(f"{error}; trying again at later trials"))
-        else:
-            self._is_failing, self._retry_seconds, self._retry_at = False, 0.0, 0.0
-
-    def compare(self) -> None:
-        """Have the next update compare the whole copy: a trial that had ended goes on."""
-        self._mirror.close()
-        self._mirror = Mirror(self._study.store.url, self._study.spec.name)
-
-    def close(self) -> None:
-        """Write what is missing, and give back the connections."""
-        try:
-            self.update(now=True)
-        finally:
-            self._mirror.close()
-
-    def _wait_longer(self) -> None:
-        self._mirror.close()
-        self._retry_seconds = min(60.0, max(1.0, 2 * self._retry_seconds))
-        self._retry_at = time.monotonic() + self._retry_seconds

@@ -2,7 +2,7 @@
 
 Where both kl_coef and kl_target are searched there are two arms, a fixed and an adaptive β, each with a space of its
 own; otherwise there is one. In memory, for the sampler, a `log2` dimension is its whole exponent, so that each power
-of two is one even step. In Optuna's own tables, for people, it is the real value.
+of two is one even step. For people, in what Optuna's tools show, it is the real value.
 """
 
 import math
@@ -109,7 +109,7 @@ def for_sampler(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
 
 
 def for_people(search: Search, params: Mapping[str, HyperValue]) -> Encoded:
-    """Return `params` as Optuna's own tables hold them: real values, each in a range that contains it."""
+    """Return `params` as Optuna's tools show them: real values, each in a range that contains it."""
     kept: dict[str, HyperValue] = {}
     distributions: dict[str, BaseDistribution] = {}
     for name, value in params.items():

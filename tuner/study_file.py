@@ -212,9 +212,13 @@ def changes(old: Sequence[ListedTrial], new: Sequence[ListedTrial]) -> list[str]
 
 
 def for_people(listed: Sequence[ListedTrial], params: Mapping[str, HyperValue]) -> Encoded:
-    """Return a listed trial's params as Optuna's own tables hold them: each is one of the listed values."""
-    choices = {name: dict.fromkeys(t.params[name] for t in listed if name in t.params) for name in params}
-    return dict(params), {name: CategoricalDistribution(tuple(values)) for name, values in choices.items()}
+    """Return a listed trial's params as Optuna's tools show them: each is one of the listed values.
+
+    A value that no trial lists, as a person may ask for, is left out: Optuna wants the same choices in all trials.
+    """
+    choices = {name: tuple(dict.fromkeys(t.params[name] for t in listed if name in t.params)) for name in params}
+    kept = {name: value for name, value in params.items() if value in choices[name]}
+    return kept, {name: CategoricalDistribution(choices[name]) for name in kept}
 
 
 def _read(values: object, fixed: Mapping[str, HyperValue], where: str) -> ListedTrial:

@@ -1,7 +1,7 @@
 """Deletes, renames and archives studies, each while holding the study's lease. What is cut off can be done again."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from ppo_core.errors import ConfigError, StoreError, StudyError
@@ -20,7 +20,7 @@ def own_folder(study: StudyRow) -> Path | None:
 
 
 def delete(store: Store, study: StudyRow, *, keep_files: bool, tell: Tell) -> None:
-    """Remove a study: its folder of checkpoints, unless that is to stay, Optuna's copy of it, and then its rows.
+    """Remove a study: its folder of checkpoints, unless that is to stay, and then its rows.
 
     Raises:
         StudyError: a controller holds it.
@@ -29,12 +29,11 @@ def delete(store: Store, study: StudyRow, *, keep_files: bool, tell: Tell) -> No
     with _held(store, study) as (lease, study):
         if not keep_files:
             _delete_files(store, lease, study, tell)
-        _delete_mirror(store, study.name, tell)
         store.delete_study(lease)
 
 
 def rename(store: Store, study: StudyRow, name: str, tell: Tell) -> None:
-    """Give a study another name: its row, its spec and its folder, which moves. A run makes Optuna's copy anew.
+    """Give a study another name: its row, its spec and its folder, which moves.
 
     Raises:
         ConfigError: the name is not allowed.
@@ -48,7 +47,6 @@ def rename(store: Store, study: StudyRow, name: str, tell: Tell) -> None:
         if any(other.name == name for other in store.studies()):
             raise StudyError(f'there is a study "{name}" already')
         folder = _move(study, name, tell)
-        _delete_mirror(store, study.name, tell)
         try:
             store.rename_study(lease, name, study.folder if folder is None else str(folder))
         except StudyError:  # what is certain not to have happened; after a StoreError it may have
@@ -102,17 +100,6 @@ def _delete_files(store: Store, lease: Lease, study: StudyRow, tell: Tell) -> No
         raise
     except OSError as error:
         raise StoreError(f"cannot remove {error.filename or folder}: {error.strerror or error}") from error
-
-
-def _delete_mirror(store: Store, name: str, tell: Tell) -> None:
-    """Remove Optuna's copy of a study. One that cannot be removed is told of and stops nothing."""
-    from tuner.mirror import Mirror  # takes a second to load
-
-    with closing(Mirror(store.url, name)) as mirror:
-        try:
-            mirror.delete()
-        except StoreError as error:
-            tell(str(error))
 
 
 def _move(study: StudyRow, name: str, tell: Tell) -> Path | None:

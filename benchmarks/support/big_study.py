@@ -1,13 +1,14 @@
-"""A store with one large made-up study, written in bulk: its last trial runs. Optuna's copy is in it, too."""
+"""A store with one large made-up study, written in bulk: its last trial runs. Its trials in Optuna's storage, too."""
 
 import time
 from pathlib import Path
 
 import numpy as np
+import optuna
 from sqlalchemy import create_engine, insert, select
 
 from ppo_core.report import StepReport
-from tuner.mirror import Mirror
+from tuner.export.optuna import as_optuna, reference_config
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import Lease, Store, schema
@@ -63,11 +64,20 @@ def write(path: Path, trials: int, steps: int) -> tuple[Store, Lease, int]:
                 values = [step_values(report(number, step, steps)) for step in range(last + 1)]
                 connection.execute(insert(schema.steps), _alike(trial_id, values))
     engine.dispose()
-    mirror = Mirror(store.url, spec.name)
-    mirror.update(store.trials(study), spec)
-    mirror.close()
     running = store.trials(study)[-1].id
     return store, lease, running
+
+
+def write_optuna(path: Path, store: Store) -> None:
+    """Write the store's trials to an SQLite file of Optuna's, without their evaluations."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    row = store.study("large")
+    spec = StudySpec.from_dict(row.spec, "stored")
+    reference = reference_config(spec)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+    study = optuna.create_study(study_name=row.name, storage=storage, direction="maximize")
+    study.add_trials([as_optuna(trial, spec, reference, ()) for trial in store.trials(row)])
+    storage.engine.dispose()
 
 
 def report(number: int, step: int, steps: int) -> StepReport:

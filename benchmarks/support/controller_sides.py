@@ -72,7 +72,7 @@ class _Waiting:
 
 
 def ours(filled: Path, count: int, trials: int) -> Block:
-    """Run the last trials of a study that has `count`: local workers, pipes, store, Optuna's copy."""
+    """Run the last trials of a study that has `count`: local workers, pipes, store."""
     return _in_copy(filled, partial(_our_trials, count, trials))
 
 

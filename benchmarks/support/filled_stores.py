@@ -1,19 +1,17 @@
-"""Stores that hold a number of finished trials, the same made-up ones for both sides, written in bulk."""
+"""Stores that hold a number of finished trials, the same made-up ones for both sides: ours written in bulk."""
 
 import random
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from sqlalchemy import create_engine, insert, select
 
 from ppo_core.declare import HyperValue
 from ppo_core.report import StepReport
-from tuner import optuna_tables, space
-from tuner.mirror import Mirror
+from tuner import space
 from tuner.scoring import Told, frozen
 from tuner.spec import StudySpec
 from tuner.status import Origin, Status
@@ -63,7 +61,7 @@ def made_up(spec: StudySpec, count: int) -> list[Params]:
 
 
 def fill_ours(path: Path, spec: StudySpec, trials: Sequence[Params]) -> None:
-    """Write our store, with the steps of all trials and Optuna's copy."""
+    """Write our store, with the steps of all trials."""
     store = Store.open(str(path), create=True)
     study = store.create_study(spec.name, spec.to_dict())
     rows, now = [], time.time()
@@ -87,9 +85,6 @@ def fill_ours(path: Path, spec: StudySpec, trials: Sequence[Params]) -> None:
                 for metrics in [{"objective/kl_exact": kl * step / STEPS, "objective/scores": value * step / STEPS}]
             ]
             connection.execute(insert(schema.steps), steps)
-    mirror = Mirror(store.url, spec.name)
-    mirror.update(store.trials(study), spec)
-    mirror.close()
     store.close()
 
 
@@ -97,16 +92,8 @@ def fill_optuna(path: Path, spec: StudySpec, trials: Sequence[Params]) -> None:
     """Write an SQLite file of Optuna's own with the same trials, as it would hold them."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
-    optuna.create_study(study_name=spec.name, storage=storage, direction="maximize")
-    filled = {number: optuna_tables.stored_form(_completed(spec, params)) for number, params in enumerate(trials)}
-    with storage.engine.begin() as connection:
-        study_id = optuna_tables.find_study(connection, spec.name)
-        assert study_id is not None
-        optuna_tables.add_trials(connection, study_id, filled)
+    study = optuna.create_study(study_name=spec.name, storage=storage, direction="maximize")
+    for params in trials:
+        told = Told(TrialState.COMPLETE, value_of(params)[0])
+        study.add_trial(frozen(told, space.for_sampler(spec.search, params)))
     storage.engine.dispose()
-
-
-def _completed(spec: StudySpec, params: Params) -> FrozenTrial:
-    trial = frozen(Told(TrialState.COMPLETE, value_of(params)[0]), space.for_sampler(spec.search, params))
-    trial.datetime_start = trial.datetime_complete = datetime.now()
-    return trial

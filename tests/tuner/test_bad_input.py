@@ -143,10 +143,10 @@ READING: list[Case] = [
     ("orders mad", 1, 'no study "mad"'),
 ]
 UPKEEP: list[Case] = [
-    ("export xml made", 2, "FORMAT | 'xml' | csv"),
-    ("export csv made -o plain_file", 2, "plain_file is there already | no folder"),
-    ("export csv made -o folder --force", 2, 'folder is there already | "readme.txt"'),
-    ("export csv made -o plain_file/below", 2, "cannot write the export plain_file/below"),
+    ("export made --format xml", 2, "--format | 'xml' | csv"),
+    ("export made --format csv -o plain_file", 2, "plain_file is there already | no folder"),
+    ("export made --format csv -o folder --force", 2, 'folder is there already | "readme.txt"'),
+    ("export made --format csv -o plain_file/below", 2, "cannot write the export plain_file/below"),
     ("import none", 2, "there is no folder none"),
     ("import folder --storage new.db", 2, "folder is no exported study | no study.json"),
     ("import no_export", 2, "no_export is no exported study | something else"),
@@ -258,7 +258,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{folder / 'store.db'}")
-        assert cli.main(["export", "csv", "made", "-o", "exported"]) == 0
+        assert cli.main(["export", "made", "--format", "csv", "-o", "exported"]) == 0
         yield folder
     store.close()
 

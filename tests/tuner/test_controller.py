@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 from ppo_core import checkpoint
@@ -22,7 +21,6 @@ from tuner.events import (
     StudyStarted,
     StudyStopped,
     StudyStopping,
-    StudyWarned,
     TrialEnded,
     TrialStarted,
     TrialStepped,
@@ -243,20 +241,6 @@ def test_a_study_runs_in_a_thread_too(tmp_path: Path) -> None:
 def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, keywords: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(keywords))} = 0 is not allowed"):
         run(tmp_path, quick_spec(), **keywords)
-
-
-@pytest.mark.slow
-def test_optunas_copy_holds_the_finished_trials_and_a_copy_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    run(tmp_path / "good", quick_spec(trials=2))
-    copy = optuna.load_study(study_name="quick", storage=storage(tmp_path / "good"))
-    assert [trial.value for trial in copy.trials] == [row.value for row in rows(tmp_path / "good")]
-
-    Store.open(storage(tmp_path), create=True).close()
-    foreign = optuna.create_study(study_name="quick", storage=storage(tmp_path))
-    foreign.add_trial(optuna.create_trial(value=0.0))
-    finished, events = run(tmp_path, quick_spec(trials=2))
-    assert finished and len(of_kind(events, StudyWarned)) == 1
-    assert "another study of that name" in of_kind(events, StudyWarned)[0].message
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_waiting_orders_are_left_out_and_told(
 ) -> None:
     store.place_order(store.study("made"), "stop", None, {})
     where = Namespace(storage=str(tmp_path / "made.db"), study="made", output=str(tmp_path / "a"), format="csv")
-    assert manage.export(Namespace(**vars(where), force=False)) == 0
+    assert manage.export(Namespace(**vars(where), force=False, follow=False)) == 0
     assert "1 order that waits; an import leaves out what is not decided\n" in capsys.readouterr().out
     assert manage.take_in(Namespace(folder=str(tmp_path / "a"), name=None, storage=str(tmp_path / "other.db"))) == 0
     out = capsys.readouterr().out
@@ -295,5 +295,7 @@ def test_what_is_no_export_makes_no_store(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no exported study"):
         manage.take_in(Namespace(folder=str(tmp_path), name=None, storage=str(tmp_path / "new.db")))
     with pytest.raises(StoreError, match="there is no store"):
-        manage.export(Namespace(study="a", output=None, format="csv", force=False, storage=str(tmp_path / "new.db")))
+        manage.export(
+            Namespace(study="a", output=None, format="csv", force=False, follow=False, storage=str(tmp_path / "new.db"))
+        )
     assert not files(tmp_path)

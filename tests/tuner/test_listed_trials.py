@@ -1,11 +1,10 @@
-"""Studies that list their trials: what a file may say, what is run, and what people and Optuna are shown."""
+"""Studies that list their trials: what a file may say, what is run, and what people are shown."""
 
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 from ppo_core.errors import ConfigError
@@ -114,18 +113,10 @@ def test_they_run_in_order_with_nothing_added_or_proposed(tmp_path: Path) -> Non
     assert [(row.number, row.origin, row.params) for row in rows] == [(n, "listed", rates[n]) for n in range(3)]
     assert [row.config["learning_rate"] for row in rows] == [2e-4, 9e-4, 1e-4]
     assert [row.kl for row in rows][::2] == [pytest.approx(7.6), pytest.approx(3.8)]
-    # Optuna's own tools see the same trials, each value as one of those listed.
-    copied = optuna.load_study(study_name=study.name, storage=quick_study.storage(tmp_path)).trials
-    assert [trial.params for trial in copied] == rates
-    assert {str(trial.distributions["learning_rate"]) for trial in copied} == {
-        "CategoricalDistribution(choices=(0.0002, 0.0009, 0.0001))"
-    }
-    rates.append({"learning_rate": 3e-4})  # a choice that the copy did not have: it is made anew
+    rates.append({"learning_rate": 3e-4})
     longer = StudySpec.from_dict({**study.to_dict(), "trials": 4, "trial": rates}, "test")
     finished, _ = quick_study.run(tmp_path, longer, workers=1)
     assert finished and len(quick_study.rows(tmp_path)) == 4
-    copied = optuna.load_study(study_name=study.name, storage=quick_study.storage(tmp_path)).trials
-    assert [trial.params for trial in copied] == rates
 
 
 def test_another_total_is_refused(tmp_path: Path) -> None:

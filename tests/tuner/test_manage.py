@@ -8,14 +8,12 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import optuna
 import pytest
 
 from ppo_core.errors import ConfigError, StudyError
 from tests.tuner import made_study, stores
 from tuner import upkeep
 from tuner.cli import manage
-from tuner.mirror import Mirror
 from tuner.results import read_study
 from tuner.spec import StudySpec
 from tuner.store import Store
@@ -64,17 +62,6 @@ def rename(store: Store, new: str) -> int:
     return manage.rename(args(store, new=new))
 
 
-def mirror(store: Store, name: str = "made") -> None:
-    view = read_study(store, name)
-    copy = Mirror(store.url, name)
-    copy.update(view.trials, view.spec)
-    copy.close()
-
-
-def mirrored(store: Store) -> list[str]:
-    return optuna.get_all_study_names(store.url.render_as_string())
-
-
 def cut_off(monkeypatch: pytest.MonkeyPatch, where: str, work: Callable[[], object]) -> None:
     """Do `work` in a process that dies where it comes to `where`."""
     child = os.fork()
@@ -90,7 +77,7 @@ def cut_off(monkeypatch: pytest.MonkeyPatch, where: str, work: Callable[[], obje
 # Delete
 
 
-def test_delete_removes_rows_copy_and_folder_and_nothing_else(store: Store, tmp_path: Path) -> None:
+def test_delete_removes_rows_and_folder_and_nothing_else(store: Store, tmp_path: Path) -> None:
     other = StudySpec.from_dict({**made_study.SPEC, "name": "other"}, "other")
     store.create_study("other", other.to_dict())
     (tmp_path / "runs" / "other").mkdir()
@@ -98,10 +85,8 @@ def test_delete_removes_rows_copy_and_folder_and_nothing_else(store: Store, tmp_
     (tmp_path / "precious" / "manifest.json").write_text("mine")
     (tmp_path / "runs" / "made" / "link").symlink_to(tmp_path / "precious")
     (tmp_path / "runs" / "made" / "0" / "step-000099").symlink_to(tmp_path / "precious")
-    mirror(store)
-    mirror(store, "other")
     assert delete(store) == 0
-    assert [study.name for study in store.studies()] == mirrored(store) == ["other"]
+    assert [study.name for study in store.studies()] == ["other"]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]
     assert (tmp_path / "precious" / "manifest.json").read_text() == "mine"
 
@@ -178,18 +163,17 @@ def test_a_folder_that_is_in_use_is_left_alone_and_so_is_the_lease(store: Store,
 
 @pytest.mark.parametrize(
     "where",
-    ["study_folder.shutil.rmtree", "study_folder.Path.rmdir", "mirror.Mirror.delete", "store.Store.delete_study"],
+    ["study_folder.shutil.rmtree", "study_folder.Path.rmdir", "store.Store.delete_study"],
 )
 def test_a_deletion_that_was_cut_off_can_be_done_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    mirror(store)
     cut_off(monkeypatch, where, lambda: delete(store))
     assert store.study("made")
     whole = [*(tmp_path / "runs" / "made").glob("0/step-*/manifest.json")]
     assert not whole  # half removed, no checkpoint looks complete
     assert delete(store) == 0
-    assert store.studies() == [] and mirrored(store) == []
+    assert store.studies() == []
     assert not (tmp_path / "runs" / "made").exists()
 
 
@@ -197,7 +181,6 @@ def test_a_deletion_that_was_cut_off_can_be_done_again(
 
 
 def test_rename_moves_the_row_the_spec_and_the_folder(store: Store, tmp_path: Path) -> None:
-    mirror(store)
     before = store.study("made")
     assert rename(store, "new") == 0
     study = store.study("new")
@@ -206,9 +189,7 @@ def test_rename_moves_the_row_the_spec_and_the_folder(store: Store, tmp_path: Pa
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["new"]
     assert (tmp_path / "runs" / "new" / "1" / "step-000012" / "weights.bin").exists()
     claim(tmp_path / "runs" / "new", study)  # a run of it finds its own folder
-    assert mirrored(store) == []
-    mirror(store, "new")
-    assert read_study(store, "new").spec.name == "new" and mirrored(store) == ["new"]
+    assert read_study(store, "new").spec.name == "new"
 
 
 @pytest.mark.parametrize(

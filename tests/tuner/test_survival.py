@@ -248,7 +248,7 @@ def test_a_controller_that_was_halted_beyond_its_lease_writes_nothing_more(tmp_p
 
 
 def database(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Return all rows of all tables, Optuna's too."""
+    """Return all rows of all tables."""
     engine = create_engine(storage(folder))
     with engine.connect() as connection:
         names = inspect(connection).get_table_names()

@@ -33,7 +33,7 @@ from tuner.cli.arguments import (
     to_copy,
     trial_number,
 )
-from tuner.export import SUFFIXES
+from tuner.export import FORMATS
 from tuner.worker_settings import SETTINGS as SETTINGS_OF_WORKERS
 
 
@@ -57,7 +57,7 @@ COMMANDS = {
     "best": Command("show the best trial within a KL budget", "read", "best"),
     "logs": Command("print what a trial wrote while it ran", "read", "logs"),
     "dashboard": Command("open the dashboard", "dashboard", "dashboard"),
-    "export": Command("write a study to a folder of plain files", "manage", "export"),
+    "export": Command("write a study to a folder of plain files, or to a storage of Optuna's", "manage", "export"),
     "import": Command("take in a study that was exported", "manage", "take_in"),
     "delete": Command("delete a study with its checkpoints", "manage", "delete"),
     "rename": Command("give a study another name", "manage", "rename"),
@@ -239,11 +239,24 @@ def _add_order_arguments(commands: dict[str, Parser]) -> None:
 
 def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
     export = commands["export"]
-    export.add_argument("format", metavar="FORMAT", choices=tuple(SUFFIXES), help="of the tables: csv, parquet or json")
     for name in ("export", "delete", "rename", "archive"):
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
-    export.add_argument("-o", "--output", metavar="FOLDER", help="a new folder (default: STUDY-export)")
+    export.add_argument(
+        "--format", metavar="FORMAT", choices=FORMATS, required=True, help=f"one of {', '.join(FORMATS)}"
+    )
+    export.add_argument(
+        "-o",
+        "--output",
+        metavar="PLACE",
+        help="a new folder (default: STUDY-export); for optuna an SQLite file, a .log file for its journal, or a "
+        "database URL (default: STUDY.optuna.db)",
+    )
     export.add_argument("--force", action="store_true", help="replace an older export there")
+    export.add_argument(
+        "--follow",
+        action="store_true",
+        help="for optuna: go on with an earlier export, and add what is new until the study has ended, or Ctrl-C",
+    )
     commands["import"].add_argument("folder", metavar="FOLDER", help="what `export` wrote")
     commands["import"].add_argument("--as", metavar="NAME", dest="name", help="its name here (default: as exported)")
     commands["delete"].add_argument("--yes", action="store_true", help="do not ask")

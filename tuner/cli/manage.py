@@ -1,7 +1,9 @@
 """The commands that look after studies: delete, rename, archive, migrate, export, import."""
 
 import argparse
+import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,9 +16,11 @@ from tuner import study_file, study_folder, upkeep
 from tuner.cli import storage
 from tuner.cli.arguments import to_copy
 from tuner.cli.read import opened
+from tuner.export import OPTUNA
 from tuner.export.folder import export_study, read
 from tuner.export.load import import_study
 from tuner.store import Store, StudyRow
+from tuner.store.schema import without_secrets
 
 
 def delete(args: argparse.Namespace) -> int:
@@ -82,11 +86,17 @@ def _tell(line: str) -> None:
     print(f"ppo-tuner: {plain(line)}", file=sys.stderr)
 
 
-# The commands that write a study to a folder of plain files, and take one in: export, import.
+# The commands that write a study for other tools, and take one in: export, import.
+
+POLL_SECONDS = 2.0
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write a study to a folder, and say how to take it in again."""
+    """Write a study to a folder, or to a storage of Optuna's, and say what to do with it."""
+    if args.format == OPTUNA:
+        return _export_to_optuna(args)
+    if args.follow:
+        raise ConfigError(f"--follow is not allowed with --format {args.format}: only with --format {OPTUNA}")
     folder = Path(args.output or f"{args.study}-export")
     with opened(args.storage) as store:
         written = export_study(store, args.study, folder, args.format, replace=args.force)
@@ -94,6 +104,33 @@ def export(args: argparse.Namespace) -> int:
     if written.waiting_orders:
         print(f"{_orders(written.waiting_orders)}; an import leaves out what is not decided")
     print(f"take it in elsewhere: {to_copy(['import', str(folder)])}")
+    return 0
+
+
+def _export_to_optuna(args: argparse.Namespace) -> int:
+    """Write a study to a storage of Optuna's; with `args.follow` go on until the study has ended, or Ctrl-C."""
+    from tuner.export.optuna import open_export  # Optuna's storages take a second to load
+
+    output = args.output or f"{args.study}.optuna.db"
+    try:
+        with (
+            opened(args.storage) as store,
+            open_export(store, args.study, output, replace=args.force, go_on=args.follow) as export,
+        ):
+            export.update()
+            unended = sum(not row.status.is_final for row in export.trials)
+            count = _told({"trials": len(export.trials)})
+            print(f"wrote {export.place.url}: {count}{f', {unended} of them not ended' if unended else ''}")
+            print(f"open it: optuna-dashboard {shlex.quote(export.place.url)}", flush=True)
+            while args.follow and not export.is_over:
+                time.sleep(POLL_SECONDS)
+                for row in export.update():
+                    print(f"wrote trial {row.number}: {row.status}", flush=True)
+    except KeyboardInterrupt:
+        if not args.follow:
+            raise
+        again = ["export", args.study, "--format", OPTUNA, "--follow", "-o", without_secrets(output)]
+        print(f"stopped; go on with: {to_copy([*again, *arguments.flags(arguments.location(args.storage))])}")
     return 0
 
 

@@ -1,7 +1,9 @@
-"""Studies as folders of plain files, to be kept, sent to someone, or read by other tools, and taken in again."""
+"""Studies for other tools: as folders of plain files, to be read or taken in again, or in a storage of Optuna's."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 SUFFIXES: Mapping[str, str] = MappingProxyType({"csv": ".csv", "parquet": ".parquet", "json": ".jsonl"})
 """The formats of the tables, and how their files' names end."""
+OPTUNA = "optuna"
+FORMATS = (*SUFFIXES, OPTUNA)

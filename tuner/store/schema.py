@@ -1,4 +1,4 @@
-"""The store's tables. All carry the prefix `ppo_`, since Optuna's mirror lives in the same database.
+"""The store's tables. All carry the prefix `ppo_`, so that Optuna's tables can be in the same database.
 
 Times are seconds since the epoch (UTC), durations seconds. The columns of `ppo_steps` come from
 `ppo_core.metrics`, so that a page reads just the columns it draws.
