@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ppo_core import declare
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner import study_folder
 from tuner.action_checks import changed_spec
@@ -59,20 +58,6 @@ def at_run(
             spec = changed_spec(spec, {name: old[SET]})
             notes.append(_note(spec.name, name, old[SET], value))
     return (spec if trials is None else spec.with_trials(trials)), record, notes
-
-
-def read(value: object, where: str) -> dict[str, dict[str, float]]:
-    """Return a record that was exported; ConfigError where it is none."""
-    record: dict[str, dict[str, float]] = {}
-    words = declare.table(value, where)
-    declare.require_known(words, FILE_KEYS, f"{where}.")
-    for name in words:
-        found = declare.table(words[name], f"{where}.{name}")
-        declare.require_known(found, (FILE, SET), f"{where}.{name}.")
-        for key, number in found.items():
-            declare.number(number, declare.POSITIVE, f"{where}.{name}.{key}")
-        record[name] = dict(found)
-    return record
 
 
 def _note(study: str, name: str, kept: float, says: float) -> str:

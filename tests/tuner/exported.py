@@ -1,4 +1,4 @@
-"""A study with all that is hard to export, and reading what came of it."""
+"""A study with all that is hard to export or copy, and reading what came of it."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import insert, select, update
 
 from tests.tuner import made_study
-from tuner.export.tables import SUFFIXES
+from tuner.export import SUFFIXES
 from tuner.spec import StudySpec
 from tuner.status import Origin, Wanted
 from tuner.store import OrderState, Store, schema
@@ -45,7 +45,7 @@ def everything(store: Store) -> dict[str, list[dict[str, Any]]]:
     with store._engine.connect() as connection:
         for table in (schema.studies, schema.trials, schema.steps, schema.samples, schema.orders):
             rows = connection.execute(select(table).order_by(*table.primary_key.columns)).mappings()
-            dropped = ("lease_token", "lease_renewed_at", "folder", "key")
+            dropped = ("lease_token", "lease_renewed_at", "folder", "key")  # of who holds it where, and made anew
             found[table.name] = [{name: value for name, value in row.items() if name not in dropped} for row in rows]
     return found
 

@@ -70,7 +70,6 @@ FILES: dict[str, str | bytes] = {
     "to_fixed.toml": changed(("entropy_coef = 0.01", "entropy_coef = 0.02")),
     "plain_file": "no study",
     "folder/readme.txt": "no study here",
-    "no_export/study.json": "{}",
     "bad.yaml": "lam: [",
     "unknown.yaml": "lamb: 0.9",
 }
@@ -147,11 +146,16 @@ UPKEEP: list[Case] = [
     ("export made --format csv -o plain_file", 2, "plain_file is there already | no folder"),
     ("export made --format csv -o folder --force", 2, 'folder is there already | "readme.txt"'),
     ("export made --format csv -o plain_file/below", 2, "cannot write the export plain_file/below"),
-    ("import none", 2, "there is no folder none"),
-    ("import folder --storage new.db", 2, "folder is no exported study | no study.json"),
-    ("import no_export", 2, "no_export is no exported study | something else"),
-    ("import exported", 1, '"made" already | --as'),
-    ("import exported --as ../up --storage new.db", 2, "--as = '../up' is not allowed | letters, digits"),
+    ("export made --format optuna --storage none.db", 1, "there is no store | none.db"),
+    ("export made --format optuna -o plain_file", 1, "plain_file failed: file is not a database"),
+    ("export mad --format optuna", 1, 'no study "mad" | "made"?'),
+    ("export made --format json --follow", 2, "--follow is not allowed with --format json | optuna"),
+    ("copy made", 2, "required: --to | ppo-tuner copy --help"),
+    ("copy mad --to new.db", 1, 'no study "mad" | "made"?'),
+    ("copy made --to store.db", 1, '"made" in | store.db already | --name'),
+    ("copy made --to new.db --name ../up", 2, "--name = '../up' is not allowed | letters, digits"),
+    ("copy made --to plain_file", 1, "plain_file is no SQLite database"),
+    (f"copy made --to mysql://me:{SECRET}@host/x", 1, "me:***@host/x | mysql is not supported"),
     ("delete made", 2, '"made" | on a terminal | --yes'),
     ("delete held --yes", 1, '"held" is run by process'),
     ("rename made 'a b'", 2, "the new name = 'a b' is not allowed"),
@@ -258,7 +262,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{folder / 'store.db'}")
-        assert cli.main(["export", "made", "--format", "csv", "-o", "exported"]) == 0
         yield folder
     store.close()
 

@@ -58,7 +58,7 @@ COMMANDS = {
     "logs": Command("print what a trial wrote while it ran", "read", "logs"),
     "dashboard": Command("open the dashboard", "dashboard", "dashboard"),
     "export": Command("write a study to a folder of plain files, or to a storage of Optuna's", "manage", "export"),
-    "import": Command("take in a study that was exported", "manage", "take_in"),
+    "copy": Command("copy a study to another store", "manage", "copy"),
     "delete": Command("delete a study with its checkpoints", "manage", "delete"),
     "rename": Command("give a study another name", "manage", "rename"),
     "archive": Command("hide a study from the list, until it runs again", "manage", "archive"),
@@ -67,7 +67,7 @@ COMMANDS = {
     "orders": Command("list what a study was ordered to do, and what became of it", "steer", "orders"),
 }
 """Every command by name."""
-UPKEEP = ("export", "import", "delete", "rename", "archive", "migrate")
+UPKEEP = ("export", "copy", "delete", "rename", "archive", "migrate")
 """Those that look after studies."""
 
 
@@ -239,7 +239,7 @@ def _add_order_arguments(commands: dict[str, Parser]) -> None:
 
 def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
     export = commands["export"]
-    for name in ("export", "delete", "rename", "archive"):
+    for name in ("export", "copy", "delete", "rename", "archive"):
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     export.add_argument(
         "--format", metavar="FORMAT", choices=FORMATS, required=True, help=f"one of {', '.join(FORMATS)}"
@@ -257,8 +257,10 @@ def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
         action="store_true",
         help="for optuna: go on with an earlier export, and add what is new until the study has ended, or Ctrl-C",
     )
-    commands["import"].add_argument("folder", metavar="FOLDER", help="what `export` wrote")
-    commands["import"].add_argument("--as", metavar="NAME", dest="name", help="its name here (default: as exported)")
+    copy = commands["copy"]
+    copy.epilog = "Its checkpoints stay where they are; what that means for going on is said."
+    copy.add_argument("--to", metavar="URL", required=True, help="the other store, made where there is none")
+    copy.add_argument("--name", metavar="NEW", help="the copy's name (default: the study's)")
     commands["delete"].add_argument("--yes", action="store_true", help="do not ask")
     commands["delete"].add_argument("--keep-files", action="store_true", help="leave the folder of checkpoints")
     commands["rename"].add_argument("new", metavar="NEW", help="its new name")

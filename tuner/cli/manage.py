@@ -1,4 +1,4 @@
-"""The commands that look after studies: delete, rename, archive, migrate, export, import."""
+"""The commands that look after studies: delete, rename, archive, migrate, export, copy."""
 
 import argparse
 import shlex
@@ -17,9 +17,9 @@ from tuner.cli import storage
 from tuner.cli.arguments import to_copy
 from tuner.cli.read import opened
 from tuner.export import OPTUNA
-from tuner.export.folder import export_study, read
-from tuner.export.load import import_study
-from tuner.store import Store, StudyRow
+from tuner.export.folder import export_study
+from tuner.store import OrderState, Store, StudyRow
+from tuner.store.bulk import copy_study
 from tuner.store.schema import without_secrets
 
 
@@ -86,24 +86,21 @@ def _tell(line: str) -> None:
     print(f"ppo-tuner: {plain(line)}", file=sys.stderr)
 
 
-# The commands that write a study for other tools, and take one in: export, import.
+# The commands that write a study for other tools, or to another store: export, copy.
 
 POLL_SECONDS = 2.0
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write a study to a folder, or to a storage of Optuna's, and say what to do with it."""
+    """Write a study to a folder, or to a storage of Optuna's."""
     if args.format == OPTUNA:
         return _export_to_optuna(args)
     if args.follow:
         raise ConfigError(f"--follow is not allowed with --format {args.format}: only with --format {OPTUNA}")
     folder = Path(args.output or f"{args.study}-export")
     with opened(args.storage) as store:
-        written = export_study(store, args.study, folder, args.format, replace=args.force)
-    print(f"wrote {folder}: {_told(written.rows)}")
-    if written.waiting_orders:
-        print(f"{_orders(written.waiting_orders)}; an import leaves out what is not decided")
-    print(f"take it in elsewhere: {to_copy(['import', str(folder)])}")
+        rows = export_study(store, args.study, folder, args.format, replace=args.force)
+    print(f"wrote {folder}: {_told(rows)}")
     return 0
 
 
@@ -134,23 +131,41 @@ def _export_to_optuna(args: argparse.Namespace) -> int:
     return 0
 
 
-def take_in(args: argparse.Namespace) -> int:
-    """Add the study of a folder to a store."""
-    folder = Path(args.folder)
-    read(folder)  # before a store is made for what is no export, or for no name
-    if args.name is not None:
-        study_file.matching(args.name, study_file.NAME, "--as")
-    with closing(Store.open(storage.location(args.storage), create=True)) as store:
-        taken = import_study(store, folder, args.name)
-    print(f'imported study "{taken.name}": {_told(taken.rows)}')
-    if taken.waiting_orders:
-        print(f"left out: {_orders(taken.waiting_orders)}")
+def copy(args: argparse.Namespace) -> int:
+    """Copy a study to another store, and say how the copy goes on."""
+    name = args.study if args.name is None else study_file.matching(args.name, study_file.NAME, "--name")
+    with opened(args.storage) as store:
+        study = store.study(args.study)
+        # An older store is not migrated by the way: others that use it may be of that version.
+        with closing(Store.open(args.to, create=True, migrate=False)) as target:
+            rows = copy_study(store, study, target, name)
+            waiting = len(target.orders(target.study(name), OrderState.WAITING))
+    renamed = "" if name == study.name else f' as "{name}"'
+    print(f'copied study "{study.name}" to {without_secrets(args.to)}{renamed}: {_told(rows)}')
+    if study.is_held:
+        print("a controller runs it: the copy is as the study was at that moment, and nothing runs the copy")
+    if waiting:
+        which = "1 order that waits is" if waiting == 1 else f"{waiting} orders that wait are"
+        print(f"{which} in the copy, too: its next run carries out what it can of them")
+    for line in _about_checkpoints(study, name, args.to):
+        print(line)
     return 0
+
+
+def _about_checkpoints(study: StudyRow, name: str, to: str) -> Iterator[str]:
+    """Yield where the checkpoints stay, and what that means for a run of the copy."""
+    if study.folder is None:
+        return
+    stay, again = f"checkpoints stay in {study.folder}", "trials that have not ended start again"
+    if name != study.name:
+        yield f'{stay}, as those of "{study.name}": in the copy {again}'
+        return
+    go_on = to_copy(["run", name, "--storage", without_secrets(to)])
+    yield f"{stay}; the copy goes on from them if it is run in {Path(study.folder).parent.parent}: {go_on}"
+    url = study.checkpoint_url
+    elsewhere = again if url is None else f"it fetches those that are kept at {without_secrets(url)}"
+    yield f"elsewhere {elsewhere}; run only one of the two from now on, and delete the other one with --keep-files"
 
 
 def _told(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {table if count != 1 else table.removesuffix('s')}" for table, count in rows.items())
-
-
-def _orders(count: int) -> str:
-    return "1 order that waits" if count == 1 else f"{count} orders that wait"

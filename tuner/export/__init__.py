@@ -1,4 +1,4 @@
-"""Studies for other tools: as folders of plain files, to be read or taken in again, or in a storage of Optuna's."""
+"""Studies for other tools: as folders of plain files, or in a storage of Optuna's."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

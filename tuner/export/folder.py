@@ -1,210 +1,94 @@
-"""`study.json` of an exported study: what it is, its spec, its orders, and how many rows each table has."""
+"""Writes a study as a folder of plain files: all of it as of one moment, and the folder only once it is whole.
+
+It holds `study.json` and three tables, in one of three formats. Tables have the columns of the store's, in its order;
+trials are named by number, not by the database's ids. Times are seconds since the epoch (UTC), durations seconds. In
+CSV every text stands in quotes, so that an empty text (`""`) and no value (nothing) are told apart.
+"""
 
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, Connection, literal, select
+from sqlalchemy import JSON, Column, Connection, Float, Integer, Table, literal, select
 
-from ppo_core import declare
-from ppo_core.errors import PPOTunerError, nearest
-from tuner import held_study, study_file
-from tuner.actions import KINDS
-from tuner.export import SUFFIXES, tables
-from tuner.export.tables import (
-    FORMAT,
-    FORMAT_VERSION,
-    ORDER_FIELDS,
-    OVERRIDES,
-    SAMPLES,
-    STEPS,
-    STUDY_FIELDS,
-    STUDY_FILE,
-    TABLES,
-    TRIALS,
-    ExchangeError,
-    Field,
-    Kind,
-    write_table,
-)
-from tuner.spec import StudySpec
-from tuner.store import OrderState, Store, schema
-from tuner.store.bulk import snapshot, stream
+from ppo_core.errors import ConfigError, PPOTunerError
+from tuner.export import SUFFIXES
+from tuner.store import Store, schema
+from tuner.store.bulk import chunks, snapshot, stream
 from tuner.store.schema import SCHEMA_VERSION
 
-_KEYS = (
-    "format",
-    "format_version",
-    "schema_version",
-    "tables",
-    "name",
-    *STUDY_FIELDS,
-    OVERRIDES,
-    "spec",
-    "rows",
-    "orders",
-)
-_STUDY_KINDS = {
-    name: Field(name, Kind.WHOLE if name == "workers" else Kind.NUMBER, name == "created_at") for name in STUDY_FIELDS
-}
+FORMAT = "PPO Tuner study"
+FORMAT_VERSION = 1
+STUDY_FILE = "study.json"
+
+Row = dict[str, Any]
+
+# What the tables hold
+
+
+class Kind(Enum):
+    """What a column holds."""
+
+    WHOLE = auto()
+    NUMBER = auto()
+    TEXT = auto()
+    JSON = auto()
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What a `study.json` says, checked."""
+class TableLayout:
+    """One exported table: the columns of one of the store's."""
 
     name: str
-    tables: str
-    """The format of the tables: a key of `layout.SUFFIXES`."""
-    study: Mapping[str, Any]
-    """Columns of the study itself: those of `layout.STUDY_FIELDS`, and its overrides."""
-    spec: dict[str, Any]
-    rows: Mapping[str, int]
-    """How many rows each table has, by its name."""
-    orders: list[dict[str, Any]]
+    fields: Mapping[str, Kind]
+    """What each column holds, in order."""
+
+    def file(self, fmt: str) -> str:
+        """Return the name of its file in a format."""
+        return self.name + SUFFIXES[fmt]
 
 
-def text(study: Mapping[str, Any], fmt: str, rows: Mapping[str, int], orders: list[dict[str, Any]]) -> str:
-    """Return the content of `study.json`; `study` is a row of the studies table."""
-    content = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "schema_version": SCHEMA_VERSION,
-        "tables": fmt,
-        "name": study["name"],
-        **{name: study[name] for name in (*STUDY_FIELDS, OVERRIDES)},
-        "spec": study["spec"],
-        "rows": dict(rows),
-        "orders": orders,
-    }
-    return json.dumps(content, indent=1) + "\n"
+_KINDS: tuple[tuple[type[Any], Kind], ...] = ((Integer, Kind.WHOLE), (Float, Kind.NUMBER), (JSON, Kind.JSON))
 
 
-def is_export(folder: Path) -> bool:
-    """Return whether a folder holds an exported study, whatever its version."""
-    try:
-        content = json.loads((folder / STUDY_FILE).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and content.get("format") == FORMAT
+def _kind(column: Column[Any]) -> Kind:
+    return next((kind for type_, kind in _KINDS if isinstance(column.type, type_)), Kind.TEXT)
 
 
-def read(folder: Path) -> Exported:
-    """Return what a folder's `study.json` says.
-
-    Raises:
-        ExchangeError: the folder is no exported study, of another format, or something in the file is not allowed.
-        ConfigError: the spec is not one that this program reads.
-    """
-    path = folder / STUDY_FILE
-    content = _content(folder, path)
-    declare.require_known(content, _KEYS, f"{path}: ")
-    for key in _KEYS:
-        if key not in content and key != OVERRIDES:
-            raise ExchangeError(f"{path}: {key} is missing")
-    fmt = content["tables"]
-    if not isinstance(fmt, str) or fmt not in SUFFIXES:
-        raise tables.refuse(f"{path}: tables", fmt, f"one of {', '.join(SUFFIXES)}{nearest(str(fmt), SUFFIXES)}")
-    declare.whole(content["schema_version"], declare.AT_LEAST_ONE, f"{path}: schema_version")
-    name = study_file.matching(content["name"], study_file.NAME, f"{path}: name")
-    study = {key: tables.checked(field, content[key], f"{path}: {key}") for key, field in _STUDY_KINDS.items()}
-    found = content.get(OVERRIDES)
-    study[OVERRIDES] = None if found is None else held_study.read(found, f"{path}: {OVERRIDES}")
-    return Exported(
-        name=name,
-        tables=fmt,
-        study=study,
-        spec=_spec(content["spec"], name, path),
-        rows=_rows(content["rows"], path),
-        orders=_orders(content["orders"], path),
-    )
+def _fields(table: Table, *without: str) -> dict[str, Kind]:
+    return {column.name: _kind(column) for column in table.c if column.name not in without}
 
 
-def _content(folder: Path, path: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise ExchangeError(f"there is no folder {folder}")
-    try:
-        content = tables.from_json(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        raise ExchangeError(f"{folder} is no exported study: it has no {STUDY_FILE}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ExchangeError(f"{folder} is no exported study: its {STUDY_FILE} is of something else")
-    version = content.get("format_version")
-    if version != FORMAT_VERSION or isinstance(version, bool):
-        is_newer = isinstance(version, int) and version > FORMAT_VERSION
-        why = "it was written by a newer PPO Tuner" if is_newer else "no such format is known"
-        raise ExchangeError(f"{path}: format_version = {version!r}; this PPO Tuner reads {FORMAT_VERSION}: {why}")
-    return content
+_OF_TRIAL = {"trial": Kind.WHOLE}
+TRIALS = TableLayout("trials", _fields(schema.trials, "id", "study_id"))
+STEPS = TableLayout("steps", _OF_TRIAL | _fields(schema.steps, "trial_id"))
+SAMPLES = TableLayout("samples", _OF_TRIAL | _fields(schema.samples, "trial_id"))
+TABLES = (TRIALS, STEPS, SAMPLES)
+
+ORDER_FIELDS = tuple(_fields(schema.orders, "id", "study_id", "key"))
+"""Of each order in `study.json`."""
+STUDY_FIELDS = ("created_at", "finished_at", "archived_at", "paused_at", "workers", "overrides")
+"""Columns of the study itself that `study.json` holds beside its name and spec."""
+
+# The folder
 
 
-def _spec(value: object, name: str, path: Path) -> dict[str, Any]:
-    """Return the spec as it stands there, once it is known that studies of it can be read."""
-    where = f"{path}: spec"
-    if not isinstance(value, dict):
-        raise tables.refuse(where, value, "a JSON object")
-    spec = StudySpec.from_dict(value, where)
-    if spec.name != name:
-        raise ExchangeError(f'{where}.name = "{spec.name}" is not the name "{name}" of the study')
-    return value
-
-
-def _rows(value: object, path: Path) -> dict[str, int]:
-    names = [table.name for table in TABLES]
-    if not isinstance(value, dict) or set(value) != set(names):
-        raise tables.refuse(f"{path}: rows", value, f"the numbers of {', '.join(names)}")
-    field = Field("", Kind.WHOLE, True)
-    return {name: tables.checked(field, value[name], f"{path}: rows.{name}") for name in names}
-
-
-def _orders(value: object, path: Path) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise tables.refuse(f"{path}: orders", value, "a list")
-    return [_order(item, f"{path}: orders[{number}]") for number, item in enumerate(value)]
-
-
-def _order(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise tables.refuse(where, value, "a JSON object")
-    declare.require_known(value, [field.name for field in ORDER_FIELDS], f"{where}.")
-    order = {
-        field.name: tables.checked(field, value.get(field.name), f"{where}.{field.name}") for field in ORDER_FIELDS
-    }
-    for key, allowed in (("kind", list(KINDS)), ("state", [state.value for state in OrderState])):
-        if order[key] not in allowed:
-            raise tables.refuse(
-                f"{where}.{key}", order[key], f"one of {', '.join(allowed)}{nearest(order[key], allowed)}"
-            )
-    if not isinstance(order["arguments"], dict):
-        raise tables.refuse(f"{where}.arguments", order["arguments"], "a JSON object")
-    return order
-
-
-# Writes a study as a folder of plain files: all of it as of one moment, and the folder only once it is whole.
-
-
-@dataclass(frozen=True)
-class Written:
-    """What was exported."""
-
-    folder: Path
-    rows: Mapping[str, int]
-    """By table."""
-    waiting_orders: int
-    """Which an import leaves out."""
-
-
-def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bool = False) -> Written:
+def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bool = False) -> dict[str, int]:
     """Write the study `name` to a new folder, its tables in format `fmt`; `replace`: an older export there, too.
+
+    Returns:
+        How many rows each table has, by its name.
 
     Raises:
         StudyError: there is no such study.
-        ExchangeError: the folder holds something that is not to be replaced, or cannot be written.
+        ConfigError: the folder holds something that is not to be replaced, or cannot be written.
         StoreError: the store failed.
     """
     study_id = store.study(name).id  # tells the nearest name where there is none of this one
@@ -213,54 +97,74 @@ def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bo
     try:
         part.mkdir(parents=True)
         with snapshot(store) as connection:
-            rows, waiting = _write_files(connection, study_id, part, fmt)
+            rows = _write_files(connection, study_id, part, fmt)
         _put_in_place(part, folder)
     except PPOTunerError:
         raise
     except OSError as error:
-        raise ExchangeError(f"cannot write the export {folder}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot write the export {folder}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return Written(folder, rows, waiting)
+    return rows
 
 
 def require_free(folder: Path, replace: bool) -> None:
-    """Raise ExchangeError unless a folder is new or empty, or holds an export, and nothing else, to be replaced."""
+    """Raise ConfigError unless a folder is new or empty, or holds an export, and nothing else, to be replaced."""
     if not os.path.lexists(folder):
         return
     if folder.is_symlink() or not folder.is_dir():
-        raise ExchangeError(f"{folder} is there already and is no folder; name another with -o")
+        raise ConfigError(f"{folder} is there already and is no folder; name another with -o")
     names = {path.name for path in folder.iterdir()}
     if not names:
         return
     strange = sorted(names - {STUDY_FILE, *(table.file(fmt) for table in TABLES for fmt in SUFFIXES)})
-    if strange or not is_export(folder):
+    if strange or not _is_export(folder):
         what = f'holds "{strange[0]}"' if strange else "is no exported study"
-        raise ExchangeError(f"{folder} is there already and {what}; name another with -o")
+        raise ConfigError(f"{folder} is there already and {what}; name another with -o")
     if not replace:
-        raise ExchangeError(f"{folder} is there already; replace that export with --force, or name another with -o")
+        raise ConfigError(f"{folder} is there already; replace that export with --force, or name another with -o")
 
 
-def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) -> tuple[dict[str, int], int]:
-    """Write all files and return the rows by table and the number of orders that wait."""
+def _is_export(folder: Path) -> bool:
+    """Return whether a folder holds an exported study, whatever its version."""
+    try:
+        content = json.loads((folder / STUDY_FILE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) -> dict[str, int]:
+    """Write all files and return the rows by table."""
     trials, studies, orders = schema.trials, schema.studies, schema.orders
     study = dict(connection.execute(select(studies).where(studies.c.id == study_id)).one()._mapping)
     mine = select(trials.c.id, trials.c.number).where(trials.c.study_id == study_id).order_by(trials.c.number)
     numbers = {row.id: row.number for row in connection.execute(mine)}
-    columns = [trials.c[field.name] for field in TRIALS.fields]
+    columns = [trials.c[name] for name in TRIALS.fields]
     of_study = select(*columns).where(trials.c.study_id == study_id).order_by(trials.c.number)
     rows = {
-        TRIALS.name: write_table(folder, TRIALS, fmt, stream(connection, of_study)),
-        STEPS.name: write_table(folder, STEPS, fmt, _rows_by_trial(connection, schema.steps, numbers)),
-        SAMPLES.name: write_table(folder, SAMPLES, fmt, _rows_by_trial(connection, schema.samples, numbers)),
+        TRIALS.name: _write_table(folder, TRIALS, fmt, stream(connection, of_study)),
+        STEPS.name: _write_table(folder, STEPS, fmt, _rows_by_trial(connection, schema.steps, numbers)),
+        SAMPLES.name: _write_table(folder, SAMPLES, fmt, _rows_by_trial(connection, schema.samples, numbers)),
     }
-    columns = [orders.c[field.name] for field in ORDER_FIELDS]
-    placed = list(stream(connection, select(*columns).where(orders.c.study_id == study_id).order_by(orders.c.id)))
-    (folder / STUDY_FILE).write_text(text(study, fmt, rows, placed), encoding="ascii", newline="\n")
-    return rows, sum(order["state"] == OrderState.WAITING for order in placed)
+    columns = [orders.c[name] for name in ORDER_FIELDS]
+    placed = stream(connection, select(*columns).where(orders.c.study_id == study_id).order_by(orders.c.id))
+    content = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "schema_version": SCHEMA_VERSION,
+        "tables": fmt,
+        "name": study["name"],
+        **{name: study[name] for name in STUDY_FIELDS},
+        "spec": study["spec"],
+        "rows": rows,
+        "orders": list(placed),
+    }
+    (folder / STUDY_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="ascii", newline="\n")
+    return rows
 
 
-def _rows_by_trial(connection: Connection, table: Any, numbers: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+def _rows_by_trial(connection: Connection, table: Table, numbers: Mapping[int, int]) -> Iterator[Row]:
     """Yield a table's rows trial by trial: so the database need not sort them all."""
     key: list[Column[Any]] = list(table.primary_key.columns)
     for trial_id, number in numbers.items():
@@ -286,3 +190,48 @@ def _put_in_place(part: Path, folder: Path) -> None:
         raise
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
+
+
+# One table's file, a chunk in memory at a time: CSV and Parquet by pyarrow, or JSON lines
+
+
+def _write_table(folder: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) -> int:
+    """Write a table's file and return how many rows it has."""
+    path = folder / table.file(fmt)
+    return _write_lines(path, rows) if fmt == "json" else _write_arrow(path, table, fmt, rows)
+
+
+def _write_lines(path: Path, rows: Iterable[Row]) -> int:
+    count = 0
+    with path.open("w", encoding="ascii", newline="\n") as file:
+        for row in rows:
+            texts = {name: str(value) for name, value in row.items() if isinstance(value, float) and not _finite(value)}
+            file.write(_to_text({**row, **texts}) + "\n")
+            count += 1
+    return count
+
+
+def _write_arrow(path: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) -> int:
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    types = {Kind.WHOLE: pa.int64(), Kind.NUMBER: pa.float64(), Kind.TEXT: pa.string(), Kind.JSON: pa.string()}
+    columns = pa.schema([pa.field(name, types[kind]) for name, kind in table.fields.items()])
+    json_names = [name for name, kind in table.fields.items() if kind is Kind.JSON]
+    count = 0
+    with csv.CSVWriter(path, columns) if fmt == "csv" else parquet.ParquetWriter(path, columns) as writer:
+        for chunk in chunks(rows):
+            for row in chunk:
+                row |= {name: _to_text(row[name]) for name in json_names if row[name] is not None}
+            writer.write_table(pa.Table.from_pylist(chunk, schema=columns))
+            count += len(chunk)
+    return count
+
+
+def _to_text(value: object) -> str:
+    """Return a value as JSON text of ASCII characters alone, so that half a character of UTF-16 is text, too."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0

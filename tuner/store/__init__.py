@@ -4,6 +4,8 @@ The controller that holds a study's lease writes; everyone else reads, and place
 transaction that first checks the lease's token, so a controller that lost its lease can write nothing.
 """
 
+import shlex
+
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -40,20 +42,21 @@ class Store(Studies, Trials, Curves, Orders):
     """What was done to bring an older store up to date when it was opened, to be told."""
 
     @classmethod
-    def open(cls, storage: str = DEFAULT_STORAGE, *, create: bool = False, migrate: bool = False) -> "Store":
+    def open(cls, storage: str = DEFAULT_STORAGE, *, create: bool = False, migrate: bool | None = None) -> "Store":
         """Open the store at a URL or path.
 
         Args:
             storage: The URL or path.
-            create: Make it first where there is none, and migrate it where it is of an older version.
-            migrate: Migrate it where it is of an older version, after a backup. Readers leave this to writers.
+            create: Make it first where there is none.
+            migrate: Migrate it where it is of an older version, after a backup; None: as `create`. Readers leave this
+                to writers.
 
         Raises:
             StoreError: there is none, it cannot be reached, is not ours, or has another schema version.
         """
         engine = connect.connect(schema.parse_url(storage))
         try:
-            migration = _check(engine, create, migrate or create)
+            migration = _check(engine, create, create if migrate is None else migrate)
             store = cls(engine)
             store.migration = migration
             return store
@@ -83,7 +86,7 @@ def _check(engine: Engine, create: bool, migrate: bool) -> Migration | None:
             return migrate_store(engine)
         raise StoreError(
             f"{where} has schema version {version}; this PPO Tuner reads version {schema.SCHEMA_VERSION}; "
-            "bring it up to date, after a backup, with: ppo-tuner migrate --storage URL"
+            f"bring it up to date, after a backup, with: ppo-tuner migrate --storage {shlex.quote(where)}"
         )
     elif version != schema.SCHEMA_VERSION:
         what = "a newer PPO Tuner reads it" if version > schema.SCHEMA_VERSION else "it is too old to be migrated"

@@ -1,19 +1,26 @@
-"""Whole studies out of the store and into it: all rows as of one moment, and all rows in one transaction."""
+"""Whole studies: all rows as of one moment, and a copy of them in another store in one transaction, or nothing."""
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, Select, insert, select
+from sqlalchemy import Connection, Select, Table, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from ppo_core.errors import StudyError
 from tuner.store import schema
 from tuner.store.connect import Database, store_error
+from tuner.store.rows import StudyRow
 
 CHUNK = 1000
 """Rows held in memory at a time."""
+_OF_THE_SOURCE = (
+    *("id", "lease_token", "lease_host", "lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at"),
+    "folder",
+)
+"""Columns of a study that its copy has none of: nobody holds it, and the checkpoints are not its own to delete."""
 
 
 @contextmanager
@@ -35,34 +42,86 @@ def snapshot(database: Database) -> Iterator[Connection]:
 
 
 def stream(connection: Connection, query: Select[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a query by column, a chunk in memory at a time."""
-    for row in connection.execution_options(yield_per=CHUNK).execute(query):
-        yield dict(row._mapping)
-
-
-def add_study(
-    database: Database,
-    values: Mapping[str, Any],
-    orders: Sequence[Mapping[str, Any]],
-    fill: Callable[[Connection, int], None],
-) -> None:
-    """Record a study with its orders, and what `fill` adds to it by its id: all of it, or nothing.
+    """Yield the rows of a query by column, a chunk in memory at a time.
 
     Raises:
-        StudyError: there is a study of that name.
-        StoreError: the database failed.
+        StoreError: the database failed; the message names this one, also where another one is written meanwhile.
     """
+    try:
+        for row in connection.execution_options(yield_per=CHUNK).execute(query):
+            yield dict(row._mapping)
+    except SQLAlchemyError as error:
+        raise store_error(connection.engine.url, error) from error
 
-    def add(connection: Connection) -> None:
-        try:
-            connection.execute(insert(schema.studies).values(**values))
-        except IntegrityError:
-            raise StudyError(f'there is a study "{values["name"]}" already') from None
-        study_id = connection.scalar(select(schema.studies.c.id).where(schema.studies.c.name == values["name"]))
-        assert study_id is not None
-        if orders:
-            rows = [{**order, "study_id": study_id, "key": uuid.uuid4().hex} for order in orders]
-            connection.execute(insert(schema.orders), rows)
-        fill(connection, study_id)
 
-    database._change(add)
+def chunks(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows by `CHUNK`."""
+    iterator = iter(rows)
+    while chunk := list(islice(iterator, CHUNK)):
+        yield chunk
+
+
+def copy_study(source: Database, study: StudyRow, target: Database, name: str) -> dict[str, int]:
+    """Copy a study to another store, or to the same one, under a name: as of one moment, and all of it or nothing.
+
+    Nobody holds the copy, so a trial that runs is one that was interrupted there. Orders get keys of their own, since
+    no two of a database may share one.
+
+    Returns:
+        How many rows were copied, by kind.
+
+    Raises:
+        StudyError: the study is gone, or the target holds one of that name.
+        StoreError: one of the databases failed.
+    """
+    with snapshot(source) as reading:
+        return target._change(lambda writing: _copy(reading, study, writing, name))
+
+
+def _copy(reading: Connection, study: StudyRow, writing: Connection, name: str) -> dict[str, int]:
+    studies, trials, orders = schema.studies, schema.trials, schema.orders
+    found = list(stream(reading, select(studies).where(studies.c.id == study.id)))
+    if not found:
+        raise StudyError(f'study "{study.name}" was deleted just now')
+    kept = {column: value for column, value in found[0].items() if column not in _OF_THE_SOURCE}
+    values = {**kept, "name": name, "spec": {**kept["spec"], "name": name}}
+    try:
+        writing.execute(insert(studies).values(**values))
+    except IntegrityError:
+        where = schema.redacted(writing.engine.url)
+        raise StudyError(
+            f'there is a study "{name}" in {where} already; give the copy another name with --name'
+        ) from None
+    mine = {"study_id": writing.execute(select(studies.c.id).where(studies.c.name == name)).scalar_one()}
+
+    of_study = select(trials).where(trials.c.study_id == study.id).order_by(trials.c.number)
+    counts = {"trials": _insert(writing, trials, (_without_id(row) | mine for row in stream(reading, of_study)))}
+    old, new = _ids_by_number(reading, study.id), _ids_by_number(writing, mine["study_id"])
+    for table, kind in ((schema.steps, "steps"), (schema.samples, "samples")):
+        counts[kind] = 0
+        for number, trial_id in old.items():
+            of_trial = select(table).where(table.c.trial_id == trial_id).order_by(*table.primary_key.columns)
+            rows = (row | {"trial_id": new[number]} for row in stream(reading, of_trial))
+            counts[kind] += _insert(writing, table, rows)
+
+    placed = select(orders).where(orders.c.study_id == study.id).order_by(orders.c.id)
+    rows = (_without_id(row) | mine | {"key": uuid.uuid4().hex} for row in stream(reading, placed))
+    return counts | {"orders": _insert(writing, orders, rows)}
+
+
+def _ids_by_number(connection: Connection, study_id: int) -> dict[int, int]:
+    table = schema.trials
+    query = select(table.c.number, table.c.id).where(table.c.study_id == study_id).order_by(table.c.number)
+    return {row["number"]: row["id"] for row in stream(connection, query)}
+
+
+def _insert(connection: Connection, table: Table, rows: Iterable[dict[str, Any]]) -> int:
+    count = 0
+    for chunk in chunks(rows):
+        connection.execute(insert(table), chunk)
+        count += len(chunk)
+    return count
+
+
+def _without_id(row: dict[str, Any]) -> dict[str, Any]:
+    return {column: value for column, value in row.items() if column != "id"}

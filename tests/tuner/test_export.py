@@ -1,0 +1,168 @@
+"""Studies as folders of plain files: all of a study in each format, whole or not there, for other tools to read."""
+
+import csv
+import errno
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from ppo_core.errors import ConfigError, StoreError, StudyError
+from tests.tuner import made_study, stores
+from tests.tuner.exported import FORMATS, HOSTILE, enrich, everything, files
+from tuner.cli import manage
+from tuner.export import SUFFIXES, folder
+from tuner.export.folder import export_study
+from tuner.store import Store, schema
+from tuner.store.bulk import snapshot
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """The hand-made study with decided orders, hostile texts and a fork."""
+    made = made_study.make(tmp_path / "made.db")
+    enrich(made)
+    yield made
+    made.close()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return a table's rows as its file holds them: in CSV texts, of which none is told from an empty one."""
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+        return rows
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def as_read(value: Any, fmt: str, is_json: bool) -> Any:
+    """Return a value of the store as `read` gives it."""
+    if fmt == "json":
+        is_number = isinstance(value, float) and value - value != 0
+        return str(value) if is_number else value
+    value = json.dumps(value, separators=(",", ":")) if is_json and value is not None else value
+    if fmt == "parquet" or isinstance(value, str):
+        return value
+    return "" if value is None else float(value)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path: Path, fmt: str) -> None:
+    rows = export_study(store, "made", tmp_path / "a", fmt)
+    assert sorted(files(tmp_path / "a")) == sorted(["study.json", *(f"{table}{SUFFIXES[fmt]}" for table in rows)])
+    about = json.loads((tmp_path / "a" / "study.json").read_text())
+    assert about["rows"] == rows == {"trials": 8, "steps": 40, "samples": 57}
+    stored = everything(store)
+    assert [order["kind"] for order in about["orders"]] == ["pause", "stop"]
+    assert about["overrides"] == stored["ppo_studies"][0]["overrides"]
+    numbers = {row["id"]: row["number"] for row in stored["ppo_trials"]}
+    for name in rows:
+        found, wanted = read(tmp_path / "a" / f"{name}{SUFFIXES[fmt]}"), stored[f"ppo_{name}"]
+        assert len(found) == len(wanted)
+        for got, row in zip(found, wanted, strict=True):
+            if name != "trials":
+                assert int(got["trial"]) == numbers[row["trial_id"]]
+            for column, value in row.items():
+                if column in ("id", "study_id", "trial_id"):
+                    continue
+                is_json = column in ("config", "params", "reason", "extra", "parts", "tokens")
+                cell = as_read(value, fmt, is_json)
+                assert (float(got[column]) if isinstance(cell, float) else got[column]) == cell
+
+
+# What an export is
+
+
+def test_texts_that_are_empty_are_told_from_values_that_are_not_there(store: Store, tmp_path: Path) -> None:
+    export_study(store, "made", tmp_path / "a", "csv")
+    last = (tmp_path / "a" / "trials.csv").read_text().splitlines()[-1]
+    assert last.endswith(',,"",1,2,"pause"')  # ended_at, label, parent, fork_step, wanted
+
+
+def test_other_tools_read_it(store: Store, tmp_path: Path) -> None:
+    for fmt in FORMATS:
+        export_study(store, "made", tmp_path / fmt, fmt)
+    with (tmp_path / "csv" / "samples.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["response"] for row in rows if row["trial"] == "0" and row["step"] == "9"] == list(HOSTILE)
+    lines = [json.loads(line) for line in (tmp_path / "json" / "steps.jsonl").read_text().split("\n")[:-1]]
+    assert [line["step"] for line in lines if line["trial"] == 3] == [0, 1, 2, 3, 4]
+    assert lines[3]["extra"] == {"own/tone": 1.5, "val/var_explained": "nan"}
+    from pyarrow import parquet
+
+    table = parquet.read_table(tmp_path / "parquet" / "trials.parquet")
+    assert table["number"].to_pylist() == list(range(8)) and table["kl"].to_pylist()[4] == 3.0
+    about = json.loads((tmp_path / "csv" / "study.json").read_text())
+    assert about["schema_version"] == schema.SCHEMA_VERSION and about["spec"] == store.study("made").spec
+    assert about["created_at"] == store.study("made").created_at and len(about["orders"]) == 2
+
+
+def test_a_snapshot_sees_one_moment(tmp_path: Path) -> None:
+    for kind in stores.KINDS:
+        made = Store.open(stores.empty(kind, tmp_path), create=True)
+        with snapshot(made) as connection:
+            before = connection.execute(select(schema.studies)).all()
+            made.create_study("late", {})
+            assert connection.execute(select(schema.studies)).all() == before == []
+        assert [study.name for study in made.studies()] == ["late"]
+        made.close()
+
+
+def test_an_export_is_whole_or_not_there(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = folder.write_table
+
+    def full(folder: Path, table: Any, *rest: Any) -> int:
+        if table.name == "samples":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written(folder, table, *rest)
+
+    target = tmp_path / "to" / "a"
+    export_study(store, "made", target, "csv")
+    before = files(target)
+    monkeypatch.setattr(folder, "write_table", full)
+    with pytest.raises(ConfigError, match=r"cannot write the export .*: No space left on device"):
+        export_study(store, "made", target, "json", replace=True)
+    assert files(target) == before and [*files(target.parent)] == ["a"]
+    monkeypatch.undo()
+    export_study(store, "made", target, "json", replace=True)
+    assert "trials.jsonl" in files(target) and "trials.csv" not in files(target)
+    assert [*files(target.parent)] == ["a"]
+
+
+def test_only_an_export_is_ever_replaced(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    export_study(store, "made", tmp_path / "empty", "csv")
+    with pytest.raises(ConfigError, match="replace that export with --force"):
+        export_study(store, "made", tmp_path / "empty", "csv")
+    (tmp_path / "empty" / "notes.txt").write_text("mine")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "study.json").write_text('{"study": "made", "created_at": 1.0}')
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    for name, why in (("file", "is no folder"), ("link", "is no folder"), ("empty", 'holds "notes.txt"'), ("checkpoints", "is no exported study")):  # fmt: skip
+        with pytest.raises(ConfigError, match=why):
+            export_study(store, "made", tmp_path / name, "csv", replace=True)
+    assert (tmp_path / "file").read_text() == (tmp_path / "empty" / "notes.txt").read_text() == "mine"
+    with pytest.raises(StudyError, match='did you mean "made"'):
+        export_study(store, "mode", tmp_path / "new", "csv")
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_is_no_export_makes_no_store(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no exported study"):
+        manage.take_in(Namespace(folder=str(tmp_path), name=None, storage=str(tmp_path / "new.db")))
+    with pytest.raises(StoreError, match="there is no store"):
+        manage.export(
+            Namespace(study="a", output=None, format="csv", force=False, follow=False, storage=str(tmp_path / "new.db"))
+        )
+    assert not files(tmp_path)
