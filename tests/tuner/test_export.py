@@ -119,7 +119,7 @@ def test_a_snapshot_sees_one_moment(tmp_path: Path) -> None:
 
 
 def test_an_export_is_whole_or_not_there(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = folder.write_table
+    written = folder._write_table
 
     def full(folder: Path, table: Any, *rest: Any) -> int:
         if table.name == "samples":
@@ -129,7 +129,7 @@ def test_an_export_is_whole_or_not_there(store: Store, tmp_path: Path, monkeypat
     target = tmp_path / "to" / "a"
     export_study(store, "made", target, "csv")
     before = files(target)
-    monkeypatch.setattr(folder, "write_table", full)
+    monkeypatch.setattr(folder, "_write_table", full)
     with pytest.raises(ConfigError, match=r"cannot write the export .*: No space left on device"):
         export_study(store, "made", target, "json", replace=True)
     assert files(target) == before and [*files(target.parent)] == ["a"]
@@ -158,9 +158,7 @@ def test_only_an_export_is_ever_replaced(store: Store, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_what_is_no_export_makes_no_store(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no exported study"):
-        manage.take_in(Namespace(folder=str(tmp_path), name=None, storage=str(tmp_path / "new.db")))
+def test_an_export_from_nowhere_makes_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no store"):
         manage.export(
             Namespace(study="a", output=None, format="csv", force=False, follow=False, storage=str(tmp_path / "new.db"))

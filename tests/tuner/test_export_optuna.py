@@ -26,8 +26,8 @@ from tests.tuner import made_study, stores
 from tests.tuner.exported import enrich
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
+from tuner.best import best_trial
 from tuner.export.optuna import as_optuna, open_export, open_place, reference_config
-from tuner.scoring import best_trial
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import NewTrial, Outcome, Store, TrialRow

@@ -127,7 +127,7 @@ def _export_to_optuna(args: argparse.Namespace) -> int:
         if not args.follow:
             raise
         again = ["export", args.study, "--format", OPTUNA, "--follow", "-o", without_secrets(output)]
-        print(f"stopped; go on with: {to_copy([*again, *arguments.flags(arguments.location(args.storage))])}")
+        print(f"stopped; go on with: {to_copy([*again, *storage.flags(storage.location(args.storage))])}")
     return 0
 
 

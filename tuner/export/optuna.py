@@ -33,7 +33,8 @@ from optuna.trial import FrozenTrial, TrialState
 from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError
 from tuner import space, study_file
-from tuner.scoring import TEACHING, Told, best_trial, frozen, to_optuna
+from tuner.best import best_trial
+from tuner.scoring import TEACHING, Told, frozen, to_optuna
 from tuner.spec import StudySpec
 from tuner.store import Store, StudyRow, TrialRow, schema
 

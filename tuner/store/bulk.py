@@ -48,7 +48,7 @@ def stream(connection: Connection, query: Select[Any]) -> Iterator[dict[str, Any
         StoreError: the database failed; the message names this one, also where another one is written meanwhile.
     """
     try:
-        for row in connection.execution_options(yield_per=CHUNK).execute(query):
+        for row in connection.execute(query.execution_options(yield_per=CHUNK)):
             yield dict(row._mapping)
     except SQLAlchemyError as error:
         raise store_error(connection.engine.url, error) from error
@@ -75,16 +75,17 @@ def copy_study(source: Database, study: StudyRow, target: Database, name: str) -
         StoreError: one of the databases failed.
     """
     with snapshot(source) as reading:
-        return target._change(lambda writing: _copy(reading, study, writing, name))
+        found = list(stream(reading, select(schema.studies).where(schema.studies.c.id == study.id)))
+        if not found:
+            raise StudyError(f'study "{study.name}" was deleted just now')
+        kept = {column: value for column, value in found[0].items() if column not in _OF_THE_SOURCE}
+        values = {**kept, "name": name, "spec": {**kept["spec"], "name": name}}
+        return target._change(lambda writing: _copy(reading, study, writing, values))
 
 
-def _copy(reading: Connection, study: StudyRow, writing: Connection, name: str) -> dict[str, int]:
+def _copy(reading: Connection, study: StudyRow, writing: Connection, values: dict[str, Any]) -> dict[str, int]:
     studies, trials, orders = schema.studies, schema.trials, schema.orders
-    found = list(stream(reading, select(studies).where(studies.c.id == study.id)))
-    if not found:
-        raise StudyError(f'study "{study.name}" was deleted just now')
-    kept = {column: value for column, value in found[0].items() if column not in _OF_THE_SOURCE}
-    values = {**kept, "name": name, "spec": {**kept["spec"], "name": name}}
+    name = values["name"]
     try:
         writing.execute(insert(studies).values(**values))
     except IntegrityError:
