@@ -1,8 +1,11 @@
-"""Live charts as pure functions: from step rows to points, and from points to ECharts options."""
+"""What a chart over a run shows, as data: pure functions from step rows to points, lines, areas, limits and marks.
+
+`dashboard.echarts` draws it live, `dashboard.figures.saved` draws it for a file.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -114,213 +117,129 @@ def band_edges(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
     return spread[2 * bucket["trial"].nunique() >= going].reset_index(drop=True)
 
 
-def early_end_rows(frame: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
-    """Return `trial`, `x`, `y`, `status`, `rule`, one row a trial that was pruned, stopped or failed.
+# What a chart is made of.
 
-    The point is on the curve, at the step that the reason names, else at the last one. Where the curve has a
-    gap there, the height is that of the last number before.
-    """
-    early = trials[trials["status"].isin(EARLY)]
-    rows = []
-    for trial in early.itertuples():
-        line = frame[frame["trial"] == trial.number]
-        if not pd.isna(trial.stop_step):
-            line = line[line["step"] <= trial.stop_step]
-        heights = line["y"].dropna()
-        if heights.empty:
-            continue
-        rows.append((trial.number, line["x"].iloc[-1], heights.iloc[-1], trial.status, trial.rule))
-    return pd.DataFrame(rows, columns=["trial", "x", "y", "status", "rule"])
-
-
-# The pieces of a live chart, as ECharts options: lines, a band, limits, marks of early ends.
-#
-# An option is JSON without code, so a band is two stacked lines, and limits hang on a series without points. No text
-# from outside gets into one: ECharts' tooltips are HTML.
-
-Option = dict[str, Any]
-Line = tuple[pd.DataFrame, Option]
-"""A data set, with the series that draws it."""
-
-# Grey that shows on light and on dark pages: an area, and a line behind others.
+PANEL, GAP = 92, 30
+"""Heights in pixels of one of several panels, and of what lies between two."""
 FILL = "rgba(128, 128, 128, 0.10)"
 FAINT = "rgba(128, 128, 128, 0.45)"
-
-_UNTOUCHED: Option = {"silent": True, "tooltip": {"show": False}}
-
-
-def chart(
-    lines: Sequence[Line], others: Sequence[Option], *, x_axis: Option, y_axis: Option, right: int = 40
-) -> Option:
-    """Return the whole option: `lines` with their data sets, then the other series; `right` pixels are for names."""
-    return {
-        "animation": False,
-        "dataset": [{"source": source} for source, _ in lines],
-        "grid": {"left": 8, "right": right, "top": 34, "bottom": 30, "containLabel": True},
-        "tooltip": {"trigger": "axis", "confine": True, "order": "valueDesc", "valueFormatter": "%.3f"},
-        "xAxis": {"type": "value", "nameLocation": "middle", "nameGap": 28, "splitLine": {"show": False}} | x_axis,
-        "yAxis": {"type": "value", "nameLocation": "end", "nameTextStyle": {"align": "left"}} | y_axis,
-        "series": [series | {"datasetIndex": place} for place, (_, series) in enumerate(lines)] + list(others),
-    }
+"""Grey that shows on light and on dark pages: an area, and a line behind others."""
 
 
-def bright_line(number: int, points: pd.DataFrame, *, with_points: bool, end_label: Option, by: str = "") -> Line:
-    """Return a trial's line in its colour and dash; `by` is what it is called besides its number."""
-    colour = style.colour(number)
-    source, series = _line(number, points, by)
-    return source, series | end_label | {
-        "lineStyle": {"color": colour, "width": 2, "type": style.dash(number).echarts},
-        "itemStyle": {"color": colour},
-        "showSymbol": with_points or len(points) == 1,
-        "z": 3,
-        "emphasis": {"focus": "series"},
-    }
+@dataclass(frozen=True)
+class Line:
+    """A trial's line: in its colour, or in grey behind the others."""
+
+    trial: int
+    points: pd.DataFrame
+    """`x`, `y`."""
+    name: str
+    is_bright: bool = True
+    label: str = ""
+    """The text at its end."""
+    with_points: bool = False
+    dash: style.Dash = style.SOLID
+
+    @property
+    def colour(self) -> str:
+        return style.colour(self.trial) if self.is_bright else FAINT
+
+    @property
+    def width(self) -> float:
+        return 2 if self.is_bright else 1.2
 
 
-def faint_line(number: int, points: pd.DataFrame) -> Line:
-    """Return a trial's line in grey, behind the others."""
-    source, series = _line(number, points)
-    style = {"lineStyle": {"color": FAINT, "width": 1.2}, "itemStyle": {"color": FAINT}}
-    return source, series | style | _UNTOUCHED | {"showSymbol": len(points) == 1, "z": 2}
+@dataclass(frozen=True)
+class Area:
+    """Areas on top of each other, behind the lines."""
+
+    edges: pd.DataFrame
+    """`x`, and the heights of every edge from the lowest up; a column is named after the area below it."""
+    colour: str
+    """#rrggbb."""
+    opacities: tuple[float, ...]
+    """From one edge to the next."""
 
 
-def _line(number: int, points: pd.DataFrame, by: str = "") -> Line:
-    name = f"Trial {number}{by and f': {by}'}"  # the tooltip shows the column's name
-    source = thinned(points)[["x", "y"]].rename(columns={"y": name})
-    encode = {"x": "x", "y": name, "tooltip": [name]}
-    return source, {"type": "line", "name": name, "encode": encode, "symbol": "circle", "symbolSize": 5}
+@dataclass(frozen=True)
+class Limit:
+    """A dashed line across a panel, at a height or at a place of the horizontal axis."""
+
+    value: float
+    text: str = ""
+    is_upright: bool = False
+    at_end: bool = False
+    """Whether the text stands at the right end."""
+    colour: str = style.NEUTRAL
+    width: float = 1.5
 
 
-def band(edges: pd.DataFrame) -> list[Line]:
-    """Return the area between `low` and `high`: the lower edge unseen, and what lies over it filled."""
-    source = edges.assign(spread=edges["high"] - edges["low"])[["x", "low", "spread"]]
-    common: Option = {"type": "line", **_stacked("band"), "lineStyle": {"opacity": 0}, "showSymbol": False, "z": 1}
-    lower = {"name": "Other trials, lower edge", "encode": {"x": "x", "y": "low"}}
-    filled = {
-        "name": "Other trials",
-        "encode": {"x": "x", "y": "spread"},
-        "areaStyle": {"color": FAINT, "opacity": 0.5},
-    }
-    return [(source, common | _UNTOUCHED | lower), (source, common | _UNTOUCHED | filled)]
+@dataclass(frozen=True)
+class EarlyEnd:
+    """The mark where a trial was pruned, stopped or failed."""
+
+    trial: int
+    status: Status
+    x: float
+    y: float
+    is_bright: bool
+    name: str
+    """The trial's number and what else it is called."""
+    rule: str
+    """The guard's rule that ended it; may be empty."""
+    on_left: bool
+    """Whether the text stands left of the symbol, where there is room for it."""
+
+    @property
+    def colour(self) -> str:
+        return style.colour(self.trial) if self.is_bright else FAINT
+
+    @property
+    def size(self) -> int:
+        """In pixels."""
+        return 12 if self.is_bright else 9
 
 
-def spread(number: int, edges: pd.DataFrame) -> list[Line]:
-    """Return the areas of a trial's distribution in its colour: faint from `min` to `max`, fuller between quartiles."""
-    stack: Option = {"type": "line", **_stacked(f"spread {number}"), "lineStyle": {"opacity": 0}, "showSymbol": False}
-    base = pd.DataFrame({"x": edges["x"], "y": edges["min"]})
-    lines: list[Line] = [(base, stack | _UNTOUCHED | {"z": 1, "name": "spread", "encode": {"x": "x", "y": "y"}})]
-    for low, high, opacity in (("min", "q25", 0.08), ("q25", "q75", 0.2), ("q75", "max", 0.08)):
-        source = pd.DataFrame({"x": edges["x"], "y": edges[high] - edges[low]})
-        area = {"areaStyle": {"color": style.colour(number), "opacity": opacity}}
-        series = stack | _UNTOUCHED | area | {"z": 1, "name": f"{low} to {high}", "encode": {"x": "x", "y": "y"}}
-        lines.append((source, series))
-    return lines
+@dataclass(frozen=True)
+class Panel:
+    """One plot of a chart."""
+
+    title: str
+    """Of the vertical axis, with its unit."""
+    lines: Sequence[Line] = ()
+    areas: Sequence[Area] = ()
+    limits: Sequence[Limit] = ()
+    ends: Sequence[EarlyEnd] = ()
+    """The grey ones first."""
+    shaded: tuple[float, float] | None = None
+    """From one height to another."""
+    span: tuple[float, float] | None = None
+    """The ends of the vertical axis; None: as far as the numbers go."""
+    is_log: bool = False
+
+    def ends_by_status(self) -> dict[tuple[bool, Status], list[EarlyEnd]]:
+        """Return the early ends by whether they are bright and by status."""
+        found: dict[tuple[bool, Status], list[EarlyEnd]] = {}
+        for end in self.ends:
+            found.setdefault((end.is_bright, end.status), []).append(end)
+        return found
 
 
-def _stacked(name: str) -> Option:
-    """Stack by value: ECharts would begin anew at 0 where a lower edge is negative."""
-    return {"stack": name, "stackStrategy": "all"}
+@dataclass(frozen=True)
+class Chart:
+    """What a chart shows: panels over each other, all over the same part of one axis."""
+
+    name: str
+    """Of its file."""
+    axis: Axis
+    span: tuple[float, float]
+    """The ends of the horizontal axis."""
+    panels: Sequence[Panel]
+    right: int = 40
+    """Pixels on the right for names at lines' ends."""
 
 
-def compact(option: Option) -> Option:
-    """Return the option with its data in 4 bytes a number: a refresh sends less, and nobody sees more than 7 digits."""
-    data = [{"source": data["source"].astype("float32")} for data in option["dataset"]]
-    return option | {"dataset": data}
-
-
-def downloadable(option: Option, name: str) -> Option:
-    """Return the option with a button that saves the chart as a picture `name`.png."""
-    save = {"show": True, "name": name, "title": "Save as PNG", "pixelRatio": 2}
-    return option | {"toolbox": {"right": 4, "top": 0, "itemSize": 13, "feature": {"saveAsImage": save}}}
-
-
-def end_label(number: int, *, at_edge: bool, by: str = "") -> Option:
-    """Return the trial's number at its line's end. At the right edge numbers pile up, and make room for each other."""
-    text = {"show": True, "formatter": f"{number}{by and f': {by}'}", "fontWeight": "bold", "distance": 6}
-    shift = {"labelLayout": {"moveOverlap": "shiftY"}} if at_edge else {}
-    return {"endLabel": text | {"color": style.colour(number)}} | shift
-
-
-def limits(
-    lines: Mapping[str, float],
-    *,
-    side: Literal["Start", "End"] = "Start",
-    opposite: Mapping[str, float] | None = None,
-    shaded: tuple[float, float] | None = None,
-) -> Option:
-    """Return horizontal lines, named at one end, the `opposite` ones at the other; what is `shaded` lies in grey."""
-    other: Option = {"position": f"inside{'End' if side == 'Start' else 'Start'}Top"}
-    marks: list[tuple[str, float, Option]] = [(name, value, {}) for name, value in lines.items()]
-    marks += [(name, value, other) for name, value in (opposite or {}).items()]
-    series = _UNTOUCHED | {
-        "type": "line",
-        "name": "Limits",
-        "data": [],
-        "markLine": {
-            "silent": True,
-            "symbol": "none",
-            "lineStyle": {"color": style.NEUTRAL, "type": "dashed", "width": 1.5},
-            "label": {"position": f"inside{side}Top", "color": style.NEUTRAL, "fontSize": 12},
-            "data": [
-                {"yAxis": value, "name": name, "label": {"formatter": name} | place} for name, value, place in marks
-            ],
-        },
-    }
-    if shaded is not None:
-        area = [{"yAxis": shaded[0]}, {"yAxis": shaded[1]}]
-        series["markArea"] = {"silent": True, "itemStyle": {"color": FILL}, "data": [area]}
-    return series
-
-
-def early_ends(
-    ends: pd.DataFrame, *, bright: bool, right_part: float, top: float | None, names: Mapping[int, str]
-) -> list[Option]:
-    """Return one series a status, with its symbol where each such trial ended and the trial's number beside it.
-
-    From `right_part` on, the text stands left of the symbol, where there is room for it. With `top`, the text
-    names the rule, and a symbol over the axis stands on its `top` with its height told. `names` are what trials are
-    called besides.
-    """
-    return [
-        _UNTOUCHED
-        | {
-            "type": "scatter",
-            "name": status,
-            "symbol": style.mark(Status(status)).echarts,
-            "symbolSize": 12 if bright else 9,
-            "z": 5 if bright else 2,
-            "data": [_end(row, bright, right_part, top, names.get(row.trial, "")) for row in group.itertuples()],
-        }
-        for status, group in ends.groupby("status", sort=False)
-    ]
-
-
-def _end(row: Any, bright: bool, right_part: float, top: float | None, by: str) -> Option:
-    colour = style.colour(row.trial) if bright else FAINT
-    # A rule's declared name; any other text in its place is left out.
-    rule = f" {RULES[row.rule].label}" if top is not None and row.rule in RULES else ""
-    height = float(row.y)
-    if top is not None and height > top:
-        height, rule = top, f"{rule}: {height:.3g}"
-    label: Option = {
-        "show": bright,
-        "formatter": f"{{number|{row.trial}{by and f': {by}'}}}{rule}",
-        "position": "left" if row.x > right_part else "right",
-        "color": style.NEUTRAL,
-        "rich": {"number": {"color": colour, "fontWeight": "bold"}},
-    }
-    return {
-        "name": f"Trial {row.trial}",
-        "value": [float(row.x), height],
-        "itemStyle": {"color": colour, "borderColor": "#ffffff", "borderWidth": int(bright)},
-        "label": label,
-    }
-
-
-# The live charts of one metric over the run, as pure functions: from step rows to an ECharts option.
-#
-# Streamlit updates an ECharts chart in place, so that it stays where it is while a study runs. Labels and units come
-# from the declared metrics. No text from outside gets into a chart.
+# One metric over the run. Labels and units come from the declared metrics. No text from outside gets into a chart.
 
 MOST_LIMITS = 3
 """A linear KL axis ends at this many times the guard's limit: one blow-up of 200 nats would flatten all the rest."""
@@ -330,8 +249,8 @@ MOST_LINES = 20
 """Lines in colour; more cannot be told apart."""
 MOST_SPREADS = 3
 """Highlighted trials up to which each one's distribution is drawn behind its line."""
-MOST_POINTS, MOST_IN_ALL = 1_000, 6_000
-"""Points of one line and of a whole chart: a refresh sends them all."""
+MOST_IN_ALL = 6_000
+"""Points of a whole chart: a refresh sends them all."""
 AXIS_TITLES: Mapping[Axis, str] = {
     "step": "Step (PPO iterations)",
     "episodes": "Episodes",
@@ -380,7 +299,7 @@ def curve(
     targets: Mapping[str, float] | None = None,
     shaded_from: float | None = None,
     names: Mapping[int, str] | None = None,
-) -> Option:
+) -> Chart:
     """Return one metric over the run for every trial of `frame`, with every early end marked.
 
     Args:
@@ -399,25 +318,25 @@ def curve(
     is_log = is_kl and drawing.log_kl
     if is_log:
         points = points.assign(y=points["y"].clip(lower=LOG_FLOOR))
-    left, right = _edges(points, drawing)
+    span = _edges(points, drawing)
+    top = _kl_top(points, *span, levels, is_log) if is_kl else np.inf
+    names = names or {}
     declared = METRICS[metric]
-    vertical: Option = {"name": declared.unit or declared.label, "scale": True}
-    top = None
-    if is_kl:
-        top = _kl_top(points, left, right, levels, is_log)
-        vertical |= {"max": top, **({"type": "log", "min": LOG_FLOOR} if is_log else {"min": 0})}
-    shading = None if shaded_from is None else (shaded_from, top or shaded_from)
-    option = chart(
-        [*_spreads(frame, metric, chosen, drawing), *_lines(points, trials, metric, chosen, right, names or {})],
+    band, lines = _lines(points, trials, metric, chosen, names)
+    panel = Panel(
+        declared.unit or declared.label,
+        lines,
+        [*_spreads(frame, metric, chosen, drawing), *band],
         [
-            limits(levels, side="Start" if is_kl else "End", opposite=targets, shaded=shading),
-            *_ends(points, trials, chosen, (left, right), top, names or {}),
+            *(Limit(value, name, at_end=not is_kl) for name, value in levels.items()),
+            *(Limit(value, name, at_end=is_kl) for name, value in (targets or {}).items()),
         ],
-        x_axis=_x_axis(drawing.axis, left, right),
-        y_axis=vertical,
-        right=90 if names else 40,
+        _ends(points, trials, chosen, span, top, names),
+        shaded=None if shaded_from is None else (shaded_from, top if is_kl else shaded_from),
+        span=(LOG_FLOOR if is_log else 0, top) if is_kl else None,
+        is_log=is_log,
     )
-    return compact(downloadable(option, declared.column))
+    return Chart(declared.column, drawing.axis, span, [panel], right=90 if names else 40)
 
 
 def over_the_axis(frame: pd.DataFrame, metric: str, drawing: Drawing, levels: Mapping[str, float]) -> str:
@@ -447,70 +366,84 @@ def _kl_top(points: pd.DataFrame, left: float, right: float, levels: Mapping[str
 
 
 def _lines(
-    points: pd.DataFrame,
-    trials: pd.DataFrame,
-    metric: str,
-    chosen: Collection[int],
-    right: float,
-    names: Mapping[int, str],
-) -> list[Line]:
+    points: pd.DataFrame, trials: pd.DataFrame, metric: str, chosen: Collection[int], names: Mapping[int, str]
+) -> tuple[list[Area], list[Line]]:
     """Return one line a trial. Where more grey ones are left than can be told apart, they become one band."""
     others = points[~points["trial"].isin(chosen)]
     sparse = metric.startswith("eval/")
     is_band = others["trial"].nunique() > style.DISTINCT
     count = len(set(chosen)) + (0 if is_band else others["trial"].nunique())
     most = max(60, min(MOST_POINTS, MOST_IN_ALL // max(count, 1)))
+    band, greys = [], sorted(others["trial"].unique())
     if is_band:
-        lines = band(band_edges(others, buckets=8 if sparse else 60))
-    else:
-        grey = ((int(number), thinned(line, most)) for number, line in others.groupby("trial"))
-        lines = [faint_line(number, line) for number, line in grey]
+        edges = band_edges(others, buckets=8 if sparse else 60)
+        edges = edges.set_axis(["x", "Other trials, lower edge", "Other trials"], axis=1)
+        band, greys = [Area(edges, style.NEUTRAL, (0.225,))], []
     marked = set(trials.loc[trials["status"].isin(EARLY), "number"])
-    for number in sorted(chosen):
-        line = thinned(points[points["trial"] == number], most)
-        if len(line):
-            # Where a trial ended early, its symbol carries its number.
-            by, at_edge = names.get(number, ""), line["x"].iloc[-1] >= right
-            label = {} if number in marked else end_label(number, at_edge=at_edge, by=by)
-            lines.append(bright_line(number, line, with_points=sparse, end_label=label, by=by))
-    return lines
+    lines = []
+    for number in (*greys, *sorted(chosen)):
+        kept = thinned(points[points["trial"] == number], most)
+        if len(kept):
+            is_bright, called = number in chosen, _called(number, names)
+            label = called if is_bright and number not in marked else ""  # an early end's symbol carries it
+            with_points = len(kept) == 1 or (is_bright and sparse)
+            dash = style.dash(number) if is_bright else style.SOLID
+            lines.append(Line(number, kept, f"Trial {called}", is_bright, label, with_points, dash))
+    return band, lines
 
 
-def _spreads(frame: pd.DataFrame, metric: str, chosen: Collection[int], drawing: Drawing) -> list[Line]:
+def _called(number: int, names: Mapping[int, str]) -> str:
+    """Return a trial's number and what else it is called."""
+    by = names.get(number, "")
+    return f"{number}: {by}" if by else f"{number}"
+
+
+def _spreads(frame: pd.DataFrame, metric: str, chosen: Collection[int], drawing: Drawing) -> list[Area]:
     """Return the distributions of a few highlighted trials, as wide as they were measured, never smoothed."""
     names = quantiles(metric)
     if not names or not set(names) <= set(frame.columns) or len(set(chosen)) > MOST_SPREADS or drawing.axis == "KL":
         return []
-    lines = []
+    areas = []
     for number in sorted(chosen):
         own = frame[frame["trial"] == number]
         edges = own[list(names)].set_axis(list(QUANTILES), axis=1).assign(x=positions(own, drawing.axis))
-        edges = edges.dropna()
+        edges = edges.dropna()[["x", "min", "q25", "q75", "max"]]
         if len(edges):
             every = -(-len(edges) // (MOST_IN_ALL // 10))
-            lines += spread(number, edges.iloc[::every])
-    return lines
+            edges = edges.iloc[::every].set_axis(["x", "spread", "min to q25", "q25 to q75", "q75 to max"], axis=1)
+            areas.append(Area(edges, style.colour(number), (0.08, 0.2, 0.08)))
+    return areas
 
 
 def _ends(
     points: pd.DataFrame,
     trials: pd.DataFrame,
     chosen: Collection[int],
-    edges: tuple[float, float],
-    top: float | None,
+    span: tuple[float, float],
+    top: float,
     names: Mapping[int, str],
-) -> list[Option]:
-    """Return the marks of early ends, the guard's rule beside those of the chosen trials."""
-    drawn = trials[trials["number"].isin(points["trial"].unique())]
-    ends = early_end_rows(points, drawn)
-    is_chosen = ends["trial"].isin(chosen)
-    left, right = edges
-    height = np.inf if top is None else top
-    return [
-        series
-        for bright, group in ((False, ends[~is_chosen]), (True, ends[is_chosen]))
-        for series in early_ends(group, bright=bright, right_part=left + 0.7 * (right - left), top=height, names=names)
-    ]
+) -> list[EarlyEnd]:
+    """Return a mark for each trial that was pruned, stopped or failed, the grey ones first.
+
+    It is on the curve, at the step that the reason names, else at the last one; where the curve has a gap there, as
+    high as the last number before. Over the axis it stands on its `top`, with its height in the text.
+    """
+    ends = []
+    for trial in trials[trials["status"].isin(EARLY)].itertuples():
+        line = points[points["trial"] == trial.number]
+        if not pd.isna(trial.stop_step):
+            line = line[line["step"] <= trial.stop_step]
+        heights = line["y"].dropna()
+        if heights.empty:
+            continue
+        x, y = float(line["x"].iloc[-1]), float(heights.iloc[-1])
+        # A rule's declared name; any other text in its place is left out.
+        rule = f" {RULES[trial.rule].label}" if trial.rule in RULES else ""
+        told = f"{rule}: {y:.3g}" if y > top else rule
+        is_bright, on_left = trial.number in chosen, x > span[0] + 0.7 * (span[1] - span[0])
+        name, status = _called(trial.number, names), Status(trial.status)
+        ends.append(EarlyEnd(trial.number, status, x, min(y, top), is_bright, name, told, on_left))
+    return sorted(ends, key=lambda end: end.is_bright)
 
 
 def _edges(points: pd.DataFrame, drawing: Drawing) -> tuple[float, float]:
@@ -520,98 +453,39 @@ def _edges(points: pd.DataFrame, drawing: Drawing) -> tuple[float, float]:
     return low, max(high, low + 1)
 
 
-def _x_axis(axis: Axis, left: float, right: float) -> Option:
-    pointer = {"label": {"formatter": f"{axis if axis == 'KL' else axis.capitalize()} {{value}}", "precision": 0}}
-    whole: Option = {} if axis in ("KL", "seconds") else {"minInterval": 1}
-    return {"name": AXIS_TITLES[axis], "min": left, "max": right, "axisPointer": pointer} | whole
+# A trial's incident: one small panel a signal, all over the same steps.
 
-
-# The incident's chart, as a pure function: one small chart a signal, all over the same steps.
-
-PANEL, GAP, TOP = 92, 30, 30
-"""Heights in pixels of one small chart, of what lies between two, and over the first."""
 MOVED = "#D55E00"
 """Vermilion, as far from the trials' usual grey and blue as can be told apart."""
 
 
-def incident(steps: pd.DataFrame, found: Incident | None, *, number: int, lines: Mapping[str, float]) -> Option:
+def incident(steps: pd.DataFrame, found: Incident | None, *, number: int, lines: Mapping[str, float]) -> Chart:
     """Return KL and every measured signal of trial `number`; `lines` are drawn into the KL.
 
-    A dashed line marks the crossing in each, a coloured one where the signal left its usual range, which is shaded.
+    A grey line marks the crossing in each, a coloured one where the signal left its usual range, which is shaded.
     """
     metrics = [KL, *(signal.metric for signal in SIGNALS)]
     shown = [metric for metric in metrics if metric == KL or steps[metric].notna().any()]
-    last = len(shown) - 1
-    left, right = float(steps["step"].min()), float(max(steps["step"].max(), steps["step"].min() + 1))
-    datasets, series = [], []
-    for place, metric in enumerate(shown):
-        own = thinned(steps[["step", metric]].rename(columns={"step": "x", metric: "y"}))
-        datasets.append({"source": own.rename(columns={"y": METRICS[metric].label})})
-        series.append(_signal_line(metric, place, number) | _marks(metric, found, lines))
-    option: Option = {
-        "animation": False,
-        "dataset": datasets,
-        "axisPointer": {"link": [{"xAxisIndex": "all"}]},
-        "tooltip": {"trigger": "axis", "confine": True, "valueFormatter": "%.4g"},
-        "grid": [
-            {"left": 70, "right": 40, "top": TOP + place * (PANEL + GAP), "height": PANEL} for place in range(last + 1)
-        ],
-        "xAxis": [
-            {
-                "type": "value", "gridIndex": place, "min": left, "max": right, "splitLine": {"show": False},
-                "minInterval": 1, "axisLabel": {"show": place == last},
-                **({"name": "Step (PPO iterations)", "nameLocation": "middle", "nameGap": 26} if place == last else {}),
-            }
-            for place in range(last + 1)
-        ],
-        "yAxis": [
-            {
-                "type": "value", "gridIndex": place, "scale": True, "name": METRICS[metric].title, "splitNumber": 2,
-                "nameTextStyle": {"align": "left", "padding": [0, 0, 0, -50]},
-            }
-            for place, metric in enumerate(shown)
-        ],
-        "series": series,
-    }  # fmt: skip
-    return compact(downloadable(option, f"incident_{number}"))
-
-
-def height(option: Option) -> int:
-    """Return the height that the chart needs, in pixels."""
-    return TOP + len(option["grid"]) * (PANEL + GAP) + GAP
-
-
-def _signal_line(metric: str, place: int, number: int) -> Option:
-    name = METRICS[metric].label
-    return {
-        "type": "line",
-        "name": name,
-        "datasetIndex": place,
-        "xAxisIndex": place,
-        "yAxisIndex": place,
-        "encode": {"x": "x", "y": name, "tooltip": [name]},
-        "symbolSize": 4,
-        "showSymbol": False,
-        "lineStyle": {"color": style.colour(number), "width": 2},
-        "itemStyle": {"color": style.colour(number)},
-    }
-
-
-def _marks(metric: str, found: Incident | None, lines: Mapping[str, float]) -> Option:
-    dashed = {"color": style.NEUTRAL, "type": "dashed", "width": 1.5}
-    marks = []
-    if metric == KL:
-        for place, (name, value) in enumerate(lines.items()):  # at either end, so that close ones stay apart
-            label = {"position": ("insideStartTop", "insideEndTop")[place % 2], "color": style.NEUTRAL}
-            marks.append({"yAxis": value, "lineStyle": dashed, "label": label | {"formatter": f"{name} {value:g}"}})
-    if found is not None:
-        marks.append({"xAxis": found.step, "lineStyle": dashed, "label": {"show": False}})
-    moved = next((move for move in found.moves if move.signal.metric == metric), None) if found else None
-    if moved is not None and moved.step is not None:
-        told = {"formatter": f"step {moved.step}", "color": MOVED, "position": "end"}
-        marks.append({"xAxis": moved.step, "lineStyle": {"color": MOVED, "width": 2}, "label": told})
-    option: Option = {"markLine": {"silent": True, "symbol": "none", "data": marks}}
-    if moved is not None:
-        area = [{"yAxis": moved.low}, {"yAxis": moved.high}]
-        option["markArea"] = {"silent": True, "itemStyle": {"color": FILL}, "data": [area]}
-    return option
+    moves = {} if found is None else {move.signal.metric: move for move in found.moves}
+    panels = []
+    for metric in shown:
+        points = thinned(steps[["step", metric]].rename(columns={"step": "x", metric: "y"}))
+        limits = []
+        if metric == KL:  # named at either end, so that close ones stay apart
+            heights = enumerate(lines.items())
+            limits = [Limit(value, f"{name} {value:g}", at_end=place % 2 == 1) for place, (name, value) in heights]
+        if found is not None:
+            limits.append(Limit(found.step, is_upright=True))
+        moved = moves.get(metric)
+        if moved is not None and moved.step is not None:
+            limits.append(Limit(moved.step, f"step {moved.step}", is_upright=True, colour=MOVED, width=2))
+        panels.append(
+            Panel(
+                METRICS[metric].title,
+                [Line(number, points, METRICS[metric].label)],
+                limits=limits,
+                shaded=None if moved is None else (moved.low, moved.high),
+            )
+        )
+    first, last = float(steps["step"].min()), float(steps["step"].max())
+    return Chart(f"incident_{number}", "step", (first, max(last, first + 1)), panels)

@@ -23,8 +23,9 @@ class Dash:
     glyph: str
 
 
+SOLID = Dash("solid", "solid", "solid", "━━━")
 _DASHES = (
-    Dash("solid", "solid", "solid", "━━━"),
+    SOLID,
     Dash([8, 4], "dash", "dashed", "╸╸╸"),
     Dash([2, 3], "dot", "dotted", "•••"),
     Dash([9, 3, 2, 3], "dashdot", "double", "━•━"),

@@ -13,9 +13,10 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 from streamlit.errors import StreamlitAPIException
 
-from dashboard import analysis, data, live_copy, safe_text, style
-from dashboard.charts import Option
+from dashboard import analysis, data, figures, safe_text, style
+from dashboard.charts import Chart
 from dashboard.data import Snapshot
+from dashboard.echarts import Option
 from ppo_core.errors import PPOTunerError, StoreError
 from tuner.results import StudyView
 from tuner.status import Status
@@ -235,7 +236,7 @@ def trials(snapshot: Snapshot, help_text: str, most: int | None = None) -> tuple
 # Figures and tables as every page draws them: each can be taken away.
 
 CONFIG = {"displaylogo": False, "toImageButtonOptions": {"format": "png", "scale": 2}}
-Latest = dict[str, tuple[Option, str, str]]
+Latest = dict[str, tuple[Chart, str, str]]
 """Live charts as they were drawn last, by key: each with its study's name and what it shows."""
 
 
@@ -245,13 +246,15 @@ def figure(drawn: go.Figure, key: str, alt: str) -> None:
     _save_as_html(lambda: drawn, key, file=key.replace(" ", "-"))
 
 
-def live_chart(option: Option, *, key: str, height: int, alt: str, study: str, what: str, latest: Latest) -> None:
+def live_chart(
+    chart: Chart, option: Option, *, key: str, height: int, alt: str, study: str, what: str, latest: Latest
+) -> None:
     """Draw a live chart, `height` pixels high, whose own button saves a PNG, and keep it in `latest` for `save_live`.
 
-    `what` it shows is told in our own words.
+    `option` is the chart as ECharts draws it; `what` it shows is told in our own words.
     """
     st.echarts_chart(option, key=key, height=height, alt=alt)
-    latest[key] = (option, study, what)
+    latest[key] = (chart, study, what)
 
 
 def save_live(latest: Latest) -> None:
@@ -260,16 +263,15 @@ def save_live(latest: Latest) -> None:
     This belongs outside of what refreshes: a button that is drawn anew forgets how to answer a click on its last one.
     """
     with st.container(horizontal=True):
-        for key, (option, study, what) in latest.items():
-            picture = option["toolbox"]["feature"]["saveAsImage"]["name"]
-            file = f"{safe_text.file_name(study)}-{picture}"
-            _save_as_html(partial(_copied, latest, key), key, file=file, label=f"Save as HTML: {what}")
+        for key, (chart, study, what) in latest.items():
+            file = f"{safe_text.file_name(study)}-{chart.name}"
+            _save_as_html(partial(_saved, latest, key), key, file=file, label=f"Save as HTML: {what}")
 
 
-def _copied(latest: Latest, key: str) -> go.Figure:
+def _saved(latest: Latest, key: str) -> go.Figure:
     """Return the chart that was drawn last, as high as the page that it is opened in."""
-    option, study, what = latest[key]
-    return live_copy.figure(option, f"{safe_text.one_line(study)}: {what}").update_layout(height=None)
+    chart, study, what = latest[key]
+    return figures.saved(chart, f"{safe_text.one_line(study)}: {what}").update_layout(height=None)
 
 
 def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None) -> None:

@@ -9,10 +9,11 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import analysis, charts, data, diagnosis, health, style
-from dashboard.charts import AXES, KL_METRICS, MOST_LINES, Axis, Drawing, Option
+from dashboard import analysis, charts, data, diagnosis, echarts, health, style
+from dashboard.charts import AXES, KL_METRICS, MOST_LINES, Axis, Chart, Drawing
 from dashboard.data import Snapshot
 from dashboard.diagnosis import SIGNALS, Incident
+from dashboard.echarts import Option
 from dashboard.views import by_beta, common
 from dashboard.views.by_beta import CHOSEN_METRICS, NAMED_BY
 from dashboard.views.common import Latest, save_live
@@ -133,9 +134,9 @@ def draw_incident(store: Store, snapshot: Snapshot, number: int, latest: Latest)
     else:
         st.text(_crossing(found, number))
         st.text(diagnosis.incident_text(found))
-    option = charts.incident(steps, found, number=number, lines={"Budget": spec.kl_budget, "Limit": spec.kl_limit})
+    chart = charts.incident(steps, found, number=number, lines={"Budget": spec.kl_budget, "Limit": spec.kl_limit})
     common.live_chart(
-        option, key="incident chart", height=charts.height(option),
+        chart, echarts.incident_option(chart), key="incident chart", height=echarts.height(chart),
         alt=f"Trial {number}: KL and six signals by step", study=snapshot.view.row.name,
         what=f"what moved first in trial {number}", latest=latest,
     )  # fmt: skip
@@ -358,20 +359,21 @@ def _chart(drawn: _Drawn, metric: str, baseline: float | None, height: int = 320
         st.caption("Not measured in these trials.")
         return
     lines = levels(drawn.snapshot, metric, baseline)
-    option = _option(f"{drawn.stamp}|{metric}|{drawn.bright}|{drawn.drawing}|{lines}", drawn, metric, lines)
+    shown, option = _shown(f"{drawn.stamp}|{metric}|{drawn.bright}|{drawn.drawing}|{lines}", drawn, metric, lines)
     alt = f"{declared.title} over {drawn.drawing.axis}, one line a trial"
     study = drawn.snapshot.view.row.name
     draw_live(
-        option, key=f"{metric} curves", height=height, alt=alt, study=study, what=declared.title, latest=drawn.latest
-    )
+        shown, option, key=f"{metric} curves", height=height, alt=alt, study=study, what=declared.title,
+        latest=drawn.latest,
+    )  # fmt: skip
     over = charts.over_the_axis(drawn.frame, metric, drawn.drawing, lines)
     st.caption(" ".join(part for part in (declared.doc, _spread_told(drawn, metric), over) if part))
 
 
 @st.cache_resource(max_entries=200, show_spinner=False)
-def _option(key: str, _drawn: _Drawn, _metric: str, _levels: Mapping[str, float]) -> Option:
-    """Return the chart that `key` tells apart from every other one."""
-    return charts.curve(
+def _shown(key: str, _drawn: _Drawn, _metric: str, _levels: Mapping[str, float]) -> tuple[Chart, Option]:
+    """Return the chart that `key` tells apart from every other one, and how ECharts draws it."""
+    chart = charts.curve(
         _drawn.frame,
         _drawn.snapshot.trials,
         _metric,
@@ -382,6 +384,7 @@ def _option(key: str, _drawn: _Drawn, _metric: str, _levels: Mapping[str, float]
         shaded_from=_drawn.snapshot.view.spec.kl_budget if _metric in KL_METRICS else None,
         names=_names(_drawn),
     )
+    return chart, echarts.option(chart)
 
 
 def _names(drawn: _Drawn) -> dict[int, str]:

@@ -125,8 +125,8 @@ class Plan:
 
     @property
     def told(self) -> list[str]:
-        """What became of the keys of a file of TRL's, one line each."""
-        return [] if self.trl is None else trl.lines(self.trl.told)
+        """What became of the fields of a file of TRL's, in a few lines."""
+        return [] if self.trl is None else list(self.trl.told)
 
 
 def plan(args: Namespace, command: str, start: Start | None = None) -> Plan:

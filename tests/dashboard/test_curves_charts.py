@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dashboard import charts, style
+from dashboard import charts, echarts, style
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
 from dashboard.views import curves as page
@@ -39,20 +39,26 @@ def trial(number: int, status: Status = Status.COMPLETED, **values: Any) -> dict
     return {"number": number, "status": status, "rule": "", "reason": "", "stop_step": NAN} | values
 
 
-def chart(
+def shown(
     frame: pd.DataFrame,
     *trials: dict[str, Any],
     metric: str = KL,
     chosen: tuple[int, ...] = (),
     levels: dict[str, float] | None = None,
+    targets: dict[str, float] | None = None,
     **drawing: Any,
-) -> dict[str, Any]:
+) -> charts.Chart:
     rows = pd.DataFrame(trials or [trial(int(number)) for number in frame["trial"].unique()])
     levels = (LEVELS if metric == KL else {}) if levels is None else levels
     shaded = 10 if metric == KL else None
     return charts.curve(
-        frame, rows, metric, chosen=chosen, drawing=Drawing(**drawing), levels=levels, shaded_from=shaded
-    )
+        frame, rows, metric, chosen=chosen, drawing=Drawing(**drawing), levels=levels, targets=targets,
+        shaded_from=shaded,
+    )  # fmt: skip
+
+
+def chart(frame: pd.DataFrame, *trials: dict[str, Any], **how: Any) -> dict[str, Any]:
+    return echarts.option(shown(frame, *trials, **how))
 
 
 def named(option: dict[str, Any], name: str) -> dict[str, Any]:
@@ -152,8 +158,8 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
 
 
 def test_a_targets_name_stands_at_the_other_end_than_the_budgets() -> None:
-    marks = charts.limits({"KL budget 6": 6}, opposite={"Target of trial 3: 5.9": 5.9})["markLine"]
-    budget, target = (marks["label"] | mark["label"] for mark in marks["data"])
+    option = chart(steps(0, [0.0]), levels={"KL budget 6": 6}, targets={"Target of trial 3: 5.9": 5.9})
+    budget, target = (mark["label"] for mark in named(option, "Limits")["markLine"]["data"])
     assert (budget["formatter"], budget["position"]) == ("KL budget 6", "insideStartTop")
     assert (target["formatter"], target["position"]) == ("Target of trial 3: 5.9", "insideEndTop")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboard import charts, diagnosis, health
+from dashboard import charts, diagnosis, echarts, health
 from dashboard.views import curves
 from dashboard.views import curves as incident_view
 from dashboard.views.overview import lines
@@ -115,7 +115,8 @@ def test_the_table_has_what_moved_first_in_front() -> None:
 
 def test_the_chart_has_a_panel_for_each_measured_signal_and_marks_what_moved() -> None:
     frame = steps(clip=[0.1] * 9 + [0.5] * 4, length=[20.0] * 13)
-    option = charts.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15})
+    shown = charts.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15})
+    option = echarts.incident_option(shown)
     assert [series["name"] for series in option["series"]] == ["KL", "Clip fraction", "Response length"]
     assert len(option["grid"]) == len(option["xAxis"]) == len(option["yAxis"]) == 3
     kl, clip, length = (series["markLine"]["data"] for series in option["series"])
@@ -126,7 +127,7 @@ def test_the_chart_has_a_panel_for_each_measured_signal_and_marks_what_moved() -
 
 
 def test_the_chart_without_an_incident_has_no_marks_but_its_lines() -> None:
-    option = charts.incident(steps(KL[:5]), None, number=0, lines={"Budget": 10})
+    option = echarts.incident_option(charts.incident(steps(KL[:5]), None, number=0, lines={"Budget": 10}))
     assert [series["name"] for series in option["series"]] == ["KL"]
     assert [mark["yAxis"] for mark in option["series"][0]["markLine"]["data"]] == [10]
 

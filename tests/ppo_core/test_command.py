@@ -173,7 +173,7 @@ def test_a_yaml_of_trls_trains(run: Command, folder: Path) -> None:
     assert (values["eval_every_episodes"], values["warmup_ratio"]) == (8, pytest.approx(1 / 3))
     assert [step["step"] for step in data["steps"] if "eval/reward" in step] == [0, 1, 2, 3]
     assert "max_grad_norm: TRL's PPO declared it and never applied it; here it is applied" in stderr
-    assert "sft_model_path: policy = policy" in stderr
+    assert "translated: sft_model_path to policy, reward_model_path to reward" in stderr
 
 
 @pytest.mark.slow

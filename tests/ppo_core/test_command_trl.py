@@ -106,14 +106,27 @@ dataloader_drop_last dataloader_num_workers remove_unused_columns ddp_timeout fs
 resume_from_checkpoint local_rank warmup_ratio logging_dir overwrite_output_dir group_by_length no_cuda
 """
 """Fields of transformers' TrainingArguments, some of them gone from the installed version."""
+IGNORED = "ignored, without effect here or in TRL's PPO"
 
 
 def read(text: str) -> trl.TrlFile:
     content: dict[str, Any] = yaml.safe_load(text)
     assert trl.is_trl(content)
     file = trl.read(content, "trl.yaml")
-    assert [item.key for item in file.told] == list(content), "each key is accounted for, once"
+    named = {name.split()[0] for line in file.told for name in line.partition(": ")[2].split(", ")} | warned(file)
+    assert {key for key, value in content.items() if value is not None} <= named, "each field is accounted for"
     return file
+
+
+def told(file: trl.TrlFile, kind: str) -> list[str]:
+    """The names on the line of one kind."""
+    [line] = [line for line in file.told if line.startswith(kind)] or [": "]
+    return line.partition(": ")[2].split(", ")
+
+
+def warned(file: trl.TrlFile) -> set[str]:
+    """The fields that have a line of their own."""
+    return {line.partition(":")[0] for line in file.told} - {"read as they are", "translated", IGNORED}
 
 
 def config_of(file: trl.TrlFile, prompts: int = 1000, *, has_reward_model: bool = True) -> PPOConfig:
@@ -137,10 +150,10 @@ def test_the_tldr_example() -> None:
     # 15,625 iterations of 64: TRL samples completions in every 1,562nd.
     assert config.eval_every_episodes == 1562 * 64
     assert file.cadences.save_every_episodes(config) == 500 * 64
-    kinds = {item.key: item.kind for item in file.told}
-    assert kinds["learning_rate"] == kinds["missing_eos_penalty"] == "as it is"
-    assert kinds["stop_token"] == kinds["sft_model_path"] == "translated"
-    assert kinds["eval_steps"] == "not TRL's PPO's"
+    assert {"learning_rate", "missing_eos_penalty"} < set(told(file, "read as they are"))
+    assert {"sft_model_path to policy", "stop_token to stop_token"} < set(told(file, "translated"))
+    assert told(file, "ignored") == ["model_name_or_path", "eval_strategy", "eval_steps"]
+    assert not warned(file)
 
 
 def test_the_descriptiveness_example() -> None:
@@ -156,7 +169,7 @@ def test_the_descriptiveness_example() -> None:
     assert config.eval_every_episodes == 31 * 64
     assert (config.lr_scheduler_type, config.warmup_ratio) == ("cosine", pytest.approx(10 / 157))
     assert file.cadences.save_every_episodes(config) == 20 * 64
-    assert {item.key: item.kind for item in file.told}["num_mini_batches"] == "as it is"
+    assert "num_mini_batches" in told(file, "read as they are") and not warned(file)
 
 
 def test_adapters_and_what_trl_never_applied() -> None:
@@ -173,35 +186,53 @@ def test_adapters_and_what_trl_never_applied() -> None:
     assert config.kl_target == 6, "a hyperparameter of ours beside TRL's"
     assert (file.settings.device, file.settings.report_to) == ("cpu", ())
     assert file.cadences.save_every_episodes(config) is None
-    told = {item.key: (item.kind, item.text) for item in file.told}
-    for key in ("max_grad_norm", "gradient_checkpointing"):
-        assert told[key] == ("not TRL's PPO's", "TRL's PPO declared it and never applied it; here it is applied")
-    for key in ("batch_size", "world_size", "num_mini_batches", "missing_eos_penalty", "lora_dropout"):
-        assert told[key][0] == "not TRL's PPO's"
-    assert told["optim"] == ("translated", "AdamW trains here, not adafactor")
-    assert told["deepspeed"][0] == "no meaning here"
-    assert told["save_strategy"][1].startswith("not followed: checkpoints are saved by save_every_seconds")
-    lines = trl.lines(file.told)
-    assert (
-        lines[0] == ("read as they are: gradient_accumulation_steps, use_peft, lora_r, lora_alpha, bf16, kl_target")
-        and len(lines) == len(file.told) - 5
-    )
+    assert told(file, "ignored") == ["batch_size", "world_size", "lora_dropout", "deepspeed"]
+    assert warned(file) == {"optim", "save_strategy", "max_grad_norm", "num_mini_batches", "missing_eos_penalty"}
 
 
 @pytest.mark.parametrize(
-    ("lines", "told", "interval"),
+    ("lines", "is_ignored", "interval"),
     [
-        ("num_sample_generations: 10", "eval_every_episodes, from max(1, iterations // 10)", 8),
-        ("num_sample_generations: 3", "eval_every_episodes, from max(1, iterations // 3)", 6 * 8),
-        ("num_sample_generations: 0", "evaluations before the first and after the last iteration", 19 * 8),
-        ("num_sample_generations: 3\neval_every_episodes: 32", "eval_every_episodes comes first", 32),
+        ("num_sample_generations: 10", False, 8),
+        ("num_sample_generations: 3", False, 6 * 8),
+        ("num_sample_generations: 0", False, 19 * 8),
+        ("num_sample_generations: 3\neval_every_episodes: 32", True, 32),
     ],
 )
-def test_what_is_told_of_evaluations_is_what_is_done(lines: str, told: str, interval: int) -> None:
+def test_what_is_told_of_evaluations_is_what_is_done(lines: str, is_ignored: bool, interval: int) -> None:
     file = read(f"output_dir: o\ntotal_episodes: 152\n{lines}")
     assert config_of(file).num_iterations() == 19
     assert config_of(file).eval_every_episodes == interval
-    assert {item.key: item.text for item in file.told}["num_sample_generations"].startswith(told)
+    assert ("num_sample_generations" in told(file, "ignored")) == is_ignored
+    assert ("num_sample_generations to eval_every_episodes" in told(file, "translated")) != is_ignored
+
+
+@pytest.mark.parametrize(
+    ("line", "is_warned"),
+    [
+        ("optim: adafactor", True),
+        ("optim: adamw_torch", False),
+        ("adafactor: true", True),
+        ("fp16: true", True),
+        ("fp16: false", False),
+        ("dtype: bfloat16", True),
+        ("torch_dtype: float32", False),
+        ("load_in_4bit: true", True),
+        ("use_dora: true", True),
+        ("model_revision: v2", True),
+        ("max_grad_norm: 0.5", True),
+        ("save_strategy: no", True),
+        ("save_strategy: epoch", True),
+        ("save_strategy: steps", False),
+    ],
+)
+def test_a_value_that_is_not_followed_has_a_line_of_its_own(line: str, is_warned: bool) -> None:
+    assert warned(read(f"output_dir: o\n{line}")) == ({line.partition(":")[0]} if is_warned else set())
+
+
+def test_another_save_strategy_leaves_save_steps_without_effect() -> None:
+    file = read("output_dir: o\nsave_strategy: epoch\nsave_steps: 20")
+    assert file.cadences.save_steps is None and told(file, "ignored") == ["save_steps"]
 
 
 def test_a_task_without_a_reward_model_begins_the_critic_as_the_policy() -> None:
@@ -217,13 +248,12 @@ def test_a_short_run_warms_up_within_itself() -> None:
 
 
 def test_every_field_of_trls_is_handled_once() -> None:
-    ours = (trl.SAME, trl.TRANSLATED, tuple(trl.IGNORED_BY_TRL), tuple(trl.MEANINGLESS))
+    tables = (trl.TRANSLATED, trl.WARNED, trl.IGNORED)
     names = {*NAMES.split(), *TRAINING_ARGUMENTS.split(), *(f.name for f in dataclasses.fields(TrainingArguments))}
     for name in sorted(names):
-        assert sum(name in table for table in ours) == 1, name
+        assert sum(name in table for table in tables) == (1 if name in trl.FIELDS else 0), name
         # As a file's only key beside one that makes it TRL's; null stands for a field that is not set.
-        file = trl.read({"output_dir": "o", name: None}, "trl.yaml")
-        assert file.told[-1].key == name and file.told[-1].text
+        trl.read({"output_dir": "o", name: None}, "trl.yaml")
     assert len(set(trl.FIELDS)) == len(trl.FIELDS)
 
 
