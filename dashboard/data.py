@@ -190,7 +190,7 @@ class Snapshot:
         return sorted(number for numbers in kl_prunings(self.view.trials).values() for number in numbers)
 
     @property
-    def telling(self) -> list[int]:
+    def default_trials(self) -> list[int]:
         """Trials worth comparing first: all listed ones; else the reference, the best, the latest pruned for KL."""
         rows, best = self.view.trials, self.view.best()
         if self.view.spec.listed:
@@ -375,7 +375,7 @@ WORDS: Mapping[Shown, str] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Time that trials took, which is not the wall's where several ran at once."""
+    """Time that trials took, which is not the clock's where several ran at once."""
 
     hours: float
     seconds_a_trial: float | None

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tuner.best import ELIGIBLE
 from tuner.scoring import TEACHING, Told, frozen
-from tuner.search.sampler import STUDY_NAME, TrialList
+from tuner.search.sampler import STUDY_NAME, InMemoryTrials
 from tuner.space import for_sampler
 from tuner.spec import StudySpec
 from tuner.store import TrialRow
@@ -125,7 +125,7 @@ def certainty(found: Sequence[Importance], count: int) -> str:
 
 def _divergences(trials: Sequence[FrozenTrial], loss: np.ndarray) -> dict[str, float]:
     """Return PED-ANOVA's number by hyperparameter; a low `loss` is good."""
-    listed = TrialList()
+    listed = InMemoryTrials()
     for number, trial in enumerate(trials):
         listed.put(number, copy.copy(trial))
     study = optuna.load_study(study_name=STUDY_NAME, storage=listed)

@@ -8,9 +8,9 @@ from typing import Any
 from dashboard import access
 from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError, StudyError
-from tuner import action_checks, upkeep
-from tuner.actions import KINDS
+from tuner import order_checks, upkeep
 from tuner.forks import by_episode as checkpoints_by_episode
+from tuner.orders import KINDS
 from tuner.results import StudyView, read_study
 from tuner.store import Order, Store
 
@@ -63,7 +63,7 @@ def propose(
     Raises:
         ConfigError, StudyError: it would be refused; the message says why, and what is allowed.
     """
-    action_checks.check(store, view, kind, trial, arguments or {})
+    order_checks.check(store, view, kind, trial, arguments or {})
     return Proposal(view.row.id, view.row.name, kind, trial, dict(arguments or {}))
 
 
@@ -90,7 +90,7 @@ def place(store: Store, proposal: Proposal, token: str) -> Order:
     placed = next((order for order in store.orders(view.row) if order.key == proposal.key), None)
     if placed is not None:
         return placed
-    action_checks.check(store, view, proposal.kind, proposal.trial, proposal.arguments)
+    order_checks.check(store, view, proposal.kind, proposal.trial, proposal.arguments)
     return store.place_order(view.row, proposal.kind, proposal.trial, proposal.arguments, key=proposal.key)
 
 

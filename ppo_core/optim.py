@@ -104,10 +104,10 @@ def _norm_weights(network: nn.Module) -> set[nn.Parameter]:
 
 # Learning-rate schedules: the factor on the peak rate in each iteration (TRL steps once a rollout batch, too).
 
-Kind = Literal["linear", "cosine", "constant", "constant_with_warmup"]
+Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
 
-def lr_factor(kind: Kind, iteration: int, total: int, warmup_ratio: float, min_lr_rate: float = 0.0) -> float:
+def lr_factor(kind: Schedule, iteration: int, total: int, warmup_ratio: float, min_lr_rate: float = 0.0) -> float:
     """Return the factor in [0, 1] for `iteration` of 0 to total - 1, and 0 before iteration 0.
 
     The warm-up rises linearly and never wastes an iteration at 0; `constant` has none. `linear` and `cosine`
@@ -125,7 +125,7 @@ def lr_factor(kind: Kind, iteration: int, total: int, warmup_ratio: float, min_l
     return min_lr_rate + (1 - min_lr_rate) * _decay(kind, (iteration - warmup) / max(1, total - warmup))
 
 
-def _decay(kind: Kind, progress: float) -> float:
+def _decay(kind: Schedule, progress: float) -> float:
     """Return the fall from 1 to 0 over `progress` of 0 to 1."""
     match kind:
         case "linear":

@@ -23,7 +23,7 @@ from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, StoreEr
 from tuner import forks, remote_checkpoints, study_folder
 from tuner.best import best_trial
 from tuner.held_study import OpenStudy
-from tuner.remote_checkpoints import Place, TrialPlace
+from tuner.remote_checkpoints import RemoteCheckpoints, TrialCheckpoints
 from tuner.status import Status
 from tuner.store import StudyRow, TrialRow
 
@@ -291,7 +291,7 @@ FORK_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class Keeping:
+class CheckpointPolicy:
     """Where checkpoints are kept beside the runs folder, and how much room they may take in it."""
 
     url: str | None = None
@@ -299,13 +299,13 @@ class Keeping:
     max_disk: int | None = None
     """In bytes, for all trials of the study."""
 
-    def over(self, study: StudyRow) -> "Keeping":
+    def over(self, study: StudyRow) -> "CheckpointPolicy":
         """Return this, with what it leaves open as it was in the last run of the study."""
         last = None if study.max_disk is None else int(study.max_disk)
-        return Keeping(self.url or study.checkpoint_url, self.max_disk or last)
+        return CheckpointPolicy(self.url or study.checkpoint_url, self.max_disk or last)
 
 
-NOTHING_KEPT = Keeping()
+LOCAL_ONLY = CheckpointPolicy()
 
 
 @dataclass(frozen=True)
@@ -322,28 +322,28 @@ class ForkPoint:
 class TrialFiles:
     """The trials' folders of one study that this process holds."""
 
-    def __init__(self, study: OpenStudy, keeping: Keeping, warn: Callable[[str], None]) -> None:
-        """Open the place of `keeping`, if it names one, and make it the study's own.
+    def __init__(self, study: OpenStudy, policy: CheckpointPolicy, warn: Callable[[str], None]) -> None:
+        """Open the place of `policy`, if it names one, and make it the study's own.
 
         Raises:
             ConfigError: the URL is none that fsspec knows.
             StudyError: the place holds a study of that name from another store.
             StoreError: the place cannot be used.
         """
-        self._study, self._keeping, self._warn = study, keeping, warn
-        self._place: Place | None = None
+        self._study, self._policy, self._warn = study, policy, warn
+        self._remote: RemoteCheckpoints | None = None
         self.work = FileWork()
         self._measured_at = 0.0
         self._is_measuring = False
         self._is_over = False
-        if keeping.url is not None:
-            self._place = remote_checkpoints.open(keeping.url)
-            self._place.claim(study.row)
+        if policy.url is not None:
+            self._remote = remote_checkpoints.open(policy.url)
+            self._remote.claim(study.row)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The columns of the study that remember it."""
-        return {"checkpoint_url": self._keeping.url, "max_disk": self._keeping.max_disk}
+        return {"checkpoint_url": self._policy.url, "max_disk": self._policy.max_disk}
 
     def resume_point(self, row: TrialRow, then: Callable[[Future[tuple[Path, int] | None]], None]) -> None:
         """Find the checkpoint that a trial goes on from, with its step; None: it has none. See `trial_folder`.
@@ -422,7 +422,7 @@ class TrialFiles:
 
     def keep_within_quota(self, running: Collection[int], *, now: bool = False) -> None:
         """Drop what the quota costs, and tell of it; every so often, or `now`."""
-        limit, study = self._keeping.max_disk, self._study
+        limit, study = self._policy.max_disk, self._study
         is_due = not self._is_measuring and time.monotonic() - self._measured_at >= QUOTA_SECONDS
         if limit is None or not (now or is_due):
             return
@@ -461,8 +461,8 @@ class TrialFiles:
     def _folder(self, number: int) -> Path:
         return self._study.trial_folder(number)
 
-    def _elsewhere(self, number: int) -> TrialPlace | None:
-        return None if self._place is None else self._place.trial(self._study.row.name, number, self._folder(number))
+    def _elsewhere(self, number: int) -> TrialCheckpoints | None:
+        return None if self._remote is None else self._remote.trial(self._study.row.name, number, self._folder(number))
 
 
 def fork_copy(
@@ -480,7 +480,7 @@ def fork_copy(
     raise AssertionError
 
 
-def _resume_point(folder: Path, last_step: int | None, elsewhere: TrialPlace | None) -> tuple[Path, int] | None:
+def _resume_point(folder: Path, last_step: int | None, elsewhere: TrialCheckpoints | None) -> tuple[Path, int] | None:
     try:
         return study_folder.resume_point(folder, last_step, elsewhere)
     except PPOTunerError:

@@ -14,14 +14,14 @@ from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import report_line
 from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
 from tuner import retry, study_folder, trial_log
-from tuner.action_desk import OrderDesk
-from tuner.checkpoints import NOTHING_KEPT, Keeping, TrialFiles
+from tuner.checkpoints import LOCAL_ONLY, CheckpointPolicy, TrialFiles
 from tuner.engine.local import LocalEngine, threads_per_worker
 from tuner.engine.trial import whole_episodes
 from tuner.events import (
     ONLY_PAUSED,
     ORDERED,
     TIME_LIMIT,
+    Emit,
     Limits,
     OrderDecided,
     Preparing,
@@ -30,13 +30,13 @@ from tuner.events import (
     StudyStopped,
     StudyStopping,
     StudyWarned,
-    Tell,
     TrialEnded,
     TrialSetAside,
     TrialStarted,
     TrialStepped,
 )
-from tuner.held_study import OpenStudy, open_study, settle
+from tuner.held_study import OpenStudy, open_study, reconcile
+from tuner.order_desk import OrderDesk
 from tuner.protocol import (
     Answer,
     Ended,
@@ -51,7 +51,7 @@ from tuner.protocol import (
     Stepped,
     TrialSpec,
 )
-from tuner.retry import Patience, RoomWatch
+from tuner.retry import RoomWatch, StoreRetry
 from tuner.scheduler import TrialQueue
 from tuner.scoring import ended_by_a_person, judged, so_far
 from tuner.spec import StudySpec
@@ -90,15 +90,15 @@ class TrialLoop:
         engine: LocalEngine,
         stop: StopRequest,
         limits: Limits,
-        tell: Tell,
+        emit: Emit,
     ) -> None:
         self._study, self._files, self._engine = study, files, engine
-        self._stop, self._limits, self._tell = stop, limits, tell
+        self._stop, self._limits, self._emit = stop, limits, emit
         self._desk = OrderDesk(study, files, limits, lambda number: number in self._taken(), self._after)
         self._running: dict[int, _Running] = {}
         self._starting: set[int] = set()
         self._losses: dict[int, int] = {}
-        self._room = RoomWatch(lambda line: tell(StudyWarned(line)))
+        self._room = RoomWatch(lambda line: emit(StudyWarned(line)))
         self._retries: dict[int, int] = {}
         self._streak = retry.FailureStreak()
         self._verdict: str | None = None
@@ -160,7 +160,7 @@ class TrialLoop:
         if self._stopping is None:
             self._stopping = self._why_stop()
             if self._stopping is not None and self._running:
-                self._tell(StudyStopping(len(self._running), self._stopping))
+                self._emit(StudyStopping(len(self._running), self._stopping))
         return self._stopping is not None
 
     def _why_stop(self) -> str | None:
@@ -179,7 +179,7 @@ class TrialLoop:
                 if isinstance(message, Prepared):
                     return True
                 if isinstance(message, Progress):
-                    self._tell(Preparing(message.what, message.share))
+                    self._emit(Preparing(message.what, message.share))
                 else:
                     raise self._preparation_error(message)
             self._stay_alive()
@@ -211,15 +211,15 @@ class TrialLoop:
         if order.state is OrderState.DONE:
             self._act_on(order)
         if order.state is not OrderState.WAITING:
-            self._tell(OrderDecided(order))
+            self._emit(OrderDecided(order))
 
     def _act_on(self, order: Order) -> None:
         for row in self._desk.take_changed():
             self._queue.learn(row)
             if row.status.is_final:
-                self._tell_end(row)
+                self._emit_end(row)
         if order.kind == "set":
-            self._queue.begin_anew()
+            self._queue.restart()
             self._engine.resize(self._study.row.workers or 1)
         if order.kind == "stop" and order.trial is None and self._stop.why is None:
             self._stop.why = ORDERED
@@ -231,14 +231,14 @@ class TrialLoop:
         study = self._study
         for row in study.board.open(study.spec.trials):
             if row.wanted is not None:
-                self._settle(row)
+                self._reconcile(row)
             elif row.status is Status.RUNNING:
                 study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec.kl_budget))
                 study.refresh(row.number)
         left = study.board.left_out(study.spec.trials)
         if left:
             numbers = ", ".join(map(str, left))
-            self._tell(StudyWarned(f"trial {numbers} is left where it is: the total is {study.spec.trials} now"))
+            self._emit(StudyWarned(f"trial {numbers} is left where it is: the total is {study.spec.trials} now"))
 
     def _start_trials(self) -> bool:
         """Start as many trials as there are workers free; return whether to wait for anything."""
@@ -250,7 +250,7 @@ class TrialLoop:
             if row.wanted is None:
                 self._start(row)
             else:
-                self._settle(row)
+                self._reconcile(row)
         if self._running:
             self._is_idle = False
             return True
@@ -261,7 +261,7 @@ class TrialLoop:
             return False
         if not self._is_idle:
             self._is_idle = True
-            self._tell(StudyPaused(self._study.row.name))
+            self._emit(StudyPaused(self._study.row.name))
         return True
 
     def _note_paused_trials(self) -> None:
@@ -271,11 +271,11 @@ class TrialLoop:
             numbers = ", ".join(map(str, paused))
             self._stopping = f"{ONLY_PAUSED} (trial {numbers})"
 
-    def _tell_end(self, row: TrialRow) -> None:
+    def _emit_end(self, row: TrialRow) -> None:
         board = self._study.board
-        self._tell(TrialEnded(row, board.ended(), board.total(self._study.spec.trials)))
+        self._emit(TrialEnded(row, board.ended(), board.total(self._study.spec.trials)))
 
-    def _settle(self, row: TrialRow) -> None:
+    def _reconcile(self, row: TrialRow) -> None:
         """Do what orders want by now of a trial that has no worker: it ends, is paused, or waits for another one."""
         study = self._study
         standing = so_far(study.store, row, study.spec.kl_budget)
@@ -287,7 +287,7 @@ class TrialLoop:
         row = study.refresh(row.number)
         self._queue.learn(row)
         trial_log.note(study.trial_folder(row.number), f"left its worker; the trial is {row.status}")
-        self._tell(TrialSetAside(row))
+        self._emit(TrialSetAside(row))
 
     def _taken(self) -> Collection[int]:
         """Return the numbers of the trials that a worker runs or that are about to start."""
@@ -304,7 +304,7 @@ class TrialLoop:
         resume_from, step = found.result() or (None, None)
         study, row = self._study, self._study.refresh(number)
         if row.wanted is not None or study.row.paused_at is not None:
-            self._settle(row)
+            self._reconcile(row)
         elif not self._is_stopping():
             self._run_from(row, resume_from, step)
 
@@ -316,7 +316,7 @@ class TrialLoop:
                 f"trial {row.number} begins anew: none of its checkpoints is left, and {row.episodes} episodes are lost"
             )
             trial_log.note(study.trial_folder(row.number), text)
-            self._tell(StudyWarned(text))
+            self._emit(StudyWarned(text))
         row = study.store.begin_attempt(study.lease, row, step)
         study.board.put(row)
         self._running[row.number] = _Running(row, whole_episodes(PPOConfig.from_dict(row.config)))
@@ -337,7 +337,7 @@ class TrialLoop:
                 checkpoint_url=self._limits.checkpoint_url,
             )
         )
-        self._tell(TrialStarted(row, step))
+        self._emit(TrialStarted(row, step))
 
     # What workers say
 
@@ -384,7 +384,7 @@ class TrialLoop:
         if message.report.is_evaluation:
             trial_log.note(study.trial_folder(number), report_line(message.report, message.report.step))
         self._engine.answer(number, self._answer(running))
-        self._tell(TrialStepped(number, message.report, running.total_episodes))
+        self._emit(TrialStepped(number, message.report, running.total_episodes))
 
     def _answer(self, running: _Running) -> Answer:
         if running.reason is not None or running.wanted in ENDINGS:
@@ -414,7 +414,7 @@ class TrialLoop:
         del self._running[number]
         row = self._study.refresh(number)
         if row.wanted is not None or self._study.row.paused_at is not None:
-            self._settle(row)
+            self._reconcile(row)
 
     def _end(self, number: int) -> None:
         """Judge a trial that ran to its end or was ended by the guard; one that was told to end by an order is left."""
@@ -429,7 +429,7 @@ class TrialLoop:
         """Have a trial resume from its checkpoint in another worker; after too many attempts it fails, see `_fail`."""
         trial_log.note(self._study.trial_folder(number), what)
         if self._is_stopping():
-            self._tell(StudyWarned(f"trial {number}: {what}; the next run of the study resumes it"))
+            self._emit(StudyWarned(f"trial {number}: {what}; the next run of the study resumes it"))
             del self._running[number]
             return
         retries = self._retries[number] = self._retries.get(number, 0) + 1
@@ -437,7 +437,7 @@ class TrialLoop:
             self._fail(number, reason)
             return
         which = f"retry {retries} of {retry.RETRIES}"
-        self._tell(StudyWarned(f"trial {number}: {what}; resuming from its last checkpoint ({which})"))
+        self._emit(StudyWarned(f"trial {number}: {what}; resuming from its last checkpoint ({which})"))
         del self._running[number]
         self._study.refresh(number)
 
@@ -458,7 +458,7 @@ class TrialLoop:
         row = study.refresh(trial.number)
         self._queue.learn(row)
         self._verdict = self._verdict or self._streak.add(row)
-        self._tell_end(row)
+        self._emit_end(row)
 
 
 # Runs a study: takes its lease, goes on with what was interrupted, and lets go of it however the run ends.
@@ -474,9 +474,9 @@ def run_study(
     is_file: bool = True,
     trials: int | None = None,
     timeout: float | None = None,
-    keeping: Keeping = NOTHING_KEPT,
+    policy: CheckpointPolicy = LOCAL_ONLY,
     checkpoint_seconds: float | None = None,
-    on_event: Tell,
+    on_event: Emit,
 ) -> bool:
     """Run a study, or go on with it, and return whether it reached its total of trials.
 
@@ -495,7 +495,7 @@ def run_study(
             until the file's own value changes.
         trials: The study's total; None: the spec's, or what an order made of it.
         timeout: Seconds after which to stop.
-        keeping: Where checkpoints are kept besides, and their quota; what it leaves open is as in the last run.
+        policy: Where checkpoints are kept besides, and their quota; what it leaves open is as in the last run.
         checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
         on_event: Told all that happens, in this thread.
 
@@ -512,12 +512,12 @@ def run_study(
     if trials is not None:
         spec.with_trials(trials)  # a total that is not allowed is refused before anything is made
     with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
-        patience = Patience(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
+        patience = StoreRetry(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
         store.on_trouble, store.on_answer = patience.wait, patience.end
         if store.migration is not None:
             on_event(StudyWarned(store.migration.told))
         with open_study(store, spec, runs_folder / spec.name) as study:
-            kept = keeping.over(study.row)
+            kept = policy.over(study.row)
             crew = workers or len(gpus) or study.row.workers or 1
             limits = Limits(
                 threads=spec.threads or threads_per_worker(crew),
@@ -527,7 +527,7 @@ def run_study(
                 timeout=timeout,
             )
             files = TrialFiles(study, kept, lambda line: on_event(StudyWarned(line)))
-            notes = (*spec.notes, *settle(study, trials, is_file=is_file))
+            notes = (*spec.notes, *reconcile(study, trials, is_file=is_file))
             return _run_held(study, files, notes, (crew, gpus), stop, limits, on_event)
 
 
@@ -538,7 +538,7 @@ def _run_held(
     crew: tuple[int, Sequence[str]],
     stop: StopRequest,
     limits: Limits,
-    on_event: Tell,
+    on_event: Emit,
 ) -> bool:
     """Run a study that this process holds; return whether it is finished."""
     on_event(StudyStarted(study.spec, study.board.total(study.spec.trials), study.board.ended(), notes))
@@ -559,7 +559,7 @@ def _run(
     crew: tuple[int, Sequence[str]],
     stop: StopRequest,
     limits: Limits,
-    tell: Tell,
+    emit: Emit,
 ) -> str | None:
     """Run what is left of the study; return why it stopped short, if it did."""
     if study.is_finished and not study.store.orders(study.row, OrderState.WAITING):
@@ -568,7 +568,7 @@ def _run(
     study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
     with files.work, LocalEngine(workers, gpus=gpus, settings=study.spec.workers) as engine:
         stop.on_request = files.work.on_done = engine.wake
-        return TrialLoop(study, files, engine, stop, limits, tell).run()
+        return TrialLoop(study, files, engine, stop, limits, emit).run()
 
 
 def _require_positive(**values: float | None) -> None:

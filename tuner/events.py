@@ -128,7 +128,7 @@ Event = (
     | StudyStopping
     | StudyStopped
 )
-Tell = Callable[[Event], None]
+Emit = Callable[[Event], None]
 
 
 # How a run of a study is bounded.

@@ -8,8 +8,8 @@ from typing import Any
 
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner import study_folder
-from tuner.action_checks import changed_spec
-from tuner.scoring import Board, new_violations
+from tuner.order_checks import changed_spec
+from tuner.scoring import TrialList, new_violations
 from tuner.spec import StudySpec
 from tuner.store import Lease, Store, StudyRow, TrialRow
 
@@ -81,7 +81,7 @@ class OpenStudy:
     """As it is now; orders may change it."""
     folder: Path
     """Where its trials' folders are."""
-    board: Board
+    board: TrialList
     last_order: int
     """The highest id of an order that was placed before this run; 0: there was none."""
 
@@ -126,9 +126,9 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
         lease = store.acquire(spec.name)
         try:
             row = store.study(spec.name)
-            yield OpenStudy(store, lease, row, spec, folder, Board(store.trials(row)), last_order)
+            yield OpenStudy(store, lease, row, spec, folder, TrialList(store.trials(row)), last_order)
         except PPOTunerError:
-            if found is None and store.study(spec.name).folder is None:  # `settle` notes the folder
+            if found is None and store.study(spec.name).folder is None:  # `reconcile` notes the folder
                 store.delete_study(lease)
             raise
         finally:
@@ -136,7 +136,7 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
                 store.release(lease)
 
 
-def settle(study: OpenStudy, trials: int | None, *, is_file: bool) -> Iterator[str]:
+def reconcile(study: OpenStudy, trials: int | None, *, is_file: bool) -> Iterator[str]:
     """Make the given spec the study's, and the folder its own; yield what the user should know of it.
 
     Args:
@@ -158,7 +158,7 @@ def settle(study: OpenStudy, trials: int | None, *, is_file: bool) -> Iterator[s
         yield from changes.told
         if stored.kl_budget != study.spec.kl_budget:
             study.store.set_violations(study.lease, new_violations(study.board, study.spec.kl_budget))
-            study.board = Board(study.store.trials(study.row))
+            study.board = TrialList(study.store.trials(study.row))
     if study.row.archived_at is not None:
         yield "the study was archived, and is no longer"
     study_folder.claim(study.folder, study.row)

@@ -153,5 +153,5 @@ class Lost:
     """The exit code or signal, or how long it was silent, in words."""
 
 
-Order = PrepareTask | TrialSpec
+Job = PrepareTask | TrialSpec
 Message = Progress | Prepared | Entered | Stepped | NoRoom | Ended | Left | Failed | Lost

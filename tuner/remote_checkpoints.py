@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
-class Place:
+class RemoteCheckpoints:
     """Where studies' checkpoints are kept. Make it with `open`."""
 
     url: str
@@ -62,9 +62,9 @@ class Place:
                 "name, or its checkpoints another place"
             )
 
-    def trial(self, study: str, number: int, folder: Path) -> TrialPlace:
+    def trial(self, study: str, number: int, folder: Path) -> TrialCheckpoints:
         """Return where the checkpoints of a trial are kept, whose local folder is `folder`."""
-        return TrialPlace(self, posixpath.join(self.path, study, str(number)), folder)
+        return TrialCheckpoints(self, posixpath.join(self.path, study, str(number)), folder)
 
     def _attempt(self, what: str, work: Callable[[], _Result]) -> _Result:
         """Return `work()`, or raise StoreError with what could not be done: every file system has errors of its own."""
@@ -75,10 +75,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class TrialPlace:
+class TrialCheckpoints:
     """Where one trial's checkpoints are kept, beside its local folder."""
 
-    place: Place
+    place: RemoteCheckpoints
     path: str
     folder: Path
 
@@ -204,8 +204,8 @@ class TrialPlace:
             files.rm(target, recursive=True)
 
 
-def open(url: str) -> Place:
-    """Return the place at a URL. Nothing is written there yet; see `Place.claim`.
+def open(url: str) -> RemoteCheckpoints:
+    """Return the place at a URL. Nothing is written there yet; see `RemoteCheckpoints.claim`.
 
     Raises:
         ConfigError: fsspec knows no such URL, or a library that it needs for it is missing.
@@ -223,7 +223,7 @@ def open(url: str) -> Place:
         protocol, known = url.partition("://")[0], fsspec.available_protocols()
         hint = "" if protocol in known else nearest(protocol, known)
         raise ConfigError(f"checkpoints cannot be kept at {shown}: {_line(error)}{hint}") from error
-    return Place(shown, files, str(path))
+    return RemoteCheckpoints(shown, files, str(path))
 
 
 def _read(files: Any, path: str) -> bytes | None:

@@ -19,7 +19,7 @@ from tuner import forks
 from tuner.best import best_trial
 from tuner.guard import RULES
 from tuner.scoring import COUNTED
-from tuner.spec import SCALE_FREE, Origin, StudySpec
+from tuner.spec import SCALE_FREE, StudySpec, ValueSource
 from tuner.status import Status
 from tuner.store import Order, Store, StudyRow, TrialRow
 
@@ -150,7 +150,7 @@ def value_sources(trial: TrialRow, spec: StudySpec) -> dict[str, Source]:
     }
 
 
-_ORIGINS: Mapping[Origin, Source] = {"TRL default": "TRL", "task reference": "task", "study": "study"}
+_ORIGINS: Mapping[ValueSource, Source] = {"TRL default": "TRL", "task reference": "task", "study": "study"}
 
 
 def _unsearched_source(name: str, trial: TrialRow, spec: StudySpec, reference: Mapping[str, HyperValue]) -> Source:

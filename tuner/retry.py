@@ -17,13 +17,13 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 _SLICE = 0.5  # seconds between two looks at whether a stop was asked for
 
 
-class Patience:
+class StoreRetry:
     """Waits longer and longer between attempts, and tells once that the trouble began and once that it is over.
 
     Give it to a store as `store.on_trouble = patience.wait` and `store.on_answer = patience.end`.
 
     Args:
-        tell: Takes one line when trouble begins and one when it is over.
+        emit: Takes one line when trouble begins and one when it is over.
         is_stopping: Whether a stop was asked for: that ends a wait early, and nothing is tried again.
         limit: Seconds from the first failure after which to give up.
         clock: Seconds, from any beginning.
@@ -32,14 +32,14 @@ class Patience:
 
     def __init__(
         self,
-        tell: Callable[[str], None],
+        emit: Callable[[str], None],
         is_stopping: Callable[[], bool] = lambda: False,
         *,
         limit: float = LIMIT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._tell, self._is_stopping = tell, is_stopping
+        self._emit, self._is_stopping = emit, is_stopping
         self._limit, self._clock, self._wait = limit, clock, wait
         self._began: float | None = None
         self._next_wait = FIRST_WAIT
@@ -49,7 +49,7 @@ class Patience:
         if self._began is None:
             self._began, self._next_wait = self._clock(), FIRST_WAIT
             if not self._is_stopping():
-                self._tell(f"{failure}; trying again for up to {duration(self._limit)}")
+                self._emit(f"{failure}; trying again for up to {duration(self._limit)}")
         deadline = self._began + self._limit
         until = min(self._clock() + self._next_wait, deadline)
         if self._clock() >= deadline:
@@ -64,7 +64,7 @@ class Patience:
     def end(self) -> None:
         """Note that the store answers again, and tell of it."""
         if self._began is not None:
-            self._tell(f"the store answers again after {duration(self._clock() - self._began)}")
+            self._emit(f"the store answers again after {duration(self._clock() - self._began)}")
             self._began = None
 
 
@@ -80,7 +80,7 @@ class RoomWatch:
     """Over the trials that wait for room. Each tries again after a wait that doubles every time.
 
     Args:
-        tell: Takes one line when a trial begins to wait and one when it found room.
+        emit: Takes one line when a trial begins to wait and one when it found room.
         limit: Seconds after which to give up.
         first_wait: Seconds until a trial tries again for the first time.
         clock: Seconds, from any beginning.
@@ -88,13 +88,13 @@ class RoomWatch:
 
     def __init__(
         self,
-        tell: Callable[[str], None],
+        emit: Callable[[str], None],
         *,
         limit: float = LIMIT_SECONDS,
         first_wait: float = FIRST_WAIT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tell, self._limit, self._first_wait, self._clock = tell, limit, first_wait, clock
+        self._emit, self._limit, self._first_wait, self._clock = emit, limit, first_wait, clock
         self._began: dict[int, float] = {}
         self._waits: dict[int, float] = {}
         self._due: dict[int, float] = {}
@@ -104,7 +104,7 @@ class RoomWatch:
         now = self._clock()
         if number not in self._began:
             self._began[number], self._waits[number] = now, self._first_wait
-            self._tell(f"trial {number}: {why}; trying again for up to {duration(self._limit)}")
+            self._emit(f"trial {number}: {why}; trying again for up to {duration(self._limit)}")
         self._due[number] = now + self._waits[number]
         self._waits[number] = min(2 * self._waits[number], LONGEST_WAIT)
 
@@ -124,7 +124,7 @@ class RoomWatch:
     def found(self, number: int) -> None:
         """Note that a trial goes on, whether or not it waited before."""
         if number in self._began:
-            self._tell(f"trial {number}: there is room again after {duration(self._clock() - self._began[number])}")
+            self._emit(f"trial {number}: there is room again after {duration(self._clock() - self._began[number])}")
         self.forget(number)
 
     def forget(self, number: int) -> None:

@@ -30,7 +30,7 @@ class TrialQueue:
         """Have the sampler know how a trial stands."""
         self._projection.tell(row)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Have the sampler see all trials under the study's spec of now."""
         self._projection.respec(self._study.spec, self._study.board.rows)
 

@@ -175,7 +175,7 @@ COUNTED = (Origin.REFERENCE, Origin.SAMPLED, Origin.LISTED)
 """Trials that the study's total counts; what people add comes on top."""
 
 
-class Board:
+class TrialList:
     """A study's trials by number. Numbers have no gaps."""
 
     def __init__(self, rows: Sequence[TrialRow]) -> None:

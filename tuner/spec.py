@@ -25,7 +25,7 @@ SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", 
 
 SamplerName = Literal["tpe", "random"]
 SAMPLERS: tuple[SamplerName, ...] = ("tpe", "random")
-Origin = Literal["TRL default", "task reference", "study"]
+ValueSource = Literal["TRL default", "task reference", "study"]
 
 
 @dataclass(frozen=True)
@@ -211,10 +211,10 @@ class StudySpec:
                 params[name] = value
         return params
 
-    def origins(self) -> dict[str, Origin]:
+    def origins(self) -> dict[str, ValueSource]:
         """Return where trial 0's value of each fixed or searched hyperparameter comes from, by name."""
         reference = get_task(self.task).reference
-        origins: dict[str, Origin] = dict.fromkeys(self.fixed, "study")
+        origins: dict[str, ValueSource] = dict.fromkeys(self.fixed, "study")
         if has_kl_choice(self.search):
             origins[KL_CONTROL] = "TRL default"
         for name in self.search:

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from ppo_core import checkpoint
 from ppo_core.errors import StoreError, StudyError
-from tuner.remote_checkpoints import TrialPlace
+from tuner.remote_checkpoints import TrialCheckpoints
 from tuner.store import StudyRow
 
 # A study's and a trial's folder of checkpoints on disk: whose it is, and where a trial goes on.
@@ -75,7 +75,9 @@ def claim(folder: Path, study: StudyRow) -> None:
         raise StoreError(f"cannot write {folder / _OWNER}: {error.strerror or error}") from error
 
 
-def resume_point(folder: Path, last_step: int | None, elsewhere: TrialPlace | None = None) -> tuple[Path, int] | None:
+def resume_point(
+    folder: Path, last_step: int | None, elsewhere: TrialCheckpoints | None = None
+) -> tuple[Path, int] | None:
     """Return a trial's newest undamaged checkpoint that the store's steps reach, with its step; None: there is none.
 
     All that lies beyond it (the best so far, too) or was never finished is removed: the trial will write there again.
@@ -98,7 +100,7 @@ def resume_point(folder: Path, last_step: int | None, elsewhere: TrialPlace | No
     return None if found is None else (found, steps[found])
 
 
-def _brought(elsewhere: TrialPlace, folder: Path, last_step: int | None) -> dict[Path, int]:
+def _brought(elsewhere: TrialCheckpoints, folder: Path, last_step: int | None) -> dict[Path, int]:
     """Return the checkpoints, with their steps, that the folder has once it was given those that are elsewhere."""
     try:
         elsewhere.bring(last_step)

@@ -127,7 +127,7 @@ def choose_trials(snapshot: Snapshot, help_text: str) -> tuple[int, ...]:
 
 
 def highlighted(snapshot: Snapshot, chosen: tuple[int, ...], most: int = style.AT_A_GLANCE) -> tuple[int, ...]:
-    """Return the trials drawn in colour: those chosen, else all where they are few, else the telling ones and what
+    """Return the trials drawn in colour: those chosen, else all where they are few, else the default ones and what
     runs.
     """
     if chosen:
@@ -136,7 +136,7 @@ def highlighted(snapshot: Snapshot, chosen: tuple[int, ...], most: int = style.A
     if len(rows) <= style.AT_A_GLANCE:
         return tuple(row.number for row in rows)
     running = [row.number for row in rows if row.status is Status.RUNNING]
-    return tuple(dict.fromkeys([*snapshot.telling, *running]))[: style.AT_A_GLANCE]
+    return tuple(dict.fromkeys([*snapshot.default_trials, *running]))[: style.AT_A_GLANCE]
 
 
 def refresh_every(view: StudyView) -> int | None:

@@ -50,8 +50,8 @@ def _trials(store: Store, snapshot: Snapshot) -> None:
         MOST,
     )
     if not numbers:
-        numbers = tuple(snapshot.telling)[:MOST]
-        st.caption(f"Nothing is chosen, so these are the telling trials: {', '.join(map(str, numbers))}.")
+        numbers = tuple(snapshot.default_trials)[:MOST]
+        st.caption(f"Nothing is chosen, so these are the trials shown by default: {', '.join(map(str, numbers))}.")
     if len(numbers) < LEAST:
         st.info("Choose at least two trials above to compare them.")
         return

@@ -23,7 +23,7 @@ from dashboard.views.control_parts import (
     trial_line,
     why_it_waits,
 )
-from tuner.actions import KINDS, SETTINGS
+from tuner.orders import KINDS, SETTINGS
 from tuner.results import StudyView
 from tuner.store import Order, OrderState, Store, StudyRow
 

@@ -14,7 +14,7 @@ from dashboard.views import common
 from ppo_core.declare import Hyperparameter, HyperValue
 from ppo_core.errors import PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS
-from tuner import action_checks
+from tuner import order_checks
 from tuner.forks import CHANGEABLE
 from tuner.results import StudyView
 from tuner.store import OrderState, Store, StudyRow, TrialRow
@@ -120,7 +120,7 @@ def _order_dialog(store: Store, proposal: Proposal) -> None:
 
 def why_it_waits(study: StudyRow) -> str:
     """Return why an order is not decided yet."""
-    return action_checks.why_waiting(study.is_held, data.command(["run", study.name]))
+    return order_checks.why_waiting(study.is_held, data.command(["run", study.name]))
 
 
 def arguments_text(arguments: Mapping[str, Any]) -> str:

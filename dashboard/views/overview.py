@@ -329,13 +329,13 @@ def _searched_column(name: str, values: pd.Series) -> Any:
     return st.column_config.NumberColumn(label, help=doc, format="%.2e" if small else "%d" if whole else "%.3f")
 
 
-# The live wall: a card for each trial under way, with a verdict, what needs a look first.
+# Live: a card for each trial under way, with a verdict, what needs a look first.
 
 MOST_CARDS = 12
 
 
-def draw_wall(cards: Sequence[Card], limit: float) -> None:
-    """Draw the wall; nothing where no trial is under way."""
+def draw_live(cards: Sequence[Card], limit: float) -> None:
+    """Draw the live cards; nothing where no trial is under way."""
     if not cards:
         return
     st.subheader("Under way", anchor=False)
@@ -422,7 +422,7 @@ def _live(drawn: Snapshot, fresh: list[Snapshot], head: DeltaGenerator, chosen: 
             st.text(common.freshness(snapshot.view))
             if begun:
                 under_way = _live_cards(store, snapshot)
-                draw_wall(under_way, snapshot.view.spec.kl_limit)
+                draw_live(under_way, snapshot.view.spec.kl_limit)
                 st.subheader("What to do next", anchor=False)
                 next_steps(snapshot, under_way)
         if begun and not _is_large(drawn):

@@ -151,7 +151,7 @@ def _highlighted(snapshot: Snapshot, chosen: tuple[int, ...], at: Checkpoint | N
     if len(rows) <= style.AT_A_GLANCE:
         return tuple(row.number for row in rows)
     found = [] if at is None else [at.trial]
-    return tuple(dict.fromkeys([*found, *snapshot.telling]))[: style.AT_A_GLANCE]
+    return tuple(dict.fromkeys([*found, *snapshot.default_trials]))[: style.AT_A_GLANCE]
 
 
 def _figure(
@@ -235,11 +235,11 @@ def _front_table(points: pd.DataFrame) -> None:
 
 def _hacking(store: Store, snapshot: Snapshot, chosen: tuple[int, ...], budget: float) -> None:
     st.subheader("Does reward rise while something else worsens?", anchor=False, help=diagnosis.RULE)
-    numbers = chosen or tuple(snapshot.telling)
+    numbers = chosen or tuple(snapshot.default_trials)
     findings = diagnosis.check(data.curves(store, snapshot, diagnosis.NEEDED, numbers=numbers), budget)
     if not findings:
         st.info("The shown trials have reported nothing yet.")
     for line in diagnosis.hacking_text(findings):
         st.text(line)
-    whose = "the chosen trials" if chosen else "the telling trials; choose others at the top"
+    whose = "the chosen trials" if chosen else "the trials shown by default; choose others at the top"
     st.caption(f"For {whose}. {diagnosis.RULE} A reason to read samples, and no proof.")

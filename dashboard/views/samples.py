@@ -128,9 +128,9 @@ LONG = 700
 
 
 def section(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    """Draw the samples of the chosen trials, or of a few telling ones."""
+    """Draw the samples of the chosen trials, or of the default ones."""
     st.subheader("Samples on the same prompts", anchor=False)
-    numbers = (chosen or tuple(snapshot.telling))[:SIDE_BY_SIDE]
+    numbers = (chosen or tuple(snapshot.default_trials))[:SIDE_BY_SIDE]
     every = data.samples(store, snapshot, numbers)
     if every.empty:
         st.info("These trials have no samples yet: they come with a trial's first evaluation.")
@@ -315,7 +315,7 @@ def _study(store: Store, snapshot: Snapshot) -> None:
         "budget and the last one pruned for KL.",
         SIDE_BY_SIDE,
     )
-    numbers = (chosen or tuple(snapshot.telling))[:SIDE_BY_SIDE]
+    numbers = (chosen or tuple(snapshot.default_trials))[:SIDE_BY_SIDE]
     common.line(store, snapshot, numbers)
     section(store, snapshot, chosen)
     _hacking(store, snapshot, numbers)

@@ -123,7 +123,7 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert app.query_params["study"] == STUDY
 
 
-def test_the_wall_shows_what_is_under_way(built: Path, page: Page) -> None:
+def test_live_trials_are_shown(built: Path, page: Page) -> None:
     app = run(page(built))
     [card] = [text for text in texts(app) if text.startswith("KL 4.2 of 15 nats per response")]
     assert "step 17, last report" in card

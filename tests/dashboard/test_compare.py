@@ -62,9 +62,9 @@ def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeyp
     assert shown.codes(app) == [f"ppo-tuner train --from {STUDY} {number} {where}" for number in (7, 0)]
 
 
-def test_nothing_chosen_compares_the_telling_ones_and_says_so(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_chosen_compares_the_default_ones_and_says_so(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("compare", built, monkeypatch)
-    assert app.caption[0].value == "Nothing is chosen, so these are the telling trials: 0, 7, 6."
+    assert app.caption[0].value == "Nothing is chosen, so these are the trials shown by default: 0, 7, 6."
     assert len(app.get("plotly_chart")) == 3
     assert "What they do differently" in shown.subheaders(app)
 

@@ -1,4 +1,4 @@
-"""What moved first, whether PPO is healthy, and the live wall's verdicts, against literal numbers."""
+"""What moved first, whether PPO is healthy, and the verdicts on live trials, against literal numbers."""
 
 import math
 from dataclasses import replace
@@ -173,7 +173,7 @@ def test_the_same_advice_for_several_trials_is_said_once() -> None:
     assert curves.health_rows({2: high})[CLIP].tolist() == ["▲ 0.5"]
 
 
-# The live wall
+# Live trials
 
 ROW = TrialRow(
     id=1, study_id=1, number=4, origin=Origin.SAMPLED, status=Status.RUNNING, reason=None,

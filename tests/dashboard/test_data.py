@@ -66,7 +66,7 @@ def test_a_snapshot_counts_and_names_what_to_look_at_first(snapshot: data.Snapsh
     assert snapshot.kl_pruned == [2, 6]
     best = snapshot.view.best()
     assert best is not None and best.number == 7
-    assert snapshot.telling == [0, 7, 6]
+    assert snapshot.default_trials == [0, 7, 6]
 
 
 def test_trials_beyond_a_lowered_total_count(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_controller_that_lives_and_is_silent_is_stalled(tmp_path: Path) -> Non
 def test_a_study_without_trials_has_empty_frames(tmp_path: Path) -> None:
     store = fake_store.build(tmp_path / "store.db", courses=())
     empty = data.snapshot(store, STUDY)
-    assert (empty.total, empty.ended, empty.telling) == (14, 0, [])
+    assert (empty.total, empty.ended, empty.default_trials) == (14, 0, [])
     frame = data.curves(store, empty)
     assert frame.empty and list(frame.columns) == ["trial", "step", "episode", "at", *data.CURVES]
     assert data.baseline(frame) is None

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppo_core.optim import Kind, lr_factor
+from ppo_core.optim import Schedule, lr_factor
 from ppo_core.randomness import Purpose, mini_batch_order, prompt_rows, uniforms
 
 
@@ -15,7 +15,7 @@ from ppo_core.randomness import Purpose, mini_batch_order, prompt_rows, uniforms
         ("constant_with_warmup", [1, 1, 1, 1]),
     ],
 )
-def test_schedules(kind: Kind, expected: list[float]) -> None:
+def test_schedules(kind: Schedule, expected: list[float]) -> None:
     assert [lr_factor(kind, i, 4, 0.0) for i in range(4)] == pytest.approx(expected, abs=1e-6)
 
 
@@ -33,7 +33,7 @@ def test_warm_up_rises_linearly_and_wastes_nothing() -> None:
         ("constant_with_warmup", [1 / 3, 2 / 3, 1, 1, 1]),
     ],
 )
-def test_the_floor_holds_after_the_warm_up(kind: Kind, expected: list[float]) -> None:
+def test_the_floor_holds_after_the_warm_up(kind: Schedule, expected: list[float]) -> None:
     assert [lr_factor(kind, i, 5, 0.4, min_lr_rate=0.1) for i in range(5)] == pytest.approx(expected)
 
 

@@ -20,7 +20,7 @@ from tuner import remote_checkpoints
 from tuner.engine.trial import run_trial
 from tuner.guard import GuardSettings
 from tuner.protocol import Answer, Ended, Stepped, TrialSpec
-from tuner.remote_checkpoints import Place, TrialPlace
+from tuner.remote_checkpoints import RemoteCheckpoints, TrialCheckpoints
 from tuner.store import StudyRow
 from tuner.study_folder import resume_point
 
@@ -31,12 +31,12 @@ STUDY = StudyRow(1, "quick", {}, 1.5, None, None, None, None, None)
 
 
 @pytest.fixture
-def place() -> Place:
+def place() -> RemoteCheckpoints:
     """A place in memory that nobody else has."""
     return remote_checkpoints.open(f"memory://{uuid.uuid4().hex}/below")
 
 
-def trial(place: Place, folder: Path) -> TrialPlace:
+def trial(place: RemoteCheckpoints, folder: Path) -> TrialCheckpoints:
     return place.trial("quick", 3, folder)
 
 
@@ -47,7 +47,7 @@ def save(folder: Path, *steps: int, text: str = "a") -> None:
         checkpoint.write(checkpoint.step_folder(folder, step), files, state={"step": step}, extra=extra)
 
 
-def held(place: Place) -> dict[str, list[str]]:
+def held(place: RemoteCheckpoints) -> dict[str, list[str]]:
     """Return the names of a trial's files in the place by checkpoint."""
     found: dict[str, list[str]] = {}
     for path in place.files.find(f"{place.path}/quick/3"):
@@ -59,7 +59,7 @@ def held(place: Place) -> dict[str, list[str]]:
 WHOLE = ["a.txt", "b.txt", "manifest.json"]
 
 
-def test_the_place_holds_what_the_folder_holds(place: Place, tmp_path: Path) -> None:
+def test_the_place_holds_what_the_folder_holds(place: RemoteCheckpoints, tmp_path: Path) -> None:
     save(tmp_path, 2, 4)
     trial(place, tmp_path).keep()
     assert held(place) == {"step-000002": WHOLE, "step-000004": WHOLE}
@@ -69,7 +69,7 @@ def test_the_place_holds_what_the_folder_holds(place: Place, tmp_path: Path) -> 
     assert held(place) == {"step-000002": WHOLE, "step-000006": WHOLE}
 
 
-def test_a_folder_that_was_lost_is_made_whole_again(place: Place, tmp_path: Path) -> None:
+def test_a_folder_that_was_lost_is_made_whole_again(place: RemoteCheckpoints, tmp_path: Path) -> None:
     save(tmp_path / "a", 2, 4, 6)
     trial(place, tmp_path / "a").keep()
     point = resume_point(tmp_path / "b", 7, trial(place, tmp_path / "b"))
@@ -79,7 +79,7 @@ def test_a_folder_that_was_lost_is_made_whole_again(place: Place, tmp_path: Path
     assert checkpoint.best(tmp_path / "b", 10.0) == tmp_path / "b" / "step-000002"  # not the newest alone
 
 
-def test_what_is_here_is_not_brought_again(place: Place, tmp_path: Path) -> None:
+def test_what_is_here_is_not_brought_again(place: RemoteCheckpoints, tmp_path: Path) -> None:
     save(tmp_path, 2, 4)
     trial(place, tmp_path).keep()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -87,7 +87,7 @@ def test_what_is_here_is_not_brought_again(place: Place, tmp_path: Path) -> None
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_what_lies_beyond_the_store_goes_there_too(place: Place, tmp_path: Path) -> None:
+def test_what_lies_beyond_the_store_goes_there_too(place: RemoteCheckpoints, tmp_path: Path) -> None:
     save(tmp_path, 2, 4, 6)
     trial(place, tmp_path).keep()
     assert resume_point(tmp_path, 5, trial(place, tmp_path)) == (tmp_path / "step-000004", 4)
@@ -96,7 +96,7 @@ def test_what_lies_beyond_the_store_goes_there_too(place: Place, tmp_path: Path)
     assert held(place) == {}
 
 
-def test_a_checkpoint_that_is_made_again_replaces_the_one_there(place: Place, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_made_again_replaces_the_one_there(place: RemoteCheckpoints, tmp_path: Path) -> None:
     save(tmp_path / "a", 2)
     trial(place, tmp_path / "a").keep()
     save(tmp_path / "b", 2, text="b")
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_is_made_again_replaces_the_one_there(place: Place, tm
 @pytest.mark.parametrize("name", ["b.txt", "manifest.json"])
 @pytest.mark.parametrize("content", [b"damaged", None])
 def test_one_that_is_damaged_or_unfinished_there_is_passed_over(
-    place: Place, tmp_path: Path, name: str, content: bytes | None
+    place: RemoteCheckpoints, tmp_path: Path, name: str, content: bytes | None
 ) -> None:
     save(tmp_path / "a", 2, 4)
     trial(place, tmp_path / "a").keep()
@@ -154,14 +154,14 @@ class Failing(MemoryFileSystem):
         return super().ls(path, detail, **settings)
 
 
-def failing(place: Place, at: str | None) -> Place:
+def failing(place: RemoteCheckpoints, at: str | None) -> RemoteCheckpoints:
     files = Failing()
     files.fails_at = at
     return replace(place, files=files)
 
 
 def test_an_upload_that_fails_is_logged_and_done_at_the_next_save(
-    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: RemoteCheckpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(tmp_path / "3", 2)
     trial(place, tmp_path / "3").keep()
@@ -177,7 +177,7 @@ def test_an_upload_that_fails_is_logged_and_done_at_the_next_save(
     assert held(place) == {"step-000004": WHOLE, "step-000006": WHOLE}
 
 
-def test_a_place_that_cannot_be_read_lets_no_trial_begin_anew(place: Place, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_read_lets_no_trial_begin_anew(place: RemoteCheckpoints, tmp_path: Path) -> None:
     away = failing(place, "reading")
     save(tmp_path / "a", 2)
     trial(place, tmp_path / "a").keep()
@@ -188,7 +188,7 @@ def test_a_place_that_cannot_be_read_lets_no_trial_begin_anew(place: Place, tmp_
 
 
 def test_a_trial_whose_checkpoint_finds_no_room_here_does_not_start_over(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: RemoteCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "a", 2)
     trial(place, tmp_path / "a").keep()
@@ -202,7 +202,7 @@ def test_a_trial_whose_checkpoint_finds_no_room_here_does_not_start_over(
     assert resume_point(tmp_path / "b", 4, trial(place, tmp_path / "b")) == (tmp_path / "b" / "step-000002", 2)
 
 
-def test_a_study_of_another_store_is_not_mixed_in(place: Place) -> None:
+def test_a_study_of_another_store_is_not_mixed_in(place: RemoteCheckpoints) -> None:
     place.claim(STUDY)
     place.claim(STUDY)
     place.claim(replace(STUDY, name="another", created_at=2.5))

@@ -17,9 +17,9 @@ from ppo_core.metrics import METRICS
 from tests.tuner import made_study, quick_study, stores
 from tests.tuner.exported import CONFIG, HOSTILE, SPEC, clear, enrich, everything
 from tests.tuner.invoke import REPOSITORY, Invoke, one_error
-from tuner.actions import KINDS
 from tuner.controller import run_study
 from tuner.events import Event, TrialStarted, TrialStepped
+from tuner.orders import KINDS
 from tuner.status import Origin, Status, Wanted
 from tuner.store import OrderState, Store, schema
 from tuner.store.bulk import copy_study

@@ -13,7 +13,7 @@ from tests.tuner.quick_study import NAME, curves, quick_spec, rows, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_orders import place
 from tests.waiting import SECONDS, until
-from tuner.checkpoints import FileWork, Keeping
+from tuner.checkpoints import CheckpointPolicy, FileWork
 from tuner.controller import run_study
 from tuner.events import Event, OrderDecided, TrialEnded, TrialStepped
 from tuner.status import Status
@@ -134,7 +134,7 @@ def test_steps_orders_and_the_lease_do_not_wait_for_files(
         storage=storage(tmp_path),
         runs_folder=tmp_path / "runs",
         workers=1,
-        keeping=Keeping(max_disk=10**9),
+        policy=CheckpointPolicy(max_disk=10**9),
         on_event=listen,
     )
     assert finished and blocked.was_passed

@@ -18,7 +18,7 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.test_engine import at_gate, engine, heard, own_spec, run_out, to_gate
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
-from tuner.engine.local import LocalEngine, Watch
+from tuner.engine.local import HangTimeout, LocalEngine
 from tuner.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped
 from tuner.worker_settings import WorkerSettings
 
@@ -44,7 +44,7 @@ def stepped(step_seconds: float, seconds: float = 10**6) -> Stepped:
 
 
 def test_a_watch_allows_what_the_longest_step_so_far_suggests(tmp_path: Path) -> None:
-    watch = Watch(SETTINGS, trial_spec(tmp_path), now=100.0)
+    watch = HangTimeout(SETTINGS, trial_spec(tmp_path), now=100.0)
     assert watch.deadline == 150.0 and watch.verdict(149.9) is None
     assert (
         watch.verdict(151.4)
@@ -64,7 +64,7 @@ def test_a_watch_allows_what_the_longest_step_so_far_suggests(tmp_path: Path) ->
 
 
 def test_what_the_controller_takes_counts_neither_as_silence_nor_as_work(tmp_path: Path) -> None:
-    watch = Watch(SETTINGS, trial_spec(tmp_path), now=0.0)
+    watch = HangTimeout(SETTINGS, trial_spec(tmp_path), now=0.0)
     watch.heard(stepped(4.0, seconds=4004.0), now=1000.0)  # made long before it was read
     watch.answered(5000.0)
     assert watch.deadline == 5016.0
@@ -73,7 +73,7 @@ def test_what_the_controller_takes_counts_neither_as_silence_nor_as_work(tmp_pat
 
 
 def test_saving_and_uploading_have_limits_of_their_own_which_start_again_with_every_word(tmp_path: Path) -> None:
-    watch = Watch(SETTINGS, trial_spec(tmp_path), now=0.0)
+    watch = HangTimeout(SETTINGS, trial_spec(tmp_path), now=0.0)
     watch.heard(stepped(1.0), now=10.0)
     watch.answered(20.0)
     for phase, at, limit in (
@@ -89,7 +89,7 @@ def test_saving_and_uploading_have_limits_of_their_own_which_start_again_with_ev
 
 
 def test_a_worker_without_room_owes_nothing_until_it_is_answered(tmp_path: Path) -> None:
-    watch = Watch(SETTINGS, trial_spec(tmp_path), now=0.0)
+    watch = HangTimeout(SETTINGS, trial_spec(tmp_path), now=0.0)
     watch.heard(stepped(4.0), now=10.0)
     watch.answered(10.0)
     watch.heard(NoRoom("full"), now=11.0)
@@ -99,7 +99,7 @@ def test_a_worker_without_room_owes_nothing_until_it_is_answered(tmp_path: Path)
 
 
 def test_a_preparation_is_bounded_from_word_to_word(tmp_path: Path) -> None:
-    watch = Watch(SETTINGS, PrepareTask("reviews", tmp_path), now=0.0)
+    watch = HangTimeout(SETTINGS, PrepareTask("reviews", tmp_path), now=0.0)
     watch.heard(Progress("training", 0.5), now=400.0)
     assert watch.deadline == 900.0
 

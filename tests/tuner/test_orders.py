@@ -14,7 +14,6 @@ from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, 
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_survival import go_on
 from tests.tuner.trial_rows import trial_row
-from tuner.action_checks import check_trial_order, enqueued_params
 from tuner.controller import run_study
 from tuner.events import (
     Event,
@@ -26,6 +25,7 @@ from tuner.events import (
     TrialStarted,
     TrialStepped,
 )
+from tuner.order_checks import check_trial_order, enqueued_params
 from tuner.scoring import to_optuna
 from tuner.status import Origin, Status
 from tuner.store import Order, OrderState, Store
@@ -40,7 +40,7 @@ def place(store: Store, kind: str, trial: int | None = None, **arguments: Any) -
 
 
 def placed(folder: Path, kind: str, trial: int | None = None, **arguments: Any) -> Order:
-    """Place an order while nothing runs the study."""
+    """RemoteCheckpoints an order while nothing runs the study."""
     store = Store.open(storage(folder))
     try:
         return place(store, kind, trial, **arguments)

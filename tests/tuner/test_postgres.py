@@ -16,7 +16,7 @@ from ppo_core.errors import StoreError, StudyError
 from ppo_core.report import StepReport
 from tests.tuner import stores
 from tests.waiting import SECONDS, until
-from tuner.retry import Patience
+from tuner.retry import StoreRetry
 from tuner.status import Origin
 from tuner.store import LEASE_SECONDS, Lease, NewTrial, Store
 
@@ -64,7 +64,7 @@ def steps(store: Store) -> list[int]:
 @pytest.mark.usefixtures("server")
 def test_a_server_that_is_stopped_and_started_costs_no_step(store: Store) -> None:
     lease, told, enough, failures = with_a_trial(store), list[str](), threading.Event(), list[Exception]()
-    patience = Patience(told.append)
+    patience = StoreRetry(told.append)
     store.on_trouble, store.on_answer = patience.wait, patience.end
     written = 0
 

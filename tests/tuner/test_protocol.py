@@ -14,10 +14,10 @@ from tuner.protocol import (
     Ended,
     Entered,
     Failed,
+    Job,
     Left,
     Lost,
     Message,
-    Order,
     Phase,
     Prepared,
     PrepareTask,
@@ -30,7 +30,7 @@ from tuner.status import Reason
 REPORT = StepReport(
     3, 48, {"eval/reward": 1.5, "objective/kl_exact": float("inf")}, (Sample(0, "a", "b", 1.0, 2.0, 3),)
 )
-MESSAGES: list[Message | Order | Answer] = [
+MESSAGES: list[Message | Job | Answer] = [
     PrepareTask("reviews", Path("x")),
     TrialSpec("s", 1, {"seed": 3}, "reviews", "a:b", "cpu", 2, Path("x"), quick_spec().guard, 4.5, Path("y")),
     *Answer,

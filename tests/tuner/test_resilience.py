@@ -26,7 +26,7 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tuner.cli.run import StudyProgress
 from tuner.controller import run_study
 from tuner.events import Event, StudyWarned, TrialStarted
-from tuner.retry import Patience, RoomWatch
+from tuner.retry import RoomWatch, StoreRetry
 from tuner.status import Origin, Reason, Status, Wanted
 from tuner.store import Lease, NewTrial, Outcome, Store, schema
 
@@ -234,7 +234,7 @@ class Clock:
 
 def test_the_wait_doubles_up_to_half_a_minute_and_ends_at_the_limit() -> None:
     clock, told = Clock(), list[str]()
-    patience = Patience(told.append, limit=150, clock=lambda: clock.now, wait=clock.wait)
+    patience = StoreRetry(told.append, limit=150, clock=lambda: clock.now, wait=clock.wait)
     waited = []
     while True:
         before = clock.now
@@ -248,7 +248,7 @@ def test_the_wait_doubles_up_to_half_a_minute_and_ends_at_the_limit() -> None:
 
 def test_trouble_is_told_once_when_it_begins_and_once_when_it_is_over() -> None:
     clock, told = Clock(), list[str]()
-    patience = Patience(told.append, clock=lambda: clock.now, wait=clock.wait)
+    patience = StoreRetry(told.append, clock=lambda: clock.now, wait=clock.wait)
     for times in (6, 1):
         for _ in range(times):
             assert patience.wait(LOCKED)
@@ -269,7 +269,7 @@ def test_a_stop_ends_the_wait_early() -> None:
         asked.append(clock.now)
         return clock.now >= 110
 
-    patience = Patience(lambda _: None, is_stopping, clock=lambda: clock.now, wait=clock.wait)
+    patience = StoreRetry(lambda _: None, is_stopping, clock=lambda: clock.now, wait=clock.wait)
     while patience.wait(LOCKED):
         pass
     assert clock.now == 110 and max(clock.waits) <= 0.5

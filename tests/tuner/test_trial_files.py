@@ -10,7 +10,7 @@ import pytest
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError
 from tests.tuner.quick_study import curves, quick_spec, run, storage
-from tuner.checkpoints import Keeping, used
+from tuner.checkpoints import CheckpointPolicy, used
 from tuner.controller import run_study
 from tuner.events import Event, StudyWarned, TrialStarted, TrialStepped
 from tuner.store import Store
@@ -26,7 +26,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lost_checkpoints_are_brought_back_from_where_they_are_kept_besides(
     tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeping = Keeping(f"file://{tmp_path}/elsewhere")
+    keeping = CheckpointPolicy(f"file://{tmp_path}/elsewhere")
     placed = Store.open(storage(tmp_path), create=True)
 
     def stop_in_trial_1(event: Event) -> None:
@@ -35,12 +35,12 @@ def test_lost_checkpoints_are_brought_back_from_where_they_are_kept_besides(
 
     monkeypatch.setattr("tuner.controller.LOOK_SECONDS", -1.0)
     where: dict[str, Any] = {"storage": storage(tmp_path), "runs_folder": tmp_path / "runs"}
-    assert not run_study(quick_spec(), **where, workers=1, keeping=keeping, on_event=stop_in_trial_1)
+    assert not run_study(quick_spec(), **where, workers=1, policy=keeping, on_event=stop_in_trial_1)
     placed.close()
     assert checkpoint.complete(tmp_path / "runs" / "quick" / "1")
     shutil.rmtree(tmp_path / "runs" / "quick" / "1")
 
-    finished, events = run(tmp_path, quick_spec(), workers=1, keeping=keeping)
+    finished, events = run(tmp_path, quick_spec(), workers=1, policy=keeping)
     started = [(event.row.number, event.resumed_step) for event in events if isinstance(event, TrialStarted)]
     assert finished and started[0][0] == 1 and started[0][1] is not None and started[0][1] >= 7
     assert curves(tmp_path) == curves(unbroken)
@@ -51,17 +51,17 @@ def test_lost_checkpoints_are_brought_back_from_where_they_are_kept_besides(
 
 
 def test_a_place_that_holds_another_study_of_that_name_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    keeping = Keeping(f"file://{tmp_path}/elsewhere")
+    keeping = CheckpointPolicy(f"file://{tmp_path}/elsewhere")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    run(tmp_path / "one", quick_spec(trials=1), keeping=keeping)
+    run(tmp_path / "one", quick_spec(trials=1), policy=keeping)
     with pytest.raises(StudyError, match="holds checkpoints of a study"):
-        run(tmp_path / "two", quick_spec(trials=1), keeping=keeping)
+        run(tmp_path / "two", quick_spec(trials=1), policy=keeping)
     store = Store.open(storage(tmp_path / "two"))
     assert store.studies() == []
     store.close()
     with pytest.raises(ConfigError, match="s9"):
-        run(tmp_path / "two", quick_spec(trials=1), keeping=Keeping("s9://bucket"))
+        run(tmp_path / "two", quick_spec(trials=1), policy=CheckpointPolicy("s9://bucket"))
 
 
 def test_a_quota_is_kept_and_what_it_costs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_a_quota_is_kept_and_what_it_costs_is_told(tmp_path: Path, monkeypatch: 
     room = used(tmp_path / "runs" / "quick")
     free = tmp_path / "bounded"
     free.mkdir()
-    finished, events = run(free, quick_spec(), keeping=Keeping(max_disk=room // 2))
+    finished, events = run(free, quick_spec(), policy=CheckpointPolicy(max_disk=room // 2))
     assert whole and finished
     assert used(free / "runs" / "quick") <= room // 2
     told = [event.message for event in events if isinstance(event, StudyWarned)]

@@ -19,7 +19,6 @@ from ppo_core.run.command_line import (
     positive_int,
     refuse_unknown,
 )
-from tuner.actions import KINDS, SETTINGS
 from tuner.best import RULE
 from tuner.cli.arguments import (
     PROG,
@@ -34,6 +33,7 @@ from tuner.cli.arguments import (
     trial_number,
 )
 from tuner.export import FORMATS
+from tuner.orders import KINDS, SETTINGS
 from tuner.worker_settings import SETTINGS as SETTINGS_OF_WORKERS
 
 

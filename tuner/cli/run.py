@@ -18,7 +18,7 @@ from ppo_core.errors import NO_ROOM, ConfigError, nearest
 from ppo_core.report import StepReport
 from ppo_core.run.command_line import EXIT_INTERRUPTED
 from tuner import remote_checkpoints, render, results, study_file
-from tuner.checkpoints import Keeping
+from tuner.checkpoints import CheckpointPolicy
 from tuner.cli import report, storage
 from tuner.cli.arguments import to_copy
 from tuner.controller import run_study
@@ -291,7 +291,7 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_fi
             runs_folder=storage.RUNS_FOLDER,
             workers=args.workers,
             gpus=args.gpus or (),
-            keeping=Keeping(args.checkpoints, args.max_disk),
+            policy=CheckpointPolicy(args.checkpoints, args.max_disk),
             is_file=is_file,
             trials=args.trials,
             timeout=args.timeout,

@@ -7,10 +7,11 @@ from typing import Any
 
 from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError
-from tuner import action_checks, actions, render
+from tuner import order_checks, render
 from tuner.cli import storage
 from tuner.cli.arguments import to_copy
 from tuner.cli.read import opened
+from tuner.orders import SETTINGS
 from tuner.results import StudyView, order_data, read_study
 from tuner.store import Order, OrderState, Store
 
@@ -25,7 +26,7 @@ def place(args: argparse.Namespace) -> int:
         view = read_study(store, args.study)
         arguments = _arguments(args)
         trial = getattr(args, "trial", None)
-        action_checks.check(store, view, args.command, trial, arguments)
+        order_checks.check(store, view, args.command, trial, arguments)
         order = store.place_order(view.row, args.command, trial, arguments)
         return _tell(store, view, _decided(store, view, order), args)
 
@@ -59,7 +60,7 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
 
 def _arguments(args: argparse.Namespace) -> dict[str, Any]:
     if args.command == "set":
-        given = {name: getattr(args, name) for name in actions.SETTINGS}
+        given = {name: getattr(args, name) for name in SETTINGS}
         return {"changes": {name: value for name, value in given.items() if value is not None}}
     if args.command in ("enqueue", "fork"):
         arguments: dict[str, Any] = {"values": assignments(args.set or ())}
@@ -94,5 +95,5 @@ def _tell(store: Store, view: StudyView, order: Order, args: argparse.Namespace)
         return 0
     is_held = store.study(view.row.name).is_held
     go_on = to_copy(["run", view.row.name, *storage.flags(storage.location(args.storage))])
-    print(f"Order {order.id} waits: {action_checks.why_waiting(is_held, go_on)}")
+    print(f"Order {order.id} waits: {order_checks.why_waiting(is_held, go_on)}")
     return 0

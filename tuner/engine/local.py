@@ -20,11 +20,11 @@ from tuner.protocol import (
     Ended,
     Entered,
     Failed,
+    Job,
     Left,
     Lost,
     Message,
     NoRoom,
-    Order,
     Phase,
     Prepared,
     PrepareTask,
@@ -36,14 +36,14 @@ from tuner.worker_settings import WorkerSettings
 # The watch over a worker at its job: how long it may be silent in what it does. Times are on one monotonic clock.
 
 
-class Watch:
+class HangTimeout:
     """Over one worker at one job: whether it owes a word, since when, and how long it may take."""
 
-    def __init__(self, settings: WorkerSettings, order: Order, now: float) -> None:
+    def __init__(self, settings: WorkerSettings, job: Job, now: float) -> None:
         self._settings = settings
         self._what, self._limit = "preparing the task", "prepare_seconds"
         self._allowed = settings.prepare_seconds
-        if not isinstance(order, PrepareTask):
+        if not isinstance(job, PrepareTask):
             self._what, self._limit = "its first step", "first_step_seconds"
             self._allowed = settings.first_step_seconds
         self._since: float | None = now
@@ -105,7 +105,7 @@ _LATE_SECONDS = 1.0
 
 _DEFAULTS = WorkerSettings()
 
-Job = int | None
+JobId = int | None
 """What a worker is busy with: a trial's number, or None for the task's preparation."""
 
 
@@ -124,7 +124,7 @@ class _Busy:
     """A worker at its job."""
 
     worker: WorkerProcess
-    watch: Watch
+    watch: HangTimeout
 
 
 class LocalEngine:
@@ -151,7 +151,7 @@ class LocalEngine:
         """
         self._gpus, self._settings, self._clock = tuple(gpus), settings, clock
         self._idle: list[WorkerProcess] = []
-        self._busy: dict[Job, _Busy] = {}
+        self._busy: dict[JobId, _Busy] = {}
         self._waker, self._wake = multiprocessing.Pipe(duplex=False)
         self.resize(workers)
 
@@ -194,7 +194,7 @@ class LocalEngine:
         busy.worker.give(answer)  # where it died, `events` tells
         busy.watch.answered(self._clock())
 
-    def events(self, timeout: float) -> Iterator[tuple[Job, Message]]:
+    def events(self, timeout: float) -> Iterator[tuple[JobId, Message]]:
         """Wait up to `timeout` seconds for messages and yield those there are, each with its job.
 
         A worker that has owed one for too long is killed, and `Lost`.
@@ -225,9 +225,9 @@ class LocalEngine:
             worker.end()
         self._idle, self._busy = [], {}
 
-    def _wait(self, timeout: float) -> list[Job]:
+    def _wait(self, timeout: float) -> list[JobId]:
         """Return the jobs whose workers have something to say or are dead, after a wait until then or a deadline."""
-        watched: dict[Any, Job] = {}
+        watched: dict[Any, JobId] = {}
         for job, busy in self._busy.items():
             watched |= {busy.worker.pipe: job, busy.worker.end_signal: job}
         before = self._clock()
@@ -242,19 +242,19 @@ class LocalEngine:
             self._waker.recv_bytes()
         return list(dict.fromkeys(watched[item] for item in ready if item in watched))
 
-    def _give(self, job: Job, order: Order) -> None:
+    def _give(self, job_id: JobId, job: Job) -> None:
         while self._idle:
             kept = self._idle.pop()
-            if kept.give(order):
-                self._busy[job] = self._at(kept, order)
+            if kept.give(job):
+                self._busy[job_id] = self._at(kept, job)
                 return
             kept.end()  # it died while it waited; the next one may live, and a new one does
         fresh = WorkerProcess(threads_per_worker(self._limit), self._free_gpu())
-        fresh.give(order)  # where it died at once, `events` tells
-        self._busy[job] = self._at(fresh, order)
+        fresh.give(job)  # where it died at once, `events` tells
+        self._busy[job_id] = self._at(fresh, job)
 
-    def _at(self, worker: WorkerProcess, order: Order) -> _Busy:
-        return _Busy(worker, Watch(self._settings, order, self._clock()))
+    def _at(self, worker: WorkerProcess, job: Job) -> _Busy:
+        return _Busy(worker, HangTimeout(self._settings, job, self._clock()))
 
     def _free_gpu(self) -> str | None:
         if not self._gpus:
@@ -262,7 +262,7 @@ class LocalEngine:
         taken = {worker.gpu for worker in (*self._idle, *(busy.worker for busy in self._busy.values()))}
         return next(gpu for gpu in self._gpus if gpu not in taken)
 
-    def _receive(self, job: Job) -> Message:
+    def _receive(self, job: JobId) -> Message:
         """Return the next that the job's worker said, taking it from the busy ones where that ended its job."""
         busy = self._busy[job]
         message = busy.worker.receive()

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context, resource_tracker
 
 from tuner.engine import worker
-from tuner.protocol import GPU_VARIABLE, Answer, Lost, Message, Order
+from tuner.protocol import GPU_VARIABLE, Answer, Job, Lost, Message
 
 _EXIT_SECONDS = 5.0
 """How long a worker whose pipe ended has to end by itself."""
@@ -51,7 +51,7 @@ class WorkerProcess:
         """Return whether the process has ended."""
         return bool(connection.wait([self.end_signal], 0))
 
-    def give(self, word: Order | Answer) -> bool:
+    def give(self, word: Job | Answer) -> bool:
         """Send an order or an answer; return False where the process is dead."""
         if self.is_dead():  # a forked child of it may hold the pipe open
             return False

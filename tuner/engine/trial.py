@@ -140,11 +140,11 @@ def _make_keeper(spec: TrialSpec, trainer: Trainer, enter: Callable[[Phase], Non
     )
 
 
-def _upload(place: remote_checkpoints.TrialPlace, enter: Callable[[Phase], None]) -> None:
+def _upload(place: remote_checkpoints.TrialCheckpoints, enter: Callable[[Phase], None]) -> None:
     place.keep(lambda: enter(Phase.UPLOADING))
 
 
-def _place(spec: TrialSpec, url: str) -> remote_checkpoints.TrialPlace:
+def _place(spec: TrialSpec, url: str) -> remote_checkpoints.TrialCheckpoints:
     return remote_checkpoints.open(url).trial(spec.study, spec.number, spec.folder)
 
 

@@ -31,9 +31,9 @@ from tuner.protocol import (
     Answer,
     Entered,
     Failed,
+    Job,
     Message,
     NoRoom,
-    Order,
     Prepared,
     PrepareTask,
     Progress,
@@ -99,7 +99,7 @@ _TRACEBACK_LINES = 30
 class Controller(Protocol):
     """Where a worker's reports go."""
 
-    def tell(self, message: Message) -> None:
+    def emit(self, message: Message) -> None:
         """Send a message up."""
         ...
 
@@ -111,16 +111,16 @@ class Controller(Protocol):
 class PipeToController:
     """The worker's end of its pipe. The process ends when the pipe does."""
 
-    def __init__(self, pipe: "connection.Connection[Message, Order | Answer]") -> None:
+    def __init__(self, pipe: "connection.Connection[Message, Job | Answer]") -> None:
         self._pipe = pipe
 
-    def next_order(self) -> Order:
+    def next_job(self) -> Job:
         """Wait for something to do."""
-        order = self._receive()
-        assert not isinstance(order, Answer)
-        return order
+        job = self._receive()
+        assert not isinstance(job, Answer)
+        return job
 
-    def tell(self, message: Message) -> None:
+    def emit(self, message: Message) -> None:
         """Send a message up."""
         try:
             self._pipe.send(message)
@@ -129,19 +129,19 @@ class PipeToController:
 
     def ask(self, report: Stepped | NoRoom) -> Answer:
         """Send a step's report up, or that there is no room, and wait for the answer."""
-        self.tell(report)
+        self.emit(report)
         answer = self._receive()
         assert isinstance(answer, Answer)
         return answer
 
-    def _receive(self) -> Order | Answer:
+    def _receive(self) -> Job | Answer:
         try:
             return self._pipe.recv()
         except (EOFError, OSError):
             sys.exit(0)
 
 
-def main(pipe: "connection.Connection[Message, Order | Answer]") -> None:
+def main(pipe: "connection.Connection[Message, Job | Answer]") -> None:
     """Do what comes down the pipe until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the controller decides
     with suppress(AttributeError, OSError):
@@ -151,17 +151,17 @@ def main(pipe: "connection.Connection[Message, Order | Answer]") -> None:
     faulthandler.enable()
     controller = PipeToController(pipe)
     while True:
-        controller.tell(_carry_out(controller.next_order(), controller))
+        controller.emit(_carry_out(controller.next_job(), controller))
         _free_memory()
 
 
-def _carry_out(order: Order, controller: Controller) -> Message:
+def _carry_out(job: Job, controller: Controller) -> Message:
     """Return how it ended; an error of the task or the trainer is an end like another."""
-    _begin_log(order)
+    _begin_log(job)
     try:
-        if isinstance(order, TrialSpec):
-            return run_trial(order, controller.ask, lambda phase: controller.tell(Entered(phase)))
-        return _prepare(order, controller)
+        if isinstance(job, TrialSpec):
+            return run_trial(job, controller.ask, lambda phase: controller.emit(Entered(phase)))
+        return _prepare(job, controller)
     except Exception as error:
         traceback.print_exception(error)
         return failure(error)
@@ -169,14 +169,14 @@ def _carry_out(order: Order, controller: Controller) -> Message:
         flush()
 
 
-def _begin_log(order: Order) -> None:
-    """Have all that is printed from now on go to the order's log."""
-    if isinstance(order, TrialSpec):
-        path = trial_log.path_of(order.folder)
-        begins = "starts" if order.resume_from is None else f"goes on from step {checkpoint.step_of(order.resume_from)}"
-        what = f"trial {order.number} {begins}"
+def _begin_log(job: Job) -> None:
+    """Have all that is printed from now on go to the job's log."""
+    if isinstance(job, TrialSpec):
+        path = trial_log.path_of(job.folder)
+        begins = "starts" if job.resume_from is None else f"goes on from step {checkpoint.step_of(job.resume_from)}"
+        what = f"trial {job.number} {begins}"
     else:
-        path, what = order.folder / trial_log.PREPARATION_NAME, f"preparing task {order.task}"
+        path, what = job.folder / trial_log.PREPARATION_NAME, f"preparing task {job.task}"
     with warnings.catch_warnings():
         pass  # has those of the last trial shown again
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -184,8 +184,8 @@ def _begin_log(order: Order) -> None:
     send_to(path)
 
 
-def _prepare(order: PrepareTask, controller: Controller) -> Prepared:
-    get_task(order.task).prepare(lambda what, share: controller.tell(Progress(what, share)))
+def _prepare(job: PrepareTask, controller: Controller) -> Prepared:
+    get_task(job.task).prepare(lambda what, share: controller.emit(Progress(what, share)))
     return Prepared()
 
 

@@ -33,7 +33,7 @@ Row = dict[str, Any]
 # What the tables hold
 
 
-class Kind(Enum):
+class ColumnType(Enum):
     """What a column holds."""
 
     WHOLE = auto()
@@ -47,7 +47,7 @@ class TableLayout:
     """One exported table: the columns of one of the store's."""
 
     name: str
-    fields: Mapping[str, Kind]
+    fields: Mapping[str, ColumnType]
     """What each column holds, in order."""
 
     def file(self, fmt: str) -> str:
@@ -55,18 +55,22 @@ class TableLayout:
         return self.name + SUFFIXES[fmt]
 
 
-_KINDS: tuple[tuple[type[Any], Kind], ...] = ((Integer, Kind.WHOLE), (Float, Kind.NUMBER), (JSON, Kind.JSON))
+_TYPES: tuple[tuple[type[Any], ColumnType], ...] = (
+    (Integer, ColumnType.WHOLE),
+    (Float, ColumnType.NUMBER),
+    (JSON, ColumnType.JSON),
+)
 
 
-def _kind(column: Column[Any]) -> Kind:
-    return next((kind for type_, kind in _KINDS if isinstance(column.type, type_)), Kind.TEXT)
+def _kind(column: Column[Any]) -> ColumnType:
+    return next((kind for type_, kind in _TYPES if isinstance(column.type, type_)), ColumnType.TEXT)
 
 
-def _fields(table: Table, *without: str) -> dict[str, Kind]:
+def _fields(table: Table, *without: str) -> dict[str, ColumnType]:
     return {column.name: _kind(column) for column in table.c if column.name not in without}
 
 
-_OF_TRIAL = {"trial": Kind.WHOLE}
+_OF_TRIAL = {"trial": ColumnType.WHOLE}
 TRIALS = TableLayout("trials", _fields(schema.trials, "id", "study_id"))
 STEPS = TableLayout("steps", _OF_TRIAL | _fields(schema.steps, "trial_id"))
 SAMPLES = TableLayout("samples", _OF_TRIAL | _fields(schema.samples, "trial_id"))
@@ -215,9 +219,14 @@ def _write_arrow(path: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) 
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    types = {Kind.WHOLE: pa.int64(), Kind.NUMBER: pa.float64(), Kind.TEXT: pa.string(), Kind.JSON: pa.string()}
+    types = {
+        ColumnType.WHOLE: pa.int64(),
+        ColumnType.NUMBER: pa.float64(),
+        ColumnType.TEXT: pa.string(),
+        ColumnType.JSON: pa.string(),
+    }
     columns = pa.schema([pa.field(name, types[kind]) for name, kind in table.fields.items()])
-    json_names = [name for name, kind in table.fields.items() if kind is Kind.JSON]
+    json_names = [name for name, kind in table.fields.items() if kind is ColumnType.JSON]
     count = 0
     with csv.CSVWriter(path, columns) if fmt == "csv" else parquet.ParquetWriter(path, columns) as writer:
         for chunk in chunks(rows):

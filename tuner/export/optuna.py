@@ -50,7 +50,7 @@ _EVALUATION = ("eval/reward", "eval/kl")
 
 
 @dataclass(frozen=True)
-class Place:
+class OptunaStorage:
     """A storage of Optuna's."""
 
     storage: BaseStorage
@@ -61,7 +61,7 @@ class Place:
 class OptunaExport:
     """A study's export to a storage of Optuna's. Each `update` adds what is new. Make it with `open_export`."""
 
-    def __init__(self, store: Store, place: Place, study: optuna.Study, name: str) -> None:
+    def __init__(self, store: Store, place: OptunaStorage, study: optuna.Study, name: str) -> None:
         self.place = place
         self.trials: list[TrialRow] = []
         """As they were written last, by number."""
@@ -186,7 +186,7 @@ def open_export(
             place.storage.engine.dispose()
 
 
-def open_place(output: str) -> Place:
+def open_place(output: str) -> OptunaStorage:
     """Return the storage of Optuna's at a file or URL, made where there is none.
 
     Raises:
@@ -202,13 +202,13 @@ def open_place(output: str) -> Place:
         with _one_line(output):
             if not _may_be_journal(Path(output)):
                 raise StoreError(f"{output} is not a journal of Optuna's; name another place with -o")
-            return Place(JournalStorage(JournalFileBackend(output)), output)
+            return OptunaStorage(JournalStorage(JournalFileBackend(output)), output)
     url = schema.parse_url(output)
     is_sqlite = url.get_backend_name() == "sqlite"
     options = {"connect_args": {"timeout": _LOCK_SECONDS}} if is_sqlite else {"pool_pre_ping": True}
     template = url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
     with _one_line(schema.redacted(url)):
-        return Place(RDBStorage(template, engine_kwargs=options), schema.redacted(url))
+        return OptunaStorage(RDBStorage(template, engine_kwargs=options), schema.redacted(url))
 
 
 def _may_be_journal(path: Path) -> bool:

@@ -30,7 +30,7 @@ STUDY_NAME = "projection"
 _STUDY_ID = 0
 
 
-class TrialList(BaseStorage):
+class InMemoryTrials(BaseStorage):
     """The trials of one maximized study, by number; a trial's id is its number.
 
     Trials are handed out as they are, not copied, so whoever changes one puts another in its place.
@@ -206,7 +206,7 @@ class _View:
         self._arm = arm
         self._search = arm_search(spec.search, arm)
         self._space = sampler_space(self._search)
-        self._list = TrialList()
+        self._list = InMemoryTrials()
         self._study = optuna.load_study(study_name=STUDY_NAME, storage=self._list)
 
     @property

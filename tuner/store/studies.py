@@ -223,7 +223,7 @@ class Order:
     key: str
     """Made by whoever placed it."""
     kind: str
-    """A name of `tuner.actions.KINDS`."""
+    """A name of `tuner.orders.KINDS`."""
     trial: int | None
     """The number of the trial that it is about; None: the study."""
     arguments: dict[str, Any]

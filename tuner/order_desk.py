@@ -10,11 +10,11 @@ from concurrent.futures import Future
 from sqlalchemy import Connection, update
 
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
-from tuner import action_checks, actions, held_study
+from tuner import held_study, order_checks, orders
 from tuner.checkpoints import ForkPoint, TrialFiles
 from tuner.events import Limits
 from tuner.held_study import OpenStudy
-from tuner.scoring import Board, ended_by_a_person, judged, new_violations, so_far
+from tuner.scoring import TrialList, ended_by_a_person, judged, new_violations, so_far
 from tuner.status import Origin, Status, Wanted
 from tuner.store import NewTrial, Order, TrialRow, schema
 from tuner.store.connect import now
@@ -82,9 +82,9 @@ class OrderDesk:
         return changed
 
     def _carry_out(self, order: Order) -> None:
-        if order.kind not in actions.KINDS:
+        if order.kind not in orders.KINDS:
             raise ConfigError(f'there is no order "{order.kind}"')
-        if order.trial is None and actions.KINDS[order.kind].trial == "needed":
+        if order.trial is None and orders.KINDS[order.kind].trial == "needed":
             raise ConfigError(f"{order.kind} names no trial")
         if order.kind == "enqueue":
             self._enqueue(order)
@@ -122,7 +122,7 @@ class OrderDesk:
 
     def _set(self, order: Order) -> None:
         changes = order.arguments.get("changes", {})
-        spec = action_checks.changed_spec(self._study.spec, changes)
+        spec = order_checks.changed_spec(self._study.spec, changes)
         most = self._limits.most_workers
         if most is not None and changes.get("workers", 1) > most:
             raise ConfigError(f"workers = {changes['workers']} is not allowed: one a GPU, and there are {most}")
@@ -141,7 +141,7 @@ class OrderDesk:
         self._study.spec = spec
         self._reread_study()
         if judged_anew:
-            self._study.board = Board(self._study.store.trials(self._study.row))
+            self._study.board = TrialList(self._study.store.trials(self._study.row))
 
     def _reread_study(self) -> None:
         self._study.row = self._study.store.study(self._study.spec.name)
@@ -149,7 +149,7 @@ class OrderDesk:
     # One trial
 
     def _steer_trial(self, order: Order, row: TrialRow) -> None:
-        action_checks.check_trial_order(order.kind, row)
+        order_checks.check_trial_order(order.kind, row)
         study = self._study
         effect = self._while_it_runs(order, row) if self._is_running(row.number) else self._at_once(order, row)
         study.store.decide(study.lease, order, effect)
@@ -195,7 +195,7 @@ class OrderDesk:
 
     def _retry(self, order: Order) -> None:
         study = self._study
-        chosen = action_checks.retried(study.board.rows, order.trial)
+        chosen = order_checks.retried(study.board.rows, order.trial)
         blank = {"status": Status.WAITING, "reason": None, "ended_at": None, "violation": None}
 
         def effect(connection: Connection) -> str:
@@ -211,7 +211,7 @@ class OrderDesk:
 
     def _enqueue(self, order: Order) -> None:
         study = self._study
-        params = action_checks.enqueued_params(study.spec, study.board.rows, order.arguments.get("values", {}))
+        params = order_checks.enqueued_params(study.spec, study.board.rows, order.arguments.get("values", {}))
         config = study.spec.config(params).to_dict()
         number = len(study.board)
         label = str(order.arguments.get("label") or "")

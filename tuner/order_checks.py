@@ -8,7 +8,7 @@ from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError, StudyError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner import forks, upkeep
-from tuner.actions import KINDS, SETTINGS
+from tuner.orders import KINDS, SETTINGS
 from tuner.results import StudyView
 from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
 from tuner.spec import StudySpec

@@ -1,0 +1,43 @@
+"""Every kind of order, declared once: the command line, the dashboard and the controller read it here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class OrderKind:
+    """One kind of order."""
+
+    name: str
+    trial: Literal["needed", "allowed", "none"]
+    """Whether it names a trial. Where it may do without, it is about the whole study."""
+    doc: str
+    arguments: tuple[str, ...] = ()
+    """Keys of its arguments."""
+
+
+KINDS: Mapping[str, OrderKind] = {
+    kind.name: kind
+    for kind in (
+        OrderKind(
+            "stop", "allowed", "end a trial where it is; without a trial: end this run of the study in good order"
+        ),
+        OrderKind("prune", "needed", "end a trial where it is, as one that is not worth its time"),
+        OrderKind("pause", "allowed", "have a trial save and wait; without a trial: the whole study"),
+        OrderKind("resume", "allowed", "have a paused trial go on; without a trial: the whole study"),
+        OrderKind("retry", "allowed", "try a failed trial again; without a trial: all that failed"),
+        OrderKind("enqueue", "none", "run a configuration of your own next", ("values", "label")),
+        OrderKind(
+            "fork", "needed", "go on from a trial's checkpoint with changed values", ("values", "episode", "label")
+        ),
+        OrderKind("set", "none", "change the study's total of trials, its workers or its KL budget", ("changes",)),
+    )
+}
+
+SETTINGS: Mapping[str, str] = {
+    "trials": "the study's total of trials",
+    "workers": "trials at the same time",
+    "kl_budget": "nats per response",
+}
+"""What the order `set` changes."""
