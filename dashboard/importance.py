@@ -19,7 +19,7 @@ from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
 from tuner.best import ELIGIBLE
-from tuner.scoring import TEACHING, Told, frozen
+from tuner.scoring import Told, frozen
 from tuner.search.sampler import STUDY_NAME, InMemoryTrials
 from tuner.space import for_sampler
 from tuner.spec import StudySpec
@@ -61,7 +61,7 @@ def usable(trials: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
         row
         for row in trials
         if row.status in ELIGIBLE
-        and row.origin in TEACHING
+        and row.teaches
         and _is_number(row.value)
         and _is_number(row.kl)
         and for_sampler(spec.search, row.params)[0]

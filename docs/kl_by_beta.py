@@ -25,8 +25,8 @@ from ppo_core.hyperparameters import PPOConfig
 from ppo_core.metrics import METRICS
 from tuner.cli import storage
 from tuner.cli.run import StudyProgress
-from tuner.controller import run_study
 from tuner.results import StudyView, read_study
+from tuner.run import run_study
 from tuner.spec import StudySpec
 from tuner.store import Store
 

@@ -15,7 +15,7 @@ from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
 from ppo_core.policy import ActorCritic
 from ppo_core.randomness import Purpose, uniforms
-from ppo_core.report import Sample, TokenReadings
+from ppo_core.report import EvalReadings, Sample, TokenReadings
 from ppo_core.task import Prompt, Scored
 
 SAMPLES_KEPT = 8
@@ -24,10 +24,11 @@ SAMPLES_KEPT = 8
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation: `eval/*` metrics and a few responses."""
+    """One evaluation: `eval/*` metrics, what each prompt came to, and a few responses."""
 
     metrics: dict[str, float]
     samples: tuple[Sample, ...]
+    readings: EvalReadings
 
 
 def evaluate(
@@ -60,7 +61,8 @@ def evaluate(
     texts = models.token_texts(rollouts.sequences)
     scored = models.reward(prompts, rollouts.responses, texts, rollouts.ended.tolist())
     reward_mean, reward_se = mean_and_error(torch.tensor(scored.totals, dtype=torch.float64))
-    kl_mean, kl_se = mean_and_error(reading.kl_exact.sum(-1).double().cpu())
+    kls = reading.kl_exact.sum(-1).double().cpu()
+    kl_mean, kl_se = mean_and_error(kls)
     metrics = {
         "eval/reward": reward_mean,
         "eval/reward_se": reward_se,
@@ -70,7 +72,12 @@ def evaluate(
         "eval/length": float(rollouts.lengths.mean()),
         "eval/repetition": repetition(rollouts.sequences),
     }
-    return Evaluation(metrics | _parts(scored), _samples(config, rollouts, reading, scored, texts))
+    readings = EvalReadings(
+        tuple(float(total) for total in scored.totals),
+        tuple(kls.tolist()),
+        tuple(int(length) for length in rollouts.lengths.tolist()),
+    )
+    return Evaluation(metrics | _parts(scored), _samples(config, rollouts, reading, scored, texts), readings)
 
 
 def _parts(scored: Scored) -> dict[str, float]:

@@ -45,6 +45,18 @@ class TokenReadings:
 
 
 @dataclass(frozen=True)
+class EvalReadings:
+    """What an evaluation read of each eval prompt, in their order: trials can be compared prompt by prompt."""
+
+    rewards: tuple[float, ...]
+    """In total, as `eval/reward` averages them."""
+    kls: tuple[float, ...]
+    """Exact KL from the reference, in nats per response."""
+    lengths: tuple[int, ...]
+    """Response tokens, the end-of-sequence token included."""
+
+
+@dataclass(frozen=True)
 class StepReport:
     """One step of a run. Step 0 is the untrained policy's evaluation; step n is PPO iteration n."""
 
@@ -55,6 +67,8 @@ class StepReport:
     """Declared metrics by name (see `ppo_core.metrics`), and a task's own. eval/* only where evaluated."""
     samples: tuple[Sample, ...] = field(default=())
     """A few fixed eval prompts' responses, where evaluated."""
+    readings: EvalReadings | None = None
+    """Of every eval prompt, where evaluated."""
 
     @property
     def is_evaluation(self) -> bool:

@@ -201,7 +201,7 @@ class PPOTrainer:
         with watch.phase("evaluate"):
             evaluation = evaluate(self.network, self.models, prompts, self.config, chunks, with_values=with_values)
         metrics = report.metrics | evaluation.metrics | watch.seconds
-        return replace(report, metrics=metrics, samples=evaluation.samples)
+        return replace(report, metrics=metrics, samples=evaluation.samples, readings=evaluation.readings)
 
     def save(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint of everything the next step depends on; `extra` is the driver's own JSON."""

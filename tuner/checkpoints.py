@@ -36,8 +36,9 @@ from tuner.store import StudyRow, TrialRow
 # 3. ended trials' newest ones (the earliest ended first), then their best ones, the worst trial's first.
 #
 # Never dropped: the newest one of a trial that runs or waits for a worker, its best one, and the best one of the
-# study's best trial. Of a running trial, whose worker writes meanwhile, only what is older than its two newest is
-# looked at. Never imports torch.
+# study's best trial. Nor those of a trial that the strategy paused and may promote: where nothing else is left, the
+# lowest ranked of these is pruned, and is an ended trial from then on. Of a running trial, whose worker writes
+# meanwhile, only what is older than its two newest is looked at. Never imports torch.
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15} | {
     "KIB": 2**10,
@@ -96,6 +97,7 @@ def enforce(
     limit: int,
     *,
     kl_budget: float,
+    promotable: Collection[int] = (),
     is_kept_elsewhere: Callable[[Path], bool] = lambda _: False,
 ) -> list[Dropped]:
     """Drop checkpoints below a study's folder until they take at most `limit` bytes, and return what was dropped.
@@ -108,13 +110,15 @@ def enforce(
         running: Numbers of the trials that a worker runs now.
         limit: In bytes.
         kl_budget: Highest eval KL of a trial's best checkpoint and of the best trial, in nats per response.
+        promotable: Numbers of the trials that the strategy paused and may promote.
         is_kept_elsewhere: Tells of a paused trial's checkpoint whether it can be brought back from another place.
     """
     excess = used(folder) - limit
     dropped: list[Dropped] = []
     if excess <= 0:
         return dropped
-    for number, path, why in _expendable(folder, trials, running, kl_budget, is_kept_elsewhere):
+    kept = (*running, *promotable)
+    for number, path, why in _expendable(folder, trials, running, kept, kl_budget, is_kept_elsewhere):
         if excess <= 0:
             break
         count = checkpoint.bytes_of(path)
@@ -144,15 +148,20 @@ class _Kept:
 
 
 def _expendable(
-    folder: Path, trials: Sequence[TrialRow], running: Collection[int], kl_budget: float, is_kept_elsewhere: _Elsewhere
+    folder: Path,
+    trials: Sequence[TrialRow],
+    running: Collection[int],
+    needed: Collection[int],
+    kl_budget: float,
+    is_kept_elsewhere: _Elsewhere,
 ) -> Iterator[tuple[int, Path, str]]:
     """Yield what may be dropped, first what goes first, each with its trial's number and what it is."""
     kept = [_kept(folder / str(row.number), row, kl_budget) for row in trials]
     for one in kept:
         yield from _surplus(one, one.row.number in running)
-    resting = [one for one in kept if one.row.number not in running]
-    yield from _paused(resting, is_kept_elsewhere)
-    yield from _ended(resting, best_trial(trials, kl_budget))
+    free = [one for one in kept if one.row.number not in needed]
+    yield from _paused(free, is_kept_elsewhere)
+    yield from _ended(free, best_trial(trials, kl_budget))
 
 
 def _kept(folder: Path, row: TrialRow, kl_budget: float) -> _Kept:
@@ -169,8 +178,8 @@ def _surplus(kept: _Kept, is_running: bool) -> Iterator[tuple[int, Path, str]]:
             yield kept.row.number, path, "neither the newest nor the best"
 
 
-def _paused(resting: Sequence[_Kept], is_kept_elsewhere: _Elsewhere) -> Iterator[tuple[int, Path, str]]:
-    paused = [(_saved_at(one.newest), one) for one in resting if one.row.status is Status.PAUSED and one.newest]
+def _paused(free: Sequence[_Kept], is_kept_elsewhere: _Elsewhere) -> Iterator[tuple[int, Path, str]]:
+    paused = [(_saved_at(one.newest), one) for one in free if one.row.status is Status.PAUSED and one.newest]
     for _, one in sorted(paused, key=lambda pair: (pair[0], pair[1].row.number)):
         for path in dict.fromkeys(path for path in (one.best, one.newest) if path is not None):
             is_safe = path == one.newest and is_kept_elsewhere(path)
@@ -186,8 +195,8 @@ def _saved_at(path: Path) -> float:
         return 0.0
 
 
-def _ended(resting: Sequence[_Kept], winner: TrialRow | None) -> Iterator[tuple[int, Path, str]]:
-    ended = [one for one in resting if one.row.status.is_final]
+def _ended(free: Sequence[_Kept], winner: TrialRow | None) -> Iterator[tuple[int, Path, str]]:
+    ended = [one for one in free if one.row.status.is_final]
     wins = {one.row.number: winner is not None and one.row.number == winner.number for one in ended}
     for one in sorted(ended, key=lambda one: (one.row.ended_at or 0.0, one.row.number)):
         is_all = one.best is None and wins[one.row.number]
@@ -284,6 +293,8 @@ class FileWork:
 
 # The files of a study's trials: where one goes on, what is kept of it, here, elsewhere and under a quota.
 
+NO_ROOM = "disk_quota"
+"""The rule of a paused trial that was pruned since the quota has no room for its checkpoint."""
 QUOTA_SECONDS = 10.0
 """How often a running study is measured against its quota."""
 FORK_ATTEMPTS = 3
@@ -336,6 +347,7 @@ class TrialFiles:
         self._measured_at = 0.0
         self._is_measuring = False
         self._is_over = False
+        self._without_room: list[int] = []
         if policy.url is not None:
             self._remote = remote_checkpoints.open(policy.url)
             self._remote.claim(study.row)
@@ -420,8 +432,11 @@ class TrialFiles:
         finally:
             shutil.rmtree(point.files.parent, ignore_errors=True)
 
-    def keep_within_quota(self, running: Collection[int], *, now: bool = False) -> None:
-        """Drop what the quota costs, and tell of it; every so often, or `now`."""
+    def keep_within_quota(self, running: Collection[int], promotable: Sequence[int], *, now: bool = False) -> None:
+        """Drop what the quota costs, and tell of it; every so often, or `now`.
+
+        Where that is not enough, the last of `promotable` (the best first) is to be pruned: see `take_without_room`.
+        """
         limit, study = self._policy.max_disk, self._study
         is_due = not self._is_measuring and time.monotonic() - self._measured_at >= QUOTA_SECONDS
         if limit is None or not (now or is_due):
@@ -430,26 +445,47 @@ class TrialFiles:
 
         def then(outcome: Future[tuple[list[Dropped], int]]) -> None:
             self._is_measuring, self._measured_at = False, time.monotonic()
-            self._tell_quota(*outcome.result(), limit)
+            dropped, taken = outcome.result()
+            if taken > limit and promotable:
+                self._without_room = [promotable[-1]]
+            self._tell_quota(dropped, taken, limit, is_all=not self._without_room)
 
         self._is_measuring = True
-        self.work.give(lambda: self._enforce_quota(rows, numbers, limit, kl_budget), then)
+        self.work.give(lambda: self._enforce_quota(rows, numbers, promotable, limit, kl_budget), then)
+
+    def take_without_room(self) -> Sequence[int]:
+        """Return the trials that are to be pruned since the quota has no room for their checkpoints, once each."""
+        found, self._without_room = self._without_room, []
+        return found
 
     def _enforce_quota(
-        self, rows: Sequence[TrialRow], running: Collection[int], limit: int, kl_budget: float
+        self,
+        rows: Sequence[TrialRow],
+        running: Collection[int],
+        promotable: Sequence[int],
+        limit: int,
+        kl_budget: float,
     ) -> tuple[list[Dropped], int]:
         """Drop what the quota costs; return that, and the bytes that are left."""
         for row in rows:
             if row.status is Status.PAUSED and (elsewhere := self._elsewhere(row.number)) is not None:
                 elsewhere.add()
         folder = self._study.folder
-        dropped = enforce(folder, rows, running, limit, kl_budget=kl_budget, is_kept_elsewhere=self._is_elsewhere)
+        dropped = enforce(
+            folder,
+            rows,
+            running,
+            limit,
+            kl_budget=kl_budget,
+            promotable=promotable,
+            is_kept_elsewhere=self._is_elsewhere,
+        )
         return dropped, used(folder)
 
-    def _tell_quota(self, dropped: Sequence[Dropped], taken: int, limit: int) -> None:
+    def _tell_quota(self, dropped: Sequence[Dropped], taken: int, limit: int, *, is_all: bool) -> None:
         for one in dropped:
             self._warn(one.line)
-        if taken > limit and not self._is_over:
+        if is_all and taken > limit and not self._is_over:
             size = checkpoint.size
             self._warn(f"checkpoints take {size(taken)}, over the quota of {size(limit)}: nothing more may be dropped")
         self._is_over = taken > limit

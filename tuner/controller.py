@@ -1,21 +1,23 @@
-"""Runs a study: takes its lease, goes on with what was interrupted, and lets go of it however the run ends."""
+"""The controller's loop: start, record, decide, obey orders, until the study has its trials or a stop is asked for.
+
+It carries out what the study's scheduler and its orders decide; `tuner.run` has the study held around it.
+"""
 
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import assert_never
 
-from ppo_core.errors import ConfigError, PPOTunerError, StudyError, TaskError
+from ppo_core.errors import PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import report_line
-from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
+from ppo_core.run.command_line import StopRequest
 from tuner import retry, study_folder, trial_log
-from tuner.checkpoints import LOCAL_ONLY, CheckpointPolicy, TrialFiles
-from tuner.engine.local import LocalEngine, threads_per_worker
+from tuner.checkpoints import NO_ROOM, TrialFiles
+from tuner.engine.base import Engine
 from tuner.engine.trial import whole_episodes
 from tuner.events import (
     ONLY_PAUSED,
@@ -26,8 +28,6 @@ from tuner.events import (
     OrderDecided,
     Preparing,
     StudyPaused,
-    StudyStarted,
-    StudyStopped,
     StudyStopping,
     StudyWarned,
     TrialEnded,
@@ -35,7 +35,7 @@ from tuner.events import (
     TrialStarted,
     TrialStepped,
 )
-from tuner.held_study import OpenStudy, open_study, reconcile
+from tuner.held_study import OpenStudy
 from tuner.order_desk import OrderDesk
 from tuner.protocol import (
     Answer,
@@ -47,18 +47,16 @@ from tuner.protocol import (
     Message,
     NoRoom,
     Prepared,
+    PrepareTask,
     Progress,
     Stepped,
     TrialSpec,
 )
-from tuner.retry import RoomWatch, StoreRetry
-from tuner.scheduler import TrialQueue
+from tuner.retry import RoomWatch
+from tuner.scheduler import NOTHING_DECIDED, Action, Decision, FullRuns, Scheduler, answer
 from tuner.scoring import ended_by_a_person, judged, so_far
-from tuner.spec import StudySpec
-from tuner.status import ENDINGS, Reason, Status, Wanted
-from tuner.store import Order, OrderState, Outcome, Store, TrialRow
-
-# The controller's loop: start, record, judge, obey orders, until the study has its trials or a stop is asked for.
+from tuner.status import ENDINGS, PausedBy, Reason, Status, Wanted
+from tuner.store import NewTrial, Order, OrderState, Outcome, TrialRow
 
 RENEW_SECONDS = 5.0
 """How often the study's lease is renewed."""
@@ -74,8 +72,8 @@ class _Running:
 
     row: TrialRow
     total_episodes: int
-    reason: Reason | None = None
-    """Why the guard ended it."""
+    decision: Decision = NOTHING_DECIDED
+    """The scheduler's, on its last report."""
     wanted: Wanted | None = None
     """What an order asked of it, once its worker was told."""
 
@@ -87,7 +85,7 @@ class TrialLoop:
         self,
         study: OpenStudy,
         files: TrialFiles,
-        engine: LocalEngine,
+        engine: Engine,
         stop: StopRequest,
         limits: Limits,
         emit: Emit,
@@ -103,7 +101,7 @@ class TrialLoop:
         self._streak = retry.FailureStreak()
         self._verdict: str | None = None
         self._stopping: str | None = None
-        self._queue = TrialQueue(study, limits.threads)
+        self._scheduler: Scheduler = FullRuns(study.spec, limits.threads)
         self._renewed_at = time.monotonic()
         self._looked_at = time.monotonic()
         self._is_idle = False
@@ -119,7 +117,7 @@ class TrialLoop:
         self._obey()
         if self._prepare_task():
             while self._start_trials() or self._obey():
-                for job, message in self._engine.events(self._patience()):
+                for job, message in self._engine.events(self._longest_wait()):
                     assert job is not None
                     self._handle(job, message)
                 self._files.work.collect()
@@ -127,7 +125,8 @@ class TrialLoop:
                 self._answer_without_room()
                 if time.monotonic() - self._looked_at >= LOOK_SECONDS:
                     self._obey()
-                self._files.keep_within_quota(self._taken())
+                self._files.keep_within_quota(self._taken(), self._promotable())
+                self._give_up_for_room()
         self._finish_files()
         if self._verdict is not None:
             name = self._study.row.name
@@ -136,7 +135,7 @@ class TrialLoop:
 
     # Waiting
 
-    def _patience(self) -> float:
+    def _longest_wait(self) -> float:
         deadline = self._limits.deadline
         if deadline is None or self._stopping is not None:
             return ORDER_SECONDS
@@ -144,8 +143,8 @@ class TrialLoop:
 
     def _finish_files(self) -> None:
         """Wait until no file work is left; the last of it enforces the quota."""
-        self._files.keep_within_quota((), now=True)
-        while self._files.work.is_busy:
+        self._files.keep_within_quota((), self._promotable(), now=True)
+        while self._files.work.is_busy or self._give_up_for_room():
             list(self._engine.events(ORDER_SECONDS))  # no worker is busy; it ends when a piece of work is done
             self._files.work.collect()
             self._stay_alive()
@@ -173,9 +172,9 @@ class TrialLoop:
 
     def _prepare_task(self) -> bool:
         """Have the task prepared by a worker; return False if a stop was asked for meanwhile."""
-        self._engine.prepare(self._study.spec.task, self._study.folder)
+        self._engine.start(PrepareTask(self._study.spec.task, self._study.folder))
         while not self._is_stopping():
-            for _, message in self._engine.events(self._patience()):
+            for _, message in self._engine.events(self._longest_wait()):
                 if isinstance(message, Prepared):
                     return True
                 if isinstance(message, Progress):
@@ -215,11 +214,10 @@ class TrialLoop:
 
     def _act_on(self, order: Order) -> None:
         for row in self._desk.take_changed():
-            self._queue.learn(row)
             if row.status.is_final:
                 self._emit_end(row)
         if order.kind == "set":
-            self._queue.restart()
+            self._scheduler = FullRuns(self._study.spec, self._limits.threads)
             self._engine.resize(self._study.row.workers or 1)
         if order.kind == "stop" and order.trial is None and self._stop.why is None:
             self._stop.why = ORDERED
@@ -244,9 +242,10 @@ class TrialLoop:
         """Start as many trials as there are workers free; return whether to wait for anything."""
         is_paused = self._study.row.paused_at is not None
         while not self._is_stopping() and not is_paused and self._engine.free > len(self._starting):
-            row = self._queue.next(self._taken())
-            if row is None:
+            chosen = self._scheduler.next(self._study.board, self._taken())
+            if chosen is None:
                 break
+            row = self._row_of(chosen)
             if row.wanted is None:
                 self._start(row)
             else:
@@ -256,13 +255,43 @@ class TrialLoop:
             return True
         if self._starting or self._desk.is_forking:  # not the quota's walk, which may be due again when it is done
             return True
-        if self._is_stopping() or not is_paused or self._study.is_finished:
+        if self._is_stopping() or not is_paused or self._scheduler.is_finished(self._study.board):
             self._note_paused_trials()
             return False
         if not self._is_idle:
             self._is_idle = True
             self._emit(StudyPaused(self._study.row.name))
         return True
+
+    def _row_of(self, chosen: int | NewTrial) -> TrialRow:
+        """Return the trial that the scheduler chose to run: recorded, if it is new, or promoted, if it rested."""
+        study = self._study
+        if isinstance(chosen, NewTrial):
+            row = study.store.add_trial(study.lease, chosen)
+            study.board.put(row)
+            return row
+        if study.board[chosen].is_resting:
+            study.store.resume(study.lease, study.board[chosen].id)
+            return study.refresh(chosen)
+        return study.board[chosen]
+
+    def _promotable(self) -> Sequence[int]:
+        return self._scheduler.promotable(self._study.board)
+
+    def _give_up_for_room(self) -> bool:
+        """Prune the trials that the quota has no room for, and return whether there was one.
+
+        Its checkpoint is dropped once the store says that it is pruned: a trial that may run again has one always.
+        """
+        study, numbers = self._study, self._files.take_without_room()
+        for number in numbers:
+            row = study.refresh(number)
+            if row.is_resting:
+                reason = Reason(NO_ROOM, "paused, and the lowest ranked when the disk quota was full")
+                self._conclude(row, judged(study.store, row, study.spec.kl_budget, Status.PRUNED, reason))
+        if numbers:
+            self._files.keep_within_quota(self._taken(), self._promotable(), now=True)
+        return bool(numbers)
 
     def _note_paused_trials(self) -> None:
         """Say why the study is not finished though nothing is left to start."""
@@ -285,7 +314,6 @@ class TrialLoop:
             self._conclude(row, replace(standing, status=status, reason=reason))
             return
         row = study.refresh(row.number)
-        self._queue.learn(row)
         trial_log.note(study.trial_folder(row.number), f"left its worker; the trial is {row.status}")
         self._emit(TrialSetAside(row))
 
@@ -335,6 +363,7 @@ class TrialLoop:
                 resume_from=resume_from,
                 checkpoint_seconds=study.spec.workers.checkpoint_seconds,
                 checkpoint_url=self._limits.checkpoint_url,
+                is_audited=row.is_audited,
             )
         )
         self._emit(TrialStarted(row, step))
@@ -376,20 +405,18 @@ class TrialLoop:
     def _record(self, number: int, message: Stepped) -> None:
         """Store a step, then answer: a worker saves only what the store holds."""
         running, study = self._running[number], self._study
-        wanted = study.store.add_step(study.lease, running.row.id, message.report, message.seconds)
-        running.reason = message.reason
-        running.wanted = None if message.reason else wanted
-        if message.reason is not None:
-            trial_log.note(study.trial_folder(number), f"guard: {message.reason.message}")
+        decision = running.decision = self._scheduler.decide(running.row, message)
+        verdict = decision.verdict
+        wanted = study.store.add_step(study.lease, running.row.id, message.report, message.seconds, verdict)
+        running.wanted = None if decision.action in (Action.STOP, Action.EVALUATE) else wanted
+        if verdict is not None:
+            noted = "" if verdict.is_enforced else "audited, goes on: "
+            trial_log.note(study.trial_folder(number), f"{noted}{verdict.reason.rule}: {verdict.reason.message}")
         if message.report.is_evaluation:
             trial_log.note(study.trial_folder(number), report_line(message.report, message.report.step))
-        self._engine.answer(number, self._answer(running))
-        self._emit(TrialStepped(number, message.report, running.total_episodes))
-
-    def _answer(self, running: _Running) -> Answer:
-        if running.reason is not None or running.wanted in ENDINGS:
-            return Answer.STOP
-        return Answer.SAVE if running.wanted is Wanted.PAUSE or self._has_to_rest() else Answer.GO_ON
+        self._engine.answer(number, answer(decision, running.wanted, has_to_rest=self._has_to_rest()))
+        if decision.action is not Action.EVALUATE:  # it is told with its evaluation
+            self._emit(TrialStepped(number, message.report, running.total_episodes))
 
     def _has_to_rest(self) -> bool:
         """Return whether no trial shall run now."""
@@ -411,19 +438,24 @@ class TrialLoop:
         Where they want nothing, and the study is not paused, it goes on from its last checkpoint in this run or the
         next one.
         """
-        del self._running[number]
-        row = self._study.refresh(number)
-        if row.wanted is not None or self._study.row.paused_at is not None:
+        decision = self._running.pop(number).decision
+        row, study = self._study.refresh(number), self._study
+        if decision.action is Action.PAUSE and row.wanted is None:
+            standing = replace(so_far(study.store, row, study.spec.kl_budget), reason=decision.reason)
+            study.store.pause(study.lease, row.id, standing, PausedBy.STRATEGY)
+            self._emit(TrialSetAside(study.refresh(number)))
+        elif row.wanted is not None or study.row.paused_at is not None:
             self._reconcile(row)
 
     def _end(self, number: int) -> None:
         """Judge a trial that ran to its end or was ended by the guard; one that was told to end by an order is left."""
         running, study = self._running[number], self._study
-        if running.reason is None and running.wanted in ENDINGS:
+        is_stopped = running.decision.action is Action.STOP
+        if not is_stopped and running.wanted in ENDINGS:
             self._leave(number)
             return
-        status = Status.COMPLETED if running.reason is None else Status.PRUNED
-        self._finish(number, judged(study.store, running.row, study.spec.kl_budget, status, running.reason))
+        status, reason = (Status.PRUNED, running.decision.reason) if is_stopped else (Status.COMPLETED, None)
+        self._finish(number, judged(study.store, running.row, study.spec.kl_budget, status, reason))
 
     def _retry(self, number: int, what: str, reason: Callable[[str], Reason]) -> None:
         """Have a trial resume from its checkpoint in another worker; after too many attempts it fails, see `_fail`."""
@@ -456,122 +488,5 @@ class TrialLoop:
         trial_log.note(study.trial_folder(trial.number), f"the trial is {outcome.status}{why}")
         self._files.end(trial.number)
         row = study.refresh(trial.number)
-        self._queue.learn(row)
         self._verdict = self._verdict or self._streak.add(row)
         self._emit_end(row)
-
-
-# Runs a study: takes its lease, goes on with what was interrupted, and lets go of it however the run ends.
-
-
-def run_study(
-    spec: StudySpec,
-    *,
-    storage: str,
-    runs_folder: Path,
-    workers: int | None = None,
-    gpus: Sequence[str] = (),
-    is_file: bool = True,
-    trials: int | None = None,
-    timeout: float | None = None,
-    policy: CheckpointPolicy = LOCAL_ONLY,
-    checkpoint_seconds: float | None = None,
-    on_event: Emit,
-) -> bool:
-    """Run a study, or go on with it, and return whether it reached its total of trials.
-
-    Ctrl-C, SIGTERM and the timeout stop it in good order: running trials finish their step and save, and the next
-    run takes them up. A second Ctrl-C ends at once; that run takes them up from their last checkpoints.
-
-    Args:
-        spec: The study; one of that name that exists goes on, told (by `StudyStarted`) what changed.
-        storage: URL or path of the store, made where there is none.
-        runs_folder: Where checkpoints go, as `<study>/<trial>/step-000012`.
-        workers: Trials at a time, each in a process of its own with its share of the cores. None: as many as in the
-            last run of the study, at first 1, with which the same seed proposes the same trials; with more the
-            proposals depend on which trial ends first.
-        gpus: One worker process on each, by CUDA_VISIBLE_DEVICES; none: all workers see what this process sees.
-        is_file: Whether the spec is what a study file says, and not the stored one. What an order `set` changed holds
-            until the file's own value changes.
-        trials: The study's total; None: the spec's, or what an order made of it.
-        timeout: Seconds after which to stop.
-        policy: Where checkpoints are kept besides, and their quota; what it leaves open is as in the last run.
-        checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
-        on_event: Told all that happens, in this thread.
-
-    Raises:
-        ConfigError: a number is out of range, or the spec would mix two experiments in one study.
-        StudyError: another controller holds the study, or trial after trial failed for the same cause.
-        TaskError: the task could not be prepared.
-        StoreError: the store or the folder cannot be used.
-    """
-    _require_positive(workers=workers, trials=trials, timeout=timeout)
-    if gpus and workers is not None and workers > len(gpus):
-        raise ConfigError(f"workers = {workers} is not allowed: at most {len(gpus)}, one a GPU")
-    spec = spec if checkpoint_seconds is None else spec.with_checkpoint_seconds(checkpoint_seconds)
-    if trials is not None:
-        spec.with_trials(trials)  # a total that is not allowed is refused before anything is made
-    with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
-        patience = StoreRetry(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
-        store.on_trouble, store.on_answer = patience.wait, patience.end
-        if store.migration is not None:
-            on_event(StudyWarned(store.migration.told))
-        with open_study(store, spec, runs_folder / spec.name) as study:
-            kept = policy.over(study.row)
-            crew = workers or len(gpus) or study.row.workers or 1
-            limits = Limits(
-                threads=spec.threads or threads_per_worker(crew),
-                most_workers=len(gpus) or None,
-                checkpoint_url=kept.url,
-                deadline=None if timeout is None else time.monotonic() + timeout,
-                timeout=timeout,
-            )
-            files = TrialFiles(study, kept, lambda line: on_event(StudyWarned(line)))
-            notes = (*spec.notes, *reconcile(study, trials, is_file=is_file))
-            return _run_held(study, files, notes, (crew, gpus), stop, limits, on_event)
-
-
-def _run_held(
-    study: OpenStudy,
-    files: TrialFiles,
-    notes: tuple[str, ...],
-    crew: tuple[int, Sequence[str]],
-    stop: StopRequest,
-    limits: Limits,
-    on_event: Emit,
-) -> bool:
-    """Run a study that this process holds; return whether it is finished."""
-    on_event(StudyStarted(study.spec, study.board.total(study.spec.trials), study.board.ended(), notes))
-    try:
-        why = _run(study, files, crew, stop, limits, on_event)
-    except KeyboardInterrupt:
-        why = INTERRUPTED
-    is_finished = study.is_finished
-    study.store.set_finished(study.lease, is_finished)
-    if not is_finished:
-        on_event(StudyStopped(study.board.ended(), study.board.total(study.spec.trials), str(why)))
-    return is_finished
-
-
-def _run(
-    study: OpenStudy,
-    files: TrialFiles,
-    crew: tuple[int, Sequence[str]],
-    stop: StopRequest,
-    limits: Limits,
-    emit: Emit,
-) -> str | None:
-    """Run what is left of the study; return why it stopped short, if it did."""
-    if study.is_finished and not study.store.orders(study.row, OrderState.WAITING):
-        return None
-    workers, gpus = crew
-    study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
-    with files.work, LocalEngine(workers, gpus=gpus, settings=study.spec.workers) as engine:
-        stop.on_request = files.work.on_done = engine.wake
-        return TrialLoop(study, files, engine, stop, limits, emit).run()
-
-
-def _require_positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and value <= 0:
-            raise ConfigError(f"{name} = {value:g} is not allowed: over 0")

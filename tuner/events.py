@@ -1,4 +1,4 @@
-"""What `tuner.controller.run_study` takes as its limits, and the events that it hands its caller while it runs."""
+"""What `tuner.run.run_study` takes as its limits, and the events that it hands its caller while it runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

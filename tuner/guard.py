@@ -55,6 +55,8 @@ class Rule:
     """Whether it waits until it is broken for `patience` steps in a row."""
     has_grace: bool = False
     """Whether it is silent at the start of a trial."""
+    is_fatal: bool = False
+    """Whether nothing can come of the trial any more: it ends even where the others are only noted."""
 
     @property
     def allowed(self) -> str:
@@ -71,6 +73,7 @@ _DECLARED = (
         metric=None,
         limit=True,
         is_patient=False,
+        is_fatal=True,
     ),
     Rule(
         name="kl_hard",
@@ -249,6 +252,8 @@ class GuardState:
     kl_readings: int = 0
     window: tuple[dict[str, float], ...] = ()
     """The last steps' evidence. A reading that was no finite number is left out."""
+    noted: tuple[str, ...] = ()
+    """Rules that spoke of an audited trial before, and are silent since."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain JSON values."""
@@ -257,7 +262,7 @@ class GuardState:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "GuardState":
         """Return the state that `to_dict` gave."""
-        return cls(**{**values, "window": tuple(values["window"])})
+        return cls(**{**values, "window": tuple(values["window"]), "noted": tuple(values.get("noted", ()))})
 
 
 def observe(
@@ -273,7 +278,7 @@ def observe(
     reason = None
     for name, check in _CHECKS.items():
         rule, limit = RULES[name], settings.limits[name]
-        if limit is False or rule.metric not in report.metrics or (rule.has_grace and in_grace):
+        if limit is False or name in state.noted or rule.metric not in report.metrics or (rule.has_grace and in_grace):
             continue
         reading = check(settings, state, report, progress)
         count = state.broken.get(name, 0) + 1 if reading.is_broken else 0

@@ -15,7 +15,7 @@ from tuner.checkpoints import ForkPoint, TrialFiles
 from tuner.events import Limits
 from tuner.held_study import OpenStudy
 from tuner.scoring import TrialList, ended_by_a_person, judged, new_violations, so_far
-from tuner.status import Origin, Status, Wanted
+from tuner.status import Origin, PausedBy, Role, Status, Wanted
 from tuner.store import NewTrial, Order, TrialRow, schema
 from tuner.store.connect import now
 from tuner.store.trials import copy_steps, insert_trial, write_outcome, write_pause, write_resumption, write_violations
@@ -180,7 +180,7 @@ class OrderDesk:
             standing = so_far(study.store, row, study.spec.kl_budget)
 
             def pause(connection: Connection) -> str:
-                write_pause(connection, row.id, standing)
+                write_pause(connection, row.id, standing, PausedBy.PERSON)
                 return f"trial {row.number} is {Status.PAUSED}"
 
             return pause
@@ -250,6 +250,7 @@ class OrderDesk:
             str(order.arguments.get("label") or ""),
             parent.number,
             point.step,
+            Role.FORK,
         )
 
         def effect(connection: Connection) -> str:

@@ -19,6 +19,16 @@ GPU_VARIABLE = "PPO_TUNER_GPU"
 
 
 @dataclass(frozen=True)
+class Resources:
+    """What one trial is given."""
+
+    ranks: int = 1
+    """Processes that train it together."""
+    devices: int = 1
+    """GPUs of each of them, where the engine has any."""
+
+
+@dataclass(frozen=True)
 class PrepareTask:
     """Prepare a task's models and prompts; answered by `Progress` and at last `Prepared` or `Failed`."""
 
@@ -54,14 +64,21 @@ class TrialSpec:
     """The longest time between two checkpoints; there is one at every evaluation, too."""
     checkpoint_url: str | None = None
     """Where the study's checkpoints are kept besides, for `tuner.remote_checkpoints`; None: nowhere else."""
+    is_audited: bool = False
+    """Whether each rule of the guard speaks but once, and the trial then goes on."""
+    resources: Resources = Resources()
 
 
 class Answer(Enum):
     """What a worker does after a report, or after it found no room."""
 
     GO_ON = "go on"
+    EVALUATE = "evaluate"
+    """Evaluate the policy as it is now, and report the same step again."""
     SAVE = "save"
-    """Save a checkpoint and leave the trial to a later run of the study."""
+    """Save a checkpoint and go on."""
+    LEAVE = "leave"
+    """Save a checkpoint and leave the trial, to be taken up later or never."""
     STOP = "stop"
     """End the trial here."""
 
@@ -107,7 +124,9 @@ class Stepped:
     step_seconds: float
     """What the step alone took: without saving, and without waiting for answers."""
     reason: Reason | None
-    """Why the guard wants to end the trial here, if it does. The report is then an evaluation, if one was possible."""
+    """What a rule of the guard says against the trial, if one speaks."""
+    is_again: bool = False
+    """Whether this is the last report once more, as EVALUATE asks: with an evaluation, if one was possible."""
 
 
 @dataclass(frozen=True)

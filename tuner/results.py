@@ -18,7 +18,6 @@ from ppo_core.task_file import get_task
 from tuner import forks
 from tuner.best import best_trial
 from tuner.guard import RULES
-from tuner.scoring import COUNTED
 from tuner.spec import SCALE_FREE, StudySpec, ValueSource
 from tuner.status import Status
 from tuner.store import Order, Store, StudyRow, TrialRow
@@ -62,7 +61,7 @@ class StudyView:
     @property
     def total(self) -> int:
         """How many trials it is to have, with what people added."""
-        return self.spec.trials + sum(trial.origin not in COUNTED for trial in self.trials)
+        return self.spec.trials + sum(not trial.counts for trial in self.trials)
 
     def best(self, kl_budget: float | None = None) -> TrialRow | None:
         """Return the best trial under the study's KL budget or another (see `tuner.scoring`), or None."""

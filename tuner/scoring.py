@@ -12,9 +12,10 @@
 | pruned: other rules     | PRUNED       | so far                      | from its evaluations                      |
 | stopped by a person     | PRUNED       | so far                      | from its evaluations                      |
 | failed                  | FAIL         |                             |                                           |
-| any, of a forked trial  | FAIL         |                             |                                           |
+| any, not of the search  | FAIL         |                             |                                           |
 
-A forked trial did not come to its end with its configuration alone, so it teaches nothing; FAIL keeps its number.
+A fork did not come to its end with its configuration alone, and repeats say nothing new of where to search; FAIL keeps
+their numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from tuner.guard import RULES
 from tuner.space import Encoded
 from tuner.spec import StudySpec
-from tuner.status import ENDINGS, PERSON, Origin, Reason, Status, Wanted
+from tuner.status import ENDINGS, PERSON, Reason, Status, Wanted
 from tuner.store import Outcome, Store, TrialRow
 
 if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries
@@ -40,8 +41,6 @@ CONSTRAINT = "kl"
 LARGEST_VIOLATION = 5.0
 LEAST_KL_VIOLATION = 0.1
 BROKEN_VIOLATION = 1.0
-TEACHING = (Origin.REFERENCE, Origin.SAMPLED, Origin.LISTED, Origin.ENQUEUED)
-"""Where a trial comes from that a sampler learns from."""
 
 
 class TrialValue(NamedTuple):
@@ -100,7 +99,7 @@ def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
 
     A completed trial that was never evaluated has no value to tell, so it is told as failed.
     """
-    if row.origin not in TEACHING or row.status is Status.FAILED:
+    if not row.teaches or row.status is Status.FAILED:
         return Told(TrialState.FAIL)
     if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
         return Told(TrialState.RUNNING)
@@ -171,9 +170,6 @@ def new_violations(rows: Iterable[TrialRow], kl_budget: float) -> dict[int, floa
 
 # What the controller knows of its study's trials: the store's rows, kept in memory as it changes them.
 
-COUNTED = (Origin.REFERENCE, Origin.SAMPLED, Origin.LISTED)
-"""Trials that the study's total counts; what people add comes on top."""
-
 
 class TrialList:
     """A study's trials by number. Numbers have no gaps."""
@@ -196,7 +192,7 @@ class TrialList:
 
     def counted(self) -> list[TrialRow]:
         """Return the trials that the study's total counts."""
-        return [row for row in self.rows if row.origin in COUNTED]
+        return [row for row in self.rows if row.counts]
 
     def asked(self, total: int) -> list[TrialRow]:
         """Return the trials that a study of `total` trials asks for so far: the first ones, and what people added."""
@@ -209,26 +205,31 @@ class TrialList:
         return sorted(unended, key=lambda row: (row.status is Status.WAITING, row.number))
 
     def paused(self, total: int) -> list[int]:
-        """Return the numbers of those of them that are paused."""
-        return [row.number for row in self.asked(total) if row.status is Status.PAUSED]
+        """Return the numbers of those of them that a person paused."""
+        return [row.number for row in self.asked(total) if row.status is Status.PAUSED and not row.is_resting]
 
     def total(self, total: int) -> int:
         """Return how many trials a study of `total` is to have, with what people added."""
-        return total + sum(row.origin not in COUNTED for row in self.rows)
+        return total + sum(not row.counts for row in self.rows)
 
     def left_out(self, total: int) -> list[int]:
         """Return the numbers of the trials that have not ended and that a study of `total` does not ask for."""
         asked = {row.number for row in self.asked(total)}
-        return [row.number for row in self.rows if not row.status.is_final and row.number not in asked]
+        return [row.number for row in self.rows if not _is_done(row) and row.number not in asked]
 
     def ended(self) -> int:
         """Return how many trials have ended, however they did."""
         return sum(row.status.is_final for row in self.rows)
 
     def finished(self, total: int) -> int:
-        """Return how many of the trials that the total counts have ended."""
-        return sum(row.status.is_final for row in self.counted()[:total])
+        """Return how many of the trials that the total counts have ended, or rest since the strategy paused them."""
+        return sum(_is_done(row) for row in self.counted()[:total])
 
     def is_finished(self, total: int) -> bool:
         """Return whether a study of `total` trials has them all, and nothing that people added is left to do."""
-        return self.finished(total) == total and all(row.status.is_final for row in self.asked(total))
+        return self.finished(total) == total and all(_is_done(row) for row in self.asked(total))
+
+
+def _is_done(row: TrialRow) -> bool:
+    """Return whether a trial keeps no study unfinished: it has ended, or the strategy paused it."""
+    return row.status.is_final or row.is_resting

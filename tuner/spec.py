@@ -72,6 +72,8 @@ class StudySpec:
     listed: tuple[ListedTrial, ...] = ()
     """The trials, where the study lists them; then nothing is searched."""
     workers: WorkerSettings = field(default_factory=WorkerSettings)
+    audit: float = 0.0
+    """Share of the trials that rules do not end: what they say is only noted, so that it can be told what they cost."""
 
     @property
     def kl_limit(self) -> float:
@@ -139,6 +141,7 @@ class StudySpec:
             sampler=_sampler(content.get("sampler", {}), f"{where}: sampler"),
             listed=listed,
             workers=WorkerSettings.from_dict(content.get("workers", {}), f"{where}: workers"),
+            audit=declare.number(content.get("audit", 0.0), Bounds(0, 1), f"{where}: audit"),
         )
         spec._check(where)
         return spec
@@ -160,6 +163,7 @@ class StudySpec:
             "kl": {"budget": self.kl_budget, "limit": self.kl_limit},
             "guard": self.guard.to_dict(),
             "workers": self.workers.to_dict(),
+            "audit": self.audit,
         }
 
     def with_trials(self, trials: int) -> "StudySpec":
@@ -228,7 +232,9 @@ class StudySpec:
             _change(f"search.{name}", _range_text(old.search.get(name)), _range_text(self.search.get(name)))
             for name in HYPERPARAMETERS
         ]
-        told += [_change(key, getattr(old, key), getattr(self, key)) for key in ("trials", "device", "threads")]
+        told += [
+            _change(key, getattr(old, key), getattr(self, key)) for key in ("trials", "device", "threads", "audit")
+        ]
         told.append(_change("kl.budget", old.kl_budget, self.kl_budget))
         old_workers, new_workers = old.workers.to_dict(), self.workers.to_dict()
         told += [_change(f"workers.{key}", f"{old_workers[key]:g}", f"{new:g}") for key, new in new_workers.items()]

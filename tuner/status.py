@@ -49,7 +49,28 @@ class Origin(StrEnum):
     ENQUEUED = "enqueued"
     """A person asked for it."""
     FORKED = "forked"
-    """It goes on from a checkpoint of another trial with changed values. Samplers do not learn from it."""
+    """Another trial's, with changed values."""
+
+
+class Role(StrEnum):
+    """What a trial is for. Only trials of the search count towards a study's total, and only they teach its sampler."""
+
+    SEARCH = "search"
+    REPEAT = "repeat"
+    """The configuration of another trial again, with another seed."""
+    CONFIRM = "confirm"
+    """A recommended configuration with a fresh seed, to be read on the test prompts."""
+    FORK = "fork"
+    """It goes on from another trial's checkpoint, so its end says little of its configuration alone."""
+
+
+class PausedBy(StrEnum):
+    """Who paused a trial."""
+
+    PERSON = "person"
+    """It runs again once a person resumes it; until then its study is not finished."""
+    STRATEGY = "strategy"
+    """It runs again if the study's scheduler promotes it."""
 
 
 class Wanted(StrEnum):
@@ -82,3 +103,12 @@ class Reason:
     """The last steps' readings: `step`, `episode` and the metrics that were watched."""
     log: str = ""
     """The end of the trial's log, where an error or a lost worker ended it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule said of a trial at a step: enforced, or only noted, where the trial is audited."""
+
+    step: int
+    reason: Reason
+    is_enforced: bool

@@ -22,6 +22,7 @@ TOP_LEVEL = (
     "seed",
     "device",
     "threads",
+    "audit",
     "fixed",
     "search",
     "trial",

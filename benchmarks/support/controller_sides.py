@@ -14,8 +14,8 @@ from typing import Any
 import optuna
 from optuna.samplers import TPESampler
 
-from tuner.controller import run_study
 from tuner.events import Event, TrialEnded
+from tuner.run import run_study
 from tuner.space import suggest
 
 from .filled_stores import make_spec

@@ -8,7 +8,7 @@ from streamlit.testing.v1 import AppTest
 
 from tests.dashboard.fake_store import Course
 from tests.waiting import SECONDS
-from tuner.status import Origin, Status
+from tuner.status import Origin, Role, Status
 from tuner.store import NewTrial, Outcome, Store
 
 GOOD = Course(1e-4, 0.05, 4.0, batch=128)
@@ -66,7 +66,7 @@ def fork(store: Store, study: str, number: int, parent: int, step: int, **change
     lease = store.acquire(study)
     row = store.trial(store.study(study), parent)
     new = NewTrial(number, Origin.FORKED, {**row.config, **changed}, {**row.params, **changed}, 1,
-                   label="<b>gentler</b>", parent=parent, fork_step=step)  # fmt: skip
+                   label="<b>gentler</b>", parent=parent, fork_step=step, role=Role.FORK)  # fmt: skip
     trial = store.begin_attempt(lease, store.add_trial(lease, new), None)
     store.finish_trial(lease, trial.id, Outcome(Status.COMPLETED, None, 1.5, 0.03, 6.0, 0.0))
     store.release(lease)

@@ -14,7 +14,7 @@ from dashboard import analysis, diagnosis, importance
 from tests.dashboard.fake_store import SPEC
 from tuner.guard import RULES
 from tuner.spec import StudySpec
-from tuner.status import Origin, Status
+from tuner.status import Origin, Role, Status
 from tuner.store import TrialRow
 
 NAN = math.nan
@@ -153,8 +153,8 @@ def test_shared_prompts_are_paired_at_each_trials_last_evaluation() -> None:
 def test_a_forks_lineage_goes_back_to_a_trial_that_is_none() -> None:
     trials = [
         row(0, config={"kl_coef": 0.1, "lr": 1}),
-        row(1, config={"kl_coef": 0.2, "lr": 1}, parent=0, fork_step=4, origin=Origin.FORKED),
-        row(2, config={"kl_coef": 0.2, "lr": 2}, parent=1, fork_step=8, origin=Origin.FORKED),
+        row(1, config={"kl_coef": 0.2, "lr": 1}, parent=0, fork_step=4, origin=Origin.FORKED, role=Role.FORK),
+        row(2, config={"kl_coef": 0.2, "lr": 2}, parent=1, fork_step=8, origin=Origin.FORKED, role=Role.FORK),
     ]
     first, second = analysis.lineage(trials, 2)
     assert (first.trial, first.parent, first.step, first.changed) == (1, 0, 4, {"kl_coef": (0.1, 0.2)})
@@ -214,7 +214,7 @@ def test_only_trials_that_can_tell_count() -> None:
         row(0, params=params),
         row(1, params=params, status=Status.STOPPED),
         row(3, params=params, status=Status.PRUNED),
-        row(4, params=params, origin=Origin.FORKED),
+        row(4, params=params, origin=Origin.FORKED, role=Role.FORK),
         row(5, None, params=params),
         row(6, params={}),
     ]

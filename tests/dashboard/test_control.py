@@ -20,7 +20,7 @@ from tests.waiting import SECONDS
 from tuner import study_folder
 from tuner.cli.dashboard import READ_ONLY_VARIABLE
 from tuner.results import StudyView, read_study
-from tuner.status import Origin, Status
+from tuner.status import Origin, Role, Status
 from tuner.store import Lease, NewTrial, Order, Store
 
 pytestmark = pytest.mark.slow
@@ -204,7 +204,7 @@ def test_the_page_looks_again_while_something_runs_the_study(
 def test_a_forked_trial_counts_among_all_as_on_the_command_line(store: Store, view: StudyView) -> None:
     lease = store.acquire(STUDY)
     config, params = view.trials[0].config, view.trials[0].params
-    store.add_trial(lease, NewTrial(3, Origin.FORKED, {**config, "seed": 8}, params, threads=1))
+    store.add_trial(lease, NewTrial(3, Origin.FORKED, {**config, "seed": 8}, params, threads=1, role=Role.FORK))
     assert "2 of 15 trials ended" in control.study_text(read_study(store, STUDY))
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import insert, select, update
 from tests.tuner import made_study
 from tuner.export import SUFFIXES
 from tuner.spec import StudySpec
-from tuner.status import Origin, Wanted
+from tuner.status import Origin, Role, Wanted
 from tuner.store import OrderState, Store, schema
 
 FORMATS = tuple(SUFFIXES)
@@ -29,7 +29,14 @@ def enrich(store: Store) -> None:
         overrides = {"trials": {"file": 8, "set": 9}, "kl_budget": {"file": 10.0}}
         connection.execute(update(schema.studies).values(overrides=overrides))
         ids = list(connection.scalars(select(trials.c.id).order_by(trials.c.number)))
-        fork = {"origin": Origin.FORKED, "parent": 1, "fork_step": 2, "wanted": Wanted.PAUSE, "label": ""}
+        fork = {
+            "origin": Origin.FORKED,
+            "role": Role.FORK,
+            "parent": 1,
+            "fork_step": 2,
+            "wanted": Wanted.PAUSE,
+            "label": "",
+        }
         connection.execute(update(trials).where(trials.c.id == ids[-1]).values(**fork))
         reason = {"rule": "error", "message": f"half {LONE}", "evidence": [{"step": 1.0}], "log": "\x1b[31m"}
         connection.execute(update(trials).where(trials.c.id == ids[2]).values(reason=reason, label=HOSTILE[1]))
@@ -43,7 +50,7 @@ def everything(store: Store) -> dict[str, list[dict[str, Any]]]:
     """Return all that is to survive, times too."""
     found = {}
     with store._engine.connect() as connection:
-        for table in (schema.studies, schema.trials, schema.steps, schema.samples, schema.orders):
+        for table in (schema.studies, schema.trials, *schema.OF_TRIALS.values(), schema.orders):
             rows = connection.execute(select(table).order_by(*table.primary_key.columns)).mappings()
             dropped = ("lease_token", "lease_renewed_at", "folder", "key")  # of who holds it where, and made anew
             found[table.name] = [{name: value for name, value in row.items() if name not in dropped} for row in rows]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ppo_core.report import Sample, StepReport, TokenReadings
+from ppo_core.report import EvalReadings, Sample, StepReport, TokenReadings
 from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Status
+from tuner.status import Origin, Reason, Status, Verdict
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
 
 NAME = "made"
@@ -96,13 +96,17 @@ def add_steps(store: Store, lease: Lease, trial: TrialRow, outcome: Outcome | No
     for step in range(5):
         metrics = {"objective/scores": 0.5 + 0.1 * step, "objective/kl_exact": kl * step / 4, "objective/kl_coef": 0.05}
         samples: tuple[Sample, ...] = ()
+        readings, verdict = None, None
         if step % 2 == 0:
             metrics["eval/reward"] = 0.25 if step == 0 else value
             metrics |= {"eval/reward_se": 0.03, "eval/kl": 0.0 if step == 0 else kl, "eval/kl_se": 0.2}
             parts = {"liked": 0.75, "[b]brief": -0.25}
             first = Sample(0, "the film was", f" fine {step}", 0.5, 1.0, 4, parts, TOKENS)
             samples = (first, Sample(1, "food", HOSTILE, 0.1, 2.0, 9))
+            readings = EvalReadings((0.5, 0.1), (1.0, float("inf")), (4, 9))
         metrics["own/tone"] = 0.5 * step
         if step == 3:
             metrics["val/var_explained"] = float("nan")
-        store.add_step(lease, trial.id, StepReport(step, 64 * step, metrics, samples), seconds=1.5)
+        if step == 4 and outcome is not None and outcome.reason is not None:
+            verdict = Verdict(step, outcome.reason, is_enforced=True)
+        store.add_step(lease, trial.id, StepReport(step, 64 * step, metrics, samples, readings), 1.5, verdict)

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from tuner.controller import run_study
 from tuner.events import Event, StudyWarned, TrialEnded, TrialStarted, TrialStepped
+from tuner.run import run_study
 from tuner.spec import StudySpec
 from tuner.store import Store, TrialRow
 

@@ -14,7 +14,7 @@ from tests.tuner import made_study
 from tests.tuner.invoke import one_error
 from tuner.cli import main as cli
 from tuner.spec import StudySpec
-from tuner.status import Origin, Status
+from tuner.status import Origin, PausedBy, Status
 from tuner.store import NewTrial, Outcome, Store
 from tuner.store.trials import write_pause
 from tuner.study_folder import claim, held_folder
@@ -230,7 +230,7 @@ def make(folder: Path) -> Store:
         trial = store.add_trial(lease, NewTrial(number, Origin.ENQUEUED, config, params, 1, status=status))
         if status is Status.PAUSED:
             store.begin_attempt(lease, trial, None)
-            store._change(functools.partial(write_pause, trial_id=trial.id, so_far=Outcome(status)))
+            store._change(functools.partial(write_pause, trial_id=trial.id, so_far=Outcome(status), by=PausedBy.PERSON))
     runs = folder / "runs"
     with held_folder(runs / "made"):
         claim(runs / "made", store.study("made"))

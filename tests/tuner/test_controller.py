@@ -14,7 +14,6 @@ from ppo_core.errors import ConfigError, StudyError, TaskError
 from tests.tuner.quick_study import MODULE, curves, outcomes, quick_spec, rows, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tuner import study_folder
-from tuner.controller import run_study
 from tuner.events import (
     Event,
     Preparing,
@@ -25,6 +24,7 @@ from tuner.events import (
     TrialStarted,
     TrialStepped,
 )
+from tuner.run import run_study
 from tuner.status import Status
 from tuner.store import Store
 

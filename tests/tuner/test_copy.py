@@ -17,9 +17,9 @@ from ppo_core.metrics import METRICS
 from tests.tuner import made_study, quick_study, stores
 from tests.tuner.exported import CONFIG, HOSTILE, SPEC, clear, enrich, everything
 from tests.tuner.invoke import REPOSITORY, Invoke, one_error
-from tuner.controller import run_study
 from tuner.events import Event, TrialStarted, TrialStepped
 from tuner.orders import KINDS
+from tuner.run import run_study
 from tuner.status import Origin, Status, Wanted
 from tuner.store import OrderState, Store, schema
 from tuner.store.bulk import copy_study
@@ -47,7 +47,9 @@ def copy(source: Store, target: Store, name: str = "made") -> dict[str, int]:
 
 def test_every_row_is_the_same_in_the_other_store(store: Store, other: Store) -> None:
     store.place_order(store.study("made"), "stop", None, {})
-    assert copy(store, other) == {"trials": 8, "steps": 40, "samples": 57, "orders": 3}
+    assert copy(store, other) == {
+        "trials": 8, "steps": 40, "samples": 57, "readings": 24, "verdicts": 4, "orders": 3
+    }  # fmt: skip
     assert everything(other) == everything(store)
 
 
@@ -159,7 +161,10 @@ def test_the_command_copies_and_says_where_checkpoints_stay(ppo_tuner: Invoke, o
     status, out, err = ppo_tuner("copy", made, "--to", "new/b.db")
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == f'copied study "{made}" to new/b.db: 8 trials, 40 steps, 48 samples, 1 order'
+    assert (
+        lines[0]
+        == f'copied study "{made}" to new/b.db: 8 trials, 40 steps, 48 samples, 24 readings, 4 verdicts, 1 order'
+    )
     assert "a controller runs it" in lines[1] and "1 order that waits is in the copy, too" in lines[2]
     assert f"checkpoints stay in {own_folder / 'runs' / made}; " in lines[3]
     assert f"run in {own_folder}: " in lines[3] and lines[3].endswith(f"ppo-tuner run {made} --storage new/b.db")

@@ -16,9 +16,11 @@ from tests.tuner import engine_trainers
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_worker import trial_spec
+from tests.tuner.trial_rows import trial_row
 from tests.waiting import SECONDS, until
 from tuner.engine.local import LocalEngine, cores, threads_per_worker
-from tuner.protocol import Answer, Ended, Entered, Failed, Lost, Message, Prepared, Progress, Stepped
+from tuner.protocol import Answer, Ended, Entered, Failed, Lost, Message, Prepared, PrepareTask, Progress, Stepped
+from tuner.scheduler import answer, guarded
 
 
 @pytest.fixture
@@ -41,13 +43,13 @@ def heard(engine: LocalEngine) -> list[tuple[Any, Message]]:
 
 
 def run_out(engine: LocalEngine, jobs: int = 1) -> dict[Any, list[Message]]:
-    """Answer GO_ON until so many jobs have ended; return what each said."""
+    """Answer as the scheduler would until so many jobs have ended; return what each said."""
     said: dict[Any, list[Message]] = {}
     while jobs:
         for job, message in heard(engine):
             said.setdefault(job, []).append(message)
             if isinstance(message, Stepped):
-                engine.answer(job or 0, Answer.GO_ON)
+                engine.answer(job or 0, answer(guarded(trial_row(), message), None, has_to_rest=False))
             elif not isinstance(message, Progress):
                 jobs -= 1
     return said
@@ -85,7 +87,7 @@ def test_two_trials_run_at_once_in_two_processes_without_torch(engine: LocalEngi
 
 
 def test_a_worker_is_kept_from_job_to_job_and_replaced_after_an_error(engine: LocalEngine, tmp_path: Path) -> None:
-    engine.prepare(f"{MODULE}:TASK", tmp_path)
+    engine.start(PrepareTask(f"{MODULE}:TASK", tmp_path))
     assert run_out(engine)[None] == [Progress("counting to two", 0.5), Progress("counting to two", 1.0), Prepared()]
     (first,) = (child.pid for child in multiprocessing.active_children())
     assert first is not None
@@ -110,7 +112,7 @@ def test_a_worker_whose_evaluation_raised_runs_no_other_trial(engine: LocalEngin
 
 
 def test_a_task_that_cannot_be_prepared_fails_with_its_own_words(engine: LocalEngine, tmp_path: Path) -> None:
-    engine.prepare(f"{MODULE}:BROKEN_TASK", tmp_path)
+    engine.start(PrepareTask(f"{MODULE}:BROKEN_TASK", tmp_path))
     (failed,) = run_out(engine)[None]
     assert isinstance(failed, Failed) and failed.message == "the words are missing" and failed.is_for_user
 
@@ -162,7 +164,7 @@ def test_the_childs_environment_is_not_ours(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    engine.prepare(f"{MODULE}:TASK", tmp_path)
+    engine.start(PrepareTask(f"{MODULE}:TASK", tmp_path))
     assert os.environ["OMP_NUM_THREADS"] == "7" and "MKL_NUM_THREADS" not in os.environ
     run_out(engine)
 
@@ -182,7 +184,7 @@ def test_the_guards_settings_reach_the_worker(engine: LocalEngine, tmp_path: Pat
     engine.start(trial_spec(tmp_path / "0", guard=guard))
     said = run_out(engine)[0]
     reasons = {message.report.step: message.reason for message in said if isinstance(message, Stepped)}
-    assert [step for step, reason in reasons.items() if reason] == [6, 7, 8, 9, 10]
+    assert [step for step, reason in reasons.items() if reason] == [6]
 
 
 # How many, and where

@@ -61,7 +61,7 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
     rows = export_study(store, "made", tmp_path / "a", fmt)
     assert sorted(files(tmp_path / "a")) == sorted(["study.json", *(f"{table}{SUFFIXES[fmt]}" for table in rows)])
     about = json.loads((tmp_path / "a" / "study.json").read_text())
-    assert about["rows"] == rows == {"trials": 8, "steps": 40, "samples": 57}
+    assert about["rows"] == rows == {"trials": 8, "steps": 40, "samples": 57, "readings": 24, "verdicts": 4}
     stored = everything(store)
     assert [order["kind"] for order in about["orders"]] == ["pause", "stop"]
     assert about["overrides"] == stored["ppo_studies"][0]["overrides"]
@@ -75,7 +75,17 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
             for column, value in row.items():
                 if column in ("id", "study_id", "trial_id"):
                     continue
-                is_json = column in ("config", "params", "reason", "extra", "parts", "tokens")
+                is_json = column in (
+                    "config",
+                    "params",
+                    "reason",
+                    "extra",
+                    "parts",
+                    "tokens",
+                    "rewards",
+                    "kls",
+                    "lengths",
+                )
                 cell = as_read(value, fmt, is_json)
                 assert (float(got[column]) if isinstance(cell, float) else got[column]) == cell
 
@@ -86,7 +96,7 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
 def test_texts_that_are_empty_are_told_from_values_that_are_not_there(store: Store, tmp_path: Path) -> None:
     export_study(store, "made", tmp_path / "a", "csv")
     last = (tmp_path / "a" / "trials.csv").read_text().splitlines()[-1]
-    assert last.endswith(',,"",1,2,"pause"')  # ended_at, label, parent, fork_step, wanted
+    assert last.endswith(',,"",1,2,"pause","fork",3,false,')  # from ended_at to paused_by
 
 
 def test_other_tools_read_it(store: Store, tmp_path: Path) -> None:

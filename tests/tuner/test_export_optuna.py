@@ -29,7 +29,7 @@ from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
 from tuner.best import best_trial
 from tuner.export.optuna import as_optuna, open_export, open_place, reference_config
 from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Status
+from tuner.status import Origin, Reason, Role, Status
 from tuner.store import NewTrial, Outcome, Store, TrialRow
 
 TOOLS = Path(sys.executable).parent
@@ -49,7 +49,7 @@ ROWS = [
     trial_row(3, params=ADAPTIVE, status=Status.FAILED, value=None, kl=None, reason=Reason("error", "lost")),
     trial_row(4, params=ADAPTIVE, value=1.75, kl=9.0, config={**CONFIG, "lam": 0.5}),
     trial_row(5, params=ADAPTIVE, status=Status.STOPPED, value=1.25, kl=20.0, label="mine"),
-    trial_row(6, params=REFERENCE, origin=Origin.FORKED, parent=4, fork_step=7, value=1.6, kl=9.5),
+    trial_row(6, params=REFERENCE, origin=Origin.FORKED, role=Role.FORK, parent=4, fork_step=7, value=1.6, kl=9.5),
     trial_row(7, params=REFERENCE, status=Status.STOPPED, value=None, kl=None),
     running(8, ADAPTIVE),
 ]

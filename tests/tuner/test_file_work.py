@@ -14,8 +14,8 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_orders import place
 from tests.waiting import SECONDS, until
 from tuner.checkpoints import CheckpointPolicy, FileWork
-from tuner.controller import run_study
 from tuner.events import Event, OrderDecided, TrialEnded, TrialStepped
+from tuner.run import run_study
 from tuner.status import Status
 from tuner.store import OrderState, Store
 

@@ -11,8 +11,8 @@ from ppo_core.errors import ConfigError
 from tests.tuner import quick_study
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.quick_run import QUICK_STUDY
-from tuner.controller import run_study
 from tuner.events import StudyStarted
+from tuner.run import run_study
 from tuner.spec import StudySpec
 from tuner.study_file import ListedTrial
 

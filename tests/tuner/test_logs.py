@@ -19,7 +19,7 @@ from tests.tuner.test_worker import trial_spec
 from tuner import trial_log
 from tuner.cli import read
 from tuner.engine.local import LocalEngine
-from tuner.protocol import Ended, Failed, Lost, Prepared
+from tuner.protocol import Ended, Failed, Lost, Prepared, PrepareTask
 from tuner.status import Origin, Status
 from tuner.store import Lease, NewTrial, Outcome, Store
 
@@ -48,7 +48,7 @@ def test_all_that_a_trial_and_its_children_print_goes_to_its_own_log(
     engine: LocalEngine, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # C libraries then hold text back
-    engine.prepare(f"{MODULE}:TASK", tmp_path)
+    engine.start(PrepareTask(f"{MODULE}:TASK", tmp_path))
     assert run_out(engine)[None][-1] == Prepared()
     for number in (0, 1):
         engine.start(own_spec(tmp_path / str(number), "chatty", number=number))

@@ -17,7 +17,7 @@ from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
 from tests.tuner import stores
-from tuner.status import Origin, Status
+from tuner.status import Origin, PausedBy, Role, Status
 from tuner.store import NewTrial, Store
 from tuner.store.schema import SCHEMA_VERSION, metadata
 
@@ -60,6 +60,7 @@ INSERT INTO ppo_samples (trial_id, step, prompt_index, prompt, response, reward,
 """
 """The tables as version 2 made them, but for the metrics that came later, and a study that was cut off."""
 OF_VERSION_4 = [METRICS["sampler/kl_gap"], METRICS["sampler/kl_gap_noise"]]
+OF_VERSION_5 = ("role", "seed", "is_audited", "paused_by")
 LATER = [*OF_VERSION_4, *list(METRICS.values())[-2:]]
 
 
@@ -137,7 +138,7 @@ def check_use(store: Store) -> None:
     store.add_step(lease, running.id, StepReport(1, 16, {metric.name: 0.5 for metric in LATER}), 1.0)
     (_, row) = store.steps([running.id], [metric.name for metric in LATER])
     assert [row[metric.name] for metric in LATER] == [0.5] * len(LATER)
-    store.add_trial(lease, NewTrial(2, Origin.FORKED, {}, {}, 1, label="warm", parent=0, fork_step=1))
+    store.add_trial(lease, NewTrial(2, Origin.FORKED, {}, {}, 1, label="warm", parent=0, fork_step=1, role=Role.FORK))
     store.place_order(study, "pause", None, {})
     store.delete_study(lease)
     assert [left.name for left in store.studies()] == ["done"]
@@ -158,6 +159,29 @@ def test_a_store_of_version_3_is_given_the_gap_of_sampled_and_exact_kl(kind: str
     assert store.migration is not None and (store.migration.old, store.migration.new) == (3, SCHEMA_VERSION)
     assert rows(url)["ppo_steps"] == [{**row, **{metric.column: None for metric in OF_VERSION_4}} for row in before]
     check_use(store)
+    store.close()
+
+
+@pytest.mark.parametrize("kind", stores.CASES)
+def test_a_store_of_version_4_is_given_what_a_trial_is_for_and_who_paused_it(kind: str, tmp_path: Path) -> None:
+    url = old_store(kind, tmp_path)
+    Store.open(url, migrate=True).close()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        for column in OF_VERSION_5:
+            connection.execute(text(f"ALTER TABLE ppo_trials DROP COLUMN {column}"))
+        for table in ("ppo_readings", "ppo_verdicts"):
+            connection.execute(text(f"DROP TABLE {table}"))
+        connection.execute(text("UPDATE ppo_trials SET origin = 'forked' WHERE number = 0"))
+        connection.execute(text("UPDATE ppo_trials SET status = 'paused' WHERE number = 1"))
+        connection.execute(text("UPDATE ppo_meta SET value = '4'"))
+    engine.dispose()
+    store = Store.open(url, migrate=True)
+    fork, paused = store.trials(store.study("old"))
+    assert [(row.role, row.paused_by, row.seed, row.is_audited) for row in (fork, paused)] == [
+        (Role.FORK, None, 1, False), (Role.SEARCH, PausedBy.PERSON, 1, False)
+    ]  # fmt: skip
+    assert not fork.teaches and paused.teaches and not paused.is_resting
     store.close()
 
 

@@ -10,7 +10,7 @@ from tests.tuner.trial_rows import pruned, trial_row
 from tuner.guard import RULES
 from tuner.scoring import to_optuna, trial_value, violation
 from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Status
+from tuner.status import Origin, Reason, Role, Status
 from tuner.store import TrialRow
 
 SPEC = StudySpec.from_dict(
@@ -65,8 +65,8 @@ def test_the_constraint_is_the_log_of_kl_over_the_budget() -> None:
         (trial_row(status=Status.PAUSED, value=None, kl=None), TrialState.RUNNING, None, None),
         (trial_row(origin=Origin.LISTED, kl=5.0), TrialState.COMPLETE, 1.0, math.log(0.5)),
         (trial_row(origin=Origin.ENQUEUED, kl=5.0), TrialState.COMPLETE, 1.0, math.log(0.5)),
-        (trial_row(origin=Origin.FORKED, kl=5.0), TrialState.FAIL, None, None),
-        (trial_row(origin=Origin.FORKED, status=Status.RUNNING, value=None, kl=None), TrialState.FAIL, None, None),
+        (trial_row(origin=Origin.FORKED, role=Role.FORK, kl=5.0), TrialState.FAIL, None, None),
+        (trial_row(origin=Origin.FORKED, role=Role.FORK, status=Status.RUNNING, value=None, kl=None), TrialState.FAIL, None, None),
         (trial_row(kl=5.0), TrialState.COMPLETE, 1.0, math.log(0.5)),
         (trial_row(kl=20.0), TrialState.COMPLETE, 1.0, math.log(2)),
         (trial_row(status=Status.STOPPED, kl=5.0), TrialState.PRUNED, 1.0, math.log(0.5)),

@@ -14,7 +14,6 @@ from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, 
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_survival import go_on
 from tests.tuner.trial_rows import trial_row
-from tuner.controller import run_study
 from tuner.events import (
     Event,
     OrderDecided,
@@ -26,6 +25,7 @@ from tuner.events import (
     TrialStepped,
 )
 from tuner.order_checks import check_trial_order, enqueued_params
+from tuner.run import run_study
 from tuner.scoring import to_optuna
 from tuner.status import Origin, Status
 from tuner.store import Order, OrderState, Store

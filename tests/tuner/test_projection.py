@@ -15,7 +15,7 @@ from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
 from tuner.search.sampler import Projection
 from tuner.space import arm_search, sampler_space, suggest
 from tuner.spec import StudySpec
-from tuner.status import Origin, Status
+from tuner.status import Origin, Role, Status
 from tuner.store import TrialRow
 
 Params = dict[str, HyperValue]
@@ -37,7 +37,7 @@ def ended(row: TrialRow, how: str, value: float) -> TrialRow:
         "waiting": trial_row(row.number, status=Status.WAITING, value=None, kl=None),
         "running": running(row.number, {}),
     }[how]
-    return replace(made, params=row.params, origin=row.origin)
+    return replace(made, params=row.params, origin=row.origin, role=row.role)
 
 
 HOW = ("completed", "kl_limit", "nonfinite", "nothing_learned", "failed", "stopped")
@@ -61,10 +61,8 @@ def test_rows_known_one_by_one_and_rows_read_at_once_give_the_same_proposals(
         assert rebuilt.propose(number) == params
         rows[number] = running(number, params)
         if is_fork:
-            rows[number] = replace(rows[number], origin=Origin.FORKED, parent=0, fork_step=1)
-            fed.tell(rows[number])
-        else:
-            fed.note_running(number, params)
+            rows[number] = replace(rows[number], origin=Origin.FORKED, role=Role.FORK, parent=0, fork_step=1)
+        fed.tell(rows[number])
         under_way = [row for row in rows.values() if not row.status.is_final]
         if len(under_way) >= 3:
             row = ended(under_way[which % 3], how, value)
@@ -76,7 +74,7 @@ def feed(spec: StudySpec, values: Mapping[int, float], count: int = 8) -> Projec
     projection = Projection(spec, [])
     for number in range(count):
         params = spec.reference_params() if number == 0 else projection.propose(number)
-        projection.note_running(number, params)
+        projection.tell(running(number, params))
         if number in values:
             projection.tell(ended(running(number, params), "completed", values[number]))
     return projection
@@ -116,7 +114,7 @@ def test_tpe_begins_after_the_startup_trials_that_were_told() -> None:
         projection = Projection(make_spec(startup_trials=startup_trials), [])
         for number, how in enumerate(hows):
             params: Params = {**spec.reference_params(), "learning_rate": 1e-4 * (number + 1), "vf_coef": 0.7}
-            projection.note_running(number, params)
+            projection.tell(running(number, params))
             if how != "running":
                 projection.tell(ended(running(number, params), how, 1.0))
         return projection.propose(len(hows))
@@ -236,7 +234,7 @@ NOTHING = trial_row(status=Status.FAILED)
 
 def test_a_fork_teaches_nothing_and_keeps_its_number() -> None:
     for how in (*HOW, *SET_ASIDE):
-        fork = replace(ended(running(0, {}), how, 9.0), origin=Origin.FORKED, parent=1)
+        fork = replace(ended(running(0, {}), how, 9.0), origin=Origin.FORKED, role=Role.FORK, parent=1)
         assert after(fork) == after(NOTHING)
     enqueued = trial_row(value=9.0, origin=Origin.ENQUEUED)
     assert after(enqueued) == after(replace(enqueued, origin=Origin.SAMPLED)) != after(NOTHING)
@@ -265,18 +263,24 @@ def test_a_paused_trial_that_goes_on_runs_again() -> None:
     assert projection.propose(11) == while_it_runs
 
 
-def test_under_other_ranges_or_another_budget_it_begins_anew() -> None:
+def test_other_ranges_or_another_budget_change_proposals() -> None:
     rows = [trial_row(n, params={"learning_rate": 1e-4 * 1.2**n, "lam": 0.9}, value=n, kl=n) for n in range(12)]
     spec = make_spec(search={"learning_rate": "advised", "lam": "advised"})
     narrow = make_spec(search={"learning_rate": {"low": 2e-4, "high": 5e-4}, "lam": "advised"})
     strict = make_spec(search={"learning_rate": "advised", "lam": "advised"}, kl={"budget": 2.0, "limit": 15.0})
-    projection = Projection(spec, rows)
-    first = projection.propose(12)
-    for other in (narrow, strict):
-        projection.respec(other, rows)
-        assert projection.propose(12) == Projection(other, rows).propose(12) != first
-    projection.respec(spec, rows)
-    assert projection.propose(12) == first
+    first = Projection(spec, rows).propose(12)
+    narrowed, stricter = (Projection(other, rows).propose(12) for other in (narrow, strict))
+    assert narrowed != first != stricter
+    assert 2e-4 <= float(narrowed["learning_rate"]) <= 5e-4  # type: ignore[arg-type]
+
+
+def test_rows_given_again_are_taken_over_where_they_changed() -> None:
+    rows = [trial_row(n, params={"learning_rate": 1e-4 * 1.2**n, "lam": 0.9}, value=-n, kl=1) for n in range(12)]
+    spec = make_spec(search={"learning_rate": "advised", "lam": "advised"})
+    projection = Projection(spec, [*rows[:11], running(11, rows[11].params)])
+    before = projection.propose(12)
+    projection.update(rows)
+    assert projection.propose(12) == Projection(spec, rows).propose(12) != before
 
 
 def test_proposals_are_those_of_an_optuna_study_of_the_same_trials() -> None:
@@ -291,7 +295,7 @@ def test_proposals_are_those_of_an_optuna_study_of_the_same_trials() -> None:
             study.add_trials(projection.trials(str(params["kl_control"])))
             arm = {"kl_control": params["kl_control"]}
             assert arm | suggest(study.ask(), arm_search(SPEC.search, str(params["kl_control"]))) == params
-        projection.note_running(number, params)
+        projection.tell(running(number, params))
         how = hows[number % len(hows)]
         projection.tell(ended(running(number, params), how, 0.1 * (number % 7)))
 
@@ -301,4 +305,4 @@ def test_numbers_without_gaps() -> None:
     with pytest.raises(ValueError, match="trial 1 cannot be proposed: the next one is 0"):
         projection.propose(1)
     with pytest.raises(ValueError, match="trial 1 cannot be noted before trial 0"):
-        projection.note_running(1, {})
+        projection.tell(running(1, {}))

@@ -24,9 +24,9 @@ from tests.tuner import quick_study, stores
 from tests.tuner.quick_study import quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tuner.cli.run import StudyProgress
-from tuner.controller import run_study
 from tuner.events import Event, StudyWarned, TrialStarted
 from tuner.retry import RoomWatch, StoreRetry
+from tuner.run import run_study
 from tuner.status import Origin, Reason, Status, Wanted
 from tuner.store import Lease, NewTrial, Outcome, Store, schema
 

@@ -11,8 +11,8 @@ from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError
 from tests.tuner.quick_study import curves, quick_spec, run, storage
 from tuner.checkpoints import CheckpointPolicy, used
-from tuner.controller import run_study
 from tuner.events import Event, StudyWarned, TrialStarted, TrialStepped
+from tuner.run import run_study
 from tuner.store import Store
 
 

@@ -16,9 +16,11 @@ from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, TaskErr
 from ppo_core.report import StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, QuickTrainer
+from tests.tuner.trial_rows import trial_row
 from tuner.engine import worker
 from tuner.engine.trial import import_factory, run_trial, with_evaluation
 from tuner.protocol import Answer, Ended, Left, NoRoom, Phase, Stepped, TrialSpec
+from tuner.scheduler import answer, guarded
 
 OVER_THE_LIMIT = 8.89e-4
 """A learning rate whose KL is 3.556 nats a step: over 15 from step 5 on."""
@@ -34,7 +36,7 @@ def trial_spec(folder: Path, trainer: str = "factory", learning_rate: float = 1e
 
 
 class Script:
-    """Answers step by step as told, then GO_ON (STOP where the guard wants it), and keeps what came up."""
+    """Answers step by step as told, else as the scheduler would, and keeps what came up."""
 
     def __init__(self, answers: dict[int, Answer] | None = None) -> None:
         self.answers = answers or {}
@@ -43,7 +45,7 @@ class Script:
     def __call__(self, message: Stepped | NoRoom) -> Answer:
         assert isinstance(message, Stepped)
         self.heard.append(message)
-        default = Answer.GO_ON if message.reason is None else Answer.STOP
+        default = answer(guarded(trial_row(), message), None, has_to_rest=False)
         return self.answers.get(message.report.step, default)
 
     @property
@@ -66,7 +68,7 @@ def test_a_trial_reports_every_step_and_keeps_its_newest_two_checkpoints(tmp_pat
 
 def test_a_trial_keeps_its_best_checkpoint_within_the_kl_budget(tmp_path: Path) -> None:
     # 1.4 nats a step and a reward that rises with them: 8.4 at step 6, and over the budget of 10 at steps 9 and 10.
-    run_trial(trial_spec(tmp_path, learning_rate=3.5e-4), Script({8: Answer.SAVE}))
+    run_trial(trial_spec(tmp_path, learning_rate=3.5e-4), Script({8: Answer.LEAVE}))
     assert saved_steps(tmp_path) == ["step-000006", "step-000008"]
     resumed = trial_spec(tmp_path, learning_rate=3.5e-4, resume_from=checkpoint.latest(tmp_path))
     assert run_trial(resumed, Script()) == Ended()
@@ -141,11 +143,11 @@ def test_a_trial_says_when_it_begins_to_save_to_upload_and_to_step_again(tmp_pat
 
     def ask(message: Stepped) -> Answer:
         said.append(message.report.step)
-        return Answer.SAVE if message.report.step == 4 else Answer.GO_ON
+        return {2: Answer.SAVE, 4: Answer.LEAVE}.get(message.report.step, Answer.GO_ON)
 
     run_trial(trial_spec(tmp_path / "a"), ask, said.append)
     saving, uploading, stepping = Phase.SAVING, Phase.UPLOADING, Phase.STEPPING
-    assert said == [0, saving, stepping, 1, 2, 3, saving, stepping, 4, saving]
+    assert said == [0, saving, stepping, 1, 2, saving, stepping, 3, saving, stepping, 4, saving]
     said.clear()
     run_trial(trial_spec(tmp_path / "b", checkpoint_url=f"file://{tmp_path}/elsewhere"), ask, said.append)
     first_save = said[said.index(0) + 1 : said.index(1)]
@@ -179,8 +181,8 @@ def test_a_steps_own_seconds_hold_neither_saving_nor_waiting(tmp_path: Path, mon
     assert heard[1].seconds == 3.0 + 50.0 + 100.0
 
 
-def test_a_trial_told_to_save_is_left_there_and_goes_on_as_if_unbroken(tmp_path: Path) -> None:
-    unbroken, first, second = Script(), Script({5: Answer.SAVE}), Script()
+def test_a_trial_told_to_leave_is_left_there_and_goes_on_as_if_unbroken(tmp_path: Path) -> None:
+    unbroken, first, second = Script(), Script({5: Answer.LEAVE}), Script()
     run_trial(trial_spec(tmp_path / "a"), unbroken)
     assert run_trial(trial_spec(tmp_path / "b"), first) == Left()
     left_at = checkpoint.latest(tmp_path / "b")
@@ -198,14 +200,39 @@ def test_a_trial_told_to_stop_ends_there(tmp_path: Path) -> None:
 def test_a_stop_by_the_guard_comes_with_an_evaluation_of_that_very_step(tmp_path: Path) -> None:
     script = Script()
     assert run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT), script) == Ended()
-    last = script.heard[-1]
-    assert last.report.step == 7 and last.reason is not None and last.reason.rule == "kl_limit"
+    before, last = script.heard[-2:]
+    assert (before.report.step, before.is_again, before.report.is_evaluation) == (7, False, False)
+    assert (last.report.step, last.is_again) == (7, True)
+    assert last.reason == before.reason and last.reason is not None and last.reason.rule == "kl_limit"
     assert last.report.metrics["eval/kl"] == pytest.approx(7 * 3.556)
     assert last.report.samples[0].response == "step 7"
 
 
+def test_of_an_audited_trial_each_rule_speaks_once_and_it_runs_to_its_end(tmp_path: Path) -> None:
+    class Audit(Script):
+        def __call__(self, message: Stepped | NoRoom) -> Answer:
+            assert isinstance(message, Stepped)
+            self.heard.append(message)
+            decision = guarded(trial_row(is_audited=True), message)
+            return self.answers.get(message.report.step, answer(decision, None, has_to_rest=False))
+
+    def noted(script: Script) -> list[tuple[int, str]]:
+        return [(one.report.step, one.reason.rule) for one in script.heard if one.reason is not None]
+
+    # 14.22 nats a step: over the limit of 15 from step 2 on, over four times that from step 5 on.
+    spec = trial_spec(tmp_path, learning_rate=4 * OVER_THE_LIMIT, is_audited=True)
+    unbroken, first, second = Audit(), Audit({6: Answer.LEAVE}), Audit()
+    assert run_trial(replace(spec, folder=tmp_path / "a"), unbroken) == Ended()
+    assert noted(unbroken) == [(4, "kl_limit"), (5, "kl_hard")]
+    assert unbroken.heard[-1].report.step == 10
+    run_trial(spec, first)
+    run_trial(replace(spec, resume_from=checkpoint.latest(tmp_path)), second)
+    assert (noted(first), noted(second)) == (noted(unbroken), [])
+    assert run_trial(replace(spec, trainer=f"{MODULE}:unevaluable", folder=tmp_path / "b"), Audit()).is_worker_spent
+
+
 def test_the_guard_remembers_across_a_checkpoint(tmp_path: Path) -> None:
-    run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT), Script({6: Answer.SAVE}))
+    run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT), Script({6: Answer.LEAVE}))
     script = Script()
     run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT, resume_from=checkpoint.latest(tmp_path)), script)
     reason = script.heard[-1].reason

@@ -21,7 +21,6 @@ from tuner import remote_checkpoints, render, results, study_file
 from tuner.checkpoints import CheckpointPolicy
 from tuner.cli import report, storage
 from tuner.cli.arguments import to_copy
-from tuner.controller import run_study
 from tuner.engine.local import cores
 from tuner.events import (
     Event,
@@ -38,6 +37,7 @@ from tuner.events import (
     TrialStepped,
 )
 from tuner.results import read_study
+from tuner.run import run_study
 from tuner.spec import StudySpec
 from tuner.store import Order, Store
 from tuner.store.connect import file_of as store_file

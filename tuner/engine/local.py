@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
-from pathlib import Path
 from typing import Any
 
 from ppo_core.errors import ConfigError
+from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.process import WorkerProcess
 from tuner.protocol import (
     Answer,
@@ -29,7 +29,6 @@ from tuner.protocol import (
     Prepared,
     PrepareTask,
     Stepped,
-    TrialSpec,
 )
 from tuner.worker_settings import WorkerSettings
 
@@ -105,9 +104,6 @@ _LATE_SECONDS = 1.0
 
 _DEFAULTS = WorkerSettings()
 
-JobId = int | None
-"""What a worker is busy with: a trial's number, or None for the task's preparation."""
-
 
 def cores() -> int:
     """Return how many CPU cores this process may use."""
@@ -155,6 +151,15 @@ class LocalEngine:
         self._waker, self._wake = multiprocessing.Pipe(duplex=False)
         self.resize(workers)
 
+    @classmethod
+    def of(cls, needs: EngineNeeds) -> "LocalEngine":
+        """Return an engine for a run of a study; it starts nothing yet.
+
+        Raises:
+            ConfigError: fewer than 1 worker, or more than there are GPUs.
+        """
+        return cls(needs.workers, gpus=needs.gpus, settings=needs.settings)
+
     def __enter__(self) -> "LocalEngine":
         return self
 
@@ -180,13 +185,22 @@ class LocalEngine:
         while self._idle and len(self._idle) + len(self._busy) > workers:
             self._idle.pop(0).end()
 
-    def prepare(self, task: str, folder: Path) -> None:
-        """Have a worker prepare a task, its output in the study's `folder`; its messages come under the job None."""
-        self._give(None, PrepareTask(task, folder))
+    def start(self, job: Job) -> None:
+        """Have a worker do a job.
 
-    def start(self, spec: TrialSpec) -> None:
-        """Have a worker run a trial; its messages come under the trial's number."""
-        self._give(spec.number, spec)
+        Raises:
+            ConfigError: it asks for several processes, or for several GPUs, which workers of this machine do not get.
+        """
+        if isinstance(job, PrepareTask):
+            self._give(None, job)
+            return
+        asked = job.resources
+        if asked.ranks != 1 or asked.devices != 1:
+            raise ConfigError(
+                f"trial {job.number} asks for {asked.ranks} processes with {asked.devices} GPUs each; a worker is one "
+                "process, on one GPU at most"
+            )
+        self._give(job.number, job)
 
     def answer(self, number: int, answer: Answer) -> None:
         """Answer a trial's last report."""

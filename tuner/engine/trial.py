@@ -45,18 +45,21 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
     for step_report in trainer:
         report = with_plain_floats(step_report)
         state, reason = observe(spec.guard, state, report, total_episodes)
-        if reason is not None:
+        if reason is not None and spec.is_audited:
+            state = replace(state, noted=(*state.noted, reason.rule))
+        answer = ask(Stepped(report, clock.lap(), clock.step(), reason))
+        if answer is Answer.EVALUATE:
+            clock.begin_step()
             report, has_raised = with_evaluation(trainer, report)
             report = with_plain_floats(report)
-        step_seconds = clock.step()
-        answer = ask(Stepped(report, clock.lap(), step_seconds, reason))
+            answer = ask(Stepped(report, clock.lap(), clock.step(), reason, is_again=True))
         if answer is Answer.STOP:
             break
-        if answer is Answer.SAVE or report.is_evaluation or keeper.is_due(report):
+        if answer in (Answer.SAVE, Answer.LEAVE) or report.is_evaluation or keeper.is_due(report):
             extra = {"guard": state.to_dict()}
             if _with_room(partial(_save, keeper, trainer, report, extra, enter), ask) is None:
                 return Left()
-            if answer is Answer.SAVE:
+            if answer is Answer.LEAVE:
                 return Left()
             enter(Phase.STEPPING)
         clock.begin_step()
@@ -95,7 +98,7 @@ def with_plain_floats(report: StepReport) -> StepReport:
 
 
 def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, bool]:
-    """Return the report of a stopped trial with an evaluation, or as it is where the policy allows none.
+    """Return the report with an evaluation, or as it is where the policy allows none.
 
     The second value is whether the evaluation raised an error, which may have left the process unusable.
     """
@@ -103,7 +106,7 @@ def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, b
         return report, False
     try:
         evaluated = trainer.evaluated(report)
-    except Exception:  # the trial ends by the guard's reason, whatever a broken policy does here
+    except Exception:  # a policy that is broken is no reason of its own: it is asked for where a rule ends the trial
         traceback.print_exc()
         return report, True
     readings = (evaluated.metrics.get(name, math.nan) for name in ("eval/reward", "eval/kl"))

@@ -1,6 +1,6 @@
 """Writes a study as a folder of plain files: all of it as of one moment, and the folder only once it is whole.
 
-It holds `study.json` and three tables, in one of three formats. Tables have the columns of the store's, in its order;
+It holds `study.json` and five tables, in one of three formats. Tables have the columns of the store's, in its order;
 trials are named by number, not by the database's ids. Times are seconds since the epoch (UTC), durations seconds. In
 CSV every text stands in quotes, so that an empty text (`""`) and no value (nothing) are told apart.
 """
@@ -16,7 +16,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Column, Connection, Float, Integer, Table, literal, select
+from sqlalchemy import JSON, Boolean, Column, Connection, Float, Integer, Table, literal, select
 
 from ppo_core.errors import ConfigError, PPOTunerError
 from tuner.export import SUFFIXES
@@ -38,6 +38,7 @@ class ColumnType(Enum):
 
     WHOLE = auto()
     NUMBER = auto()
+    TRUTH = auto()
     TEXT = auto()
     JSON = auto()
 
@@ -58,6 +59,7 @@ class TableLayout:
 _TYPES: tuple[tuple[type[Any], ColumnType], ...] = (
     (Integer, ColumnType.WHOLE),
     (Float, ColumnType.NUMBER),
+    (Boolean, ColumnType.TRUTH),
     (JSON, ColumnType.JSON),
 )
 
@@ -72,9 +74,10 @@ def _fields(table: Table, *without: str) -> dict[str, ColumnType]:
 
 _OF_TRIAL = {"trial": ColumnType.WHOLE}
 TRIALS = TableLayout("trials", _fields(schema.trials, "id", "study_id"))
-STEPS = TableLayout("steps", _OF_TRIAL | _fields(schema.steps, "trial_id"))
-SAMPLES = TableLayout("samples", _OF_TRIAL | _fields(schema.samples, "trial_id"))
-TABLES = (TRIALS, STEPS, SAMPLES)
+OF_TRIALS = {
+    name: TableLayout(name, _OF_TRIAL | _fields(table, "trial_id")) for name, table in schema.OF_TRIALS.items()
+}
+TABLES = (TRIALS, *OF_TRIALS.values())
 
 ORDER_FIELDS = tuple(_fields(schema.orders, "id", "study_id", "key"))
 """Of each order in `study.json`."""
@@ -146,11 +149,9 @@ def _write_files(connection: Connection, study_id: int, folder: Path, fmt: str) 
     numbers = {row.id: row.number for row in connection.execute(mine)}
     columns = [trials.c[name] for name in TRIALS.fields]
     of_study = select(*columns).where(trials.c.study_id == study_id).order_by(trials.c.number)
-    rows = {
-        TRIALS.name: _write_table(folder, TRIALS, fmt, stream(connection, of_study)),
-        STEPS.name: _write_table(folder, STEPS, fmt, _rows_by_trial(connection, schema.steps, numbers)),
-        SAMPLES.name: _write_table(folder, SAMPLES, fmt, _rows_by_trial(connection, schema.samples, numbers)),
-    }
+    rows = {TRIALS.name: _write_table(folder, TRIALS, fmt, stream(connection, of_study))}
+    for name, table in OF_TRIALS.items():
+        rows[name] = _write_table(folder, table, fmt, _rows_by_trial(connection, schema.OF_TRIALS[name], numbers))
     columns = [orders.c[name] for name in ORDER_FIELDS]
     placed = stream(connection, select(*columns).where(orders.c.study_id == study_id).order_by(orders.c.id))
     content = {
@@ -222,6 +223,7 @@ def _write_arrow(path: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) 
     types = {
         ColumnType.WHOLE: pa.int64(),
         ColumnType.NUMBER: pa.float64(),
+        ColumnType.TRUTH: pa.bool_(),
         ColumnType.TEXT: pa.string(),
         ColumnType.JSON: pa.string(),
     }

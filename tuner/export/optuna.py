@@ -34,7 +34,7 @@ from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError
 from tuner import space, study_file
 from tuner.best import best_trial
-from tuner.scoring import TEACHING, Told, frozen, to_optuna
+from tuner.scoring import Told, frozen, to_optuna
 from tuner.spec import StudySpec
 from tuner.store import Store, StudyRow, TrialRow, schema
 
@@ -309,7 +309,7 @@ def _told(row: TrialRow, spec: StudySpec) -> Told:
     if not row.status.is_final:
         return Told(TrialState.RUNNING)
     told = to_optuna(row, spec)
-    if row.origin in TEACHING and best_trial([row], spec.kl_budget) is not None:
+    if row.teaches and best_trial([row], spec.kl_budget) is not None:
         return Told(TrialState.COMPLETE, told.value, min(told.constraint or 0.0, 0.0))
     if told.state is TrialState.COMPLETE:
         return Told(told.state, told.value, max(told.constraint or 0.0, _LEAST_VIOLATION))

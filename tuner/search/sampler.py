@@ -4,7 +4,7 @@ Our tables are the truth. What Optuna holds is made from them, and can be made a
 """
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.declare import HyperValue
-from tuner.scoring import COUNTED, Told, frozen, to_optuna
+from tuner.scoring import Told, frozen, to_optuna
 from tuner.space import KL_CONTROL, Arm, arm_of, arm_search, arms, in_arm, sampler_space, suggest
 from tuner.spec import StudySpec
 from tuner.store import TrialRow
@@ -144,23 +144,24 @@ Space = dict[str, BaseDistribution]
 class Projection:
     """What the sampler knows of a study. The same rows give the same proposals, however they became known.
 
-    A trial is noted when it starts and told when it ends (or is paused, or resumes). Where there is a choice between a
-    fixed and an adaptive β, the two arms take turns: a sampler that chose would settle on one of them after a few
-    trials, by chance. Each arm has a view of all trials of its own (see `tuner.space.in_arm`).
+    Where there is a choice between a fixed and an adaptive β, the two arms take turns: a sampler that chose would
+    settle on one of them after a few trials, by chance. Each arm has a view of all trials of its own (see
+    `tuner.space.in_arm`).
     """
 
-    def __init__(self, spec: StudySpec, rows: Sequence[TrialRow]) -> None:
+    def __init__(self, spec: StudySpec, rows: Iterable[TrialRow] = ()) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.respec(spec, rows)
-
-    def respec(self, spec: StudySpec, rows: Sequence[TrialRow]) -> None:
-        """Begin anew with all trials of the study, under other ranges, another budget or another sampler."""
         self._spec = spec
         self._views = {arm: _View(spec, arm) for arm in arms(spec.search)}
         self._turns: Counter[Arm] = Counter()
-        self._count = 0
+        self._known: list[TrialRow] = []
+        self.update(rows)
+
+    def update(self, rows: Iterable[TrialRow]) -> None:
+        """Take over how the trials stand; of rows that were given before, only those that are other objects now."""
         for row in sorted(rows, key=lambda row: row.number):
-            self.tell(row)
+            if row.number >= len(self._known) or self._known[row.number] is not row:
+                self.tell(row)
 
     def trials(self, arm: Arm = None) -> list[FrozenTrial]:
         """Return what the sampler of an arm is told, by number."""
@@ -169,33 +170,26 @@ class Projection:
     def propose(self, number: int) -> dict[str, HyperValue]:
         """Return the params that the sampler proposes for trial `number`, the next one.
 
-        Depends on nothing but the spec, the number, and the trials noted and told. Changes nothing.
+        Depends on nothing but the spec, the number, and the trials that it was told. Changes nothing.
         """
-        if number != self._count:
-            raise ValueError(f"trial {number} cannot be proposed: the next one is {self._count}")
+        if number != len(self._known):
+            raise ValueError(f"trial {number} cannot be proposed: the next one is {len(self._known)}")
         arm = min(self._views, key=lambda arm: self._turns[arm])  # the first one where they had as many
         control: dict[str, HyperValue] = {} if arm is None else {KL_CONTROL: arm}
         return control | self._views[arm].propose(number)
 
-    def note_running(self, number: int, params: Mapping[str, HyperValue]) -> None:
-        """Note that trial `number`, one that the study's total counts, runs with `params`, proposed here or not."""
-        self._put(number, Told(TrialState.RUNNING), params, 0, takes_turn=True)
-
     def tell(self, row: TrialRow) -> None:
-        """Note how a trial stands: that it waits or runs, was paused, or how it ended."""
+        """Take over how a trial stands: that it waits or runs, was paused, or how it ended."""
+        number = row.number
+        if number > len(self._known):
+            raise ValueError(f"trial {number} cannot be noted before trial {len(self._known)}")
         values = {**row.config, **row.params}
-        self._put(row.number, to_optuna(row, self._spec), values, row.episodes, takes_turn=row.origin in COUNTED)
-
-    def _put(
-        self, number: int, told: Told, values: Mapping[str, HyperValue], episodes: int, *, takes_turn: bool
-    ) -> None:
-        if number > self._count:
-            raise ValueError(f"trial {number} cannot be noted before trial {self._count}")
-        if number == self._count:
-            self._count += 1
-            self._turns[arm_of(self._spec.search, values)] += takes_turn
+        if number == len(self._known):
+            self._turns[arm_of(self._spec.search, values)] += row.counts
+        self._known[number : number + 1] = [row]
+        told = to_optuna(row, self._spec)
         for view in self._views.values():
-            view.put(number, told, values, episodes)
+            view.put(number, told, values, row.episodes)
 
 
 class _View:

@@ -98,7 +98,7 @@ def _copy(reading: Connection, study: StudyRow, writing: Connection, values: dic
     of_study = select(trials).where(trials.c.study_id == study.id).order_by(trials.c.number)
     counts = {"trials": _insert(writing, trials, (_without_id(row) | mine for row in stream(reading, of_study)))}
     old, new = _ids_by_number(reading, study.id), _ids_by_number(writing, mine["study_id"])
-    for table, kind in ((schema.steps, "steps"), (schema.samples, "samples")):
+    for kind, table in schema.OF_TRIALS.items():
         counts[kind] = 0
         for number, trial_id in old.items():
             of_trial = select(table).where(table.c.trial_id == trial_id).order_by(*table.primary_key.columns)

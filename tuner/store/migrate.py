@@ -15,10 +15,11 @@ from sqlalchemy import Column, Connection, Engine, inspect, select, update
 from sqlalchemy.schema import CreateColumn
 
 from ppo_core.errors import StoreError
+from tuner.status import Origin, PausedBy, Role, Status
 from tuner.store import connect
 from tuner.store.connect import now
 from tuner.store.rows import StudyRow
-from tuner.store.schema import SCHEMA_VERSION, meta, metadata, redacted, studies
+from tuner.store.schema import SCHEMA_VERSION, meta, metadata, redacted, studies, trials
 
 _LEASE = ("id", "name", "lease_host", "lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at")
 
@@ -53,6 +54,7 @@ def migrate_store(engine: Engine) -> Migration | None:
         _refuse_while_held(connection)
         backup = _back_up(connection, version)
         _add_missing(connection)
+        _fill_in(connection, version)
         mine = update(meta).where(meta.c.key == "schema_version")
         connection.execute(mine.values(value=str(SCHEMA_VERSION)))
     return Migration(redacted(engine.url), version, SCHEMA_VERSION, backup)
@@ -85,6 +87,17 @@ def _add_missing(connection: Connection) -> None:
                 connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {declared}")
         for index in table.indexes:
             index.create(connection, checkfirst=True)
+
+
+def _fill_in(connection: Connection, version: int) -> None:
+    """Give what was added the values that follow from what an older store of that version holds."""
+    if version < 5:
+        forks = trials.c.origin == Origin.FORKED
+        connection.execute(update(trials).where(forks).values(role=Role.FORK))
+        paused = trials.c.status == Status.PAUSED
+        connection.execute(update(trials).where(paused).values(paused_by=PausedBy.PERSON))
+        for row in connection.execute(select(trials.c.id, trials.c.config)).all():
+            connection.execute(update(trials).where(trials.c.id == row.id).values(seed=row.config.get("seed")))
 
 
 def _declaration(column: Column[object], connection: Connection) -> str:

@@ -7,14 +7,16 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ppo_core.declare import HyperValue
-from ppo_core.report import Sample, TokenReadings
-from tuner.status import Origin, Reason, Status, Wanted
+from ppo_core.report import EvalReadings, Sample, TokenReadings
+from tuner.status import Origin, PausedBy, Reason, Role, Status, Wanted
 from tuner.store.processes import ProcessKey, is_alive
 
 # Samples as rows of the store: what a column cannot hold is left out, and token readings are made small.
 
 DIGITS = 4
 """Significant digits of a token's readings: they are looked at, not reckoned with."""
+READING_DIGITS = 7
+"""Significant digits of what an evaluation read of each prompt: those of single precision."""
 
 _FIELDS = tuple(field.name for field in fields(TokenReadings))
 
@@ -33,6 +35,12 @@ def to_row(sample: Sample) -> dict[str, Any]:
     }
 
 
+def reading_columns(readings: EvalReadings) -> dict[str, list[Any]]:
+    """Return the columns of an evaluation's readings. A number that is not finite is None."""
+    rewards, kls = ([_short(v, READING_DIGITS) for v in values] for values in (readings.rewards, readings.kls))
+    return {"rewards": rewards, "kls": kls, "lengths": list(readings.lengths)}
+
+
 def token_readings(stored: Mapping[str, Sequence[Any]]) -> TokenReadings:
     """Return the token readings of a row; NaN stands for what was no finite number."""
     numbers = {name: tuple(math.nan if v is None else v for v in stored[name]) for name in _FIELDS if name != "texts"}
@@ -48,8 +56,8 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _short(value: float) -> float | None:
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+def _short(value: float, digits: int = DIGITS) -> float | None:
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 LEASE_SECONDS = 60.0
@@ -153,8 +161,30 @@ class TrialRow:
     """The step of `parent` whose checkpoint it begins at; its own rows up to there are copies of its parent's."""
     wanted: Wanted | None = None
     """What an order wants of it, until it is done."""
+    role: Role = Role.SEARCH
+    seed: int | None = None
+    """Of its trainer; None: the trial was made by an older version, from a configuration without one."""
+    is_audited: bool = False
+    """Whether rules that would end it are only noted (see `Verdict`), so that it can be told what they cost."""
+    paused_by: PausedBy | None = None
+    """Who paused it; None: it is not paused."""
     is_interrupted: bool = False
     """Whether it has not ended and no controller lives that would end it. Not stored: the study's lease says so."""
+
+    @property
+    def teaches(self) -> bool:
+        """Whether the study's sampler learns from it."""
+        return self.role is Role.SEARCH
+
+    @property
+    def counts(self) -> bool:
+        """Whether the study's total counts it; what people add comes on top."""
+        return self.role is Role.SEARCH and self.origin is not Origin.ENQUEUED
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the strategy paused it: it runs again only if it is promoted."""
+        return self.status is Status.PAUSED and self.paused_by is PausedBy.STRATEGY
 
     @property
     def shown_status(self) -> str:

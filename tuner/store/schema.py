@@ -8,6 +8,7 @@ import re
 
 from sqlalchemy import (
     JSON,
+    Boolean,
     Column,
     Float,
     ForeignKey,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -25,7 +27,7 @@ from sqlalchemy.exc import ArgumentError
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised with every change of the tables. What is new must be nullable or have a `server_default`: then
 `tuner.store.migrate` adds it to an older store by itself."""
 
@@ -87,7 +89,22 @@ trials = Table(
     Column("parent", Integer),
     Column("fork_step", Integer),
     Column("wanted", String(16)),
+    Column("role", String(16), nullable=False, default="search", server_default="search"),
+    Column("seed", Integer),
+    Column("is_audited", Boolean, nullable=False, default=False, server_default=false()),
+    Column("paused_by", String(16)),
     UniqueConstraint("study_id", "number"),
+)
+
+# What guard and strategy said of a trial: each rule's first word.
+verdicts = Table(
+    "ppo_verdicts",
+    metadata,
+    Column("trial_id", ForeignKey("ppo_trials.id", ondelete="CASCADE"), primary_key=True),
+    Column("step", Integer, primary_key=True),
+    Column("rule", String(64), primary_key=True),
+    Column("is_enforced", Boolean, nullable=False),
+    Column("reason", JSON, nullable=False),
 )
 
 steps = Table(
@@ -117,6 +134,20 @@ samples = Table(
     Column("parts", JSON, nullable=False),
     Column("tokens", JSON(none_as_null=True)),
 )
+
+# What an evaluation read of each eval prompt, in the prompts' order: trials can be compared prompt by prompt.
+readings = Table(
+    "ppo_readings",
+    metadata,
+    Column("trial_id", ForeignKey("ppo_trials.id", ondelete="CASCADE"), primary_key=True),
+    Column("step", Integer, primary_key=True),
+    Column("rewards", JSON, nullable=False),
+    Column("kls", JSON, nullable=False),
+    Column("lengths", JSON, nullable=False),
+)
+
+OF_TRIALS = {"steps": steps, "samples": samples, "readings": readings, "verdicts": verdicts}
+"""The tables whose rows are a trial's own, by what they are called: copied, exported and dropped with it."""
 
 orders = Table(
     "ppo_orders",

@@ -12,10 +12,10 @@ from ppo_core.declare import HyperValue
 from ppo_core.errors import StudyError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport, TokenReadings
-from tuner.status import ENDINGS, Origin, Reason, Status, Wanted
+from tuner.status import ENDINGS, Origin, PausedBy, Reason, Role, Status, Verdict, Wanted
 from tuner.store import schema
 from tuner.store.connect import Database
-from tuner.store.rows import Lease, Outcome, StudyRow, TrialRow, to_row, token_readings
+from tuner.store.rows import Lease, Outcome, StudyRow, TrialRow, reading_columns, to_row, token_readings
 
 # What trials reported, step by step, and their samples.
 
@@ -85,8 +85,35 @@ class Curves(Database):
         stored = self._read(lambda connection: connection.scalar(select(table.c.tokens).where(one)))
         return None if stored is None else token_readings(stored)
 
+    def readings(self, trial_ids: Iterable[int], step: int | None = None) -> list[dict[str, Any]]:
+        """Return rows of `trial_id`, `step` and the readings of its evaluation, in order (`step`: of that one alone).
+
+        `rewards`, `kls` (nats) and `lengths` (tokens) have one number an eval prompt, in the prompts' order; None
+        stands for what was not finite.
+        """
+        table = schema.readings
+        query = select(table).where(table.c.trial_id.in_(list(trial_ids)))
+        if step is not None:
+            query = query.where(table.c.step == step)
+        return self._rows(query.order_by(table.c.trial_id, table.c.step))
+
+    def verdicts(self, trial_ids: Iterable[int]) -> dict[int, list[Verdict]]:
+        """Return what rules said of the trials, by the trial's id, in order of step."""
+        table = schema.verdicts
+        query = select(table).where(table.c.trial_id.in_(list(trial_ids))).order_by(table.c.trial_id, table.c.step)
+        found: dict[int, list[Verdict]] = {}
+        for row in self._rows(query):
+            verdict = Verdict(row["step"], to_reason(row["reason"]), row["is_enforced"])
+            found.setdefault(row["trial_id"], []).append(verdict)
+        return found
+
     def _rows(self, query: Select[Any]) -> list[dict[str, Any]]:
         return self._read(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
+
+
+def to_reason(stored: Mapping[str, Any]) -> Reason:
+    """Return a reason as it was stored."""
+    return Reason(**{**stored, "evidence": tuple(stored["evidence"])})
 
 
 def step_values(report: StepReport) -> dict[str, Any]:
@@ -122,6 +149,14 @@ class NewTrial:
     label: str = ""
     parent: int | None = None
     fork_step: int | None = None
+    role: Role = Role.SEARCH
+    is_audited: bool = False
+
+    @property
+    def seed(self) -> int | None:
+        """Of its trainer."""
+        seed = self.config.get("seed")
+        return int(seed) if isinstance(seed, int) else None
 
 
 class Trials(Database):
@@ -174,7 +209,7 @@ class Trials(Database):
         table = schema.trials
 
         def begin(connection: Connection) -> TrialRow:
-            for rows in (schema.steps, schema.samples):
+            for rows in schema.OF_TRIALS.values():
                 connection.execute(delete(rows).where(and_(rows.c.trial_id == trial.id, rows.c.step > last_kept)))
             kept = select(func.coalesce(func.max(schema.steps.c.episode), 0)).where(schema.steps.c.trial_id == trial.id)
             values = {"attempts": trial.attempts + 1, "status": Status.RUNNING, "episodes": kept.scalar_subquery()}
@@ -183,28 +218,52 @@ class Trials(Database):
 
         return self._write(lease, begin)
 
-    def add_step(self, lease: Lease, trial_id: int, report: StepReport, seconds: float) -> Wanted | None:
+    def add_step(
+        self,
+        lease: Lease,
+        trial_id: int,
+        report: StepReport,
+        seconds: float,
+        verdict: Verdict | None = None,
+    ) -> Wanted | None:
         """Record one step with its samples and return what an order wants of the trial, if one does.
 
-        `seconds` is what the trial cost since the last step. A step that is there already stays as it is.
+        `seconds` is what the trial cost since the last report. A step that is there already stays as it is, but for an
+        evaluation that it has by now. `verdict` is what a rule said of the step; a rule's first word is kept.
         """
         steps, trials = schema.steps, schema.trials
         one = and_(steps.c.trial_id == trial_id, steps.c.step == report.step)
+        key = {"trial_id": trial_id, "step": report.step}
 
         def add(connection: Connection) -> Wanted | None:
             mine = trials.c.id == trial_id
-            if connection.scalar(select(steps.c.step).where(one)) is not None:
-                wanted = connection.scalar(select(trials.c.wanted).where(mine))
-            else:
+            if verdict is not None:
+                insert_verdict(connection, trial_id, verdict)
+            found = connection.execute(select(steps.c.step, steps.c.eval_reward, steps.c.extra).where(one)).first()
+            if found is None:
                 connection.execute(insert(steps).values(trial_id=trial_id, **step_values(report)))
-                if report.samples:
-                    key = {"trial_id": trial_id, "step": report.step}
-                    connection.execute(insert(schema.samples), [key | to_row(sample) for sample in report.samples])
-                values = {"episodes": report.episode, "seconds": trials.c.seconds + seconds}
-                wanted = connection.scalar(update(trials).where(mine).values(**values).returning(trials.c.wanted))
+            elif report.is_evaluation and not _is_evaluated(found):
+                connection.execute(update(steps).where(one).values(**step_values(report)))
+            else:
+                wanted = connection.scalar(select(trials.c.wanted).where(mine))
+                return None if wanted is None else Wanted(wanted)
+            if report.samples:
+                connection.execute(insert(schema.samples), [key | to_row(sample) for sample in report.samples])
+            if report.readings is not None:
+                connection.execute(insert(schema.readings).values(**key, **reading_columns(report.readings)))
+            values = {"episodes": report.episode, "seconds": trials.c.seconds + seconds}
+            wanted = connection.scalar(update(trials).where(mine).values(**values).returning(trials.c.wanted))
             return None if wanted is None else Wanted(wanted)
 
         return self._write(lease, add)
+
+    def pause(self, lease: Lease, trial_id: int, so_far: Outcome, by: PausedBy) -> None:
+        """Record that a trial is paused and how it stands."""
+        self._write(lease, lambda connection: write_pause(connection, trial_id, so_far, by))
+
+    def resume(self, lease: Lease, trial_id: int) -> None:
+        """Record that a paused trial waits for a worker, and is judged later."""
+        self._write(lease, lambda connection: write_resumption(connection, trial_id))
 
     def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome) -> Wanted | None:
         """Record that a trial has no worker: it is PAUSED if an order wants that by now, else WAITING for another one.
@@ -220,7 +279,7 @@ class Trials(Database):
             if wanted in ENDINGS:
                 return wanted
             if wanted is Wanted.PAUSE:
-                write_pause(connection, trial_id, so_far)
+                write_pause(connection, trial_id, so_far, PausedBy.PERSON)
             elif row.status == Status.RUNNING:
                 connection.execute(update(schema.trials).where(mine).values(status=Status.WAITING))
             return None
@@ -238,19 +297,19 @@ class Trials(Database):
 
 def write_outcome(connection: Connection, trial_id: int, outcome: Outcome) -> None:
     """Record how a trial ended, in a transaction that is under way."""
-    values = asdict(outcome) | {"ended_at": time.time(), "wanted": None}
+    values = asdict(outcome) | {"ended_at": time.time(), "wanted": None, "paused_by": None}
     connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(**values))
 
 
-def write_pause(connection: Connection, trial_id: int, so_far: Outcome) -> None:
+def write_pause(connection: Connection, trial_id: int, so_far: Outcome, by: PausedBy) -> None:
     """Record that a trial is paused and how it stands, in a transaction that is under way."""
-    values = asdict(so_far) | {"status": Status.PAUSED, "wanted": None}
+    values = asdict(so_far) | {"status": Status.PAUSED, "wanted": None, "paused_by": by}
     connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(**values))
 
 
 def write_resumption(connection: Connection, trial_id: int) -> None:
     """Record that a paused trial waits for a worker, and is judged later, in a transaction that is under way."""
-    judgement = dict.fromkeys(("value", "value_se", "kl", "violation", "wanted"))
+    judgement = dict.fromkeys(("reason", "value", "value_se", "kl", "violation", "wanted", "paused_by"))
     values = judgement | {"status": Status.WAITING}
     connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(**values))
 
@@ -277,11 +336,25 @@ def insert_trial(connection: Connection, lease: Lease, trial: NewTrial) -> Trial
     one = and_(table.c.study_id == lease.study_id, table.c.number == trial.number)
     found = connection.execute(select(table).where(one)).first()
     if found is None:
-        values = asdict(trial) | {"config": dict(trial.config), "params": dict(trial.params)}
+        values = asdict(trial) | {"config": dict(trial.config), "params": dict(trial.params), "seed": trial.seed}
         counts = {"episodes": 0, "seconds": 0.0, "attempts": 0, "started_at": time.time()}
         connection.execute(insert(table).values(study_id=lease.study_id, **values, **counts))
         found = connection.execute(select(table).where(one)).one()
     return trial_row(found)
+
+
+def insert_verdict(connection: Connection, trial_id: int, verdict: Verdict) -> None:
+    """Record what a rule said of a trial, unless it spoke before, in a transaction that is under way."""
+    table, rule = schema.verdicts, verdict.reason.rule
+    same = and_(table.c.trial_id == trial_id, table.c.rule == rule, table.c.is_enforced == verdict.is_enforced)
+    if connection.scalar(select(table.c.step).where(same)) is None:
+        values = {"rule": rule, "is_enforced": verdict.is_enforced, "reason": asdict(verdict.reason)}
+        connection.execute(insert(table).values(trial_id=trial_id, step=verdict.step, **values))
+
+
+def _is_evaluated(found: Row[Any, Any, Any]) -> bool:
+    """Return whether a step has its evaluation: also one whose reward is not finite, which lies in `extra`."""
+    return found.eval_reward is not None or "eval/reward" in (found.extra or {})
 
 
 def trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
@@ -291,13 +364,12 @@ def trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
 
 def _to_trial(values: dict[str, Any], is_held: bool) -> TrialRow:
     status = Status(values["status"])
-    reason = values["reason"]
-    if reason is not None:
-        reason = Reason(**{**reason, "evidence": tuple(reason["evidence"])})
     typed = {
         "status": status,
         "origin": Origin(values["origin"]),
-        "reason": reason,
+        "role": Role(values["role"]),
+        "paused_by": None if values["paused_by"] is None else PausedBy(values["paused_by"]),
+        "reason": None if values["reason"] is None else to_reason(values["reason"]),
         "wanted": None if values["wanted"] is None else Wanted(values["wanted"]),
         "is_interrupted": not is_held and status is Status.RUNNING,
     }

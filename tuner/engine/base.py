@@ -1,0 +1,78 @@
+"""What the controller needs of whatever runs trials: an engine. `tuner.testing` holds a suite to run on one's own."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from tuner.protocol import Answer, Job, Message
+from tuner.worker_settings import WorkerSettings
+
+JobId = int | None
+"""What a job is known by: a trial's number, or None for the task's preparation."""
+
+
+class Engine(Protocol):
+    """Runs jobs, several at a time, each in a process that an error cannot carry over to the next job's.
+
+    A job's messages come in order, and its last one is `Prepared`, `Ended`, `Left`, `Failed` or `Lost`. How an engine
+    notices that a process hangs or died, and what it does to end one, is its own matter: it says `Lost`.
+    """
+
+    @property
+    def free(self) -> int:
+        """How many more jobs could start now."""
+        ...
+
+    def start(self, job: Job) -> None:
+        """Begin a job, where one is free; its messages come from `events`, under its id.
+
+        Raises:
+            ConfigError: the engine cannot give the job its resources.
+        """
+        ...
+
+    def events(self, timeout: float) -> Iterator[tuple[JobId, Message]]:
+        """Wait up to `timeout` seconds for messages and yield those there are, each with its job."""
+        ...
+
+    def answer(self, number: int, answer: Answer) -> None:
+        """Answer a trial's last report."""
+        ...
+
+    def resize(self, workers: int) -> None:
+        """Have so many jobs at a time from now on; where that is fewer, those that run finish first.
+
+        Raises:
+            ConfigError: fewer than 1, or more than there is room for.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Make the `events` that waits, or the next one, return at once. May be called by a signal's handler."""
+        ...
+
+    def close(self) -> None:
+        """End all jobs in the middle of what they do, and whatever ran them."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class EngineNeeds:
+    """What a run of a study asks of its engine."""
+
+    workers: int
+    """Jobs at a time."""
+    gpus: Sequence[str]
+    """As CUDA_VISIBLE_DEVICES names them, one for each job; empty: all see what this process sees."""
+    settings: WorkerSettings
+    """After which silence a worker is given up, among others."""
+
+
+MakeEngine = Callable[[EngineNeeds], Engine]

@@ -1,0 +1,122 @@
+"""Runs a study: takes its lease, goes on with what was interrupted, and lets go of it however the run ends."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from ppo_core.errors import ConfigError
+from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
+from tuner.checkpoints import LOCAL_ONLY, CheckpointPolicy, TrialFiles
+from tuner.controller import TrialLoop
+from tuner.engine.base import Engine, EngineNeeds, MakeEngine
+from tuner.engine.local import LocalEngine, threads_per_worker
+from tuner.events import Emit, Limits, StudyStarted, StudyStopped, StudyWarned
+from tuner.held_study import OpenStudy, open_study, reconcile
+from tuner.retry import StoreRetry
+from tuner.spec import StudySpec
+from tuner.store import OrderState, Store
+
+
+def run_study(
+    spec: StudySpec,
+    *,
+    storage: str,
+    runs_folder: Path,
+    workers: int | None = None,
+    gpus: Sequence[str] = (),
+    is_file: bool = True,
+    trials: int | None = None,
+    timeout: float | None = None,
+    policy: CheckpointPolicy = LOCAL_ONLY,
+    checkpoint_seconds: float | None = None,
+    make_engine: MakeEngine = LocalEngine.of,
+    on_event: Emit,
+) -> bool:
+    """Run a study, or go on with it, and return whether it reached its total of trials.
+
+    Ctrl-C, SIGTERM and the timeout stop it in good order: running trials finish their step and save, and the next
+    run takes them up. A second Ctrl-C ends at once; that run takes them up from their last checkpoints.
+
+    Args:
+        spec: The study; one of that name that exists goes on, told (by `StudyStarted`) what changed.
+        storage: URL or path of the store, made where there is none.
+        runs_folder: Where checkpoints go, as `<study>/<trial>/step-000012`.
+        workers: Trials at a time, each in a process of its own with its share of the cores. None: as many as in the
+            last run of the study, at first 1, with which the same seed proposes the same trials; with more the
+            proposals depend on which trial ends first.
+        gpus: One worker process on each, by CUDA_VISIBLE_DEVICES; none: all workers see what this process sees.
+        is_file: Whether the spec is what a study file says, and not the stored one. What an order `set` changed holds
+            until the file's own value changes.
+        trials: The study's total; None: the spec's, or what an order made of it.
+        timeout: Seconds after which to stop.
+        policy: Where checkpoints are kept besides, and their quota; what it leaves open is as in the last run.
+        checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
+        make_engine: Returns what runs the trials; worker processes on this machine by default.
+        on_event: Told all that happens, in this thread.
+
+    Raises:
+        ConfigError: a number is out of range, or the spec would mix two experiments in one study.
+        StudyError: another controller holds the study, or trial after trial failed for the same cause.
+        TaskError: the task could not be prepared.
+        StoreError: the store or the folder cannot be used.
+    """
+    _require_positive(workers=workers, trials=trials, timeout=timeout)
+    if gpus and workers is not None and workers > len(gpus):
+        raise ConfigError(f"workers = {workers} is not allowed: at most {len(gpus)}, one a GPU")
+    spec = spec if checkpoint_seconds is None else spec.with_checkpoint_seconds(checkpoint_seconds)
+    if trials is not None:
+        spec.with_trials(trials)  # a total that is not allowed is refused before anything is made
+    with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
+        patience = StoreRetry(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
+        store.on_trouble, store.on_answer = patience.wait, patience.end
+        if store.migration is not None:
+            on_event(StudyWarned(store.migration.told))
+        with open_study(store, spec, runs_folder / spec.name) as study:
+            kept = policy.over(study.row)
+            needs = EngineNeeds(workers or len(gpus) or study.row.workers or 1, tuple(gpus), spec.workers)
+            limits = Limits(
+                threads=spec.threads or threads_per_worker(needs.workers),
+                most_workers=len(gpus) or None,
+                checkpoint_url=kept.url,
+                deadline=None if timeout is None else time.monotonic() + timeout,
+                timeout=timeout,
+            )
+            files = TrialFiles(study, kept, lambda line: on_event(StudyWarned(line)))
+            notes = (*spec.notes, *reconcile(study, trials, is_file=is_file))
+            on_event(StudyStarted(study.spec, study.board.total(study.spec.trials), study.board.ended(), notes))
+            engine = partial(make_engine, needs)
+            return _run_held(study, files, engine, needs.workers, stop, limits, on_event)
+
+
+def _run_held(
+    study: OpenStudy,
+    files: TrialFiles,
+    engine: Callable[[], Engine],
+    workers: int,
+    stop: StopRequest,
+    limits: Limits,
+    emit: Emit,
+) -> bool:
+    """Run what is left of a study that this process holds, and return whether it is finished."""
+    why: str | None = None
+    if not study.is_finished or study.store.orders(study.row, OrderState.WAITING):
+        study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
+        try:
+            with files.work, engine() as running:
+                stop.on_request = files.work.on_done = running.wake
+                why = TrialLoop(study, files, running, stop, limits, emit).run()
+        except KeyboardInterrupt:
+            why = INTERRUPTED
+    is_finished = study.is_finished
+    study.store.set_finished(study.lease, is_finished)
+    if not is_finished:
+        emit(StudyStopped(study.board.ended(), study.board.total(study.spec.trials), str(why)))
+    return is_finished
+
+
+def _require_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name} = {value:g} is not allowed: over 0")
