@@ -53,7 +53,7 @@ from tuner.protocol import (
     TrialSpec,
 )
 from tuner.retry import RoomWatch
-from tuner.scheduler import NOTHING_DECIDED, Action, Decision, FullRuns, Scheduler, answer
+from tuner.scheduler import NOTHING_DECIDED, Action, Decision, MakeScheduler, answer
 from tuner.scoring import ended_by_a_person, judged, so_far
 from tuner.status import ENDINGS, PausedBy, Reason, Status, Wanted
 from tuner.store import NewTrial, Order, OrderState, Outcome, TrialRow
@@ -88,6 +88,7 @@ class TrialLoop:
         engine: Engine,
         stop: StopRequest,
         limits: Limits,
+        make_scheduler: MakeScheduler,
         emit: Emit,
     ) -> None:
         self._study, self._files, self._engine = study, files, engine
@@ -101,10 +102,16 @@ class TrialLoop:
         self._streak = retry.FailureStreak()
         self._verdict: str | None = None
         self._stopping: str | None = None
-        self._scheduler: Scheduler = FullRuns(study.spec, limits.threads)
+        self._make_scheduler = make_scheduler
+        self._scheduler = make_scheduler(study.spec, limits.threads)
         self._renewed_at = time.monotonic()
         self._looked_at = time.monotonic()
         self._is_idle = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the study has all its trials."""
+        return self._scheduler.is_finished(self._study.board)
 
     def run(self) -> str | None:
         """Run the study; return None when it has its trials, or why it stopped before.
@@ -217,7 +224,7 @@ class TrialLoop:
             if row.status.is_final:
                 self._emit_end(row)
         if order.kind == "set":
-            self._scheduler = FullRuns(self._study.spec, self._limits.threads)
+            self._scheduler = self._make_scheduler(self._study.spec, self._limits.threads)
             self._engine.resize(self._study.row.workers or 1)
         if order.kind == "stop" and order.trial is None and self._stop.why is None:
             self._stop.why = ORDERED
@@ -255,7 +262,7 @@ class TrialLoop:
             return True
         if self._starting or self._desk.is_forking:  # not the quota's walk, which may be due again when it is done
             return True
-        if self._is_stopping() or not is_paused or self._scheduler.is_finished(self._study.board):
+        if self._is_stopping() or not is_paused or self.is_finished:
             self._note_paused_trials()
             return False
         if not self._is_idle:

@@ -95,15 +95,6 @@ class OpenStudy:
         self.board.put(row)
         return row
 
-    def finished(self) -> int:
-        """Return how many of the trials that the study's total counts have ended."""
-        return self.board.finished(self.spec.trials)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether it has all its trials, and nothing that people added is left to do."""
-        return self.board.is_finished(self.spec.trials)
-
 
 @contextmanager
 def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStudy]:

@@ -15,6 +15,7 @@ from tuner.engine.local import LocalEngine, threads_per_worker
 from tuner.events import Emit, Limits, StudyStarted, StudyStopped, StudyWarned
 from tuner.held_study import OpenStudy, open_study, reconcile
 from tuner.retry import StoreRetry
+from tuner.scheduler import FullRuns, MakeScheduler
 from tuner.spec import StudySpec
 from tuner.store import OrderState, Store
 
@@ -32,6 +33,7 @@ def run_study(
     policy: CheckpointPolicy = LOCAL_ONLY,
     checkpoint_seconds: float | None = None,
     make_engine: MakeEngine = LocalEngine.of,
+    make_scheduler: MakeScheduler = FullRuns,
     on_event: Emit,
 ) -> bool:
     """Run a study, or go on with it, and return whether it reached its total of trials.
@@ -54,6 +56,7 @@ def run_study(
         policy: Where checkpoints are kept besides, and their quota; what it leaves open is as in the last run.
         checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
         make_engine: Returns what runs the trials; worker processes on this machine by default.
+        make_scheduler: Returns what decides which trial runs, and for how long.
         on_event: Told all that happens, in this thread.
 
     Raises:
@@ -87,7 +90,7 @@ def run_study(
             notes = (*spec.notes, *reconcile(study, trials, is_file=is_file))
             on_event(StudyStarted(study.spec, study.board.total(study.spec.trials), study.board.ended(), notes))
             engine = partial(make_engine, needs)
-            return _run_held(study, files, engine, needs.workers, stop, limits, on_event)
+            return _run_held(study, files, engine, needs.workers, stop, limits, make_scheduler, on_event)
 
 
 def _run_held(
@@ -97,23 +100,28 @@ def _run_held(
     workers: int,
     stop: StopRequest,
     limits: Limits,
+    make_scheduler: MakeScheduler,
     emit: Emit,
 ) -> bool:
     """Run what is left of a study that this process holds, and return whether it is finished."""
     why: str | None = None
-    if not study.is_finished or study.store.orders(study.row, OrderState.WAITING):
+
+    def is_finished() -> bool:
+        return make_scheduler(study.spec, limits.threads).is_finished(study.board)
+
+    if not is_finished() or study.store.orders(study.row, OrderState.WAITING):
         study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
         try:
             with files.work, engine() as running:
                 stop.on_request = files.work.on_done = running.wake
-                why = TrialLoop(study, files, running, stop, limits, emit).run()
+                why = TrialLoop(study, files, running, stop, limits, make_scheduler, emit).run()
         except KeyboardInterrupt:
             why = INTERRUPTED
-    is_finished = study.is_finished
-    study.store.set_finished(study.lease, is_finished)
-    if not is_finished:
+    finished = is_finished()
+    study.store.set_finished(study.lease, finished)
+    if not finished:
         emit(StudyStopped(study.board.ended(), study.board.total(study.spec.trials), str(why)))
-    return is_finished
+    return finished
 
 
 def _require_positive(**values: float | None) -> None:

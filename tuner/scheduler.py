@@ -5,7 +5,7 @@ trials give the same decisions, so that a study which was killed goes on as it w
 every scheduler must do, as a suite to run on one's own.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -74,6 +74,10 @@ class Scheduler(Protocol):
     def is_finished(self, trials: TrialList) -> bool:
         """Return whether the study has all its trials, and nothing is left to run or to be resumed by a person."""
         ...
+
+
+MakeScheduler = Callable[[StudySpec, int], Scheduler]
+"""Given a study's spec, and the CPU threads of its new trials."""
 
 
 class FullRuns:

@@ -51,6 +51,8 @@ def as_read(value: Any, fmt: str, is_json: bool) -> Any:
         is_number = isinstance(value, float) and value - value != 0
         return str(value) if is_number else value
     value = json.dumps(value, separators=(",", ":")) if is_json and value is not None else value
+    if isinstance(value, bool) and fmt == "csv":
+        return str(value).lower()
     if fmt == "parquet" or isinstance(value, str):
         return value
     return "" if value is None else float(value)

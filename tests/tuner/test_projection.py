@@ -275,7 +275,7 @@ def test_other_ranges_or_another_budget_change_proposals() -> None:
 
 
 def test_rows_given_again_are_taken_over_where_they_changed() -> None:
-    rows = [trial_row(n, params={"learning_rate": 1e-4 * 1.2**n, "lam": 0.9}, value=-n, kl=1) for n in range(12)]
+    rows = [trial_row(n, params={"learning_rate": 1e-4 * 1.2**n, "lam": 0.9}, value=n, kl=1) for n in range(12)]
     spec = make_spec(search={"learning_rate": "advised", "lam": "advised"})
     projection = Projection(spec, [*rows[:11], running(11, rows[11].params)])
     before = projection.propose(12)
