@@ -23,8 +23,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from support import big_study
 from support.browser import LONGEST, Received, open_browser, server
 
-from tuner.cli.arguments import STORAGE_VARIABLE
 from tuner.cli.dashboard import streamlit_command
+from tuner.environment import STORAGE_VARIABLE
 from tuner.store import Lease, Store
 
 TARGETS = {"first_chart": 2.0, "click": 0.5, "refresh_bytes": 100_000}

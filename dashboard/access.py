@@ -15,7 +15,7 @@ from collections.abc import Callable
 import streamlit as st
 
 from ppo_core.errors import PPOTunerError
-from tuner.cli.dashboard import READ_ONLY_VARIABLE, TOKEN_PARAMETER, TOKEN_VARIABLE
+from tuner.environment import READ_ONLY_VARIABLE, TOKEN_PARAMETER, TOKEN_VARIABLE
 
 _GIVEN = "permission"
 """Where a browser's session keeps the token that it was given."""

@@ -2,8 +2,8 @@
 
 from dashboard import data
 from tuner import forks
-from tuner.cli.report import LONGER
 from tuner.forks import find
+from tuner.results import LONGER
 from tuner.store import TrialRow
 
 __all__ = ["find", "fork_again", "go_on", "train_again", "train_for_real"]

@@ -20,7 +20,7 @@ from sqlalchemy import URL
 from dashboard import safe_text
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.report import TokenReadings
-from tuner.cli.arguments import to_copy
+from tuner.environment import to_copy
 from tuner.results import State, StudyView, as_view, kl_prunings, read_study
 from tuner.status import Reason, Status
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, Store, StudyRow, TrialRow, schema

@@ -23,10 +23,7 @@ import tuner
 from dashboard import access, data
 from ppo_core.errors import ConfigError, StoreError, StudyError, nearest
 from ppo_core.task import BUILT_IN
-from tuner.cli.arguments import STORAGE_VARIABLE
-from tuner.cli.dashboard import READ_ONLY_VARIABLE, TOKEN_VARIABLE
-from tuner.cli.run import STUDY_FILE
-from tuner.cli.storage import RUNS_FOLDER
+from tuner.environment import READ_ONLY_VARIABLE, RUNS_FOLDER, STORAGE_VARIABLE, STUDY_FILE, TOKEN_VARIABLE
 from tuner.results import read_study
 from tuner.spec import StudySpec
 

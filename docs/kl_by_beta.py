@@ -25,6 +25,7 @@ from ppo_core.hyperparameters import PPOConfig
 from ppo_core.metrics import METRICS
 from tuner.cli import storage
 from tuner.cli.run import StudyProgress
+from tuner.environment import RUNS_FOLDER
 from tuner.results import StudyView, read_study
 from tuner.run import run_study
 from tuner.spec import StudySpec
@@ -64,7 +65,7 @@ class Curve:
 def run(spec: StudySpec, where: str) -> list[Curve]:
     """Run what is left of the study and return the curves of its trials."""
     with StudyProgress(output.console()) as progress:
-        finished = run_study(spec, storage=where, runs_folder=storage.RUNS_FOLDER, on_event=progress)
+        finished = run_study(spec, storage=where, runs_folder=RUNS_FOLDER, on_event=progress)
     if not finished:
         raise SystemExit("stopped before the end; the same command goes on")
     with closing(Store.open(where)) as store:

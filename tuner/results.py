@@ -22,6 +22,9 @@ from tuner.spec import SCALE_FREE, StudySpec, ValueSource
 from tuner.status import Status
 from tuner.store import Order, Store, StudyRow, TrialRow
 
+LONGER = 10
+"""How many times longer the suggested training of a found configuration is."""
+
 State = Literal["running", "paused", "finished", "unfinished"]
 Source = Literal["searched", "listed", "study", "task", "TRL", "default"]
 

@@ -12,8 +12,7 @@ from dashboard.figures import title_of
 from dashboard.views import common, mattered, samples
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
-from tuner.cli.report import LONGER
-from tuner.results import differences
+from tuner.results import LONGER, differences
 from tuner.status import Origin
 from tuner.store import Store, TrialRow
 

@@ -18,7 +18,7 @@ from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
 from tests.waiting import SECONDS
 from tuner import study_folder
-from tuner.cli.dashboard import READ_ONLY_VARIABLE
+from tuner.environment import READ_ONLY_VARIABLE
 from tuner.results import StudyView, read_study
 from tuner.status import Origin, Role, Status
 from tuner.store import Lease, NewTrial, Order, Store

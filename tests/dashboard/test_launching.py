@@ -19,7 +19,7 @@ from ppo_core.errors import ConfigError, StudyError
 from tests.dashboard import fake_store
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.waiting import SECONDS, until
-from tuner.cli.dashboard import READ_ONLY_VARIABLE, TOKEN_VARIABLE
+from tuner.environment import READ_ONLY_VARIABLE, TOKEN_VARIABLE
 from tuner.spec import StudySpec
 
 TOKEN = "a token"

@@ -23,7 +23,7 @@ from dashboard import access
 from dashboard.access import NotPermitted
 from tuner.cli import dashboard as command
 from tuner.cli import main as cli
-from tuner.cli.dashboard import READ_ONLY_VARIABLE, TOKEN_VARIABLE
+from tuner.environment import READ_ONLY_VARIABLE, TOKEN_VARIABLE
 
 TOKEN = "the token of these tests"
 

@@ -10,7 +10,7 @@ from dashboard.access import NotPermitted
 from ppo_core.errors import ConfigError, StudyError
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
-from tuner.cli.dashboard import READ_ONLY_VARIABLE
+from tuner.environment import READ_ONLY_VARIABLE
 from tuner.results import StudyView, read_study
 from tuner.status import Status
 from tuner.store import Order, OrderState, Store

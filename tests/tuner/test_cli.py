@@ -20,7 +20,7 @@ from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke, one_error, process
 from tests.waiting import SECONDS, until
 from tuner.cli import main as cli
 from tuner.cli import storage
-from tuner.cli.arguments import to_copy
+from tuner.environment import to_copy
 from tuner.store import Store
 from tuner.study_folder import claim
 

@@ -3,34 +3,17 @@
 import argparse
 import math
 import re
-import shlex
-import shutil
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 from ppo_core.errors import ConfigError
+from tuner.environment import STORAGE_VARIABLE
 from tuner.worker_settings import SETTINGS
 
-PROG = "ppo-tuner"
-
-STORAGE_VARIABLE = "PPO_TUNER_STORAGE"
 STORAGE_HELP = (
     f"where studies are kept: a database URL or an SQLite file (default: ${STORAGE_VARIABLE}, else runs/ppo-tuner.db)"
 )
 _MOST_DIGITS = 9
 """Of a trial's number: databases know no larger ones."""
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def to_copy(words: Sequence[str]) -> str:
-    """Return a `ppo-tuner` command for people to copy: with its path where it is not on the shell's PATH."""
-    started = Path(sys.argv[0])
-    program = PROG
-    if shutil.which(PROG) is None and started.name == PROG:
-        is_below = started.is_absolute() and started.is_relative_to(Path.cwd())
-        program = str(started.relative_to(Path.cwd()) if is_below else started)
-    return shlex.join([program, *words])
 
 
 def trial_number(text: str) -> int:

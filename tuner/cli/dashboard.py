@@ -14,17 +14,12 @@ from pathlib import Path
 
 from ppo_core.errors import ConfigError
 from tuner.cli import storage
-from tuner.cli.arguments import STORAGE_VARIABLE
+from tuner.environment import READ_ONLY_VARIABLE, STORAGE_VARIABLE, TOKEN_PARAMETER, TOKEN_VARIABLE
 from tuner.store import Store
 from tuner.store.schema import parse_url
 
 HOST = "127.0.0.1"
 FIRST_PORT = 8501
-TOKEN_VARIABLE = "PPO_TUNER_DASHBOARD_TOKEN"
-"""Hands the server its token; not its arguments, which every user of the machine can read."""
-TOKEN_PARAMETER = "token"
-"""Of the link."""
-READ_ONLY_VARIABLE = "PPO_TUNER_READ_ONLY"
 OPEN_SECONDS = 60.0
 """How long `--open` waits for the server."""
 FILE_SECONDS = 20.0

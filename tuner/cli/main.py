@@ -20,18 +20,8 @@ from ppo_core.run.command_line import (
     refuse_unknown,
 )
 from tuner.best import RULE
-from tuner.cli.arguments import (
-    PROG,
-    STORAGE_HELP,
-    checkpoint_seconds,
-    duration,
-    gpus,
-    kl_budget,
-    port,
-    size,
-    to_copy,
-    trial_number,
-)
+from tuner.cli.arguments import STORAGE_HELP, checkpoint_seconds, duration, gpus, kl_budget, port, size, trial_number
+from tuner.environment import PROG, to_copy
 from tuner.export import FORMATS
 from tuner.orders import KINDS, SETTINGS
 from tuner.worker_settings import SETTINGS as SETTINGS_OF_WORKERS

@@ -10,14 +10,11 @@ from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
 from tuner import forks, render
 from tuner.best import closest_trial
 from tuner.cli import storage
-from tuner.cli.arguments import to_copy
+from tuner.environment import to_copy
 from tuner.guard import RULES
-from tuner.results import StudyView, baseline, final_kl, gain, kl_prunings, seconds_spent
+from tuner.results import LONGER, StudyView, baseline, final_kl, gain, kl_prunings, seconds_spent
 from tuner.status import Status
 from tuner.store import Store, TrialRow
-
-LONGER = 10
-"""How many times longer the suggested training of a found configuration is."""
 
 
 def print_trials(out: Console, view: StudyView) -> None:

@@ -20,8 +20,8 @@ from ppo_core.run.command_line import EXIT_INTERRUPTED
 from tuner import remote_checkpoints, render, results, study_file
 from tuner.checkpoints import CheckpointPolicy
 from tuner.cli import report, storage
-from tuner.cli.arguments import to_copy
 from tuner.engine.local import cores
+from tuner.environment import RUNS_FOLDER, STUDY_FILE, to_copy
 from tuner.events import (
     Event,
     OrderDecided,
@@ -214,8 +214,6 @@ def _readings(report: StepReport) -> str:
 # The commands that run a study: demo and run.
 
 DEMO_STUDY = "reviews.toml"
-STUDY_FILE = "study.toml"
-"""Of a folder that is given to `run`."""
 DEMO_WORKERS = 2
 """Where the machine has as many cores."""
 
@@ -288,7 +286,7 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_fi
         run_study(
             spec,
             storage=where,
-            runs_folder=storage.RUNS_FOLDER,
+            runs_folder=RUNS_FOLDER,
             workers=args.workers,
             gpus=args.gpus or (),
             policy=CheckpointPolicy(args.checkpoints, args.max_disk),

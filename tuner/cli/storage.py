@@ -1,14 +1,10 @@
 """Where studies and the files of their trials are kept."""
 
 import os
-from pathlib import Path
 
-from tuner.cli.arguments import STORAGE_VARIABLE
+from tuner.environment import STORAGE_VARIABLE
 from tuner.store import DEFAULT_STORAGE
 from tuner.store.schema import parse_url, redacted
-
-RUNS_FOLDER = Path("runs")
-"""Checkpoints of trials, and what `train` writes unless told otherwise."""
 
 
 def location(given: str | None) -> str:

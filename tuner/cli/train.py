@@ -15,7 +15,8 @@ from ppo_core.task_file import get_task
 from ppo_core.tasks import skeleton
 from tuner import results
 from tuner.cli import storage
-from tuner.cli.arguments import PROG, STORAGE_HELP, to_copy, trial_number
+from tuner.cli.arguments import STORAGE_HELP, trial_number
+from tuner.environment import PROG, to_copy
 from tuner.store import Store
 
 PROGRAM = Program(PROG, lambda words: to_copy(["train", *words]))
