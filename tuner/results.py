@@ -219,7 +219,8 @@ def order_data(order: Order) -> dict[str, Any]:
 def trial_detail(store: Store, study: StudyRow, trial: TrialRow) -> dict[str, Any]:
     """Return the object of `show STUDY TRIAL`: the trial with every step's metrics (a task's own too) and samples.
 
-    Its `checkpoints` are those on this machine, each with its `step`, `episode` and `path`.
+    Its `checkpoints` are those on this machine, each with its `step`, `episode` and `path`. Its `verdicts` are what
+    rules said of it, each with its `step` and `reason`, and whether it `is_enforced`.
 
     A sample's `parts` are the reward's by name; its `tokens` are null, or lists with an item a token: `texts`,
     `logprobs`, `log_ratios`, `kls`, and of a critic `advantages` and `values`.
@@ -231,7 +232,13 @@ def trial_detail(store: Store, study: StudyRow, trial: TrialRow) -> dict[str, An
         {"step": checkpoint.step_of(path), "episode": episode, "path": str(path.absolute())}
         for episode, path in forks.kept_by_episode(study, trial.number).items()
     ]
-    return trial_data(trial) | {"steps": _without_id(steps), "samples": _without_id(samples), "checkpoints": kept}
+    verdicts = [asdict(verdict) for verdict in store.verdicts([trial.id]).get(trial.id, ())]
+    return trial_data(trial) | {
+        "steps": _without_id(steps),
+        "samples": _without_id(samples),
+        "checkpoints": kept,
+        "verdicts": verdicts,
+    }
 
 
 def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) -> dict[str, Any]:

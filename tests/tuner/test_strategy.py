@@ -1,11 +1,13 @@
 """A scheduler that pauses and promotes, as the controller carries it out; and audits, in which rules are only noted."""
 
+import json
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ppo_core import checkpoint
+from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, curves, quick_spec, rows, run, storage
 from tests.tuner.test_conformance import HalfWay
 from tuner.checkpoints import NO_ROOM, CheckpointPolicy
@@ -69,7 +71,7 @@ def test_where_the_quota_has_no_room_the_lowest_ranked_are_pruned_before_their_c
 
 @pytest.mark.parametrize(("audit", "status"), [(0.0, Status.PRUNED), (1.0, Status.COMPLETED)])
 def test_an_audited_trial_runs_on_and_what_the_guard_said_is_noted(
-    tmp_path: Path, audit: float, status: Status
+    tmp_path: Path, audit: float, status: Status, ppo_tuner: Invoke
 ) -> None:
     finished, _ = run(tmp_path, quick_spec(audit=audit))
     assert finished
@@ -80,6 +82,10 @@ def test_an_audited_trial_runs_on_and_what_the_guard_said_is_noted(
     assert {(row.role, row.seed, row.is_audited) for row in rows(tmp_path)} == {(Role.SEARCH, 5, audit > 0)}
     steps = [step for step, *_ in curves(tmp_path)[5] if isinstance(step, int)]
     assert (steps[-1] == 10) is (audit > 0)
+    shown = ppo_tuner("show", NAME, "5", "--storage", storage(tmp_path))[1]
+    assert ("Audited, and not ended at step" in shown) is (audit > 0)
+    detail = json.loads(ppo_tuner("show", NAME, "5", "--storage", storage(tmp_path), "--json")[1])
+    assert [(one["step"], one["is_enforced"]) for one in detail["verdicts"]] == [(verdict.step, audit == 0)]
 
 
 def test_a_share_of_the_trials_is_audited_and_always_the_same() -> None:

@@ -83,6 +83,9 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
         evidence = render.evidence_table(trial.reason)
         if evidence is not None:
             out.print(evidence)
+    for verdict in store.verdicts([trial.id]).get(trial.id, ()):
+        if not verdict.is_enforced:
+            out.print(f"Audited, and not ended at step {verdict.step}: {output.plain(verdict.reason.message)}")
     rows = store.steps([trial.id], render.CURVE_METRICS)
     if rows:
         out.print(render.curve_table(rows))
