@@ -1,268 +1,375 @@
-"""What the Plotly figures draw, against literal numbers. Frames by hand; nothing is stored or shown."""
+"""What the live curves draw, against literal numbers: axes, levels, marks, spreads, and how much they hold."""
 
+import json
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
-from dashboard import analysis, figures, figures_mattered, style
-from dashboard.analysis import Checkpoint
-from dashboard.importance import Importance
+from dashboard import charts, echarts, style
+from dashboard.charts import Drawing
+from dashboard.data import Snapshot
+from dashboard.views import curves as page
 from ppo_core.metrics import METRICS
-from tests.dashboard.fake_store import SPEC
+from tests.dashboard.fake_store import COURSES, SPEC
 from tuner.guard import RULES
+from tuner.results import StudyView
 from tuner.status import Status
 
 NAN = math.nan
+KL, SCORE = "objective/kl_exact", "objective/scores"
+LEVELS = {"KL budget 10": 10.0, "Guard's limit 15": 15.0}
 MARKUP = "<img src=x onerror=alert(1)>"
 
 
+def steps(number: int, kl: list[float], **columns: list[float]) -> pd.DataFrame:
+    """Step rows of one trial: 64 episodes and two seconds a step."""
+    count = len(kl)
+    frame = pd.DataFrame({"trial": number, "step": range(count), KL: kl, SCORE: [-value for value in kl]})
+    frame["episode"], frame["at"] = 64 * frame["step"], 1_000.0 + 2 * frame["step"]
+    return frame.assign(**columns)
+
+
 def trial(number: int, status: Status = Status.COMPLETED, **values: Any) -> dict[str, Any]:
-    early = {"rule": "", "reason": "", "stop_step": NAN}
-    return {"number": number, "status": status, **early, "value": NAN, "value_se": NAN, "kl": NAN} | values
+    return {"number": number, "status": status, "rule": "", "reason": "", "stop_step": NAN} | values
 
 
-def evaluated(*rows: tuple[int, int, float, float]) -> pd.DataFrame:
-    """Evaluations from (trial, step, reward, KL)."""
-    frame = pd.DataFrame(rows, columns=["trial", "step", "eval/reward", "eval/kl"])
-    return analysis.evaluations(frame.assign(episode=64 * frame["step"]))
+def shown(
+    frame: pd.DataFrame,
+    *trials: dict[str, Any],
+    metric: str = KL,
+    chosen: tuple[int, ...] = (),
+    levels: dict[str, float] | None = None,
+    targets: dict[str, float] | None = None,
+    **drawing: Any,
+) -> charts.Chart:
+    rows = pd.DataFrame(trials or [trial(int(number)) for number in frame["trial"].unique()])
+    levels = (LEVELS if metric == KL else {}) if levels is None else levels
+    shaded = 10 if metric == KL else None
+    return charts.curve(
+        frame, rows, metric, chosen=chosen, drawing=Drawing(**drawing), levels=levels, targets=targets,
+        shaded_from=shaded,
+    )  # fmt: skip
 
 
-# How trials look
+def chart(frame: pd.DataFrame, *trials: dict[str, Any], **how: Any) -> dict[str, Any]:
+    return echarts.option(shown(frame, *trials, **how))
 
 
-def test_every_status_has_its_own_symbol_everywhere() -> None:
-    for library in ("glyph", "plotly", "echarts"):
-        assert len({getattr(style.mark(status), library) for status in Status}) == len(Status)
+def named(option: dict[str, Any], name: str) -> dict[str, Any]:
+    [series] = [series for series in option["series"] if series["name"] == name]
+    return series
 
 
-def test_colours_come_round_with_another_dash_before_anything_repeats() -> None:
-    looks = [(style.colour(number), style.dash(number).css) for number in range(25)]
-    assert style.DISTINCT == 24
-    assert len(set(looks[:24])) == 24
-    assert looks[24] == looks[0]
-    assert looks[6][0] == looks[0][0] and looks[6][1] != looks[0][1]
+def names(option: dict[str, Any]) -> list[str]:
+    return [series["name"] for series in option["series"]]
 
 
-# Trajectories
+def drawn(option: dict[str, Any], name: str) -> list[list[float]]:
+    series = named(option, name)
+    source = option["dataset"][series["datasetIndex"]]["source"]
+    return source[[series["encode"]["x"], series["encode"]["y"]]].to_numpy().tolist()
+
+
+# The KL's axis, its budget, limit and target
 
 
-WAYS = evaluated((0, 0, 0.4, 0), (0, 5, 1.0, 4), (0, 9, 1.2, 8), (1, 0, 0.4, 0), (1, 5, 1.3, 20), (2, 0, 0.4, 0))
-TRIALS = pd.DataFrame([trial(0), trial(1, Status.PRUNED, rule="kl_limit"), trial(2, Status.FAILED, rule=MARKUP)])
+def test_budget_and_limit_are_drawn_and_the_shading_begins_at_the_budget() -> None:
+    option = chart(steps(0, [0, 2, 4]))
+    limits = named(option, "Limits")
+    assert {line["name"]: line["yAxis"] for line in limits["markLine"]["data"]} == LEVELS
+    assert limits["markArea"]["data"] == [[{"yAxis": 10}, {"yAxis": 20}]]
+    assert (option["yAxis"]["min"], option["yAxis"]["max"]) == (0, 20)
 
 
-def ways(chosen: tuple[int, ...] = (0,), **more: Any) -> go.Figure:
-    return figures.trajectories(WAYS, TRIALS, analysis.front(WAYS), kl_budget=10, kl_limit=15, chosen=chosen, **more)
+def test_a_blow_up_does_not_flatten_the_rest_and_its_height_is_told() -> None:
+    early = trial(0, Status.PRUNED, rule="kl_hard", stop_step=2)
+    option = chart(steps(0, [0, 9, 188]), early, chosen=(0,))
+    assert option["yAxis"]["max"] == 45, "three times the limit"
+    [stop] = named(option, "pruned")["data"]
+    assert (stop["value"], stop["label"]["formatter"]) == ([2, 45], "{number|0} KL far over the limit: 188")
+    log = chart(steps(0, [0, 9, 188]), early, chosen=(0,), log_kl=True)
+    assert (log["yAxis"]["type"], log["yAxis"]["min"], log["yAxis"]["max"]) == ("log", 0.1, 200)
+    assert drawn(log, "Trial 0")[0] == [0, pytest.approx(0.1)]
+    [stop] = named(log, "pruned")["data"]
+    assert (stop["value"], stop["label"]["formatter"]) == ([2, 188], "{number|0} KL far over the limit")
 
 
-def named(figure: go.Figure, name: str) -> go.Scatter:
-    [trace] = [trace for trace in figure.data if trace.name == name]
-    return trace
+def test_a_blow_up_at_the_last_step_of_a_tiny_limit_still_has_an_axis() -> None:
+    assert chart(steps(0, [0.0, 0.0]), levels={"Guard's limit 0.02": 0.02})["yAxis"]["max"] == pytest.approx(0.025)
 
 
-def test_a_chosen_trials_way_is_in_its_colour_with_its_number_at_the_end() -> None:
-    way = named(ways(), "trial 0")
-    assert (list(way.x), list(way.y)) == ([0, 4, 8], [0.4, 1.0, 1.2])
-    assert list(way.text) == ["", "", "0"]
-    assert way.line.color == style.colour(0)
+def test_a_stop_is_at_the_step_of_its_reason_in_the_trials_colour() -> None:
+    early = trial(2, Status.PRUNED, rule="kl_limit", stop_step=3)
+    stops = named(chart(steps(2, [0, 8, 16, 17, 18, 19]), early, chosen=(2,)), "pruned")
+    assert stops["symbol"] == style.mark(Status.PRUNED).echarts
+    [stop] = stops["data"]
+    assert stop["value"] == [3, 17] and stop["label"]["show"]
+    assert stop["itemStyle"]["color"] == stop["label"]["rich"]["number"]["color"] == "#009E73"
 
 
-def test_all_other_ways_are_one_grey_line_with_gaps() -> None:
-    others = named(ways(), "other trials")
-    assert [None if math.isnan(x) else x for x in others.x] == [0, 20, None, 0, None]
-    assert others.hoverinfo == "skip"
+def test_a_failure_without_a_step_is_marked_at_its_last_one_in_grey_where_it_is_not_chosen() -> None:
+    frame = pd.concat([steps(0, [0, 1, 2]), steps(1, [0, 3])])
+    [end] = named(chart(frame, trial(0), trial(1, Status.FAILED), chosen=(0,)), "failed")["data"]
+    assert (end["value"], end["itemStyle"]["color"], end["label"]["show"]) == ([1, 3], charts.FAINT, False)
 
 
-def test_stops_are_marked_at_the_last_evaluation_with_the_rules_label_alone() -> None:
-    marks = {
-        trace.legendgroup: trace for trace in ways((1,)).data if trace.customdata is not None and trace.legendgroup
-    }
-    pruned = marks["pruned"]
-    assert (list(pruned.x), list(pruned.y)) == ([20], [1.3])
-    assert pruned.marker.symbol == style.mark(Status.PRUNED).plotly
-    assert pruned.customdata[0][1] == RULES["kl_limit"].label
-    assert list(pruned.marker.color) == [style.colour(1)]
-    assert list(marks["failed"].marker.color) == [figures.GREY]
-    assert MARKUP not in ways((1, 2)).to_json()
+def test_the_text_of_a_stop_near_the_right_edge_stands_left_of_it() -> None:
+    rows = [trial(number, Status.PRUNED) for number in (0, 1)]
+    frame = pd.concat([steps(0, [1.0] * 5), steps(1, [1.0] * 9)])
+    ends = named(chart(frame, *rows, chosen=(0, 1)), "pruned")["data"]
+    assert [(end["value"][0], end["label"]["position"]) for end in ends] == [(4, "right"), (8, "left")]
 
 
-def test_the_front_steps_through_what_nothing_beats() -> None:
-    steps = named(ways(), "front of all evaluations")
-    assert (list(steps.x), list(steps.y)) == ([4, 8, 20], [1.0, 1.2, 1.3])
-    assert steps.line.shape == "hv"
+def test_what_is_no_number_is_a_gap_and_a_stop_there_takes_the_height_before() -> None:
+    option = chart(steps(0, [0, 2, 5, NAN]), trial(0, Status.PRUNED, rule="nonfinite", stop_step=3), chosen=(0,))
+    assert [math.isnan(y) for _, y in drawn(option, "Trial 0")] == [False, False, False, True]
+    assert named(option, "pruned")["data"][0]["value"] == [3, 5]
+    never = chart(steps(0, [NAN, NAN]), trial(0, Status.PRUNED, rule="nonfinite", stop_step=1), chosen=(0,))
+    assert "pruned" not in names(never)
 
 
-def test_budget_limit_baseline_and_best_checkpoint_are_drawn_at_their_values() -> None:
-    figure = ways(best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN), baseline=0.4)
-    shading, budget, limit, baseline = figure.layout.shapes
-    assert (shading.x0, budget.x0, limit.x0, baseline.y0) == (10, 10, 15, 0.4)
-    assert [note.text for note in figure.layout.annotations][-1] == "best checkpoint:<br>trial 0, step 9"
-    assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
-    assert list(figure.layout.xaxis.range) == [0, pytest.approx(22)]
+@pytest.mark.parametrize("rule", [MARKUP, "", "{a|b}", *RULES])
+def test_a_stop_is_marked_with_its_rule_on_every_chart_and_with_no_other_text(rule: str) -> None:
+    early = trial(0, Status.PRUNED, rule=rule, reason=MARKUP, stop_step=1)
+    for metric in (KL, SCORE):
+        option = chart(steps(0, [0, 2, 3]), early, chosen=(0,), metric=metric)
+        [stop] = named(option, "pruned")["data"]
+        assert stop["value"] == [1, 2 if metric == KL else -2]
+        assert stop["label"]["formatter"] == "{number|0}" + (f" {RULES[rule].label}" if rule in RULES else "")
+        assert "<img" not in json.dumps(option, default=pd.DataFrame.to_json)
 
 
-def test_a_blow_up_does_not_stretch_a_linear_axis_and_a_log_axis_begins_at_its_floor() -> None:
-    blown = pd.concat([WAYS, evaluated((3, 1, 0.1, 200))])
-    figure = figures.trajectories(blown, TRIALS, analysis.front(blown), kl_budget=10, kl_limit=15, chosen=())
-    assert figure.layout.xaxis.range[1] == pytest.approx(1.1 * 45)
-    log = ways(log_kl=True, best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN))
-    assert log.layout.xaxis.type == "log"
-    assert list(log.layout.xaxis.range) == [-1, pytest.approx(math.log10(22))]
-    assert list(named(log, "trial 0").x) == [0.1, 4, 8]
-    assert (log.layout.shapes[1].x0, log.layout.annotations[0].x) == (10, pytest.approx(1))
-    assert log.layout.annotations[-1].x == pytest.approx(math.log10(8))
+def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_none() -> None:
+    rows = [SimpleNamespace(number=number, config=course.params) for number, course in enumerate(COURSES)]
+    snapshot = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=rows)), pd.DataFrame())
+    frame = pd.concat([steps(number, [0.0]) for number in (0, 1, 4, 11, 13, 14)])
+    assert page.targets(snapshot, (0, 4), frame) == {"Target of trial 4: 6.1": 6.1}
+    assert page.targets(snapshot, (0, 1), frame) == {}
+    assert page.targets(snapshot, (0, 4), steps(0, [0.0])) == {}, "trial 4 has made no step"
+    assert page.levels(snapshot, KL) == LEVELS
+    assert page.levels(snapshot, "eval/reward", 0.42) == {"SFT baseline 0.42": 0.42}
+    assert page.levels(snapshot, SCORE, 0.42) == {}
 
 
-# What mattered
+def test_a_targets_name_stands_at_the_other_end_than_the_budgets() -> None:
+    option = chart(steps(0, [0.0]), levels={"KL budget 6": 6}, targets={"Target of trial 3: 5.9": 5.9})
+    budget, target = (mark["label"] for mark in named(option, "Limits")["markLine"]["data"])
+    assert (budget["formatter"], budget["position"]) == ("KL budget 6", "insideStartTop")
+    assert (target["formatter"], target["position"]) == ("Target of trial 3: 5.9", "insideEndTop")
 
 
-def searched(*rows: dict[str, Any]) -> pd.DataFrame:
-    return pd.DataFrame([trial(number, **row) for number, row in enumerate(rows)])
+def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
+    frame = pd.concat([steps(0, [0, 50, 1]), steps(10, [0, 46, 64.3]), steps(2, [0, 45, 9])])
+    told = "2 trials went over the axis' end at 45 nats (highest 64.3, trial 10); KL axis: log shows all."
+    assert charts.over_the_axis(frame, KL, Drawing(), LEVELS) == told
+    first = "1 trial went over the axis' end at 45 nats (highest 50.0, trial 0); KL axis: log shows all."
+    assert charts.over_the_axis(frame[frame["trial"] != 10], KL, Drawing(), LEVELS) == first
+    assert charts.over_the_axis(frame[frame["trial"] == 2], KL, Drawing(), LEVELS) == ""
+    assert charts.over_the_axis(frame, KL, Drawing(log_kl=True), LEVELS) == ""
+    half = charts.over_the_axis(frame, KL, Drawing(window=(0, 50)), LEVELS)
+    assert "(highest 50.0, trial 0)" in half, "the rest is outside of the shown range"
+    assert charts.over_the_axis(frame, SCORE, Drawing(), {}) == ""
 
 
-SEARCHED = searched(
-    {"value": 1.0, "kl": 4.0, "params_learning_rate": 1e-4, "params_cliprange": 0.1, "params_kl_target": 6.0},
-    {"value": 1.2, "kl": 9.0, "params_learning_rate": 1e-3, "params_cliprange": 0.2, "params_kl_target": NAN},
-    {"value": 0.8, "kl": 25.0, "params_learning_rate": 1e-2, "params_cliprange": 0.3, "status": Status.PRUNED},
-    {"params_learning_rate": 1e-5, "params_cliprange": 0.3, "status": Status.FAILED},
-)
+# Horizontal axes
 
 
-def test_importance_bars_have_the_largest_on_top_and_pale_ones_for_chance() -> None:
-    figure = figures_mattered.importance_bars(
-        [Importance("learning_rate", 0.7, 0.5, 0.8, 0.02), Importance("cliprange", 0.3, 0.1, 0.4, 0.5)]
-    )
-    [bars] = figure.data
-    assert list(bars.y) == [figures.title_of("cliprange"), figures.title_of("learning_rate")]
-    assert list(bars.marker.color) == [figures_mattered.UNSURE, figures_mattered.SURE]
-    assert list(bars.error_x.array) == pytest.approx([0.1, 0.1])
-    assert list(bars.error_x.arrayminus) == pytest.approx([0.2, 0.2])
+def test_tokens_are_the_mean_length_times_the_new_episodes_so_far() -> None:
+    frame = steps(0, [0, 1, 2], **{"response/length_mean": [5.0, 10.0, 20.0]})
+    assert charts.positions(frame, "tokens").tolist() == [0, 640, 640 + 1280]
 
 
-def test_a_slice_has_a_symbol_a_status_and_the_searched_scale() -> None:
-    figure = figures_mattered.slice_points(SEARCHED, "learning_rate", "kl", SPEC)
-    completed, _, pruned, _ = figure.data
-    assert (list(completed.x), list(completed.y)) == ([1e-4, 1e-3], [4, 9])
-    assert (list(pruned.x), pruned.marker.symbol) == ([1e-2], "x")
-    assert figure.layout.xaxis.type == "log"
-    assert figure.layout.shapes[0].y0 == SPEC.kl_budget
-    linear = figures_mattered.slice_points(SEARCHED, "cliprange", "value", SPEC)
-    assert linear.layout.xaxis.type == "linear" and not linear.layout.shapes
-
-
-def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set() -> None:
-    [lines] = figures_mattered.parallel(SEARCHED, ["learning_rate", "kl_target"], SPEC).data
-    rate, target, kl, reward = lines.dimensions
-    assert list(rate["values"]) == pytest.approx([-4, -3, -2])
-    assert (rate["ticktext"][0], rate["ticktext"][-1]) == ("0.0001", "0.01")
-    assert target["ticktext"][0] == "not set"
-    assert list(target["values"])[1:] == [target["tickvals"][0]] * 2
-    assert (list(kl["values"]), list(reward["values"])) == ([4, 9, 25], [1.0, 1.2, 0.8])
+def test_seconds_are_the_trials_own_and_a_pause_counts_as_one_step() -> None:
+    frame = steps(0, [0, 1, 2, 3, 4]).assign(at=[100.0, 102, 104, 5000, 5002])
+    both = pd.concat([frame, steps(1, [0, 1])], ignore_index=True)
+    assert charts.positions(both, "seconds").tolist() == [0, 2, 4, 6, 8, 0, 2]
 
 
-def test_a_contours_surface_meets_its_points() -> None:
-    figure = figures_mattered.contour(SEARCHED, "learning_rate", "cliprange", "value", SPEC)
-    surface, *points = figure.data
-    assert (surface.x[0], surface.x[-1]) == (pytest.approx(1e-4), pytest.approx(1e-2))
-    assert (surface.z[0][0], surface.z[-1][-1]) == (pytest.approx(1.0, abs=0.01), pytest.approx(0.8, abs=0.01))
-    assert [trace.name for trace in points] == ["completed", "pruned"]
-    assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "linear")
-
-
-def test_searched_hyperparameters_are_those_that_vary_in_the_declared_order() -> None:
-    frame = SEARCHED.assign(params_cliprange=0.2, params_kl_control="fixed", **{f"params_{MARKUP}": [1, 2, 3, 4]})
-    assert figures.searched(frame) == ["learning_rate"]
-    assert figures.title_of(MARKUP) == "?"
-
-
-# Compared curves
-
-
-def test_compared_curves_share_the_episodes_and_keep_each_trials_look() -> None:
-    frame = pd.DataFrame(
-        {
-            "trial": [0, 0, 7, 7],
-            "step": [0, 1, 0, 1],
-            "episode": [0, 64, 0, 128],
-            "objective/kl_exact": [0.0, 1.0, 0.0, 2.0],
-        }
-    )
-    figure = figures.aligned(frame, "objective/kl_exact", [7, 0, 9], {"KL budget": 10})
-    seventh, first = figure.data
-    assert (list(seventh.x), list(seventh.y), list(first.x)) == ([0, 128], [0, 2], [0, 64])
-    assert (seventh.line.color, seventh.line.dash) == (style.colour(7), "dash")
-    assert figure.layout.shapes[0].y0 == 10 and figure.layout.yaxis.title.text == METRICS["objective/kl_exact"].title
-
-
-# Reward against KL
-
-
-ENDED = pd.DataFrame(
-    [
-        trial(0, value=1.0, value_se=0.1, kl=4.0),
-        trial(1, Status.PRUNED, rule="kl_limit", value=1.4, value_se=0.2, kl=25.0),
-        trial(2, value=1.3, value_se=0.1, kl=9.0),
-        trial(3, Status.FAILED, rule="out_of_memory"),
-    ]
-)
-
-
-def against_kl(best: int | None = 2, chosen: tuple[int, ...] = (), baseline: float | None = 0.4) -> go.Figure:
-    return figures.reward_against_kl(ENDED, kl_budget=10, baseline=baseline, best=best, chosen=chosen)
-
-
-def points_of(figure: go.Figure, status: Status) -> go.Scatter:
-    [points] = [trace for trace in figure.data if trace.legendgroup == status.value and trace.customdata is not None]
-    return points
-
-
-def test_each_trial_that_ended_with_a_value_is_a_point_with_its_number_status_and_error() -> None:
-    completed, pruned = (points_of(against_kl(), status) for status in (Status.COMPLETED, Status.PRUNED))
-    assert (list(completed.x), list(completed.y)) == ([4, 9], [1.0, 1.3])
-    assert (list(pruned.x), list(pruned.y)) == ([25], [1.4])
-    assert list(completed.text) == ["0", "2"]
-    assert list(completed.error_y.array) == [0.1, 0.1]
-    assert list(completed.marker.color) == ["#0072B2", "#009E73"]
-    assert (completed.marker.symbol, pruned.marker.symbol) == ("circle", "x")
-
-
-def test_neighbours_by_kl_have_their_numbers_on_different_sides_whatever_their_status() -> None:
-    rows = pd.DataFrame(
-        [trial(0, value=1.0, kl=4.0), trial(1, value=1.0, kl=6.0), trial(2, Status.PRUNED, value=1.0, kl=5.0)]
-    )
-    figure = figures.reward_against_kl(rows, kl_budget=10, baseline=None, best=None)
-    assert list(points_of(figure, Status.COMPLETED).textposition) == ["top center", "top center"]
-    assert list(points_of(figure, Status.PRUNED).textposition) == ["bottom center"]
-
-
-def test_the_legend_names_the_statuses_that_are_drawn() -> None:
-    assert [trace.name for trace in against_kl().data if trace.showlegend is not False] == ["completed", "pruned"]
-
-
-def test_budget_baseline_and_best_are_drawn_at_their_values() -> None:
-    figure = against_kl()
-    shading, budget, baseline = figure.layout.shapes
-    assert (shading.x0, shading.x1) == (10, pytest.approx(27.5))
-    assert (budget.x0, budget.x1, baseline.y0, baseline.y1) == (10, 10, 0.4, 0.4)
-    *lines, best = figure.layout.annotations
-    assert [line.text for line in lines] == ["KL budget 10", "SFT baseline 0.40"]
-    assert (best.text, best.x, best.y) == ("best: trial 2", 9, 1.3)
-    assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
-    low, high = figure.layout.yaxis.range
-    assert low < 0.4 and high > 1.4
-
-
-def test_without_a_best_or_a_baseline_neither_is_drawn() -> None:
-    figure = against_kl(best=None, baseline=None)
-    assert [note.text for note in figure.layout.annotations] == ["KL budget 10"]
-    assert len(figure.layout.shapes) == 2
-
-
-def test_chosen_trials_and_the_best_stand_out() -> None:
-    figure = against_kl(best=2, chosen=(1,))
-    completed, pruned = points_of(figure, Status.COMPLETED), points_of(figure, Status.PRUNED)
-    assert (list(completed.text), list(pruned.text)) == (["", "2"], ["1"])
-    assert (list(completed.marker.opacity), list(pruned.marker.opacity)) == ([0.4, 1.0], [1.0])
-    assert math.isnan(completed.error_y.array[0])
+def test_the_kl_can_be_the_horizontal_axis_in_the_order_of_the_steps() -> None:
+    option = chart(steps(0, [0, 4, NAN, 3]), metric=SCORE, chosen=(0,), axis="KL")
+    assert drawn(option, "Trial 0") == [[0, 0], [4, -4], [3, -3]]
+    assert option["xAxis"]["name"] == "KL (nats per response)"
+
+
+@pytest.mark.parametrize("axis", charts.AXES)
+def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: charts.Axis) -> None:
+    frame = steps(0, [0, 1, 2], **{"response/length_mean": [10.0] * 3})
+    option = chart(frame, metric=SCORE, axis=axis)
+    ends = {"step": 2, "episodes": 128, "tokens": 1280, "seconds": 4, "KL": 2}
+    assert (option["xAxis"]["max"], option["xAxis"]["name"]) == (ends[axis], charts.AXIS_TITLES[axis])
+
+
+def test_episodes_are_where_a_line_has_its_points() -> None:
+    assert drawn(chart(steps(0, [0, 1, 4]), chosen=(0,), axis="episodes"), "Trial 0") == [[0, 0], [64, 1], [128, 4]]
+
+
+def test_a_window_is_a_part_of_the_longest_trial_and_the_height_fits_it() -> None:
+    frame = pd.concat([steps(0, [0, 1, 2, 3, 4]), steps(1, [32, 9])])
+    shown = chart(frame, window=(50, 75))
+    assert (shown["xAxis"]["min"], shown["xAxis"]["max"]) == (2, 3)
+    assert (shown["yAxis"]["max"], chart(frame)["yAxis"]["max"]) == (20, 35)
+
+
+@pytest.mark.parametrize("window", [(0, 0), (100, 100)])
+def test_an_empty_window_still_has_a_width(window: tuple[int, int]) -> None:
+    axis = chart(steps(0, [0, 1, 2]), window=window)["xAxis"]
+    assert axis["max"] == axis["min"] + 1
+
+
+def test_a_chart_reads_its_axis_and_its_distribution_too() -> None:
+    assert charts.needed((KL,), "tokens") == (KL, "response/length_mean")
+    assert charts.needed((SCORE,), "step") == (SCORE, *(f"{SCORE}_{name}" for name in QUARTERS))
+
+
+# Lines, bands and spreads
+
+
+def test_chosen_trials_are_in_their_colour_and_dash_and_the_others_grey_behind_them() -> None:
+    option = chart(pd.concat([steps(number, [0, 1, 2]) for number in (0, 1, 7)]), chosen=(1, 7))
+    one, seven, grey = (named(option, f"Trial {number}") for number in (1, 7, 0))
+    assert one["lineStyle"]["color"] == seven["lineStyle"]["color"] == "#E69F00"
+    assert (one["lineStyle"]["type"], seven["lineStyle"]["type"]) == ("solid", [8, 4])
+    assert grey["lineStyle"]["color"] == charts.FAINT and grey["z"] < one["z"] and not grey["tooltip"]["show"]
+
+
+def test_a_line_has_its_number_at_its_end_unless_its_early_end_has_it() -> None:
+    frame = pd.concat([steps(0, [0, 1, 2]), steps(1, [0, 1]), steps(2, [0, 1])])
+    option = chart(frame, trial(0), trial(1, Status.PRUNED), trial(2), chosen=(0, 1, 2))
+    longest, early, short = (named(option, f"Trial {number}") for number in range(3))
+    assert (longest["endLabel"]["formatter"], short["endLabel"]["formatter"]) == ("0", "2")
+    assert "endLabel" not in early
+    assert "labelLayout" in longest and "labelLayout" not in short, "at the right edge numbers make room"
+
+
+def test_a_single_point_is_seen() -> None:
+    option = chart(pd.concat([steps(0, [1.0]), steps(1, [1.0, 2.0])]), chosen=(0, 1))
+    assert [named(option, f"Trial {number}")["showSymbol"] for number in (0, 1)] == [True, False]
+
+
+def test_an_evaluations_metric_has_its_points_its_unit_and_the_baseline() -> None:
+    frame = steps(0, [0, 1, 2, 3], **{"eval/reward": [0.5, NAN, 0.75, NAN]})
+    option = chart(frame, metric="eval/reward", chosen=(0,), levels={"SFT baseline 0.50": 0.5}, smoothing=0.9)
+    assert drawn(option, "Trial 0") == [[0, 0.5], [2, 0.75]]
+    assert named(option, "Trial 0")["showSymbol"]
+    assert option["yAxis"]["name"] == METRICS["eval/reward"].unit
+    assert [line["yAxis"] for line in named(option, "Limits")["markLine"]["data"]] == [0.5]
+
+
+def test_smoothing_is_an_exponential_mean_of_each_trials_numbers_so_far_and_keeps_gaps() -> None:
+    frame = pd.concat([steps(0, [3, 6, NAN, 12]), steps(1, [2.0, 2.0])], ignore_index=True)
+    smooth = charts.points_of(frame, KL, smoothing=0.5)["y"]
+    # Weights 1, 1/2, 1/4, ... from the newest number back, divided by their sum.
+    assert smooth.tolist() == pytest.approx([3, 7.5 / 1.5, NAN, (12 + 3 + 0.75) / 1.75, 2, 2], nan_ok=True)
+
+
+def test_a_long_line_is_thinned_and_keeps_its_spikes_its_gap_and_its_ends() -> None:
+    y = np.sin(np.arange(10_000) / 500)
+    y[[5_432, 7_777, 3_000, 3_001]] = 50, -50, NAN, NAN
+    kept = charts.thinned(pd.DataFrame({"x": range(10_000), "y": y}))
+    assert 300 < len(kept) <= 600
+    assert {0, 5_432, 7_777, 3_000, 9_999} <= set(kept["x"])
+    assert kept["x"].is_monotonic_increasing
+
+
+@given(y=some.lists(some.none() | some.floats(-1e6, 1e6), max_size=300), most=some.integers(8, 60))
+def test_any_line_is_thinned_to_what_was_asked_for(y: list[float | None], most: int) -> None:
+    line = pd.DataFrame({"x": range(len(y)), "y": pd.Series(y, dtype=float)})
+    kept = charts.thinned(line, most)
+    assert len(kept) <= most
+    if len(line):
+        assert kept["x"].iloc[[0, -1]].tolist() == [0, len(y) - 1]
+        assert (kept["y"].min(), kept["y"].max()) == pytest.approx((line["y"].min(), line["y"].max()), nan_ok=True)
+        assert kept["y"].isna().any() == line["y"].isna().any()
+        assert kept.merge(line).shape == kept.shape
+
+
+def test_a_band_lies_on_the_steps_and_skips_where_few_trials_have_a_point() -> None:
+    frame = pd.concat([steps(number, [float(number), NAN, 10.0 + number]) for number in range(11)], ignore_index=True)
+    frame.loc[frame["trial"].eq(10) & frame["step"].eq(1), KL] = 99.0
+    assert charts.band_edges(charts.points_of(frame, KL)).to_numpy().tolist() == [[0, 1, 9], [2, 11, 19]]
+
+
+def test_a_band_goes_on_where_most_trials_have_ended_and_of_no_numbers_is_empty() -> None:
+    frame = pd.concat([steps(number, [1.0] * (3 if number == 0 else 1)) for number in range(11)])
+    assert charts.band_edges(charts.points_of(frame, KL))["x"].tolist() == [0, 1, 2]
+    assert drawn(chart(pd.concat([steps(number, [NAN]) for number in range(26)])), "Other trials") == []
+
+
+def test_more_grey_trials_than_can_be_told_apart_become_one_band() -> None:
+    frame = pd.concat([steps(number, [float(number)]) for number in range(26)])
+    few, many = names(chart(frame[frame["trial"] < 25], chosen=(0,))), names(chart(frame, chosen=(0,)))
+    assert "Other trials" not in few and "Trial 24" in few
+    assert "Other trials" in many and [name for name in many if name.startswith("Trial")] == ["Trial 0"]
+
+
+QUARTERS = ("min", "q25", "q50", "q75", "max")
+
+
+def spread(count: int) -> pd.DataFrame:
+    columns = {f"{SCORE}_{name}": [-2.0 + place] * 3 for place, name in enumerate(QUARTERS)}
+    return pd.concat([steps(number, [0, 1, 2], **columns) for number in range(count)], ignore_index=True)
+
+
+def test_a_few_highlighted_trials_have_their_distribution_behind_them() -> None:
+    option = chart(spread(1), metric=SCORE, chosen=(0,))
+    areas = [[y for _, y in drawn(option, name)] for name in ("spread", "min to q25", "q25 to q75", "q75 to max")]
+    assert areas == [[-2] * 3, [1] * 3, [2] * 3, [1] * 3]
+    assert {named(option, name)["stackStrategy"] for name in ("spread", "q25 to q75")} == {"all"}
+    assert named(option, "q25 to q75")["areaStyle"]["color"] == style.colour(0)
+
+
+def test_more_trials_than_can_be_seen_have_none() -> None:
+    assert "spread" in names(chart(spread(3), metric=SCORE, chosen=(0, 1, 2)))
+    assert "spread" not in names(chart(spread(4), metric=SCORE, chosen=(0, 1, 2, 3)))
+    assert "spread" not in names(chart(spread(1), metric=SCORE, chosen=(0,), axis="KL"))
+
+
+def test_a_band_of_negative_values_lies_at_their_height() -> None:
+    frame = pd.concat([steps(number, [float(number)]) for number in range(26)])
+    option = chart(frame, metric=SCORE, chosen=(0,))
+    [[_, low]], [[_, height]] = drawn(option, "Other trials, lower edge"), drawn(option, "Other trials")
+    assert (low, height) == pytest.approx((-22.6, 19.2))
+    assert named(option, "Other trials")["stackStrategy"] == "all"
+
+
+def test_a_chart_holds_so_many_points_however_many_lines_and_keeps_a_spike() -> None:
+    spiked = [1.0] * 3_000
+    spiked[1_234] = 14.0
+    option = chart(pd.concat([steps(number, spiked) for number in range(20)]), chosen=tuple(range(20)))
+    sizes = [len(data["source"]) for data in option["dataset"]]
+    assert len(sizes) == 20 and 200 < sum(sizes) <= charts.MOST_IN_ALL
+    assert [1_234, 14] in drawn(option, "Trial 7")
+    assert {str(kind) for data in option["dataset"] for kind in data["source"].dtypes} == {"float32"}
+
+
+def test_representatives_are_spread_over_the_trials_and_stay_when_another_is_chosen() -> None:
+    assert charts.representatives(range(100), (), most=4) == [0, 25, 50, 75]
+    assert charts.representatives(range(100), (25, 26), most=4) == [0, 50, 75]
+    assert charts.representatives([3, 5], (5,), most=4) == [3]
+
+
+def test_a_chart_can_be_saved() -> None:
+    assert chart(steps(0, [0, 1]))["toolbox"]["feature"]["saveAsImage"]["name"] == "objective_kl_exact"
+
+
+def test_a_chart_without_a_step_has_its_limits() -> None:
+    assert names(chart(steps(0, []), trial(0), chosen=(0,))) == ["Limits"]
+
+
+# The selector of metrics
+
+
+def test_every_declared_metric_but_quantiles_can_be_chosen_once_by_group() -> None:
+    offered = page.grouped()
+    own = {f"{name}_{suffix}" for name in (SCORE, "objective/rlhf_reward") for suffix in QUARTERS}
+    assert set(offered) == set(METRICS) - own
+    labels = [page.label(metric) for metric in offered]
+    assert len(set(labels)) == len(labels)
+    groups = [label.split(":")[0] for label in labels]
+    assert [name for place, name in enumerate(groups) if name not in groups[:place]] == [*page.GROUPS.values(), "Run"]

@@ -16,7 +16,7 @@ from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.browser import Server
 from tests.dashboard.shown import FAILED, GOOD, change
-from tests.dashboard.test_curves_charts import LEVELS, QUARTERS, SCORE, shown, steps, trial
+from tests.dashboard.test_charts import LEVELS, QUARTERS, SCORE, shown, steps, trial
 from tests.dashboard.test_curves_incident import found
 from tests.dashboard.test_curves_incident import steps as signals
 from tests.waiting import until

@@ -252,7 +252,7 @@ def go_on(stepped: Stepped) -> Answer:
 def test_a_trial_goes_on_in_another_process_and_folder(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/elsewhere"
     first = (
-        "import sys; from pathlib import Path; from tests.tuner import test_checkpoint_place as t; from tuner.protocol import Left\n"
+        "import sys; from pathlib import Path; from tests.tuner import test_remote_checkpoints as t; from tuner.protocol import Left\n"
         "leave = lambda stepped: t.Answer.SAVE if stepped.report.step == 5 else t.Answer.GO_ON\n"
         "assert t.run_trial(t.spec(Path(sys.argv[1]), sys.argv[2]), leave) == Left()\n"
     )

@@ -1,0 +1,268 @@
+"""What the Plotly figures draw, against literal numbers. Frames by hand; nothing is stored or shown."""
+
+import math
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+from dashboard import analysis, figures, figures_mattered, style
+from dashboard.analysis import Checkpoint
+from dashboard.importance import Importance
+from ppo_core.metrics import METRICS
+from tests.dashboard.fake_store import SPEC
+from tuner.guard import RULES
+from tuner.status import Status
+
+NAN = math.nan
+MARKUP = "<img src=x onerror=alert(1)>"
+
+
+def trial(number: int, status: Status = Status.COMPLETED, **values: Any) -> dict[str, Any]:
+    early = {"rule": "", "reason": "", "stop_step": NAN}
+    return {"number": number, "status": status, **early, "value": NAN, "value_se": NAN, "kl": NAN} | values
+
+
+def evaluated(*rows: tuple[int, int, float, float]) -> pd.DataFrame:
+    """Evaluations from (trial, step, reward, KL)."""
+    frame = pd.DataFrame(rows, columns=["trial", "step", "eval/reward", "eval/kl"])
+    return analysis.evaluations(frame.assign(episode=64 * frame["step"]))
+
+
+# How trials look
+
+
+def test_every_status_has_its_own_symbol_everywhere() -> None:
+    for library in ("glyph", "plotly", "echarts"):
+        assert len({getattr(style.mark(status), library) for status in Status}) == len(Status)
+
+
+def test_colours_come_round_with_another_dash_before_anything_repeats() -> None:
+    looks = [(style.colour(number), style.dash(number).css) for number in range(25)]
+    assert style.DISTINCT == 24
+    assert len(set(looks[:24])) == 24
+    assert looks[24] == looks[0]
+    assert looks[6][0] == looks[0][0] and looks[6][1] != looks[0][1]
+
+
+# Trajectories
+
+
+WAYS = evaluated((0, 0, 0.4, 0), (0, 5, 1.0, 4), (0, 9, 1.2, 8), (1, 0, 0.4, 0), (1, 5, 1.3, 20), (2, 0, 0.4, 0))
+TRIALS = pd.DataFrame([trial(0), trial(1, Status.PRUNED, rule="kl_limit"), trial(2, Status.FAILED, rule=MARKUP)])
+
+
+def ways(chosen: tuple[int, ...] = (0,), **more: Any) -> go.Figure:
+    return figures.trajectories(WAYS, TRIALS, analysis.front(WAYS), kl_budget=10, kl_limit=15, chosen=chosen, **more)
+
+
+def named(figure: go.Figure, name: str) -> go.Scatter:
+    [trace] = [trace for trace in figure.data if trace.name == name]
+    return trace
+
+
+def test_a_chosen_trials_way_is_in_its_colour_with_its_number_at_the_end() -> None:
+    way = named(ways(), "trial 0")
+    assert (list(way.x), list(way.y)) == ([0, 4, 8], [0.4, 1.0, 1.2])
+    assert list(way.text) == ["", "", "0"]
+    assert way.line.color == style.colour(0)
+
+
+def test_all_other_ways_are_one_grey_line_with_gaps() -> None:
+    others = named(ways(), "other trials")
+    assert [None if math.isnan(x) else x for x in others.x] == [0, 20, None, 0, None]
+    assert others.hoverinfo == "skip"
+
+
+def test_stops_are_marked_at_the_last_evaluation_with_the_rules_label_alone() -> None:
+    marks = {
+        trace.legendgroup: trace for trace in ways((1,)).data if trace.customdata is not None and trace.legendgroup
+    }
+    pruned = marks["pruned"]
+    assert (list(pruned.x), list(pruned.y)) == ([20], [1.3])
+    assert pruned.marker.symbol == style.mark(Status.PRUNED).plotly
+    assert pruned.customdata[0][1] == RULES["kl_limit"].label
+    assert list(pruned.marker.color) == [style.colour(1)]
+    assert list(marks["failed"].marker.color) == [figures.GREY]
+    assert MARKUP not in ways((1, 2)).to_json()
+
+
+def test_the_front_steps_through_what_nothing_beats() -> None:
+    steps = named(ways(), "front of all evaluations")
+    assert (list(steps.x), list(steps.y)) == ([4, 8, 20], [1.0, 1.2, 1.3])
+    assert steps.line.shape == "hv"
+
+
+def test_budget_limit_baseline_and_best_checkpoint_are_drawn_at_their_values() -> None:
+    figure = ways(best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN), baseline=0.4)
+    shading, budget, limit, baseline = figure.layout.shapes
+    assert (shading.x0, budget.x0, limit.x0, baseline.y0) == (10, 10, 15, 0.4)
+    assert [note.text for note in figure.layout.annotations][-1] == "best checkpoint:<br>trial 0, step 9"
+    assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
+    assert list(figure.layout.xaxis.range) == [0, pytest.approx(22)]
+
+
+def test_a_blow_up_does_not_stretch_a_linear_axis_and_a_log_axis_begins_at_its_floor() -> None:
+    blown = pd.concat([WAYS, evaluated((3, 1, 0.1, 200))])
+    figure = figures.trajectories(blown, TRIALS, analysis.front(blown), kl_budget=10, kl_limit=15, chosen=())
+    assert figure.layout.xaxis.range[1] == pytest.approx(1.1 * 45)
+    log = ways(log_kl=True, best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN))
+    assert log.layout.xaxis.type == "log"
+    assert list(log.layout.xaxis.range) == [-1, pytest.approx(math.log10(22))]
+    assert list(named(log, "trial 0").x) == [0.1, 4, 8]
+    assert (log.layout.shapes[1].x0, log.layout.annotations[0].x) == (10, pytest.approx(1))
+    assert log.layout.annotations[-1].x == pytest.approx(math.log10(8))
+
+
+# What mattered
+
+
+def searched(*rows: dict[str, Any]) -> pd.DataFrame:
+    return pd.DataFrame([trial(number, **row) for number, row in enumerate(rows)])
+
+
+SEARCHED = searched(
+    {"value": 1.0, "kl": 4.0, "params_learning_rate": 1e-4, "params_cliprange": 0.1, "params_kl_target": 6.0},
+    {"value": 1.2, "kl": 9.0, "params_learning_rate": 1e-3, "params_cliprange": 0.2, "params_kl_target": NAN},
+    {"value": 0.8, "kl": 25.0, "params_learning_rate": 1e-2, "params_cliprange": 0.3, "status": Status.PRUNED},
+    {"params_learning_rate": 1e-5, "params_cliprange": 0.3, "status": Status.FAILED},
+)
+
+
+def test_importance_bars_have_the_largest_on_top_and_pale_ones_for_chance() -> None:
+    figure = figures_mattered.importance_bars(
+        [Importance("learning_rate", 0.7, 0.5, 0.8, 0.02), Importance("cliprange", 0.3, 0.1, 0.4, 0.5)]
+    )
+    [bars] = figure.data
+    assert list(bars.y) == [figures.title_of("cliprange"), figures.title_of("learning_rate")]
+    assert list(bars.marker.color) == [figures_mattered.UNSURE, figures_mattered.SURE]
+    assert list(bars.error_x.array) == pytest.approx([0.1, 0.1])
+    assert list(bars.error_x.arrayminus) == pytest.approx([0.2, 0.2])
+
+
+def test_a_slice_has_a_symbol_a_status_and_the_searched_scale() -> None:
+    figure = figures_mattered.slice_points(SEARCHED, "learning_rate", "kl", SPEC)
+    completed, _, pruned, _ = figure.data
+    assert (list(completed.x), list(completed.y)) == ([1e-4, 1e-3], [4, 9])
+    assert (list(pruned.x), pruned.marker.symbol) == ([1e-2], "x")
+    assert figure.layout.xaxis.type == "log"
+    assert figure.layout.shapes[0].y0 == SPEC.kl_budget
+    linear = figures_mattered.slice_points(SEARCHED, "cliprange", "value", SPEC)
+    assert linear.layout.xaxis.type == "linear" and not linear.layout.shapes
+
+
+def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set() -> None:
+    [lines] = figures_mattered.parallel(SEARCHED, ["learning_rate", "kl_target"], SPEC).data
+    rate, target, kl, reward = lines.dimensions
+    assert list(rate["values"]) == pytest.approx([-4, -3, -2])
+    assert (rate["ticktext"][0], rate["ticktext"][-1]) == ("0.0001", "0.01")
+    assert target["ticktext"][0] == "not set"
+    assert list(target["values"])[1:] == [target["tickvals"][0]] * 2
+    assert (list(kl["values"]), list(reward["values"])) == ([4, 9, 25], [1.0, 1.2, 0.8])
+
+
+def test_a_contours_surface_meets_its_points() -> None:
+    figure = figures_mattered.contour(SEARCHED, "learning_rate", "cliprange", "value", SPEC)
+    surface, *points = figure.data
+    assert (surface.x[0], surface.x[-1]) == (pytest.approx(1e-4), pytest.approx(1e-2))
+    assert (surface.z[0][0], surface.z[-1][-1]) == (pytest.approx(1.0, abs=0.01), pytest.approx(0.8, abs=0.01))
+    assert [trace.name for trace in points] == ["completed", "pruned"]
+    assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "linear")
+
+
+def test_searched_hyperparameters_are_those_that_vary_in_the_declared_order() -> None:
+    frame = SEARCHED.assign(params_cliprange=0.2, params_kl_control="fixed", **{f"params_{MARKUP}": [1, 2, 3, 4]})
+    assert figures.searched(frame) == ["learning_rate"]
+    assert figures.title_of(MARKUP) == "?"
+
+
+# Compared curves
+
+
+def test_compared_curves_share_the_episodes_and_keep_each_trials_look() -> None:
+    frame = pd.DataFrame(
+        {
+            "trial": [0, 0, 7, 7],
+            "step": [0, 1, 0, 1],
+            "episode": [0, 64, 0, 128],
+            "objective/kl_exact": [0.0, 1.0, 0.0, 2.0],
+        }
+    )
+    figure = figures.aligned(frame, "objective/kl_exact", [7, 0, 9], {"KL budget": 10})
+    seventh, first = figure.data
+    assert (list(seventh.x), list(seventh.y), list(first.x)) == ([0, 128], [0, 2], [0, 64])
+    assert (seventh.line.color, seventh.line.dash) == (style.colour(7), "dash")
+    assert figure.layout.shapes[0].y0 == 10 and figure.layout.yaxis.title.text == METRICS["objective/kl_exact"].title
+
+
+# Reward against KL
+
+
+ENDED = pd.DataFrame(
+    [
+        trial(0, value=1.0, value_se=0.1, kl=4.0),
+        trial(1, Status.PRUNED, rule="kl_limit", value=1.4, value_se=0.2, kl=25.0),
+        trial(2, value=1.3, value_se=0.1, kl=9.0),
+        trial(3, Status.FAILED, rule="out_of_memory"),
+    ]
+)
+
+
+def against_kl(best: int | None = 2, chosen: tuple[int, ...] = (), baseline: float | None = 0.4) -> go.Figure:
+    return figures.reward_against_kl(ENDED, kl_budget=10, baseline=baseline, best=best, chosen=chosen)
+
+
+def points_of(figure: go.Figure, status: Status) -> go.Scatter:
+    [points] = [trace for trace in figure.data if trace.legendgroup == status.value and trace.customdata is not None]
+    return points
+
+
+def test_each_trial_that_ended_with_a_value_is_a_point_with_its_number_status_and_error() -> None:
+    completed, pruned = (points_of(against_kl(), status) for status in (Status.COMPLETED, Status.PRUNED))
+    assert (list(completed.x), list(completed.y)) == ([4, 9], [1.0, 1.3])
+    assert (list(pruned.x), list(pruned.y)) == ([25], [1.4])
+    assert list(completed.text) == ["0", "2"]
+    assert list(completed.error_y.array) == [0.1, 0.1]
+    assert list(completed.marker.color) == ["#0072B2", "#009E73"]
+    assert (completed.marker.symbol, pruned.marker.symbol) == ("circle", "x")
+
+
+def test_neighbours_by_kl_have_their_numbers_on_different_sides_whatever_their_status() -> None:
+    rows = pd.DataFrame(
+        [trial(0, value=1.0, kl=4.0), trial(1, value=1.0, kl=6.0), trial(2, Status.PRUNED, value=1.0, kl=5.0)]
+    )
+    figure = figures.reward_against_kl(rows, kl_budget=10, baseline=None, best=None)
+    assert list(points_of(figure, Status.COMPLETED).textposition) == ["top center", "top center"]
+    assert list(points_of(figure, Status.PRUNED).textposition) == ["bottom center"]
+
+
+def test_the_legend_names_the_statuses_that_are_drawn() -> None:
+    assert [trace.name for trace in against_kl().data if trace.showlegend is not False] == ["completed", "pruned"]
+
+
+def test_budget_baseline_and_best_are_drawn_at_their_values() -> None:
+    figure = against_kl()
+    shading, budget, baseline = figure.layout.shapes
+    assert (shading.x0, shading.x1) == (10, pytest.approx(27.5))
+    assert (budget.x0, budget.x1, baseline.y0, baseline.y1) == (10, 10, 0.4, 0.4)
+    *lines, best = figure.layout.annotations
+    assert [line.text for line in lines] == ["KL budget 10", "SFT baseline 0.40"]
+    assert (best.text, best.x, best.y) == ("best: trial 2", 9, 1.3)
+    assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
+    low, high = figure.layout.yaxis.range
+    assert low < 0.4 and high > 1.4
+
+
+def test_without_a_best_or_a_baseline_neither_is_drawn() -> None:
+    figure = against_kl(best=None, baseline=None)
+    assert [note.text for note in figure.layout.annotations] == ["KL budget 10"]
+    assert len(figure.layout.shapes) == 2
+
+
+def test_chosen_trials_and_the_best_stand_out() -> None:
+    figure = against_kl(best=2, chosen=(1,))
+    completed, pruned = points_of(figure, Status.COMPLETED), points_of(figure, Status.PRUNED)
+    assert (list(completed.text), list(pruned.text)) == (["", "2"], ["1"])
+    assert (list(completed.marker.opacity), list(pruned.marker.opacity)) == ([0.4, 1.0], [1.0])
+    assert math.isnan(completed.error_y.array[0])
