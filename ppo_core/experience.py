@@ -217,15 +217,22 @@ def read_policy(
     return PolicyReading(logprobs, ref_logprobs, kl_exact, entropy, values[0] if values else None)
 
 
+def token_kl(config: PPOConfig, reading: PolicyReading, mask: Tensor) -> Tensor:
+    """Return the sampled KL that the config's β prices, in nats per token [B, T], 0 where masked."""
+    return sampled_kl(reading.logprobs, reading.ref_logprobs, config.kl_estimator, config.kl_clamp) * mask
+
+
 def build_experience(
-    config: PPOConfig, rollouts: Rollouts, reading: PolicyReading, token_scores: Tensor, kl_coef: float
+    config: PPOConfig, rollouts: Rollouts, reading: PolicyReading, kl: Tensor, token_scores: Tensor, kl_coef: float
 ) -> Experience:
-    """Return the batch's advantages and returns; `token_scores` [B, T] hold the shaped scores, β KL comes off here."""
+    """Return the batch's advantages and returns.
+
+    `kl` [B, T] is `token_kl`, of which β comes off here; `token_scores` [B, T] hold the shaped scores.
+    """
     mask = rollouts.sequences.response_mask
     rewards = token_scores * mask
     if not config.use_kl_loss:
-        kl = sampled_kl(reading.logprobs, reading.ref_logprobs, config.kl_estimator, config.kl_clamp)
-        rewards = rewards - kl_coef * kl * mask
+        rewards = rewards - kl_coef * kl
     if config.whiten_rewards:
         rewards = masked_whiten(rewards, mask, shift_mean=False)
     returns = None
@@ -280,12 +287,11 @@ def _padded(dense: Sequence[Sequence[float]], mask: Tensor) -> Tensor:
 
 
 def rollout_metrics(
-    config: PPOConfig, rollouts: Rollouts, reading: PolicyReading, scores: Tensor, kl_coef: float
+    config: PPOConfig, rollouts: Rollouts, reading: PolicyReading, kl: Tensor, scores: Tensor, kl_coef: float
 ) -> dict[str, float]:
-    """Return the declared metrics of what was sampled; `scores` [B] are the raw ones."""
+    """Return the declared metrics of what was sampled; `kl` [B, T] is `token_kl`, `scores` [B] are the raw ones."""
     mask = rollouts.sequences.response_mask
     tokens, lengths = mask.sum(), rollouts.lengths
-    kl = sampled_kl(reading.logprobs, reading.ref_logprobs, config.kl_estimator, config.kl_clamp) * mask
     in_reward = 0.0 if config.use_kl_loss else kl_coef  # as a loss, the KL is no part of what the policy is paid
     penalty = -in_reward * kl.sum(-1)
     rewards = scores + penalty

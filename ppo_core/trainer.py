@@ -31,6 +31,7 @@ from ppo_core.experience import (
     critic_metrics,
     read_policy,
     rollout_metrics,
+    token_kl,
     token_scores,
 )
 from ppo_core.generation import Rollouts, SamplingSettings, generate
@@ -133,10 +134,11 @@ class PPOTrainer:
             reading = read_policy(
                 self.network, self.models.reference, rollouts.sequences, config.temperature, self.scoring
             )
-            experience = build_experience(config, rollouts, reading, shaped, kl_coef)
+            kl = token_kl(config, reading, rollouts.sequences.response_mask)
+            experience = build_experience(config, rollouts, reading, kl, shaped, kl_coef)
         with watch.phase("update"):
             update = ppo_epochs(self.network, self.optimizers, experience, config, self.step, self.training)
-        metrics = rollout_metrics(config, rollouts, reading, scores, kl_coef) | critic_metrics(experience)
+        metrics = rollout_metrics(config, rollouts, reading, kl, scores, kl_coef) | critic_metrics(experience)
         metrics |= update.metrics() | _parts(scored) | rates | watch.seconds
         if self.step >= config.critic_warmup:  # before, the policy stands still whatever β is
             self.kl_controller.update(metrics["objective/kl_exact"], self.batch_size)

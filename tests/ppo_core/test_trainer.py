@@ -1,11 +1,15 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+import ppo_core.experience
 from ppo_core import PPOConfig, checkpoint
 from ppo_core.errors import CheckpointError, ConfigError
+from ppo_core.kl import sampled_kl
 from ppo_core.metrics import METRICS
 from ppo_core.models import TaskModels, resolve_device
 from ppo_core.report import StepReport
@@ -69,6 +73,18 @@ def test_ratio_one_and_no_kl_before_the_first_update(tiny: TaskModels) -> None:
     for name, value in [("objective/kl_exact", 0), ("objective/kl", 0), ("val/ratio", 1), ("policy/approxkl_avg", 0)]:
         assert first.metrics[name] == pytest.approx(value, abs=1e-5), name
     assert first.metrics["sampler/mismatch"] < 1e-5
+
+
+def test_the_sampled_kl_is_computed_once_per_iteration(tiny: TaskModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[torch.Size] = []
+
+    def counted(logprobs: Tensor, *args: Any) -> Tensor:
+        calls.append(logprobs.shape)
+        return sampled_kl(logprobs, *args)
+
+    monkeypatch.setattr(ppo_core.experience, "sampled_kl", counted)
+    list(PPOTrainer(CONFIG, tiny))
+    assert len(calls) == CONFIG.num_iterations()
 
 
 def test_evaluations_fall_on_their_episodes_and_on_the_end(tiny: TaskModels) -> None:

@@ -5,7 +5,15 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer
 
 from ppo_core import PPOConfig
-from ppo_core.experience import Experience, PolicyReading, RewardStatistics, build_experience, read_policy, token_scores
+from ppo_core.experience import (
+    Experience,
+    PolicyReading,
+    RewardStatistics,
+    build_experience,
+    read_policy,
+    token_kl,
+    token_scores,
+)
 from ppo_core.generation import Rollouts, SamplingSettings, generate
 from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
@@ -35,7 +43,9 @@ def collect(tiny: TaskModels, network: ActorCritic, config: PPOConfig) -> tuple[
     rollouts = generate(network.policy, tiny.tokenizer, prompts, numbers, settings, chunk_rows=99)
     scored = tiny.reward(prompts, rollouts.responses, [], [])
     scores = token_scores(config, RewardStatistics("none"), scored, rollouts)
-    return rollouts, build_experience(config, rollouts, read(tiny, network, rollouts), scores, config.kl_coef)
+    reading = read(tiny, network, rollouts)
+    kl = token_kl(config, reading, rollouts.sequences.response_mask)
+    return rollouts, build_experience(config, rollouts, reading, kl, scores, config.kl_coef)
 
 
 def update(network: ActorCritic, optimizers: Optimizers, experience: Experience, config: PPOConfig) -> UpdateStatistics:
