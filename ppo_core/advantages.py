@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.metrics import QUANTILES
+from ppo_core.shapes import require_same_shape
 
 GRPO_EPSILON = 1e-4
 """Added to a group's standard deviation, as in TRL's GRPO."""
@@ -38,6 +39,7 @@ def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True) -> T
     biased one, as in OpenAI's lm-human-preferences, so that one token alone is whitened to 0; TRL's
     masked_whiten takes the unbiased one, which divides by 0 there and is elsewhere larger by n / (n - 1).
     """
+    require_same_shape("masked_whiten", 2, values=values, mask=mask)
     mean = masked_mean(values, mask)
     whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
     if not shift_mean:
@@ -50,6 +52,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
     Each row's ones in `mask` must stand in one piece from the left, as a response's do.
     """
+    require_same_shape("gae", 2, rewards=rewards, values=values, mask=mask)
     response = mask > 0
     rewards, values = torch.where(response, rewards, 0.0), torch.where(response, values, 0.0)
     next_values = torch.nn.functional.pad(values[:, 1:], (0, 1))

@@ -21,6 +21,8 @@ from typing import Literal, assert_never
 import torch
 from torch import Tensor
 
+from ppo_core.shapes import require_same_shape
+
 Estimator = Literal["k1", "k2", "k3", "abs"]
 
 EXPONENT_LIMIT = 20.0
@@ -28,10 +30,11 @@ EXPONENT_LIMIT = 20.0
 
 
 def sampled_kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: Estimator, clamp: float | None = None) -> Tensor:
-    """Return the estimate per token, in nats, within ± `clamp` where that is set; shape of the inputs.
+    """Return the estimate per token, in nats, within ± `clamp` where that is set; shape of both inputs.
 
     The gradient is zero where an estimate is clamped, and where k3's exponent is.
     """
+    require_same_shape("sampled_kl", logprobs=logprobs, ref_logprobs=ref_logprobs)
     estimate = _estimate(logprobs - ref_logprobs, estimator)
     return estimate if clamp is None else estimate.clamp(-clamp, clamp)
 
@@ -66,6 +69,7 @@ def kl_loss(
     Source: Tang and Munos 2025, On a few pitfalls in KL divergence gradient estimation for RL, arXiv 2506.09477.
     Where the mask is 0 the inputs may hold anything; the gradient there is 0.
     """
+    require_same_shape("kl_loss", 2, logprobs=logprobs, ref_logprobs=ref_logprobs, mask=mask)
     response = mask > 0
     policy, reference = torch.where(response, logprobs, 0.0), torch.where(response, ref_logprobs, 0.0)
     return sampled_kl(policy, reference, estimator, clamp).sum()  # every estimate of r = 0 is 0

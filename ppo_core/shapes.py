@@ -1,0 +1,21 @@
+"""Shapes at the entry points of the mathematics: a wrong one would often broadcast and silently give a wrong number."""
+
+from torch import Tensor
+
+
+def require_same_shape(where: str, rank: int | None = None, /, **tensors: Tensor) -> None:
+    """Do nothing where all tensors have one shape, of `rank` dimensions if that is given.
+
+    Raises:
+        ValueError: one has another; the message names the function `where`, the argument, its shape and the wanted one.
+    """
+    first, wanted = next((name, tensor.shape) for name, tensor in tensors.items())
+    if rank is not None and len(wanted) != rank:
+        raise ValueError(f"{where}: {first} has shape {_text(wanted)}, which is not of {rank} dimensions")
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted:
+            raise ValueError(f"{where}: {name} has shape {_text(tensor.shape)}, not {_text(wanted)} as {first}")
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
