@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ppo_core.metrics import QUANTILES
 from ppo_core.shapes import require_same_shape
+from ppo_core.world import ONE_PROCESS, World
 
 GRPO_EPSILON = 1e-4
 """Added to a group's standard deviation, as in TRL's GRPO."""
@@ -22,26 +23,26 @@ QUANTILE_LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of `metrics.QUANTILES`, in its order."""
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over unmasked entries, a scalar (0 where all are masked)."""
-    return torch.where(mask > 0, values, 0.0).sum() / mask.sum().clamp(min=1)
+def masked_mean(values: Tensor, mask: Tensor, world: World = ONE_PROCESS) -> Tensor:
+    """Return the mean over all processes' unmasked entries, a scalar (0 where all are masked)."""
+    return world.sum(torch.where(mask > 0, values, 0.0).sum()) / world.sum(mask.sum()).clamp(min=1)
 
 
-def masked_var(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the biased variance over unmasked entries (a sum over n, not n - 1), a scalar."""
-    return masked_mean((values - masked_mean(values, mask)) ** 2, mask)
+def masked_var(values: Tensor, mask: Tensor, world: World = ONE_PROCESS) -> Tensor:
+    """Return the biased variance over all processes' unmasked entries (a sum over n, not n - 1), a scalar."""
+    return masked_mean((values - masked_mean(values, mask, world)) ** 2, mask, world)
 
 
-def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
-    """Return values of unit variance over the unmasked entries, masked ones 0; shape [B, T].
+def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True, world: World = ONE_PROCESS) -> Tensor:
+    """Return values of unit variance over all processes' unmasked entries, masked ones 0; shape [B, T].
 
     With `shift_mean=False` the mean stays what it was (rewards keep their level). The variance is the
     biased one, as in OpenAI's lm-human-preferences, so that one token alone is whitened to 0; TRL's
     masked_whiten takes the unbiased one, which divides by 0 there and is elsewhere larger by n / (n - 1).
     """
     require_same_shape("masked_whiten", 2, values=values, mask=mask)
-    mean = masked_mean(values, mask)
-    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
+    mean = masked_mean(values, mask, world)
+    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask, world) + 1e-8)
     if not shift_mean:
         whitened = whitened + mean
     return torch.where(mask > 0, whitened, 0.0)

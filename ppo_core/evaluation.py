@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.advantages import gae
-from ppo_core.experience import PolicyReading, on_last_token, read_policy, repetition
+from ppo_core.experience import PolicyReading, on_last_token, part_metrics, read_policy, repetition
 from ppo_core.generation import Rollouts, SamplingSettings, generate
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import ChunkRows
@@ -77,14 +77,8 @@ def evaluate(
         tuple(kls.tolist()),
         tuple(int(length) for length in rollouts.lengths.tolist()),
     )
-    return Evaluation(metrics | _parts(scored), _samples(config, rollouts, reading, scored, texts), readings)
-
-
-def _parts(scored: Scored) -> dict[str, float]:
-    """Return each part's mean, where there are several."""
-    if len(scored.parts) < 2:
-        return {}
-    return {f"eval/reward/{name}": sum(values) / len(values) for name, values in scored.parts.items()}
+    samples = _samples(config, rollouts, reading, scored, texts)
+    return Evaluation(metrics | part_metrics(scored, "eval/"), samples, readings)
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float]:

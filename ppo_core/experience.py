@@ -17,6 +17,7 @@ from ppo_core.memory import ChunkRows
 from ppo_core.policy import ActorCritic, LanguageHead, compare, response_states
 from ppo_core.sequences import Sequences
 from ppo_core.task import Scored
+from ppo_core.world import ONE_PROCESS, World
 
 # What becomes of scores before PPO reads them: normalised, clipped, and charged for overlong responses.
 #
@@ -42,13 +43,15 @@ class StatisticsState(TypedDict):
 class RewardStatistics:
     """Mean and standard deviation of scores: of all so far (`running`), of the first batch (`reference`), or unused.
 
-    A batch counts before it is shaped, so the first one is shaped by itself. Scores without spread (all equal, or a
-    single one) are shifted to 0 and not scaled: dividing by almost nothing would blow up the first score that differs.
-    A reference batch without spread therefore leaves the scale as it is, for good.
+    A batch (of all processes, in the order of their ranks) counts before it is shaped, so the first one is shaped by
+    itself. Scores without spread (all equal, or a single one) are shifted to 0 and not scaled: dividing by almost
+    nothing would blow up the first score that differs. A reference batch without spread therefore leaves the scale as
+    it is, for good.
     """
 
-    def __init__(self, mode: Normalization) -> None:
+    def __init__(self, mode: Normalization, world: World = ONE_PROCESS) -> None:
         self.mode = mode
+        self._world = world
         self._count = 0
         self._mean = 0.0
         self._squares = 0.0
@@ -74,7 +77,7 @@ class RewardStatistics:
         """Count a batch of scores [B]; nothing where the mode uses none, or has its reference already."""
         if self.mode == "none" or scores.numel() == 0 or (self.mode == "reference" and self._count):
             return
-        batch = scores.detach().cpu().double()  # some accelerators have no float64
+        batch = self._world.gather(scores.detach()).cpu().double()  # some accelerators have no float64
         count, mean = batch.numel(), float(batch.mean())
         squares = float(((batch - mean) ** 2).sum())
         total, apart = self._count + count, mean - self._mean
@@ -223,7 +226,13 @@ def token_kl(config: PPOConfig, reading: PolicyReading, mask: Tensor) -> Tensor:
 
 
 def build_experience(
-    config: PPOConfig, rollouts: Rollouts, reading: PolicyReading, kl: Tensor, token_scores: Tensor, kl_coef: float
+    config: PPOConfig,
+    rollouts: Rollouts,
+    reading: PolicyReading,
+    kl: Tensor,
+    token_scores: Tensor,
+    kl_coef: float,
+    world: World = ONE_PROCESS,
 ) -> Experience:
     """Return the batch's advantages and returns.
 
@@ -234,7 +243,7 @@ def build_experience(
     if not config.use_kl_loss:
         rewards = rewards - kl_coef * kl
     if config.whiten_rewards:
-        rewards = masked_whiten(rewards, mask, shift_mean=False)
+        rewards = masked_whiten(rewards, mask, shift_mean=False, world=world)
     returns = None
     if reading.values is not None:
         advantages, returns = gae(rewards, reading.values, mask, config.gamma, config.lam)
@@ -242,7 +251,7 @@ def build_experience(
         compared = (rloo if config.advantage_estimator == "rloo" else grpo)(rewards.sum(-1), config.num_generations)
         advantages = broadcast(compared, mask)
     if config.whitens_advantages:
-        advantages = masked_whiten(advantages, mask)
+        advantages = masked_whiten(advantages, mask, world=world)
     return Experience(
         rollouts.sequences,
         reading.logprobs,
@@ -283,60 +292,81 @@ def _padded(dense: Sequence[Sequence[float]], mask: Tensor) -> Tensor:
     return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in dense], dtype=mask.dtype, device=mask.device)
 
 
-# The metrics of one rollout batch; all means are over response tokens that exist.
+# The metrics of one rollout batch, that of all processes; all means are over response tokens that exist.
 
 
 def rollout_metrics(
-    config: PPOConfig, rollouts: Rollouts, reading: PolicyReading, kl: Tensor, scores: Tensor, kl_coef: float
+    config: PPOConfig,
+    rollouts: Rollouts,
+    reading: PolicyReading,
+    kl: Tensor,
+    scores: Tensor,
+    kl_coef: float,
+    world: World = ONE_PROCESS,
 ) -> dict[str, float]:
     """Return the declared metrics of what was sampled; `kl` [B, T] is `token_kl`, `scores` [B] are the raw ones."""
     mask = rollouts.sequences.response_mask
-    tokens, lengths = mask.sum(), rollouts.lengths
+    tokens, lengths = world.sum(mask.sum()), world.gather(rollouts.lengths)
+    scores, ended = world.gather(scores), world.gather(rollouts.ended)
     in_reward = 0.0 if config.use_kl_loss else kl_coef  # as a loss, the KL is no part of what the policy is paid
-    penalty = -in_reward * kl.sum(-1)
+    kls = world.gather(kl.sum(-1))
+    penalty = -in_reward * kls
     rewards = scores + penalty
-    gap, noise = kl_gap(reading.logprobs, reading.ref_logprobs, reading.kl_exact, mask)
-    mismatch = (rollouts.sampler_logprobs - reading.logprobs).abs() * mask
+    gap, noise = kl_gap(reading.logprobs, reading.ref_logprobs, reading.kl_exact, mask, world)
+    mismatch = world.gather(((rollouts.sampler_logprobs - reading.logprobs).abs() * mask).amax(-1))
     values = {
-        "objective/kl": kl.sum(-1).mean(),
-        "objective/kl_exact": reading.kl_exact.sum(-1).mean(),
-        "objective/kl_per_token": kl.sum() / tokens,
-        "objective/kl_exact_per_token": reading.kl_exact.sum() / tokens,
+        "objective/kl": kls.mean(),
+        "objective/kl_exact": world.gather(reading.kl_exact.sum(-1)).mean(),
+        "objective/kl_per_token": world.sum(kl.sum()) / tokens,
+        "objective/kl_exact_per_token": world.sum(reading.kl_exact.sum()) / tokens,
         "objective/scores": scores.mean(),
         "objective/scores_std": scores.std(correction=0),
         "objective/non_score_reward": penalty.mean(),
         "objective/rlhf_reward": rewards.mean(),
         "objective/rlhf_reward_std": rewards.std(correction=0),
-        "objective/entropy": -reading.logprobs.sum(-1).mean(),
-        "policy/entropy_avg": reading.entropy.sum() / tokens,
+        "objective/entropy": -world.gather(reading.logprobs.sum(-1)).mean(),
+        "policy/entropy_avg": world.sum(reading.entropy.sum()) / tokens,
         "sampler/mismatch": mismatch.max(),
         "sampler/kl_gap": gap,
         "sampler/kl_gap_noise": noise,
         "response/length_mean": lengths.mean(),
         "response/length_min": lengths.min(),
         "response/length_max": lengths.max(),
-        "response/truncated_share": (~rollouts.ended).float().mean(),
-        "val/num_eos_tokens": rollouts.ended.sum(),
+        "response/truncated_share": (~ended).float().mean(),
+        "val/num_eos_tokens": ended.sum(),
     }
     metrics = dict(zip(values, torch.stack([value.double() for value in values.values()]).tolist(), strict=True))
     for name, sample in (("objective/scores", scores), ("objective/rlhf_reward", rewards)):
         metrics |= {f"{name}_{suffix}": value for suffix, value in distribution(sample).items()}
-    return metrics | {"objective/kl_coef": kl_coef, "response/repetition": repetition(rollouts.sequences)}
+    return metrics | {"objective/kl_coef": kl_coef, "response/repetition": repetition(rollouts.sequences, world)}
 
 
-def critic_metrics(experience: Experience) -> dict[str, float]:
+def part_metrics(scored: Scored, prefix: str = "", world: World = ONE_PROCESS) -> dict[str, float]:
+    """Return each reward part's mean, where there are several."""
+    if len(scored.parts) < 2:
+        return {}
+    return {f"{prefix}reward/{name}": _mean(values, world) for name, values in scored.parts.items()}
+
+
+def critic_metrics(experience: Experience, world: World = ONE_PROCESS) -> dict[str, float]:
     """Return the explained variance of the values that the rollout began with; nothing without a critic."""
     if experience.values is None or experience.returns is None:
         return {}
     mask, returns = experience.sequences.response_mask, experience.returns
-    unexplained = masked_var(returns - experience.values, mask)
-    return {"val/var_explained": float(1 - unexplained / masked_var(returns, mask).clamp(min=1e-8))}
+    unexplained = masked_var(returns - experience.values, mask, world)
+    return {"val/var_explained": float(1 - unexplained / masked_var(returns, mask, world).clamp(min=1e-8))}
 
 
-def repetition(sequences: Sequences) -> float:
+def repetition(sequences: Sequences, world: World = ONE_PROCESS) -> float:
     """Return the mean share of a response's tokens that already stood earlier in it."""
     shares = []
     for ids, mask in zip(sequences.response_ids.tolist(), sequences.response_mask.tolist(), strict=True):
         used = [token for token, on in zip(ids, mask, strict=True) if on]
         shares.append(1 - len(set(used)) / max(1, len(used)))
-    return sum(shares) / len(shares)
+    return _mean(shares, world)
+
+
+def _mean(values: Sequence[float], world: World) -> float:
+    """Return the mean of all processes' numbers."""
+    everywhere = world.gather(torch.tensor(values, dtype=torch.float64)).tolist()
+    return float(sum(everywhere) / len(everywhere))

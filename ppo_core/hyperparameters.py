@@ -338,6 +338,10 @@ class PPOConfig:
         """Return how many rollout batches the run has: total_episodes / batch_size, rounded up."""
         return math.ceil(self.total_episodes / self.batch_sizes(world_size).batch_size)
 
+    def whole_episodes(self, world_size: int = 1) -> int:
+        """Return how many episodes the run has: total_episodes, rounded up to whole rollout batches."""
+        return self.num_iterations(world_size) * self.batch_sizes(world_size).batch_size
+
     @property
     def eval_interval(self) -> int:
         """Episodes between evaluations, with the default filled in."""

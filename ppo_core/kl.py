@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.shapes import require_same_shape
+from ppo_core.world import ONE_PROCESS, World
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 
@@ -91,19 +92,21 @@ ROUNDING = 0.025
 """In nats per response: noise of k1 - exact that is there whatever the KL, from low precision."""
 
 
-def kl_gap(logprobs: Tensor, ref_logprobs: Tensor, kl_exact: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean over B responses of k1 - exact KL, and its noise, as scalars in nats per response.
+def kl_gap(
+    logprobs: Tensor, ref_logprobs: Tensor, kl_exact: Tensor, mask: Tensor, world: World = ONE_PROCESS
+) -> tuple[Tensor, Tensor]:
+    """Return the mean over all B responses of k1 - exact KL, and its noise, as scalars in nats per response.
 
-    Inputs are [B, T]. Of responses drawn from the policy itself the difference is 0 on average, token by token. With
-    its variance s² over the responses, the noise is
+    Inputs are a process's rows of [B, T]. Of responses drawn from the policy itself the difference is 0 on average,
+    token by token. With its variance s² over the responses, the noise is
 
         √(s² / B + RARE · KL / B + ROUNDING²)
 
     The second term is the variance of a KL that is all due to rare tokens with a log-ratio of RARE. A batch that
     happened to draw none of them has no spread, and its standard error alone would make the missing KL look certain.
     """
-    apart = ((logprobs - ref_logprobs - kl_exact) * mask).sum(-1).double()
-    kl = (kl_exact * mask).sum(-1).double().mean()
+    apart = world.gather(((logprobs - ref_logprobs - kl_exact) * mask).sum(-1).double())
+    kl = world.gather((kl_exact * mask).sum(-1).double()).mean()
     variance = apart.var(correction=1) if len(apart) > 1 else torch.zeros_like(kl)
     return apart.mean(), ((variance + RARE * kl) / len(apart) + ROUNDING**2).sqrt()
 

@@ -9,44 +9,56 @@ import logging
 import resource
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
 from ppo_core.errors import OutOfMemory
+from ppo_core.world import ONE_PROCESS, World
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
 class ChunkRows:
-    """How many rows go through a model at once, for one kind of work (`generation`, `scoring`, `training`)."""
+    """How many rows go through a model at once, for one kind of work (`generation`, `scoring`, `training`).
 
-    def __init__(self, work: str, rows: int) -> None:
+    All processes of a trial have the same: they do the work in step, and share what an optimizer step needs.
+    """
+
+    def __init__(self, work: str, rows: int, world: World = ONE_PROCESS) -> None:
         self.work = work
         self.rows = rows
+        self._world = world
 
     def run(self, attempt: Callable[[int], Result], most: int | None = None) -> Result:
-        """Return `attempt(rows)`; when memory runs out, halve the rows for good and attempt it again.
+        """Return `attempt(rows)`; when memory runs out in any process, halve the rows for good and attempt it again.
 
-        `most` is how many rows there are at all, so that the first halving bites.
+        `most` is how many rows there are at all, the same in all processes, so that the first halving bites. An
+        attempt must not call the world: a process whose memory ran out would not be there to answer.
 
         Raises:
             OutOfMemory: it runs out with a single row, too.
         """
         while True:
             rows = self.rows if most is None else min(self.rows, most)
+            result: Result | None = None
+            fitted, cause = True, None
             try:
-                return attempt(rows)
+                result = attempt(rows)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _is_out_of_memory(error):
                     raise
-                if rows == 1:
-                    raise OutOfMemory(
-                        f"out of memory in {self.work} with one row at a time; a shorter response_length, LoRA "
-                        "(use_peft), bf16 or gradient_checkpointing need less"
-                    ) from error
-            # Outside of `except`: the traceback would keep the failed pass's tensors alive.
+                # With rows left to halve the error is dropped: its traceback would keep the failed pass's tensors.
+                fitted, cause = False, error if rows == 1 else None
+            if self._world.agree(fitted):
+                return cast(Result, result)
+            if rows == 1:
+                raise OutOfMemory(
+                    f"out of memory in {self.work} with one row at a time; a shorter response_length, LoRA "
+                    "(use_peft), bf16 or gradient_checkpointing need less"
+                ) from cause
+            result = None  # of a process that had room, when another had not
             self.rows = rows // 2
             free()
             logger.warning("memory ran out in %s: from now on %d rows at a time", self.work, self.rows)

@@ -29,6 +29,7 @@ from ppo_core.experience import (
     RewardStatistics,
     build_experience,
     critic_metrics,
+    part_metrics,
     read_policy,
     rollout_metrics,
     token_kl,
@@ -45,6 +46,7 @@ from ppo_core.randomness import Purpose, prompt_rows, uniforms
 from ppo_core.report import StepReport
 from ppo_core.task import Scored
 from ppo_core.update import ppo_epochs
+from ppo_core.world import ONE_PROCESS, World
 
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
@@ -84,17 +86,18 @@ class PPOTrainer:
             networks cannot be built.
     """
 
-    def __init__(self, config: PPOConfig, models: TaskModels) -> None:
+    def __init__(self, config: PPOConfig, models: TaskModels, world: World = ONE_PROCESS) -> None:
         _require_room(config, models)
         self.config = config
         self.models = models
+        self.world = world
         self.sampling = SamplingSettings.of(config, models.reference, models.tokenizer)
         self.network = build_network(config, models.reference, models.reward_model)
         self.optimizers = Optimizers(self.network, config)
         self.kl_controller = KLController(config.kl_coef, config.kl_target, config.horizon)
-        self.reward_statistics = RewardStatistics(config.normalize_rewards)
-        self.batch_size = config.batch_sizes(world_size=1).batch_size
-        self.generation, self.scoring, self.training = _chunks(config)
+        self.reward_statistics = RewardStatistics(config.normalize_rewards, world)
+        self.sizes = config.batch_sizes(world.size)
+        self.generation, self.scoring, self.training = _chunks(config, world)
         self.step = -1
         self.optimizer_steps = 0
 
@@ -103,13 +106,13 @@ class PPOTrainer:
         if self.step < 0:
             self.step = 0
             yield self._baseline()
-        while self.step < self.config.num_iterations():
+        while self.step < self.config.num_iterations(self.world.size):
             yield self._iterate()
 
     @property
     def episode(self) -> int:
         """Episodes collected so far."""
-        return self.step * self.batch_size
+        return self.step * self.sizes.batch_size
 
     def _baseline(self) -> StepReport:
         """Return step 0, which runs of the same task share where the untrained policy computes alike."""
@@ -121,7 +124,7 @@ class PPOTrainer:
         return self.models.baseline[key]
 
     def _iterate(self) -> StepReport:
-        config, watch = self.config, _Stopwatch()
+        config, world, watch = self.config, self.world, _Stopwatch()
         rates = self._set_rates()
         with watch.phase("generate"):
             rollouts = self._collect()
@@ -135,25 +138,26 @@ class PPOTrainer:
                 self.network, self.models.reference, rollouts.sequences, config.temperature, self.scoring
             )
             kl = token_kl(config, reading, rollouts.sequences.response_mask)
-            experience = build_experience(config, rollouts, reading, kl, shaped, kl_coef)
+            experience = build_experience(config, rollouts, reading, kl, shaped, kl_coef, world)
         with watch.phase("update"):
-            update = ppo_epochs(self.network, self.optimizers, experience, config, self.step, self.training)
-        metrics = rollout_metrics(config, rollouts, reading, kl, scores, kl_coef) | critic_metrics(experience)
-        metrics |= update.metrics() | _parts(scored) | rates | watch.seconds
+            update = ppo_epochs(self.network, self.optimizers, experience, config, self.step, self.training, world)
+        metrics = rollout_metrics(config, rollouts, reading, kl, scores, kl_coef, world)
+        metrics |= critic_metrics(experience, world) | part_metrics(scored, world=world)
+        metrics |= update.metrics() | rates | watch.seconds
         if self.step >= config.critic_warmup:  # before, the policy stands still whatever β is
-            self.kl_controller.update(metrics["objective/kl_exact"], self.batch_size)
+            self.kl_controller.update(metrics["objective/kl_exact"], self.sizes.batch_size)
         self.optimizer_steps += update.steps - update.skipped
         self.step += 1
         metrics["optimizer_steps"] = self.optimizer_steps
         seconds = sum(watch.seconds.values())
-        metrics["eps"] = self.batch_size / seconds
-        metrics["time/tokens_per_second"] = float(rollouts.lengths.sum()) / seconds
+        metrics["eps"] = self.sizes.batch_size / seconds
+        metrics["time/tokens_per_second"] = float(world.sum(rollouts.lengths.sum())) / seconds
         metrics["memory/peak"] = peak_mib(device)
         report = StepReport(self.step, self.episode, metrics)
         return self.evaluated(report) if self._evaluation_is_due() else report
 
     def _set_rates(self) -> dict[str, float]:
-        config, total = self.config, self.config.num_iterations()
+        config, total = self.config, self.config.num_iterations(self.world.size)
         late = config.critic_warmup
         floor = config.min_lr_rate
         policy = lr_factor(config.lr_scheduler_type, self.step - late, total - late, config.warmup_ratio, floor)
@@ -166,32 +170,35 @@ class PPOTrainer:
     def _collect(self) -> Rollouts:
         config, prompts = self.config, self.models.prompts.train
         group = config.num_generations
-        rows = prompt_rows(config.seed, len(prompts), self.episode // group, self.batch_size // group)
+        rows = prompt_rows(config.seed, len(prompts), self.episode // group, self.sizes.batch_size // group)
         chosen = [prompts[row] for row in rows for _ in range(group)]
-        numbers = uniforms(config.seed, Purpose.ROLLOUT, self.step, self.batch_size, config.response_length)
+        share = slice(
+            self.world.rank * self.sizes.local_batch_size, (self.world.rank + 1) * self.sizes.local_batch_size
+        )
+        numbers = uniforms(config.seed, Purpose.ROLLOUT, self.step, self.sizes.batch_size, config.response_length)
 
         def attempt(rows: int) -> Rollouts:
             return generate(
                 self.network.policy,
                 self.models.tokenizer,
-                chosen,
-                torch.from_numpy(numbers),
+                chosen[share],
+                torch.from_numpy(numbers[share]),
                 self.sampling,
                 chunk_rows=rows,
             )
 
         with self.network.precision():
-            return self.generation.run(attempt, most=len(chosen))
+            return self.generation.run(attempt, most=self.sizes.local_batch_size)
 
     def _score(self, rollouts: Rollouts) -> Scored:
         texts = self.models.token_texts(rollouts.sequences)
         return self.models.reward(rollouts.prompts, rollouts.responses, texts, rollouts.ended.tolist())
 
     def _evaluation_is_due(self) -> bool:
-        if self.step == self.config.num_iterations():
+        if self.step == self.config.num_iterations(self.world.size):
             return True
         interval = self.config.eval_interval
-        return self.episode // interval > (self.episode - self.batch_size) // interval
+        return self.episode // interval > (self.episode - self.sizes.batch_size) // interval
 
     def evaluated(self, report: StepReport) -> StepReport:
         """Return the step's report with an evaluation of the policy as it is now."""
@@ -258,7 +265,7 @@ class PPOTrainer:
             self.kl_controller.load_state_dict(state["kl_controller"])
         if "normalize_rewards" not in changed:
             self.reward_statistics.load_state_dict(state["reward_statistics"])
-        for chunk, asked_before in zip(self._chunks, _chunks(before), strict=True):
+        for chunk, asked_before in zip(self._chunks, _chunks(before, self.world), strict=True):
             if chunk.rows == asked_before.rows:  # else what fitted into memory is to be found anew
                 chunk.rows = state["chunk_rows"][chunk.work]
 
@@ -272,11 +279,13 @@ class PPOTrainer:
         self.models.tokenizer.save_pretrained(folder)
 
 
-def _chunks(config: PPOConfig) -> tuple[ChunkRows, ChunkRows, ChunkRows]:
+def _chunks(config: PPOConfig, world: World) -> tuple[ChunkRows, ChunkRows, ChunkRows]:
     """Return how many rows the config asks for at once in generation, scoring and training."""
     forward = config.local_rollout_forward_batch_size
-    training = config.batch_sizes(world_size=1).per_device_train_batch_size
-    return ChunkRows("generation", forward), ChunkRows("scoring", forward), ChunkRows("training", training)
+    training = config.batch_sizes(world.size).per_device_train_batch_size
+    works = {"generation": forward, "scoring": forward, "training": training}
+    generation, scoring, learning = (ChunkRows(work, rows, world) for work, rows in works.items())
+    return generation, scoring, learning
 
 
 def _changed(before: PPOConfig, now: PPOConfig, folder: Path) -> set[str]:
@@ -317,13 +326,6 @@ def _load_weights(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> No
     with torch.no_grad():
         for name, weight in mine.items():
             weight.copy_(saved[name])
-
-
-def _parts(scored: Scored) -> dict[str, float]:
-    """Return each reward part's mean, where there are several."""
-    if len(scored.parts) < 2:
-        return {}
-    return {f"reward/{name}": sum(values) / len(values) for name, values in scored.parts.items()}
 
 
 def _require_room(config: PPOConfig, models: TaskModels) -> None:

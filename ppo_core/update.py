@@ -15,6 +15,7 @@ from ppo_core.optim import Optimizers, StepNorms
 from ppo_core.policy import ActorCritic, response_states, token_readings
 from ppo_core.ppo_loss import policy_loss, value_loss
 from ppo_core.randomness import mini_batch_order
+from ppo_core.world import ONE_PROCESS, World
 
 Sums = dict[str, Tensor]
 
@@ -72,17 +73,24 @@ def ppo_epochs(
     config: PPOConfig,
     iteration: int,
     chunk: ChunkRows,
+    world: World = ONE_PROCESS,
 ) -> UpdateStatistics:
-    """Learn from one rollout batch: num_ppo_epochs x num_mini_batches optimizer steps, or fewer with max_approxkl."""
-    sizes = config.batch_sizes(world_size=1)
+    """Learn from one rollout batch: num_ppo_epochs x num_mini_batches optimizer steps, or fewer with max_approxkl.
+
+    `experience` holds this process's rows. Losses are divided by the tokens of all processes' mini-batch, and the
+    statistics are of all.
+    """
+    sizes = config.batch_sizes(world.size)
     policy_learns = iteration >= config.critic_warmup
     gradients = _Gradients(network, optimizers, experience, config, policy_learns)
     statistics = UpdateStatistics()
     for epoch in range(config.num_ppo_epochs):
         statistics.epochs += 1
-        order = torch.tensor(mini_batch_order(config.seed, iteration, epoch, sizes.batch_size))
-        for rows in order.to(experience.advantages.device).split(sizes.mini_batch_size):
-            sums = chunk.run(partial(gradients.of, rows), most=len(rows))
+        order = torch.tensor(mini_batch_order(config.seed, iteration, epoch, sizes.local_batch_size))
+        for rows in order.to(experience.advantages.device).split(sizes.local_mini_batch_size):
+            tokens = world.sum(experience.sequences.response_mask[rows].sum())
+            own_sums = chunk.run(partial(gradients.of, rows, tokens), most=len(rows))
+            sums = {name: world.sum(value) for name, value in own_sums.items()}
             norms = optimizers.step(policy_learns=policy_learns)
             _record(statistics, sums, norms)
             if _moved_too_far(config, sums):
@@ -119,15 +127,14 @@ class _Gradients:
         self.network, self.optimizers, self.experience, self.config = network, optimizers, experience, config
         self.policy_learns = policy_learns
 
-    def of(self, rows: Tensor, size: int) -> Sums:
+    def of(self, rows: Tensor, tokens: Tensor, size: int) -> Sums:
         """Return the statistics' sums over the mini-batch `rows`, taken `size` at a time, rows of like length together.
 
-        Each micro-batch's loss is divided by the tokens of the whole mini-batch, so that the size changes nothing.
+        Each micro-batch's loss is divided by `tokens`, those of the whole mini-batch, so that the size changes nothing.
         """
         self.optimizers.clear()  # what an attempt that ran out of memory has left
         if size < len(rows):
             rows = rows[self.experience.sequences.attention_mask[rows].sum(-1).argsort(stable=True)]
-        tokens = self.experience.sequences.response_mask[rows].sum()
         total = UpdateStatistics()
         with self.network.learning():
             for index in rows.split(size):

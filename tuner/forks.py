@@ -127,8 +127,7 @@ def _require_same_batch(before: PPOConfig, after: PPOConfig) -> None:
 
 
 def _require_episodes_left(config: PPOConfig, episode: int) -> None:
-    whole = config.num_iterations() * config.batch_sizes(world_size=1).batch_size
-    if whole <= episode:
+    if config.whole_episodes() <= episode:
         raise ConfigError(
             f"total_episodes = {config.total_episodes} leaves a fork at episode {episode} nothing to do: fork at an "
             f"earlier one, or set total_episodes over {episode}"

@@ -35,8 +35,8 @@ def experiences(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Experienc
     """Each iteration's token scores and what is learned from, of the trainers that the test runs."""
     seen: list[tuple[Tensor, Experience]] = []
 
-    def build(config: Any, rollouts: Any, reading: Any, kl: Tensor, shaped: Tensor, kl_coef: float) -> Experience:
-        seen.append((shaped, build_experience(config, rollouts, reading, kl, shaped, kl_coef)))
+    def build(config: Any, rollouts: Any, reading: Any, kl: Tensor, shaped: Tensor, *rest: Any) -> Experience:
+        seen.append((shaped, build_experience(config, rollouts, reading, kl, shaped, *rest)))
         return seen[-1][1]
 
     monkeypatch.setattr(ppo_core.trainer, "build_experience", build)

@@ -89,7 +89,7 @@ def _with_room(work: Callable[[], T], ask: Ask) -> T | None:
 
 def whole_episodes(config: PPOConfig) -> int:
     """Return how many episodes a trial has, in whole rollout batches."""
-    return config.num_iterations() * config.batch_sizes(world_size=1).batch_size
+    return config.whole_episodes()
 
 
 def with_plain_floats(report: StepReport) -> StepReport:

@@ -1,0 +1,113 @@
+"""Worlds to test with: threads of this process, and processes that talk through torch.distributed."""
+
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed, multiprocessing
+
+from ppo_core.world import World
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class Meeting:
+    """Where the threads of one world hand over what they have."""
+
+    size: int
+    slots: list[Any] = field(init=False)
+    barrier: threading.Barrier = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slots = [None] * self.size
+        self.barrier = threading.Barrier(self.size, timeout=60)
+
+
+@dataclass(frozen=True)
+class ThreadWorld:
+    """One of several threads."""
+
+    meeting: Meeting
+    rank: int
+
+    @property
+    def size(self) -> int:
+        return self.meeting.size
+
+    def _everyones(self, mine: Any) -> list[Any]:
+        self.meeting.slots[self.rank] = mine
+        self.meeting.barrier.wait()
+        found = list(self.meeting.slots)
+        self.meeting.barrier.wait()
+        return found
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return torch.stack(self._everyones(tensor)).sum(0)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        return torch.cat(self._everyones(tensor))
+
+    def agree(self, yes: bool) -> bool:
+        return all(self._everyones(yes))
+
+
+def run_threads(n: int, function: Callable[[World], Result]) -> list[Result]:
+    """Return what the function returns in each of `n` threads; one that raises ends the others' waiting."""
+    meeting = Meeting(n)
+
+    def run(rank: int) -> Result:
+        try:
+            return function(ThreadWorld(meeting, rank))
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(n) as pool:
+        futures = [pool.submit(run, rank) for rank in range(n)]
+    errors = [error for error in (future.exception() for future in futures) if error is not None]
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    return [future.result() for future in futures]
+
+
+@dataclass(frozen=True)
+class GlooWorld:
+    """One of several processes; torch.distributed has begun with gloo, on CPUs."""
+
+    size: int
+    rank: int
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        total = tensor.clone()
+        distributed.all_reduce(total)
+        return total
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        rows = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
+        parts = [torch.empty_like(rows) for _ in range(self.size)]
+        distributed.all_gather(parts, rows)
+        return torch.cat(parts).to(tensor.dtype)
+
+    def agree(self, yes: bool) -> bool:
+        return bool(self.sum(torch.tensor(int(yes))) == self.size)
+
+
+def run_gloo(n: int, function: Callable[[World], Result]) -> Sequence[Result]:
+    """Return what the function, one of a module, returns in each of `n` processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(_in_gloo, (n, function, folder), nprocs=n)
+        return [torch.load(Path(folder) / str(rank), weights_only=True) for rank in range(n)]
+
+
+def _in_gloo(rank: int, n: int, function: Callable[[World], Any], folder: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=n)
+    torch.save(function(GlooWorld(n, rank)), Path(folder) / str(rank))
+    distributed.destroy_process_group()
