@@ -9,14 +9,14 @@ from torch import Tensor
 
 from ppo_core.advantages import gae
 from ppo_core.experience import PolicyReading, on_last_token, part_metrics, read_policy, repetition
-from ppo_core.generation import Rollouts, SamplingSettings, generate
+from ppo_core.generation import Generator, Request, Rollouts, SamplingSettings
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
 from ppo_core.policy import ActorCritic
-from ppo_core.randomness import Purpose, uniforms
+from ppo_core.randomness import Key, Purpose
 from ppo_core.report import EvalReadings, Sample, TokenReadings
-from ppo_core.task import Prompt, Scored
+from ppo_core.task import Scored
 
 SAMPLES_KEPT = 8
 """The first eval prompts, whose responses are kept at every evaluation."""
@@ -34,27 +34,27 @@ class Evaluation:
 def evaluate(
     network: ActorCritic,
     models: TaskModels,
-    prompts: Sequence[Prompt],
+    generator: Generator,
     config: PPOConfig,
-    chunks: tuple[ChunkRows, ChunkRows],
+    scoring: ChunkRows,
     *,
     with_values: bool,
 ) -> Evaluation:
     """Sample one response per prompt at the task's evaluation settings; return mean reward, exact KL and errors.
 
-    Temperature and length are the task's; what ends a response is the run's, since that defines a response. `chunks`
-    are the rows at once in generation and in scoring. `with_values` adds the critic's readings to the samples.
+    Temperature and length are the task's; what ends a response is the run's, since that defines a response.
+    `with_values` adds the critic's readings to the samples.
     """
-    task = models.task
-    ends = SamplingSettings.of(config, network.policy, models.tokenizer)
-    settings = replace(ends, temperature=task.eval_temperature, top_k=None, top_p=1.0)
-    numbers = torch.from_numpy(uniforms(task.eval_seed, Purpose.EVALUATION, 0, len(prompts), task.eval_response_length))
-    generation, scoring = chunks
-    with network.precision():
-        rollouts = generation.run(
-            lambda rows: generate(network.policy, models.tokenizer, prompts, numbers, settings, chunk_rows=rows),
-            most=len(prompts),
-        )
+    task, prompts = models.task, models.prompts.eval
+    sampling = replace(
+        SamplingSettings.of(config, network.policy, models.tokenizer),
+        temperature=task.eval_temperature,
+        response_length=task.eval_response_length,
+        top_k=None,
+        top_p=1.0,
+    )
+    requests = [Request(row, prompt) for row, prompt in enumerate(prompts)]
+    rollouts = generator.generate(requests, sampling, Key(task.eval_seed, Purpose.EVALUATION, 0))
     reading = read_policy(
         network, models.reference, rollouts.sequences, task.eval_temperature, scoring, with_values=with_values
     )

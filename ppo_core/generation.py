@@ -1,12 +1,12 @@
-"""Sampling responses with a KV cache.
+"""Sampling responses: what a generator is asked and answers, and the one that decodes with transformers.
 
 The sampler's own log-probabilities are kept, so that the training forward can be checked against them. Rows whose
 response has ended leave the batch as soon as half of it has, where the model's cache can drop rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from ppo_core.decoding import CachedDecoding
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.policy import FILTERED, LanguageHead
+from ppo_core.memory import ChunkRows
+from ppo_core.policy import FILTERED, ActorCritic, LanguageHead
 from ppo_core.prompts import encode
+from ppo_core.randomness import Key, uniforms
 from ppo_core.sequences import Sequences, TokenSets, padded_left, position_ids
 from ppo_core.task import Prompt
 
@@ -32,6 +34,8 @@ class SamplingSettings:
     """How responses are drawn, and what ends one."""
 
     temperature: float
+    response_length: int
+    """Most tokens of a response, what ends it included."""
     top_k: int | None = None
     top_p: float = 1.0
     stop_ids: tuple[int, ...] = ()
@@ -53,7 +57,9 @@ class SamplingSettings:
                     f"{vocabulary - 1}"
                 )
             ends.append(config.stop_token_id)
-        return cls(config.temperature, config.top_k, config.top_p, tuple(ends), config.stop_texts)
+        return cls(
+            config.temperature, config.response_length, config.top_k, config.top_p, tuple(ends), config.stop_texts
+        )
 
     @property
     def filters(self) -> bool:
@@ -152,10 +158,16 @@ class Stops:
         return ends
 
 
-# Sampling responses with a KV cache.
+# What a generator is asked and answers.
 
-REPLACEMENT = "\ufffd"
-"""What tokenizers decode bytes to that are not (yet) a character."""
+
+@dataclass(frozen=True)
+class Request:
+    """One response to sample."""
+
+    id: int
+    """Which of the key's random numbers decide it; at least 0, and different within a batch."""
+    prompt: Prompt
 
 
 @dataclass(frozen=True)
@@ -170,11 +182,76 @@ class Rollouts:
     prompts: tuple[Prompt, ...]
     responses: tuple[str, ...]
     """Texts without special tokens."""
+    weight_version: int
+    """Of the weights that sampled, as the generator was told."""
 
     @property
     def lengths(self) -> Tensor:
         """[B]: response tokens, what ended it included."""
         return self.sequences.response_mask.sum(-1)
+
+
+class Generator(Protocol):
+    """Samples responses from the policy as it is; the trainer and its evaluations know no other way.
+
+    `ppo_core.testing.check_generator` tells whether an implementation does what is written here.
+    """
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingSettings, key: Key) -> Rollouts:
+        """Return one response per request, in their order.
+
+        What is random about a response depends on the key, its request's id and the position alone: neither the other
+        requests, nor their order, nor how many go through the model at once change a sample.
+
+        Raises:
+            OutOfMemory: not even one response at a time fits.
+        """
+        ...
+
+    def update_weights(self, version: int) -> None:
+        """Take over the policy's weights, which have changed; `version` names them in what is sampled from now on."""
+        ...
+
+
+MakeGenerator = Callable[[ActorCritic, PreTrainedTokenizerBase], Generator]
+"""Returns a generator that samples from the network's policy."""
+
+
+class TransformersGenerator:
+    """Decodes with the very tensors that are trained, in this process: there are no weights to take over."""
+
+    def __init__(self, network: ActorCritic, tokenizer: PreTrainedTokenizerBase, chunk: ChunkRows) -> None:
+        self._network, self._tokenizer, self._chunk = network, tokenizer, chunk
+        self._weight_version = 0
+
+    def update_weights(self, version: int) -> None:
+        """Note the version."""
+        self._weight_version = version
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingSettings, key: Key) -> Rollouts:
+        """Return one response per request, some rows at a time, fewer when memory runs out."""
+        numbers = torch.from_numpy(uniforms(key, [request.id for request in requests], sampling.response_length))
+        prompts = [request.prompt for request in requests]
+
+        def attempt(rows: int) -> Rollouts:
+            return generate(
+                self._network.policy,
+                self._tokenizer,
+                prompts,
+                numbers,
+                sampling,
+                chunk_rows=rows,
+                weight_version=self._weight_version,
+            )
+
+        with self._network.precision():
+            return self._chunk.run(attempt, most=len(requests))
+
+
+# Sampling responses with a KV cache.
+
+REPLACEMENT = "\ufffd"
+"""What tokenizers decode bytes to that are not (yet) a character."""
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -192,12 +269,15 @@ def generate(
     settings: SamplingSettings,
     *,
     chunk_rows: int,
+    weight_version: int = 0,
 ) -> Rollouts:
-    """Return one response per prompt; `uniforms` [B, T] in [0, 1) decides every token, T is the most new tokens.
+    """Return one response per prompt; `uniforms` [B, T] in [0, 1) decides every token, T is `response_length`.
 
     Rows go through the model `chunk_rows` at a time, prompts of like length together; that bounds memory and changes
     no sample.
     """
+    if uniforms.shape != (wanted := (len(prompts), settings.response_length)):
+        raise ValueError(f"generate: uniforms has shape {list(uniforms.shape)}, not {list(wanted)}")
     fill = pad_id(tokenizer)
     encoded = padded_left([encode(prompt, tokenizer) for prompt in prompts], fill, model.device)
     order = encoded.by_length() if chunk_rows < len(prompts) else torch.arange(len(prompts), device=model.device)
@@ -219,7 +299,8 @@ def generate(
         _row_by_row(parts, order.split(chunk_rows)) if settings.filters else None,
     )
     ended = torch.cat([part.ended for part in parts])[back]
-    return Rollouts(sequences, logprobs, ended, tuple(prompts), _response_texts(tokenizer, sequences))
+    texts = _response_texts(tokenizer, sequences)
+    return Rollouts(sequences, logprobs, ended, tuple(prompts), texts, weight_version)
 
 
 class _Decoding:

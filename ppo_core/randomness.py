@@ -5,6 +5,8 @@ change a sample: one uniform number per (row, position) is drawn up front from a
 generator (Philox: Salmon et al. 2011).
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -21,14 +23,44 @@ class Purpose(IntEnum):
     ADAPTERS = 5
 
 
+NUMBERS_PER_BLOCK = 4
+"""Philox gives so many at each value of its counter, by which a stream advances."""
+
+
 def generator(seed: int, purpose: Purpose, *indices: int) -> np.random.Generator:
     """Return the stream of (seed, purpose, indices), always from its beginning."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, int(purpose), *indices])))
+    return np.random.Generator(_philox(seed, purpose, *indices))
 
 
-def uniforms(seed: int, purpose: Purpose, index: int, rows: int, positions: int) -> NDArray[np.float64]:
-    """Return numbers in [0, 1), shape [rows, positions], for iteration `index`."""
-    return generator(seed, purpose, index).random((rows, positions))
+def _philox(seed: int, purpose: Purpose, *indices: int) -> np.random.Philox:
+    return np.random.Philox(np.random.SeedSequence([seed, int(purpose), *indices]))
+
+
+@dataclass(frozen=True)
+class Key:
+    """Names the numbers that decide one batch of responses."""
+
+    seed: int
+    purpose: Purpose
+    index: int
+    """The iteration."""
+
+
+def uniforms(key: Key, ids: Sequence[int], positions: int) -> NDArray[np.float64]:
+    """Return numbers in [0, 1), shape [len(ids), positions].
+
+    A row is a function of the key, its id (at least 0) and `positions` alone: row i of a whole batch, drawn as one
+    block, has id i.
+    """
+    stream = _philox(key.seed, key.purpose, key.index)
+    numbers, beginning = np.random.Generator(stream), stream.state
+    rows = np.empty((len(ids), positions))
+    for row, number in enumerate(ids):
+        stream.state = beginning
+        blocks, behind = divmod(number * positions, NUMBERS_PER_BLOCK)
+        stream.advance(blocks)
+        rows[row] = numbers.random(behind + positions)[behind:]
+    return rows
 
 
 def prompt_rows(seed: int, count: int, start: int, size: int) -> list[int]:

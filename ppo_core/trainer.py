@@ -35,14 +35,14 @@ from ppo_core.experience import (
     token_kl,
     token_scores,
 )
-from ppo_core.generation import Rollouts, SamplingSettings, generate
+from ppo_core.generation import MakeGenerator, Request, Rollouts, SamplingSettings, TransformersGenerator
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.kl import KLController
 from ppo_core.memory import ChunkRows, peak_mib
 from ppo_core.models import TaskModels, load_task
 from ppo_core.networks import build_network
 from ppo_core.optim import Optimizers, lr_factor
-from ppo_core.randomness import Purpose, prompt_rows, uniforms
+from ppo_core.randomness import Key, Purpose, prompt_rows
 from ppo_core.report import StepReport
 from ppo_core.task import Scored
 from ppo_core.update import ppo_epochs
@@ -81,12 +81,21 @@ class _Stopwatch:
 class PPOTrainer:
     """PPO of one config on one task. Iterate over it; see `ppo_core.report.Trainer`.
 
+    Responses are sampled with transformers, or by what `make_generator` returns.
+
     Raises:
         ConfigError: prompt and response do not fit into the model's positions, stop_token_id is no token of it, or the
             networks cannot be built.
     """
 
-    def __init__(self, config: PPOConfig, models: TaskModels, world: World = ONE_PROCESS) -> None:
+    def __init__(
+        self,
+        config: PPOConfig,
+        models: TaskModels,
+        *,
+        world: World = ONE_PROCESS,
+        make_generator: MakeGenerator | None = None,
+    ) -> None:
         _require_room(config, models)
         self.config = config
         self.models = models
@@ -98,6 +107,11 @@ class PPOTrainer:
         self.reward_statistics = RewardStatistics(config.normalize_rewards, world)
         self.sizes = config.batch_sizes(world.size)
         self.generation, self.scoring, self.training = _chunks(config, world)
+        self.generator = (
+            TransformersGenerator(self.network, models.tokenizer, self.generation)
+            if make_generator is None
+            else make_generator(self.network, models.tokenizer)
+        )
         self.step = -1
         self.optimizer_steps = 0
 
@@ -147,6 +161,7 @@ class PPOTrainer:
         if self.step >= config.critic_warmup:  # before, the policy stands still whatever β is
             self.kl_controller.update(metrics["objective/kl_exact"], self.sizes.batch_size)
         self.optimizer_steps += update.steps - update.skipped
+        self.generator.update_weights(self.optimizer_steps)
         self.step += 1
         metrics["optimizer_steps"] = self.optimizer_steps
         seconds = sum(watch.seconds.values())
@@ -172,23 +187,10 @@ class PPOTrainer:
         group = config.num_generations
         rows = prompt_rows(config.seed, len(prompts), self.episode // group, self.sizes.batch_size // group)
         chosen = [prompts[row] for row in rows for _ in range(group)]
-        share = slice(
-            self.world.rank * self.sizes.local_batch_size, (self.world.rank + 1) * self.sizes.local_batch_size
-        )
-        numbers = uniforms(config.seed, Purpose.ROLLOUT, self.step, self.sizes.batch_size, config.response_length)
-
-        def attempt(rows: int) -> Rollouts:
-            return generate(
-                self.network.policy,
-                self.models.tokenizer,
-                chosen[share],
-                torch.from_numpy(numbers[share]),
-                self.sampling,
-                chunk_rows=rows,
-            )
-
-        with self.network.precision():
-            return self.generation.run(attempt, most=self.sizes.local_batch_size)
+        requests = [Request(row, prompt) for row, prompt in enumerate(chosen)]
+        first = self.world.rank * self.sizes.local_batch_size
+        own = requests[first : first + self.sizes.local_batch_size]
+        return self.generator.generate(own, self.sampling, Key(config.seed, Purpose.ROLLOUT, self.step))
 
     def _score(self, rollouts: Rollouts) -> Scored:
         texts = self.models.token_texts(rollouts.sequences)
@@ -205,10 +207,11 @@ class PPOTrainer:
         return self._evaluated(report, with_values=True)
 
     def _evaluated(self, report: StepReport, *, with_values: bool) -> StepReport:
-        watch, prompts = _Stopwatch(), self.models.prompts.eval
-        chunks = (self.generation, self.scoring)
+        watch = _Stopwatch()
         with watch.phase("evaluate"):
-            evaluation = evaluate(self.network, self.models, prompts, self.config, chunks, with_values=with_values)
+            evaluation = evaluate(
+                self.network, self.models, self.generator, self.config, self.scoring, with_values=with_values
+            )
         metrics = report.metrics | evaluation.metrics | watch.seconds
         return replace(report, metrics=metrics, samples=evaluation.samples, readings=evaluation.readings)
 
@@ -261,6 +264,7 @@ class PPOTrainer:
         changed = _changed(before, self.config, folder)
         self.step = state["step"]
         self.optimizer_steps = state["optimizer_steps"]
+        self.generator.update_weights(self.optimizer_steps)
         if not changed & _BETA:
             self.kl_controller.load_state_dict(state["kl_controller"])
         if "normalize_rewards" not in changed:

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2Fo
 from ppo_core import PPOConfig, lookup
 from ppo_core.__main__ import main
 from ppo_core.errors import TaskError
-from ppo_core.generation import Rollouts, generate
+from ppo_core.generation import Rollouts, TransformersGenerator
 from ppo_core.run import model_card
 from ppo_core.run.run_folder import Ending, Run
 from ppo_core.task import Prompts, RewardPart, TaskAssets
@@ -85,11 +85,13 @@ def test_a_task_given_by_its_parts(run: Command, folder: Path) -> None:
 def test_a_sampler_that_disagrees_is_warned_of_in_one_line(
     run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(*args: Any, **kwargs: Any) -> Rollouts:
-        rollouts = generate(*args, **kwargs)
-        return replace(rollouts, sampler_logprobs=rollouts.sampler_logprobs + 1.5 * rollouts.sequences.response_mask)
+    class Wrong(TransformersGenerator):
+        def generate(self, *args: Any) -> Rollouts:
+            rollouts = super().generate(*args)
+            wrong = rollouts.sampler_logprobs + 1.5 * rollouts.sequences.response_mask
+            return replace(rollouts, sampler_logprobs=wrong)
 
-    monkeypatch.setattr("ppo_core.trainer.generate", wrong)
+    monkeypatch.setattr("ppo_core.trainer.TransformersGenerator", Wrong)
     status, stdout, _ = run(*PARTS, *SMALL, "--output", "out")
     assert status == 0
     (warning,) = [line for line in stdout.splitlines() if line.startswith("warning: sampler")]

@@ -48,7 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Fold
 
 def sample(models: TaskModels, rows: int, length: int = 8) -> Rollouts:
     numbers = torch.rand(rows, length, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    settings = SamplingSettings.of(CONFIG, models.reference, models.tokenizer)
+    settings = SamplingSettings.of(replace(CONFIG, response_length=length), models.reference, models.tokenizer)
     prompts = models.prompts.train[:rows]
     return generate(models.reference, models.tokenizer, prompts, numbers, settings, chunk_rows=99)
 
@@ -91,7 +91,7 @@ def assert_rows_end_apart(models: TaskModels, *, leave: bool) -> None:
         lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
     )
     numbers = torch.rand(16, 20, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    settings = SamplingSettings(1.5, stop_ids=(1, 4, 8, 12, 17))
+    settings = SamplingSettings(1.5, 20, stop_ids=(1, 4, 8, 12, 17))
     prompts = models.prompts.train[:16]
     rollouts = generate(models.reference, models.tokenizer, prompts, numbers, settings, chunk_rows=99)
     handle.remove()

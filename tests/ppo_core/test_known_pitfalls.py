@@ -1,17 +1,21 @@
 """Mistakes that PPO trainers are known to make, each seen from a run's own numbers."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 import ppo_core.trainer
 from ppo_core.agreement import is_apart
-from ppo_core.generation import Rollouts, generate
+from ppo_core.generation import Request, Rollouts, SamplingSettings, TransformersGenerator
+from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
+from ppo_core.policy import ActorCritic
+from ppo_core.randomness import Key, Purpose
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models
 from tests.ppo_core.test_networks import CONFIG, NETWORKS, assert_same, copies
@@ -27,11 +31,14 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[Rollouts]:
     """The rollouts of every iteration of the trainers that the test runs."""
     seen: list[Rollouts] = []
 
-    def collect(*args: Any, **kwargs: Any) -> Rollouts:
-        seen.append(generate(*args, **kwargs))
-        return seen[-1]
+    class Recorded(TransformersGenerator):
+        def generate(self, requests: Sequence[Request], sampling: SamplingSettings, key: Key) -> Rollouts:
+            rollouts = super().generate(requests, sampling, key)
+            if key.purpose == Purpose.ROLLOUT:
+                seen.append(rollouts)
+            return rollouts
 
-    monkeypatch.setattr(ppo_core.trainer, "generate", collect)
+    monkeypatch.setattr(ppo_core.trainer, "TransformersGenerator", Recorded)
     return seen
 
 
@@ -69,16 +76,21 @@ def test_statistics_are_means_over_tokens_that_exist(
     assert second.metrics["val/ratio_var"] == pytest.approx(float(ratios.var(correction=0)), rel=1e-2)
 
 
-def test_what_sampled_is_compared_and_never_learned_from(models: TaskModels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_sampled_is_compared_and_never_learned_from(models: TaskModels) -> None:
     config = replace(CONFIG, total_episodes=32)
-    true, trusting = PPOTrainer(config, models), PPOTrainer(config, models)
+
+    class Wrong(TransformersGenerator):
+        def generate(self, requests: Sequence[Request], sampling: SamplingSettings, key: Key) -> Rollouts:
+            rollouts = super().generate(requests, sampling, key)
+            wrong = rollouts.sampler_logprobs + 0.3 * rollouts.sequences.response_mask
+            return replace(rollouts, sampler_logprobs=wrong)
+
+    def make(network: ActorCritic, tokenizer: PreTrainedTokenizerBase) -> Wrong:
+        return Wrong(network, tokenizer, ChunkRows("generation", 99))
+
+    true, trusting = PPOTrainer(config, models), PPOTrainer(config, models, make_generator=make)
     true_reports = list(true)
 
-    def wrong(*args: Any, **kwargs: Any) -> Rollouts:
-        rollouts = generate(*args, **kwargs)
-        return replace(rollouts, sampler_logprobs=rollouts.sampler_logprobs + 0.3 * rollouts.sequences.response_mask)
-
-    monkeypatch.setattr(ppo_core.trainer, "generate", wrong)
     for report, other in zip(list(trusting)[1:], true_reports[1:], strict=True):
         assert report.metrics["sampler/mismatch"] == pytest.approx(0.3, abs=1e-4), "it is told"
         assert report.metrics["val/ratio"] == other.metrics["val/ratio"]
@@ -87,15 +99,17 @@ def test_what_sampled_is_compared_and_never_learned_from(models: TaskModels, mon
 
 @pytest.mark.parametrize("temperature", [1.0, 0.4], ids=["healthy", "wrong"])
 def test_a_sampler_of_another_distribution_shows_in_the_gap_of_sampled_and_exact_kl(
-    models: TaskModels, monkeypatch: pytest.MonkeyPatch, temperature: float
+    models: TaskModels, temperature: float
 ) -> None:
-    def sampled(*args: Any, **kwargs: Any) -> Rollouts:
-        *others, settings = args
-        return generate(*others, replace(settings, temperature=temperature), **kwargs)
+    class Tempered(TransformersGenerator):
+        def generate(self, requests: Sequence[Request], sampling: SamplingSettings, key: Key) -> Rollouts:
+            return super().generate(requests, replace(sampling, temperature=temperature), key)
 
-    monkeypatch.setattr(ppo_core.trainer, "generate", sampled)
+    def make(network: ActorCritic, tokenizer: PreTrainedTokenizerBase) -> Tempered:
+        return Tempered(network, tokenizer, ChunkRows("generation", 99))
+
     config = replace(CONFIG, total_episodes=1280, batch_size=128, mini_batch_size=32, kl_coef=0.0, kl_estimator="k3")
-    _, *reports = PPOTrainer(config, models)
+    _, *reports = PPOTrainer(config, models, make_generator=make)
     assert reports[0].metrics["sampler/kl_gap"] == pytest.approx(0, abs=1e-5), "policy and reference are still one"
     assert reports[-1].metrics["objective/kl_exact"] > 1
     apart = [is_apart(report.metrics) for report in reports]

@@ -149,7 +149,7 @@ def test_other_errors_pass_and_the_cpus_own_is_known() -> None:
 
 def sampled(models: TaskModels, config: PPOConfig) -> Rollouts:
     numbers = torch.rand(12, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    settings = SamplingSettings.of(config, models.reference, models.tokenizer)
+    settings = SamplingSettings.of(replace(config, response_length=8), models.reference, models.tokenizer)
     prompts = models.prompts.train[:12]
     return generate(models.reference, models.tokenizer, prompts, numbers, settings, chunk_rows=99)
 

@@ -21,7 +21,7 @@ def sample(
     tiny: TaskModels, texts: list[str], length: int = 8, temperature: float = 1.0, chunk: int = 99, **settings: Any
 ) -> Rollouts:
     numbers = torch.rand(len(texts), length, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return sample_by(tiny, texts, numbers, SamplingSettings(temperature, **with_ends(tiny, settings)), chunk)
+    return sample_by(tiny, texts, numbers, SamplingSettings(temperature, length, **with_ends(tiny, settings)), chunk)
 
 
 def with_ends(tiny: TaskModels, settings: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def test_padding_a_batch_changes_nothing(tiny: TaskModels) -> None:
     together = sample(tiny, PROMPTS)
     for row, prompt in enumerate(PROMPTS):
         numbers = torch.rand(3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[row : row + 1]
-        alone = sample_by(tiny, [prompt], numbers, SamplingSettings(1.0, **with_ends(tiny, {})))
+        alone = sample_by(tiny, [prompt], numbers, SamplingSettings(1.0, 8, **with_ends(tiny, {})))
         assert alone.responses[0] == together.responses[row]
         length = int(alone.lengths[0])
         assert torch.allclose(alone.sampler_logprobs[0, :length], together.sampler_logprobs[row, :length], atol=1e-5)

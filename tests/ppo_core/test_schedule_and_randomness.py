@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppo_core.optim import Schedule, lr_factor
-from ppo_core.randomness import Purpose, mini_batch_order, prompt_rows, uniforms
+from ppo_core.randomness import Key, Purpose, generator, mini_batch_order, prompt_rows, uniforms
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,25 @@ def test_each_pass_takes_every_prompt_once_in_another_order() -> None:
 
 
 def test_streams_depend_on_each_of_their_parts() -> None:
-    base = uniforms(0, Purpose.ROLLOUT, 0, 4, 5)
-    assert (base == uniforms(0, Purpose.ROLLOUT, 0, 4, 5)).all()
+    base = uniforms(Key(0, Purpose.ROLLOUT, 0), range(4), 5)
+    assert (base == uniforms(Key(0, Purpose.ROLLOUT, 0), range(4), 5)).all()
     for other in [(1, Purpose.ROLLOUT, 0), (0, Purpose.EVALUATION, 0), (0, Purpose.ROLLOUT, 1)]:
-        assert (base != uniforms(*other, 4, 5)).all()
+        assert (base != uniforms(Key(*other), range(4), 5)).all()
     assert sorted(mini_batch_order(0, 3, 1, 16)) == list(range(16))
     assert mini_batch_order(0, 3, 1, 16) != mini_batch_order(0, 3, 2, 16)
+
+
+@given(st.integers(1, 9), st.lists(st.integers(0, 30), max_size=8))
+def test_a_rows_numbers_are_those_of_the_whole_block_at_its_id(positions: int, ids: list[int]) -> None:
+    whole = generator(3, Purpose.ROLLOUT, 2).random((31, positions))
+    assert (uniforms(Key(3, Purpose.ROLLOUT, 2), ids, positions) == whole[ids]).all()
+
+
+def test_the_numbers_are_the_same_in_every_version() -> None:
+    first = uniforms(Key(0, Purpose.ROLLOUT, 0), [3, 0], 5)
+    assert first[0, 3:].tolist() == [0.9516926784316445, 0.43343331760302417]
+    assert first[1, :2].tolist() == [0.6073659924129827, 0.5037305356300301]
+    second = uniforms(Key(7, Purpose.EVALUATION, 3), [3], 5)
+    assert second[0, 3:].tolist() == [0.7396401472638872, 0.27525651827551867]
+    far = uniforms(Key(0, Purpose.ROLLOUT, 0), [10**15], 5)
+    assert ((far >= 0) & (far < 1)).all(), "without drawing what comes before"

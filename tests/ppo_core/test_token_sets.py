@@ -72,7 +72,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> TaskModels:
 def respond(models: TaskModels, length: int, chunk: int = 99, **filters: Any) -> Rollouts:
     numbers = torch.rand(8, length, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     ends = tuple(range(1, VOCABULARY, 29))  # rows end at different steps
-    settings = SamplingSettings(1.2, **filters, stop_ids=ends)
+    settings = SamplingSettings(1.2, length, **filters, stop_ids=ends)
     prompts = [Prompt(prompt.text) for prompt in models.prompts.train[:8]]
     return generate(models.reference, models.tokenizer, prompts, numbers, settings, chunk_rows=chunk)
 

@@ -131,7 +131,9 @@ def batch_of(world: World) -> tuple[Rollouts, PolicyReading, Scored]:
     )
     mismatch = drawn(B, T, seed=7) * MASK
     count = B // world.size
-    rollouts = Rollouts(sequences, own(logprobs + mismatch), own(LENGTHS < T), (Prompt("p"),) * count, ("r",) * count)
+    rollouts = Rollouts(
+        sequences, own(logprobs + mismatch), own(LENGTHS < T), (Prompt("p"),) * count, ("r",) * count, 0
+    )
     scores = drawn(B, seed=8)
     parts = {name: own(scores * factor).tolist() for name, factor in (("one", 1.0), ("two", 0.1))}
     return rollouts, reading, Scored(own(scores).tolist(), parts)
@@ -224,7 +226,7 @@ def test_an_iteration_reports_the_same_batch_however_it_is_spread(tiny: TaskMode
     config = replace(BASE, total_episodes=16, eval_every_episodes=16, num_ppo_epochs=1, normalize_rewards="running")
 
     def first(world: World) -> dict[str, float]:
-        _, report = PPOTrainer(config, tiny, world)
+        _, report = PPOTrainer(config, tiny, world=world)
         kinds = ("objective/", "response/", "sampler/", "val/var_explained", "val/num", "policy/entropy")
         return {name: value for name, value in report.metrics.items() if name.startswith(kinds)}
 
