@@ -11,11 +11,10 @@ from ppo_core.advantages import gae
 from ppo_core.experience import PolicyReading, on_last_token, part_metrics, read_policy, repetition
 from ppo_core.generation import Generator, Request, Rollouts, SamplingSettings
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
-from ppo_core.policy import ActorCritic
 from ppo_core.randomness import Key, Purpose
 from ppo_core.report import EvalReadings, Sample, TokenReadings
+from ppo_core.run_state import RunState
 from ppo_core.task import Scored
 
 SAMPLES_KEPT = 8
@@ -31,23 +30,15 @@ class Evaluation:
     readings: EvalReadings
 
 
-def evaluate(
-    network: ActorCritic,
-    models: TaskModels,
-    generator: Generator,
-    config: PPOConfig,
-    scoring: ChunkRows,
-    *,
-    with_values: bool,
-) -> Evaluation:
+def evaluate(state: RunState, models: TaskModels, generator: Generator, *, with_values: bool) -> Evaluation:
     """Sample one response per prompt at the task's evaluation settings; return mean reward, exact KL and errors.
 
     Temperature and length are the task's; what ends a response is the run's, since that defines a response.
     `with_values` adds the critic's readings to the samples.
     """
-    task, prompts = models.task, models.prompts.eval
+    config, task, prompts = state.config, models.task, models.prompts.eval
     sampling = replace(
-        SamplingSettings.of(config, network.policy, models.tokenizer),
+        SamplingSettings.of(config, models.reference, models.tokenizer),
         temperature=task.eval_temperature,
         response_length=task.eval_response_length,
         top_k=None,
@@ -56,7 +47,12 @@ def evaluate(
     requests = [Request(row, prompt) for row, prompt in enumerate(prompts)]
     rollouts = generator.generate(requests, sampling, Key(task.eval_seed, Purpose.EVALUATION, 0))
     reading = read_policy(
-        network, models.reference, rollouts.sequences, task.eval_temperature, scoring, with_values=with_values
+        state.network,
+        models.reference,
+        rollouts.sequences,
+        task.eval_temperature,
+        state.chunks.scoring,
+        with_values=with_values,
     )
     texts = models.token_texts(rollouts.sequences)
     scored = models.reward(prompts, rollouts.responses, texts, rollouts.ended.tolist())

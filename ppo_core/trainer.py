@@ -2,12 +2,13 @@
 
     collect   sample one response per prompt of the rollout batch
     score     reward, reference, log-probs, values, exact KL; then advantages
-    update    num_ppo_epochs passes of mini-batches with the clipped losses
-    evaluate  on the held-out prompts, every so many episodes
+    learn     num_ppo_epochs passes of mini-batches with the clipped losses; then β
+    evaluate  on the held-out prompts, every so many episodes (`ppo_core.evaluation`)
 
-Whoever drives it may stop, save or evaluate between any two steps. Every random draw is a function of
-(seed, iteration, row, position), so a resumed run has no generator to restore and equals an
-uninterrupted one bit for bit on a CPU with the same number of threads.
+Whoever drives it may stop, save or evaluate between any two steps. The phases are functions without a state of their
+own; all that changes is in `RunState`. Every random draw is a function of (seed, iteration, row, position), so a
+resumed run has no generator to restore and equals an uninterrupted one bit for bit on a CPU with the same number of
+threads.
 """
 
 import os
@@ -19,14 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from ppo_core import checkpoint
-from ppo_core.errors import CheckpointError, ConfigError, TaskError
+from ppo_core.errors import ConfigError, TaskError
 from ppo_core.evaluation import evaluate
 from ppo_core.experience import (
-    RewardStatistics,
+    Experience,
     build_experience,
     critic_metrics,
     part_metrics,
@@ -35,23 +33,24 @@ from ppo_core.experience import (
     token_kl,
     token_scores,
 )
-from ppo_core.generation import MakeGenerator, Request, Rollouts, SamplingSettings, TransformersGenerator
-from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
-from ppo_core.kl import KLController
-from ppo_core.memory import ChunkRows, peak_mib
+from ppo_core.generation import (
+    Generator,
+    MakeGenerator,
+    Request,
+    Rollouts,
+    SamplingSettings,
+    TransformersGenerator,
+)
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.memory import peak_mib
 from ppo_core.models import TaskModels, load_task
-from ppo_core.networks import build_network
-from ppo_core.optim import Optimizers, lr_factor
+from ppo_core.optim import lr_factor
+from ppo_core.policy import ActorCritic
 from ppo_core.randomness import Key, Purpose, prompt_rows
 from ppo_core.report import StepReport
-from ppo_core.task import Scored
+from ppo_core.run_state import RunState
 from ppo_core.update import ppo_epochs
 from ppo_core.world import ONE_PROCESS, World
-
-NETWORK_FILE = "network.safetensors"
-OPTIMIZERS_FILE = "optimizers.pt"
-_BETA = {"kl_coef", "kl_target", "kl_horizon"}
-"""What begins β anew where a run goes on with another value."""
 
 
 def ppo_trainer(
@@ -65,23 +64,72 @@ def ppo_trainer(
     return trainer
 
 
-@dataclass
-class _Stopwatch:
-    """Seconds of each phase of the current step."""
+# The phases of an iteration.
 
-    seconds: dict[str, float] = field(default_factory=dict)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[f"time/{name}"] = time.perf_counter() - start
+def collect(state: RunState, models: TaskModels, generator: Generator) -> Rollouts:
+    """Return this process's responses of the iteration's rollout batch."""
+    config, sizes, prompts = state.config, state.sizes, models.prompts.train
+    group = config.num_generations
+    rows = prompt_rows(config.seed, len(prompts), state.episode // group, sizes.batch_size // group)
+    chosen = [prompts[row] for row in rows for _ in range(group)]
+    requests = [Request(row, prompt) for row, prompt in enumerate(chosen)]
+    first = state.world.rank * sizes.local_batch_size
+    own = requests[first : first + sizes.local_batch_size]
+    sampling = SamplingSettings.of(config, models.reference, models.tokenizer)
+    return generator.generate(own, sampling, Key(config.seed, Purpose.ROLLOUT, state.step))
+
+
+def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Experience, dict[str, float]]:
+    """Return what is learned from the responses, and the metrics of the batch; the scores count as seen."""
+    config, world, kl_coef = state.config, state.world, state.kl_controller.coef
+    sequences = rollouts.sequences
+    texts = models.token_texts(sequences)
+    scored = models.reward(rollouts.prompts, rollouts.responses, texts, rollouts.ended.tolist())
+    scores = torch.tensor(scored.totals, dtype=torch.float32, device=sequences.ids.device)
+    shaped = token_scores(config, state.reward_statistics, scored, rollouts)
+    reading = read_policy(state.network, models.reference, sequences, config.temperature, state.chunks.scoring)
+    kl = token_kl(config, reading, sequences.response_mask)
+    experience = build_experience(config, rollouts, reading, kl, shaped, kl_coef, world)
+    metrics = rollout_metrics(config, rollouts, reading, kl, scores, kl_coef, world)
+    return experience, metrics | critic_metrics(experience, world) | part_metrics(scored, world=world)
+
+
+def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str, float]:
+    """Take the iteration's optimizer steps, adapt β to the batch's exact KL, and return the metrics of both."""
+    config = state.config
+    rates = _set_rates(state)
+    update = ppo_epochs(
+        state.network, state.optimizers, experience, config, state.step, state.chunks.training, state.world
+    )
+    if state.step >= config.critic_warmup:  # before, the policy stands still whatever β is
+        state.kl_controller.update(kl_exact, state.sizes.batch_size)
+    state.optimizer_steps += update.steps - update.skipped
+    state.step += 1
+    return update.metrics() | rates | {"optimizer_steps": state.optimizer_steps}
+
+
+def _set_rates(state: RunState) -> dict[str, float]:
+    """Set the iteration's learning rates, and return them as metrics."""
+    config, total = state.config, state.iterations
+    late = config.critic_warmup
+    floor = config.min_lr_rate
+    policy = lr_factor(config.lr_scheduler_type, state.step - late, total - late, config.warmup_ratio, floor)
+    ratio = config.warmup_ratio if config.value_warmup_ratio is None else config.value_warmup_ratio
+    value = lr_factor(config.value_lr_scheduler_type or config.lr_scheduler_type, state.step, total, ratio, floor)
+    rates = {"lr": config.learning_rate * policy, "value/lr": config.value_learning_rate * value}
+    state.optimizers.set_rates(rates["lr"], rates["value/lr"])
+    return rates if config.has_critic else {"lr": rates["lr"]}
+
+
+# What drives them.
 
 
 class PPOTrainer:
     """PPO of one config on one task. Iterate over it; see `ppo_core.report.Trainer`.
 
-    Responses are sampled with transformers, or by what `make_generator` returns.
+    Responses are sampled with transformers, or by what `make_generator` returns. `world` is the processes that share
+    the run; they do not share gradients yet.
 
     Raises:
         ConfigError: prompt and response do not fit into the model's positions, stop_token_id is no token of it, or the
@@ -97,36 +145,65 @@ class PPOTrainer:
         make_generator: MakeGenerator | None = None,
     ) -> None:
         _require_room(config, models)
-        self.config = config
+        SamplingSettings.of(config, models.reference, models.tokenizer)  # what is wrong with them is raised here
         self.models = models
-        self.world = world
-        self.sampling = SamplingSettings.of(config, models.reference, models.tokenizer)
-        self.network = build_network(config, models.reference, models.reward_model)
-        self.optimizers = Optimizers(self.network, config)
-        self.kl_controller = KLController(config.kl_coef, config.kl_target, config.horizon)
-        self.reward_statistics = RewardStatistics(config.normalize_rewards, world)
-        self.sizes = config.batch_sizes(world.size)
-        self.generation, self.scoring, self.training = _chunks(config, world)
-        self.generator = (
-            TransformersGenerator(self.network, models.tokenizer, self.generation)
+        self.state = RunState.begin(config, models, world)
+        self.generator: Generator = (
+            TransformersGenerator(self.network, models.tokenizer, self.state.chunks.generation)
             if make_generator is None
             else make_generator(self.network, models.tokenizer)
         )
-        self.step = -1
-        self.optimizer_steps = 0
 
-    def __iter__(self) -> Iterator[StepReport]:
-        """Yield step 0, the untrained policy's evaluation, then one report per PPO iteration."""
-        if self.step < 0:
-            self.step = 0
-            yield self._baseline()
-        while self.step < self.config.num_iterations(self.world.size):
-            yield self._iterate()
+    @property
+    def config(self) -> PPOConfig:
+        """What the run was asked for."""
+        return self.state.config
+
+    @property
+    def network(self) -> ActorCritic:
+        """The policy and its critic, as they are now."""
+        return self.state.network
+
+    @property
+    def step(self) -> int:
+        """The last step reported; -1 before any."""
+        return self.state.step
 
     @property
     def episode(self) -> int:
         """Episodes collected so far."""
-        return self.step * self.sizes.batch_size
+        return self.state.episode
+
+    def __iter__(self) -> Iterator[StepReport]:
+        """Yield step 0, the untrained policy's evaluation, then one report per PPO iteration."""
+        if self.step < 0:
+            self.state.step = 0
+            yield self._baseline()
+        while self.step < self.state.iterations:
+            yield self._iterate()
+
+    def _iterate(self) -> StepReport:
+        state, watch = self.state, _Stopwatch()
+        with watch.phase("generate"):
+            rollouts = collect(state, self.models, self.generator)
+        with watch.phase("score"):
+            experience, metrics = score(state, self.models, rollouts)
+        with watch.phase("update"):
+            metrics |= learn(state, experience, metrics["objective/kl_exact"])
+        self.generator.update_weights(state.optimizer_steps)
+        seconds = sum(watch.seconds.values())
+        metrics |= watch.seconds
+        metrics["eps"] = state.sizes.batch_size / seconds
+        metrics["time/tokens_per_second"] = float(state.world.sum(rollouts.lengths.sum())) / seconds
+        metrics["memory/peak"] = peak_mib(rollouts.sequences.ids.device)
+        report = StepReport(self.step, self.episode, metrics)
+        return self.evaluated(report) if self._evaluation_is_due() else report
+
+    def _evaluation_is_due(self) -> bool:
+        if self.step == self.state.iterations:
+            return True
+        interval = self.config.eval_interval
+        return self.episode // interval > (self.episode - self.state.sizes.batch_size) // interval
 
     def _baseline(self) -> StepReport:
         """Return step 0, which runs of the same task share where the untrained policy computes alike."""
@@ -137,71 +214,6 @@ class PPOTrainer:
             self.models.baseline[key] = self._evaluated(first, with_values=False)
         return self.models.baseline[key]
 
-    def _iterate(self) -> StepReport:
-        config, world, watch = self.config, self.world, _Stopwatch()
-        rates = self._set_rates()
-        with watch.phase("generate"):
-            rollouts = self._collect()
-        kl_coef = self.kl_controller.coef
-        with watch.phase("score"):
-            scored = self._score(rollouts)
-            device = rollouts.sequences.ids.device
-            scores = torch.tensor(scored.totals, dtype=torch.float32, device=device)
-            shaped = token_scores(config, self.reward_statistics, scored, rollouts)
-            reading = read_policy(
-                self.network, self.models.reference, rollouts.sequences, config.temperature, self.scoring
-            )
-            kl = token_kl(config, reading, rollouts.sequences.response_mask)
-            experience = build_experience(config, rollouts, reading, kl, shaped, kl_coef, world)
-        with watch.phase("update"):
-            update = ppo_epochs(self.network, self.optimizers, experience, config, self.step, self.training, world)
-        metrics = rollout_metrics(config, rollouts, reading, kl, scores, kl_coef, world)
-        metrics |= critic_metrics(experience, world) | part_metrics(scored, world=world)
-        metrics |= update.metrics() | rates | watch.seconds
-        if self.step >= config.critic_warmup:  # before, the policy stands still whatever β is
-            self.kl_controller.update(metrics["objective/kl_exact"], self.sizes.batch_size)
-        self.optimizer_steps += update.steps - update.skipped
-        self.generator.update_weights(self.optimizer_steps)
-        self.step += 1
-        metrics["optimizer_steps"] = self.optimizer_steps
-        seconds = sum(watch.seconds.values())
-        metrics["eps"] = self.sizes.batch_size / seconds
-        metrics["time/tokens_per_second"] = float(world.sum(rollouts.lengths.sum())) / seconds
-        metrics["memory/peak"] = peak_mib(device)
-        report = StepReport(self.step, self.episode, metrics)
-        return self.evaluated(report) if self._evaluation_is_due() else report
-
-    def _set_rates(self) -> dict[str, float]:
-        config, total = self.config, self.config.num_iterations(self.world.size)
-        late = config.critic_warmup
-        floor = config.min_lr_rate
-        policy = lr_factor(config.lr_scheduler_type, self.step - late, total - late, config.warmup_ratio, floor)
-        ratio = config.warmup_ratio if config.value_warmup_ratio is None else config.value_warmup_ratio
-        value = lr_factor(config.value_lr_scheduler_type or config.lr_scheduler_type, self.step, total, ratio, floor)
-        rates = {"lr": config.learning_rate * policy, "value/lr": config.value_learning_rate * value}
-        self.optimizers.set_rates(rates["lr"], rates["value/lr"])
-        return rates if config.has_critic else {"lr": rates["lr"]}
-
-    def _collect(self) -> Rollouts:
-        config, prompts = self.config, self.models.prompts.train
-        group = config.num_generations
-        rows = prompt_rows(config.seed, len(prompts), self.episode // group, self.sizes.batch_size // group)
-        chosen = [prompts[row] for row in rows for _ in range(group)]
-        requests = [Request(row, prompt) for row, prompt in enumerate(chosen)]
-        first = self.world.rank * self.sizes.local_batch_size
-        own = requests[first : first + self.sizes.local_batch_size]
-        return self.generator.generate(own, self.sampling, Key(config.seed, Purpose.ROLLOUT, self.step))
-
-    def _score(self, rollouts: Rollouts) -> Scored:
-        texts = self.models.token_texts(rollouts.sequences)
-        return self.models.reward(rollouts.prompts, rollouts.responses, texts, rollouts.ended.tolist())
-
-    def _evaluation_is_due(self) -> bool:
-        if self.step == self.config.num_iterations(self.world.size):
-            return True
-        interval = self.config.eval_interval
-        return self.episode // interval > (self.episode - self.sizes.batch_size) // interval
-
     def evaluated(self, report: StepReport) -> StepReport:
         """Return the step's report with an evaluation of the policy as it is now."""
         return self._evaluated(report, with_values=True)
@@ -209,73 +221,25 @@ class PPOTrainer:
     def _evaluated(self, report: StepReport, *, with_values: bool) -> StepReport:
         watch = _Stopwatch()
         with watch.phase("evaluate"):
-            evaluation = evaluate(
-                self.network, self.models, self.generator, self.config, self.scoring, with_values=with_values
-            )
+            evaluation = evaluate(self.state, self.models, self.generator, with_values=with_values)
         metrics = report.metrics | evaluation.metrics | watch.seconds
         return replace(report, metrics=metrics, samples=evaluation.samples, readings=evaluation.readings)
 
     def save(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint of everything the next step depends on; `extra` is the driver's own JSON."""
-        state = {
-            "step": self.step,
-            "optimizer_steps": self.optimizer_steps,
-            "kl_controller": self.kl_controller.state_dict(),
-            "reward_statistics": self.reward_statistics.state_dict(),
-            "chunk_rows": {chunk.work: chunk.rows for chunk in self._chunks},
-            "config": self.config.to_dict(),
-            "task": self.models.task.name,
-            "threads": torch.get_num_threads(),
-        }
-        files = {
-            NETWORK_FILE: lambda path: save_file(_contiguous(self.network.trained()), path),
-            OPTIMIZERS_FILE: lambda path: _save(self.optimizers.state_dict(), path),
-        }
-        checkpoint.write(Path(folder), files, state=state, extra=extra)
-
-    def checkpoint_bytes(self) -> int:
-        """Return about how large a checkpoint is: the trained weights and AdamW's two means of each, in bytes."""
-        return sum(3 * p.numel() * p.element_size() for p in self.network.trained().values())
+        self.state.save(folder, extra)
 
     def restore(self, folder: Path) -> None:
         """Continue from a checkpoint of the same task and network shape, by this run's own config.
 
-        Where that is not the checkpoint's, it holds from the next step on: schedules follow it at the same progress,
-        AdamW keeps its moments, β begins at kl_coef if a value of the KL's control differs, and the scores' statistics
-        begin empty if normalize_rewards does. All else goes on.
-
-        Raises:
-            CheckpointError: it is damaged, of another task or network, or of another value of a hyperparameter that is
-                fixed by a checkpoint.
+        See `RunState.restore` for what goes on where the configs differ, and for its errors.
         """
-        state = checkpoint.verify(folder)["state"]
-        if state["task"] != self.models.task.name:
-            raise CheckpointError(f'{folder} is of task "{state["task"]}", not "{self.models.task.name}"')
-        try:
-            device = self.models.reference.device
-            _load_weights(self.network.trained(), load_file(folder / NETWORK_FILE, device=str(device)))
-            self.optimizers.load_state_dict(
-                torch.load(folder / OPTIMIZERS_FILE, map_location=device, weights_only=True)
-            )
-        except (RuntimeError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise CheckpointError(f"{folder} does not fit this run's networks: {reason}") from error
-        before = PPOConfig(**{name: value for name, value in state["config"].items() if name in HYPERPARAMETERS})
-        changed = _changed(before, self.config, folder)
-        self.step = state["step"]
-        self.optimizer_steps = state["optimizer_steps"]
-        self.generator.update_weights(self.optimizer_steps)
-        if not changed & _BETA:
-            self.kl_controller.load_state_dict(state["kl_controller"])
-        if "normalize_rewards" not in changed:
-            self.reward_statistics.load_state_dict(state["reward_statistics"])
-        for chunk, asked_before in zip(self._chunks, _chunks(before, self.world), strict=True):
-            if chunk.rows == asked_before.rows:  # else what fitted into memory is to be found anew
-                chunk.rows = state["chunk_rows"][chunk.work]
+        self.state.restore(folder)
+        self.generator.update_weights(self.state.optimizer_steps)
 
-    @property
-    def _chunks(self) -> tuple[ChunkRows, ChunkRows, ChunkRows]:
-        return self.generation, self.scoring, self.training
+    def checkpoint_bytes(self) -> int:
+        """Return about how large a checkpoint is, in bytes."""
+        return self.state.checkpoint_bytes()
 
     def save_model(self, folder: str | os.PathLike[str]) -> None:
         """Write the trained policy, or its adapters, with the tokenizer as a folder that transformers or peft loads."""
@@ -283,53 +247,17 @@ class PPOTrainer:
         self.models.tokenizer.save_pretrained(folder)
 
 
-def _chunks(config: PPOConfig, world: World) -> tuple[ChunkRows, ChunkRows, ChunkRows]:
-    """Return how many rows the config asks for at once in generation, scoring and training."""
-    forward = config.local_rollout_forward_batch_size
-    training = config.batch_sizes(world.size).per_device_train_batch_size
-    works = {"generation": forward, "scoring": forward, "training": training}
-    generation, scoring, learning = (ChunkRows(work, rows, world) for work, rows in works.items())
-    return generation, scoring, learning
+@dataclass
+class _Stopwatch:
+    """Seconds of each phase of the current step."""
 
+    seconds: dict[str, float] = field(default_factory=dict)
 
-def _changed(before: PPOConfig, now: PPOConfig, folder: Path) -> set[str]:
-    """Return the hyperparameters that differ from those of the checkpoint in `folder`.
-
-    Raises:
-        CheckpointError: one of them is fixed by a checkpoint.
-    """
-    changed = {name for name in HYPERPARAMETERS if getattr(before, name) != getattr(now, name)}
-    for name in sorted(changed):
-        why = HYPERPARAMETERS[name].fixed_by_checkpoint
-        if why:
-            was, is_now = getattr(before, name), getattr(now, name)
-            raise CheckpointError(f"{folder} is of {name} = {was!r} and cannot go on with {is_now!r}: {why}")
-    return changed
-
-
-def _save(state: object, path: Path) -> None:
-    with path.open("wb") as file:  # given a path, torch keeps to itself what the system says of a write that fails
-        torch.save(state, file)
-
-
-def _contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: weight.detach().contiguous() for name, weight in weights.items()}
-
-
-def _load_weights(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Copy saved weights over a network's own.
-
-    Raises:
-        ValueError: the names or a shape differ.
-    """
-    if mine.keys() != saved.keys():
-        raise ValueError(f"it holds other weights, such as {min(mine.keys() ^ saved.keys())}")
-    for name, weight in mine.items():
-        if weight.shape != saved[name].shape:
-            raise ValueError(f"{name} has shape {tuple(saved[name].shape)}, not {tuple(weight.shape)}")
-    with torch.no_grad():
-        for name, weight in mine.items():
-            weight.copy_(saved[name])
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[f"time/{name}"] = time.perf_counter() - start
 
 
 def _require_room(config: PPOConfig, models: TaskModels) -> None:

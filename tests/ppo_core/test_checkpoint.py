@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from ppo_core import checkpoint
 from ppo_core.errors import CheckpointError, NoRoomError
-from ppo_core.trainer import _save
+from ppo_core.run_state import _save
 
 
 def write(folder: Path, text: str = "hello") -> None:

@@ -135,7 +135,7 @@ def test_a_rate_of_zero_stops_one_network_alone(models: TaskModels, networks: st
 def test_each_network_has_its_own_gradient_clip(models: TaskModels, networks: str) -> None:
     trainer = PPOTrainer(replace(NETWORKS[networks], max_grad_norm=1e6, value_max_grad_norm=1e-3), models)
     seen: dict[str, list[float]] = {"policy": [], "value": []}
-    for name, optimizer in (("policy", trainer.optimizers.policy), ("value", trainer.optimizers.value)):
+    for name, optimizer in (("policy", trainer.state.optimizers.policy), ("value", trainer.state.optimizers.value)):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         optimizer.step = lambda name=name, ps=parameters: seen[name].append(
             torch.nn.utils.get_total_norm([p.grad for p in ps if p.grad is not None]).item()

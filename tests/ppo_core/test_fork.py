@@ -61,11 +61,11 @@ def steps(trainer: PPOTrainer, count: int) -> list[Any]:
 
 def _beta(trainer: PPOTrainer) -> None:
     config = trainer.config
-    trainer.kl_controller = KLController(config.kl_coef, config.kl_target, config.horizon)
+    trainer.state.kl_controller = KLController(config.kl_coef, config.kl_target, config.horizon)
 
 
 def _adam(trainer: PPOTrainer) -> None:
-    for optimizer in trainer.optimizers.both:
+    for optimizer in trainer.state.optimizers.both:
         for group in optimizer.param_groups:
             group["betas"] = (trainer.config.adam_beta1, trainer.config.adam_beta2)
             group["eps"] = trainer.config.adam_epsilon
@@ -73,11 +73,11 @@ def _adam(trainer: PPOTrainer) -> None:
 
 
 def _horizon(trainer: PPOTrainer) -> None:
-    trainer.kl_controller.horizon = trainer.config.horizon
+    trainer.state.kl_controller.horizon = trainer.config.horizon
 
 
 def _statistics(trainer: PPOTrainer) -> None:
-    trainer.reward_statistics = RewardStatistics(trainer.config.normalize_rewards)
+    trainer.state.reward_statistics = RewardStatistics(trainer.config.normalize_rewards)
 
 
 def _nothing(trainer: PPOTrainer) -> None:
@@ -110,8 +110,8 @@ def test_a_fork_equals_a_run_whose_values_are_changed_by_hand_at_that_point(
     config = replace(BASE, **before)
     trainer = run_to_fork(config, tiny, tmp_path / "step")
     forked = fork(replace(config, **changes), tiny, tmp_path / "step")
-    trainer.config = replace(config, **changes)
-    trainer.optimizers._clips = forked.optimizers._clips
+    trainer.state.config = replace(config, **changes)
+    trainer.state.optimizers._clips = forked.state.optimizers._clips
     by_hand(trainer)
     assert steps(forked, 3) == steps(trainer, 3)
     for name, weight in trainer.network.state_dict().items():
@@ -123,10 +123,10 @@ def test_a_fork_that_is_itself_resumed_keeps_what_its_beta_has_become(tiny: Task
     config = replace(BASE, **ADAPTIVE | {"kl_coef": 0.2})
     unbroken = fork(config, tiny, tmp_path / "parent")
     steps(unbroken, 2)
-    assert unbroken.kl_controller.coef != 0.2
+    assert unbroken.state.kl_controller.coef != 0.2
     unbroken.save(tmp_path / "fork")
     resumed = fork(config, tiny, tmp_path / "fork")
-    assert resumed.kl_controller.coef == unbroken.kl_controller.coef
+    assert resumed.state.kl_controller.coef == unbroken.state.kl_controller.coef
     assert steps(resumed, 2) == steps(unbroken, 2)
 
 
@@ -215,7 +215,7 @@ def test_another_optimizer_option_holds_although_the_moments_are_the_checkpoints
 ) -> None:
     parent = run_to_fork(BASE, tiny, tmp_path / "step")
     forked = fork(replace(BASE, adam_beta1=0.5, weight_decay=0.25), tiny, tmp_path / "step")
-    for mine, theirs in zip(forked.optimizers.both, parent.optimizers.both, strict=True):
+    for mine, theirs in zip(forked.state.optimizers.both, parent.state.optimizers.both, strict=True):
         assert mine.param_groups[0]["betas"] == (0.5, 0.999) and mine.param_groups[0]["weight_decay"] == 0.25
         for a, b in zip(mine.state.values(), theirs.state.values(), strict=True):
             assert torch.equal(a["exp_avg"], b["exp_avg"]) and torch.equal(a["step"], b["step"])
@@ -224,12 +224,14 @@ def test_another_optimizer_option_holds_although_the_moments_are_the_checkpoints
 def test_rows_that_fitted_into_memory_go_on_unless_other_ones_are_asked_for(tiny: TaskModels, tmp_path: Path) -> None:
     trainer = PPOTrainer(BASE, tiny)
     next(iter(trainer))
-    trainer.generation.rows, trainer.scoring.rows, trainer.training.rows = 3, 2, 1
+    for chunk, fitted in zip(trainer.state.chunks.all, (3, 2, 1), strict=True):
+        chunk.rows = fitted
     trainer.save(tmp_path / "step")
 
     def rows(**changes: Any) -> tuple[int, int, int]:
         forked = fork(replace(BASE, **changes), tiny, tmp_path / "step")
-        return forked.generation.rows, forked.scoring.rows, forked.training.rows
+        generation, scoring, training = (chunk.rows for chunk in forked.state.chunks.all)
+        return generation, scoring, training
 
     assert rows(kl_coef=0.5) == (3, 2, 1)
     assert rows(per_device_train_batch_size=2) == (3, 2, 2)
@@ -260,4 +262,4 @@ def test_a_checkpoint_from_before_a_hyperparameter_was_there_has_its_default(tin
     config["one_that_is_no_more"] = 1
     checkpoint.copy(manifest, lambda name, path: (tmp_path / "new" / name).rename(path) and None, tmp_path / "old")
     resumed = fork(replace(BASE, **ADAPTIVE), tiny, tmp_path / "old")
-    assert resumed.kl_controller.coef == manifest["state"]["kl_controller"]["coef"] != BASE.kl_coef
+    assert resumed.state.kl_controller.coef == manifest["state"]["kl_controller"]["coef"] != BASE.kl_coef

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from ppo_core.models import TaskModels
 from ppo_core.policy import ActorCritic
 from ppo_core.randomness import Key, Purpose
 from ppo_core.testing import check_generator
-from ppo_core.trainer import PPOTrainer
+from ppo_core.trainer import PPOTrainer, collect
 from tests.ppo_core.test_trainer import CONFIG, without_seconds
 
 
@@ -147,3 +148,13 @@ def test_the_trainer_and_its_evaluations_go_through_the_generator_and_tell_it_of
     # An iteration has 4 optimizer steps; evaluations are at the start and after every second iteration.
     assert asked[:4] == [("EVALUATION", 0, 0), ("ROLLOUT", 0, 0), ("ROLLOUT", 1, 4), ("EVALUATION", 0, 8)]
     assert asked[-1] == ("EVALUATION", 0, 24)
+
+
+def test_a_resumed_run_names_the_weights_as_the_run_before_it(tiny: TaskModels, tmp_path: Path) -> None:
+    first, second = PPOTrainer(CONFIG, tiny), PPOTrainer(CONFIG, tiny)
+    for report in first:
+        if report.step == 2:
+            break
+    first.save(tmp_path / "step")
+    second.restore(tmp_path / "step")
+    assert [collect(t.state, tiny, t.generator).weight_version for t in (first, second)] == [8, 8]

@@ -91,7 +91,7 @@ def test_what_a_failed_attempt_has_added_is_dropped(models: TaskModels, of: str)
     list(undisturbed)
     run_out(trainer, "training", rows=3, of=of, spared=1)
     *_, last = trainer
-    assert trainer.training.rows == 2
+    assert trainer.state.chunks.training.rows == 2
     assert_like(trainer, undisturbed, start)
     assert last.metrics["optimizer_steps"] == 8
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_remembers_how_many_rows_fit(
     assert checkpoint.verify(tmp_path / "step")["state"]["chunk_rows"] == {"generation": 2, "scoring": 4, "training": 1}
     second = PPOTrainer(CONFIGS["shared"], models)
     second.restore(tmp_path / "step")
-    assert (second.generation.rows, second.scoring.rows, second.training.rows) == (2, 4, 1)
+    assert [chunk.rows for chunk in second.state.chunks.all] == [2, 4, 1]
     for work, rows in zip(WORKS, (2, 4, 1), strict=True):
         run_out(second, work, rows)
     caplog.clear()

@@ -210,13 +210,13 @@ def run_counted(
                 lambda module, args, name=name: passes.update([name] if torch.is_grad_enabled() else [])
             )
     gradients = []
-    true_step = trainer.optimizers.step
+    true_step = trainer.state.optimizers.step
 
     def step(*, policy_learns: bool = True) -> object:
         gradients.append({name: p.grad.clone() for name, p in trainer.network.trained().items()})
         return true_step(policy_learns=policy_learns)
 
-    trainer.optimizers.step = step  # type: ignore[method-assign, assignment]
+    trainer.state.optimizers.step = step  # type: ignore[method-assign, assignment]
     return list(trainer), passes, gradients
 
 

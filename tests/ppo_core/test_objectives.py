@@ -53,7 +53,8 @@ def test_a_baseline_learns_without_a_critic(tiny: TaskModels, estimator: str) ->
         num_ppo_epochs=4, learning_rate=3e-3, kl_coef=0.02, eval_every_episodes=640,
     )  # fmt: skip
     trainer = PPOTrainer(config, tiny)
-    assert trainer.network.value_head is None and trainer.network.critic is None and trainer.optimizers.value is None
+    assert trainer.network.value_head is None and trainer.network.critic is None
+    assert trainer.state.optimizers.value is None
     baseline, *_, last = trainer
     assert last.metrics["eval/reward"] > baseline.metrics["eval/reward"] + 1
     assert set(last.metrics) == set(METRICS) - CRITIC_METRICS - {"loss/kl_avg"}

@@ -9,11 +9,13 @@ from torch import Tensor
 import ppo_core.experience
 from ppo_core import PPOConfig, checkpoint
 from ppo_core.errors import CheckpointError, ConfigError
+from ppo_core.generation import TransformersGenerator
 from ppo_core.kl import sampled_kl
 from ppo_core.metrics import METRICS
 from ppo_core.models import TaskModels, resolve_device
 from ppo_core.report import StepReport
-from ppo_core.trainer import PPOTrainer
+from ppo_core.run_state import RunState
+from ppo_core.trainer import PPOTrainer, collect, learn, score
 from tests.ppo_core.conftest import tiny_models
 
 CONFIG = PPOConfig(
@@ -73,6 +75,21 @@ def test_ratio_one_and_no_kl_before_the_first_update(tiny: TaskModels) -> None:
     for name, value in [("objective/kl_exact", 0), ("objective/kl", 0), ("val/ratio", 1), ("policy/approxkl_avg", 0)]:
         assert first.metrics[name] == pytest.approx(value, abs=1e-5), name
     assert first.metrics["sampler/mismatch"] < 1e-5
+
+
+@pytest.mark.parametrize("normalize", ["none", "running"])
+def test_the_phases_alone_do_what_the_trainer_does(tiny: TaskModels, normalize: str) -> None:
+    config = replace(CONFIG, normalize_rewards=normalize)
+    state = RunState.begin(config, tiny)
+    generator = TransformersGenerator(state.network, tiny.tokenizer, state.chunks.generation)
+    state.step = 0
+    _, *expected = PPOTrainer(config, tiny)
+    for report in expected:
+        rollouts = collect(state, tiny, generator)
+        experience, metrics = score(state, tiny, rollouts)
+        metrics |= learn(state, experience, metrics["objective/kl_exact"])
+        assert metrics == {name: report.metrics[name] for name in metrics}
+        assert (state.step, state.episode) == (report.step, report.episode)
 
 
 def test_the_sampled_kl_is_computed_once_per_iteration(tiny: TaskModels, monkeypatch: pytest.MonkeyPatch) -> None:

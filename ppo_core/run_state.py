@@ -1,0 +1,206 @@
+"""The state of a run: all that changes over it, and how a checkpoint saves and restores it.
+
+What a step does to it is in `ppo_core.trainer`; what a task's runs share and never change, in `ppo_core.models`.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ppo_core import checkpoint
+from ppo_core.batch_sizes import BatchSizes
+from ppo_core.errors import CheckpointError
+from ppo_core.experience import RewardStatistics
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.kl import KLController
+from ppo_core.memory import ChunkRows
+from ppo_core.models import TaskModels
+from ppo_core.networks import build_network
+from ppo_core.optim import Optimizers
+from ppo_core.policy import ActorCritic
+from ppo_core.world import ONE_PROCESS, World
+
+NETWORK_FILE = "network.safetensors"
+OPTIMIZERS_FILE = "optimizers.pt"
+_BETA = {"kl_coef", "kl_target", "kl_horizon"}
+"""What begins β anew where a run goes on with another value."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How many rows go through a model at once, in each kind of work."""
+
+    generation: ChunkRows
+    scoring: ChunkRows
+    training: ChunkRows
+
+    @classmethod
+    def of(cls, config: PPOConfig, world: World) -> "Chunks":
+        """Return what the config asks for."""
+        forward = config.local_rollout_forward_batch_size
+        training = config.batch_sizes(world.size).per_device_train_batch_size
+        works = {"generation": forward, "scoring": forward, "training": training}
+        return cls(**{work: ChunkRows(work, rows, world) for work, rows in works.items()})
+
+    @property
+    def all(self) -> tuple[ChunkRows, ...]:
+        """Each kind of work's."""
+        return self.generation, self.scoring, self.training
+
+
+@dataclass
+class RunState:
+    """All that changes over a run, and what it depends on beside the task's frozen models."""
+
+    config: PPOConfig
+    task: str
+    """Its name."""
+    network: ActorCritic
+    """The policy, or its adapters, and the critic."""
+    optimizers: Optimizers
+    kl_controller: KLController
+    """β."""
+    reward_statistics: RewardStatistics
+    chunks: Chunks
+    world: World = ONE_PROCESS
+    step: int = -1
+    """PPO iterations learned from; -1 before the untrained policy was evaluated."""
+    optimizer_steps: int = 0
+    """Those that were taken: it names the weights as they are."""
+
+    @classmethod
+    def begin(cls, config: PPOConfig, models: TaskModels, world: World = ONE_PROCESS) -> "RunState":
+        """Return the state before the first step.
+
+        Raises:
+            ConfigError: the networks cannot be built, or the batch cannot be spread over the processes.
+        """
+        network = build_network(config, models.reference, models.reward_model)
+        return cls(
+            config,
+            models.task.name,
+            network,
+            Optimizers(network, config),
+            KLController(config.kl_coef, config.kl_target, config.horizon),
+            RewardStatistics(config.normalize_rewards, world),
+            Chunks.of(config, world),
+            world,
+        )
+
+    @property
+    def sizes(self) -> BatchSizes:
+        """The batch hierarchy over all processes."""
+        return self.config.batch_sizes(self.world.size)
+
+    @property
+    def iterations(self) -> int:
+        """How many the whole run has."""
+        return self.config.num_iterations(self.world.size)
+
+    @property
+    def episode(self) -> int:
+        """Episodes learned from so far."""
+        return self.step * self.sizes.batch_size
+
+    def checkpoint_bytes(self) -> int:
+        """Return about how large a checkpoint is: the trained weights and AdamW's two means of each, in bytes."""
+        return sum(3 * p.numel() * p.element_size() for p in self.network.trained().values())
+
+    def save(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint of everything the next step depends on; `extra` is the driver's own JSON."""
+        state = {
+            "step": self.step,
+            "optimizer_steps": self.optimizer_steps,
+            "kl_controller": self.kl_controller.state_dict(),
+            "reward_statistics": self.reward_statistics.state_dict(),
+            "chunk_rows": {chunk.work: chunk.rows for chunk in self.chunks.all},
+            "config": self.config.to_dict(),
+            "task": self.task,
+            "threads": torch.get_num_threads(),
+        }
+        files = {
+            NETWORK_FILE: lambda path: save_file(_contiguous(self.network.trained()), path),
+            OPTIMIZERS_FILE: lambda path: _save(self.optimizers.state_dict(), path),
+        }
+        checkpoint.write(Path(folder), files, state=state, extra=extra)
+
+    def restore(self, folder: Path) -> None:
+        """Continue from a checkpoint of the same task and network shape, by this run's own config.
+
+        Where that is not the checkpoint's, it holds from the next step on: schedules follow it at the same progress,
+        AdamW keeps its moments, β begins at kl_coef if a value of the KL's control differs, and the scores' statistics
+        begin empty if normalize_rewards does. All else goes on.
+
+        Raises:
+            CheckpointError: it is damaged, of another task or network, or of another value of a hyperparameter that is
+                fixed by a checkpoint.
+        """
+        state = checkpoint.verify(folder)["state"]
+        if state["task"] != self.task:
+            raise CheckpointError(f'{folder} is of task "{state["task"]}", not "{self.task}"')
+        try:
+            device = self.network.policy.device
+            _load_weights(self.network.trained(), load_file(folder / NETWORK_FILE, device=str(device)))
+            self.optimizers.load_state_dict(
+                torch.load(folder / OPTIMIZERS_FILE, map_location=device, weights_only=True)
+            )
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise CheckpointError(f"{folder} does not fit this run's networks: {reason}") from error
+        before = PPOConfig(**{name: value for name, value in state["config"].items() if name in HYPERPARAMETERS})
+        changed = _changed(before, self.config, folder)
+        self.step = state["step"]
+        self.optimizer_steps = state["optimizer_steps"]
+        if not changed & _BETA:
+            self.kl_controller.load_state_dict(state["kl_controller"])
+        if "normalize_rewards" not in changed:
+            self.reward_statistics.load_state_dict(state["reward_statistics"])
+        for chunk, asked_before in zip(self.chunks.all, Chunks.of(before, self.world).all, strict=True):
+            if chunk.rows == asked_before.rows:  # else what fits into memory is to be found again
+                chunk.rows = state["chunk_rows"][chunk.work]
+
+
+def _changed(before: PPOConfig, now: PPOConfig, folder: Path) -> set[str]:
+    """Return the hyperparameters that differ from those of the checkpoint in `folder`.
+
+    Raises:
+        CheckpointError: one of them is fixed by a checkpoint.
+    """
+    changed = {name for name in HYPERPARAMETERS if getattr(before, name) != getattr(now, name)}
+    for name in sorted(changed):
+        why = HYPERPARAMETERS[name].fixed_by_checkpoint
+        if why:
+            was, is_now = getattr(before, name), getattr(now, name)
+            raise CheckpointError(f"{folder} is of {name} = {was!r} and cannot go on with {is_now!r}: {why}")
+    return changed
+
+
+def _save(state: object, path: Path) -> None:
+    with path.open("wb") as file:  # given a path, torch keeps to itself what the system says of a write that fails
+        torch.save(state, file)
+
+
+def _contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: weight.detach().contiguous() for name, weight in weights.items()}
+
+
+def _load_weights(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy saved weights over a network's own.
+
+    Raises:
+        ValueError: the names or a shape differ.
+    """
+    if mine.keys() != saved.keys():
+        raise ValueError(f"it holds other weights, such as {min(mine.keys() ^ saved.keys())}")
+    for name, weight in mine.items():
+        if weight.shape != saved[name].shape:
+            raise ValueError(f"{name} has shape {tuple(saved[name].shape)}, not {tuple(weight.shape)}")
+    with torch.no_grad():
+        for name, weight in mine.items():
+            weight.copy_(saved[name])
