@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, and_, create_engine, event, inspect, select, text, update
+from sqlalchemy import URL, Connection, Engine, and_, bindparam, create_engine, event, inspect, select, text, update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
@@ -320,14 +320,17 @@ class Database:
             return result
 
 
+# Every step of a trial executes it, and to build a statement takes longer than to execute it.
+_RENEW = (
+    update(schema.studies)
+    .where(and_(schema.studies.c.id == bindparam("study"), schema.studies.c.lease_token == bindparam("held")))
+    .values(lease_renewed_at=bindparam("at"))
+)
+
+
 def renew(connection: Connection, lease: Lease) -> None:
     """Show a sign of life, or raise StudyError where the lease was lost."""
-    table = schema.studies
-    held = connection.execute(
-        update(table)
-        .where(and_(table.c.id == lease.study_id, table.c.lease_token == lease.token))
-        .values(lease_renewed_at=now(connection))
-    )
+    held = connection.execute(_RENEW, {"study": lease.study_id, "held": lease.token, "at": now(connection)})
     if held.rowcount != 1:
         raise StudyError("this controller lost the study's lease to another one, and stops")
 

@@ -6,7 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, func, insert, literal, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from ppo_core.declare import HyperValue
 from ppo_core.errors import StudyError
@@ -159,6 +172,17 @@ class NewTrial:
         return int(seed) if isinstance(seed, int) else None
 
 
+# Every step of a trial executes these, and to build a statement takes longer than to execute it.
+_ONE_STEP = and_(schema.steps.c.trial_id == bindparam("trial"), schema.steps.c.step == bindparam("of_step"))
+_FIND_STEP = select(schema.steps.c.step, schema.steps.c.eval_reward, schema.steps.c.extra).where(_ONE_STEP)
+_COUNT_STEP = (
+    update(schema.trials)
+    .where(schema.trials.c.id == bindparam("trial"))
+    .values(episodes=bindparam("reached"), seconds=schema.trials.c.seconds + bindparam("more"))
+    .returning(schema.trials.c.wanted)
+)
+
+
 class Trials(Database):
     """The store's trials."""
 
@@ -231,28 +255,28 @@ class Trials(Database):
         `seconds` is what the trial cost since the last report. A step that is there already stays as it is, but for an
         evaluation that it has by now. `verdict` is what a rule said of the step; a rule's first word is kept.
         """
-        steps, trials = schema.steps, schema.trials
-        one = and_(steps.c.trial_id == trial_id, steps.c.step == report.step)
         key = {"trial_id": trial_id, "step": report.step}
 
         def add(connection: Connection) -> Wanted | None:
-            mine = trials.c.id == trial_id
             if verdict is not None:
                 insert_verdict(connection, trial_id, verdict)
-            found = connection.execute(select(steps.c.step, steps.c.eval_reward, steps.c.extra).where(one)).first()
+            found = connection.execute(_FIND_STEP, {"trial": trial_id, "of_step": report.step}).first()
             if found is None:
-                connection.execute(insert(steps).values(trial_id=trial_id, **step_values(report)))
+                connection.execute(insert(schema.steps), {"trial_id": trial_id, **step_values(report)})
             elif report.is_evaluation and not _is_evaluated(found):
-                connection.execute(update(steps).where(one).values(**step_values(report)))
+                connection.execute(
+                    update(schema.steps).where(_ONE_STEP).values(**step_values(report)),
+                    {"trial": trial_id, "of_step": report.step},
+                )
             else:
-                wanted = connection.scalar(select(trials.c.wanted).where(mine))
+                wanted = connection.scalar(select(schema.trials.c.wanted).where(schema.trials.c.id == trial_id))
                 return None if wanted is None else Wanted(wanted)
             if report.samples:
                 connection.execute(insert(schema.samples), [key | to_row(sample) for sample in report.samples])
             if report.readings is not None:
                 connection.execute(insert(schema.readings).values(**key, **reading_columns(report.readings)))
-            values = {"episodes": report.episode, "seconds": trials.c.seconds + seconds}
-            wanted = connection.scalar(update(trials).where(mine).values(**values).returning(trials.c.wanted))
+            values = {"trial": trial_id, "reached": report.episode, "more": seconds}
+            wanted = connection.scalar(_COUNT_STEP, values)
             return None if wanted is None else Wanted(wanted)
 
         return self._write(lease, add)
