@@ -201,7 +201,8 @@ def _each_alone(model: PreTrainedModel, sequences: Sequences) -> Tensor:
 def _alone(model: PreTrainedModel, sequences: Sequences, row: int) -> Tensor:
     """Return the logits before each response token of one row, [T, V], by a plain pass without padding or cache."""
     used = sequences.attention_mask[row].bool()
-    logits = model(input_ids=sequences.ids[row : row + 1, used], use_cache=False).logits[0].float()
+    ids = sequences.ids[row : row + 1, used]
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0].float()
     length = int(sequences.response_mask[row].sum())
     return torch.nn.functional.pad(logits[-length - 1 : -1], (0, 0, 0, sequences.response_width - length))
 

@@ -3,9 +3,10 @@
 from random import Random
 
 import pytest
+import torch
 
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.models import TaskModels, load_task
+from ppo_core.models import TaskModels, load_policy, load_task
 from ppo_core.task import Prompt
 from ppo_core.tasks.arithmetic import TASK, prompts, pupils_answer
 from ppo_core.tasks.arithmetic.build import make_tokenizer
@@ -50,6 +51,14 @@ def test_text_survives_the_tokenizer_and_each_character_is_a_token() -> None:
     ids = tokenizer("99+81=180")["input_ids"]
     assert len(ids) == 9 and tokenizer.decode(ids) == "99+81=180"
     assert tokenizer.unk_token_id not in ids
+
+
+def test_loading_gives_no_advice_on_attention_masks(monkeypatch: pytest.MonkeyPatch, models: TaskModels) -> None:
+    """A probe of the policy's decoding may end in the id that pads."""
+    advice: list[str] = []
+    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", lambda text, *_: advice.append(text))
+    load_policy(TASK.prepare(None).policy, torch.device("cpu"), bf16=False, of="a test")
+    assert advice == []
 
 
 def test_ppo_lifts_the_exact_match_rate_within_the_kl_budget(models: TaskModels) -> None:
