@@ -150,7 +150,7 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> Plan:
     return Plan(settings, parts, first, device, output, values, flags, trl, threads, budget, command)
 
 
-def settle(plan: Plan, progress: Progress) -> Run:
+def resolve(plan: Plan, progress: Progress) -> Run:
     """Return the run of `plan`, whose folder is there; a task given by its parts is written into it.
 
     Raises:

@@ -90,7 +90,7 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
                 for line in plan.told:
                     out.print(output.plain(line), soft_wrap=True)
                 with new_run.in_words_of_flags(plan):
-                    run = new_run.settle(plan, progress)
+                    run = new_run.resolve(plan, progress)
                     return _Session(run, out, stop, program, progress).report(args.json)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, PPOTunerError) or not _is_out_of_memory(error):
