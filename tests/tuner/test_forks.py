@@ -211,7 +211,7 @@ def run(folder: Path, config: dict[str, Any], resume_from: Path | None = None, s
 
     def ask(stepped: Stepped) -> Answer:
         reports.append(stepped.report)
-        return Answer.SAVE if stepped.report.step == stop_at else Answer.GO_ON
+        return Answer.LEAVE if stepped.report.step == stop_at else Answer.GO_ON
 
     ended = run_trial(spec, ask)
     assert (ended == Ended()) == (stop_at is None)

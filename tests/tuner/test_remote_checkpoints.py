@@ -253,7 +253,7 @@ def test_a_trial_goes_on_in_another_process_and_folder(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/elsewhere"
     first = (
         "import sys; from pathlib import Path; from tests.tuner import test_remote_checkpoints as t; from tuner.protocol import Left\n"
-        "leave = lambda stepped: t.Answer.SAVE if stepped.report.step == 5 else t.Answer.GO_ON\n"
+        "leave = lambda stepped: t.Answer.LEAVE if stepped.report.step == 5 else t.Answer.GO_ON\n"
         "assert t.run_trial(t.spec(Path(sys.argv[1]), sys.argv[2]), leave) == Left()\n"
     )
     arguments = [sys.executable, "-c", first, str(tmp_path / "a"), url]
