@@ -12,7 +12,7 @@ from tuner.orders import KINDS, SETTINGS
 from tuner.results import StudyView
 from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
 from tuner.spec import StudySpec
-from tuner.status import Status
+from tuner.status import Role, Status
 from tuner.store import Store, StudyRow, TrialRow
 
 MOST_WORKERS = 1000
@@ -177,7 +177,7 @@ def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], ep
 
     A trial without checkpoints here may have some elsewhere, or soon: then the controller decides.
     """
-    if not parent.attempts:
+    if not parent.attempts and parent.role is not Role.FORK:  # which begins with a copy of a checkpoint
         raise ConfigError(f"trial {parent.number} has not started yet; a fork begins at a checkpoint")
     folder = upkeep.own_folder(view.row)
     if folder is not None and checkpoint.complete(folder / str(parent.number)):

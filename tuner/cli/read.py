@@ -85,7 +85,9 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
             out.print(evidence)
     for verdict in store.verdicts([trial.id]).get(trial.id, ()):
         if not verdict.is_enforced:
-            out.print(f"Audited, and not ended at step {verdict.step}: {output.plain(verdict.reason.message)}")
+            rule, message = output.plain(verdict.reason.rule), output.plain(verdict.reason.message)
+            when = f"would have ended this trial at step {verdict.step}"
+            out.print(f"Rule {rule} {when}; it is audited, so it ran on: {message}")
     rows = store.steps([trial.id], render.CURVE_METRICS)
     if rows:
         out.print(render.curve_table(rows))
