@@ -98,7 +98,7 @@ def test_two_browsers_see_one_study_and_only_the_one_with_the_token_steers_it(
         first.open(f"{address}&token={hostile.token}")
         first.page.get_by_role("button", name="Pause", exact=True).first.click()
         first.sees('Pause study "reviews": running trials save and wait, and no other begins.')
-        first.button("RemoteCheckpoints the order")
+        first.button("Place the order")
         first.sees("Order 2 is placed")
         expect(second.page.get_by_role("button", name="Pause", exact=True).first).to_be_disabled()
         second.sees("enter the token of this server")
@@ -179,7 +179,7 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
         visit.sees("Trial 0 is running")
         visit.page.get_by_role("button", name="Stop", exact=True).click()
         visit.sees('Stop trial 0 of study "quick": it ends where it is, for good.')
-        visit.button("RemoteCheckpoints the order")
+        visit.button("Place the order")
         visit.sees("is placed")
         with closing(Store.open(storage)) as store:
             study = store.study("quick")
@@ -195,7 +195,7 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
             expect(visit.page.get_by_role("textbox", name="Total episodes")).to_have_value("320")
             visit.button("Fork")
             visit.sees('Fork trial 1 of study "quick"')
-            visit.button("RemoteCheckpoints the order")
+            visit.button("Place the order")
             visit.sees("is placed")
 
             visit.page.get_by_role("radio", name="Steer").click()

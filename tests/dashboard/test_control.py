@@ -119,7 +119,7 @@ def test_the_checkpoints_to_fork_at_are_those_in_the_trials_folder(folder: Path,
     app.text_input(key="fork 0 label").set_value(HOSTILE)
     press(app, "Fork")
     assert 'Fork trial 0 of study "reviews"' in texts(app) and "kl_coef = 0.2" in texts(app)
-    press(app, "RemoteCheckpoints the order")
+    press(app, "Place the order")
     [order] = orders(store)
     assert (order.kind, order.trial) == ("fork", 0)
     assert order.arguments["values"] == {"kl_coef": "0.2"} and order.arguments["episode"] == 512
@@ -139,7 +139,7 @@ def test_a_fork_at_the_last_episode_is_offered_with_more_of_them(folder: Path, s
     app = page(part="New trial", way="Fork at a checkpoint", **{"from": "0"})
     assert "at the trial's last episode, 1,920" in "".join(text.value for text in app.markdown)
     press(app, "Fork")
-    press(app, "RemoteCheckpoints the order")
+    press(app, "Place the order")
     assert [order.arguments for order in orders(store)] == [{"values": {"total_episodes": "3840"}}]
     app.selectbox(key="at 0").set_value(1024)
     run(app)
@@ -152,7 +152,7 @@ def test_a_fork_at_the_last_episode_is_offered_with_more_of_them(folder: Path, s
 
 def test_an_order_to_a_study_that_runs_does_not_say_that_nothing_runs_it(store: Store) -> None:
     store.acquire(STUDY)
-    app = press(press(page(part="Steer"), "study pause"), "RemoteCheckpoints the order")
+    app = press(press(page(part="Steer"), "study pause"), "Place the order")
     assert "Order 1 is placed: Pause study" in texts(app) and "nothing runs" not in texts(app)
 
 
@@ -281,9 +281,9 @@ def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(stor
     assert 'Prune trial 2 of study "reviews": it ends where it is, for good' in texts(app)
     assert orders(store) == []
     press(app, "Cancel")
-    assert orders(store) == [] and "RemoteCheckpoints the order" not in [button.label for button in app.button]
+    assert orders(store) == [] and "Place the order" not in [button.label for button in app.button]
     press(app, "trial prune")
-    press(app, "RemoteCheckpoints the order")
+    press(app, "Place the order")
     [order] = orders(store)
     assert (order.kind, order.trial, order.arguments) == ("prune", 2, {})
     waits = "nothing runs the study; it is read by: ppo-tuner run reviews --storage sqlite:"
@@ -311,14 +311,14 @@ def test_what_would_be_refused_is_told_on_the_page(store: Store) -> None:
     app.text_input(key="set kl_budget").set_value("nine")
     press(app, "Change")
     assert "kl_budget = 'nine' is not allowed" in texts(app)
-    assert "RemoteCheckpoints the order" not in [button.label for button in app.button]
+    assert "Place the order" not in [button.label for button in app.button]
 
 
 def test_settings_are_changed_by_an_order(store: Store) -> None:
     app = page(part="Steer")
     app.text_input(key="set trials").set_value("20")
     app.text_input(key="set kl_budget").set_value("9")
-    press(press(app, "Change"), "RemoteCheckpoints the order")
+    press(press(app, "Change"), "Place the order")
     assert orders(store)[0].arguments == {"changes": {"trials": 20, "kl_budget": 9.0}}
 
 
@@ -334,7 +334,7 @@ def test_a_copy_has_the_trials_values_and_the_changed_ones(store: Store) -> None
     press(app, "Enqueue")
     assert "learning_rate = 0.5 is not allowed: 1e-05 to 0.003 in this study" in texts(app)
     app.text_input(key="copy 2 learning_rate").set_value("5e-4")
-    press(press(app, "Enqueue"), "RemoteCheckpoints the order")
+    press(press(app, "Enqueue"), "Place the order")
     values = orders(store)[0].arguments["values"]
     assert values["learning_rate"] == "5e-4" and values["kl_target"] == "5.2" and "kl_coef" not in values
 
@@ -344,14 +344,14 @@ def test_without_the_token_the_page_asks_for_it_and_places_nothing(store: Store,
     app = page(token, part="Steer")
     assert all(button.disabled for button in app.button if button.label != "Use this token")
     press(app, "study pause")
-    assert "RemoteCheckpoints the order" not in [button.label for button in app.button]
+    assert "Place the order" not in [button.label for button in app.button]
     app.text_input[0].set_value("a guess")
     press(app, "Use this token")
     assert "That is not this server's token." in texts(app)
     app.text_input[0].set_value(TOKEN)
     press(app, "Use this token")
     press(app, "study pause")
-    press(app, "RemoteCheckpoints the order")
+    press(app, "Place the order")
     assert [order.kind for order in orders(store)] == ["pause"]
 
 
@@ -365,7 +365,7 @@ def test_a_confirmation_is_refused_in_the_action_itself(
         monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
     else:
         monkeypatch.setattr(access, "_token", "that of a later server")
-    press(app, "RemoteCheckpoints the order")
+    press(app, "Place the order")
     assert orders(store) == [] and why in texts(app)
 
 

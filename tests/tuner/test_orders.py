@@ -40,7 +40,7 @@ def place(store: Store, kind: str, trial: int | None = None, **arguments: Any) -
 
 
 def placed(folder: Path, kind: str, trial: int | None = None, **arguments: Any) -> Order:
-    """RemoteCheckpoints an order while nothing runs the study."""
+    """Place an order while nothing runs the study."""
     store = Store.open(storage(folder))
     try:
         return place(store, kind, trial, **arguments)
