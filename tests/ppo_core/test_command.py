@@ -179,7 +179,7 @@ def test_a_yaml_of_trls_trains(run: Command, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_as_if_nothing_had_been(folder: Path) -> None:
+def test_a_killed_run_goes_on_as_if_nothing_had_been(run: Command, folder: Path) -> None:
     flags = (*PARTS, *SMALL, "--save_every_episodes", "16", "--report_to", "tensorboard")
     whole = process(folder, *flags, "--output", "whole")  # not here, where an earlier test may have set other threads
     assert whole.returncode == 0, whole.stderr
