@@ -3,8 +3,7 @@
 What is of the whole batch (means and deviations to whiten by, statistics of scores, metrics, the tokens that a loss is
 divided by) goes through a world, so that it does not depend on how the batch is spread. All methods are collective:
 every process calls the same ones in the same order, else the others wait. Tensors may lie on any device, and results
-lie where they do. `ppo_core.testing.check_world` tells
-whether an implementation does what is written here.
+lie where they do. `ppo_core.testing.check_world` tells whether an implementation does what is written here.
 """
 
 from dataclasses import dataclass

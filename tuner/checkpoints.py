@@ -432,16 +432,20 @@ class TrialFiles:
         finally:
             shutil.rmtree(point.files.parent, ignore_errors=True)
 
-    def keep_within_quota(self, running: Collection[int], promotable: Sequence[int], *, now: bool = False) -> None:
+    def keep_within_quota(
+        self, running: Collection[int], ranked: Callable[[], Sequence[int]], *, now: bool = False
+    ) -> None:
         """Drop what the quota costs, and tell of it; every so often, or `now`.
 
-        Where that is not enough, the last of `promotable` (the best first) is to be pruned: see `take_without_room`.
+        `ranked` returns the trials that the strategy paused and may promote, the best first; it is asked where the
+        quota is measured. Where dropping is not enough, the last of them is to be pruned: see `take_without_room`.
         """
         limit, study = self._policy.max_disk, self._study
         is_due = not self._is_measuring and time.monotonic() - self._measured_at >= QUOTA_SECONDS
         if limit is None or not (now or is_due):
             return
         rows, numbers, kl_budget = list(study.board.rows), frozenset(running), study.spec.kl_budget
+        promotable = ranked()
 
         def then(outcome: Future[tuple[list[Dropped], int]]) -> None:
             self._is_measuring, self._measured_at = False, time.monotonic()

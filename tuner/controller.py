@@ -18,7 +18,6 @@ from ppo_core.run.command_line import StopRequest
 from tuner import retry, study_folder, trial_log
 from tuner.checkpoints import NO_ROOM, TrialFiles
 from tuner.engine.base import Engine
-from tuner.engine.trial import whole_episodes
 from tuner.events import (
     ONLY_PAUSED,
     ORDERED,
@@ -132,7 +131,7 @@ class TrialLoop:
                 self._answer_without_room()
                 if time.monotonic() - self._looked_at >= LOOK_SECONDS:
                     self._obey()
-                self._files.keep_within_quota(self._taken(), self._promotable())
+                self._files.keep_within_quota(self._taken(), self._promotable)
                 self._give_up_for_room()
         self._finish_files()
         if self._verdict is not None:
@@ -150,7 +149,7 @@ class TrialLoop:
 
     def _finish_files(self) -> None:
         """Wait until no file work is left; the last of it enforces the quota."""
-        self._files.keep_within_quota((), self._promotable(), now=True)
+        self._files.keep_within_quota((), self._promotable, now=True)
         while self._files.work.is_busy or self._give_up_for_room():
             list(self._engine.events(ORDER_SECONDS))  # no worker is busy; it ends when a piece of work is done
             self._files.work.collect()
@@ -297,7 +296,7 @@ class TrialLoop:
                 reason = Reason(NO_ROOM, "paused, and the lowest ranked when the disk quota was full")
                 self._conclude(row, judged(study.store, row, study.spec.kl_budget, Status.PRUNED, reason))
         if numbers:
-            self._files.keep_within_quota(self._taken(), self._promotable(), now=True)
+            self._files.keep_within_quota(self._taken(), self._promotable, now=True)
         return bool(numbers)
 
     def _note_paused_trials(self) -> None:
@@ -354,7 +353,7 @@ class TrialLoop:
             self._emit(StudyWarned(text))
         row = study.store.begin_attempt(study.lease, row, step)
         study.board.put(row)
-        self._running[row.number] = _Running(row, whole_episodes(PPOConfig.from_dict(row.config)))
+        self._running[row.number] = _Running(row, PPOConfig.from_dict(row.config).whole_episodes())
         self._engine.start(
             TrialSpec(
                 study=study.spec.name,

@@ -78,7 +78,7 @@ TASK = Task(
 
 
 class CountingTrainer:
-    """Reports its step as its score, for STEPS steps. Its KL is 0 unless `learning_rate` says how fast it grows."""
+    """Reports its step as its score, for STEPS steps; `vf_coef` says whether it misbehaves."""
 
     def __init__(self, config: PPOConfig, resume_from: Path | None) -> None:
         self._config = config
@@ -189,6 +189,15 @@ class _Driver:
                 jobs -= isinstance(message, Prepared | Ended | Left | Failed | Lost)
         return said
 
+    def until_a_step(self) -> Stepped:
+        """Wait until a trial reports a step, and do not answer it."""
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while time.monotonic() < deadline:
+            for _, message in self.engine.events(1.0):
+                if isinstance(message, Stepped):
+                    return message
+        raise AssertionError("a trial reports nothing")
+
 
 def _steps(said: Sequence[Message]) -> list[int]:
     return [message.report.step for message in said if isinstance(message, Stepped)]
@@ -217,11 +226,7 @@ def _waits_for_answers(driver: _Driver) -> None:
     said = driver.hear(answers={2: Answer.STOP})[0]
     assert _steps(said) == [0, 1, 2] and said[-1] == Ended(), "a trial that is told to stop ends at that step"
     driver.start(1)
-    first: list[Message] = []
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while not any(isinstance(message, Stepped) for message in first):
-        assert time.monotonic() < deadline, "a trial reports nothing"
-        first += [message for _, message in driver.engine.events(1.0)]
+    driver.until_a_step()
     more = [message for _ in range(3) for _, message in driver.engine.events(0.05)]
     assert not any(isinstance(message, Stepped) for message in more), "a trial goes on before it is answered"
 
@@ -285,13 +290,9 @@ def _ends_all_when_closed(make_engine: MakeEngine, folder: Path) -> None:
     folder.mkdir(parents=True)
     with ExitStack() as stack:
         engine = stack.enter_context(make_engine(EngineNeeds(1, (), WorkerSettings())))
-        _Driver(engine, folder).start()
-        found: list[Message] = []
-        deadline = time.monotonic() + _WAIT_SECONDS
-        while not any(isinstance(message, Stepped) for message in found):
-            assert time.monotonic() < deadline, "a trial reports nothing"
-            found += [message for _, message in engine.events(1.0)]
-    pid = next(int(message.report.metrics["pid"]) for message in found if isinstance(message, Stepped))
+        driver = _Driver(engine, folder)
+        driver.start()
+        pid = int(driver.until_a_step().report.metrics["pid"])
     deadline = time.monotonic() + _WAIT_SECONDS
     while pid != os.getpid() and _is_running(pid):
         assert time.monotonic() < deadline, f"process {pid} outlives its engine"

@@ -31,7 +31,6 @@ from tests.chaos.killing import (
 )
 from tests.tuner.quick_study import NAME, STORAGE_VARIABLE, curves, quick_spec, rows, run, storage
 from tests.tuner.quick_trainer import QuickTrainer
-from tuner.engine.trial import whole_episodes
 from tuner.guard import GuardState, observe
 from tuner.spec import StudySpec
 from tuner.status import Origin, Status
@@ -89,7 +88,7 @@ def undisturbed(config: dict[str, Any], spec: StudySpec) -> list[tuple[Any, ...]
     trainer = QuickTrainer(PPOConfig.from_dict(config), None)
     state, steps = GuardState(), []
     for report in trainer:
-        state, reason = observe(spec.guard, state, report, whole_episodes(trainer.config))
+        state, reason = observe(spec.guard, state, report, trainer.config.whole_episodes())
         if reason is not None and not report.is_evaluation:
             report = trainer.evaluated(report)
         steps.append((report.step, report.episode, *(report.metrics.get(name) for name in METRICS)))

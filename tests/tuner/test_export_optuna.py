@@ -276,7 +276,7 @@ def test_a_study_that_is_there_is_refused_or_replaced(store: Store, output: str)
 def change_budget(store: Store) -> None:
     lease = store.acquire("made")
     spec = store.study("made").spec
-    store.update_spec(lease, {**spec, "kl": {"budget": 9.5, "limit": 15.0}})
+    store.update_study(lease, spec={**spec, "kl": {"budget": 9.5, "limit": 15.0}})
     store.release(lease)
 
 

@@ -39,7 +39,7 @@ def test_more_trials_than_are_asked_for_now_are_all_counted(ppo_tuner: Invoke, m
     assert "7 of 8 trials ended" in ppo_tuner("show", made)[1]
     lease = store.acquire(made)
     spec = StudySpec.from_dict(store.study(made).spec, "made")
-    store.update_spec(lease, replace(spec, trials=2).to_dict())
+    store.update_study(lease, spec=replace(spec, trials=2).to_dict())
     assert "7 trials ended, 2 asked for" in ppo_tuner("show", made)[1]
     assert "7 (2 asked)" in ppo_tuner("list")[1]
     (study,) = json.loads(ppo_tuner("list", "--json")[1])

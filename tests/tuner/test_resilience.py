@@ -69,7 +69,7 @@ def write_everything(store: Store) -> None:
         store.create_study(name, {"trials": 3})
     store.delete_study(store.acquire("b"))
     lease = with_a_trial(store)
-    store.update_spec(lease, {"trials": 4})
+    store.update_study(lease, spec={"trials": 4})
     store.begin_attempt(lease, store.trial(store.study("a"), 0), None)
     for step in range(3):
         add_step(store, lease, step)

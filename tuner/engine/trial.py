@@ -34,7 +34,7 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
     """
     clock = _Clock()
     config = PPOConfig.from_dict(spec.config)
-    total_episodes = whole_episodes(config)
+    total_episodes = config.whole_episodes()
     trainer = _make_trainer(spec, config)
     keeper = _with_room(lambda: _make_keeper(spec, trainer, enter), ask)
     if keeper is None:
@@ -85,11 +85,6 @@ def _with_room(work: Callable[[], T], ask: Ask) -> T | None:
         except NoRoomError as error:
             if ask(NoRoom(str(error))) is Answer.STOP:
                 return None
-
-
-def whole_episodes(config: PPOConfig) -> int:
-    """Return how many episodes a trial has, in whole rollout batches."""
-    return config.whole_episodes()
 
 
 def with_plain_floats(report: StepReport) -> StepReport:

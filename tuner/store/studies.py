@@ -50,10 +50,6 @@ class Studies(Database):
             self._unless_there(create)
         return self.study(name)
 
-    def update_spec(self, lease: Lease, spec: Mapping[str, Any]) -> None:
-        """Replace the study's spec."""
-        self.update_study(lease, spec=dict(spec))
-
     def update_study(self, lease: Lease, **values: Any) -> None:
         """Replace columns of the study."""
         query = update(schema.studies).where(schema.studies.c.id == lease.study_id).values(**values)
