@@ -177,7 +177,7 @@ class Snapshot:
     @property
     def total(self) -> int:
         """Trials that the study is to have; more where it once was to have more."""
-        return max(self.view.spec.trials, len(self.view.trials))
+        return max(self.view.spec.trials or 0, len(self.view.trials))
 
     @property
     def ended(self) -> int:

@@ -18,7 +18,7 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.best import ELIGIBLE
+from tuner.best import ENDED_WHOLE
 from tuner.scoring import Told, frozen
 from tuner.search.sampler import STUDY_NAME, InMemoryTrials
 from tuner.space import for_sampler
@@ -60,7 +60,7 @@ def usable(trials: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
     return [
         row
         for row in trials
-        if row.status in ELIGIBLE
+        if row.status in ENDED_WHOLE
         and row.teaches
         and _is_number(row.value)
         and _is_number(row.kl)

@@ -153,7 +153,7 @@ class Launcher:
         return next((launched for launched in self._launched if launched.key == key), None)
 
     def _require_room(self, spec: StudySpec, storage: str, workers: int) -> None:
-        if spec.trials > MOST_TRIALS:
+        if spec.trials is not None and spec.trials > MOST_TRIALS:
             raise ConfigError(f"trials = {spec.trials} is not allowed from here: at most {MOST_TRIALS}")
         if not 1 <= workers <= MOST_WORKERS:
             raise ConfigError(f"workers = {workers} is not allowed from here: 1 to {MOST_WORKERS}")

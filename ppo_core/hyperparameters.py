@@ -62,7 +62,7 @@ class PPOConfig:
         heading="Length, evaluation and seed", source=TRL, unit="episodes", valid=COUNT)
     eval_every_episodes: int | None = hyper(None, "Evaluate every",
         "Episodes between evaluations on held-out prompts (also before the first and after the last update). Unset: "
-        "a quarter of total_episodes.",
+        "a tenth of total_episodes.",
         source="PPO Tuner", unit="episodes", valid=COUNT)
     seed: int = hyper(0, "Seed",
         "Decides every random draw of the run, whatever the chunking or the number of processes.",
@@ -345,7 +345,7 @@ class PPOConfig:
     @property
     def eval_interval(self) -> int:
         """Episodes between evaluations, with the default filled in."""
-        return self.eval_every_episodes or max(1, self.total_episodes // 4)
+        return self.eval_every_episodes or max(1, self.total_episodes // 10)
 
     @property
     def horizon(self) -> int:

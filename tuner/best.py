@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tuner.guard import RULES
 from tuner.status import Status
 
 if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries
+    from tuner.spec import Objective
     from tuner.store import TrialRow
 
-ELIGIBLE = (Status.COMPLETED, Status.STOPPED)
-RULE = (
-    "The best trial has the highest value (mean eval reward of its last two evaluations) among the trials that "
-    "completed or were stopped by a person and whose eval KL, over the same evaluations, is within the budget. "
-    "Pruned, failed and running trials are never the best."
-)
-"""Which trial is the best, in words."""
+RULE: Mapping[Objective, str] = {
+    "best": (
+        "The best trial has the checkpoint with the highest eval reward among all whose eval KL plus one standard "
+        "error is within the budget. How the trial ended does not matter, unless it failed or broke: a later "
+        "checkpoint may be over the budget."
+    ),
+    "end": (
+        "The best trial has the highest value (mean eval reward of its last two evaluations) among the trials that "
+        "completed or were stopped by a person and whose eval KL, over the same evaluations, is within the budget. "
+        "Pruned, failed and running trials are never the best."
+    ),
+}
+"""Which trial is the best, in words, by the study's objective."""
+
+ENDED_WHOLE = (Status.COMPLETED, Status.STOPPED)
+"""The statuses of trials that no rule cut short."""
 
 
-def best_trial(trials: Sequence[TrialRow], kl_budget: float) -> TrialRow | None:
+def best_trial(trials: Sequence[TrialRow], kl_budget: float, objective: Objective) -> TrialRow | None:
     """Return the best trial under a KL budget in nats per response, or None where none is within it.
 
-    The rule is `RULE`. Of equal values the lower KL wins, then the lower number.
+    The rule is `RULE`. `trials` are as they are worth under that budget. Under `best` the untrained policy is no
+    answer. Of equal values the lower KL wins, then the lower number.
     """
     ranked = [
         (-trial.value, trial.kl, trial.number, trial)
         for trial in trials
-        if trial.status in ELIGIBLE
+        if is_eligible(trial, objective)
         and trial.value is not None
         and math.isfinite(trial.value)
         and trial.kl is not None
@@ -37,11 +49,20 @@ def best_trial(trials: Sequence[TrialRow], kl_budget: float) -> TrialRow | None:
     return min(ranked)[-1] if ranked else None
 
 
-def closest_trial(trials: Sequence[TrialRow]) -> TrialRow | None:
+def is_eligible(trial: TrialRow, objective: Objective) -> bool:
+    """Return whether a trial may be the best, whatever its value and KL."""
+    if objective == "end":
+        return trial.status in ENDED_WHOLE
+    rule = RULES.get(trial.reason.rule) if trial.reason is not None else None
+    is_broken = rule is not None and rule.blame == "broken"
+    return trial.status is not Status.FAILED and bool(trial.value_step) and not is_broken
+
+
+def closest_trial(trials: Sequence[TrialRow], objective: Objective) -> TrialRow | None:
     """Return the eligible trial with the lowest eval KL, where no trial is within a budget, or None."""
     ranked = [
         (trial.kl, trial.number, trial)
         for trial in trials
-        if trial.status in ELIGIBLE and trial.kl is not None and math.isfinite(trial.kl)
+        if is_eligible(trial, objective) and trial.kl is not None and math.isfinite(trial.kl)
     ]
     return min(ranked)[-1] if ranked else None

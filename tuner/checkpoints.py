@@ -24,6 +24,7 @@ from tuner import forks, remote_checkpoints, study_folder
 from tuner.best import best_trial
 from tuner.held_study import OpenStudy
 from tuner.remote_checkpoints import RemoteCheckpoints, TrialCheckpoints
+from tuner.spec import Objective, StudySpec
 from tuner.status import Status
 from tuner.store import StudyRow, TrialRow
 
@@ -97,6 +98,7 @@ def enforce(
     limit: int,
     *,
     kl_budget: float,
+    objective: Objective = "best",
     promotable: Collection[int] = (),
     is_kept_elsewhere: Callable[[Path], bool] = lambda _: False,
 ) -> list[Dropped]:
@@ -110,6 +112,7 @@ def enforce(
         running: Numbers of the trials that a worker runs now.
         limit: In bytes.
         kl_budget: Highest eval KL of a trial's best checkpoint and of the best trial, in nats per response.
+        objective: Of the study, which decides what the best trial is.
         promotable: Numbers of the trials that the strategy paused and may promote.
         is_kept_elsewhere: Tells of a paused trial's checkpoint whether it can be brought back from another place.
     """
@@ -117,8 +120,8 @@ def enforce(
     dropped: list[Dropped] = []
     if excess <= 0:
         return dropped
-    kept = (*running, *promotable)
-    for number, path, why in _expendable(folder, trials, running, kept, kl_budget, is_kept_elsewhere):
+    kept, winner = (*running, *promotable), best_trial(trials, kl_budget, objective)
+    for number, path, why in _expendable(folder, trials, running, kept, kl_budget, winner, is_kept_elsewhere):
         if excess <= 0:
             break
         count = checkpoint.bytes_of(path)
@@ -153,6 +156,7 @@ def _expendable(
     running: Collection[int],
     needed: Collection[int],
     kl_budget: float,
+    winner: TrialRow | None,
     is_kept_elsewhere: _Elsewhere,
 ) -> Iterator[tuple[int, Path, str]]:
     """Yield what may be dropped, first what goes first, each with its trial's number and what it is."""
@@ -161,7 +165,7 @@ def _expendable(
         yield from _surplus(one, one.row.number in running)
     free = [one for one in kept if one.row.number not in needed]
     yield from _paused(free, is_kept_elsewhere)
-    yield from _ended(free, best_trial(trials, kl_budget))
+    yield from _ended(free, winner)
 
 
 def _kept(folder: Path, row: TrialRow, kl_budget: float) -> _Kept:
@@ -444,8 +448,7 @@ class TrialFiles:
         is_due = not self._is_measuring and time.monotonic() - self._measured_at >= QUOTA_SECONDS
         if limit is None or not (now or is_due):
             return
-        rows, numbers, kl_budget = list(study.board.rows), frozenset(running), study.spec.kl_budget
-        promotable = ranked()
+        rows, numbers, promotable, spec = list(study.board.rows), frozenset(running), ranked(), study.spec
 
         def then(outcome: Future[tuple[list[Dropped], int]]) -> None:
             self._is_measuring, self._measured_at = False, time.monotonic()
@@ -455,7 +458,7 @@ class TrialFiles:
             self._tell_quota(dropped, taken, limit, is_all=not self._without_room)
 
         self._is_measuring = True
-        self.work.give(lambda: self._enforce_quota(rows, numbers, promotable, limit, kl_budget), then)
+        self.work.give(lambda: self._enforce_quota(rows, numbers, promotable, limit, spec), then)
 
     def take_without_room(self) -> Sequence[int]:
         """Return the trials that are to be pruned since the quota has no room for their checkpoints, once each."""
@@ -468,7 +471,7 @@ class TrialFiles:
         running: Collection[int],
         promotable: Sequence[int],
         limit: int,
-        kl_budget: float,
+        spec: StudySpec,
     ) -> tuple[list[Dropped], int]:
         """Drop what the quota costs; return that, and the bytes that are left."""
         for row in rows:
@@ -480,7 +483,8 @@ class TrialFiles:
             rows,
             running,
             limit,
-            kl_budget=kl_budget,
+            kl_budget=spec.kl_budget,
+            objective=spec.objective,
             promotable=promotable,
             is_kept_elsewhere=self._is_elsewhere,
         )

@@ -53,8 +53,8 @@ from tuner.protocol import (
 )
 from tuner.retry import RoomWatch
 from tuner.scheduler import NOTHING_DECIDED, Action, Decision, MakeScheduler, answer
-from tuner.scoring import ended_by_a_person, judged, so_far
-from tuner.status import ENDINGS, PausedBy, Reason, Status, Wanted
+from tuner.scoring import Evaluations, ended_by_a_person, evaluations_of, extent, judged, outcome, so_far
+from tuner.status import ENDINGS, Reason, Status, Wanted
 from tuner.store import NewTrial, Order, OrderState, Outcome, TrialRow
 
 RENEW_SECONDS = 5.0
@@ -234,10 +234,13 @@ class TrialLoop:
         """Have the trials that the last run left in the middle wait for a worker, or do what orders want of them."""
         study = self._study
         for row in study.board.open(study.spec.trials):
+            evaluations = evaluations_of(study.store, row)
             if row.wanted is not None:
                 self._reconcile(row)
+            elif (reason := self._scheduler.rests(row, evaluations)) is not None:
+                self._rest(row, evaluations, reason)
             elif row.status is Status.RUNNING:
-                study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec.kl_budget))
+                study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec))
                 study.refresh(row.number)
         left = study.board.left_out(study.spec.trials)
         if left:
@@ -277,7 +280,7 @@ class TrialLoop:
             study.board.put(row)
             return row
         if study.board[chosen].is_resting:
-            study.store.resume(study.lease, study.board[chosen].id)
+            study.store.promote(study.lease, study.board[chosen].id)
             return study.refresh(chosen)
         return study.board[chosen]
 
@@ -294,7 +297,7 @@ class TrialLoop:
             row = study.refresh(number)
             if row.is_resting:
                 reason = Reason(NO_ROOM, "paused, and the lowest ranked when the disk quota was full")
-                self._conclude(row, judged(study.store, row, study.spec.kl_budget, Status.PRUNED, reason))
+                self._conclude(row, judged(study.store, row, study.spec, Status.PRUNED, reason))
         if numbers:
             self._files.keep_within_quota(self._taken(), self._promotable, now=True)
         return bool(numbers)
@@ -307,13 +310,12 @@ class TrialLoop:
             self._stopping = f"{ONLY_PAUSED} (trial {numbers})"
 
     def _emit_end(self, row: TrialRow) -> None:
-        board = self._study.board
-        self._emit(TrialEnded(row, board.ended(), board.total(self._study.spec.trials)))
+        self._emit(TrialEnded(row, extent(self._study.board.rows, self._study.spec)))
 
     def _reconcile(self, row: TrialRow) -> None:
         """Do what orders want by now of a trial that has no worker: it ends, is paused, or waits for another one."""
         study = self._study
-        standing = so_far(study.store, row, study.spec.kl_budget)
+        standing = so_far(study.store, row, study.spec)
         wanted = study.store.set_aside(study.lease, row.id, standing)
         if wanted is not None:
             status, reason = ended_by_a_person(wanted)
@@ -447,11 +449,17 @@ class TrialLoop:
         decision = self._running.pop(number).decision
         row, study = self._study.refresh(number), self._study
         if decision.action is Action.PAUSE and row.wanted is None:
-            standing = replace(so_far(study.store, row, study.spec.kl_budget), reason=decision.reason)
-            study.store.pause(study.lease, row.id, standing, PausedBy.STRATEGY)
-            self._emit(TrialSetAside(study.refresh(number)))
+            self._rest(row, evaluations_of(study.store, row), decision.reason)
         elif row.wanted is not None or study.row.paused_at is not None:
             self._reconcile(row)
+
+    def _rest(self, row: TrialRow, evaluations: Evaluations, reason: Reason | None) -> None:
+        """Record that the strategy paused a trial, and what it is ranked by."""
+        study = self._study
+        standing = outcome(evaluations, study.spec, Status.PAUSED, reason)
+        study.store.rest(study.lease, row, standing, self._scheduler.score(evaluations))
+        trial_log.note(study.trial_folder(row.number), "the strategy paused the trial")
+        self._emit(TrialSetAside(study.refresh(row.number)))
 
     def _end(self, number: int) -> None:
         """Judge a trial that ran to its end or was ended by the guard; one that was told to end by an order is left."""
@@ -461,7 +469,7 @@ class TrialLoop:
             self._leave(number)
             return
         status, reason = (Status.PRUNED, running.decision.reason) if is_stopped else (Status.COMPLETED, None)
-        self._finish(number, judged(study.store, running.row, study.spec.kl_budget, status, reason))
+        self._finish(number, judged(study.store, running.row, study.spec, status, reason))
 
     def _retry(self, number: int, what: str, reason: Callable[[str], Reason]) -> None:
         """Have a trial resume from its checkpoint in another worker; after too many attempts it fails, see `_fail`."""

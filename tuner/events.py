@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ppo_core.report import StepReport
+from tuner.scoring import Extent
 from tuner.spec import StudySpec
 from tuner.store import Order, TrialRow
 
@@ -19,10 +20,8 @@ class StudyStarted:
     """The study is this controller's. Told once, before anything else."""
 
     spec: StudySpec
-    total: int
-    """Trials the study will have."""
-    finished: int
-    """Trials that had ended before; more than the total where that was lowered since."""
+    extent: Extent
+    """How far it is."""
     notes: tuple[str, ...]
     """What the user should know of the spec, and what differs from the last run of the study; one line each."""
 
@@ -59,10 +58,8 @@ class TrialEnded:
     """A trial reached a final status."""
 
     row: TrialRow
-    ended: int
-    """Trials that have ended by now, however they did."""
-    total: int
-    """Trials that the study is to have, with what people added."""
+    extent: Extent
+    """How far the study is by that."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +102,7 @@ class StudyStopping:
 class StudyStopped:
     """The study stopped short of its total; running it again goes on where it was."""
 
-    finished: int
-    total: int
+    extent: Extent
     why: str
 
     @property

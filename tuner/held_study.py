@@ -9,7 +9,7 @@ from typing import Any
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner import study_folder
 from tuner.order_checks import changed_spec
-from tuner.scoring import TrialList, new_violations
+from tuner.scoring import TrialList, judged_again
 from tuner.spec import StudySpec
 from tuner.store import Lease, Store, StudyRow, TrialRow
 
@@ -17,7 +17,7 @@ from tuner.store import Lease, Store, StudyRow, TrialRow
 #
 # The order holds, as the later word, until the file's own value changes or a flag of `run` gives another one.
 
-FILE_KEYS = {"trials": "trials", "kl_budget": "kl.budget"}
+FILE_KEYS = {"trials": "trials", "budget": "budget", "kl_budget": "kl.budget"}
 """The settings by their name in orders, and their keys in study files."""
 FILE, SET = "file", "set"
 
@@ -148,7 +148,7 @@ def reconcile(study: OpenStudy, trials: int | None, *, is_file: bool) -> Iterato
             raise ConfigError(f'study "{study.row.name}" has trials already: {"; ".join(changes.refused)}')
         yield from changes.told
         if stored.kl_budget != study.spec.kl_budget:
-            study.store.set_violations(study.lease, new_violations(study.board, study.spec.kl_budget))
+            study.store.set_judgements(study.lease, judged_again(study.store, study.board, study.spec))
             study.board = TrialList(study.store.trials(study.row))
     if study.row.archived_at is not None:
         yield "the study was archived, and is no longer"

@@ -14,11 +14,11 @@ from tuner import held_study, order_checks, orders
 from tuner.checkpoints import ForkPoint, TrialFiles
 from tuner.events import Limits
 from tuner.held_study import OpenStudy
-from tuner.scoring import TrialList, ended_by_a_person, judged, new_violations, so_far
-from tuner.status import Origin, PausedBy, Role, Status, Wanted
+from tuner.scoring import TrialList, ended_by_a_person, judged, judged_again, so_far
+from tuner.status import Origin, Role, Status, Wanted
 from tuner.store import NewTrial, Order, TrialRow, schema
 from tuner.store.connect import now
-from tuner.store.trials import copy_steps, insert_trial, write_outcome, write_pause, write_resumption, write_violations
+from tuner.store.trials import copy_steps, insert_trial, write_judgements, write_outcome, write_pause, write_resumption
 
 
 class OrderDesk:
@@ -127,14 +127,14 @@ class OrderDesk:
         if most is not None and changes.get("workers", 1) > most:
             raise ConfigError(f"workers = {changes['workers']} is not allowed: one a GPU, and there are {most}")
         has_changed = spec.kl_budget != self._study.spec.kl_budget
-        judged_anew = new_violations(self._study.board, spec.kl_budget) if has_changed else {}
+        judged_anew = judged_again(self._study.store, self._study.board, spec) if has_changed else []
         table = schema.studies
 
         def effect(connection: Connection) -> str:
             values = {"spec": spec.to_dict()} | ({"workers": changes["workers"]} if "workers" in changes else {})
             values["overrides"] = held_study.after_order(self._study.row.overrides or {}, changes)
             connection.execute(update(table).where(table.c.id == self._study.row.id).values(**values))
-            write_violations(connection, judged_anew)
+            write_judgements(connection, judged_anew)
             return ", ".join(f"{name} is {value:g} now" for name, value in changes.items())
 
         self._study.store.decide(self._study.lease, order, effect)
@@ -172,20 +172,20 @@ class OrderDesk:
         if order.kind == "resume":
 
             def resume(connection: Connection) -> str:
-                write_resumption(connection, row.id)
+                write_resumption(connection, row)
                 return f"trial {row.number} is {Status.WAITING}"
 
             return resume
         if order.kind == "pause":
-            standing = so_far(study.store, row, study.spec.kl_budget)
+            standing = so_far(study.store, row, study.spec)
 
             def pause(connection: Connection) -> str:
-                write_pause(connection, row.id, standing, PausedBy.PERSON)
+                write_pause(connection, row.id, standing)
                 return f"trial {row.number} is {Status.PAUSED}"
 
             return pause
         ending, reason = ended_by_a_person(Wanted(order.kind))
-        outcome = judged(study.store, row, study.spec.kl_budget, ending, reason)
+        outcome = judged(study.store, row, study.spec, ending, reason)
 
         def end(connection: Connection) -> str:
             write_outcome(connection, row.id, outcome)

@@ -125,6 +125,8 @@ class Stepped:
     """What the step alone took: without saving, and without waiting for answers."""
     reason: Reason | None
     """What a rule of the guard says against the trial, if one speaks."""
+    is_near_budget: bool = False
+    """Whether the policy is about to cross the KL budget, or came back within it: see `tuner.budget_watch`."""
     is_again: bool = False
     """Whether this is the last report once more, as EVALUATE asks: with an evaluation, if one was possible."""
 

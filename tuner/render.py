@@ -69,14 +69,9 @@ def study_line(view: StudyView) -> str:
     """Return one line on a study: its task, state, trials and KL budget."""
     return (
         f'Study "{plain(view.row.name)}": task {plain(view.spec.task)}, {view.state}, '
-        f"{ended_of(view.ended, view.total)}, KL budget {short(view.spec.kl_budget)} and limit "
+        f"{view.extent.text}, KL budget {short(view.spec.kl_budget)} and limit "
         f"{short(view.spec.kl_limit)} {KL_UNIT}"
     )
-
-
-def ended_of(ended: int, asked: int) -> str:
-    """Return `3 of 8 trials ended`, or `5 trials ended, 2 asked for` where the total was lowered since."""
-    return f"{ended} of {asked} trials ended" if ended <= asked else f"{ended} trials ended, {asked} asked for"
 
 
 def outcome_line(trial: TrialRow, kl: Estimate | None) -> str:
@@ -249,7 +244,7 @@ def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
     for view in views:
         best = NOTHING if view["best"] is None else str(view["best"])
         numbers = (
-            f"{view['finished']}/{view['trials']}" if view["finished"] <= view["trials"] else _lowered(view),
+            _ended(view),
             best,
             measured(view["best_value"]),
             measured(view["best_kl"]),
@@ -263,8 +258,11 @@ def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _lowered(view: Mapping[str, Any]) -> str:
-    return f"{view['finished']} ({view['trials']} asked)"
+def _ended(view: Mapping[str, Any]) -> str:
+    ended, total = view["finished"], view["trials"]
+    if total is None:
+        return f"{ended}"
+    return f"{ended}/{total}" if ended <= total else f"{ended} ({total} asked)"
 
 
 def orders_table(orders: Sequence[Order]) -> Table:

@@ -6,7 +6,7 @@ finite or was not measured is `null`.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from ppo_core import checkpoint
@@ -18,6 +18,7 @@ from ppo_core.task_file import get_task
 from tuner import forks
 from tuner.best import best_trial
 from tuner.guard import RULES
+from tuner.scoring import Extent, extent, judged_again
 from tuner.spec import SCALE_FREE, StudySpec, ValueSource
 from tuner.status import Status
 from tuner.store import Order, Store, StudyRow, TrialRow
@@ -62,13 +63,20 @@ class StudyView:
         return sum(trial.status.is_final for trial in self.trials)
 
     @property
-    def total(self) -> int:
-        """How many trials it is to have, with what people added."""
-        return self.spec.trials + sum(not trial.counts for trial in self.trials)
+    def extent(self) -> Extent:
+        """How far it is."""
+        return extent(self.trials, self.spec)
 
-    def best(self, kl_budget: float | None = None) -> TrialRow | None:
-        """Return the best trial under the study's KL budget or another (see `tuner.scoring`), or None."""
-        return best_trial(self.trials, self.spec.kl_budget if kl_budget is None else kl_budget)
+    def best(self) -> TrialRow | None:
+        """Return the best trial under the study's KL budget (see `tuner.best`), or None."""
+        return best_trial(self.trials, self.spec.kl_budget, self.spec.objective)
+
+
+def under_budget(store: Store, view: StudyView, kl_budget: float) -> StudyView:
+    """Return a study with its trials as they are worth under another KL budget, from their stored evaluations."""
+    spec = replace(view.spec, kl_budget=kl_budget)
+    judged = {row.number: row for row in judged_again(store, view.trials, spec)}
+    return StudyView(view.row, spec, tuple(judged.get(row.number, row) for row in view.trials))
 
 
 def read_study(store: Store, name: str) -> StudyView:
@@ -182,7 +190,11 @@ def study_summary(view: StudyView) -> dict[str, Any]:
         "name": view.row.name,
         "task": view.spec.task,
         "state": view.state,
-        "trials": view.total,
+        "trials": view.extent.total,
+        "budget": view.spec.budget,
+        "spent": view.extent.spent,
+        "strategy": view.spec.strategy,
+        "objective": view.spec.objective,
         "finished": view.ended,
         "best": None if best is None else best.number,
         "best_value": None if best is None else best.value,
@@ -198,7 +210,7 @@ def study_data(view: StudyView) -> dict[str, Any]:
     """Return the object of `show STUDY`: its summary and spec, and every trial."""
     trials = [trial_data(trial) for trial in view.trials]
     spent = {"seconds": seconds_spent(view.trials)}
-    return study_summary(view) | {"trials": trials, "total": view.total, "spec": view.row.spec} | spent
+    return study_summary(view) | {"trials": trials, "total": view.extent.total, "spec": view.row.spec} | spent
 
 
 def trial_data(trial: TrialRow) -> dict[str, Any]:

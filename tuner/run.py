@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ppo_core.errors import ConfigError
 from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
+from tuner import strategies
 from tuner.checkpoints import LOCAL_ONLY, CheckpointPolicy, TrialFiles
 from tuner.controller import TrialLoop
 from tuner.engine.base import Engine, EngineNeeds, MakeEngine
@@ -15,7 +16,8 @@ from tuner.engine.local import LocalEngine, threads_per_worker
 from tuner.events import Emit, Limits, StudyStarted, StudyStopped, StudyWarned
 from tuner.held_study import OpenStudy, open_study, reconcile
 from tuner.retry import StoreRetry
-from tuner.scheduler import FullRuns, MakeScheduler
+from tuner.scheduler import MakeScheduler
+from tuner.scoring import extent
 from tuner.spec import StudySpec
 from tuner.store import OrderState, Store
 
@@ -33,7 +35,7 @@ def run_study(
     policy: CheckpointPolicy = LOCAL_ONLY,
     checkpoint_seconds: float | None = None,
     make_engine: MakeEngine = LocalEngine.of,
-    make_scheduler: MakeScheduler = FullRuns,
+    make_scheduler: MakeScheduler = strategies.make_scheduler,
     on_event: Emit,
 ) -> bool:
     """Run a study, or go on with it, and return whether it reached its total of trials.
@@ -88,7 +90,7 @@ def run_study(
             )
             files = TrialFiles(study, kept, lambda line: on_event(StudyWarned(line)))
             notes = (*spec.notes, *reconcile(study, trials, is_file=is_file))
-            on_event(StudyStarted(study.spec, study.board.total(study.spec.trials), study.board.ended(), notes))
+            on_event(StudyStarted(study.spec, extent(study.board.rows, study.spec), notes))
             engine = partial(make_engine, needs)
             return _run_held(study, files, engine, needs.workers, stop, limits, make_scheduler, on_event)
 
@@ -120,7 +122,7 @@ def _run_held(
     finished = is_finished()
     study.store.set_finished(study.lease, finished)
     if not finished:
-        emit(StudyStopped(study.board.ended(), study.board.total(study.spec.trials), str(why)))
+        emit(StudyStopped(extent(study.board.rows, study.spec), str(why)))
     return finished
 
 

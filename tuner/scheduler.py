@@ -12,13 +12,11 @@ from typing import Protocol
 
 import numpy as np
 
-from ppo_core.declare import HyperValue
 from tuner.guard import RULES
 from tuner.protocol import Answer, Stepped
-from tuner.scoring import TrialList
-from tuner.search.sampler import Projection
+from tuner.scoring import Evaluations, TrialList
 from tuner.spec import StudySpec
-from tuner.status import ENDINGS, Origin, Reason, Verdict, Wanted
+from tuner.status import ENDINGS, Reason, Verdict, Wanted
 from tuner.store import NewTrial, TrialRow
 
 
@@ -67,6 +65,14 @@ class Scheduler(Protocol):
         """Return what is done with a trial after its report; `trial` is as it was when it was started."""
         ...
 
+    def rests(self, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
+        """Return why the strategy pauses a trial that a kill left running; None: it had not come to where it does."""
+        ...
+
+    def score(self, evaluations: Evaluations) -> float | None:
+        """Return what a trial with these evaluations is ranked by where the strategy pauses it, higher is better."""
+        ...
+
     def promotable(self, trials: TrialList) -> Sequence[int]:
         """Return the trials paused by the strategy that may run again, the best first. Their checkpoints are kept."""
         ...
@@ -80,65 +86,26 @@ MakeScheduler = Callable[[StudySpec, int], Scheduler]
 """Given a study's spec, and the CPU threads of its new trials."""
 
 
-class FullRuns:
-    """Every trial runs to its end, unless the guard or a person ends it: the scheduler of all studies so far."""
-
-    def __init__(self, spec: StudySpec, threads: int) -> None:
-        """Decide for a study of `spec`, whose new trials get `threads` CPU threads."""
-        self._spec, self._threads = spec, threads
-        self._projection = Projection(spec)
-
-    def next(self, trials: TrialList, busy: Container[int]) -> int | NewTrial | None:
-        """Return what was interrupted, then what waits, then a new trial, up to the study's total."""
-        for row in trials.open(self._spec.trials):
-            if row.number not in busy:
-                return row.number
-        return self._new(trials) if len(trials.counted()) < self._spec.trials else None
-
-    def decide(self, trial: TrialRow, stepped: Stepped) -> Decision:
-        """Return what the guard's word means: the trial is evaluated once more and ended, or only goes on noted."""
-        return guarded(trial, stepped)
-
-    def promotable(self, trials: TrialList) -> Sequence[int]:
-        """Return none: this scheduler pauses nothing."""
-        return ()
-
-    def is_finished(self, trials: TrialList) -> bool:
-        """Return whether all trials have ended, up to the study's total and with what people added."""
-        return trials.is_finished(self._spec.trials)
-
-    def _new(self, trials: TrialList) -> NewTrial:
-        spec, number, counted = self._spec, len(trials), len(trials.counted())
-        label = ""
-        if spec.listed:
-            params, origin, label = dict(spec.listed[counted].params), Origin.LISTED, spec.listed[counted].label
-        elif counted == 0:
-            params, origin = spec.reference_params(), Origin.REFERENCE
-        else:
-            params, origin = self._proposed(number, trials), Origin.SAMPLED
-        config = spec.config(params).to_dict()
-        audited = is_audited(spec, number)
-        return NewTrial(number, origin, config, params, self._threads, label=label, is_audited=audited)
-
-    def _proposed(self, number: int, trials: TrialList) -> dict[str, HyperValue]:
-        self._projection.update(trials)
-        return self._projection.propose(number)
-
-
 def guarded(trial: TrialRow, stepped: Stepped) -> Decision:
     """Return what the guard's word on a step means, which every scheduler obeys.
 
     A trial that is ended is evaluated first, where its policy allows it, so that it is known what it came to. Of an
-    audited one the word is only noted, unless the run is broken for good.
+    audited one the word is only noted, unless the run is broken for good. A trial that is about to cross the KL budget
+    is evaluated, too, since its best checkpoint may be this one.
     """
     reason = stepped.reason
     if reason is None:
-        return NOTHING_DECIDED
+        return Decision(Action.EVALUATE) if stepped.is_near_budget and not is_evaluated(stepped) else NOTHING_DECIDED
     if trial.is_audited and not RULES[reason.rule].is_fatal:
         return Decision(Action.GO_ON, Verdict(stepped.report.step, reason, is_enforced=False))
-    if not stepped.report.is_evaluation and not stepped.is_again:
+    if not is_evaluated(stepped):
         return Decision(Action.EVALUATE)
     return Decision(Action.STOP, Verdict(stepped.report.step, reason, is_enforced=True))
+
+
+def is_evaluated(stepped: Stepped) -> bool:
+    """Return whether a report has its evaluation, or can have none."""
+    return stepped.report.is_evaluation or stepped.is_again
 
 
 def is_audited(spec: StudySpec, number: int) -> bool:

@@ -3,16 +3,25 @@
 | status                  | Optuna state | value                       | constraint                                |
 |-------------------------|--------------|-----------------------------|-------------------------------------------|
 | waiting, running        | RUNNING      |                             |                                           |
+| paused at a rung        | see below    | predicted                   | satisfied; `end`: from its evaluations    |
 | paused, not evaluated   | RUNNING      |                             |                                           |
-| paused                  | PRUNED       | so far                      | from its evaluations                      |
+| paused by a person      | PRUNED       | so far                      | from its evaluations                      |
 | completed               | COMPLETE     | of the trial                | from its evaluations                      |
-| pruned: KL              | PRUNED       | so far                      | larger of evaluations and reading, >= 0.1 |
+| pruned: KL              | PRUNED       | so far                      | satisfied; `end`: see below               |
 | pruned: broken          | PRUNED       | so far, else the baseline's | 1                                         |
 | pruned: stood still     | PRUNED       | so far                      | satisfied                                 |
 | pruned: other rules     | PRUNED       | so far                      | from its evaluations                      |
 | stopped by a person     | PRUNED       | so far                      | from its evaluations                      |
 | failed                  | FAIL         |                             |                                           |
 | any, not of the search  | FAIL         |                             |                                           |
+
+Under the objective `best` a value is of a checkpoint within the KL budget, so "from its evaluations" is satisfied.
+Under `end` it is log(KL / budget); of a trial that the guard ended for KL the larger of evaluations and reading, at
+least 0.1.
+
+A trial at a rung is told with what it would come to: its rung score plus what those that were finished gained after
+theirs, in the median. To TPE it is PRUNED, with the rung as its last step; to samplers that read nothing else,
+COMPLETE.
 
 A fork did not come to its end with its configuration alone, and repeats say nothing new of where to search; FAIL keeps
 their numbers.
@@ -21,15 +30,16 @@ their numbers.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from tuner.guard import RULES
 from tuner.space import Encoded
-from tuner.spec import StudySpec
+from tuner.spec import Objective, StudySpec
 from tuner.status import ENDINGS, PERSON, Reason, Status, Wanted
 from tuner.store import Outcome, Store, TrialRow
 
@@ -44,29 +54,83 @@ BROKEN_VIOLATION = 1.0
 
 
 class TrialValue(NamedTuple):
-    """What a trial's evaluations come to. None: there was no finite reading."""
+    """What a trial's evaluations come to. None: there was no finite reading, or none within the KL budget."""
 
-    value: float | None
+    value: float | None = None
     """Eval reward."""
-    value_se: float | None
+    value_se: float | None = None
     """Its standard error over the eval prompts."""
-    kl: float | None
+    kl: float | None = None
     """Eval KL, in nats per response."""
+    step: int | None = None
+    """Where it was read; of several evaluations the last."""
 
 
-def trial_value(evaluations: Sequence[Mapping[str, Any]]) -> TrialValue:
+Evaluations = Sequence[Mapping[str, Any]]
+"""Rows of a trial as `Store.steps` returns them, with EVALUATION_METRICS, in order of step."""
+
+
+def trial_value(evaluations: Evaluations, objective: Objective, kl_budget: float) -> TrialValue:
+    """Return what a trial is worth: the better of its checkpoints within the KL budget, or how it ended."""
+    return best_within(evaluations, kl_budget) if objective == "best" else at_end(evaluations)
+
+
+def best_within(evaluations: Evaluations, kl_budget: float) -> TrialValue:
+    """Return the evaluation of the highest reward whose KL plus one standard error is within the budget.
+
+    Step 0, the SFT baseline, is one of them. Of equal rewards the lower KL wins, then the earlier step.
+    """
+    ranked = [
+        (-row["eval/reward"], row["eval/kl"], row["step"], row["eval/reward_se"])
+        for row in evaluations
+        if is_finite(row["eval/reward"]) and is_within(row["eval/kl"], row["eval/kl_se"], kl_budget)
+    ]
+    if not ranked:
+        return TrialValue()
+    reward, kl, step, reward_se = min(ranked, key=lambda one: one[:3])
+    return TrialValue(-reward, reward_se, kl, step)
+
+
+def is_within(kl: float | None, kl_se: float | None, kl_budget: float) -> bool:
+    """Return whether an evaluation is within the budget: KL + one standard error <= budget, in nats per response."""
+    return is_finite(kl) and float(kl or 0.0) + (float(kl_se or 0.0) if is_finite(kl_se) else 0.0) <= kl_budget
+
+
+def at_end(evaluations: Evaluations) -> TrialValue:
     """Return the mean of the last two evaluations, or of the only one.
 
-    `evaluations` are rows as `Store.steps` returns, in order of step. Step 0 evaluates the untrained
-    policy: it counts only where there is no other. The standard error is the mean of the two, since
-    both are on the same prompts and so hardly independent.
+    Step 0 evaluates the untrained policy: it counts only where there is no other. The standard error is the mean of
+    the two, since both are on the same prompts and so hardly independent.
     """
-    finite = [row for row in evaluations if is_finite(row.get("eval/reward"))]
+    finite = [row for row in evaluations if is_finite(row["eval/reward"])]
     last = ([row for row in finite if row["step"] > 0] or finite)[-2:]
-    return TrialValue(*(_mean(row.get(name) for row in last) for name in ("eval/reward", "eval/reward_se", "eval/kl")))
+    if not last:
+        return TrialValue()
+    reward, error, kl = (_mean(row[name] for row in last) for name in ("eval/reward", "eval/reward_se", "eval/kl"))
+    return TrialValue(reward, error, kl, last[-1]["step"])
 
 
-def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> float:
+def rung_score(evaluations: Evaluations, kl_budget: float) -> float | None:
+    """Return what a trial is ranked by at a rung, in reward; None where nothing can be read.
+
+    That is its best reward within the KL budget so far. One that is over it by then is promising all the same, if it
+    learned much for each nat: with KL(t) ~ t^2 at a steady rate, the reward that it had within the budget was about
+
+        baseline + (reward - baseline) * sqrt(budget / KL),
+
+    and the larger of the two counts.
+    """
+    finite = [row for row in evaluations if is_finite(row["eval/reward"]) and is_finite(row["eval/kl"])]
+    within = best_within(finite, kl_budget).value
+    last, first = (finite[-1], finite[0]) if finite else (None, None)
+    if last is None or first is None or last["eval/kl"] <= kl_budget:
+        return within
+    baseline = float(first["eval/reward"])
+    shrunk = baseline + (float(last["eval/reward"]) - baseline) * math.sqrt(kl_budget / last["eval/kl"])
+    return shrunk if within is None else max(shrunk, within)
+
+
+def violation(kl: float | None, kl_budget: float, reason: Reason | None, objective: Objective) -> float:
     """Return a trial's constraint from its eval KL: log(KL / budget), at most 0 where it is satisfied.
 
     Finite always, within +-5. A KL that was never evaluated counts as one on the budget. Why the
@@ -76,7 +140,7 @@ def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> floa
     blame = RULES[reason.rule].blame if reason is not None and reason.rule in RULES else None
     if blame == "broken":
         return BROKEN_VIOLATION
-    if blame == "idle":
+    if blame == "idle" or objective == "best":
         return min(evaluated, 0.0)
     if blame == "kl" and reason is not None:
         reading = 0.0 if reason.value is None else _log_share(reason.value, kl_budget)
@@ -92,28 +156,44 @@ class Told:
     value: float | None = None
     constraint: float | None = None
     """Set, and finite, for every trial that a sampler learns from."""
+    reached: int | None = None
+    """Of a pruned one, how far it came: TPE ranks by that first."""
 
 
-def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
+def to_optuna(row: TrialRow, spec: StudySpec, gain: float = 0.0) -> Told:
     """Return what a sampler is told of a trial, by the table above.
 
-    A completed trial that was never evaluated has no value to tell, so it is told as failed.
+    A completed trial that was never evaluated has no value to tell, so it is told as failed. `gain` is what finished
+    trials gained after their rung (see `median_gain`), which one that rests there is expected to gain, too.
     """
     if not row.teaches or row.status is Status.FAILED:
         return Told(TrialState.FAIL)
+    constraint = violation(row.kl, spec.kl_budget, row.reason, spec.objective)
+    if row.is_resting and row.rung_score is not None:
+        return Told(TrialState.PRUNED, row.rung_score + gain, constraint, row.rung)
     if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
         return Told(TrialState.RUNNING)
     if row.status is Status.COMPLETED and row.value is None:
         return Told(TrialState.FAIL)
     state = TrialState.COMPLETE if row.status is Status.COMPLETED else TrialState.PRUNED
-    return Told(state, row.value, violation(row.kl, spec.kl_budget, row.reason))
+    return Told(state, row.value, constraint, None if state is TrialState.COMPLETE else row.episodes)
 
 
-def frozen(told: Told, encoded: Encoded, episodes: int = 0) -> FrozenTrial:
-    """Return a trial as Optuna is told of it; `episodes` is how far it came."""
+def median_gain(rows: Iterable[TrialRow]) -> float:
+    """Return how much value trials that were finished gained after the rung they last rested at; 0 without any."""
+    gains = [
+        row.value - row.rung_score
+        for row in rows
+        if row.teaches and row.status is Status.COMPLETED and row.value is not None and row.rung_score is not None
+    ]
+    return statistics.median(gains) if gains else 0.0
+
+
+def frozen(told: Told, encoded: Encoded) -> FrozenTrial:
+    """Return a trial as Optuna is told of it."""
     params, distributions = encoded
     # TPE ranks pruned trials by how far they came, which it reads from their last intermediate value.
-    ranked = {episodes: told.value} if told.state is TrialState.PRUNED and told.value is not None else {}
+    ranked = {} if told.reached is None or told.value is None else {told.reached: told.value}
     return create_trial(
         state=told.state,
         value=told.value,
@@ -142,30 +222,60 @@ def _mean(values: Any) -> float | None:
 
 # How a trial ended, or stands while it is paused: value, KL and constraint from the evaluations in the store.
 
-EVALUATION_METRICS = ("eval/reward", "eval/reward_se", "eval/kl")
+EVALUATION_METRICS = ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se")
 
 
-def judged(store: Store, row: TrialRow, kl_budget: float, status: Status, reason: Reason | None) -> Outcome:
+def evaluations_of(store: Store, row: TrialRow) -> Evaluations:
+    """Return a trial's evaluations, from the store."""
+    return store.steps([row.id], EVALUATION_METRICS, evaluations_only=True)
+
+
+def outcome(evaluations: Evaluations, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
+    """Return how a trial with these evaluations ended, or stands, that has `status` now, for `reason`."""
+    value, value_se, kl, step = trial_value(evaluations, spec.objective, spec.kl_budget)
+    end_kl = next((row["eval/kl"] for row in reversed(evaluations) if is_finite(row["eval/kl"])), None)
+    over = violation(kl, spec.kl_budget, reason, spec.objective)
+    return Outcome(status, reason, value, value_se, kl, over, step, end_kl)
+
+
+def judged(store: Store, row: TrialRow, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
     """Return how a trial ended that has `status` now, for `reason`."""
-    evaluations = store.steps([row.id], EVALUATION_METRICS, evaluations_only=True)
-    value, value_se, kl = trial_value(evaluations)
-    return Outcome(status, reason, value, value_se, kl, violation(kl, kl_budget, reason))
+    return outcome(evaluations_of(store, row), spec, status, reason)
 
 
-def so_far(store: Store, row: TrialRow, kl_budget: float) -> Outcome:
+def so_far(store: Store, row: TrialRow, spec: StudySpec) -> Outcome:
     """Return how a trial stands that is paused, by its evaluations so far."""
-    return judged(store, row, kl_budget, Status.PAUSED, None)
+    return judged(store, row, spec, Status.PAUSED, None)
+
+
+def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> list[TrialRow]:
+    """Return the trials that were judged, as they are worth under a spec with another KL budget."""
+    chosen = [row for row in rows if row.violation is not None]
+    found: dict[int, list[Mapping[str, Any]]] = {row.id: [] for row in chosen}
+    for one in store.steps(found, EVALUATION_METRICS, evaluations_only=True):
+        found[one["trial_id"]].append(one)
+    return [_with_judgement(row, found[row.id], spec) for row in chosen]
+
+
+def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) -> TrialRow:
+    now = outcome(evaluations, spec, row.status, row.reason)
+    again = (rung_score(evaluations, spec.kl_budget),) if row.is_resting else ()
+    return replace(
+        row,
+        value=now.value,
+        value_se=now.value_se,
+        kl=now.kl,
+        violation=now.violation,
+        value_step=now.value_step,
+        end_kl=now.end_kl,
+        rung_scores=row.rung_scores[: len(row.rung_scores) - len(again)] + again,
+    )
 
 
 def ended_by_a_person(wanted: Wanted) -> tuple[Status, Reason]:
     """Return the status and reason of a trial that an order ended."""
     status = ENDINGS[wanted]
     return status, Reason(PERSON, f"{status} by a person")
-
-
-def new_violations(rows: Iterable[TrialRow], kl_budget: float) -> dict[int, float]:
-    """Return the violation of each trial that has one under another KL budget, by the row's id."""
-    return {row.id: violation(row.kl, kl_budget, row.reason) for row in rows if row.violation is not None}
 
 
 # What the controller knows of its study's trials: the store's rows, kept in memory as it changes them.
@@ -194,38 +304,78 @@ class TrialList:
         """Return the trials that the study's total counts."""
         return [row for row in self.rows if row.counts]
 
-    def asked(self, total: int) -> list[TrialRow]:
-        """Return the trials that a study of `total` trials asks for so far: the first ones, and what people added."""
-        beyond = {row.number for row in self.counted()[total:]}
+    def asked(self, total: int | None) -> list[TrialRow]:
+        """Return the trials that a study of `total` trials asks for so far: the first ones, and what people added.
+
+        None: the study bounds their number by its budget alone.
+        """
+        beyond = set() if total is None else {row.number for row in self.counted()[total:]}
         return [row for row in self.rows if row.number not in beyond]
 
-    def open(self, total: int) -> list[TrialRow]:
+    def open(self, total: int | None) -> list[TrialRow]:
         """Return those of them that have not ended and may run: the interrupted first, then the waiting."""
         unended = [row for row in self.asked(total) if row.status in (Status.RUNNING, Status.WAITING)]
         return sorted(unended, key=lambda row: (row.status is Status.WAITING, row.number))
 
-    def paused(self, total: int) -> list[int]:
+    def paused(self, total: int | None) -> list[int]:
         """Return the numbers of those of them that a person paused."""
         return [row.number for row in self.asked(total) if row.status is Status.PAUSED and not row.is_resting]
 
-    def total(self, total: int) -> int:
-        """Return how many trials a study of `total` is to have, with what people added."""
-        return total + sum(not row.counts for row in self.rows)
-
-    def left_out(self, total: int) -> list[int]:
+    def left_out(self, total: int | None) -> list[int]:
         """Return the numbers of the trials that have not ended and that a study of `total` does not ask for."""
         asked = {row.number for row in self.asked(total)}
-        return [row.number for row in self.rows if not _is_done(row) and row.number not in asked]
+        return [row.number for row in self.rows if not row.is_done and row.number not in asked]
 
-    def ended(self) -> int:
-        """Return how many trials have ended, however they did."""
-        return sum(row.status.is_final for row in self.rows)
-
-    def is_finished(self, total: int) -> bool:
-        """Return whether a study of `total` trials has them all, and nothing that people added is left to do."""
-        return len(self.counted()) >= total and all(_is_done(row) for row in self.asked(total))
+    def resting(self) -> list[TrialRow]:
+        """Return the trials that the strategy paused."""
+        return [row for row in self.rows if row.is_resting]
 
 
-def _is_done(row: TrialRow) -> bool:
-    """Return whether a trial keeps no study unfinished: it has ended, or the strategy paused it."""
-    return row.status.is_final or row.is_resting
+@dataclass(frozen=True)
+class Extent:
+    """How far a study is."""
+
+    ended: int
+    """Trials that have ended, however they did."""
+    resting: int
+    """Trials that the strategy paused."""
+    total: int | None
+    """Trials that it is to have, with what people added; None: as many as the budget allows."""
+    spent: float
+    """What its search has spent, in trials of full length."""
+    budget: float | None
+    """What its search may spend; None: what its trials take."""
+
+    @property
+    def text(self) -> str:
+        """One line for people: `3 of 8 trials ended`, `5 trials ended, 20 paused at a rung, 6.2 of a budget of 12`."""
+        if self.total is None:
+            parts = [f"{self.ended} trials ended"]
+        elif self.ended <= self.total:
+            parts = [f"{self.ended} of {self.total} trials ended"]
+        else:
+            parts = [f"{self.ended} trials ended, {self.total} asked for"]
+        if self.resting:
+            parts.append(f"{self.resting} paused at a rung")
+        if self.budget is not None:
+            parts.append(f"{self.spent:.1f} of a budget of {self.budget:g} spent")
+        return ", ".join(parts)
+
+    @property
+    def done(self) -> float:
+        """How much of it is done, from 0 to 1, for a bar."""
+        if self.budget is not None:
+            return min(1.0, self.spent / self.budget)
+        return min(1.0, (self.ended + self.resting) / self.total) if self.total else 0.0
+
+
+def extent(rows: Sequence[TrialRow], spec: StudySpec) -> Extent:
+    """Return how far a study with these trials is."""
+    added = sum(not row.counts for row in rows)
+    return Extent(
+        ended=sum(row.status.is_final for row in rows),
+        resting=sum(row.is_resting for row in rows),
+        total=None if spec.trials is None else spec.trials + added,
+        spent=sum(row.episodes for row in rows if row.counts) / spec.total_episodes,
+        budget=spec.budget,
+    )

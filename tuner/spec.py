@@ -1,7 +1,8 @@
 """A study: what is searched (or which trials are run), for how long and under which KL. From a TOML file. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,22 @@ SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", 
 SamplerName = Literal["tpe", "random"]
 SAMPLERS: tuple[SamplerName, ...] = ("tpe", "random")
 ValueSource = Literal["TRL default", "task reference", "study"]
+
+
+Objective = Literal["best", "end"]
+OBJECTIVES: Mapping[str, str] = {
+    "best": "the best checkpoint within the KL budget",
+    "end": "the mean of the last two evaluations, with a constraint on their KL",
+}
+"""What a trial's value is."""
+Strategy = Literal["early_cut", "full", "asha", "staged"]
+STRATEGIES: Mapping[str, str] = {
+    "early_cut": "pauses every trial at a tenth of its episodes, and finishes the best sixth",
+    "full": "runs every trial to its end",
+    "asha": "pauses trials at 1/10 and 3/10 of their episodes, and promotes the best third each time",
+    "staged": "searches β or the KL target first, then rates and batch sizes, then epochs and ε",
+}
+"""How the search spends its budget."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +70,12 @@ class StudySpec:
     name: str
     task: str
     trainer: str
-    trials: int
-    """The study's total of trials, trial 0 included."""
+    trials: int | None
+    """Most trials that the study starts, trial 0 included; None: as many as the budget allows."""
+    budget: float | None
+    """What the study may spend, in trials of full length (`total_episodes`); None: what its trials take."""
+    objective: Objective
+    strategy: Strategy
     seed: int
     """Seed of every trial and of the sampler."""
     device: str
@@ -79,6 +100,11 @@ class StudySpec:
     def kl_limit(self) -> float:
         """KL over which the guard stops a trial, in nats per response."""
         return self.guard.kl_limit
+
+    @property
+    def total_episodes(self) -> int:
+        """Episodes of a trial of full length; the last rollout batch of a trial may go beyond."""
+        return self.config({}).total_episodes
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -127,7 +153,10 @@ class StudySpec:
             name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
             task=task.name,
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
-            trials=len(listed) or declare.whole(content["trials"], Bounds(1), f"{where}: trials"),
+            trials=len(listed) or _optional(content, "trials", partial(declare.whole, bounds=Bounds(1)), where),
+            budget=_optional(content, "budget", partial(declare.number, bounds=declare.POSITIVE), where),
+            objective=_one_of(content.get("objective", "best"), OBJECTIVES, f"{where}: objective"),
+            strategy=_strategy(content, listed, where),
             seed=declare.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
             device=require_device(content.get("device", "auto"), f"{where}: device"),
             threads=None
@@ -154,7 +183,9 @@ class StudySpec:
             "name": self.name,
             "task": self.task,
             "trainer": self.trainer,
-            "trials": self.trials,
+            **{key: value for key in ("trials", "budget") if (value := getattr(self, key)) is not None},
+            "objective": self.objective,
+            "strategy": self.strategy,
             "seed": self.seed,
             "device": self.device,
             "threads": self.threads,
@@ -171,6 +202,12 @@ class StudySpec:
         if self.listed:
             study_file.require_total(trials, self.listed)
         return replace(self, trials=trials)
+
+    def with_budget(self, budget: object, where: str) -> "StudySpec":
+        """Return this study with another budget, in trials of full length; ConfigError where that is not allowed."""
+        changed = replace(self, budget=declare.number(budget, declare.POSITIVE, where))
+        changed._check_extent(f"{where}: ")
+        return changed
 
     def with_checkpoint_seconds(self, seconds: float) -> "StudySpec":
         """Return this study with another longest time between two checkpoints; ConfigError where it is not allowed."""
@@ -233,13 +270,17 @@ class StudySpec:
             for name in HYPERPARAMETERS
         ]
         told += [
-            _change(key, getattr(old, key), getattr(self, key)) for key in ("trials", "device", "threads", "audit")
+            _change(key, getattr(old, key), getattr(self, key))
+            for key in ("trials", "budget", "device", "threads", "audit")
         ]
         told.append(_change("kl.budget", old.kl_budget, self.kl_budget))
         old_workers, new_workers = old.workers.to_dict(), self.workers.to_dict()
         told += [_change(f"workers.{key}", f"{old_workers[key]:g}", f"{new:g}") for key, new in new_workers.items()]
         told.append(_change("sampler", _sampler_text(old.sampler), _sampler_text(self.sampler)))
-        refused = [_change(key, getattr(old, key), getattr(self, key)) for key in ("task", "trainer", "seed")]
+        refused = [
+            _change(key, getattr(old, key), getattr(self, key))
+            for key in ("task", "trainer", "objective", "strategy", "seed")
+        ]
         refused += [
             _change(f"fixed.{name}", old.fixed.get(name, "unset"), self.fixed.get(name, "unset"))
             for name in HYPERPARAMETERS
@@ -265,6 +306,7 @@ class StudySpec:
         if not self.search:
             why = f"; {self.notes[0]}" if self.notes else ""
             raise ConfigError(f"{where}: search names nothing to search, so all trials would be the same{why}")
+        self._check_extent(f"{where}: ")
         study_file.require_disjoint({**self.search, **self.idle}, self.fixed, where)
         study_file.require_batches_fit(self.search, self.fixed, where)
         trials = {
@@ -273,6 +315,13 @@ class StudySpec:
             "all searched values at their high end": self._corner("high", ADAPTIVE),
         }
         self._check_each(trials, where)
+
+    def _check_extent(self, where: str) -> None:
+        """Raise ConfigError where nothing bounds the study, or its budget is too small for a single trial."""
+        if self.trials is None and self.budget is None:
+            raise ConfigError(f"{where}budget or trials is missing: how much the study may spend, or start")
+        if self.budget is not None and self.budget < 1:
+            raise ConfigError(f"{where}budget = {self.budget:g} is not allowed: at least 1, one trial of full length")
 
     def _check_each(self, trials: Mapping[str, Mapping[str, HyperValue]], where: str) -> None:
         for which, params in trials.items():
@@ -308,6 +357,29 @@ def _sampler(value: object, where: str) -> SamplerSpec:
         raise ConfigError(f"{where}.name = {name!r} is not allowed: one of {allowed}{nearest(str(name), SAMPLERS)}")
     startup = values.get("startup_trials", SamplerSpec.startup_trials)
     return SamplerSpec(name, declare.whole(startup, Bounds(1), f"{where}.startup_trials"))
+
+
+def _one_of(value: object, allowed: Mapping[str, str], where: str) -> Any:
+    """Return `value` where it is one of the declared names, else raise ConfigError with what each means."""
+    if value not in allowed:
+        meanings = "; ".join(f'"{name}": {meaning}' for name, meaning in allowed.items())
+        raise ConfigError(f"{where} = {value!r} is not allowed: {meanings}{nearest(str(value), allowed)}")
+    return value
+
+
+def _strategy(content: Mapping[str, Any], listed: Sequence[ListedTrial], where: str) -> Strategy:
+    """Return the study's strategy; one that lists its trials runs all of them to the end."""
+    strategy: Strategy = _one_of(
+        content.get("strategy", "full" if listed else "early_cut"), STRATEGIES, f"{where}: strategy"
+    )
+    if listed and strategy != "full":
+        raise ConfigError(f'{where}: strategy = "{strategy}" needs a [search]; [[trial]] tables are run to their end')
+    return strategy
+
+
+def _optional(content: Mapping[str, Any], key: str, read: Callable[..., Any], where: str) -> Any:
+    """Return what `read` makes of a key's value, or None where the file lacks the key."""
+    return read(content[key], where=f"{where}: {key}") if content.get(key) is not None else None
 
 
 def _change(what: str, old: object, new: object) -> str:

@@ -19,6 +19,9 @@ TOP_LEVEL = (
     "task",
     "trainer",
     "trials",
+    "budget",
+    "objective",
+    "strategy",
     "seed",
     "device",
     "threads",
@@ -32,7 +35,7 @@ TOP_LEVEL = (
     "workers",
 )
 
-REQUIRED = ("name", "task", "trials", "search")
+REQUIRED = ("name", "task", "search")
 REQUIRED_OF_LISTED = ("name", "task")
 """Of a study that lists its trials."""
 

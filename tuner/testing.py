@@ -9,6 +9,7 @@ Engines are given trials of `trainer`, below, which trains nothing: what it repo
 """
 
 import json
+import math
 import os
 import signal
 import time
@@ -40,7 +41,7 @@ from tuner.protocol import (
     TrialSpec,
 )
 from tuner.scheduler import Action, Scheduler
-from tuner.scoring import TrialList
+from tuner.scoring import TrialList, extent
 from tuner.spec import StudySpec
 from tuner.status import Origin, PausedBy, Reason, Status
 from tuner.store import NewTrial, TrialRow
@@ -342,6 +343,9 @@ def check_scheduler(make_scheduler: Callable[[StudySpec], Scheduler], spec: Stud
     _obeys_the_guard(make_scheduler(spec), spec)
 
 
+_EVALUATION = {"eval/reward": 0.0, "eval/reward_se": 0.0, "eval/kl": 1.0, "eval/kl_se": 0.0}
+
+
 class _Simulated:
     """A study without an engine: each trial reports `STEPS` steps, several trials in turns."""
 
@@ -351,10 +355,11 @@ class _Simulated:
         self.trials = TrialList([])
         self.steps: dict[int, int] = {}
         """The step that each trial made last."""
+        self.evaluations: dict[int, list[dict[str, Any]]] = {}
         self.busy: list[int] = []
 
     def run(self) -> None:
-        for _ in range(100 * self.spec.trials * STEPS):
+        for _ in range(100 * (self.spec.trials or 50) * STEPS):
             self._start()
             if not self.busy:
                 return
@@ -382,20 +387,27 @@ class _Simulated:
         assert chosen not in self.busy, f"trial {chosen} runs already"
         assert not row.status.is_final, f"trial {chosen} has ended"
         assert row.status is not Status.PAUSED or row.is_resting, f"trial {chosen} was paused by a person"
-        self.trials.put(replace(row, status=Status.RUNNING, paused_by=None))
+        rung = row.rung + row.is_resting
+        self.trials.put(replace(row, status=Status.RUNNING, paused_by=None, reason=None, rung=rung))
         return chosen
 
     def _step(self, number: int) -> None:
         step = self.steps[number] = self.steps.get(number, -1) + 1
-        metrics = {"objective/kl_exact": 1.0, "eval/reward": float(number + step), "eval/kl": 1.0}
+        metrics = {"objective/kl_exact": 1.0, **_EVALUATION, "eval/reward": float(number + step)}
         stepped = Stepped(StepReport(step, 16 * step, metrics), 1.0, 1.0, None)
         decision = self.scheduler.decide(self.trials[number], stepped)
         row = replace(self.trials[number], episodes=16 * step, value=metrics["eval/reward"], kl=1.0)
+        self.evaluations.setdefault(number, []).append({"step": step, "episode": 16 * step, **metrics})
         if decision.action is Action.STOP:
             assert decision.reason is not None, "a trial that is stopped is told the rule"
             self.trials.put(replace(row, status=Status.PRUNED, reason=decision.reason))
         elif decision.action is Action.PAUSE:
-            self.trials.put(replace(row, status=Status.PAUSED, paused_by=PausedBy.STRATEGY))
+            evaluations = self.evaluations[number]
+            assert self.scheduler.rests(row, evaluations) == decision.reason, (
+                "a trial that a kill leaves here rests, too"
+            )
+            scores = (*row.rung_scores[: row.rung], self.scheduler.score(evaluations))
+            self.trials.put(replace(row, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_scores=scores))
         elif step == STEPS:
             self.trials.put(replace(row, status=Status.COMPLETED))
         else:
@@ -417,7 +429,10 @@ def _finishes(make_scheduler: Callable[[StudySpec], Scheduler], spec: StudySpec,
     assert not study.scheduler.is_finished(study.trials), "a study without trials is not finished"
     study.run()
     assert study.scheduler.is_finished(study.trials), "a study in which nothing is left to run is finished"
-    assert len(study.trials.counted()) <= spec.trials, f"more than {spec.trials} trials were begun"
+    most = math.inf if spec.trials is None else spec.trials
+    assert len(study.trials.counted()) <= most, f"more than {most} trials were begun"
+    used = extent(study.trials.rows, spec).spent
+    assert used <= (spec.budget or math.inf), f"{used:.3g} was spent, of a budget of {spec.budget}"
     assert any(row.status is Status.COMPLETED for row in study.trials), "no trial came to its end"
     resting = {row.number for row in study.trials if row.is_resting}
     assert set(study.scheduler.promotable(study.trials)) <= resting, "only what the strategy paused may be promoted"

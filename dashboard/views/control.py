@@ -106,7 +106,7 @@ def steer_section(store: Store, snapshot: Snapshot) -> None:
 def study_text(view: StudyView) -> str:
     """Return how a study stands, in a sentence."""
     held = "" if view.row.is_held else ", and nothing runs it"
-    return f"{safe_text.one_line(view.row.name)} is {view.state}{held}: {view.ended} of {view.total} trials ended."
+    return f"{safe_text.one_line(view.row.name)} is {view.state}{held}: {view.extent.text}."
 
 
 def _study(store: Store, snapshot: Snapshot) -> None:
@@ -183,7 +183,7 @@ def _trial(store: Store, view: StudyView) -> None:
 def _settings(store: Store, view: StudyView) -> None:
     st.subheader("The study's settings", anchor=False)
     now = {
-        "trials": str(view.spec.trials),
+        "trials": "any" if view.spec.trials is None else str(view.spec.trials),
         "workers": "as it was started with" if view.row.workers is None else str(view.row.workers),
         "kl_budget": f"{view.spec.kl_budget:g}",
     }

@@ -68,7 +68,7 @@ def _row(row: StudyRow, view: StudyView | None) -> dict[str, object]:
     best, spent = view.best(), data.cost(view)
     return name | {
         "state": data.WORDS[data.shown_state(view)] + (", archived" if row.archived_at is not None else ""),
-        "ended": f"{view.ended} of {max(view.spec.trials, len(view.trials))}",
+        "ended": f"{view.ended} of {max(view.spec.trials or 0, len(view.trials))}",
         "best": None if best is None else best.value,
         "kl": None if best is None else best.kl,
         "budget": view.spec.kl_budget,
@@ -183,7 +183,7 @@ def _best(snapshot: Snapshot, baseline: float | None) -> tuple[_Card, ...]:
             "Best in the budget",
             "–" if best is None or best.value is None else f"{best.value:.2f}",
             gained,
-            f"{RULE} Beside it: how far its eval reward is above the SFT policy's, before training.",
+            f"{RULE[view.spec.objective]} Beside it: how far its reward is above the SFT policy's, before training.",
         ),
         (
             "Its KL",

@@ -35,7 +35,8 @@ def _study(store: Store, snapshot: Snapshot) -> None:
         "the best within the budget, one pruned for KL, and the trial of the best checkpoint.",
     )
     budget = _budget(snapshot, evaluated)
-    best, at = best_trial(snapshot.view.trials, budget), analysis.best_checkpoint(evaluated, budget)
+    spec = snapshot.view.spec
+    best, at = best_trial(snapshot.view.trials, budget, spec.objective), analysis.best_checkpoint(evaluated, budget)
     _cards(best, at, budget)
     if at is not None:
         _where(store, snapshot, at, evaluated, budget)
@@ -80,7 +81,7 @@ def _cards(best: TrialRow | None, at: Checkpoint | None, budget: float) -> None:
         made = (_with_error(at.reward, at.reward_se), f"trial {at.trial}, step {at.step}, KL {at.kl:.2f} nats")
     with st.grid(2, min_column_width=240):
         for label, (value, note), told in (
-            ("Best trial at its end", end, RULE),
+            ("Best trial", end, RULE["best"]),
             ("Best checkpoint", made, _CHECKPOINT),
         ):
             st.metric(

@@ -200,7 +200,9 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     commands["logs"].add_argument("-f", "--follow", action="store_true", help="go on printing until the trial ends")
     commands["logs"].add_argument("-n", "--lines", metavar="N", type=positive_int, help="its last lines alone")
     commands["list"].add_argument("--all", action="store_true", help="archived studies too")
-    commands["best"].epilog = f"{RULE} Exit status 1: no trial is within the budget."
+    commands[
+        "best"
+    ].epilog = f'{RULE["best"]} With the objective "end": {RULE["end"]} Exit status 1: no trial is within the budget.'
     for name in ("list", "show", "compare", "best"):
         commands[name].add_argument("--json", action="store_true", help="print JSON on stdout")
 

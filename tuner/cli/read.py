@@ -121,8 +121,9 @@ def best(args: argparse.Namespace) -> int:
     """Show the best trial within the study's KL budget or another; an error where there is none."""
     with opened(args.storage) as store:
         view = read_study(store, args.study)
-        kl_budget = view.spec.kl_budget if args.kl_budget is None else args.kl_budget
-        trial, where = view.best(kl_budget), storage.location(args.storage)
+        if args.kl_budget is not None:
+            view = results.under_budget(store, view, args.kl_budget)
+        trial, where, kl_budget = view.best(), storage.location(args.storage), view.spec.kl_budget
         if trial is None:
             raise StudyError(report.no_winner(view, kl_budget, where))
         if args.json:

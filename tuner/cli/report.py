@@ -102,7 +102,7 @@ def no_winner(view: StudyView, kl_budget: float, where: str) -> str:
     if failed:
         return f'All {len(failed)} trials of study "{view.row.name}" failed: {_first_error(failed)}'
     text = f'No trial of study "{view.row.name}" is within the KL budget of {output.short(kl_budget)} {output.KL_UNIT}'
-    closest = closest_trial(view.trials)
+    closest = closest_trial(view.trials, view.spec.objective)
     if closest is None:
         return f"{text}: none of its {len(view.trials)} trials ran to its end. {_advice_on_causes(view)}"
     accept = _command(["best", view.row.name, "--kl-budget", _above(closest.kl)], where)

@@ -38,8 +38,9 @@ from tuner.events import (
 )
 from tuner.results import read_study
 from tuner.run import run_study
+from tuner.scoring import Extent
 from tuner.spec import StudySpec
-from tuner.store import Order, Store
+from tuner.store import Order, Store, TrialRow
 from tuner.store.connect import file_of as store_file
 from tuner.store.schema import parse_url, redacted
 
@@ -97,8 +98,7 @@ class StudyProgress:
         self._preparation: TaskID | None = None
         self._preparing = ""
         self._running: dict[int, TaskID] = {}
-        self._ended = 0
-        self._total = 0
+        self._extent: Extent | None = None
         self.stopped: StudyStopped | None = None
         """How the study stopped short of its total, if it did."""
 
@@ -125,8 +125,7 @@ class StudyProgress:
             case TrialEnded():
                 self._end_trial(event)
             case TrialSetAside():
-                self._forget(event.row.number)
-                self._say(f"trial {event.row.number} saved a checkpoint and is {event.row.status}")
+                self._set_aside(event.row)
             case OrderDecided():
                 self._tell_order(event.order)
             case StudyPaused():
@@ -142,15 +141,16 @@ class StudyProgress:
 
     def _start(self, event: StudyStarted) -> None:
         spec = event.spec
-        self._ended, self._total = event.finished, event.total
+        self._extent = event.extent
         self._say(
             f'study "{output.plain(spec.name)}": task {output.plain(spec.task)}, '
-            f"{render.ended_of(event.finished, event.total)}; KL budget {output.short(spec.kl_budget)}, "
+            f"{event.extent.text}; KL budget {output.short(spec.kl_budget)}, "
             f"limit {output.short(spec.kl_limit)} {output.KL_UNIT}"
         )
         for note in event.notes:
             self._say(f"note: {output.plain(note)}")
-        self._study = self._bars.add_task("study", total=event.total, completed=event.finished, note=self._count())
+        self._study = self._bars.add_task("study", total=1.0, note="")
+        self._show(event.extent)
 
     def _prepare(self, event: Preparing) -> None:
         if event.what != self._preparing:
@@ -180,11 +180,19 @@ class StudyProgress:
     def _end_trial(self, event: TrialEnded) -> None:
         row = event.row
         self._forget(row.number)
-        self._ended, self._total = event.ended, max(event.total, event.ended)
-        line = f"[{self._ended:>{len(str(self._total))}}/{self._total}] {render.trial_line(row)}"
-        self._say(line, render.STYLES[row.status])
+        self._say(f"[{_count(event.extent)}] {render.trial_line(row)}", render.STYLES[row.status])
+        self._show(event.extent)
+
+    def _set_aside(self, row: TrialRow) -> None:
+        self._forget(row.number)
+        if row.is_resting:
+            self._say(render.trial_line(row), render.STYLES[row.status])
+        else:
+            self._say(f"trial {row.number} saved a checkpoint and is {row.status}")
+
+    def _show(self, extent: Extent) -> None:
         if self._study is not None:
-            self._bars.update(self._study, total=self._total, completed=self._ended, note=self._count())
+            self._bars.update(self._study, completed=extent.done, note=extent.text)
 
     def _tell_order(self, order: Order) -> None:
         about = "" if order.trial is None else f" trial {order.trial}"
@@ -198,8 +206,13 @@ class StudyProgress:
         if bar is not None:
             self._bars.remove_task(bar)
 
-    def _count(self) -> str:
-        return f"{self._ended} of {self._total} trials"
+
+def _count(extent: Extent) -> str:
+    """Return ` 3/18`, or `12` where the budget bounds the number of trials."""
+    if extent.total is None:
+        return str(extent.ended)
+    total = max(extent.total, extent.ended)
+    return f"{extent.ended:>{len(str(total))}}/{total}"
 
 
 def _readings(report: StepReport) -> str:
@@ -325,7 +338,6 @@ def _print_result(name: str, where: str, as_json: bool) -> int:
 
 def _tell_stop(stopped: StudyStopped, go_on: str) -> None:
     print(
-        f"ppo-tuner: {output.plain(stopped.why)}: {stopped.finished} of {stopped.total} trials ended; "
-        f"go on with: {go_on}",
+        f"ppo-tuner: {output.plain(stopped.why)}: {stopped.extent.text}; go on with: {go_on}",
         file=sys.stderr,
     )

@@ -87,7 +87,7 @@ class OptunaExport:
         fresh = [row for row in rows if row.number >= len(there) or not there[row.number].state.is_finished()]
         evaluations = _evaluations(self._store, fresh)
         trials = {row.number: as_optuna(row, spec, reference, evaluations.get(row.id, ())) for row in fresh}
-        best = best_trial(rows, spec.kl_budget)
+        best = best_trial(rows, spec.kl_budget, spec.objective)
         with _one_line(self.place.url):
             for number, trial in trials.items():
                 if number >= len(there):
@@ -309,7 +309,7 @@ def _told(row: TrialRow, spec: StudySpec) -> Told:
     if not row.status.is_final:
         return Told(TrialState.RUNNING)
     told = to_optuna(row, spec)
-    if row.teaches and best_trial([row], spec.kl_budget) is not None:
+    if row.teaches and best_trial([row], spec.kl_budget, spec.objective) is not None:
         return Told(TrialState.COMPLETE, told.value, min(told.constraint or 0.0, 0.0))
     if told.state is TrialState.COMPLETE:
         return Told(told.state, told.value, max(told.constraint or 0.0, _LEAST_VIOLATION))

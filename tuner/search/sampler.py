@@ -214,7 +214,7 @@ class _View:
         if params is None:
             self._list.put(number, frozen(Told(TrialState.FAIL), ({}, {})))
         else:
-            self._list.put(number, frozen(told, (params, self._space), episodes))
+            self._list.put(number, frozen(told, (params, self._space)))
 
     def propose(self, number: int) -> dict[str, HyperValue]:
         """Return the sampler's value of each dimension for trial `number`, the next one."""

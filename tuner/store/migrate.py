@@ -91,6 +91,10 @@ def _add_missing(connection: Connection) -> None:
 
 def _fill_in(connection: Connection, version: int) -> None:
     """Give what was added the values that follow from what an older store of that version holds."""
+    if version < 6:  # what studies were before there was a choice
+        for row in connection.execute(select(studies.c.id, studies.c.spec)).all():
+            spec = {**row.spec, "objective": "end", "strategy": "full"}
+            connection.execute(update(studies).where(studies.c.id == row.id).values(spec=spec))
     if version < 5:
         forks = trials.c.origin == Origin.FORKED
         connection.execute(update(trials).where(forks).values(role=Role.FORK))

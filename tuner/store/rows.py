@@ -168,6 +168,14 @@ class TrialRow:
     """Whether rules that would end it are only noted (see `Verdict`), so that it can be told what they cost."""
     paused_by: PausedBy | None = None
     """Who paused it; None: it is not paused."""
+    value_step: int | None = None
+    """The step whose evaluation `value` is; under the objective `end` the last of the two that it is the mean of."""
+    end_kl: float | None = None
+    """Eval KL of its last evaluation, in nats per response: whether the configuration itself ends within a budget."""
+    rung: int = 0
+    """How many rungs of the strategy it was promoted past."""
+    rung_scores: tuple[float | None, ...] = ()
+    """What it is ranked by at each rung that it came to, in reward; None: nothing could be read there."""
     is_interrupted: bool = False
     """Whether it has not ended and no controller lives that would end it. Not stored: the study's lease says so."""
 
@@ -187,6 +195,16 @@ class TrialRow:
         return self.status is Status.PAUSED and self.paused_by is PausedBy.STRATEGY
 
     @property
+    def is_done(self) -> bool:
+        """Whether it keeps no study unfinished: it has ended, or the strategy paused it."""
+        return self.status.is_final or self.is_resting
+
+    @property
+    def rung_score(self) -> float | None:
+        """What it is ranked by at the last rung that it came to; None: it came to none, or nothing could be read."""
+        return self.rung_scores[-1] if self.rung_scores else None
+
+    @property
     def shown_status(self) -> str:
         """The status as people and scripts are told it: `interrupted`, or the stored one."""
         return INTERRUPTED if self.is_interrupted else self.status.value
@@ -202,3 +220,5 @@ class Outcome:
     value_se: float | None = None
     kl: float | None = None
     violation: float | None = None
+    value_step: int | None = None
+    end_kl: float | None = None

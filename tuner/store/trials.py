@@ -145,6 +145,9 @@ def step_values(report: StepReport) -> dict[str, Any]:
 
 # Trials: added, begun, recorded step by step, and finished, each in one transaction.
 
+JUDGEMENT = ("value", "value_se", "kl", "violation", "value_step", "end_kl")
+"""What follows from a trial's evaluations, and is judged anew where the KL budget changes."""
+
 _CONSTANT = ("config", "params")
 """Columns of a trial that are written once."""
 
@@ -281,13 +284,26 @@ class Trials(Database):
 
         return self._write(lease, add)
 
-    def pause(self, lease: Lease, trial_id: int, so_far: Outcome, by: PausedBy) -> None:
-        """Record that a trial is paused and how it stands."""
-        self._write(lease, lambda connection: write_pause(connection, trial_id, so_far, by))
+    def pause(self, lease: Lease, trial_id: int, so_far: Outcome) -> None:
+        """Record that a person paused a trial, and how it stands."""
+        self._write(lease, lambda connection: write_pause(connection, trial_id, so_far))
 
-    def resume(self, lease: Lease, trial_id: int) -> None:
+    def rest(self, lease: Lease, trial: TrialRow, so_far: Outcome, rung_score: float | None) -> None:
+        """Record that the strategy paused a trial at its next rung, how it stands, and what it is ranked by there."""
+        scores = [*trial.rung_scores[: trial.rung], rung_score]
+        values = asdict(so_far) | {"status": Status.PAUSED, "wanted": None, "paused_by": PausedBy.STRATEGY}
+        mine = update(schema.trials).where(schema.trials.c.id == trial.id).values(**values, rung_scores=scores)
+        self._write(lease, lambda connection: connection.execute(mine))
+
+    def promote(self, lease: Lease, trial_id: int) -> None:
+        """Record that a trial which the strategy paused waits for a worker; how it stood is kept until it is judged."""
+        table = schema.trials
+        values = {"status": Status.WAITING, "reason": None, "paused_by": None, "rung": table.c.rung + 1}
+        self._write(lease, lambda c: c.execute(update(table).where(table.c.id == trial_id).values(**values)))
+
+    def resume(self, lease: Lease, trial: TrialRow) -> None:
         """Record that a paused trial waits for a worker, and is judged later."""
-        self._write(lease, lambda connection: write_resumption(connection, trial_id))
+        self._write(lease, lambda connection: write_resumption(connection, trial))
 
     def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome) -> Wanted | None:
         """Record that a trial has no worker: it is PAUSED if an order wants that by now, else WAITING for another one.
@@ -303,7 +319,7 @@ class Trials(Database):
             if wanted in ENDINGS:
                 return wanted
             if wanted is Wanted.PAUSE:
-                write_pause(connection, trial_id, so_far, PausedBy.PERSON)
+                write_pause(connection, trial_id, so_far)
             elif row.status == Status.RUNNING:
                 connection.execute(update(schema.trials).where(mine).values(status=Status.WAITING))
             return None
@@ -314,9 +330,9 @@ class Trials(Database):
         """Record how a trial ended."""
         self._write(lease, lambda connection: write_outcome(connection, trial_id, outcome))
 
-    def set_violations(self, lease: Lease, violations: Mapping[int, float]) -> None:
-        """Replace trials' violations, by the row's id."""
-        self._write(lease, lambda connection: write_violations(connection, violations))
+    def set_judgements(self, lease: Lease, judged: Iterable[TrialRow]) -> None:
+        """Replace what trials are worth, and what they are ranked by, with what these rows say."""
+        self._write(lease, lambda connection: write_judgements(connection, judged))
 
 
 def write_outcome(connection: Connection, trial_id: int, outcome: Outcome) -> None:
@@ -325,23 +341,27 @@ def write_outcome(connection: Connection, trial_id: int, outcome: Outcome) -> No
     connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(**values))
 
 
-def write_pause(connection: Connection, trial_id: int, so_far: Outcome, by: PausedBy) -> None:
-    """Record that a trial is paused and how it stands, in a transaction that is under way."""
-    values = asdict(so_far) | {"status": Status.PAUSED, "wanted": None, "paused_by": by}
+def write_pause(connection: Connection, trial_id: int, so_far: Outcome) -> None:
+    """Record that a person paused a trial and how it stands, in a transaction that is under way."""
+    values = asdict(so_far) | {"status": Status.PAUSED, "wanted": None, "paused_by": PausedBy.PERSON}
     connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(**values))
 
 
-def write_resumption(connection: Connection, trial_id: int) -> None:
-    """Record that a paused trial waits for a worker, and is judged later, in a transaction that is under way."""
-    judgement = dict.fromkeys(("reason", "value", "value_se", "kl", "violation", "wanted", "paused_by"))
-    values = judgement | {"status": Status.WAITING}
-    connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(**values))
+def write_resumption(connection: Connection, trial: TrialRow) -> None:
+    """Record that a paused trial waits for a worker, and is judged later, in a transaction that is under way.
+
+    One that the strategy paused is past its rung by that.
+    """
+    judgement = dict.fromkeys((*JUDGEMENT, "reason", "wanted", "paused_by"))
+    values = judgement | {"status": Status.WAITING, "rung": trial.rung + trial.is_resting}
+    connection.execute(update(schema.trials).where(schema.trials.c.id == trial.id).values(**values))
 
 
-def write_violations(connection: Connection, violations: Mapping[int, float]) -> None:
-    """Replace trials' violations in a transaction that is under way."""
-    for trial_id, violation in violations.items():
-        connection.execute(update(schema.trials).where(schema.trials.c.id == trial_id).values(violation=violation))
+def write_judgements(connection: Connection, judged: Iterable[TrialRow]) -> None:
+    """Replace what trials are worth, and what they are ranked by, in a transaction that is under way."""
+    for row in judged:
+        values = {name: getattr(row, name) for name in (*JUDGEMENT, "rung_scores")}
+        connection.execute(update(schema.trials).where(schema.trials.c.id == row.id).values(**values))
 
 
 def copy_steps(connection: Connection, trial_id: int, fork: TrialRow, last: int) -> None:
@@ -395,6 +415,7 @@ def _to_trial(values: dict[str, Any], is_held: bool) -> TrialRow:
         "paused_by": None if values["paused_by"] is None else PausedBy(values["paused_by"]),
         "reason": None if values["reason"] is None else to_reason(values["reason"]),
         "wanted": None if values["wanted"] is None else Wanted(values["wanted"]),
+        "rung_scores": tuple(values["rung_scores"] or ()),
         "is_interrupted": not is_held and status is Status.RUNNING,
     }
     return TrialRow(**{**values, **typed})

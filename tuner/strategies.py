@@ -1,0 +1,355 @@
+"""How a search spends its budget: which trial runs next, which are paused at a rung, and which of those are finished.
+
+| strategy  | a new trial runs                                   | and goes on past its rung                          |
+|-----------|----------------------------------------------------|----------------------------------------------------|
+| full      | to its end                                         |                                                    |
+| early_cut | to the first rung, 1/10 of its episodes            | if it is the best that rests there, 1 in 6         |
+| asha      | to the rungs 1/10 and 3/10                         | if it is among the best third of a rung            |
+| staged    | to its end, with β or the target, then rates and   |                                                    |
+|           | batch sizes, then all the rest searched            |                                                    |
+
+Schedules (learning rate, β) are those of the whole length from the first step on, so a trial that is promoted goes on
+as if it had never rested. asha: Li et al. 2020 (arXiv 1810.05934), algorithm 2. early_cut: a constant cut is hard to
+beat (arXiv 2404.04111); how the two compare here is in docs/search.md.
+"""
+
+import math
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ppo_core.declare import HyperValue
+from ppo_core.hyperparameters import PPOConfig
+from tuner.best import best_trial
+from tuner.protocol import Stepped
+from tuner.scheduler import Action, Decision, guarded, is_audited, is_evaluated
+from tuner.scoring import Evaluations, TrialList, rung_score
+from tuner.search.sampler import Projection
+from tuner.spec import Strategy, StudySpec
+from tuner.status import Origin, Reason, Role, Status, Verdict
+from tuner.store import NewTrial, TrialRow
+
+FINISH_SHARE = 0.2
+"""Share of the budget that is kept for finishing trials: when no more is left, none is begun."""
+
+
+class FullRuns:
+    """Every trial runs to its end, unless the guard or a person ends it."""
+
+    def __init__(self, spec: StudySpec, threads: int) -> None:
+        """Decide for a study of `spec`, whose new trials get `threads` CPU threads."""
+        self._spec, self._threads = spec, threads
+        self._projection = Projection(spec)
+        self._lengths: dict[int, tuple[Mapping[str, HyperValue], _Length]] = {}
+        self._episodes = math.inf if spec.budget is None else spec.budget * spec.total_episodes
+
+    def next(self, trials: TrialList, busy: Container[int]) -> int | NewTrial | None:
+        """Return what was interrupted, then what waits, then a trial to promote or a new one, while there is budget."""
+        for row in trials.open(self._spec.trials):
+            if row.number not in busy:
+                return row.number
+        promoted = self._promoted(trials)
+        if promoted is None and self._may_start(trials):
+            return self._new(trials)
+        return promoted
+
+    def decide(self, trial: TrialRow, stepped: Stepped) -> Decision:
+        """Return what the guard's word means: the trial is evaluated once more and ended, or only goes on noted."""
+        return guarded(trial, stepped)
+
+    def rests(self, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
+        """Return None: this strategy pauses nothing."""
+        return None
+
+    def score(self, evaluations: Evaluations) -> float | None:
+        """Return the rung score (see `tuner.scoring.rung_score`)."""
+        return rung_score(evaluations, self._spec.kl_budget)
+
+    def promotable(self, trials: TrialList) -> Sequence[int]:
+        """Return the trials that the strategy paused, the best first."""
+        return [row.number for row in _ranked(trials.resting())]
+
+    def is_finished(self, trials: TrialList) -> bool:
+        """Return whether all trials have ended or rest, and there is neither budget nor need for more."""
+        if not all(row.is_done for row in trials.asked(self._spec.trials)):
+            return False
+        return self._promoted(trials) is None and not self._may_start(trials)
+
+    def _promoted(self, trials: TrialList) -> int | None:
+        return None
+
+    def _may_start(self, trials: TrialList) -> bool:
+        most = self._spec.trials
+        is_room = most is None or len(trials.counted()) < most
+        return is_room and self._left(trials) >= self._spec.total_episodes
+
+    def _left(self, trials: TrialList) -> float:
+        """Return the episodes of the budget that no trial has spent or was promised."""
+        return self._episodes - sum(self._promised(row) for row in trials.counted())
+
+    def _promised(self, row: TrialRow) -> int:
+        """Return the episodes that a trial has spent, or will have when it next ends or rests."""
+        return row.episodes if row.is_done else self._length(row).until(row.rung)
+
+    def _length(self, row: TrialRow) -> "_Length":
+        known = self._lengths.get(row.number)
+        if known is None or known[0] is not row.config:
+            known = self._lengths[row.number] = (row.config, self._measured(row))
+        return known[1]
+
+    def _measured(self, row: TrialRow) -> "_Length":
+        return _Length.of(row.config, ())
+
+    # New trials
+
+    def _new(self, trials: TrialList) -> NewTrial:
+        spec, number, counted = self._spec, len(trials), len(trials.counted())
+        label = ""
+        if spec.listed:
+            params, origin, label = dict(spec.listed[counted].params), Origin.LISTED, spec.listed[counted].label
+            config = spec.config(params)
+        elif counted == 0:
+            params, origin = spec.reference_params(), Origin.REFERENCE
+            config = spec.config(params)
+        else:
+            params, config = self._proposed(number, trials)
+            origin = Origin.SAMPLED
+        audited = is_audited(spec, number)
+        return NewTrial(number, origin, config.to_dict(), params, self._threads, label=label, is_audited=audited)
+
+    def _proposed(self, number: int, trials: TrialList) -> tuple[dict[str, HyperValue], PPOConfig]:
+        """Return the searched values of a trial that the sampler proposes, and its configuration."""
+        self._projection.update(trials)
+        params = self._projection.propose(number)
+        return params, self._spec.config(params)
+
+
+@dataclass(frozen=True)
+class _Length:
+    """A trial's length, and where it rests. All in episodes."""
+
+    whole: int
+    rungs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: Mapping[str, HyperValue], shares: Iterable[float]) -> "_Length":
+        """Return the length of a trial, with a rung at each share of it that its rollout batches allow."""
+        trial = PPOConfig.from_dict(config)
+        rungs = (rung_episodes(trial, share) for share in shares)
+        return cls(trial.whole_episodes(), tuple(dict.fromkeys(rung for rung in rungs if rung is not None)))
+
+    def until(self, rung: int) -> int:
+        """Return where a trial that was promoted past `rung` rungs rests next, or ends."""
+        return self.rungs[rung] if rung < len(self.rungs) else self.whole
+
+
+def rung_episodes(config: PPOConfig, share: float) -> int | None:
+    """Return the episodes at a rung: the first iteration's end at or after `share` of all, and two iterations at least.
+
+    None: the trial has ended by then.
+    """
+    batch = config.batch_sizes(world_size=1).batch_size
+    iterations = max(2, math.ceil(share * config.total_episodes / batch - 1e-9))
+    return iterations * batch if iterations < config.num_iterations() else None
+
+
+class Rungs(FullRuns):
+    """Trials rest at rungs with their exact state, and the best of each rung are promoted past it.
+
+    What people ask for (forks, enqueued trials) runs to its end, and so do audited trials.
+    """
+
+    name: Strategy
+    shares: tuple[float, ...]
+    """Of a trial's episodes, one a rung."""
+    one_in: int
+    """Of so many trials at a rung one is promoted."""
+
+    def decide(self, trial: TrialRow, stepped: Stepped) -> Decision:
+        """Return the guard's word, or that the trial rests here."""
+        decision, report = guarded(trial, stepped), stepped.report
+        if decision.action is not Action.GO_ON or not self._is_at_rung(trial, report.episode):
+            return decision
+        if not is_evaluated(stepped):
+            return Decision(Action.EVALUATE)
+        reason = self._reason(report.episode)
+        if trial.is_audited:
+            return Decision(Action.GO_ON, decision.verdict or Verdict(report.step, reason, is_enforced=False))
+        return Decision(Action.PAUSE, Verdict(report.step, reason, is_enforced=True))
+
+    def rests(self, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
+        """Return why it rests, if the last thing that the trial did was to be evaluated at its next rung."""
+        is_evaluated = bool(evaluations) and evaluations[-1]["episode"] == trial.episodes
+        rests = is_evaluated and not trial.is_audited and self._is_at_rung(trial, trial.episodes)
+        return self._reason(trial.episodes) if rests else None
+
+    def _reason(self, episode: int) -> Reason:
+        return Reason(self.name, f"paused at episode {episode}; 1 in {self.one_in} is promoted")
+
+    def _is_at_rung(self, trial: TrialRow, episode: int) -> bool:
+        """Return whether a trial that started with as many promotions as `trial` has come to its next rung."""
+        rungs = self._length(trial).rungs
+        return trial.rung < len(rungs) and episode >= rungs[trial.rung]
+
+    def _measured(self, row: TrialRow) -> _Length:
+        return _Length.of(row.config, self.shares if row.counts else ())
+
+    def _promoted(self, trials: TrialList) -> int | None:
+        """Return the trial to promote now, if there is one: of the furthest rung where one is due, the best."""
+        for rung in reversed(range(len(self.shares))):
+            row = self._due_at(rung, trials)
+            if row is not None and self._cost(row) <= self._left(trials):
+                return row.number
+        return None if self._may_start(trials) or not self._is_open_ended(trials) else self._last_finish(trials)
+
+    def _is_open_ended(self, trials: TrialList) -> bool:
+        """Return whether budget that is left over finishes more than one in `one_in`."""
+        return self._spec.budget is not None or not any(row.rung for row in trials.counted())
+
+    def _last_finish(self, trials: TrialList) -> int | None:
+        """Return the best trial that rests and that there is budget to finish: nothing else will be begun."""
+        fitting = [row for row in trials.resting() if row.counts and self._whole(row) <= self._left(trials)]
+        return _ranked(fitting)[0].number if fitting else None
+
+    def _due_at(self, rung: int, trials: TrialList) -> TrialRow | None:
+        """Return the best trial that rests at a rung, where promotions are due there."""
+        came = sum(len(row.rung_scores) > rung for row in trials.counted())
+        promoted = sum(row.rung > rung for row in trials.counted())
+        waiting = _ranked(row for row in trials.resting() if row.counts and row.rung == rung)
+        return waiting[0] if waiting and came // self.one_in > promoted else None
+
+    def _may_start(self, trials: TrialList) -> bool:
+        """Return whether to begin a trial: there is budget for it beside what is kept to finish some."""
+        most, whole = self._spec.trials, self._spec.total_episodes
+        if most is not None and len(trials.counted()) >= most:
+            return False
+        if self._spec.budget is None:
+            return True
+        rung = self.shares[0] * whole
+        finishes = max(1, math.floor(FINISH_SHARE * self._episodes / (whole - rung)))
+        is_first = not trials.counted()
+        return is_first or self._left(trials) - rung >= finishes * (whole - rung) - 1e-9
+
+    def _cost(self, row: TrialRow) -> int:
+        """Return the episodes from where a trial rests to its next rung or its end."""
+        return self._length(row).until(row.rung + 1) - row.episodes
+
+    def _whole(self, row: TrialRow) -> int:
+        return self._length(row).whole - row.episodes
+
+
+class EarlyCut(Rungs):
+    """One rung at a tenth; a free worker finishes the best that rests there when 1 in 6 is due, else begins another."""
+
+    name: Strategy = "early_cut"
+    shares = (0.1,)
+    one_in = 6
+
+
+class Asha(Rungs):
+    """Asynchronous successive halving with pausing: rungs at 1/10 and 3/10, the best third of each is promoted."""
+
+    name: Strategy = "asha"
+    shares = (0.1, 0.3)
+    one_in = 3
+
+    def _due_at(self, rung: int, trials: TrialList) -> TrialRow | None:
+        """Return the best trial that rests at a rung and is among the best 1/η of all that came to it."""
+        came = [row for row in trials.counted() if len(row.rung_scores) > rung]
+        top = sorted(came, key=lambda row: _order(row, row.rung_scores[rung]))[: len(came) // self.one_in]
+        return next((row for row in top if row.is_resting and row.rung == rung), None)
+
+
+def _ranked(rows: Iterable[TrialRow]) -> list[TrialRow]:
+    """Return trials that rest, the best first: those at a further rung, then the higher score, then the cheaper."""
+    return sorted(rows, key=lambda row: (-row.rung, *_order(row, row.rung_score)))
+
+
+def _order(row: TrialRow, score: float | None) -> tuple[float, int, int]:
+    """Return what a trial is sorted by, the best first. Of equal scores that with fewer passes over each batch wins."""
+    return (math.inf if score is None else -score), int(row.config.get("num_ppo_epochs") or 0), row.number
+
+
+# Stages
+
+CONTROL = ("kl_coef", "kl_target", "kl_horizon")
+RATES = ("learning_rate", "value_learning_rate", "batch_size", "mini_batch_size")
+STAGE_SHARES = (0.3, 0.65)
+"""Shares of the budget after which the first stage is over at the latest, and the second."""
+_LAST = 3
+_NEEDED = 2
+
+
+class Staged(FullRuns):
+    """Searches in three stages: β or the KL target, then rates and batches, then the rest.
+
+    Each stage has the best values of those before. The first is over when two of the last three trials that ended are
+    within the KL budget at their end, or 30 % of the budget is spent; the second at 65 %. A stage without a searched
+    value is passed over. Which stage a trial was made in is told by its params: they are that stage's values alone.
+    """
+
+    def __init__(self, spec: StudySpec, threads: int) -> None:
+        """Decide for a study of `spec`, whose new trials get `threads` CPU threads."""
+        super().__init__(spec, threads)
+        tests: tuple[Callable[[str], bool], ...] = (
+            lambda name: name in CONTROL,
+            lambda name: name in RATES,
+            lambda name: name not in CONTROL and name not in RATES,
+        )
+        found = (frozenset(filter(test, spec.search)) for test in tests)
+        self._stages = [names for names in found if names]
+
+    def _proposed(self, number: int, trials: TrialList) -> tuple[dict[str, HyperValue], PPOConfig]:
+        """Return this stage's values as the sampler proposes them, and a configuration with the best trial's others."""
+        stage, spec = self._stage(trials), self._spec
+        names = self._stages[stage]
+        part = Projection(replace(spec, search={name: span for name, span in spec.search.items() if name in names}))
+        for row in trials:
+            teaches = _is_of(row, names) or (stage == 0 and row.origin is Origin.REFERENCE)
+            part.tell(row if teaches else replace(row, role=Role.REPEAT))
+        params = part.propose(number)
+        best = best_trial(trials.rows, spec.kl_budget, spec.objective)
+        others = {} if best is None else {name: best.config[name] for name in spec.search if name not in names}
+        return params, PPOConfig.from_dict({**spec.config(params).to_dict(), **others})
+
+    def _stage(self, trials: TrialList) -> int:
+        """Return the index of the stage that the next trial is made in; a stage that is over does not come back."""
+        made = [index for row in trials.counted() for index, names in enumerate(self._stages) if _is_of(row, names)]
+        current = max(made, default=0)
+        last = len(self._stages) - 1
+        share = self._share(trials)
+        if self._stages[current] & set(CONTROL) and (share >= STAGE_SHARES[0] or self._is_settled(trials)):
+            return min(current + 1, last)
+        if self._stages[current] & set(RATES) and share >= STAGE_SHARES[1]:
+            return min(current + 1, last)
+        return current
+
+    def _share(self, trials: TrialList) -> float:
+        """Return the share of the study's budget, or of its trials, that is promised."""
+        if self._spec.budget is not None:
+            return 1 - self._left(trials) / self._episodes
+        return len(trials.counted()) / (self._spec.trials or 1)
+
+    def _is_settled(self, trials: TrialList) -> bool:
+        ended = sorted((row for row in trials.counted() if row.status.is_final), key=lambda row: row.ended_at or 0.0)
+        return sum(self._is_within(row) for row in ended[-_LAST:]) >= _NEEDED
+
+    def _is_within(self, row: TrialRow) -> bool:
+        return row.status is Status.COMPLETED and row.end_kl is not None and row.end_kl <= self._spec.kl_budget
+
+
+def _is_of(row: TrialRow, names: frozenset[str]) -> bool:
+    """Return whether a trial was made in the stage that searches `names`."""
+    return row.origin is Origin.SAMPLED and bool(names & row.params.keys())
+
+
+MAKERS: Mapping[Strategy, Callable[[StudySpec, int], FullRuns]] = {
+    "early_cut": EarlyCut,
+    "full": FullRuns,
+    "asha": Asha,
+    "staged": Staged,
+}
+
+
+def make_scheduler(spec: StudySpec, threads: int) -> FullRuns:
+    """Return the scheduler of a study, by its strategy."""
+    return MAKERS[spec.strategy](spec, threads)
