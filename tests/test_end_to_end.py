@@ -19,6 +19,8 @@ SHORT_STUDY = """
 name = "short"
 task = "reviews"
 trials = 3
+strategy = "full"
+objective = "end"
 threads = 1
 [fixed]
 total_episodes = 640

@@ -32,7 +32,7 @@ def after_order(overrides: Overrides, changes: Mapping[str, Any]) -> dict[str, d
 
 
 def at_run(
-    spec: StudySpec, overrides: Overrides, *, is_file: bool, trials: int | None
+    spec: StudySpec, overrides: Overrides, *, is_file: bool, flags: Mapping[str, float]
 ) -> tuple[StudySpec, dict[str, dict[str, float]], list[str]]:
     """Return the spec that a run has, the record after its start, and what the user should know, one line each.
 
@@ -40,30 +40,36 @@ def at_run(
         spec: As the study file says, or as it is stored.
         overrides: The record so far.
         is_file: Whether `spec` comes from a file.
-        trials: The flag `--trials`, if given.
+        flags: The flags `--trials` and `--budget`, where given.
 
     Raises:
-        ConfigError: a kept value does not go with the file, or the flag not with a study that lists its trials.
+        ConfigError: a kept value does not go with the file, or a flag not with a study that lists its trials.
     """
     record: dict[str, dict[str, float]] = {}
     notes = []
     for name in FILE_KEYS:
         old, value = overrides.get(name, {}), getattr(spec, name)
-        says = {FILE: value} if is_file else {key: old[key] for key in (FILE,) if key in old}
-        is_flagged = name == "trials" and trials is not None
+        says = {key: old[key] for key in (FILE,) if key in old}
+        if is_file:
+            says = {} if value is None else {FILE: value}
+        is_flagged = name in flags
         is_changed = is_file and old.get(FILE, value) != value
         is_kept = SET in old and not is_flagged and not is_changed
         record[name] = {**says, SET: old[SET]} if is_kept else says
         if is_kept and old[SET] != value:
             spec = changed_spec(spec, {name: old[SET]})
             notes.append(_note(spec.name, name, old[SET], value))
-    return (spec if trials is None else spec.with_trials(trials)), record, notes
+    return (changed_spec(spec, flags) if flags else spec), record, notes
 
 
-def _note(study: str, name: str, kept: float, says: float) -> str:
+def _said(value: float | None) -> str:
+    return "nothing of it" if value is None else f"{value:g}"
+
+
+def _note(study: str, name: str, kept: float, says: float | None) -> str:
     return (
-        f"{FILE_KEYS[name]} = {kept:g} is kept: it was set by an order after the study file said {says:g}; to change "
-        f"it: ppo-tuner set {study} --{name.replace('_', '-')} X, or another value in the file"
+        f"{FILE_KEYS[name]} = {kept:g} is kept: it was set by an order after the study file said {_said(says)}; to "
+        f"change it: ppo-tuner set {study} --{name.replace('_', '-')} X, or another value in the file"
     )
 
 
@@ -127,19 +133,19 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
                 store.release(lease)
 
 
-def reconcile(study: OpenStudy, trials: int | None, *, is_file: bool) -> Iterator[str]:
+def reconcile(study: OpenStudy, flags: Mapping[str, float], *, is_file: bool) -> Iterator[str]:
     """Make the given spec the study's, and the folder its own; yield what the user should know of it.
 
     Args:
         study: The study; its spec is changed to what it has in this run.
-        trials: The flag `--trials`, if given.
+        flags: The flags `--trials` and `--budget`, where given.
         is_file: Whether the given spec is a study file's, and not the stored one.
 
     Raises:
         ConfigError: the study has trials under a spec that the given one must not be mixed with.
     """
     known = study.row.overrides or {}
-    study.spec, record, notes = at_run(study.spec, known, is_file=is_file, trials=trials)
+    study.spec, record, notes = at_run(study.spec, known, is_file=is_file, flags=flags)
     yield from notes
     if len(study.board):
         stored = StudySpec.from_dict(study.row.spec, f'study "{study.row.name}" in the store')

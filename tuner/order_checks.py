@@ -129,13 +129,15 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
             )
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_count = is_number and float(str(value)).is_integer() and float(str(value)) >= 1
-        if name != "kl_budget" and not is_count:
+        if name not in ("budget", "kl_budget") and not is_count:
             raise ConfigError(f"{name} = {value!r} is not allowed: a whole number of at least 1")
         if name == "workers" and float(str(value)) > MOST_WORKERS:
             raise ConfigError(f"workers = {value!r} is not allowed: at most {MOST_WORKERS}")
     changed = spec
     if "trials" in changes:
         changed = changed.with_trials(int(float(str(changes["trials"]))))
+    if "budget" in changes:
+        changed = changed.with_budget(changes["budget"], "budget")
     if "kl_budget" in changes:
         changed = changed.with_kl_budget(changes["kl_budget"], "kl_budget")
     return changed

@@ -31,12 +31,13 @@ KINDS: Mapping[str, OrderKind] = {
         OrderKind(
             "fork", "needed", "go on from a trial's checkpoint with changed values", ("values", "episode", "label")
         ),
-        OrderKind("set", "none", "change the study's total of trials, its workers or its KL budget", ("changes",)),
+        OrderKind("set", "none", "change the study's trials, budget, workers or KL budget", ("changes",)),
     )
 }
 
 SETTINGS: Mapping[str, str] = {
     "trials": "the study's total of trials",
+    "budget": "what the study may spend, in trials of full length",
     "workers": "trials at the same time",
     "kl_budget": "nats per response",
 }

@@ -15,6 +15,7 @@ from tuner.engine.base import Engine, EngineNeeds, MakeEngine
 from tuner.engine.local import LocalEngine, threads_per_worker
 from tuner.events import Emit, Limits, StudyStarted, StudyStopped, StudyWarned
 from tuner.held_study import OpenStudy, open_study, reconcile
+from tuner.order_checks import changed_spec
 from tuner.retry import StoreRetry
 from tuner.scheduler import MakeScheduler
 from tuner.scoring import extent
@@ -31,6 +32,7 @@ def run_study(
     gpus: Sequence[str] = (),
     is_file: bool = True,
     trials: int | None = None,
+    budget: float | None = None,
     timeout: float | None = None,
     policy: CheckpointPolicy = LOCAL_ONLY,
     checkpoint_seconds: float | None = None,
@@ -54,6 +56,7 @@ def run_study(
         is_file: Whether the spec is what a study file says, and not the stored one. What an order `set` changed holds
             until the file's own value changes.
         trials: The study's total; None: the spec's, or what an order made of it.
+        budget: What it may spend, in trials of full length; None: the same.
         timeout: Seconds after which to stop.
         policy: Where checkpoints are kept besides, and their quota; what it leaves open is as in the last run.
         checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
@@ -67,12 +70,13 @@ def run_study(
         TaskError: the task could not be prepared.
         StoreError: the store or the folder cannot be used.
     """
-    _require_positive(workers=workers, trials=trials, timeout=timeout)
+    _require_positive(workers=workers, trials=trials, budget=budget, timeout=timeout)
     if gpus and workers is not None and workers > len(gpus):
         raise ConfigError(f"workers = {workers} is not allowed: at most {len(gpus)}, one a GPU")
     spec = spec if checkpoint_seconds is None else spec.with_checkpoint_seconds(checkpoint_seconds)
-    if trials is not None:
-        spec.with_trials(trials)  # a total that is not allowed is refused before anything is made
+    flags = {name: value for name, value in (("trials", trials), ("budget", budget)) if value is not None}
+    if flags:
+        changed_spec(spec, flags)  # one that is not allowed is refused before anything is made
     with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
         patience = StoreRetry(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
         store.on_trouble, store.on_answer = patience.wait, patience.end
@@ -89,7 +93,7 @@ def run_study(
                 timeout=timeout,
             )
             files = TrialFiles(study, kept, lambda line: on_event(StudyWarned(line)))
-            notes = (*spec.notes, *reconcile(study, trials, is_file=is_file))
+            notes = (*spec.notes, *reconcile(study, flags, is_file=is_file))
             on_event(StudyStarted(study.spec, extent(study.board.rows, study.spec), notes))
             engine = partial(make_engine, needs)
             return _run_held(study, files, engine, needs.workers, stop, limits, make_scheduler, on_event)

@@ -184,6 +184,7 @@ def _settings(store: Store, view: StudyView) -> None:
     st.subheader("The study's settings", anchor=False)
     now = {
         "trials": "any" if view.spec.trials is None else str(view.spec.trials),
+        "budget": "none" if view.spec.budget is None else f"{view.spec.budget:g}",
         "workers": "as it was started with" if view.row.workers is None else str(view.row.workers),
         "kl_budget": f"{view.spec.kl_budget:g}",
     }

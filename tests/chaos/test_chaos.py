@@ -140,6 +140,8 @@ PPO_STUDY = {
     "name": NAME,
     "task": "reviews",
     "trials": 3,
+    "strategy": "full",
+    "objective": "end",
     "threads": 1,
     "seed": 5,
     "fixed": {

@@ -31,6 +31,8 @@ SPEC = StudySpec.from_dict(
         "name": STUDY,
         "task": "reviews",
         "trials": 14,
+        "strategy": "full",
+        "objective": "end",
         "seed": 7,
         "fixed": {"total_episodes": TOTAL_EPISODES, "response_length": 24},
         "search": {

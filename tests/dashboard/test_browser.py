@@ -29,6 +29,8 @@ name = "quick"
 task = "tests.tuner.quick_trainer:TASK"
 trainer = "tests.tuner.quick_trainer:gated"
 trials = 2
+strategy = "full"
+objective = "end"
 threads = 1
 [search]
 learning_rate = { low = 1e-5, high = 1e-4 }

@@ -28,6 +28,8 @@ name = "quick"
 task = "tests.tuner.quick_trainer:TASK"
 trainer = "tests.tuner.quick_trainer:gated"
 trials = 1
+strategy = "full"
+objective = "end"
 threads = 1
 [search]
 learning_rate = "advised"
@@ -36,6 +38,8 @@ FORM: Mapping[str, Any] = {
     "name": "formed",
     "task": "reviews",
     "trials": 3,
+    "strategy": "full",
+    "objective": "end",
     "seed": 1,
     "kl": {"budget": 5.0, "limit": 12.0},
     "fixed": {"total_episodes": 640, "lr_scheduler_type": "constant"},

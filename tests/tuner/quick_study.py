@@ -35,6 +35,8 @@ def quick_spec(trainer: str = "factory", **changes: Any) -> StudySpec:
         "task": f"{MODULE}:TASK",
         "trainer": f"{MODULE}:{trainer}",
         "trials": 6,
+        "strategy": "full",
+        "objective": "end",
         "seed": 5,
         "search": {"learning_rate": "advised", "cliprange": {"low": 0.1, "high": 0.3}},
         "sampler": {"name": "random"},

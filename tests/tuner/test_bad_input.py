@@ -24,6 +24,8 @@ STUDY_FILE = """
 name = "made"
 task = "reviews"
 trials = 8
+strategy = "full"
+objective = "end"
 seed = 3
 [fixed]
 total_episodes = 256

@@ -10,11 +10,12 @@ import pytest
 from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.local import LocalEngine
 from tuner.protocol import Answer, Lost, Message, Stepped
-from tuner.scheduler import Action, Decision, FullRuns
+from tuner.scheduler import Action, Decision
 from tuner.scoring import TrialList
 from tuner.spec import StudySpec
 from tuner.status import PausedBy, Reason, Verdict
 from tuner.store import NewTrial, TrialRow
+from tuner.strategies import FullRuns
 from tuner.testing import STEPS, check_engine, check_scheduler
 
 

@@ -50,13 +50,22 @@ def size(text: str) -> int:
 
 def kl_budget(text: str) -> float:
     """Return a KL budget in nats per response."""
+    return _number(text, "a number over 0, in nats per response")
+
+
+def budget(text: str) -> float:
+    """Return a budget in trials of full length."""
+    return _number(text, "a number over 0, in trials of full length")
+
+
+def _number(text: str, allowed: str) -> float:
     try:
-        budget = float(text)
+        number = float(text)
     except ValueError:
-        budget = math.nan
-    if not (math.isfinite(budget) and budget > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a number over 0, in nats per response")
-    return budget
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: {allowed}")
+    return number
 
 
 def checkpoint_seconds(text: str) -> float:

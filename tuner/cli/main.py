@@ -20,7 +20,17 @@ from ppo_core.run.command_line import (
     refuse_unknown,
 )
 from tuner.best import RULE
-from tuner.cli.arguments import STORAGE_HELP, checkpoint_seconds, duration, gpus, kl_budget, port, size, trial_number
+from tuner.cli.arguments import (
+    STORAGE_HELP,
+    budget,
+    checkpoint_seconds,
+    duration,
+    gpus,
+    kl_budget,
+    port,
+    size,
+    trial_number,
+)
 from tuner.environment import PROG, to_copy
 from tuner.export import FORMATS
 from tuner.orders import KINDS, SETTINGS
@@ -156,7 +166,8 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
 def _add_run_flags(parser: Parser) -> None:
     parser.epilog = "A study of that name that exists already goes on; a finished one prints its result."
-    parser.add_argument("--trials", metavar="N", type=positive_int, help="the study's total of trials")
+    parser.add_argument("--trials", metavar="N", type=positive_int, help="the most trials that the study starts")
+    parser.add_argument("--budget", metavar="N", type=budget, help=SETTINGS["budget"])
     parser.add_argument(
         "--timeout", metavar="T", type=duration, help="stop after this time, such as 90 (seconds), 10m or 2h"
     )
@@ -222,6 +233,7 @@ def _add_order_arguments(commands: dict[str, Parser]) -> None:
         "--at", metavar="EPISODE", type=positive_int, help="episode of a kept checkpoint (default: the latest)"
     )
     commands["set"].add_argument("--trials", metavar="N", type=positive_int, help=SETTINGS["trials"])
+    commands["set"].add_argument("--budget", metavar="N", type=budget, help=SETTINGS["budget"])
     commands["set"].add_argument("--workers", metavar="K", type=positive_int, help=SETTINGS["workers"])
     commands["set"].add_argument("--kl-budget", metavar="X", type=kl_budget, help=SETTINGS["kl_budget"])
     commands["orders"].add_argument("study", metavar="STUDY", help="a study's name")

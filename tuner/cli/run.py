@@ -305,6 +305,7 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_fi
             policy=CheckpointPolicy(args.checkpoints, args.max_disk),
             is_file=is_file,
             trials=args.trials,
+            budget=args.budget,
             timeout=args.timeout,
             checkpoint_seconds=args.checkpoint_seconds,
             on_event=progress,
@@ -312,11 +313,15 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_fi
     status = _print_result(spec.name, where, args.json)
     if progress.stopped is None:
         return status
-    total = ["--trials", str(args.trials)] if args.trials else []
+    total = [*(["--trials", str(args.trials)] if args.trials else []), *_budget_flag(args.budget)]
     every = [] if args.checkpoint_seconds is None else ["--checkpoint-seconds", f"{args.checkpoint_seconds:g}"]
     go_on = to_copy([*command, *total, *every, *storage.flags(where)])
     _tell_stop(progress.stopped, go_on)
     return 0 if progress.stopped.is_deliberate else EXIT_INTERRUPTED
+
+
+def _budget_flag(budget: float | None) -> list[str]:
+    return [] if budget is None else ["--budget", f"{budget:g}"]
 
 
 def _print_result(name: str, where: str, as_json: bool) -> int:
