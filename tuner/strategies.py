@@ -169,12 +169,11 @@ class Rungs(FullRuns):
         decision, report = guarded(trial, stepped), stepped.report
         if decision.action is not Action.GO_ON or not self._is_at_rung(trial, report.episode):
             return decision
-        if not is_evaluated(stepped):
-            return Decision(Action.EVALUATE)
-        reason = self._reason(report.episode)
+        verdict = Verdict(report.step, self._reason(report.episode), is_enforced=not trial.is_audited)
         if trial.is_audited:
-            return Decision(Action.GO_ON, decision.verdict or Verdict(report.step, reason, is_enforced=False))
-        return Decision(Action.PAUSE, Verdict(report.step, reason, is_enforced=True))
+            is_first = report.episode in self._length(trial).rungs
+            return replace(decision, verdict=decision.verdict or verdict) if is_first else decision
+        return Decision(Action.PAUSE, verdict) if is_evaluated(stepped) else Decision(Action.EVALUATE)
 
     def rests(self, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
         """Return why it rests, if the last thing that the trial did was to be evaluated at its next rung."""
