@@ -14,7 +14,7 @@ from tests.tuner import made_study
 from tests.tuner.invoke import one_error
 from tuner.cli import main as cli
 from tuner.spec import StudySpec
-from tuner.status import Origin, PausedBy, Status
+from tuner.status import Origin, Status
 from tuner.store import NewTrial, Outcome, Store
 from tuner.store.trials import write_pause
 from tuner.study_folder import claim, held_folder
@@ -196,7 +196,7 @@ ORDERS: list[Case] = [
     ("fork made 1 --set kl_coef=0.2 --at 100", 2, "trial 1 keeps no checkpoint | 100 | kept: 128, 256"),
     ("fork made 1 --set total_episodes=256 kl_coef=0.2", 2, "total_episodes = 256 | episode 256 nothing"),
     ("fork made 9 --set kl_coef=0.2", 2, "trial 9 has not started yet"),
-    ("set made", 2, "set changes nothing | trials, workers, kl_budget"),
+    ("set made", 2, "set changes nothing | trials, budget, workers, kl_budget"),
     ("set made --workers 1001", 2, "workers = 1001 is not allowed | at most 1000"),
     ("set made --kl-budget 20", 2, "kl_budget = 20 | over the KL limit = 15"),
     ("set listed --trials 9", 2, "trials = 9 is not allowed | [[trial]]"),
@@ -232,7 +232,7 @@ def make(folder: Path) -> Store:
         trial = store.add_trial(lease, NewTrial(number, Origin.ENQUEUED, config, params, 1, status=status))
         if status is Status.PAUSED:
             store.begin_attempt(lease, trial, None)
-            store._change(functools.partial(write_pause, trial_id=trial.id, so_far=Outcome(status), by=PausedBy.PERSON))
+            store._change(functools.partial(write_pause, trial_id=trial.id, so_far=Outcome(status)))
     runs = folder / "runs"
     with held_folder(runs / "made"):
         claim(runs / "made", store.study("made"))
