@@ -368,6 +368,7 @@ class TrialLoop:
                 folder=study.trial_folder(row.number),
                 guard=study.spec.guard,
                 kl_budget=study.spec.kl_budget,
+                objective=study.spec.objective,
                 resume_from=resume_from,
                 checkpoint_seconds=study.spec.workers.checkpoint_seconds,
                 checkpoint_url=self._limits.checkpoint_url,

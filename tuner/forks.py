@@ -22,12 +22,9 @@ from ppo_core.declare import HyperValue
 from ppo_core.errors import CheckpointError, ConfigError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
 from tuner import study_folder
-from tuner.guard import GuardState
+from tuner.guard import GUARD, GuardState
 from tuner.scoring import is_finite
 from tuner.store import Store, StudyRow, TrialRow
-
-GUARD = "guard"
-"""Key of a manifest's `extra` that holds the guard's state."""
 
 CHANGEABLE = tuple(name for name, declared in HYPERPARAMETERS.items() if not declared.fixed_by_checkpoint)
 """The hyperparameters that a fork may change."""

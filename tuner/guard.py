@@ -18,6 +18,8 @@ from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
 from tuner.status import Reason
 
+GUARD = "guard"
+"""Key of a checkpoint's `extra` that holds the guard's state."""
 KL = "objective/kl_exact"
 ENTROPY = "policy/entropy_avg"
 VALUE_LOSS = "loss/value_avg"

@@ -8,6 +8,7 @@ from pathlib import Path
 from ppo_core.declare import HyperValue
 from ppo_core.report import StepReport
 from tuner.guard import GuardSettings
+from tuner.spec import Objective
 from tuner.status import Reason
 from tuner.worker_settings import WorkerSettings
 
@@ -58,6 +59,8 @@ class TrialSpec:
     guard: GuardSettings
     kl_budget: float
     """Highest eval KL of the trial's best checkpoint, in nats per response."""
+    objective: Objective = "best"
+    """What its value is: where it is the best checkpoint, the trial is evaluated also before it crosses the budget."""
     resume_from: Path | None = None
     """The checkpoint to go on from; None: from the start."""
     checkpoint_seconds: float = WorkerSettings.checkpoint_seconds

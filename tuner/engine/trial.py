@@ -18,10 +18,13 @@ from ppo_core.hyperparameters import PPOConfig
 from ppo_core.lookup import import_module
 from ppo_core.report import StepReport, Trainer
 from tuner import remote_checkpoints
-from tuner.guard import GuardState, observe
+from tuner.budget_watch import WatchState, watch
+from tuner.guard import GUARD, GuardState, observe
 from tuner.protocol import GPU_VARIABLE, Answer, Ended, Left, NoRoom, Phase, Stepped, TrialSpec
 
 T = TypeVar("T")
+WATCH = "budget_watch"
+"""Key of a checkpoint's `extra` that holds the state of the watch on the KL budget."""
 Ask = Callable[[Stepped | NoRoom], Answer]
 
 
@@ -39,7 +42,7 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
     keeper = _with_room(lambda: _make_keeper(spec, trainer, enter), ask)
     if keeper is None:
         return Left()
-    state = _restored_guard(spec)
+    state, watched = _restored(spec)
     has_raised = False
     clock.begin_step()
     for step_report in trainer:
@@ -47,7 +50,9 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
         state, reason = observe(spec.guard, state, report, total_episodes)
         if reason is not None and spec.is_audited:
             state = replace(state, noted=(*state.noted, reason.rule))
-        answer = ask(Stepped(report, clock.lap(), clock.step(), reason))
+        watched, is_near = watch(watched, report, spec.kl_budget)
+        is_near = is_near and spec.objective == "best"
+        answer = ask(Stepped(report, clock.lap(), clock.step(), reason, is_near_budget=is_near))
         if answer is Answer.EVALUATE:
             clock.begin_step()
             report, has_raised = with_evaluation(trainer, report)
@@ -56,7 +61,7 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
         if answer is Answer.STOP:
             break
         if answer in (Answer.SAVE, Answer.LEAVE) or report.is_evaluation or keeper.is_due(report):
-            extra = {"guard": state.to_dict()}
+            extra = {GUARD: state.to_dict(), WATCH: watched.to_dict()}
             if _with_room(partial(_save, keeper, trainer, report, extra, enter), ask) is None:
                 return Left()
             if answer is Answer.LEAVE:
@@ -183,7 +188,9 @@ def _set_torch_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _restored_guard(spec: TrialSpec) -> GuardState:
+def _restored(spec: TrialSpec) -> tuple[GuardState, WatchState]:
+    """Return what the guard and the watch on the KL budget remember of the steps before the checkpoint."""
     if spec.resume_from is None:
-        return GuardState()
-    return GuardState.from_dict(checkpoint.verify(spec.resume_from)["extra"]["guard"])
+        return GuardState(), WatchState()
+    extra = checkpoint.verify(spec.resume_from)["extra"]
+    return GuardState.from_dict(extra[GUARD]), WatchState.from_dict(extra.get(WATCH, {}))
