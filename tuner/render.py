@@ -60,7 +60,9 @@ def trial_line(trial: TrialRow) -> str:
         f"KL {measured(trial.kl):>5}",
         f"{trial.seconds:>5.0f} s",
     ]
-    if trial.reason is not None:
+    if trial.is_resting:
+        parts.append(f"score {measured(trial.rung_score)} at {measured(trial.end_kl)} nats")
+    elif trial.reason is not None:
         parts.append(plain(trial.reason.message))
     return "  ".join([*parts, params_line(trial.params)])
 
