@@ -84,6 +84,8 @@ class FullRuns:
 
     def _left(self, trials: TrialList) -> float:
         """Return the episodes of the budget that no trial has spent or was promised."""
+        if math.isinf(self._episodes):
+            return math.inf
         return self._episodes - sum(self._promised(row) for row in trials.counted())
 
     def _promised(self, row: TrialRow) -> int:
