@@ -110,24 +110,26 @@ def at_end(evaluations: Evaluations) -> TrialValue:
     return TrialValue(reward, error, kl, last[-1]["step"])
 
 
-def rung_score(evaluations: Evaluations, kl_budget: float) -> float | None:
-    """Return what a trial is ranked by at a rung, in reward; None where nothing can be read.
+def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) -> float | None:
+    """Return what a trial is ranked by at a rung: the reward that it is on the way to within the KL budget.
 
-    That is its best reward within the KL budget so far. One that is over it by then is promising all the same, if it
-    learned much for each nat: with KL(t) ~ t^2 at a steady rate, the reward that it had within the budget was about
+    Reward grows about as sqrt(KL) (Gao et al. 2023, arXiv 2210.10760), and KL at most in proportion to the episodes. So
+    with the last evaluation's reward and KL, after `episode` episodes, the score is
 
-        baseline + (reward - baseline) * sqrt(budget / KL),
+        baseline + (reward - baseline) * sqrt(min(total_episodes / episode, budget / KL)),
 
-    and the larger of the two counts.
+    or the best reward within the budget so far, where that is more. None: nothing can be read.
     """
     finite = [row for row in evaluations if is_finite(row["eval/reward"]) and is_finite(row["eval/kl"])]
     within = best_within(finite, kl_budget).value
-    last, first = (finite[-1], finite[0]) if finite else (None, None)
-    if last is None or first is None or last["eval/kl"] <= kl_budget:
+    if not finite or finite[-1]["episode"] <= 0:
         return within
-    baseline = float(first["eval/reward"])
-    shrunk = baseline + (float(last["eval/reward"]) - baseline) * math.sqrt(kl_budget / last["eval/kl"])
-    return shrunk if within is None else max(shrunk, within)
+    first, last = finite[0], finite[-1]
+    growth = total_episodes / last["episode"]
+    if last["eval/kl"] > 0:
+        growth = min(growth, kl_budget / last["eval/kl"])
+    ahead = float(first["eval/reward"]) + (last["eval/reward"] - first["eval/reward"]) * math.sqrt(growth)
+    return ahead if within is None else max(ahead, within)
 
 
 def violation(kl: float | None, kl_budget: float, reason: Reason | None, objective: Objective) -> float:
@@ -259,7 +261,7 @@ def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> lis
 
 def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) -> TrialRow:
     now = outcome(evaluations, spec, row.status, row.reason)
-    again = (rung_score(evaluations, spec.kl_budget),) if row.is_resting else ()
+    again = (rung_score(evaluations, spec.kl_budget, spec.total_episodes),) if row.is_resting else ()
     return replace(
         row,
         value=now.value,

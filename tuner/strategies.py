@@ -62,7 +62,7 @@ class FullRuns:
 
     def score(self, evaluations: Evaluations) -> float | None:
         """Return the rung score (see `tuner.scoring.rung_score`)."""
-        return rung_score(evaluations, self._spec.kl_budget)
+        return rung_score(evaluations, self._spec.kl_budget, self._spec.total_episodes)
 
     def promotable(self, trials: TrialList) -> Sequence[int]:
         """Return the trials that the strategy paused, the best first."""

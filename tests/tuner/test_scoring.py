@@ -45,13 +45,20 @@ def test_a_checkpoint_whose_evaluation_was_no_finite_number_is_passed_over(lost:
     assert best_within([], 10.0) == (None, None, None, None)
 
 
-def test_a_rung_score_is_the_best_within_the_budget_or_what_a_run_over_it_had_there() -> None:
-    assert rung_score(evaluations((0.5, 0.0), (1.5, 4.0)), 6.0) == 1.5
-    assert rung_score(evaluations((0.5, 0.0), (0.3, 4.0)), 6.0) == 0.5
-    assert rung_score(evaluations((0.5, 0.0), (2.5, 24.0)), 6.0) == 0.5 + 2.0 * 0.5  # sqrt(6 / 24)
-    assert rung_score(evaluations((0.5, 0.0), (1.8, 4.0), (2.5, 24.0)), 6.0) == 1.8  # it had more within the budget
-    assert rung_score(evaluations((math.nan, 0.0)), 6.0) is None
-    assert rung_score([], 6.0) is None
+def test_a_rung_score_is_the_reward_that_a_trial_is_on_the_way_to_within_the_budget() -> None:
+    def score(*rows: tuple[float | None, float | None]) -> float | None:
+        """Of 6 nats, at 160 episodes of 1,600."""
+        return rung_score([{**row, "episode": 16 * row["step"]} for row in evaluations(*rows)], 6.0, 1600)
+
+    assert score((0.5, 0.0), (1.0, 1.5)) == 0.5 + 0.5 * 2.0  # sqrt(6 / 1.5): it will be at the budget
+    assert score((0.5, 0.0), (1.0, 0.1)) == pytest.approx(0.5 + 0.5 * 10**0.5)  # ten times the episodes, and the KL
+    assert score((0.5, 0.0), (1.0, 0.0)) == pytest.approx(0.5 + 0.5 * 10**0.5)
+    assert score((0.5, 0.0), (2.5, 24.0)) == 0.5 + 2.0 * 0.5  # sqrt(6 / 24): what it had as it crossed the budget
+    assert score((0.5, 0.0), (0.3, 4.0)) == 0.5  # the SFT policy is better
+    assert score((0.5, 0.0), (1.8, 4.0), (2.5, 24.0)) == 1.8  # it had more within the budget
+    assert score((0.5, 0.0), (math.nan, 4.0)) == 0.5
+    assert score((math.nan, 0.0)) is None
+    assert score() is None
 
 
 def test_at_the_end_the_value_is_the_mean_of_the_last_two_evaluations() -> None:
