@@ -130,9 +130,33 @@ def kl_prunings(trials: Sequence[TrialRow]) -> dict[str, list[int]]:
     return by_rule
 
 
-def seconds_spent(trials: Sequence[TrialRow]) -> float:
-    """Return how long the trials trained, all together."""
-    return sum(trial.seconds for trial in trials)
+@dataclass(frozen=True)
+class Spent:
+    """What a study has cost so far, and on what. Seconds are device-seconds: a worker's, on its device."""
+
+    seconds: float
+    evaluations: float
+    """Seconds of them in evaluations."""
+    by: Mapping[str, tuple[int, float]]
+    """Trials and seconds by what became of the trials, in words."""
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        parts = [f"{seconds:.0f} in {count} {what}" for what, (count, seconds) in self.by.items()]
+        return f"Spent: {self.seconds:.0f} device-seconds ({', '.join(parts)}); {self.evaluations:.0f} for evaluations."
+
+
+def spent(store: Store, view: StudyView) -> Spent:
+    """Return what a study has cost so far, and on what."""
+    by: dict[str, tuple[int, float]] = {}
+    for trial in view.trials:
+        what = "paused at a rung" if trial.is_resting else trial.shown_status
+        count, seconds = by.get(what, (0, 0.0))
+        by[what] = (count + 1, seconds + trial.seconds)
+    rows = store.steps([trial.id for trial in view.trials], ("time/evaluate",), evaluations_only=True)
+    evaluations = sum(row["time/evaluate"] or 0.0 for row in rows)
+    return Spent(sum(trial.seconds for trial in view.trials), evaluations, by)
 
 
 def task_reference(task: str) -> Mapping[str, HyperValue]:
@@ -209,8 +233,13 @@ def study_summary(view: StudyView) -> dict[str, Any]:
 def study_data(view: StudyView) -> dict[str, Any]:
     """Return the object of `show STUDY`: its summary and spec, and every trial."""
     trials = [trial_data(trial) for trial in view.trials]
-    spent = {"seconds": seconds_spent(view.trials)}
-    return study_summary(view) | {"trials": trials, "total": view.extent.total, "spec": view.row.spec} | spent
+    seconds = sum(trial.seconds for trial in view.trials)
+    return study_summary(view) | {
+        "trials": trials,
+        "total": view.extent.total,
+        "spec": view.row.spec,
+        "seconds": seconds,
+    }
 
 
 def trial_data(trial: TrialRow) -> dict[str, Any]:

@@ -128,7 +128,8 @@ def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) 
     growth = total_episodes / last["episode"]
     if last["eval/kl"] > 0:
         growth = min(growth, kl_budget / last["eval/kl"])
-    ahead = float(first["eval/reward"]) + (last["eval/reward"] - first["eval/reward"]) * math.sqrt(growth)
+    baseline, reward = float(first["eval/reward"]), float(last["eval/reward"])
+    ahead = baseline + (reward - baseline) * math.sqrt(growth)
     return ahead if within is None else max(ahead, within)
 
 

@@ -62,7 +62,7 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
         return
     out = output.console()
     out.print(render.study_line(view), style="bold")
-    report.print_trials(out, view)
+    report.print_trials(out, store, view)
     best = view.best()
     if best is not None:
         report.print_winner(out, store, view, best, view.spec.kl_budget, storage.location(args.storage))

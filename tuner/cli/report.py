@@ -12,12 +12,12 @@ from tuner.best import closest_trial
 from tuner.cli import storage
 from tuner.environment import to_copy
 from tuner.guard import RULES
-from tuner.results import LONGER, StudyView, baseline, final_kl, gain, kl_prunings, seconds_spent
+from tuner.results import LONGER, StudyView, baseline, final_kl, gain, kl_prunings, spent
 from tuner.status import Status
 from tuner.store import Store, TrialRow
 
 
-def print_trials(out: Console, view: StudyView) -> None:
+def print_trials(out: Console, store: Store, view: StudyView) -> None:
     """Print the tables of trials and searched values, the legend of trial 0 and how many were pruned for KL."""
     if not view.trials:
         out.print("No trial has begun yet.")
@@ -29,7 +29,7 @@ def print_trials(out: Console, view: StudyView) -> None:
     if legend is not None:
         out.print(legend)
     out.print(render.prunings_line(kl_prunings(view.trials), len(view.trials)))
-    out.print(f"Seconds spent in all trials: {seconds_spent(view.trials):.0f}.")
+    out.print(spent(store, view).text)
 
 
 def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> None:

@@ -333,7 +333,7 @@ def _print_result(name: str, where: str, as_json: bool) -> int:
             print(output.dumps(results.study_data(view)))
         else:
             out = output.console()
-            report.print_trials(out, view)
+            report.print_trials(out, store, view)
             if view.state == "finished":
                 report.print_outcome(out, store, view, where)
         return report.exit_status(view)
