@@ -87,6 +87,7 @@ COMMAND_LINES: list[Case] = [
     ("demo --timeout 3d", 2, "--timeout | '3d' is not allowed | 10m or 2h"),
     ("run made.toml --gpus 0,0", 2, "--gpus | '0,0' is not allowed | index or UUID"),
     ("run made.toml --workers 3 --gpus 0,1", 2, "workers = 3 is not allowed | at most 2"),
+    ("run made.toml --gpus 98,99", 2, "--gpus 98,99 is not allowed | torch does not see GPUs 98, 99"),
     ("run made.toml --max-disk '5 parsecs'", 2, "--max-disk | '5 parsecs' is not allowed | 20GB"),
     ("dashboard --port 65536", 2, "--port | '65536' is not allowed | from 1 to 65535"),
 ]
