@@ -4,6 +4,7 @@ import functools
 import shlex
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,9 @@ STORES: list[Case] = [
     ("list --storage none.db", 1, "there is no store | none.db | `ppo-tuner run`"),
     ("migrate --storage none.db", 1, "there is no store | none.db"),
     ("show made --storage folder", 1, "folder is a folder | a file in it"),
-    ("list --storage plain_file", 1, "plain_file is no SQLite database | --storage"),
-    ("dashboard --storage plain_file", 1, "plain_file is no SQLite database"),
-    ("run made.toml --storage plain_file", 1, "plain_file is no SQLite database"),
+    ("list --storage plain_file", 1, "plain_file is not an SQLite database | --storage"),
+    ("dashboard --storage plain_file", 1, "plain_file is not an SQLite database"),
+    ("run made.toml --storage plain_file", 1, "plain_file is not an SQLite database"),
     ("run made.toml --storage plain_file/x.db", 1, "plain_file"),
     (f"stop made --storage mysql://me:{SECRET}@host/x", 1, "me:***@host/x | mysql is not supported | postgresql"),
     (f"list --storage postgresql://me:{SECRET}@127.0.0.1:1/db", 1, "cannot use the store | me:***@127"),
@@ -155,7 +156,8 @@ UPKEEP: list[Case] = [
     ("copy mad --to new.db", 1, 'no study "mad" | "made"?'),
     ("copy made --to store.db", 1, '"made" in | store.db already | --name'),
     ("copy made --to new.db --name ../up", 2, "--name = '../up' is not allowed | letters, digits"),
-    ("copy made --to plain_file", 1, "plain_file is no SQLite database"),
+    ("copy made --to plain_file", 1, "plain_file is not an SQLite database; name another with --to"),
+    ("copy made --to guests.db", 1, "guests.db holds no PPO Tuner store; name another with --to"),
     (f"copy made --to mysql://me:{SECRET}@host/x", 1, "me:***@host/x | mysql is not supported"),
     ("delete made", 2, '"made" | on a terminal | --yes'),
     ("delete held --yes", 1, '"held" is run by process'),
@@ -232,6 +234,8 @@ def make(folder: Path) -> Store:
         if status is Status.PAUSED:
             store.begin_attempt(lease, trial, None)
             store._change(functools.partial(write_pause, trial_id=trial.id, so_far=Outcome(status), by=PausedBy.PERSON))
+    with closing(sqlite3.connect(folder / "guests.db")) as guests:
+        guests.execute("CREATE TABLE guests (name)")
     runs = folder / "runs"
     with held_folder(runs / "made"):
         claim(runs / "made", store.study("made"))
