@@ -409,7 +409,7 @@ def _nonfinite(metric: str, state: GuardState, report: StepReport) -> Reason:
 def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: GuardState, report: StepReport) -> Reason:
     assert rule.metric is not None
     metric = METRICS[rule.metric]
-    limit = f"{reading.limit:.3g} {metric.unit}".rstrip()
+    limit = metric.with_unit(f"{reading.limit:.3g}")
     if rule.relative_to:
         limit += f" ({setting:g} of {rule.relative_to})" if setting < 1 else f" ({setting:g} times {rule.relative_to})"
     if rule.blame == "idle":
@@ -418,6 +418,6 @@ def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: Gu
         message = f"{metric.label} never reached {limit} in {count} steps: {most}"
     else:
         side = "under" if rule.breaks_below else "over"
-        steps = f" for {count} steps" if rule.is_patient else ""
+        steps = f" for {count} steps" if rule.is_patient and count > 1 else ""
         message = f"{metric.label} was {side} {limit}{steps}: {reading.value:.3g} at step {report.step}"
     return Reason(rule.name, message, rule.metric, reading.value, reading.limit, count, report.step, state.window)

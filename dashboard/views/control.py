@@ -24,6 +24,7 @@ from dashboard.views.control_parts import (
     why_it_waits,
 )
 from tuner.orders import KINDS, SETTINGS
+from tuner.render import ended_of
 from tuner.results import StudyView
 from tuner.store import Order, OrderState, Store, StudyRow
 
@@ -106,7 +107,7 @@ def steer_section(store: Store, snapshot: Snapshot) -> None:
 def study_text(view: StudyView) -> str:
     """Return how a study stands, in a sentence."""
     held = "" if view.row.is_held else ", and nothing runs it"
-    return f"{safe_text.one_line(view.row.name)} is {view.state}{held}: {view.ended} of {view.total} trials ended."
+    return f"{safe_text.one_line(view.row.name)} is {view.state}{held}: {ended_of(view.ended, view.total)}."
 
 
 def _study(store: Store, snapshot: Snapshot) -> None:

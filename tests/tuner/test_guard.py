@@ -100,7 +100,7 @@ def test_a_step_without_the_metric_does_not_end_the_count() -> None:
 def test_patience_is_settable() -> None:
     reason = run(series(KL, [16, 16]), guard(patience=1))
     assert reason is not None
-    assert reason.step == 1
+    assert (reason.step, reason.message) == (1, "KL was over 15 nats per response: 16 at step 1")
     assert run(series(KL, [16] * 19), guard(patience=20)) is None
 
 
@@ -132,6 +132,10 @@ def test_repetition_collapse_is_relative_to_the_first_reading() -> None:
     reason = run(history)
     assert reason is not None
     assert (reason.rule, reason.step, reason.limit) == ("repetition_collapse", 7, pytest.approx(0.86))
+    assert (
+        reason.message
+        == "Repetition was over 0.86 (0.8 of the way from the first reading to 1) for 3 steps: 0.95 at step 7"
+    )
     assert run(series(REPETITION, [0.9] * 20)) is None  # it always did
 
 

@@ -199,7 +199,7 @@ class StudyProgress:
             self._bars.remove_task(bar)
 
     def _count(self) -> str:
-        return f"{self._ended} of {self._total} trials"
+        return f"{self._ended} of {output.counted(self._total, 'trial')}"
 
 
 def _readings(report: StepReport) -> str:
@@ -327,7 +327,7 @@ def _print_result(name: str, where: str, as_json: bool) -> int:
 
 def _tell_stop(stopped: StudyStopped, go_on: str) -> None:
     print(
-        f"ppo-tuner: {output.plain(stopped.why)}: {stopped.finished} of {stopped.total} trials ended; "
+        f"ppo-tuner: {output.plain(stopped.why)}: {render.ended_of(stopped.finished, stopped.total)}; "
         f"go on with: {go_on}",
         file=sys.stderr,
     )
