@@ -6,6 +6,7 @@ rule: a task may well reward brevity.
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -387,16 +388,13 @@ _CHECKS: Mapping[str, _Check] = {
 
 
 def _limit(rule: Rule, value: object, where: str) -> float:
-    if value is False:
-        return False
-    if value is True:
-        return rule.limit
-    if rule.valid is None:
-        raise ConfigError(f"{where} = {value!r} is not allowed: {rule.allowed}")
-    try:
-        return declare.number(value, rule.valid, where)
-    except ConfigError:
-        raise ConfigError(f"{where} = {value!r} is not allowed: {rule.allowed}") from None
+    if value is False or (value is True and rule.valid is None):
+        return value
+    with suppress(ConfigError):
+        if rule.valid is not None:
+            return declare.number(value, rule.valid, where)
+    given = "true" if value is True else repr(value)
+    raise ConfigError(f"{where} = {given} is not allowed: {rule.allowed}")
 
 
 def _nonfinite(metric: str, state: GuardState, report: StepReport) -> Reason:
