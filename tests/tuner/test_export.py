@@ -5,7 +5,6 @@ import errno
 import json
 import re
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from sqlalchemy import select
 
 from ppo_core.errors import ConfigError, StoreError, StudyError
 from ppo_core.metrics import METRICS
-from tests.tuner import made_study, stores
-from tests.tuner.exported import FORMATS, HOSTILE, enrich, everything, files
+from tests.tuner import stores
+from tests.tuner.exported import FORMATS, HOSTILE, everything, files
 from tests.tuner.invoke import REPOSITORY
 from tuner.cli import manage
 from tuner.export import SUFFIXES, folder
@@ -24,15 +23,6 @@ from tuner.store import Store, schema
 from tuner.store.bulk import snapshot
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """The hand-made study with decided orders, hostile texts and a fork."""
-    made = made_study.make(tmp_path / "made.db")
-    enrich(made)
-    yield made
-    made.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
