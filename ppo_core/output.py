@@ -73,12 +73,12 @@ def plus_minus(mean: float | None, se: float | None = None) -> str:
 
 
 def params_line(params: Mapping[str, HyperValue]) -> str:
-    """Return values on one line."""
+    """Return values on one line: `lam=0.95 kl_coef=0.1`."""
     return " ".join(f"{plain(name)}={short(value)}" for name, value in params.items())
 
 
 def report_line(report: StepReport, last: int) -> str:
-    """Return one line on a step of a run of `last` iterations."""
+    """Return one line on a step of a run of `last` iterations: `step  3/12  episode 192  score 0.512  KL 1.94`."""
     metrics = report.metrics
     parts = [f"step {report.step:>{len(str(last))}}/{last}", f"episode {report.episode}"]
     parts += [f"{label} {measured(metrics[name])}" for name, label in _STEP_READINGS.items() if name in metrics]
