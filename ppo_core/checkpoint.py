@@ -419,7 +419,7 @@ class DiskUse:
 
     @property
     def line(self) -> str:
-        """What to tell before the run."""
+        """`checkpoints: up to 3 + 1 of about 12.3 MB in FOLDER`: said before the run."""
         return f"checkpoints: up to {MOST_KEPT} + 1 of about {size(self.one)} in {self.folder}"
 
     def require_room(self) -> None:

@@ -56,7 +56,13 @@ from ppo_core.world import ONE_PROCESS, World
 def ppo_trainer(
     config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: str | os.PathLike[str] | None = None
 ) -> "PPOTrainer":
-    """Return a trainer on a task, new or continuing from a checkpoint."""
+    """Return a trainer on a task, by its name or path; new, or continuing from the checkpoint folder `resume_from`.
+
+    Raises:
+        ConfigError: `device` is not one of `DEVICES`, or the configuration does not fit the task's models.
+        TaskError: the task cannot be prepared or loaded.
+        CheckpointError: the checkpoint is damaged, or of another task or network shape.
+    """
     frozen_bf16 = config.bf16 and config.use_peft
     trainer = PPOTrainer(config, load_task(task_name, device, frozen_bf16))
     if resume_from is not None:
@@ -156,7 +162,7 @@ class PPOTrainer:
 
     @property
     def config(self) -> PPOConfig:
-        """What the run was asked for."""
+        """What the run was asked for, defaults included."""
         return self.state.config
 
     @property

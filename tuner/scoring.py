@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from ppo_core.output import counted
 from tuner.guard import RULES
 from tuner.space import Encoded
 from tuner.spec import Objective, StudySpec
@@ -353,11 +354,11 @@ class Extent:
     def text(self) -> str:
         """One line for people: `3 of 8 trials ended`, `5 trials ended, 20 paused at a rung, 6.2 of a budget of 12`."""
         if self.total is None:
-            parts = [f"{self.ended} trials ended"]
+            parts = [f"{counted(self.ended, 'trial')} ended"]
         elif self.ended <= self.total:
-            parts = [f"{self.ended} of {self.total} trials ended"]
+            parts = [f"{self.ended} of {counted(self.total, 'trial')} ended"]
         else:
-            parts = [f"{self.ended} trials ended, {self.total} asked for"]
+            parts = [f"{counted(self.ended, 'trial')} ended, {self.total} asked for"]
         if self.resting:
             parts.append(f"{self.resting} paused at a rung")
         if self.budget is not None:

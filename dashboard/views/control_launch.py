@@ -23,6 +23,7 @@ from dashboard.views.control_parts import (
 from ppo_core.declare import Hyperparameter, Range, require_searchable
 from ppo_core.errors import ConfigError, PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.output import counted
 from ppo_core.task import BUILT_IN, Task
 from ppo_core.task_file import get_task
 from tuner.spec import SAMPLERS, StudySpec
@@ -276,13 +277,19 @@ def _told_of(spec: StudySpec) -> str:
     searched = ", ".join(spec.search) or "nothing: its trials are listed"
     lines = [
         f'Study "{spec.name}", task {spec.task}',
-        f"{spec.trials} trials, KL budget {spec.kl_budget:g} and limit {spec.kl_limit:g} nats per response",
+        f"{_extent_of(spec)}, KL budget {spec.kl_budget:g} and limit {spec.kl_limit:g} nats per response",
         f"Searched: {searched}",
         *([f"Fixed: {_pairs(spec.fixed)}"] if spec.fixed else []),
         *(f"Note: {note}" for note in spec.notes),
-        *([f"In the store already, with {ended} trials ended: this goes on with it"] if ended is not None else []),
     ]
+    if ended is not None:
+        lines.append(f"In the store already, with {counted(ended, 'trial')} ended: this goes on with it")
     return "\n".join(lines)
+
+
+def _extent_of(spec: StudySpec) -> str:
+    trials = [] if spec.trials is None else [counted(spec.trials, "trial")]
+    return ", ".join([*trials, *([] if spec.budget is None else [f"a budget of {spec.budget:g} full-length trials"])])
 
 
 def _ended(name: str) -> int | None:

@@ -48,7 +48,7 @@ class Reading:
 
     @property
     def text(self) -> str:
-        """The readings in words."""
+        """`reward 1.971 ± 0.031, KL 5.56 nats/response`."""
         return f"reward {plus_minus(self.reward, self.reward_se)}, KL {measured(self.kl)} {KL_UNIT}"
 
 
@@ -63,7 +63,7 @@ class Ending:
     """The evaluation of the kept checkpoint that is better than the end; its model is saved, too."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
+        """Return what `run.json` holds under `ending`."""
         return asdict(self)
 
 
@@ -160,22 +160,22 @@ class Run:
 
     @property
     def model(self) -> Path:
-        """Where the trained model is written."""
+        """The folder of the trained model: transformers' or PEFT's format, with a model card."""
         return self.output / MODEL
 
     @property
     def best_model(self) -> Path:
-        """Where the best checkpoint's model is written, if it is."""
+        """The folder of the best checkpoint's model; there only where the end is worse (see `Ending.best`)."""
         return self.output / BEST_MODEL
 
     @property
     def checkpoints(self) -> Path:
-        """Where its checkpoints are."""
+        """The folder of checkpoints, which goes once the model is written."""
         return self.output / CHECKPOINTS
 
     @property
     def steps(self) -> Path:
-        """Where its steps are recorded."""
+        """The file with a line of JSON a step (see `record`)."""
         return self.output / STEPS_FILE
 
 
@@ -243,12 +243,12 @@ def with_threads(run: Run, threads: int) -> Run:
 
 
 def step_data(report: StepReport) -> dict[str, Any]:
-    """Return a step's line in `steps.jsonl`."""
+    """Return a step's line in `steps.jsonl`: `step`, `episode`, and its metrics by name."""
     return {"step": report.step, "episode": report.episode, **report.metrics}
 
 
 def record(run: Run, report: StepReport) -> None:
-    """Write a step's line."""
+    """Append a step's line to `steps.jsonl`; a number that is not finite becomes null."""
     with run.steps.open("a", encoding="utf-8") as file:
         file.write(dumps(step_data(report), indent=None) + "\n")
 

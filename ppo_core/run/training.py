@@ -99,7 +99,7 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
 
 
 def make_trainer(config: PPOConfig, task: str, *, device: str, resume_from: Path | None) -> Trainer:
-    """Return the PPO trainer of a run."""
+    """Return the PPO trainer of a run; only here torch and transformers are loaded."""
     from ppo_core.trainer import ppo_trainer  # what needs torch waits until everything else is checked
 
     return ppo_trainer(config, task, device=device, resume_from=resume_from)

@@ -377,7 +377,7 @@ def test_a_missing_store_is_told_from_an_unreadable_one(tmp_path: Path) -> None:
     assert not data.is_missing("mysql://somewhere/db")
     with pytest.raises(StoreError, match="there is no store at"):
         data.open_store(missing)
-    with pytest.raises(StoreError, match="is no SQLite database"):
+    with pytest.raises(StoreError, match="is not an SQLite database"):
         data.open_store(garbage)
     assert not (tmp_path / "none.db").exists()
 

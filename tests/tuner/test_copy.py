@@ -15,7 +15,7 @@ from sqlalchemy import insert
 from ppo_core.errors import StoreError, StudyError
 from ppo_core.metrics import METRICS
 from tests.tuner import made_study, quick_study, stores
-from tests.tuner.exported import CONFIG, HOSTILE, SPEC, clear, enrich, everything
+from tests.tuner.exported import CONFIG, HOSTILE, SPEC, clear, everything
 from tests.tuner.invoke import REPOSITORY, Invoke, one_error
 from tuner.events import Event, TrialStarted, TrialStepped
 from tuner.orders import KINDS
@@ -23,15 +23,6 @@ from tuner.run import run_study
 from tuner.status import Origin, Status, Wanted
 from tuner.store import OrderState, Store, schema
 from tuner.store.bulk import copy_study
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """The hand-made study with decided orders, hostile texts and a fork."""
-    made = made_study.make(tmp_path / "made.db")
-    enrich(made)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ def copy(args: argparse.Namespace) -> int:
     with opened(args.storage) as store:
         study = store.study(args.study)
         # An older store is not migrated by the way: others that use it may be of that version.
-        with closing(Store.open(args.to, create=True, migrate=False)) as target:
+        with closing(Store.open(args.to, create=True, migrate=False, flag="--to")) as target:
             rows = copy_study(store, study, target, name)
             waiting = len(target.orders(target.study(name), OrderState.WAITING))
     renamed = "" if name == study.name else f' as "{name}"'

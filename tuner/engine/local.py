@@ -6,6 +6,8 @@ A process is kept from job to job, and replaced after one that raised an error.
 import math
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -113,6 +115,25 @@ def cores() -> int:
 def threads_per_worker(workers: int) -> int:
     """Return each worker's share of the cores, at least 1."""
     return max(1, cores() // workers)
+
+
+_SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+
+
+def require_gpus(gpus: Sequence[str]) -> None:
+    """Raise ConfigError where torch does not see one of the GPUs, as CUDA_VISIBLE_DEVICES names them.
+
+    A process for each of them asks, with that GPU alone, as a worker has it: this one loads neither torch nor CUDA.
+    """
+    command = [sys.executable, "-c", _SEES_A_GPU]
+    asked = {
+        gpu: subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu}, stderr=subprocess.DEVNULL)
+        for gpu in gpus
+    }
+    unseen = [gpu for gpu, process in asked.items() if process.wait() != 0]
+    if unseen:
+        which = f"GPU{'s' if len(unseen) > 1 else ''} {', '.join(unseen)}"
+        raise ConfigError(f"--gpus {','.join(gpus)} is not allowed: torch does not see {which} on this machine")
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,14 @@ class Store(Studies, Trials, Curves, Orders):
     """What was done to bring an older store up to date when it was opened, to be told."""
 
     @classmethod
-    def open(cls, storage: str = DEFAULT_STORAGE, *, create: bool = False, migrate: bool | None = None) -> "Store":
+    def open(
+        cls,
+        storage: str = DEFAULT_STORAGE,
+        *,
+        create: bool = False,
+        migrate: bool | None = None,
+        flag: str = "--storage",
+    ) -> "Store":
         """Open the store at a URL or path.
 
         Args:
@@ -50,6 +57,7 @@ class Store(Studies, Trials, Curves, Orders):
             create: Make it first where there is none.
             migrate: Migrate it where it is of an older version, after a backup; None: as `create`. Readers leave this
                 to writers.
+            flag: What named it on the command line, for errors.
 
         Raises:
             StoreError: there is none, it cannot be reached, is not ours, or has another schema version.
@@ -60,6 +68,9 @@ class Store(Studies, Trials, Curves, Orders):
             store = cls(engine)
             store.migration = migration
             return store
+        except connect.NoStoreError as error:
+            engine.dispose()
+            raise StoreError(f"{error}; name another with {flag}") from error
         except SQLAlchemyError as error:
             engine.dispose()
             raise connect.failure(engine.url, error) from error
@@ -77,7 +88,7 @@ def _check(engine: Engine, create: bool, migrate: bool) -> Migration | None:
         if not create:
             path = connect.file_of(engine.url)
             if path is None or path.exists():
-                raise StoreError(f"{where} holds no PPO Tuner store; name another with --storage")
+                raise connect.NoStoreError(f"{where} holds no PPO Tuner store")
             raise StoreError(f"there is no store at {path} yet; `ppo-tuner run` makes it, --storage names another")
         _make_file(engine)
         connect.create(engine)
