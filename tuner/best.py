@@ -10,7 +10,7 @@ from tuner.guard import RULES
 from tuner.status import Status
 
 if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries
-    from tuner.spec import Objective
+    from tuner.status import Objective
     from tuner.store import TrialRow
 
 RULE: Mapping[Objective, str] = {

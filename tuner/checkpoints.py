@@ -24,8 +24,8 @@ from tuner import forks, remote_checkpoints, study_folder
 from tuner.best import best_trial
 from tuner.held_study import OpenStudy
 from tuner.remote_checkpoints import RemoteCheckpoints, TrialCheckpoints
-from tuner.spec import Objective, StudySpec
-from tuner.status import Status
+from tuner.spec import StudySpec
+from tuner.status import Objective, Status
 from tuner.store import StudyRow, TrialRow
 
 # A study's checkpoints under a quota on disk: which are dropped first, and which never.

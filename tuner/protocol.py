@@ -8,8 +8,7 @@ from pathlib import Path
 from ppo_core.declare import HyperValue
 from ppo_core.report import StepReport
 from tuner.guard import GuardSettings
-from tuner.spec import Objective
-from tuner.status import Reason
+from tuner.status import Objective, Reason
 from tuner.worker_settings import WorkerSettings
 
 GPU_VARIABLE = "PPO_TUNER_GPU"

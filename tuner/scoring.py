@@ -40,8 +40,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from ppo_core.output import counted
 from tuner.guard import RULES
 from tuner.space import Encoded
-from tuner.spec import Objective, StudySpec
-from tuner.status import ENDINGS, PERSON, Reason, Status, Wanted
+from tuner.spec import StudySpec
+from tuner.status import ENDINGS, PERSON, Objective, Reason, Status, Wanted
 from tuner.store import Outcome, Store, TrialRow
 
 if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries

@@ -16,6 +16,7 @@ from ppo_core.task_file import get_task, is_task_path, read_table
 from tuner import study_file
 from tuner.guard import GuardSettings
 from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
+from tuner.status import Objective
 from tuner.study_file import ListedTrial
 from tuner.worker_settings import WorkerSettings, checked
 
@@ -29,7 +30,6 @@ SAMPLERS: tuple[SamplerName, ...] = ("tpe", "random")
 ValueSource = Literal["TRL default", "task reference", "study"]
 
 
-Objective = Literal["best", "end"]
 OBJECTIVES: Mapping[str, str] = {
     "best": "the best checkpoint within the KL budget",
     "end": "the mean of the last two evaluations, with a constraint on their KL",

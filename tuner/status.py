@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class Status(StrEnum):
@@ -50,6 +51,10 @@ class Origin(StrEnum):
     """A person asked for it."""
     FORKED = "forked"
     """Another trial's, with changed values."""
+
+
+Objective = Literal["best", "end"]
+"""What a trial's value is; `tuner.spec.OBJECTIVES` says it in words."""
 
 
 class Role(StrEnum):

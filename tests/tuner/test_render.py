@@ -10,6 +10,7 @@ from rich.table import Table
 from ppo_core.output import console, counted, measured
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner import render
+from tuner.scoring import Extent
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ def test_numbers_that_are_none_are_said_as_such() -> None:
 
 def test_one_thing_is_not_several() -> None:
     assert [counted(count, "trial") for count in (0, 1, 2)] == ["0 trials", "1 trial", "2 trials"]
-    assert [render.ended_of(0, 1), render.ended_of(3, 8), render.ended_of(5, 2)] == [
+    assert [Extent(ended, 0, total, 0.0, None).text for ended, total in ((0, 1), (3, 8), (5, 2))] == [
         "0 of 1 trial ended", "3 of 8 trials ended", "5 trials ended, 2 asked for"
     ]  # fmt: skip
 
