@@ -20,7 +20,7 @@ from tuner.best import best_trial
 from tuner.guard import RULES
 from tuner.scoring import Extent, extent, judged_again
 from tuner.spec import SCALE_FREE, StudySpec, ValueSource
-from tuner.status import Status
+from tuner.status import Origin, Status
 from tuner.store import Order, Store, StudyRow, TrialRow
 
 LONGER = 10
@@ -170,11 +170,12 @@ def task_reference(task: str) -> Mapping[str, HyperValue]:
 def value_sources(trial: TrialRow, spec: StudySpec) -> dict[str, Source]:
     """Return where each value of a trial's configuration comes from, by hyperparameter.
 
-    `searched` by the sampler; `listed` for this trial; set by the `study`; the `task`'s own reference; one of `TRL`'s
-    values that do not depend on the model's size; or another declared `default`.
+    `searched` by the sampler; `listed` for this trial, or for this start of a search; set by the `study`; the `task`'s
+    own reference; one of `TRL`'s values that do not depend on the model's size; or another declared `default`.
     """
     reference = task_reference(spec.task)
-    searched: Mapping[str, Source] = dict.fromkeys(trial.params, "listed" if spec.listed else "searched")
+    is_listed = bool(spec.listed) or trial.origin is Origin.LISTED
+    searched: Mapping[str, Source] = dict.fromkeys(trial.params, "listed" if is_listed else "searched")
     if trial.origin == "reference":
         searched = {name: _ORIGINS[origin] for name, origin in spec.origins().items()}
     return {

@@ -93,7 +93,8 @@ def run_study(
                 timeout=timeout,
             )
             files = TrialFiles(study, kept, lambda line: on_event(StudyWarned(line)))
-            notes = (*spec.notes, *reconcile(study, flags, is_file=is_file))
+            changes = tuple(reconcile(study, flags, is_file=is_file))
+            notes = (*study.spec.notes, *changes)
             on_event(StudyStarted(study.spec, extent(study.board.rows, study.spec), notes))
             engine = partial(make_engine, needs)
             return _run_held(study, files, engine, needs.workers, stop, limits, make_scheduler, on_event)

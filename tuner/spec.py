@@ -1,6 +1,6 @@
 """A study: what is searched (or which trials are run), for how long and under which KL. From a TOML file. No torch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from ppo_core.task import BUILT_IN, Task
 from ppo_core.task_file import get_task, is_task_path, read_table
 from tuner import study_file
 from tuner.guard import GuardSettings
+from tuner.search import warm_start
 from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
 from tuner.status import Objective
 from tuner.study_file import ListedTrial
@@ -92,6 +93,12 @@ class StudySpec:
     sampler: SamplerSpec
     listed: tuple[ListedTrial, ...] = ()
     """The trials, where the study lists them; then nothing is searched."""
+    starts: tuple[ListedTrial, ...] = ()
+    """The trials that the search begins with after trial 0, in the study's ranges; each unlike those before it."""
+    warm_start: tuple[str, ...] = ()
+    """What the study file names as warm starts; none once all are among `starts` (see `tuner.starts`)."""
+    dropped: tuple[tuple[ListedTrial, str], ...] = field(default=(), compare=False)
+    """Starts that are left out, and which earlier trial each of them would repeat."""
     workers: WorkerSettings = field(default_factory=WorkerSettings)
     audit: float = 0.0
     """Share of the trials that rules do not end: what they say is only noted, so that it can be told what they cost."""
@@ -115,6 +122,10 @@ class StudySpec:
         if "value_learning_rate" in self.search and critic == "shared":
             notes.append('value_learning_rate reaches only the value head: value_model = "shared"')
         notes += study_file.notes(self.listed, self.fixed)
+        notes += [f"{start.name}: {', '.join(start.moves)}" for start in self.starts if start.moves]
+        notes += [f"{start.name} is left out: in this study it is the same as {other}" for start, other in self.dropped]
+        if self.starts and self.trials is not None and self.trials <= len(self.starts):
+            notes.append(f"trials = {self.trials} leaves room for {self.trials - 1} of {len(self.starts)} starts")
         each = {f"trial {number}: ": trial.params for number, trial in enumerate(self.listed)}
         checked = each or {"": self.reference_params()}
         notes += [f"{which}{line}" for which, params in checked.items() for line in cautions(self.config(params))]
@@ -147,6 +158,8 @@ class StudySpec:
         table = declare.table(content.get("search", {}), f"{where}: search")
         asked = study_file.read_search(table, task, f"{where}: search")
         search, idle = study_file.split_idle(asked, fixed)
+        names = warm_start.read_names(content, content["name"], where)
+        settled, starts = warm_start.read_tables(content, fixed, search, where)
         kl_budget, kl_limit = study_file.read_kl(content.get("kl", {}), task, f"{where}: kl")
         guard = declare.table(content.get("guard", {}), f"{where}: guard")
         spec = cls(
@@ -169,11 +182,15 @@ class StudySpec:
             guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
             sampler=_sampler(content.get("sampler", {}), f"{where}: sampler"),
             listed=listed,
+            warm_start=names,
             workers=WorkerSettings.from_dict(content.get("workers", {}), f"{where}: workers"),
             audit=declare.number(content.get("audit", 0.0), Bounds(0, 1), f"{where}: audit"),
         )
         spec._check(where)
-        return spec
+        known = {start.source for start in settled}
+        recipes = [name for name in names if name in warm_start.RECIPES and name not in known]
+        starts += [warm_start.recipe_start(name, search) for name in recipes]
+        return spec.with_starts(settled, starts, f"{where}: ")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, shaped as the file, that `from_dict` reads back to an equal spec."""
@@ -191,11 +208,34 @@ class StudySpec:
             "threads": self.threads,
             "fixed": dict(self.fixed),
             **({"trial": [trial.to_dict() for trial in self.listed]} if self.listed else searched),
+            **({"start": [start.to_dict() for start in self.starts]} if self.starts else {}),
+            **({"warm_start": list(self.warm_start)} if self.warm_start else {}),
             "kl": {"budget": self.kl_budget, "limit": self.kl_limit},
             "guard": self.guard.to_dict(),
             "workers": self.workers.to_dict(),
             "audit": self.audit,
         }
+
+    def with_starts(self, settled: Sequence[ListedTrial], asked: Iterable[ListedTrial], where: str = "") -> "StudySpec":
+        """Return this study with its `settled` starts, and with those `asked` for that are unlike all before them.
+
+        Raises:
+            ConfigError: the values of one that is asked for do not go together.
+        """
+        seen = {self.config(self.params_with(start.params)): start.name for start in settled}
+        seen[self.config(self.reference_params())] = "trial 0, the reference"
+        starts, dropped = list(settled), []
+        for start in asked:
+            try:
+                config = self.config(self.params_with(start.params))
+            except ConfigError as error:
+                raise ConfigError(f"{where}{start.name}: {error}") from None
+            if config in seen:
+                dropped.append((start, seen[config]))
+            else:
+                seen[config] = start.name
+                starts.append(start)
+        return replace(self, starts=tuple(starts), dropped=tuple(dropped))
 
     def with_trials(self, trials: int) -> "StudySpec":
         """Return this study with another total of trials; ConfigError where it lists them."""
@@ -251,6 +291,16 @@ class StudySpec:
             if value is not None and is_active(name, self.search, params):
                 params[name] = value
         return params
+
+    def params_with(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+        """Return the params of a trial with the searched values `given`; what they leave out is trial 0's.
+
+        Where a trial has either a fixed or an adaptive β, it adapts if a `kl_target` is given.
+        """
+        params = {**self.reference_params(), **given}
+        if has_kl_choice(self.search):
+            params[KL_CONTROL] = ADAPTIVE if "kl_target" in given else FIXED
+        return {name: value for name, value in params.items() if is_active(name, self.search, params)}
 
     def origins(self) -> dict[str, ValueSource]:
         """Return where trial 0's value of each fixed or searched hyperparameter comes from, by name."""

@@ -46,7 +46,7 @@ class Origin(StrEnum):
     SAMPLED = "sampled"
     """The sampler proposed it."""
     LISTED = "listed"
-    """It stands in the study file."""
+    """It stands in the study file, as a trial or as a start of the search."""
     ENQUEUED = "enqueued"
     """A person asked for it."""
     FORKED = "forked"

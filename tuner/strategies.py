@@ -105,12 +105,17 @@ class FullRuns:
 
     def _new(self, trials: TrialList) -> NewTrial:
         spec, number, counted = self._spec, len(trials), len(trials.counted())
+        started = sum(row.origin is Origin.LISTED for row in trials.counted())
         label = ""
         if spec.listed:
             params, origin, label = dict(spec.listed[counted].params), Origin.LISTED, spec.listed[counted].label
             config = spec.config(params)
         elif counted == 0:
             params, origin = spec.reference_params(), Origin.REFERENCE
+            config = spec.config(params)
+        elif started < len(spec.starts):
+            start = spec.starts[started]
+            params, origin, label = spec.params_with(start.params), Origin.LISTED, start.title
             config = spec.config(params)
         else:
             params, config = self._proposed(number, trials)

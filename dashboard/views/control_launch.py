@@ -26,6 +26,7 @@ from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import counted
 from ppo_core.task import BUILT_IN, Task
 from ppo_core.task_file import get_task
+from tuner.search.warm_start import RECIPES
 from tuner.spec import SAMPLERS, StudySpec
 
 # The form of a new study, built from the declarations: task, KL, what is searched in which range, what is fixed.
@@ -63,6 +64,10 @@ def form_content(storage: str) -> dict[str, Any] | None:
     )
     with st.form("new study"):
         head = _head(task)
+        recipes = st.multiselect(
+            "Warm starts", list(RECIPES), key="new warm starts", placeholder="None",
+            help="Published recipes that are run first, after the reference, with their values moved into the ranges.",
+        )  # fmt: skip
         ranges = {name: _range_row(HYPERPARAMETERS[name], task) for name in searched}
         values = {
             name: value_field(
@@ -75,7 +80,8 @@ def form_content(storage: str) -> dict[str, Any] | None:
     if not pressed:
         return None
     try:
-        return {"task": task.name, **_numbers(head), **_tables(ranges, values)}
+        starts = {"warm_start": recipes} if recipes else {}
+        return {"task": task.name, **_numbers(head), **starts, **_tables(ranges, values)}
     except PPOTunerError as problem:
         told(problem)
         return None
@@ -279,6 +285,7 @@ def _told_of(spec: StudySpec) -> str:
         f'Study "{spec.name}", task {spec.task}',
         f"{_extent_of(spec)}, KL budget {spec.kl_budget:g} and limit {spec.kl_limit:g} nats per response",
         f"Searched: {searched}",
+        *([f"First: {', '.join(start.label or start.text for start in spec.starts)}"] if spec.starts else []),
         *([f"Fixed: {_pairs(spec.fixed)}"] if spec.fixed else []),
         *(f"Note: {note}" for note in spec.notes),
     ]

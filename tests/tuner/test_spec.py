@@ -64,6 +64,7 @@ def test_the_reviews_study() -> None:
     reference = study.reference_params()
     ranges = {name: study.search[name] for name in reference if name != "kl_control"}
     assert all(span.low <= reference[name] <= span.high for name, span in ranges.items())
+    assert [(start.label, start.moves) for start in study.starts] == [("aggressive", [])]
 
 
 def test_the_reviews_study_explains_every_setting_of_workers_with_its_default() -> None:
