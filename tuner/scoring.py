@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from ppo_core.kl_budget import is_within, rank
 from ppo_core.output import counted
 from tuner.guard import RULES
 from tuner.space import Encoded
@@ -81,20 +82,15 @@ def best_within(evaluations: Evaluations, kl_budget: float) -> TrialValue:
 
     Step 0, the SFT baseline, is one of them. Of equal rewards the lower KL wins, then the earlier step.
     """
-    ranked = [
-        (-row["eval/reward"], row["eval/kl"], row["step"], row["eval/reward_se"])
+    within = [
+        row
         for row in evaluations
         if is_finite(row["eval/reward"]) and is_within(row["eval/kl"], row["eval/kl_se"], kl_budget)
     ]
-    if not ranked:
+    if not within:
         return TrialValue()
-    reward, kl, step, reward_se = min(ranked, key=lambda one: one[:3])
-    return TrialValue(-reward, reward_se, kl, step)
-
-
-def is_within(kl: float | None, kl_se: float | None, kl_budget: float) -> bool:
-    """Return whether an evaluation is within the budget: KL + one standard error <= budget, in nats per response."""
-    return is_finite(kl) and float(kl or 0.0) + (float(kl_se or 0.0) if is_finite(kl_se) else 0.0) <= kl_budget
+    best = min(within, key=lambda row: rank(row["eval/reward"], row["eval/kl"], row["step"]))
+    return TrialValue(best["eval/reward"], best["eval/reward_se"], best["eval/kl"], best["step"])
 
 
 def at_end(evaluations: Evaluations) -> TrialValue:
