@@ -30,6 +30,8 @@ from tuner.protocol import (
     Phase,
     Prepared,
     PrepareTask,
+    Read,
+    ReadTest,
     Stepped,
 )
 from tuner.worker_settings import WorkerSettings
@@ -45,8 +47,8 @@ class HangTimeout:
         self._what, self._limit = "preparing the task", "prepare_seconds"
         self._allowed = settings.prepare_seconds
         if not isinstance(job, PrepareTask):
-            self._what, self._limit = "its first step", "first_step_seconds"
-            self._allowed = settings.first_step_seconds
+            self._what = "reading the test prompts" if isinstance(job, ReadTest) else "its first step"
+            self._limit, self._allowed = "first_step_seconds", settings.first_step_seconds
         self._since: float | None = now
         self._longest = 0.0
 
@@ -304,7 +306,7 @@ class LocalEngine:
         busy.watch.heard(message, self._clock())
         if isinstance(message, Lost):
             del self._busy[job]
-        elif isinstance(message, Prepared | Ended | Left | Failed):
+        elif isinstance(message, Prepared | Read | Ended | Left | Failed):
             del self._busy[job]
             if isinstance(message, Failed) or (isinstance(message, Ended) and message.is_worker_spent):
                 busy.worker.kill()
