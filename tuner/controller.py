@@ -48,6 +48,7 @@ from tuner.protocol import (
     Prepared,
     PrepareTask,
     Progress,
+    Read,
     Stepped,
     TrialSpec,
 )
@@ -406,7 +407,7 @@ class TrialLoop:
                 losses = self._losses[number] = self._losses.get(number, 0) + 1
                 reason = partial(retry.lost_reason, message.how, losses)
                 self._retry(number, f"worker lost: {message.how}", reason)
-            case Progress() | Prepared():
+            case Progress() | Prepared() | Read():
                 raise AssertionError(message)
             case _:
                 assert_never(message)
@@ -460,7 +461,9 @@ class TrialLoop:
         standing = outcome(evaluations, study.spec, Status.PAUSED, reason)
         study.store.rest(study.lease, row, standing, self._scheduler.score(evaluations))
         trial_log.note(study.trial_folder(row.number), "the strategy paused the trial")
-        self._emit(TrialSetAside(study.refresh(row.number)))
+        row = study.refresh(row.number)
+        self._files.settle(row)
+        self._emit(TrialSetAside(row))
 
     def _end(self, number: int) -> None:
         """Judge a trial that ran to its end or was ended by the guard; one that was told to end by an order is left."""
@@ -501,7 +504,7 @@ class TrialLoop:
         study.store.finish_trial(study.lease, trial.id, outcome)
         why = "" if outcome.reason is None else f": {outcome.reason.message}"
         trial_log.note(study.trial_folder(trial.number), f"the trial is {outcome.status}{why}")
-        self._files.end(trial.number)
         row = study.refresh(trial.number)
+        self._files.settle(row)
         self._verdict = self._verdict or self._streak.add(row)
         self._emit_end(row)
