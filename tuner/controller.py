@@ -11,17 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
+from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import report_line
 from ppo_core.run.command_line import StopRequest
 from tuner import retry, study_folder, trial_log
+from tuner.answer import due_reading
 from tuner.checkpoints import NO_ROOM, TrialFiles
 from tuner.engine.base import Engine
 from tuner.events import (
     ONLY_PAUSED,
     ORDERED,
     TIME_LIMIT,
+    AnswerReading,
     Emit,
     Limits,
     OrderDecided,
@@ -134,6 +137,8 @@ class TrialLoop:
                     self._obey()
                 self._files.keep_within_quota(self._taken(), self._promotable)
                 self._give_up_for_room()
+            if self.is_finished:
+                self._read_answer()
         self._finish_files()
         if self._verdict is not None:
             name = self._study.row.name
@@ -153,6 +158,25 @@ class TrialLoop:
         self._files.keep_within_quota((), self._promotable, now=True)
         while self._files.work.is_busy or self._give_up_for_room():
             list(self._engine.events(ORDER_SECONDS))  # no worker is busy; it ends when a piece of work is done
+            self._files.work.collect()
+            self._stay_alive()
+
+    def _read_answer(self) -> None:
+        """Have the study's answer read on the test prompts, once; where that fails, the next run tries again."""
+        study, job = self._study, due_reading(self._study)
+        if job is None or self._is_stopping():
+            return
+        row, step = study.board[job.number], checkpoint.step_of(job.checkpoint)
+        self._emit(AnswerReading(job.number, step))
+        self._engine.start(job)
+        while not self._is_stopping():
+            for _, message in self._engine.events(self._longest_wait()):
+                if isinstance(message, Read):
+                    study.store.add_test_reading(study.lease, row.id, step, message.reading, message.why_not)
+                else:
+                    why = message.message if isinstance(message, Failed) else str(message)
+                    self._emit(StudyWarned(f"trial {row.number} could not be read on the test prompts: {why}"))
+                return
             self._files.work.collect()
             self._stay_alive()
 

@@ -20,7 +20,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, PLAIN_WIDTH, counted, measured, plain, plus_minus, short
 from tuner.forks import Answer
 from tuner.guard import RULES
-from tuner.results import Estimate, Source, StudyView, value_sources
+from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
@@ -298,6 +298,16 @@ def answer_line(answer: Answer) -> str:
     if answer.kept.path is not None:
         return f"Checkpoint {at}: {_place(answer.kept.path)}"
     return f"Checkpoint {at}: not kept here ({answer.kept.why_not})."
+
+
+def front_table(points: Sequence[FrontPoint]) -> Table:
+    """Return the table of the checkpoints that are kept for being the best under some KL budget."""
+    columns = (f"budgets from\n{KL_UNIT}", "eval reward", f"eval KL\n{KL_UNIT}", "trial", "step")
+    table = _table(*columns, "checkpoint", title="Kept for other KL budgets", right=columns)
+    for point in points:
+        reward, kl = (plus_minus(estimate.mean, estimate.se) for estimate in (point.reward, point.kl))
+        table.add_row(measured(point.budget), reward, kl, str(point.trial), str(point.step), _place(point.path))
+    return table
 
 
 def checkpoint_lines(kept: Mapping[int, Path]) -> list[str]:

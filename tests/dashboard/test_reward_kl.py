@@ -32,9 +32,7 @@ def test_the_best_trial_and_the_best_checkpoint_are_told_under_the_studys_own_bu
         "Best trial at its end": ("1.718 ± 0.030", "trial 7, KL 9.05 nats"),
         "Best checkpoint": ("1.739 ± 0.035", "trial 9, step 18, KL 9.56 nats"),
     }
-    assert shown.codes(app) == [
-        f"ppo-tuner train --from {STUDY} 9 --save_every_episodes 1152 --storage sqlite:///{built}"
-    ]
+    assert shown.codes(app) == [f"ppo-tuner train --from {STUDY} 9 --stop_at_episode 1152 --storage sqlite:///{built}"]
     assert len(app.get("plotly_chart")) == 1
     told = " ".join(caption.value for caption in app.caption)
     assert "highest of 54 evaluations" in told

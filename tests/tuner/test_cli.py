@@ -130,7 +130,7 @@ def keep_checkpoint(folder: Path, trial: int, step: int) -> Path:
 
 def test_best_tells_its_checkpoint_and_the_seconds(ppo_tuner: Invoke, made: str, own_folder: Path) -> None:
     """Trial 2 was last evaluated at step 4, its end."""
-    again = "ppo-tuner train --from made 2 --save_every_episodes 256"
+    again = "ppo-tuner train --from made 2"
     stdout = ppo_tuner("best", made)[1]
     assert "(budget 10), in 8 s." in stdout  # five steps of 1.5 s
     assert "\nCheckpoint of step 4, episode 256: not kept here (" in stdout

@@ -39,7 +39,7 @@ def copy(source: Store, target: Store, name: str = "made") -> dict[str, int]:
 def test_every_row_is_the_same_in_the_other_store(store: Store, other: Store) -> None:
     store.place_order(store.study("made"), "stop", None, {})
     assert copy(store, other) == {
-        "trials": 8, "steps": 40, "samples": 57, "readings": 24, "verdicts": 4, "orders": 3
+        "trials": 8, "steps": 40, "samples": 57, "readings": 24, "verdicts": 4, "test_readings": 1, "orders": 3
     }  # fmt: skip
     assert everything(other) == everything(store)
 
@@ -154,7 +154,7 @@ def test_the_command_copies_and_says_where_checkpoints_stay(ppo_tuner: Invoke, o
     lines = out.splitlines()
     assert (
         lines[0]
-        == f'copied study "{made}" to new/b.db: 8 trials, 40 steps, 48 samples, 24 readings, 4 verdicts, 1 order'
+        == f'copied study "{made}" to new/b.db: 8 trials, 40 steps, 48 samples, 24 readings, 4 verdicts, 1 test reading, 1 order'
     )
     assert "a controller runs it" in lines[1] and "1 order that waits is in the copy, too" in lines[2]
     assert f"checkpoints stay in {own_folder / 'runs' / made}; " in lines[3]

@@ -168,4 +168,5 @@ def _about_checkpoints(study: StudyRow, name: str, to: str) -> Iterator[str]:
 
 
 def _told(rows: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {table if count != 1 else table.removesuffix('s')}" for table, count in rows.items())
+    names = {table: table.replace("_", " ") for table in rows}
+    return ", ".join(f"{n} {names[table] if n != 1 else names[table].removesuffix('s')}" for table, n in rows.items())

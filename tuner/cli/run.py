@@ -23,6 +23,7 @@ from tuner.cli import report, storage
 from tuner.engine.local import cores, require_gpus
 from tuner.environment import RUNS_FOLDER, STUDY_FILE, to_copy
 from tuner.events import (
+    AnswerReading,
     Event,
     OrderDecided,
     Preparing,
@@ -126,6 +127,8 @@ class StudyProgress:
                 self._end_trial(event)
             case TrialSetAside():
                 self._set_aside(event.row)
+            case AnswerReading():
+                self._say(f"reading trial {event.trial} at step {event.step} on the test prompts")
             case OrderDecided():
                 self._tell_order(event.order)
             case StudyPaused():

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ppo_core.errors import StoreError
 from tuner.store import connect, schema
 from tuner.store.migrate import Migration, migrate_store
-from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, Outcome, StudyRow, TrialRow
+from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, OnTest, Outcome, StudyRow, TrialRow
 from tuner.store.studies import Order, Orders, OrderState, Studies
 from tuner.store.trials import STEP_KEYS, Curves, NewTrial, Trials
 
@@ -24,6 +24,7 @@ __all__ = [
     "Lease",
     "Migration",
     "NewTrial",
+    "OnTest",
     "Order",
     "OrderState",
     "Outcome",
