@@ -13,8 +13,7 @@ from tests.tuner.trial_rows import pruned, trial_row
 from tuner import results
 from tuner.best import best_trial, closest_trial
 from tuner.results import Estimate, StudyView
-from tuner.status import Objective
-from tuner.status import Status
+from tuner.status import Objective, Status
 from tuner.store import Store, TrialRow
 
 
