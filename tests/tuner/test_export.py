@@ -56,7 +56,8 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
     rows = export_study(store, "made", tmp_path / "a", fmt)
     assert sorted(files(tmp_path / "a")) == sorted(["study.json", *(f"{table}{SUFFIXES[fmt]}" for table in rows)])
     about = json.loads((tmp_path / "a" / "study.json").read_text())
-    assert about["rows"] == rows == {"trials": 8, "steps": 40, "samples": 57, "readings": 24, "verdicts": 4}
+    counts = {"trials": 8, "steps": 40, "samples": 57, "readings": 24, "verdicts": 4, "test_readings": 1}
+    assert about["rows"] == rows == counts
     stored = everything(store)
     assert [order["kind"] for order in about["orders"]] == ["pause", "stop"]
     assert about["overrides"] == stored["ppo_studies"][0]["overrides"]
@@ -80,6 +81,7 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
                     "rewards",
                     "kls",
                     "lengths",
+                    "rung_scores",
                 )
                 cell = as_read(value, fmt, is_json)
                 assert (float(got[column]) if isinstance(cell, float) else got[column]) == cell
@@ -102,7 +104,7 @@ def test_the_docs_name_every_column() -> None:
 def test_texts_that_are_empty_are_told_from_values_that_are_not_there(store: Store, tmp_path: Path) -> None:
     export_study(store, "made", tmp_path / "a", "csv")
     last = (tmp_path / "a" / "trials.csv").read_text().splitlines()[-1]
-    assert last.endswith(',,"",1,2,"pause","fork",3,false,')  # from ended_at to paused_by
+    assert last.endswith(',,"",1,2,"pause","fork",3,false,,,,0,')  # from ended_at to rung_scores
 
 
 def test_other_tools_read_it(store: Store, tmp_path: Path) -> None:
