@@ -203,6 +203,12 @@ CORE = (
 )
 """Metrics that must be finite. Others may not be, for good reasons (the explained variance of equal returns)."""
 
+_VALUE_SCALE = ("objective/scores", "objective/scores_std", "objective/non_score_reward")
+"""The scale of the value loss is the sum of their squares (see the rule value_divergence)."""
+
+READ = tuple(dict.fromkeys((*CORE, *WATCHED, *_VALUE_SCALE, KL_GAP_NOISE)))
+"""Every metric that the guard reads: a report of these alone is judged like the whole one."""
+
 
 @dataclass(frozen=True)
 class GuardSettings:
@@ -318,8 +324,7 @@ def _kl_starts_high(settings: GuardSettings, first: Mapping[str, float]) -> bool
 
 
 def _value_scale(state: GuardState, finite: Mapping[str, float], in_grace: bool) -> float:
-    parts = ("objective/scores", "objective/scores_std", "objective/non_score_reward")
-    scale = max(state.value_scale, sum(finite.get(name, 0.0) ** 2 for name in parts))
+    scale = max(state.value_scale, sum(finite.get(name, 0.0) ** 2 for name in _VALUE_SCALE))
     is_first = VALUE_LOSS not in state.first
     return max(scale, finite.get(VALUE_LOSS, 0.0)) if in_grace or is_first else scale
 

@@ -1,6 +1,8 @@
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from ppo_core import agreement
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
-from tuner.guard import CORE, RULES, WATCHED, WINDOW, GuardSettings, GuardState, observe
+from tuner.guard import CORE, READ, RULES, WATCHED, WINDOW, GuardSettings, GuardState, observe
 from tuner.status import Reason
 
 KL = "objective/kl_exact"
@@ -279,7 +281,7 @@ def test_every_rule_is_declared_whole() -> None:
         assert rule.doc.endswith(".") or rule.doc.endswith("began.")
         assert rule.metric is None or rule.metric in METRICS
         assert rule.valid is None or rule.limit in rule.valid
-    assert set(CORE) | set(WATCHED) <= set(METRICS)
+    assert set(CORE) | set(WATCHED) <= set(READ) <= set(METRICS)
 
 
 READING = st.one_of(st.floats(0, 100), st.sampled_from([math.nan, math.inf]))
@@ -298,3 +300,14 @@ def test_a_state_that_was_stored_as_json_goes_on_as_if_it_had_not_been(
         assert (stored, reason) == (straight, expected)
         if report.step == cut:
             stored = GuardState.from_dict(json.loads(json.dumps(stored.to_dict(), allow_nan=False)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_report_of_what_the_guard_reads_is_judged_like_the_whole_one(seed: int) -> None:
+    random = Random(seed)
+    whole = read = GuardState()
+    for report in reports({name: 10 ** random.uniform(-2, 1) for name in METRICS} for _ in range(20)):
+        reduced = replace(report, metrics={name: value for name, value in report.metrics.items() if name in READ})
+        whole, reason = observe(guard(), whole, report, EPISODES)
+        read, reason_of_reduced = observe(guard(), read, reduced, EPISODES)
+        assert (read, reason_of_reduced) == (whole, reason)
