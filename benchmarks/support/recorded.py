@@ -1,0 +1,313 @@
+"""Recorded runs: what runs of a task's search space reported, step by step, in one Parquet file. No torch.
+
+A row of the file is a step; what belongs to the run stands in each of its rows. The study that the runs are of, the
+region near the top and what the recording was made with are JSON in the file's metadata.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ppo_core.declare import HyperValue
+from ppo_core.errors import ConfigError
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.report import EvalReadings, StepReport
+from tuner.spec import StudySpec
+
+Kind = Literal["random", "near-top", "seed"]
+"""How a run came to be: drawn from the whole space, drawn from the region near the top, or another one's repeat."""
+Cause = Literal["regular", "early", "watch"]
+"""Why an evaluation was made: by the trial's cadence, for a rung at 5 % of the episodes, or by the budget's watch."""
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+OF_A_TRIAL: tuple[Cause, ...] = ("regular", "watch")
+"""The evaluations that every trial has, whatever strategy runs it."""
+
+DATA = Path(__file__).parents[1] / "data"
+"""Where the recordings lie, a file for each task."""
+
+REWARD, EVAL_KL, EVAL_KL_SE = "eval/reward", "eval/kl", "eval/kl_se"
+
+
+@dataclass(frozen=True)
+class RecordedEvaluation:
+    """One evaluation on all eval prompts, of the policy as it was after a step's update."""
+
+    causes: tuple[Cause, ...]
+    """Every reason that there was for it."""
+    metrics: Mapping[str, float]
+    """`eval/*`."""
+    rewards: tuple[float, ...]
+    """Of each eval prompt, in half precision, as the KLs."""
+    kls: tuple[float, ...]
+    cpu_seconds: float
+    """Of step 0: 0 where its process had evaluated the untrained policy before."""
+
+    def is_within(self, kl_budget: float) -> bool:
+        """Return whether the KL is within the budget with one standard error to spare."""
+        return self.metrics[EVAL_KL] + self.metrics[EVAL_KL_SE] <= kl_budget
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """One step of a run."""
+
+    step: int
+    episode: int
+    metrics: Mapping[str, float]
+    """What the guard reads, but for `eval/*`."""
+    cpu_seconds: float
+    """Of training: without the evaluation."""
+    evaluation: RecordedEvaluation | None = None
+
+    def evaluation_for(self, causes: Collection[Cause]) -> RecordedEvaluation | None:
+        """Return the step's evaluation if it was made for one of `causes`."""
+        found = self.evaluation
+        return found if found is not None and not set(causes).isdisjoint(found.causes) else None
+
+    def report(self, causes: Collection[Cause] = CAUSES) -> StepReport:
+        """Return the step's report, with its evaluation if it was made for one of `causes`."""
+        found = self.evaluation_for(causes)
+        if found is None:
+            return StepReport(self.step, self.episode, dict(self.metrics))
+        readings = EvalReadings(found.rewards, found.kls, ())
+        return StepReport(self.step, self.episode, {**self.metrics, **found.metrics}, readings=readings)
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One run, never ended by the guard."""
+
+    name: str
+    """Unique in its recording."""
+    kind: Kind
+    number: int
+    """Counts the runs of its kind; a repeat has the number of the run that it repeats."""
+    seed: int
+    params: Mapping[str, HyperValue]
+    """The searched values alone, as the sampler proposes them."""
+    config: Mapping[str, HyperValue]
+    steps: tuple[RecordedStep, ...]
+    """From step 0, the untrained policy's evaluation."""
+    stopped: str = ""
+    """Why it came to no end: what it raised, or which metric was not finite; empty where it ran to the end."""
+    weight: float = 1.0
+    """How many runs of a random search it stands for; 0 for a repeat."""
+    repeats: str = ""
+    """The name of the run that it repeats on another seed."""
+
+    def reports(self, causes: Collection[Cause] = CAUSES) -> Iterator[StepReport]:
+        """Yield the steps' reports, with the evaluations that were made for one of `causes`."""
+        return (step.report(causes) for step in self.steps)
+
+    def evaluations(self, causes: Collection[Cause] = CAUSES) -> list[RecordedEvaluation]:
+        """Return the evaluations that were made for one of `causes`, in order of step."""
+        return [found for step in self.steps if (found := step.evaluation_for(causes)) is not None]
+
+    def best_within(self, kl_budget: float, causes: Collection[Cause] = OF_A_TRIAL) -> float | None:
+        """Return the highest eval reward within the budget, or None where there is none (see `is_within`)."""
+        rewards = [found.metrics[REWARD] for found in self.evaluations(causes) if found.is_within(kl_budget)]
+        return max(filter(math.isfinite, rewards), default=None)
+
+    def value_at_end(self) -> float | None:
+        """Return the mean eval reward of the last two regular evaluations after step 0, or None without one."""
+        trained = [step.evaluation_for(("regular",)) for step in self.steps if step.step > 0]
+        rewards = [found.metrics[REWARD] for found in trained if found is not None][-2:]
+        finite = [reward for reward in rewards if math.isfinite(reward)]
+        return sum(finite) / len(finite) if finite else None
+
+    @property
+    def total_episodes(self) -> int:
+        """Of the whole run, had it come to its end."""
+        return PPOConfig.from_dict(self.config).whole_episodes()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of training and all evaluations."""
+        return sum(s.cpu_seconds + (s.evaluation.cpu_seconds if s.evaluation else 0.0) for s in self.steps)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The recorded runs of one task."""
+
+    study: Mapping[str, Any]
+    """The study whose space, seed, threads, KL budget and KL limit they are of: what `StudySpec.to_dict` returned."""
+    runs: tuple[RecordedRun, ...] = ()
+    region: Mapping[str, Any] | None = None
+    """Where the runs near the top were drawn from (see `support.pool.Region`)."""
+    provenance: tuple[Mapping[str, Any], ...] = field(default=())
+    """What made it: an entry for each commit, command, machine or version of a library."""
+
+    @property
+    def spec(self) -> StudySpec:
+        """The study."""
+        return StudySpec.from_dict(self.study, "recording")
+
+    def named(self, name: str) -> RecordedRun:
+        """Return the run of this name; KeyError if there is none."""
+        return {run.name: run for run in self.runs}[name]
+
+
+# The file.
+
+
+def file_of(task: str) -> Path:
+    """Return where a task's recording lies."""
+    return DATA / f"{task}.parquet"
+
+
+_METADATA = b"ppo_tuner_recording"
+_RUN = pa.schema(
+    [
+        ("run", pa.string()),
+        ("kind", pa.string()),
+        ("number", pa.int32()),
+        ("seed", pa.int64()),
+        ("weight", pa.float64()),
+        ("repeats", pa.string()),
+        ("stopped", pa.string()),
+        ("params", pa.string()),
+        ("config", pa.string()),
+    ]
+)
+_STEP = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("episode", pa.int32()),
+        ("cpu_seconds", pa.float32()),
+        ("eval_causes", pa.list_(pa.string())),
+        ("eval_cpu_seconds", pa.float32()),
+        ("eval_rewards", pa.list_(pa.float16())),
+        ("eval_kls", pa.list_(pa.float16())),
+    ]
+)
+_FIXED = {*_RUN.names, *_STEP.names}
+
+
+def write(path: Path, recording: Recording) -> None:
+    """Write the recording, so that whoever reads `path` finds the old file or the whole new one.
+
+    Two processes must not write the same file at once.
+    """
+    part = path.with_name(f".{path.name}.part")
+    metadata = {"study": recording.study, "region": recording.region, "provenance": recording.provenance}
+    table = _table(recording.runs).replace_schema_metadata({_METADATA: json.dumps(metadata, sort_keys=True).encode()})
+    floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    readings = [f"{name}.list.element" for name in ("eval_rewards", "eval_kls")]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(
+        table,
+        part,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=[*_RUN.names, "eval_causes.list.element"],
+        use_byte_stream_split=[*(name for name in floats if name not in _RUN.names), *readings],
+    )
+    part.replace(path)
+
+
+def read(path: Path) -> Recording:
+    """Return the recording of a file.
+
+    Raises:
+        ConfigError: there is no such file, or it holds something else.
+    """
+    if not path.exists():
+        raise ConfigError(
+            f"{path.name}: no such recording; make it with: python benchmarks/search.py record {path.stem}"
+        )
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowException as error:
+        raise ConfigError(f"{path.name} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+    metadata = (table.schema.metadata or {}).get(_METADATA)
+    if metadata is None:
+        raise ConfigError(f"{path.name} is not a recording: its metadata says nothing of a study")
+    about = json.loads(metadata)
+    return Recording(about["study"], tuple(_runs(table)), about["region"], tuple(about["provenance"]))
+
+
+def _table(runs: Sequence[RecordedRun]) -> pa.Table:
+    metrics = dict.fromkeys(name for run in runs for step in run.steps for name in _numbers(step))
+    schema = pa.schema([*_RUN, *_STEP, *((name, pa.float32()) for name in metrics)])
+    rows = [row for run in runs for row in _rows(run)]
+    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _rows(run: RecordedRun) -> Iterator[dict[str, Any]]:
+    of_run = {
+        "run": run.name,
+        "kind": run.kind,
+        "number": run.number,
+        "seed": run.seed,
+        "weight": run.weight,
+        "repeats": run.repeats,
+        "stopped": run.stopped,
+        "params": json.dumps(dict(run.params)),
+        "config": json.dumps(dict(run.config)),
+    }
+    for step in run.steps:
+        row = {**of_run, "step": step.step, "episode": step.episode, "cpu_seconds": step.cpu_seconds, **_numbers(step)}
+        if step.evaluation is not None:
+            row["eval_causes"] = list(step.evaluation.causes)
+            row["eval_cpu_seconds"] = step.evaluation.cpu_seconds
+            row["eval_rewards"] = np.asarray(step.evaluation.rewards, np.float16)
+            row["eval_kls"] = np.asarray(step.evaluation.kls, np.float16)
+        yield row
+
+
+def _numbers(step: RecordedStep) -> Mapping[str, float]:
+    return step.metrics if step.evaluation is None else {**step.metrics, **step.evaluation.metrics}
+
+
+def _runs(table: pa.Table) -> Iterator[RecordedRun]:
+    """Yield the runs of a table, in which the steps of each stand together and in order."""
+    metrics = [name for name in table.column_names if name not in _FIXED]
+    plain = [name for name in table.column_names if name not in ("eval_rewards", "eval_kls")]
+    columns = {name: table.column(name).to_pylist() for name in plain}
+    columns |= {name: _lists(table.column(name)) for name in ("eval_rewards", "eval_kls")}
+    names = columns["run"]
+    start = 0
+    for end in range(1, len(names) + 1):
+        if end < len(names) and names[end] == names[start]:
+            continue
+        steps = tuple(_step(columns, metrics, row) for row in range(start, end))
+        yield RecordedRun(
+            name=names[start],
+            params=json.loads(columns["params"][start]),
+            config=json.loads(columns["config"][start]),
+            steps=steps,
+            **{name: columns[name][start] for name in ("kind", "number", "seed", "weight", "repeats", "stopped")},
+        )
+        start = end
+
+
+def _step(columns: Mapping[str, Sequence[Any]], metrics: Sequence[str], row: int) -> RecordedStep:
+    numbers = {name: columns[name][row] for name in metrics if columns[name][row] is not None}
+    evaluated = {name: value for name, value in numbers.items() if name.startswith("eval/")}
+    causes = columns["eval_causes"][row]
+    evaluation = None
+    if causes is not None:
+        rewards, kls = columns["eval_rewards"][row], columns["eval_kls"][row]
+        evaluation = RecordedEvaluation(tuple(causes), evaluated, rewards, kls, columns["eval_cpu_seconds"][row])
+    trained = {name: value for name, value in numbers.items() if name not in evaluated}
+    return RecordedStep(columns["step"][row], columns["episode"][row], trained, columns["cpu_seconds"][row], evaluation)
+
+
+def _lists(column: pa.ChunkedArray) -> list[tuple[float, ...]]:
+    """Return a column of lists of half-precision numbers as tuples; null is empty."""
+    lists: list[tuple[float, ...]] = []
+    for chunk in column.chunks:
+        numbers = chunk.values.to_numpy(zero_copy_only=False)
+        offsets = chunk.offsets.to_numpy()
+        lists += [tuple(numbers[low:high].tolist()) for low, high in itertools.pairwise(offsets)]
+    return lists

@@ -1,0 +1,111 @@
+"""What a recording holds, in a few lines: how the task's configurations fare, and whether they can be told apart."""
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tuner.guard import GuardSettings, GuardState, observe
+from tuner.spec import StudySpec
+
+from . import recorded
+from .recorded import RecordedRun, Recording
+
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+
+
+def summary(task: str) -> str:
+    """Return what is recorded of a task, as lines; ConfigError where nothing is."""
+    return describe(recorded.read(recorded.file_of(task)))
+
+
+def describe(recording: Recording) -> str:
+    """Return what is recorded, as lines. Shares and quantiles are of the random runs alone."""
+    spec = recording.spec
+    randoms = [run for run in recording.runs if run.kind == "random"]
+    best = {run.name: value for run in recording.runs if (value := run.best_within(spec.kl_budget)) is not None}
+    end = {run.name: value for run in recording.runs if (value := run.value_at_end()) is not None}
+    crossing = [run for run in randoms if crosses(run, spec.kl_budget)]
+    lines = [
+        f"{spec.task}: {_kinds(recording.runs)}; KL budget {spec.kl_budget:g} nats, limit {spec.kl_limit:g}",
+        f"of {len(randoms)} random runs:",
+        f"  {len(crossing)} cross the budget, {sum(returns(run, spec.kl_budget) for run in crossing)} of them return",
+        f"  the guard would stop {_stops(spec, randoms)}",
+        f"  {sum(bool(run.stopped) for run in randoms)} came to no end",
+        f"  CPU-seconds a run: {_quantiles((run.cpu_seconds for run in randoms), digits=1)}",
+        f"  best within the budget: {_quantiles(best[run.name] for run in randoms if run.name in best)}",
+        f"  value at the end:       {_quantiles(end[run.name] for run in randoms if run.name in end)}",
+    ]
+    if recording.region is not None:
+        near = [best[run.name] for run in recording.runs if run.kind == "near-top" and run.name in best]
+        lines.append(f"near the top ({recording.region['probability']:.0%} of the space): {_quantiles(near)}")
+    return "\n".join([*lines, *_spreads(recording.runs, best)])
+
+
+def crosses(run: RecordedRun, kl_budget: float) -> bool:
+    """Return whether an evaluation's KL is over the budget."""
+    return any(found.metrics[recorded.EVAL_KL] > kl_budget for found in run.evaluations(recorded.OF_A_TRIAL))
+
+
+def returns(run: RecordedRun, kl_budget: float) -> bool:
+    """Return whether an evaluation is within the budget after one whose KL is over it."""
+    was_over = False
+    for found in run.evaluations(recorded.OF_A_TRIAL):
+        if was_over and found.is_within(kl_budget):
+            return True
+        was_over = was_over or found.metrics[recorded.EVAL_KL] > kl_budget
+    return False
+
+
+def stopped_by(guard: GuardSettings, run: RecordedRun) -> str | None:
+    """Return the rule by which the guard would have stopped the run, or None."""
+    state = GuardState()
+    for report in run.reports(recorded.OF_A_TRIAL):
+        state, reason = observe(guard, state, report, run.total_episodes)
+        if reason is not None:
+            return reason.rule
+    return None
+
+
+def seed_spreads(runs: Sequence[RecordedRun], values: dict[str, float]) -> list[float]:
+    """Return the standard deviation over seeds of each run that was repeated."""
+    groups = defaultdict(list)
+    for run in runs:
+        if run.repeats and run.name in values:
+            groups[run.repeats].append(values[run.name])
+    return [statistics.stdev([values[name], *others]) for name, others in groups.items() if name in values]
+
+
+def _spreads(runs: Sequence[RecordedRun], values: dict[str, float]) -> list[str]:
+    spreads = seed_spreads(runs, values)
+    of_random = [values[run.name] for run in runs if run.kind == "random" and run.name in values]
+    if not spreads or len(of_random) < 2:
+        return []
+    over_runs, over_seeds = statistics.stdev(of_random), statistics.median(spreads)
+    return [
+        f"standard deviation over random configurations: {over_runs:.3f}; over seeds, median of {len(spreads)} of the "
+        f"best: {over_seeds:.3f}",
+        f"ratio: {over_runs / over_seeds:.1f}",
+    ]
+
+
+def _kinds(runs: Sequence[RecordedRun]) -> str:
+    counts = Counter(run.kind for run in runs)
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no runs"
+
+
+def _stops(spec: StudySpec, runs: Sequence[RecordedRun]) -> str:
+    rules = Counter(rule for run in runs if (rule := stopped_by(spec.guard, run)) is not None)
+    told = ", ".join(f"{rule} {count}" for rule, count in rules.most_common())
+    return f"{rules.total()}" + (f" ({told})" if told else "")
+
+
+def _quantiles(values: Iterable[float], digits: int = 3) -> str:
+    found = list(values)
+    if not found:
+        return "none"
+    return "  ".join(
+        f"{'max' if share == 1 else f'{share:.0%}'} {value:.{digits}f}"
+        for share, value in zip(QUANTILES, np.quantile(found, QUANTILES), strict=True)
+    )
