@@ -2,17 +2,26 @@
 
 python benchmarks/search.py record reviews    # trains hundreds of configurations; goes on where it was
 python benchmarks/search.py show reviews      # what is recorded
+python benchmarks/search.py replay reviews    # strategies over the recorded runs
+python benchmarks/search.py live --peer       # whole studies, run for real; takes hours, and goes on where it was
+python benchmarks/search.py restarts reviews  # what a trial costs beside training: the replay's constants
 """
 
 import argparse
+import json
 import sys
-from dataclasses import fields
+from dataclasses import asdict, fields
+from pathlib import Path
 
-from support import recorded_summary, recording
+from support import comparing, live, recorded, recorded_summary, recording, replay_report
 from support.recording import DEFAULT_AMOUNTS, OTHER_AMOUNT, Amount
+from support.replaying import MEASURED
+from support.rivals import rivals
+from support.traces import traces_of
 
 from ppo_core.errors import PPOTunerError
 from ppo_core.task import BUILT_IN
+from tuner.spec import SAMPLERS, SamplerSpec, StudySpec
 
 
 def main() -> int:
@@ -42,6 +51,28 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="print what is recorded")
     show.add_argument("task", choices=BUILT_IN)
     show.set_defaults(run=_show)
+
+    replay = commands.add_parser("replay", help="compare strategies over the recorded runs")
+    replay.add_argument("task", choices=BUILT_IN)
+    replay.add_argument("--repeats", type=_positive, metavar="N", default=200, help="orders of the runs (200)")
+    replay.add_argument("--workers", type=_positive, metavar="N", default=1, help="trials at a time (1)")
+    replay.add_argument("--recording", type=Path, metavar="FILE", help="default: benchmarks/data/TASK.parquet")
+    replay.add_argument("--json", action="store_true", help="print one line of JSON as well")
+    replay.set_defaults(run=_replay)
+
+    lived = commands.add_parser("live", help="run whole studies: random search, ours, and Optuna alone")
+    lived.add_argument("--study", type=Path, metavar="FILE", default=Path("studies/reviews.toml"))
+    lived.add_argument("--studies", type=_positive, metavar="N", default=5, help="of each, with seeds from 0 (5)")
+    lived.add_argument("--budget", type=float, metavar="N", default=12.0, help="of each, in full trials (12)")
+    lived.add_argument("--sampler", nargs="+", choices=tuple(SAMPLERS), default=[SamplerSpec.name], help="of ours")
+    lived.add_argument("--peer", action="store_true", help="Optuna alone, too: see support/optuna_alone.py")
+    lived.add_argument("--json", action="store_true", help="print one line of JSON as well")
+    lived.set_defaults(run=_live)
+
+    restarts = commands.add_parser("restarts", help="measure what it costs to start, pause and resume a trial")
+    restarts.add_argument("task", choices=BUILT_IN)
+    restarts.add_argument("--rounds", type=_positive, metavar="N", default=5, help="medians are taken over them (5)")
+    restarts.set_defaults(run=_restarts)
     return parser
 
 
@@ -55,6 +86,48 @@ def _record(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     print(recorded_summary.summary(arguments.task))
     return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    runs = recorded.read(arguments.recording or recorded.file_of(arguments.task))
+    found = comparing.compare(
+        arguments.task,
+        traces_of(runs),
+        runs.spec,
+        rivals(),
+        MEASURED,
+        repeats=arguments.repeats,
+        workers=arguments.workers,
+        progress=_tell,
+    )
+    print(replay_report.text(found))
+    if arguments.json:
+        print(json.dumps(replay_report.as_json(found)))
+    return 0
+
+
+def _live(arguments: argparse.Namespace) -> int:
+    sides = live.arms(arguments.sampler, arguments.peer)
+    spec = StudySpec.load(arguments.study).with_budget(arguments.budget, "--budget")
+    found = live.run_all(sides, spec, arguments.study, arguments.studies, recording.ROOT / live.FOLDER, _tell)
+    moment, summaries = live.summarise(found, spec.kl_budget)
+    print(live.table(moment, summaries))
+    if arguments.json:
+        print(json.dumps({"cpu_seconds": moment, "budget": spec.budget, "arms": [asdict(one) for one in summaries]}))
+    return 0
+
+
+def _restarts(arguments: argparse.Namespace) -> int:
+    from support import restarting
+
+    costs = restarting.measure(recording.built_in_study(arguments.task), arguments.rounds)
+    for name, seconds in asdict(costs).items():
+        print(f"{name:8}{seconds:8.3f} CPU-seconds")
+    return 0
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _whole(text: str) -> int:
