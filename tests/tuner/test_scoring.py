@@ -160,8 +160,9 @@ def test_under_the_objective_best_only_a_broken_run_violates(
 
 
 def test_a_trial_that_rests_is_expected_to_gain_what_finished_ones_did_in_the_median() -> None:
-    assert median_gain(FINISHED) == pytest.approx(0.3)  # of 0.5, 0.1 and 0.3
-    assert median_gain([]) == 0.0
+    assert median_gain(FINISHED, 0) == pytest.approx(0.5)  # of 0.5, 0.1 and 0.9
+    assert median_gain(FINISHED, 1) == pytest.approx(0.3)  # one came to a second rung
+    assert median_gain([], 0) == 0.0
     told = to_optuna(trial_row(kl=5.0, **RESTING), BEST, 0.3)
     assert (told.value, told.constraint) == (pytest.approx(1.0), pytest.approx(math.log(0.5)))
 

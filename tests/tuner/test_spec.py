@@ -143,7 +143,7 @@ def test_the_file_decides_nothing_by_its_order() -> None:
         ({"workers": {"checkpoint_seconds": -1}}, "checkpoint_seconds = -1 is not allowed | at least 0"),
         ({"guard": {"kl_hard": 0.5}}, "guard.kl_hard = 0.5 is not allowed | at least 1, or false to switch"),
         ({"guard": {"kl_limit": 20}}, "guard.kl_limit = 20 is not allowed | true or false"),
-        ({"sampler": {"name": "tpee"}}, "sampler.name = 'tpee' is not allowed | tpe, random | \"tpe\"?"),
+        ({"sampler": {"name": "tpee"}}, "sampler.name = 'tpee' is not allowed | tpe, gp, random, qmc | \"tpe\"?"),
     ],
 )
 def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], named: str) -> None:
