@@ -543,7 +543,9 @@ class TrialFiles:
     def _tell_quota(self, dropped: Sequence[Dropped], taken: int, limit: int, *, is_all: bool) -> None:
         for one in dropped:
             self._warn(one.line)
-        if is_all and taken > limit and not self._is_over:
+        if not is_all:  # a paused trial's are still to go, and then it is measured again
+            return
+        if taken > limit and not self._is_over:
             size = checkpoint.size
             self._warn(f"checkpoints take {size(taken)}, over the quota of {size(limit)}: nothing more may be dropped")
         self._is_over = taken > limit
