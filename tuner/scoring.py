@@ -3,7 +3,7 @@
 | status                  | Optuna state | value                       | constraint                                |
 |-------------------------|--------------|-----------------------------|-------------------------------------------|
 | waiting, running        | RUNNING      |                             |                                           |
-| paused at a rung        | see below    | predicted                   | satisfied; `end`: from its evaluations    |
+| paused at a rung        | COMPLETE     | predicted                   | satisfied; `end`: from its evaluations    |
 | paused, not evaluated   | RUNNING      |                             |                                           |
 | paused by a person      | PRUNED       | so far                      | from its evaluations                      |
 | completed               | COMPLETE     | of the trial                | from its evaluations                      |
@@ -20,8 +20,9 @@ Under `end` it is log(KL / budget); of a trial that the guard ended for KL the l
 least 0.1.
 
 A trial at a rung is told with what it would come to: its rung score plus what those that were finished gained after
-theirs, in the median. To TPE it is PRUNED, with the rung as its last step; to samplers that read nothing else,
-COMPLETE.
+theirs, in the median. The study's own sampler is told that every trial with a value is COMPLETE: TPE puts all COMPLETE
+trials before all PRUNED ones, and ranks those by their last step, so that a poor finisher would outrank the best
+prediction. The states of the table are those of an exported study.
 
 A fork did not come to its end with its configuration alone, and repeats say nothing new of where to search; FAIL keeps
 their numbers.
@@ -156,35 +157,35 @@ class Told:
     value: float | None = None
     constraint: float | None = None
     """Set, and finite, for every trial that a sampler learns from."""
-    reached: int | None = None
-    """Of a pruned one, how far it came: TPE ranks by that first."""
 
 
 def to_optuna(row: TrialRow, spec: StudySpec, gain: float = 0.0) -> Told:
     """Return what a sampler is told of a trial, by the table above.
 
     A completed trial that was never evaluated has no value to tell, so it is told as failed. `gain` is what finished
-    trials gained after their rung (see `median_gain`), which one that rests there is expected to gain, too.
+    trials gained after the rung where this one rests (see `median_gain`), which it is expected to gain, too.
     """
     if not row.teaches or row.status is Status.FAILED:
         return Told(TrialState.FAIL)
     constraint = violation(row.kl, spec.kl_budget, row.reason, spec.objective)
     if row.is_resting and row.rung_score is not None:
-        return Told(TrialState.PRUNED, row.rung_score + gain, constraint, row.rung)
+        return Told(TrialState.COMPLETE, row.rung_score + gain, constraint)
     if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
         return Told(TrialState.RUNNING)
     if row.status is Status.COMPLETED and row.value is None:
         return Told(TrialState.FAIL)
     state = TrialState.COMPLETE if row.status is Status.COMPLETED else TrialState.PRUNED
-    return Told(state, row.value, constraint, None if state is TrialState.COMPLETE else row.episodes)
+    return Told(state, row.value, constraint)
 
 
-def median_gain(rows: Iterable[TrialRow]) -> float:
-    """Return how much value trials that were finished gained after the rung they last rested at; 0 without any."""
+def median_gain(rows: Iterable[TrialRow], rung: int) -> float:
+    """Return how much value trials that were finished gained after a rung, by its index; 0 without any."""
     gains = [
-        row.value - row.rung_score
+        row.value - score
         for row in rows
-        if row.teaches and row.status is Status.COMPLETED and row.value is not None and row.rung_score is not None
+        if row.teaches and row.status is Status.COMPLETED and row.value is not None
+        for score in row.rung_scores[rung : rung + 1]
+        if score is not None
     ]
     return statistics.median(gains) if gains else 0.0
 
@@ -192,14 +193,11 @@ def median_gain(rows: Iterable[TrialRow]) -> float:
 def frozen(told: Told, encoded: Encoded) -> FrozenTrial:
     """Return a trial as Optuna is told of it."""
     params, distributions = encoded
-    # TPE ranks pruned trials by how far they came, which it reads from their last intermediate value.
-    ranked = {} if told.reached is None or told.value is None else {told.reached: told.value}
     return create_trial(
         state=told.state,
         value=told.value,
         params=params,
         distributions=distributions,
-        intermediate_values=ranked,
         constraints=None if told.constraint is None else {CONSTRAINT: told.constraint},
     )
 

@@ -26,8 +26,13 @@ PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
 SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", "vf_coef", "kl_coef")
 """TRL's values that do not depend on the size of the model; trial 0 takes them from the declared defaults."""
 
-SamplerName = Literal["tpe", "random"]
-SAMPLERS: tuple[SamplerName, ...] = ("tpe", "random")
+SAMPLERS: Mapping[str, str] = {
+    "tpe": "learns where good trials lie, from all trials so far",
+    "gp": "models the value as a Gaussian process; loads torch, and gets slow from some hundred trials on",
+    "random": "draws evenly at random",
+    "qmc": "covers the space evenly",
+}
+"""What proposes new trials, by name. `module:callable` names a sampler of one's own."""
 ValueSource = Literal["TRL default", "task reference", "study"]
 
 
@@ -48,10 +53,18 @@ STRATEGIES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """Which sampler proposes, and how many finished trials it needs before it stops proposing at random."""
+    """Which sampler proposes, and when it begins to."""
 
-    name: SamplerName = "tpe"
+    name: str = "tpe"
+    """One of SAMPLERS, or `module:callable`: given `seed`, it returns an `optuna.samplers.BaseSampler`."""
     startup_trials: int = 4
+    """Trials of an arm that must have a value or a rung score before the sampler proposes the arm's next one. Until
+    then they are drawn around the reference (see `tuner.search.prior`); `random` and `qmc` need none."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the user's own."""
+        return self.name not in SAMPLERS
 
 
 @dataclass(frozen=True)
@@ -402,9 +415,10 @@ def _sampler(value: object, where: str) -> SamplerSpec:
     values = declare.table(value, where)
     declare.require_known(values, ("name", "startup_trials"), f"{where}.")
     name = values.get("name", SamplerSpec.name)
-    if name not in SAMPLERS:
+    if not isinstance(name, str) or not (name in SAMPLERS or study_file.TRAINER[0].fullmatch(name)):
         allowed = ", ".join(SAMPLERS)
-        raise ConfigError(f"{where}.name = {name!r} is not allowed: one of {allowed}{nearest(str(name), SAMPLERS)}")
+        hint = nearest(str(name), SAMPLERS)
+        raise ConfigError(f'{where}.name = {name!r} is not allowed: one of {allowed}, or "module:callable"{hint}')
     startup = values.get("startup_trials", SamplerSpec.startup_trials)
     return SamplerSpec(name, declare.whole(startup, Bounds(1), f"{where}.startup_trials"))
 

@@ -27,7 +27,7 @@ from ppo_core.output import counted
 from ppo_core.task import BUILT_IN, Task
 from ppo_core.task_file import get_task
 from tuner.search.warm_start import RECIPES
-from tuner.spec import SAMPLERS, StudySpec
+from tuner.spec import SAMPLERS, SamplerSpec, StudySpec
 
 # The form of a new study, built from the declarations: task, KL, what is searched in which range, what is fixed.
 
@@ -120,7 +120,13 @@ def _head(task: Task) -> dict[str, str]:
         "seed": first[2].text_input("Seed", "0", key="new seed", help="Of every trial and of the sampler."),
         "budget": second[0].text_input("KL budget (nats/response)", f"{task.kl_budget:g}", key=f"budget {task.name}"),
         "limit": second[1].text_input("KL limit (nats/response)", f"{task.kl_limit:g}", key=f"limit {task.name}"),
-        "sampler": second[2].selectbox("Sampler", SAMPLERS, key="new sampler") or SAMPLERS[0],
+        "sampler": second[2].selectbox(
+            "Sampler",
+            list(SAMPLERS),
+            key="new sampler",
+            help="; ".join(f"{name} {doc}" for name, doc in SAMPLERS.items()),
+        )
+        or SamplerSpec.name,
     }
 
 
