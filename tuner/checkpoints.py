@@ -405,8 +405,8 @@ class TrialFiles:
         idle = {one.number: _newest_of(one) for one in study.board if one.is_done}
 
         def settle() -> None:
-            lost = front.put(row.number, own)
-            steps = [point.step for point in front.kept() if point.trial == row.number]
+            kept, lost = front.put(row.number, own)
+            steps = [point.step for point in kept if point.trial == row.number]
             folder, elsewhere = self._folder(row.number), self._elsewhere(row.number)
             checkpoint.prune_all_but_best(folder, kl_budget=kl_budget, newest=idle[row.number], steps=steps)
             if elsewhere is not None:
