@@ -405,8 +405,8 @@ class TrialFiles:
         idle = {one.number: _newest_of(one) for one in study.board if one.is_done}
 
         def settle() -> None:
-            lost = front.put(row.number, own)
-            steps = [point.step for point in front.kept() if point.trial == row.number]
+            kept, lost = front.put(row.number, own)
+            steps = [point.step for point in kept if point.trial == row.number]
             folder, elsewhere = self._folder(row.number), self._elsewhere(row.number)
             checkpoint.prune_all_but_best(folder, kl_budget=kl_budget, newest=idle[row.number], steps=steps)
             if elsewhere is not None:
@@ -543,7 +543,9 @@ class TrialFiles:
     def _tell_quota(self, dropped: Sequence[Dropped], taken: int, limit: int, *, is_all: bool) -> None:
         for one in dropped:
             self._warn(one.line)
-        if is_all and taken > limit and not self._is_over:
+        if not is_all:  # a paused trial's are still to go, and then it is measured again
+            return
+        if taken > limit and not self._is_over:
             size = checkpoint.size
             self._warn(f"checkpoints take {size(taken)}, over the quota of {size(limit)}: nothing more may be dropped")
         self._is_over = taken > limit

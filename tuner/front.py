@@ -25,7 +25,8 @@ class StudyFront:
     def __init__(self, points: Mapping[int, Sequence[Point]], is_here: Callable[[Point], bool]) -> None:
         """Begin with each trial's own front, by its number; `is_here` tells whether a checkpoint is still there."""
         self._points, self._is_here = dict(points), is_here
-        self._before: list[Point] | None = None
+        self._front = self._whole()
+        self._kept: list[Point] | None = None
 
     @classmethod
     def read(cls, store: Store, rows: Iterable[TrialRow], is_here: Callable[[Point], bool]) -> StudyFront:
@@ -38,19 +39,24 @@ class StudyFront:
 
     def kept(self) -> list[Point]:
         """Return the points whose checkpoints are kept, by rising KL and reward."""
-        points = front(point for points in self._points.values() for point in points)
-        return thinned([point for point in points if point.step > 0 and self._is_here(point)], MOST_KEPT)
+        return thinned([point for point in self._front if point.step > 0 and self._is_here(point)], MOST_KEPT)
 
-    def put(self, trial: int, points: Sequence[Point]) -> list[Point]:
-        """Note the own front of a trial that has ended or rests, by its number; return what is no longer kept by that.
+    def put(self, trial: int, points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+        """Note the own front of a trial that has ended or rests, by its number; return what is kept, and what is lost.
 
-        The first time that is all that is there and not kept: an earlier run may not have come to removing it.
+        Lost is what is no longer kept; the first time all that is there and not kept, since an earlier run may not have
+        come to removing it.
         """
+        gone = set(self._points.get(trial, ())) - set(points)
         self._points[trial] = points
-        every = (point for points in self._points.values() for point in points)
-        before = [point for point in every if self._is_here(point)] if self._before is None else self._before
-        self._before = self.kept()
-        return [point for point in before if point not in self._before]
+        self._front = self._whole() if gone else front([*self._front, *points])  # all trials' points take long to sort
+        if self._kept is None:
+            self._kept = [point for points in self._points.values() for point in points if self._is_here(point)]
+        before, self._kept = self._kept, self.kept()
+        return self._kept, [point for point in before if point not in self._kept]
+
+    def _whole(self) -> list[Point]:
+        return front(point for points in self._points.values() for point in points)
 
 
 def own_front(row: TrialRow, evaluations: Evaluations) -> list[Point]:

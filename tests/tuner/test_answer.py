@@ -1,6 +1,7 @@
 """A study's answer: its checkpoint, what is said of it, its reading on the test prompts, and the front that is kept."""
 
 import json
+import random
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from ppo_core import checkpoint
 from ppo_core.hyperparameters import PPOConfig
+from ppo_core.kl_budget import Point, front
 from ppo_core.report import SplitReading
 from ppo_core.trainer import ppo_trainer
 from tests.tuner.invoke import Invoke
@@ -21,7 +23,7 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tuner import forks, results
 from tuner.cli import report
 from tuner.events import AnswerReading, Event, StudyWarned
-from tuner.front import MOST_KEPT
+from tuner.front import MOST_KEPT, StudyFront
 from tuner.results import StudyView
 from tuner.spec import StudySpec
 from tuner.status import PausedBy, Reason, Status
@@ -300,17 +302,17 @@ def on_disk(folder: Path) -> dict[int, list[int]]:
 
 
 def test_the_checkpoints_of_the_front_are_kept_and_nothing_else(store: Store, view: StudyView, finished: Path) -> None:
-    front = results.front(store, view)
-    assert len(front) == MOST_KEPT
-    assert [point.budget for point in front] == sorted(point.budget for point in front)
-    assert [point.reward.mean for point in front] == sorted(point.reward.mean for point in front)
-    assert all(point.step > 0 for point in front)
+    kept = results.front(store, view)
+    assert len(kept) == MOST_KEPT
+    assert [point.budget for point in kept] == sorted(point.budget for point in kept)
+    assert [point.reward.mean for point in kept] == sorted(point.reward.mean for point in kept)
+    assert all(point.step > 0 for point in kept)
     expected: dict[int, set[int]] = {}
     for row in view.trials:
         folder = finished / "runs" / NAME / str(row.number)
         best, newest = checkpoint.best(folder, 10.0), checkpoint.latest(folder)
         expected[row.number] = {checkpoint.step_of(path) for path in (best, newest) if path is not None}
-    for point in front:
+    for point in kept:
         expected[point.trial].add(point.step)
     assert {number: set(steps) for number, steps in on_disk(finished).items()} == expected
     there_were = [one for curve in curves(finished).values() for one in evaluated(curve)]
@@ -318,8 +320,8 @@ def test_the_checkpoints_of_the_front_are_kept_and_nothing_else(store: Store, vi
 
 
 def test_any_budget_finds_the_best_of_all_evaluations(store: Store, view: StudyView) -> None:
-    front = results.front(store, view)
-    for point in front:
+    kept = results.front(store, view)
+    for point in kept:
         best = results.under_budget(store, view, point.budget).best()
         assert best is not None and (best.number, best.value_step) == (point.trial, point.step)
         answer = forks.answer(store, view.row, best)
@@ -348,3 +350,23 @@ def test_a_study_that_is_gone_on_with_drops_what_later_trials_beat(tmp_path: Pat
     whole.mkdir()
     run(whole, spec(trials=6), workers=1)
     assert on_disk(tmp_path) == on_disk(whole)
+
+
+def test_the_front_is_the_same_however_it_became_known() -> None:
+    """A front that trials are put into one by one, some twice and one of them to fail, is that of all at once."""
+    drawn = random.Random(7)
+    own = {
+        number: front([Point(drawn.random(), drawn.uniform(0.5, 9.0), number, step) for step in range(1, 6)])
+        for number in range(60)
+    }
+    one_by_one = StudyFront({}, lambda _: True)
+    for number, points in own.items():
+        one_by_one.put(number, points[: len(points) // 2])
+        one_by_one.put(number, points)
+    best = one_by_one.kept()[-1]
+    own[best.trial] = []
+    kept, lost = one_by_one.put(best.trial, [])
+    assert best in lost and kept == one_by_one.kept() == StudyFront(own, lambda _: True).kept()
+    assert 3 < len(kept) <= MOST_KEPT
+    here = {kept[0], kept[3]}
+    assert StudyFront(own, here.__contains__).kept() == [kept[0], kept[3]], "what is gone is not kept"
