@@ -1,7 +1,8 @@
-"""What is computed from a study's frames before it is drawn: pruning's cost, trials by setting, noise, the front."""
+"""What is computed from a study's frames before it is drawn: rungs, pruning's cost, trials by setting, noise, front."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,47 @@ import numpy as np
 import pandas as pd
 
 from ppo_core.declare import HyperValue
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.errors import ConfigError
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.kl_budget import is_within
 from tuner.guard import RULES
 from tuner.results import differences
-from tuner.status import PERSON, Status
+from tuner.spec import StudySpec
+from tuner.status import PERSON, Objective, Status
 from tuner.store import TrialRow
+from tuner.strategies import Asha, EarlyCut, rung_episodes
+
+# Where the strategy paused a trial, and what it was ranked by there.
+
+SHARES: Mapping[str, tuple[float, ...]] = {one.name: one.shares for one in (EarlyCut, Asha)}
+"""Of a trial's episodes, where each strategy that pauses trials has its rungs."""
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A pause of a trial by the strategy."""
+
+    episode: int
+    score: float | None
+    """Its rung score, in reward; None: nothing could be read."""
+
+
+def rests(rows: Iterable[TrialRow], spec: StudySpec) -> dict[int, tuple[Rest, ...]]:
+    """Return where the strategy paused trials, by number, the first rung first; those never paused are left out."""
+    shares, found = SHARES.get(spec.strategy, ()), {}
+    for row in rows:
+        with suppress(ConfigError):  # a configuration of another version
+            episodes = _rungs(row, shares) if row.rung_scores else ()
+            found[row.number] = tuple(Rest(*rest) for rest in zip(episodes, row.rung_scores, strict=False))
+    return {number: its for number, its in found.items() if its}
+
+
+def _rungs(row: TrialRow, shares: Sequence[float]) -> tuple[int, ...]:
+    """Return the episodes at a trial's rungs; two that fall together are one."""
+    config = PPOConfig.from_dict(row.config)
+    every = (rung_episodes(config, share) for share in shares)
+    return tuple(dict.fromkeys(episode for episode in every if episode is not None))
+
 
 # Pruning and its cost: what was ended early, by which rule, what that saved, and whether it might have won.
 
@@ -81,13 +118,13 @@ def by_rule(early: pd.DataFrame) -> pd.DataFrame:
 def would_have_won(early: pd.DataFrame, evaluated: pd.DataFrame, best: float | None, kl_budget: float) -> pd.DataFrame:
     """Return the trials ended early that read more reward than the best trial's value `best` while they ran.
 
-    `number`, `rule`, `value` and `kl` so far (of its last two evaluations), and of its best evaluation within the KL
-    budget `peak` and `peak_step` (NaN: none was). A trial is here where its value so far, or that evaluation, is over
-    `best`. `within` says whether it was so within the budget: only then could it have won as it stood. Without a
-    `best`, every trial with an evaluation within the budget counts.
+    For studies whose objective is `end`. `number`, `rule`, `value` and `kl` so far (of its last two evaluations), and
+    of its best evaluation within the KL budget `peak` and `peak_step` (NaN: none was). A trial is here where its value
+    so far, or that evaluation, is over `best`. `within` says whether it was so within the budget: only then could it
+    have won as it stood. Without a `best`, every trial with an evaluation within the budget counts.
     """
     bar = float("-inf") if best is None else best
-    inside = evaluated[(evaluated["step"] > 0) & (evaluated["kl"] <= kl_budget)]
+    inside = trained_within(evaluated, kl_budget)
     peaks = inside.loc[inside.groupby("trial")["reward"].idxmax()].set_index("trial")
     told = early[["number", "rule", "value", "kl"]].assign(
         peak=early["number"].map(peaks["reward"]).astype(float),
@@ -189,13 +226,20 @@ def _number(row: TrialRow, setting: str) -> float | None:
 
 ERRORS = 2.0
 """Standard errors from which a difference counts as more than noise."""
-NOISE = (
-    "Each trial is one run, so what another seed would change is in none of these numbers. Values are means of a "
-    "trial's last two evaluations, all on the same eval prompts; the standard error of a difference adds both "
-    "trials' as if their prompts were not shared, so it is rather too large. More than twice it counts as more "
-    "than the noise."
-)
-"""What the noise of a difference is, and what it is not."""
+_VALUES: Mapping[Objective, str] = {
+    "best": "A value is the highest of several evaluations, so it reads rather high by luck",
+    "end": "A value is the mean of a trial's last two evaluations",
+}
+
+
+def noise(objective: Objective) -> str:
+    """Return what the noise of a difference is, and what it is not."""
+    return (
+        "Each trial is one run, so what another seed would change is in none of these numbers. "
+        f"{_VALUES[objective]}. All are on the same eval prompts; the standard error of a difference adds both "
+        "trials' as if their prompts were not shared, so it is rather too large. More than twice it counts as more "
+        "than the noise."
+    )
 
 
 @dataclass(frozen=True)
@@ -220,7 +264,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Paired:
-    """The mean difference of rewards on the kept prompts that two trials share, at their last evaluations."""
+    """The mean difference of rewards on the kept prompts that two trials share."""
 
     n: int
     mean: float
@@ -242,15 +286,17 @@ def value_differences(trials: Sequence[TrialRow]) -> list[Difference]:
     ]
 
 
-def paired(samples: pd.DataFrame, base: int, other: int) -> Paired | None:
-    """Return `other` against `base` on the prompts whose samples both keep, at each one's last evaluation.
+def paired(samples: pd.DataFrame, base: int, other: int, steps: Mapping[int, int] | None = None) -> Paired | None:
+    """Return `other` against `base` on the prompts whose samples both keep.
 
-    `samples` has `trial`, `step`, `prompt_index`, `reward`. None: under two shared prompts have a reward.
+    That is at the step of each one's value, where `steps` names it by trial, else at its last evaluation. `samples` has
+    `trial`, `step`, `prompt_index`, `reward`. None: under two shared prompts have a reward.
     """
     columns = []
     for number in (base, other):
         own = samples[samples["trial"] == number]
-        columns.append(own[own["step"] == own["step"].max()].set_index("prompt_index")["reward"])
+        step = (steps or {}).get(number, own["step"].max())
+        columns.append(own[own["step"] == step].set_index("prompt_index")["reward"])
     gaps = (columns[1] - columns[0]).dropna()
     if len(gaps) < 2:
         return None
@@ -344,13 +390,29 @@ def front(evaluated: pd.DataFrame) -> pd.DataFrame:
 def best_checkpoint(evaluated: pd.DataFrame, kl_budget: float) -> Checkpoint | None:
     """Return the evaluation after step 0 with the highest reward within a KL budget, or None.
 
-    Of equal rewards the lower KL wins, as for trials.
+    Within is as `ppo_core.kl_budget.is_within` has it. Of equal rewards the lower KL wins, then the lower trial, then the
+    earlier step.
     """
-    reached = front(evaluated)
-    reached = reached[reached["kl"] <= kl_budget]
-    if reached.empty:
-        return None
-    row = reached.iloc[-1]
+    order = trained_within(evaluated, kl_budget).sort_values(
+        ["reward", "kl", "trial", "step"], ascending=[False, True, True, True]
+    )
+    return None if order.empty else _checkpoint(order.iloc[0])
+
+
+def checkpoint_of(evaluated: pd.DataFrame, trial: int, step: int) -> Checkpoint | None:
+    """Return the evaluation of a trial at a step, or None where it was not evaluated there."""
+    found = evaluated[(evaluated["trial"] == trial) & (evaluated["step"] == step)]
+    return None if found.empty else _checkpoint(found.iloc[0])
+
+
+def trained_within(evaluated: pd.DataFrame, kl_budget: float) -> pd.DataFrame:
+    """Return the evaluations after step 0 whose KL plus one standard error is within a budget."""
+    pairs = zip(evaluated["kl"], evaluated["kl_se"], strict=True)
+    inside = np.array([is_within(kl, se, kl_budget) for kl, se in pairs], dtype=bool)
+    return evaluated[inside & (evaluated["step"] > 0).to_numpy()]
+
+
+def _checkpoint(row: pd.Series) -> Checkpoint:
     return Checkpoint(
         trial=int(row["trial"]),
         step=int(row["step"]),
@@ -360,8 +422,3 @@ def best_checkpoint(evaluated: pd.DataFrame, kl_budget: float) -> Checkpoint | N
         kl=float(row["kl"]),
         kl_se=float(row["kl_se"]),
     )
-
-
-def within(evaluated: pd.DataFrame, kl_budget: float) -> int:
-    """Return how many evaluations after step 0 are within a KL budget."""
-    return int(((evaluated["step"] > 0) & (evaluated["kl"] <= kl_budget)).sum())

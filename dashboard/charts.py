@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dashboard import style
+from dashboard.analysis import Rest
 from dashboard.diagnosis import SIGNALS, Incident
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.guard import KL, RULES
@@ -18,6 +19,8 @@ from tuner.status import Status
 
 Axis = Literal["step", "episodes", "tokens", "seconds", "KL"]
 AXES: tuple[Axis, ...] = get_args(Axis)
+Across = Axis | Literal["device-seconds"]
+"""What lies across a chart: of a trial's curve one of `AXES`, of a whole study what its trials cost."""
 LENGTH = "response/length_mean"
 NEEDED: dict[Axis, tuple[str, ...]] = {"step": (), "episodes": (), "tokens": (LENGTH,), "seconds": (), "KL": (KL,)}
 """The metrics that a horizontal axis is made of."""
@@ -128,7 +131,7 @@ FAINT = "rgba(128, 128, 128, 0.45)"
 
 @dataclass(frozen=True)
 class Line:
-    """A trial's line: in its colour, or in grey behind the others."""
+    """A trial's line, or one of the study as a whole: in the trial's colour, or in grey behind the others."""
 
     trial: int
     points: pd.DataFrame
@@ -139,6 +142,10 @@ class Line:
     """The text at its end."""
     with_points: bool = False
     dash: style.Dash = style.SOLID
+    is_resting: bool = False
+    """Whether the strategy paused the trial: its line is quieter than one that came to its end."""
+    is_stepped: bool = False
+    """Whether a height holds until the next point."""
 
     @property
     def colour(self) -> str:
@@ -146,7 +153,11 @@ class Line:
 
     @property
     def width(self) -> float:
-        return 2 if self.is_bright else 1.2
+        return 2 if self.is_bright and not self.is_resting else 1.2
+
+    @property
+    def opacity(self) -> float:
+        return 0.6 if self.is_bright and self.is_resting else 1.0
 
 
 @dataclass(frozen=True)
@@ -201,6 +212,31 @@ class EarlyEnd:
 
 
 @dataclass(frozen=True)
+class Point:
+    """A marked point with words of its own in the tooltip."""
+
+    x: float
+    y: float
+    told: str
+    """What the tooltip says of it, before its value."""
+    value: float
+    colour: str
+    mark: style.Mark
+    is_bright: bool = True
+    """Whether it has a tooltip and a text, and is not behind the others."""
+    name: str = ""
+    """The text beside it: first this, in its colour."""
+    text: str = ""
+    """Then this, in grey."""
+    on_left: bool = False
+
+    @property
+    def size(self) -> int:
+        """In pixels."""
+        return 10 if self.is_bright else 6
+
+
+@dataclass(frozen=True)
 class Panel:
     """One plot of a chart."""
 
@@ -210,6 +246,8 @@ class Panel:
     areas: Sequence[Area] = ()
     limits: Sequence[Limit] = ()
     ends: Sequence[EarlyEnd] = ()
+    """The grey ones first."""
+    points: Sequence[Point] = ()
     """The grey ones first."""
     shaded: tuple[float, float] | None = None
     """From one height to another."""
@@ -231,7 +269,7 @@ class Chart:
 
     name: str
     """Of its file."""
-    axis: Axis
+    axis: Across
     span: tuple[float, float]
     """The ends of the horizontal axis."""
     panels: Sequence[Panel]
@@ -251,12 +289,13 @@ MOST_SPREADS = 3
 """Highlighted trials up to which each one's distribution is drawn behind its line."""
 MOST_IN_ALL = 6_000
 """Points of a whole chart: a refresh sends them all."""
-AXIS_TITLES: Mapping[Axis, str] = {
+AXIS_TITLES: Mapping[Across, str] = {
     "step": "Step (PPO iterations)",
     "episodes": "Episodes",
     "tokens": "Response tokens",
     "seconds": "Seconds of the trial",
     "KL": METRICS[KL].title,
+    "device-seconds": "Device-seconds of all trials",
 }
 KL_METRICS = (KL, "objective/kl", "eval/kl")
 """Metrics that budget, limit and target are drawn into: nats per response."""
@@ -299,8 +338,9 @@ def curve(
     targets: Mapping[str, float] | None = None,
     shaded_from: float | None = None,
     names: Mapping[int, str] | None = None,
+    rests: Mapping[int, Sequence[Rest]] | None = None,
 ) -> Chart:
-    """Return one metric over the run for every trial of `frame`, with every early end marked.
+    """Return one metric over the run for every trial of `frame`, with every early end and every pause at a rung marked.
 
     Args:
         frame: Step rows (see `dashboard.data.curves`).
@@ -312,6 +352,7 @@ def curve(
         targets: Those named at the other end, where they do not overprint a level's name: an adaptive β's.
         shaded_from: What lies over it is shaded; None: nothing.
         names: What trials in colour are called besides their number: our own words alone.
+        rests: Where the strategy paused trials (see `dashboard.analysis.rests`).
     """
     points = points_of(frame, metric, drawing.axis, drawing.smoothing)
     is_kl = metric in KL_METRICS
@@ -332,6 +373,7 @@ def curve(
             *(Limit(value, name, at_end=is_kl) for name, value in (targets or {}).items()),
         ],
         _ends(points, trials, chosen, span, top, names),
+        _pauses(frame, points, trials, chosen, span, top, names, _of_lines(rests or {}, lines)),
         shaded=None if shaded_from is None else (shaded_from, top if is_kl else shaded_from),
         span=(LOG_FLOOR if is_log else 0, top) if is_kl else None,
         is_log=is_log,
@@ -379,16 +421,18 @@ def _lines(
         edges = band_edges(others, buckets=8 if sparse else 60)
         edges = edges.set_axis(["x", "Other trials, lower edge", "Other trials"], axis=1)
         band, greys = [Area(edges, style.NEUTRAL, (0.225,))], []
-    marked = set(trials.loc[trials["status"].isin(EARLY), "number"])
+    resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
+    marked = {*trials.loc[trials["status"].isin(EARLY), "number"], *resting}
     lines = []
     for number in (*greys, *sorted(chosen)):
         kept = thinned(points[points["trial"] == number], most)
         if len(kept):
             is_bright, called = number in chosen, _called(number, names)
-            label = called if is_bright and number not in marked else ""  # an early end's symbol carries it
+            label = called if is_bright and number not in marked else ""  # else a symbol carries it
             with_points = len(kept) == 1 or (is_bright and sparse)
             dash = style.dash(number) if is_bright else style.SOLID
-            lines.append(Line(number, kept, f"Trial {called}", is_bright, label, with_points, dash))
+            line = Line(number, kept, f"Trial {called}", is_bright, label, with_points, dash, number in resting)
+            lines.append(line)
     return band, lines
 
 
@@ -446,11 +490,90 @@ def _ends(
     return sorted(ends, key=lambda end: end.is_bright)
 
 
+def _pauses(
+    frame: pd.DataFrame,
+    points: pd.DataFrame,
+    trials: pd.DataFrame,
+    chosen: Collection[int],
+    span: tuple[float, float],
+    top: float,
+    names: Mapping[int, str],
+    rests: Mapping[int, Sequence[Rest]],
+) -> list[Point]:
+    """Return a mark on the curve wherever the strategy paused a trial, the grey ones first.
+
+    The last one of a trial that still rests says so beside it; others have their rung score in the tooltip alone.
+    """
+    found, symbol = [], style.mark(style.RESTING)
+    resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
+    for number, its in rests.items():
+        line = points[points["trial"] == number].dropna(subset="y")
+        steps = frame.loc[frame["trial"] == number, ["step", "episode"]]
+        for rest in its:
+            before = line[line["step"].isin(steps.loc[steps["episode"] <= rest.episode, "step"])]
+            if before.empty:
+                continue
+            x, y = float(before["x"].iloc[-1]), min(float(before["y"].iloc[-1]), top)
+            is_bright, called = number in chosen, _called(number, names)
+            is_last = number in resting and rest is its[-1]
+            colour, score = style.colour(number) if is_bright else FAINT, rest.score
+            found.append(
+                Point(
+                    x,
+                    y,
+                    f"Trial {number} {style.RESTING}, score",
+                    np.nan if score is None else score,
+                    colour,
+                    symbol,
+                    is_bright,
+                    called if is_last else "",
+                    f" {resting_text(score)}" if is_last else "",
+                    x > span[0] + 0.7 * (span[1] - span[0]),
+                )
+            )
+    return sorted(found, key=lambda point: point.is_bright)
+
+
+def _of_lines(rests: Mapping[int, Sequence[Rest]], lines: Sequence[Line]) -> dict[int, Sequence[Rest]]:
+    """Return the pauses of the trials that have a line of their own, and no part in a band alone."""
+    return {line.trial: rests[line.trial] for line in lines if line.trial in rests}
+
+
+def resting_text(score: float | None) -> str:
+    """Return how a trial stands that the strategy paused: `paused at rung (score 0.67)`."""
+    return style.RESTING if score is None else f"{style.RESTING} (score {score:.2f})"
+
+
 def _edges(points: pd.DataFrame, drawing: Drawing) -> tuple[float, float]:
     """Return the ends of the shown part of the horizontal axis."""
     longest = float(points["x"].max()) if len(points) else 0.0
     low, high = (longest * share / 100 for share in drawing.window)
     return low, max(high, low + 1)
+
+
+# What a study had found by what it had spent.
+
+
+def progress(found: pd.DataFrame, spent: float, baseline: float | None) -> Chart:
+    """Return the best value so far over the device-seconds that all trials had taken by then.
+
+    Args:
+        found: Where it rose, in order: `seconds`, `value`, and whose it was: `trial`, `step`.
+        spent: Device-seconds in all.
+        baseline: The SFT policy's eval reward; None: not known.
+    """
+    end = max(spent, 1.0)
+    first = [] if baseline is None else [(0.0, baseline)]
+    risen = list(found[["seconds", "value"]].itertuples(index=False, name=None))
+    last = [(end, value) for _, value in risen[-1:]]
+    line = Line(0, pd.DataFrame([*first, *risen, *last], columns=["x", "y"]), "Best so far", is_stepped=True)
+    marks = [
+        Point(x, y, f"Trial {trial:.0f} at step {step:.0f}", y, line.colour, style.mark(Status.COMPLETED))
+        for x, y, trial, step in found[["seconds", "value", "trial", "step"]].itertuples(index=False)
+    ]
+    limits = [] if baseline is None else [Limit(baseline, f"SFT baseline {baseline:.2f}", at_end=True)]
+    panel = Panel(METRICS["eval/reward"].unit, [line] if len(found) else [], limits=limits, points=marks)
+    return Chart("best_so_far", "device-seconds", (0.0, end), [panel])
 
 
 # A trial's incident: one small panel a signal, all over the same steps.

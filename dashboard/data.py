@@ -17,7 +17,7 @@ import pandas as pd
 import streamlit as st
 from sqlalchemy import URL
 
-from dashboard import safe_text
+from dashboard import safe_text, style
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.report import TokenReadings
 from tuner.environment import to_copy
@@ -103,9 +103,10 @@ def _frame(rows: list[tuple[object, ...]], numbers: dict[int, int], metrics: Seq
 # A study's trials that are kept in memory between refreshes, so that each reads only what may have changed.
 
 _COLUMNS = [
-    *("number", "id", "origin", "status", "shown_status", "rule", "reason", "stop_step"),
-    *("value", "value_se", "kl", "episodes", "total_episodes", "seconds"),
+    *("number", "id", "origin", "status", "kind", "shown_status", "rule", "reason", "stop_step"),
+    *("value", "value_se", "kl", "value_step", "end_kl", "rung_score", "episodes", "total_episodes", "seconds"),
 ]
+_NUMBERS = ("stop_step", "value", "value_se", "kl", "value_step", "end_kl", "rung_score")
 
 
 class TrialCache:
@@ -127,7 +128,7 @@ class TrialCache:
 
 def _trial_frame(rows: tuple[TrialRow, ...]) -> pd.DataFrame:
     frame = pd.DataFrame([_values(row) for row in rows], columns=_COLUMNS)
-    frame = frame.astype(dict.fromkeys(("stop_step", "value", "value_se", "kl"), float))
+    frame = frame.astype(dict.fromkeys(_NUMBERS, float))
     searched = pd.DataFrame([row.params for row in rows], index=frame.index).add_prefix("params_")
     return pd.concat([frame, searched], axis=1)
 
@@ -139,13 +140,17 @@ def _values(row: TrialRow) -> dict[str, Any]:
         "id": row.id,
         "origin": row.origin,
         "status": row.status,
-        "shown_status": row.shown_status,
+        "kind": style.kind(row),
+        "shown_status": style.status_text(row),
         "rule": reason.rule,
         "reason": reason.message,
         "stop_step": reason.step,
         "value": row.value,
         "value_se": row.value_se,
         "kl": row.kl,
+        "value_step": row.value_step,
+        "end_kl": row.end_kl,
+        "rung_score": row.rung_score,
         "episodes": row.episodes,
         "total_episodes": row.config["total_episodes"],
         "seconds": row.seconds,
@@ -170,14 +175,21 @@ class Snapshot:
 
     view: StudyView
     trials: pd.DataFrame
-    """One row a trial, by number. `value` is eval reward, `kl` eval KL in nats per response; `shown_status` tells
-    interrupted trials from running ones; `rule`, `reason` and `stop_step` say why and where it ended
-    early; `params_*` are the searched values (missing: not searched here)."""
+    """One row a trial, by number. `value` is eval reward, `kl` eval KL in nats per response, both read at `value_step`;
+    `end_kl` is that of its last evaluation; `kind` is one of `style.KINDS`, and `shown_status` tells interrupted
+    trials from running ones, too; `rule`, `reason` and `stop_step` say why and where it ended early; `params_*` are
+    the searched values (missing: not searched here)."""
+
+    @classmethod
+    def of(cls, view: StudyView) -> "Snapshot":
+        """Return the snapshot of a study's trials as they are in `view`."""
+        return cls(view, _trial_frame(view.trials))
 
     @property
-    def total(self) -> int:
-        """Trials that the study is to have; more where it once was to have more."""
-        return max(self.view.spec.trials or 0, len(self.view.trials))
+    def total(self) -> int | None:
+        """Trials that the study is to have, more where it once was to have more; None: as its budget allows."""
+        trials = self.view.spec.trials
+        return None if trials is None else max(trials, len(self.view.trials))
 
     @property
     def ended(self) -> int:
@@ -302,7 +314,10 @@ def stamp(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> str:
     """Return a text that changes whenever what is drawn of the trials `numbers` may have: figures are kept by it."""
     drawn = set(numbers)
     rows = [row for row in snapshot.view.trials if row.number in drawn]
-    changing = [(row.number, row.attempts, row.episodes, row.seconds, row.shown_status, row.ended_at) for row in rows]
+    changing = [
+        (row.number, row.attempts, row.episodes, row.seconds, style.status_text(row), row.rung_scores, row.ended_at)
+        for row in rows
+    ]
     return f"{_source(store, snapshot.view.row)}|{hash(tuple(changing))}"
 
 

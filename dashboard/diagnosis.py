@@ -9,7 +9,7 @@ first. It is an order in time, which no cause follows from by itself.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +20,8 @@ from dashboard.data import Snapshot
 from dashboard.health import Card
 from ppo_core.metrics import METRICS
 from tuner.guard import KL
-from tuner.status import Status
+from tuner.results import StudyView
+from tuner.status import Objective, Status
 
 LEAST = 4
 SPREADS = 4.0
@@ -304,28 +305,49 @@ def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> list[Advice]:
     view, name = snapshot.view, snapshot.view.row.name
     found = [*_of_state(snapshot), *_of_trials(cards, name)]
     ended = [row for row in view.trials if row.status.is_final]
-    if ended and all(row.status is Status.FAILED for row in ended):
+    done = [row for row in view.trials if row.is_done]
+    is_over = view.state == "finished" or (snapshot.total is not None and len(ended) >= snapshot.total)
+    if done and all(row.status is Status.FAILED for row in done):
         text = (
-            "Every trial that ended has failed; the reasons are in the table below. Mend the cause, then try the "
+            "Every trial that ended has failed; the reasons are in the table below. Fix the cause, then try the "
             "failed trials again or run the study under another name."
         )
         found.insert(0, Advice("error", text, ("retry", name)))
-    elif len(ended) >= snapshot.total and view.best() is None:
+    elif is_over and view.best() is None:
         text = (
-            "No trial ended within the KL budget. Search lower learning rates or a higher β, or ask for the best "
-            "under a higher budget."
+            f"{_NOTHING_WITHIN[view.spec.objective]} Search lower learning rates or a higher β, or ask for the best "
+            "under a higher KL budget."
         )
         found.append(Advice("warning", text, ("best", name, "--kl-budget", f"{2 * view.spec.kl_budget:g}")))
     elif view.state == "finished":
         text = (
-            "The study has reached its total. Look at Reward and KL, read samples of its best trial, then train with "
-            "what it found."
+            f"{_why_finished(view)} Look at Reward and KL, read samples of its best trial, then train with what it "
+            "found."
         )
         found.append(Advice("info", text, ("best", name)))
     if not found:
-        what = "The first trials set the scale" if len(ended) < 5 else "All is well"
+        what = "The first trials set the scale" if len(done) < 5 else "All is well"
         found.append(Advice("info", f"{what}: nothing to do. Curves shows the trials side by side."))
     return found
+
+
+_NOTHING_WITHIN: Mapping[Objective, str] = {
+    "best": "No checkpoint of any trial was evaluated within the KL budget.",
+    "end": "No trial ended within the KL budget.",
+}
+
+
+def _why_finished(view: StudyView) -> str:
+    """Return why nothing is left to run, and what could be had for more."""
+    extent = view.extent
+    if extent.budget is None:
+        why = "The study has reached its total."
+    else:
+        why = f"The study has spent what it could of its budget: {extent.spent:.1f} of {extent.budget:g} trials."
+    if not extent.resting:
+        return why
+    more = "" if extent.budget is None else "; a higher budget (Control, Steer) finishes more of them"
+    return f"{why} {extent.resting} trial{'s are' if extent.resting > 1 else ' is'} paused at a rung{more}."
 
 
 def _of_state(snapshot: Snapshot) -> list[Advice]:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from dashboard import style
-from dashboard.charts import AXIS_TITLES, FILL, GAP, PANEL, Area, Chart, EarlyEnd, Limit, Line, Panel
+from dashboard.charts import AXIS_TITLES, FILL, GAP, PANEL, Area, Chart, EarlyEnd, Limit, Line, Panel, Point
 
 Option = dict[str, Any]
 TOP = 30
@@ -24,6 +24,7 @@ def option(chart: Chart) -> Option:
     [panel] = chart.panels
     drawn = [series for area in enumerate(panel.areas) for series in _area(*area)]
     drawn += [_trial_line(line, chart.span[1]) for line in panel.lines]
+    drawn += [_point(point) for point in panel.points if point.is_bright]
     limits = _UNTOUCHED | {"type": "line", "name": "Limits", "data": []} | _marks(panel)
     vertical: Option = {"name": panel.title, "scale": True}
     if panel.span is not None:
@@ -36,12 +37,13 @@ def option(chart: Chart) -> Option:
         "xAxis": {
             "type": "value", "nameLocation": "middle", "nameGap": 28, "splitLine": {"show": False},
             "name": AXIS_TITLES[chart.axis], "min": chart.span[0], "max": chart.span[1],
+            "axisLabel": {"hideOverlap": True},
             "axisPointer": {"label": {"formatter": pointer, "precision": 0}},
             **({} if chart.axis in ("KL", "seconds") else {"minInterval": 1}),
         },
         "yAxis": {"type": "value", "nameLocation": "end", "nameTextStyle": {"align": "left"}} | vertical,
         "series": [series | {"datasetIndex": place} for place, (_, series) in enumerate(drawn)]
-        + [limits, *_early_ends(panel)],
+        + [limits, *_early_ends(panel), *_grey_points(panel)],
     }  # fmt: skip
 
 
@@ -105,7 +107,7 @@ def _downloadable(chart: Chart, drawn: Sequence[Drawn]) -> Option:
 def _line(line: Line) -> Drawn:
     # The tooltip shows the column's name.
     encode = {"x": "x", "y": line.name, "tooltip": [line.name]}
-    look = {"color": line.colour, "width": line.width, "type": line.dash.echarts}
+    look = {"color": line.colour, "width": line.width, "type": line.dash.echarts, "opacity": line.opacity}
     series = {
         "type": "line",
         "name": line.name,
@@ -113,6 +115,8 @@ def _line(line: Line) -> Drawn:
         "lineStyle": look,
         "itemStyle": {"color": line.colour},
     }
+    if line.is_stepped:
+        series["step"] = "end"
     return line.points[["x", "y"]].rename(columns={"y": line.name}), series
 
 
@@ -187,9 +191,58 @@ def _early_end(end: EarlyEnd) -> Option:
         "itemStyle": {"color": end.colour, "borderColor": "#ffffff", "borderWidth": int(end.is_bright)},
         "label": {
             "show": end.is_bright,
-            "formatter": f"{{number|{end.name}}}{end.rule}",
             "position": "left" if end.on_left else "right",
-            "color": style.NEUTRAL,
-            "rich": {"number": {"color": end.colour, "fontWeight": "bold"}},
+            **_words(end.name, end.rule, end.colour),
         },
     }
+
+
+def _point(point: Point) -> Drawn:
+    """Return a point as a series of its own: what its tooltip says is the series' name."""
+    source = pd.DataFrame({"x": [point.x], "y": [point.y], "value": [point.value]})
+    side = "left" if point.on_left else "right"
+    text = {"show": bool(point.name), "position": side, **_words(point.name, point.text, point.colour)}
+    return source, {
+        "type": "scatter",
+        "name": point.told,
+        **_symbol(point),
+        "z": 5,
+        "encode": {"x": "x", "y": "y", "tooltip": ["value"]},
+        "label": text,
+        "labelLayout": {"hideOverlap": True},  # those of trials at one rung; the tooltip has all
+    }
+
+
+def _grey_points(panel: Panel) -> list[Option]:
+    """Return the points behind the others as one series a symbol."""
+    found: dict[str, list[Point]] = {}
+    for point in panel.points:
+        if not point.is_bright:
+            found.setdefault(point.mark.echarts, []).append(point)
+    return [
+        _UNTOUCHED
+        | {
+            "type": "scatter",
+            "name": "Others",
+            **_symbol(points[0]),
+            "z": 2,
+            "data": [[point.x, point.y] for point in points],
+        }
+        for points in found.values()
+    ]
+
+
+def _symbol(point: Point) -> Option:
+    """Return how a point looks; ECharts would fill an empty symbol with white, which shines on a dark page."""
+    symbol = point.mark.echarts
+    look: Option = {"color": point.colour}
+    if symbol.startswith("empty"):
+        symbol = symbol.removeprefix("empty").lower()
+        look = {"color": "transparent", "borderColor": point.colour, "borderWidth": 2 if point.is_bright else 1}
+    return {"symbol": symbol, "symbolSize": point.size, "itemStyle": look}
+
+
+def _words(number: str, more: str, colour: str) -> Option:
+    """Return the text beside a symbol: a trial's number in its colour, then more in grey."""
+    rich = {"number": {"color": colour, "fontWeight": "bold"}}
+    return {"formatter": f"{{number|{number}}}{more}", "color": style.NEUTRAL, "rich": rich}

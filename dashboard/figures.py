@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from dashboard import charts, style
 from dashboard.analysis import Checkpoint, rule_label
-from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS, Area, Chart, EarlyEnd, Limit, Line, Panel
+from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS, Area, Chart, EarlyEnd, Limit, Line, Panel, Point
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.spec import StudySpec
@@ -60,15 +60,15 @@ def baseline_line(figure: go.Figure, reward: float) -> None:
     )
 
 
-def legend_entry(status: Status) -> go.Scatter:
+def legend_entry(kind: str) -> go.Scatter:
     """Return a grey symbol for the legend: a status is told by its shape, a trial by its colour."""
     return go.Scatter(
         x=[None],
         y=[None],
         mode="markers",
-        name=status.value,
-        legendgroup=status.value,
-        marker={"symbol": style.mark(status).plotly, "size": 10, "color": GREY},
+        name=str(kind),
+        legendgroup=str(kind),
+        marker={"symbol": style.mark(kind).plotly, "size": 10, "color": GREY},
     )
 
 
@@ -103,7 +103,7 @@ def colours(numbers: Sequence[int]) -> list[str]:
     return [style.colour(int(number)) for number in numbers]
 
 
-# Where every trial ended: its final eval reward against its eval KL.
+# What every trial is worth against its eval KL: where it ended, or at its best checkpoint.
 
 FILL = "rgba(128, 128, 128, 0.10)"
 
@@ -111,18 +111,21 @@ FILL = "rgba(128, 128, 128, 0.10)"
 def reward_against_kl(
     trials: pd.DataFrame, *, kl_budget: float, baseline: float | None, best: int | None, chosen: Collection[int] = ()
 ) -> go.Figure:
-    """Return every trial's final eval reward against its eval KL, the budget drawn in and the best one named."""
+    """Return every trial's value against the eval KL that it was read at, the budget drawn in and the best one named.
+
+    Trials that the strategy paused are small and pale.
+    """
     measured = trials.dropna(subset=["value", "kl"]).sort_values("kl")
     # Neighbours by KL have their numbers on different sides.
     measured["side"] = [("top center", "bottom center")[place % 2] for place in range(len(measured))]
     figure = go.Figure()
     named = set(chosen) | {best} if chosen or len(measured) > style.DISTINCT else set(measured["number"])
-    for status in Status:
-        group = measured[measured["status"] == status]
+    for kind in style.KINDS:
+        group = measured[measured["kind"] == kind]
         if len(group):
-            figure.add_traces([_points_of(status, group, named), legend_entry(status)])
+            figure.add_traces([_points_of(kind, group, named), legend_entry(kind)])
     heights = [*measured["value"], *([] if baseline is None else [baseline])]
-    right = 1.1 * float(np.fmax(measured["kl"].max(), kl_budget))
+    right = float(np.fmax(1.1 * measured["kl"].max(), 1.25 * kl_budget))
     figure.add_vrect(x0=kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
     budget_line(figure, kl_budget, "KL budget")
     if baseline is not None:
@@ -137,8 +140,8 @@ def reward_against_kl(
     return figure.update_yaxes(range=_with_margin(heights))
 
 
-def _points_of(status: Status, group: pd.DataFrame, named: Collection[int | None]) -> go.Scatter:
-    """Return the trials of one status; the `named` ones are bright, with number and standard error."""
+def _points_of(kind: str, group: pd.DataFrame, named: Collection[int | None]) -> go.Scatter:
+    """Return the trials of one of `style.KINDS`; the `named` ones are bright, with number and standard error."""
     numbers = [int(number) for number in group["number"]]
     return go.Scatter(
         x=group["kl"],
@@ -150,17 +153,17 @@ def _points_of(status: Status, group: pd.DataFrame, named: Collection[int | None
             "width": 3,
         },
         mode="markers+text",
-        legendgroup=status.value,
+        legendgroup=kind,
         showlegend=False,
         text=[str(number) if number in named else "" for number in numbers],
         textposition=group["side"],
         textfont={"size": 12},
         customdata=numbers,
-        hovertemplate=f"<b>Trial %{{customdata}}</b>, {status.value}<br>eval reward %{{y:.3f}}<br>"
+        hovertemplate=f"<b>Trial %{{customdata}}</b>, {kind}<br>eval reward %{{y:.3f}}<br>"
         "eval KL %{x:.2f} nats per response<extra></extra>",
         marker={
-            "symbol": style.mark(status).plotly,
-            "size": 11,
+            "symbol": style.mark(kind).plotly,
+            "size": 8 if kind == style.RESTING else 11,
             "color": [style.colour(number) for number in numbers],
             "opacity": [1.0 if number in named else 0.4 for number in numbers],
         },
@@ -212,19 +215,21 @@ def trajectories(
     """Return the way of every trial from one evaluation to the next, and the front of all evaluations.
 
     The `chosen` trials are in colour with their numbers, the others grey. Where a trial was ended early stands the
-    symbol of its status, with the guard's rule in the tooltip. What lies over the budget is shaded.
+    symbol of its status, with the guard's rule in the tooltip; where the strategy paused it, its rung score. The best
+    checkpoint has a star. What lies over the budget is shaded.
     """
     figure = go.Figure()
     shown = evaluated.assign(x=evaluated["kl"].clip(lower=LOG_FLOOR) if log_kl else evaluated["kl"])
     figure.add_trace(_others(shown[~shown["trial"].isin(chosen)]))
+    resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
     for number in sorted(chosen):
         line = shown[shown["trial"] == number]
         if len(line):
-            figure.add_trace(_way(number, line))
-    for status in EARLY:
-        ends = _ends(shown, trials[trials["status"] == status])
+            figure.add_trace(_way(number, line, number in resting))
+    for kind in (*map(str, EARLY), style.RESTING):
+        ends = _ends(shown, trials[trials["kind"] == kind])
         if len(ends):
-            figure.add_traces([_marks(status, ends, chosen), legend_entry(status)])
+            figure.add_traces([_marks(kind, ends, chosen), legend_entry(kind)])
     if len(front):
         figure.add_trace(_front(front.assign(x=front["kl"].clip(lower=LOG_FLOOR) if log_kl else front["kl"])))
     right = _right(shown, kl_budget, kl_limit, log_kl)
@@ -237,6 +242,7 @@ def trajectories(
     if baseline is not None:
         baseline_line(figure, baseline)
     if best is not None:
+        figure.add_trace(_star(best, log_kl))
         _name_best(figure, best, right, log_kl)
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
     axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
@@ -258,7 +264,7 @@ def _others(points: pd.DataFrame) -> go.Scatter:
     )
 
 
-def _way(number: int, line: pd.DataFrame) -> go.Scatter:
+def _way(number: int, line: pd.DataFrame, is_resting: bool) -> go.Scatter:
     colour = style.colour(number)
     text = [""] * (len(line) - 1) + [str(number)]
     return go.Scatter(
@@ -268,7 +274,8 @@ def _way(number: int, line: pd.DataFrame) -> go.Scatter:
         text=text,
         textposition="top center",
         textfont={"size": 12},
-        line={"color": colour, "width": 2, "dash": style.dash(number).plotly},
+        line={"color": colour, "width": 1.2 if is_resting else 2, "dash": style.dash(number).plotly},
+        opacity=0.6 if is_resting else 1.0,
         marker={"color": colour, "size": 5},
         customdata=line[["kl", "step", "episode"]],
         hovertemplate=f"<b>Trial {number:d}</b>, step %{{customdata[1]}} (%{{customdata[2]:,}} episodes)<br>"
@@ -279,22 +286,22 @@ def _way(number: int, line: pd.DataFrame) -> go.Scatter:
 
 
 def _ends(points: pd.DataFrame, early: pd.DataFrame) -> pd.DataFrame:
-    """Return each early trial's last evaluation, with its rule's label."""
+    """Return each early or resting trial's last evaluation, with its rule's label and its rung score."""
     last = points.groupby("trial").tail(1)
-    rules = early[["number", "rule"]].assign(rule=[rule_label(rule) for rule in early["rule"]])
+    rules = early[["number", "rule", "rung_score"]].assign(rule=[rule_label(rule) for rule in early["rule"]])
     return last.merge(rules, left_on="trial", right_on="number")
 
 
-def _marks(status: Status, ends: pd.DataFrame, chosen: Collection[int]) -> go.Scatter:
+def _marks(kind: str, ends: pd.DataFrame, chosen: Collection[int]) -> go.Scatter:
     bright = ends["trial"].isin(chosen)
     # Of a failure the rule says nothing that its reason would not say better.
-    why = "%{customdata[1]}" if status is not Status.FAILED else "an error"
+    why = {Status.FAILED: ": an error", style.RESTING: " (score %{customdata[4]:.2f})"}.get(kind, ": %{customdata[1]}")
     return go.Scatter(
         x=ends["x"],
         y=ends["reward"],
         mode="markers",
         marker={
-            "symbol": style.mark(status).plotly,
+            "symbol": style.mark(kind).plotly,
             "size": [11 if is_bright else 8 for is_bright in bright],
             "color": [
                 style.colour(int(number)) if is_bright else GREY
@@ -302,10 +309,10 @@ def _marks(status: Status, ends: pd.DataFrame, chosen: Collection[int]) -> go.Sc
             ],
             "opacity": [1.0 if is_bright else 0.6 for is_bright in bright],
         },
-        customdata=ends[["trial", "rule", "kl", "step"]],
-        hovertemplate=f"<b>Trial %{{customdata[0]}}</b>, {status.value}: {why}<br>its last evaluation, at step "
+        customdata=ends[["trial", "rule", "kl", "step", "rung_score"]],
+        hovertemplate=f"<b>Trial %{{customdata[0]}}</b>, {kind}{why}<br>its last evaluation, at step "
         "%{customdata[3]}<br>eval reward %{y:.3f}<br>eval KL %{customdata[2]:.2f} nats per response<extra></extra>",
-        legendgroup=status.value,
+        legendgroup=kind,
         showlegend=False,
     )
 
@@ -321,6 +328,23 @@ def _front(front: pd.DataFrame) -> go.Scatter:
         hovertemplate="On the front: <b>trial %{customdata[0]}</b>, step %{customdata[1]}<br>eval reward %{y:.3f}<br>"
         "eval KL %{customdata[2]:.2f} nats per response<extra></extra>",
         name="front of all evaluations",
+    )
+
+
+def _star(best: Checkpoint, log_kl: bool) -> go.Scatter:
+    return go.Scatter(
+        x=[max(best.kl, LOG_FLOOR) if log_kl else best.kl],
+        y=[best.reward],
+        mode="markers",
+        marker={
+            "symbol": "star",
+            "size": 17,
+            "color": style.colour(best.trial),
+            "line": {"color": "#ffffff", "width": 1},
+        },
+        hovertemplate=f"<b>The best checkpoint</b>: trial {best.trial:d}, step {best.step:d}<br>"
+        f"eval reward {best.reward:.3f}<br>eval KL {best.kl:.2f} nats per response<extra></extra>",
+        name="best checkpoint",
     )
 
 
@@ -359,8 +383,10 @@ def saved(chart: Chart, title: str) -> go.Figure:
     figure.update_annotations(x=0, xanchor="left", font={"size": 12})  # over the axis, where a low panel has room
     for row, panel in enumerate(chart.panels, 1):
         _draw_panel(figure, panel, row)
-    statuses = dict.fromkeys(end.status for panel in chart.panels for end in panel.ends)
-    figure.add_traces([legend_entry(status) for status in statuses])
+    kinds: dict[str, None] = dict.fromkeys(end.status for panel in chart.panels for end in panel.ends)
+    if any(point.mark == style.mark(style.RESTING) for panel in chart.panels for point in panel.points):
+        kinds[style.RESTING] = None
+    figure.add_traces([legend_entry(kind) for kind in kinds])
     figure.update_xaxes(range=chart.span, zeroline=False)
     figure.update_xaxes(title={"text": charts.AXIS_TITLES[chart.axis]}, row=count)
     figure.update_yaxes(hoverformat=".4g", exponentformat="e", zeroline=False)
@@ -379,6 +405,9 @@ def _draw_panel(figure: go.Figure, panel: Panel, row: int) -> None:
     traces = [trace for area in panel.areas for trace in _drawn_area(area)]
     traces += [_drawn_line(line) for line in panel.lines]
     traces += [_drawn_ends(status, ends) for (_, status), ends in panel.ends_by_status().items()]
+    traces += [_drawn_points([point]) for point in panel.points if point.is_bright]
+    if greys := [point for point in panel.points if not point.is_bright]:
+        traces.append(_drawn_points(greys))
     figure.add_traces(traces, rows=row, cols=1)
     if panel.is_log:
         figure.update_yaxes(type="log", tickformat="~g", dtick="D2", row=row)
@@ -416,7 +445,13 @@ def _drawn_line(line: Line) -> go.Scatter:
         y=line.points["y"],
         mode=f"lines{'+markers' if line.with_points else ''}{'+text' if line.label else ''}",
         name=_plain(line.name),
-        line={"color": line.colour, "dash": line.dash.plotly, "width": line.width},
+        line={
+            "color": line.colour,
+            "dash": line.dash.plotly,
+            "width": line.width,
+            "shape": "hv" if line.is_stepped else "linear",
+        },
+        opacity=line.opacity,
         marker={"size": 5},
         text=text if line.label else None,
         textposition="middle right",
@@ -461,6 +496,26 @@ def _drawn_ends(status: Status, ends: Sequence[EarlyEnd]) -> go.Scatter:
         text=[_plain(end.name + end.rule) if end.is_bright else "" for end in ends],
         textposition=[f"middle {'left' if end.on_left else 'right'}" for end in ends],
         textfont={"color": [end.colour for end in ends]},
+    )
+
+
+def _drawn_points(points: Sequence[Point]) -> go.Scatter:
+    """Return a bright point with its words, or all grey ones."""
+    first = points[0]
+    told = f"{_plain(first.told)}: {first.value:.3f}<extra></extra>"
+    return go.Scatter(
+        x=[point.x for point in points],
+        y=[point.y for point in points],
+        mode="markers+text" if first.name else "markers",
+        name=_plain(first.told) if first.is_bright else "others",
+        showlegend=False,
+        cliponaxis=False,
+        hovertemplate=told if first.is_bright else None,
+        hoverinfo=None if first.is_bright else "skip",
+        marker={"symbol": first.mark.plotly, "size": first.size, "color": first.colour},
+        text=[_plain(first.name + first.text)] if first.name else None,
+        textposition=f"middle {'left' if first.on_left else 'right'}",
+        textfont={"color": first.colour},
     )
 
 

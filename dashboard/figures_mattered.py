@@ -12,7 +12,6 @@ from dashboard.figures import PARAMS
 from dashboard.importance import Importance
 from ppo_core.metrics import METRICS
 from tuner.spec import StudySpec
-from tuner.status import Status
 
 Measure = Literal["value", "kl"]
 TITLES: dict[Measure, str] = {"value": METRICS["eval/reward"].title, "kl": METRICS["eval/kl"].title}
@@ -54,53 +53,71 @@ def importance_bars(found: Sequence[Importance]) -> go.Figure:
     return figure.update_xaxes(tickformat=".0%", range=[0, 1]).update_yaxes(automargin=True)
 
 
-def slice_points(trials: pd.DataFrame, name: str, measure: Measure, spec: StudySpec) -> go.Figure:
-    """Return every measured trial's reward or KL over one hyperparameter, with symbols by status."""
+def slice_points(
+    trials: pd.DataFrame,
+    name: str,
+    measure: Measure,
+    spec: StudySpec,
+    title: str | None = None,
+    *,
+    with_budget: bool = True,
+) -> go.Figure:
+    """Return every measured trial's reward or KL over one hyperparameter, with symbols by status.
+
+    `title` says what is read of it, where that is not a plain evaluation. The budget is drawn into a KL `with_budget`.
+    """
     column = PARAMS + name
     points = trials.dropna(subset=[column, measure])
     figure = go.Figure()
-    for status in Status:
-        group = points[points["status"] == status]
+    for kind in style.KINDS:
+        group = points[points["kind"] == kind]
         if len(group):
-            figure.add_traces([_slice(status, group, column, measure), figures.legend_entry(status)])
-    if measure == "kl":
+            figure.add_traces([_slice(kind, group, column, measure), figures.legend_entry(kind)])
+    if measure == "kl" and with_budget:
         figure.add_hline(
             y=spec.kl_budget,
             line={"color": figures.GREY, "dash": "dash", "width": 1.5},
             annotation={"text": f"KL budget {spec.kl_budget:g}", "font": figures.FONT},
             annotation_position="top left",
         )
-    figures.lay_out(figure, x=figures.title_of(name), y=TITLES[measure], height=360)
+    figures.lay_out(figure, x=figures.title_of(name), y=title or TITLES[measure], height=360)
     return figure.update_xaxes(type=_axis_type(points[column], name, spec), exponentformat="e")
 
 
-def _slice(status: Status, group: pd.DataFrame, column: str, measure: Measure) -> go.Scatter:
+def _slice(kind: str, group: pd.DataFrame, column: str, measure: Measure) -> go.Scatter:
     return go.Scatter(
         x=group[column],
         y=group[measure],
         mode="markers",
-        legendgroup=status.value,
+        legendgroup=kind,
         showlegend=False,
         customdata=group["number"],
-        hovertemplate=f"<b>Trial %{{customdata}}</b>, {status.value}<br>%{{x}}: %{{y:.3g}}<extra></extra>",
+        hovertemplate=f"<b>Trial %{{customdata}}</b>, {kind}<br>%{{x}}: %{{y:.3g}}<extra></extra>",
         marker={
-            "symbol": style.mark(status).plotly,
+            "symbol": style.mark(kind).plotly,
             "size": 10,
             "color": figures.colours(group["number"].tolist()),
         },
     )
 
 
-def parallel(trials: pd.DataFrame, names: Sequence[str], spec: StudySpec) -> go.Figure:
+def parallel(
+    trials: pd.DataFrame,
+    names: Sequence[str],
+    spec: StudySpec,
+    labels: tuple[str, str] = ("Eval KL", "Eval reward"),
+) -> go.Figure:
     """Return parallel coordinates of the hyperparameters, KL and reward; the colour is the reward.
+
+    `labels` are what KL and reward are called.
 
     Where a hyperparameter was not searched in a trial, its line runs below the axis' numbers, at "not set".
     """
     measured = trials.dropna(subset=["value", "kl"])
     dimensions = [_dimension(measured[PARAMS + name], name, spec) for name in names]
     dimensions += [
-        {"label": "Eval KL", "values": measured["kl"], "tickformat": ".3g"},
-        {"label": "Eval reward", "values": measured["value"], "tickformat": ".3g"},
+        {"label": labels[0], "values": measured["kl"], "tickformat": ".3g"},
+        {"label": labels[1], "values": measured["value"], "tickformat": ".3g"},
     ]
     figure = go.Figure(
         go.Parcoords(
@@ -163,24 +180,24 @@ def contour(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudyS
             hoverinfo="skip",
         )
     )
-    for status in Status:
-        is_of = (points["status"] == status).to_numpy()
+    for kind in style.KINDS:
+        is_of = (points["kind"] == kind).to_numpy()
         if is_of.any():
             figure.add_trace(
                 go.Scatter(
                     x=columns[is_of],
                     y=rows[is_of],
                     mode="markers",
-                    name=status.value,
+                    name=kind,
                     marker={
-                        "symbol": style.mark(status).plotly,
+                        # An open one would be nothing but its white line.
+                        "symbol": style.mark(kind).plotly.replace("-open", "-dot"),
                         "size": 9,
                         "color": "#ffffff",
                         "line": {"color": "#000000", "width": 1},
                     },
                     customdata=np.stack([points["number"].to_numpy()[is_of], heights[is_of]], axis=-1),
-                    hovertemplate=f"<b>Trial %{{customdata[0]:d}}</b>, {status.value}<br>"
-                    "%{customdata[1]:.3g}<extra></extra>",
+                    hovertemplate=f"<b>Trial %{{customdata[0]:d}}</b>, {kind}<br>%{{customdata[1]:.3g}}<extra></extra>",
                 )
             )
     figures.lay_out(figure, x=figures.title_of(x), y=figures.title_of(y))

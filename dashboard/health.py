@@ -175,7 +175,7 @@ class Card:
 
 
 def cards(rows: Sequence[TrialRow], steps: pd.DataFrame, *, limit: float, now: float) -> list[Card]:
-    """Return a card for each of `rows` that has not ended, what needs a look first.
+    """Return a card for each of `rows` that is under way, what needs a look first: none that the strategy paused.
 
     Args:
         rows: Trials of one study.
@@ -183,7 +183,7 @@ def cards(rows: Sequence[TrialRow], steps: pd.DataFrame, *, limit: float, now: f
         limit: The guard's KL limit in nats per response.
         now: Seconds since the epoch.
     """
-    found = [_card(row, steps[steps["trial"] == row.number], limit, now) for row in rows if not row.status.is_final]
+    found = [_card(row, steps[steps["trial"] == row.number], limit, now) for row in rows if not row.is_done]
     urgency = {health: place for place, health in enumerate(_URGENCY)}
     return sorted(found, key=lambda card: (urgency[card.health], card.number))
 

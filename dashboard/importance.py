@@ -55,12 +55,16 @@ class Importance:
         return self.chance <= CHANCE
 
 
-def usable(trials: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
-    """Return the trials that can tell: completed or stopped, with a value and a KL, and not forked."""
+def usable(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = False) -> list[TrialRow]:
+    """Return the trials that can tell: completed or stopped, with a value and a KL, and not forked.
+
+    `at_rung`: the trials are as they read at a rung (see `dashboard.fidelity`), so what became of them later does not
+    matter.
+    """
     return [
         row
         for row in trials
-        if row.status in ENDED_WHOLE
+        if (at_rung or row.status in ENDED_WHOLE)
         and row.teaches
         and _is_number(row.value)
         and _is_number(row.kl)
@@ -68,17 +72,19 @@ def usable(trials: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
     ]
 
 
-def refusal(trials: Sequence[TrialRow], spec: StudySpec) -> str:
+def refusal(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = False) -> str:
     """Return why nothing can be said of what mattered, and what is missing; empty: it can."""
     if not spec.search:
         return "This study lists its trials and searches nothing, so no importance can be told: compare them instead."
-    count = len(usable(trials, spec))
+    count = len(usable(trials, spec, at_rung=at_rung))
     if count >= LEAST:
         return ""
+    came = (
+        "came to the rung" if at_rung else f"ran to the end or {'was' if count == 1 else 'were'} stopped with a value"
+    )
     return (
-        f"{count} trial{'' if count == 1 else 's'} ran to the end or {'was' if count == 1 else 'were'} stopped with a "
-        f"value; what mattered is told from {LEAST} on, and {LEAST - count} more are needed. Until then look at the "
-        "slices: each point is a trial."
+        f"{count} trial{'' if count == 1 else 's'} {came}; what mattered is told from {LEAST} on, and {LEAST - count} "
+        "more are needed. Until then look at the slices: each point is a trial."
     )
 
 

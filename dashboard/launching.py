@@ -29,6 +29,9 @@ from tuner.spec import StudySpec
 
 MOST_TRIALS = 2_000
 """Of a study that is launched from here."""
+MOST_BUDGET = 200
+"""In trials of full length, of a study that is launched from here and says no number of trials. A trial that a strategy
+pauses has cost a tenth of one at least, so this many start no more than `MOST_TRIALS`."""
 MOST_WORKERS = 64
 """Of a study that is launched from here."""
 MOST_AT_ONCE = 4
@@ -155,6 +158,11 @@ class Launcher:
     def _require_room(self, spec: StudySpec, storage: str, workers: int) -> None:
         if spec.trials is not None and spec.trials > MOST_TRIALS:
             raise ConfigError(f"trials = {spec.trials} is not allowed from here: at most {MOST_TRIALS}")
+        if spec.trials is None and spec.budget is not None and spec.budget > MOST_BUDGET:
+            raise ConfigError(
+                f"budget = {spec.budget:g} without trials is not allowed from here: at most {MOST_BUDGET}, which start "
+                f"up to {MOST_TRIALS} trials"
+            )
         if not 1 <= workers <= MOST_WORKERS:
             raise ConfigError(f"workers = {workers} is not allowed from here: 1 to {MOST_WORKERS}")
         living = [launched for launched in self._launched if launched.status is None]

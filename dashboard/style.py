@@ -1,12 +1,14 @@
-"""How trials look, everywhere: colour and dash by number, symbol by status.
+"""How trials look, everywhere: colour and dash by number, symbol by status, and the words for a status.
 
 The colours are Okabe and Ito's (2008), told apart with the common colour-vision deficiencies; black and
 yellow are left out, since one of them vanishes on a dark or a light page.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tuner.status import Status
+from tuner.store import TrialRow
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 NEUTRAL = "#808080"
@@ -47,16 +49,26 @@ class Mark:
 
 
 _CROSS = "path://M2,0 L0,2 L3,5 L0,8 L2,10 L5,7 L8,10 L10,8 L7,5 L10,2 L8,0 L5,3 Z"
+_BARS = "path://M0,0 L3,0 L3,10 L0,10 Z M6,0 L9,0 L9,10 L6,10 Z"
 
-_MARKS = {
+RESTING = "paused at rung"
+"""What a trial is called that the strategy paused: nobody has to do anything about it. A person's is `paused`."""
+
+_MARKS: Mapping[str, Mark] = {
     Status.WAITING: Mark("…", "square-open", "emptyRect"),
     Status.RUNNING: Mark("▶", "circle-open", "emptyCircle"),
-    Status.PAUSED: Mark("‖", "diamond-open", "diamond"),
+    Status.PAUSED: Mark("‖", "hash-open", _BARS),
+    RESTING: Mark("◇", "diamond-open", "emptyDiamond"),
     Status.COMPLETED: Mark("✓", "circle", "circle"),
     Status.PRUNED: Mark("✕", "x", _CROSS),
     Status.FAILED: Mark("▲", "triangle-up", "triangle"),
     Status.STOPPED: Mark("■", "square", "rect"),
 }
+
+KINDS = tuple(map(str, _MARKS))
+"""Every status, and `RESTING`: what trials are told apart by."""
+MEANINGS = {**{status.value: status.meaning for status in Status}, RESTING: "The strategy paused it; it may go on."}
+"""One sentence on each of `KINDS`."""
 
 
 def colour(number: int) -> str:
@@ -75,11 +87,26 @@ def heading(number: int, label: str = "") -> str:
     return f'<div style="{line}"><b>Trial {number:d}</b>{label and f" {label}"}</div>'
 
 
-def mark(status: Status) -> Mark:
-    """Return the symbols of `status`."""
-    return _MARKS[status]
+def kind(row: TrialRow) -> str:
+    """Return which of `KINDS` a trial is of."""
+    return RESTING if row.is_resting else row.status.value
 
 
-def status_label(status: Status) -> str:
-    """Return the status with its symbol, so that nothing rests on colour alone."""
-    return f"{mark(status).glyph} {status.value}"
+def status_text(row: TrialRow) -> str:
+    """Return how a trial stands, in a word or three: its status, `RESTING`, or that it was interrupted."""
+    return RESTING if row.is_resting else row.shown_status
+
+
+def status_cell(row: TrialRow) -> str:
+    """Return how a trial stands, with its symbol."""
+    return f"{mark(kind(row)).glyph} {status_text(row)}"
+
+
+def mark(kind: str) -> Mark:
+    """Return the symbols of one of `KINDS`."""
+    return _MARKS[kind]
+
+
+def kind_label(kind: str) -> str:
+    """Return one of `KINDS` with its symbol, so that nothing rests on colour alone."""
+    return f"{mark(kind).glyph} {kind}"

@@ -114,9 +114,10 @@ def _keep_chosen(key: str) -> None:
 def choose_trials(snapshot: Snapshot, help_text: str) -> tuple[int, ...]:
     """Return the chosen trials by number, which are in the link and stay when the page changes; empty: none is."""
     _keep_chosen(CHOSEN_TRIALS)
+    total = snapshot.total
     chosen = st.multiselect(
         "Trials",
-        range(snapshot.total),
+        range(len(snapshot.view.trials) if total is None else total),
         key=CHOSEN_TRIALS,
         bind="query-params",
         persist_state="session",

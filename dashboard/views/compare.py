@@ -81,14 +81,20 @@ def _settings(rows: Sequence[TrialRow]) -> None:
 
 def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
     st.subheader("How they came out", anchor=False)
-    budget = snapshot.view.spec.kl_budget
+    spec = snapshot.view.spec
+    budget, is_best = spec.kl_budget, spec.objective == "best"
+    kls = [row.end_kl if is_best else row.kl for row in rows]
+    paused = [measured(row.rung_score) if row.rung_scores else "" for row in rows]
     lines = {
-        "status": [f"{style.mark(row.status).glyph} {row.shown_status}" for row in rows],
+        "status": [style.status_cell(row) for row in rows],
         "called": [safe_text.cell(row.label) for row in rows],
+        "rung score (reward)": paused,
         "value ± SE (reward)": [plus_minus(row.value, row.value_se) for row in rows],
-        f"eval KL ({KL_UNIT})": [measured(row.kl) for row in rows],
-        f"within {budget:g} {KL_UNIT}": [
-            NOTHING if row.kl is None else "yes" if row.kl <= budget else "no" for row in rows
+        **(_of_best(rows) if is_best else {}),
+        f"{'last ' if is_best else ''}eval KL ({KL_UNIT})": [measured(kl) for kl in kls],
+        f"{'ends ' if is_best else ''}within {budget:g} {KL_UNIT}": [
+            NOTHING if kl is None or row.is_resting else "yes" if kl <= budget else "no"
+            for row, kl in zip(rows, kls, strict=True)
         ],
         "episodes": [f"{row.episodes:,}" for row in rows],
         "time (s)": [f"{row.seconds:.0f}" for row in rows],
@@ -98,18 +104,28 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Non
     table = pd.DataFrame({"outcome": list(shown)} | {_name(row): list(cells) for row, cells in _turned(rows, shown)})
     common.table(table, key="outcomes")
     every = data.samples(store, snapshot, tuple(row.number for row in rows))
+    steps = {row.number: row.value_step for row in rows if is_best and row.value_step is not None}
     found = analysis.value_differences(rows)
     for item in found:
-        pairs = analysis.paired(every, item.base, item.other)
+        pairs = analysis.paired(every, item.base, item.other, steps)
         kept = "" if pairs is None else f" {pairs.words}: a look at a few, not the measure."
-        over = [row.number for row in rows if row.number in (item.base, item.other) and (row.kl or 0.0) > budget]
+        pair = [row for row in rows if row.number in (item.base, item.other)]
+        over = [row.number for row in pair if (row.kl or 0.0) > budget]
         st.text(
             f"Trial {item.other} against trial {item.base}: {_signed(item.mean, item.se)} reward, "
-            f"{item.verdict}.{_over_told(over)}{kept}"
+            f"{item.verdict}.{_over_told(over)}{_resting_told([row.number for row in pair if row.is_resting])}{kept}"
         )
     if not found:
         st.info(f"Trial {rows[0].number} or all the others have no value yet, so there is no difference to tell.")
-    st.caption(f"n = 1 run of each trial. {analysis.NOISE}")
+    st.caption(f"n = 1 run of each trial. {analysis.noise(spec.objective)}")
+
+
+def _of_best(rows: Sequence[TrialRow]) -> dict[str, list[str]]:
+    """Return where each value was read, where it is a best checkpoint's."""
+    return {
+        "read at step": ["" if row.value_step is None else str(row.value_step) for row in rows],
+        f"eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
+    }
 
 
 def _turned(rows: Sequence[TrialRow], lines: dict[str, list[str]]) -> list[tuple[TrialRow, list[str]]]:
@@ -121,6 +137,13 @@ def _over_told(numbers: Sequence[int]) -> str:
         return ""
     who, whose = ("Trial {} is", "its reward is") if len(numbers) == 1 else ("Trials {} are", "their rewards are")
     return f" {who.format(_listed(numbers))} over the KL budget, so {whose} not to be had within it."
+
+
+def _resting_told(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return ""
+    who = "Trial {} is" if len(numbers) == 1 else "Trials {} are"
+    return f" {who.format(_listed(numbers))} paused at a rung, so this is not a difference of whole runs."
 
 
 def _signed(mean: float, error: float | None) -> str:

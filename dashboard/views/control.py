@@ -189,7 +189,7 @@ def _settings(store: Store, view: StudyView) -> None:
         "kl_budget": f"{view.spec.kl_budget:g}",
     }
     with st.form("settings"):
-        places = st.columns(len(SETTINGS))
+        places = st.columns(len(SETTINGS), vertical_alignment="bottom")
         typed = {
             name: place.text_input(f"{name}: {doc}", key=f"set {name}", placeholder=f"{now[name]} (unchanged)")
             for place, (name, doc) in zip(places, SETTINGS.items(), strict=True)
@@ -203,7 +203,7 @@ def _settings(store: Store, view: StudyView) -> None:
 def _number(name: str, text: str) -> int | float | str:
     """Return what was typed as a number where it is one; else the order's own check tells what is allowed."""
     try:
-        return float(text) if name == "kl_budget" else int(text)
+        return float(text) if name in ("budget", "kl_budget") else int(text)
     except ValueError:
         return text
 

@@ -27,12 +27,13 @@ from ppo_core.output import counted
 from ppo_core.task import BUILT_IN, Task
 from ppo_core.task_file import get_task
 from tuner.search.warm_start import RECIPES
-from tuner.spec import SAMPLERS, SamplerSpec, StudySpec
+from tuner.spec import OBJECTIVES, SAMPLERS, STRATEGIES, SamplerSpec, StudySpec
 
 # The form of a new study, built from the declarations: task, KL, what is searched in which range, what is fixed.
 
 SCALES = ("linear", "log", "log2")
-_TRIALS = 18
+_BUDGET = 12
+"""Trials of full length that the form offers to spend, as the built-in study does."""
 
 
 def form_content(storage: str) -> dict[str, Any] | None:
@@ -111,23 +112,34 @@ def _is_searchable(hyper: Hyperparameter) -> bool:
 
 
 def _head(task: Task) -> dict[str, str]:
-    first, second = st.columns(3), st.columns(3)
+    first, second, third = st.columns(3), st.columns([4, 3]), st.columns(3)
     return {
         "name": first[0].text_input("Study's name", key="new name", max_chars=100),
-        "trials": first[1].text_input(
-            "Trials", str(_TRIALS), key="new trials", help=f"At most {launching.MOST_TRIALS}."
+        "budget": first[1].text_input(
+            "Budget (trials of full length)", str(_BUDGET), key="new budget",
+            help=f"What the search may spend, whatever it goes into. At most {launching.MOST_BUDGET}, or a number of "
+            "trials beside it.",
         ),
-        "seed": first[2].text_input("Seed", "0", key="new seed", help="Of every trial and of the sampler."),
-        "budget": second[0].text_input("KL budget (nats/response)", f"{task.kl_budget:g}", key=f"budget {task.name}"),
-        "limit": second[1].text_input("KL limit (nats/response)", f"{task.kl_limit:g}", key=f"limit {task.name}"),
-        "sampler": second[2].selectbox(
-            "Sampler",
-            list(SAMPLERS),
-            key="new sampler",
+        "trials": first[2].text_input(
+            "Most trials", key="new trials", placeholder="as many as the budget allows",
+            help=f"How many the search starts at most. At most {launching.MOST_TRIALS:,}.",
+        ),
+        "strategy": _choice(second[0], "Strategy", STRATEGIES, "new strategy"),
+        "objective": _choice(second[1], "Objective", OBJECTIVES, "new objective"),
+        "kl budget": third[0].text_input("KL budget (nats/response)", f"{task.kl_budget:g}", key=f"budget {task.name}"),
+        "kl limit": third[1].text_input("KL limit (nats/response)", f"{task.kl_limit:g}", key=f"limit {task.name}"),
+        "sampler": third[2].selectbox(
+            "Sampler", list(SAMPLERS), key="new sampler",
             help="; ".join(f"{name} {doc}" for name, doc in SAMPLERS.items()),
-        )
-        or SamplerSpec.name,
-    }
+        ) or SamplerSpec.name,
+        "seed": st.text_input("Seed", "0", key="new seed", width=260, help="Of every trial and of the sampler."),
+    }  # fmt: skip
+
+
+def _choice(place: DeltaGenerator, label: str, allowed: Mapping[str, str], key: str) -> str:
+    """Let one of the declared names be chosen, each with what it means."""
+    names = list(allowed)
+    return place.selectbox(label, names, key=key, format_func=lambda name: f"{name}: {allowed[name]}") or names[0]
 
 
 def _range_row(hyper: Hyperparameter, task: Task) -> tuple[str, str, str]:
@@ -152,12 +164,14 @@ def _end(advised: Range | None, end: str) -> str:
 
 
 def _numbers(head: Mapping[str, str]) -> dict[str, Any]:
-    limits = {key: _number(key, head[key]) for key in ("budget", "limit")}
+    extent = {name: read(name, text) for name, read in _EXTENT.items() if (text := head[name].strip())}
     return {
         "name": head["name"].strip(),
-        "trials": _whole("trials", head["trials"]),
+        **extent,
+        "strategy": head["strategy"],
+        "objective": head["objective"],
         "seed": _whole("seed", head["seed"]),
-        "kl": limits,
+        "kl": {name: _number(name, head[f"kl {name}"]) for name in ("budget", "limit")},
         "sampler": {"name": head["sampler"]},
     }
 
@@ -188,6 +202,10 @@ def _whole(where: str, text: str) -> int:
     if not number.is_integer():
         raise ConfigError(f"{where} = {text!r} is not allowed: a whole number")
     return int(number)
+
+
+_EXTENT: Mapping[str, Callable[[str, str], float]] = {"budget": _number, "trials": _whole}
+"""How much the study may spend, or start; a field may be empty where the other one is not."""
 
 
 # Launching studies, from a file or a form, and what was launched from here.
@@ -285,29 +303,38 @@ def _launch_dialog(key: str, summary: str, launch: Launch, what: str) -> None:
 
 
 def _told_of(spec: StudySpec) -> str:
-    ended = _ended(spec.name)
+    stored = _stored(spec.name)
     searched = ", ".join(spec.search) or "nothing: its trials are listed"
     lines = [
         f'Study "{spec.name}", task {spec.task}',
-        f"{_extent_of(spec)}, KL budget {spec.kl_budget:g} and limit {spec.kl_limit:g} nats per response",
+        f"{extent_text(spec)}, KL budget {spec.kl_budget:g} and limit {spec.kl_limit:g} nats per response",
+        f"Strategy {spec.strategy}: {STRATEGIES[spec.strategy]}",
+        f"Objective {spec.objective}: {OBJECTIVES[spec.objective]}",
         f"Searched: {searched}",
         *([f"First: {', '.join(start.label or start.text for start in spec.starts)}"] if spec.starts else []),
         *([f"Fixed: {_pairs(spec.fixed)}"] if spec.fixed else []),
         *(f"Note: {note}" for note in spec.notes),
+        *([f"In the store already, with {stored}: this goes on with it"] if stored else []),
     ]
-    if ended is not None:
-        lines.append(f"In the store already, with {counted(ended, 'trial')} ended: this goes on with it")
     return "\n".join(lines)
 
 
-def _extent_of(spec: StudySpec) -> str:
-    trials = [] if spec.trials is None else [counted(spec.trials, "trial")]
-    return ", ".join([*trials, *([] if spec.budget is None else [f"a budget of {spec.budget:g} full-length trials"])])
+def extent_text(spec: StudySpec) -> str:
+    """Return how much a study may spend, or start."""
+    if spec.budget is None:
+        return counted(spec.trials or 0, "trial")
+    most = "" if spec.trials is None else f" in at most {spec.trials} trials"
+    return f"A budget of {spec.budget:g} trials of full length{most}"
 
 
-def _ended(name: str) -> int | None:
-    """Return how many trials of a study have ended; None: the store holds none of that name."""
-    return data.snapshot(data.open_store(data.storage()), name).view.ended if _is_stored(name) else None
+def _stored(name: str) -> str:
+    """Return how far a stored study is; empty: the store holds none of that name."""
+    if not _is_stored(name):
+        return ""
+    extent = data.snapshot(data.open_store(data.storage()), name).view.extent
+    return f"{counted(extent.ended, 'trial')} ended" + (
+        f" and {extent.resting} paused at a rung" if extent.resting else ""
+    )
 
 
 def _is_stored(name: str) -> bool:

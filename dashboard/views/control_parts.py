@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import access, data, safe_text, steering
+from dashboard import access, charts, data, safe_text, steering
 from dashboard.steering import Proposal
 from dashboard.views import common
 from ppo_core.declare import Hyperparameter, HyperValue
@@ -194,7 +194,7 @@ def _trial_line(study: str, number: int, drawn: tuple[str, str | None]) -> None:
 
 
 def _standing(row: TrialRow) -> tuple[str, str | None]:
-    return row.shown_status, row.wanted
+    return _status(row), row.wanted
 
 
 def trial_text(row: TrialRow) -> str:
@@ -202,7 +202,11 @@ def trial_text(row: TrialRow) -> str:
     label = f' "{safe_text.one_line(row.label)}"' if row.label else ""
     wanted = "" if row.wanted is None else f"; ordered to {row.wanted}"
     episodes = f"{row.episodes:,} of {row.config['total_episodes']:,} episodes"
-    return f"Trial {row.number}{label} is {row.shown_status}, at {episodes}{wanted}."
+    return f"Trial {row.number}{label} is {_status(row)}, at {episodes}{wanted}."
+
+
+def _status(row: TrialRow) -> str:
+    return charts.resting_text(row.rung_score) if row.is_resting else row.shown_status
 
 
 def _first(chosen: object, numbers: Collection[int]) -> int | None:

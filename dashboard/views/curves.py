@@ -21,7 +21,7 @@ from dashboard.views.common import live_chart as draw_live
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.guard import KL
-from tuner.store import Store
+from tuner.store import Store, TrialRow
 
 # PPO's health: each highlighted trial's latest readings against the declared ranges, with advice.
 
@@ -383,8 +383,14 @@ def _shown(key: str, _drawn: _Drawn, _metric: str, _levels: Mapping[str, float])
         targets=targets(_drawn.snapshot, _drawn.bright, _drawn.frame) if _metric in KL_METRICS else None,
         shaded_from=_drawn.snapshot.view.spec.kl_budget if _metric in KL_METRICS else None,
         names=_names(_drawn),
+        rests=analysis.rests(_of_frame(_drawn), _drawn.snapshot.view.spec),
     )
     return chart, echarts.option(chart)
+
+
+def _of_frame(drawn: _Drawn) -> list[TrialRow]:
+    numbers = set(drawn.frame["trial"])
+    return [row for row in drawn.snapshot.view.trials if row.number in numbers]
 
 
 def _names(drawn: _Drawn) -> dict[int, str]:
@@ -424,7 +430,10 @@ def _told(snapshot: Snapshot, chosen: tuple[int, ...], bright: tuple[int, ...], 
     if len(others) > style.DISTINCT:
         of = f"{len(others)} of the other {all_others}" if len(others) < all_others else f"the other {all_others}"
         said.append(f"The grey band holds the middle 80% of {of} trials.")
-    said.append("The number at a line's end is its trial; ✕ pruned with the guard's rule, ▲ failed, ■ stopped.")
+    paused = ", ◇ paused by the strategy" if snapshot.view.spec.strategy in analysis.SHARES else ""
+    said.append(
+        f"The number at a line's end is its trial; ✕ pruned with the guard's rule{paused}, ▲ failed, ■ stopped."
+    )
     return " ".join(said)
 
 

@@ -1,20 +1,22 @@
 """What mattered: importance for reward and for KL, slices, parallel coordinates, a contour, and the pruning audit."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import get_args
 
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, data, figures, figures_mattered, importance, style
+from dashboard import analysis, data, fidelity, figures, figures_mattered, importance, style
 from dashboard.data import Snapshot
+from dashboard.fidelity import Fidelity
 from dashboard.figures_mattered import Measure
 from dashboard.importance import Importance, Outcome
 from dashboard.views import common
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import KL_UNIT, counted
-from tuner.status import Status
-from tuner.store import Store
+from tuner.spec import OBJECTIVES
+from tuner.store import Store, TrialRow
 
 MOST_AXES = 8
 """Hyperparameters of the parallel coordinates: more axes cannot be followed."""
@@ -24,65 +26,90 @@ MEASURES: dict[str, Measure] = {"reward": "value", "KL": "kl"}
 
 def section(store: Store, snapshot: Snapshot) -> None:
     """Draw all of it."""
-    names = figures.searched(snapshot.trials)
-    ranked = _importance(store, snapshot)
-    _slices(snapshot, [*(name for name in ranked if name in names), *(name for name in names if name not in ranked)])
-    _audit(store, snapshot)
+    evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
+    at = _fidelity(snapshot)
+    trials = fidelity.read(snapshot.view.trials, at, evaluated, snapshot.view.spec)
+    shown = Snapshot.of(replace(snapshot.view, trials=trials))
+    names = figures.searched(shown.trials)
+    ranked = _importance(store, shown, at, len(snapshot.view.trials))
+    _slices(shown, at, [*(name for name in ranked if name in names), *(name for name in names if name not in ranked)])
+    _audit(snapshot, evaluated)
+
+
+def _fidelity(snapshot: Snapshot) -> Fidelity:
+    """Return where the trials are read, which is in the link; where there is a choice, at the first rung."""
+    offered = {at.name: at for at in fidelity.offered(snapshot.view.spec)}
+    first, *others = offered.values()
+    if not others:
+        return first
+    name = st.segmented_control(
+        "Trials are read", list(offered), default=first.name, required=True, key="read at", bind="query-params",
+        help="Most trials of this study are paused at a rung. What was read of trials after different lengths of "
+        "training is never mixed.",
+    )  # fmt: skip
+    st.caption(offered[name].doc)
+    return offered[name]
 
 
 # Importance
 
 
-def _importance(store: Store, snapshot: Snapshot) -> list[str]:
+def _importance(store: Store, snapshot: Snapshot, at: Fidelity, all_trials: int) -> list[str]:
     """Draw importances, and return the hyperparameters by them; empty: nothing can be said."""
     st.subheader("What mattered for reward, and for KL", anchor=False)
-    view = snapshot.view
-    refused = importance.refusal(view.trials, view.spec)
+    view, at_rung = snapshot.view, at.rung is not None
+    refused = importance.refusal(view.trials, view.spec, at_rung=at_rung)
     if refused:
         st.info(refused)
         return []
-    usable = importance.usable(view.trials, view.spec)
-    key = f"{store.url}|{view.row.id}|{view.row.created_at}|{sorted(view.spec.search)}"
-    ids = tuple((row.id, row.attempts, row.status.value) for row in usable)
+    usable = importance.usable(view.trials, view.spec, at_rung=at_rung)
+    key = f"{store.url}|{view.row.id}|{view.row.created_at}|{sorted(view.spec.search)}|{at.rung}"
+    ids = tuple((row.id, row.attempts, row.value) for row in usable)
     ranked: list[str] = []
     for place, outcome in zip(st.columns(2), OUTCOMES, strict=True):
         with place, st.spinner("Resampling", show_time=True):
-            found = _resampled(key, ids, outcome, snapshot)
+            found = _resampled(key, ids, outcome, snapshot, usable)
             ranked = ranked or [item.name for item in found]
-            st.markdown(f"**For {'a high reward' if outcome == 'reward' else 'a low KL'}**")
+            kl, reward = (name.removeprefix("Eval ") for name in at.short)
+            st.markdown(f"**For a {f'high {reward.lower()}' if outcome == 'reward' else f'low {kl}'}**")
             common.figure(
                 figures_mattered.importance_bars(found),
                 key=f"importance for {outcome}",
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
             st.text(importance.certainty(found, len(usable)))
-    left_out = sum(row.status.is_final for row in view.trials) - len(usable)
+    left_out = all_trials - len(usable)
+    why = "not at that rung, or forked" if at_rung else "pruned, failed, forked, not ended or without a value"
+    blown = "" if at_rung else " What made a KL blow up is rather seen in the slices below, where the pruned ones are."
     st.caption(
         "PED-ANOVA: how much the best quarter's values (at least five trials) differ from all trials' values. Bars are "
         f"shares; a whisker holds the middle 80% of {importance.RESAMPLES} bootstrap resamples of the trials; a pale "
         f"bar is one that {importance.RESAMPLES} shuffles of the outcomes reach by chance. It says which values go "
-        f"with good outcomes, and not why. Ended trials left out: {left_out} (pruned, failed, forked or without a "
-        "value): what made a KL blow up is rather seen in the slices below, where the pruned ones are."
+        f"with good outcomes, and not why. Trials left out: {left_out} ({why}).{blown}"
     )
     return ranked
 
 
 @st.cache_resource(max_entries=40, show_spinner=False)
 def _resampled(
-    study: str, ids: tuple[tuple[int, int, str], ...], outcome: Outcome, _snapshot: Snapshot
+    study: str,
+    ids: tuple[tuple[int, int, float | None], ...],
+    outcome: Outcome,
+    _snapshot: Snapshot,
+    _usable: Sequence[TrialRow],
 ) -> list[Importance]:
-    view = _snapshot.view
-    return importance.importances(importance.usable(view.trials, view.spec), view.spec, outcome)
+    return importance.importances(_usable, _snapshot.view.spec, outcome)
 
 
 # One, two and all hyperparameters
 
 
-def _slices(snapshot: Snapshot, names: list[str]) -> None:
+def _slices(snapshot: Snapshot, at: Fidelity, names: list[str]) -> None:
     st.subheader("One hyperparameter", anchor=False)
     if not names or snapshot.trials["value"].notna().sum() < 2:
         st.info(
-            "Slices come with the second trial that ended with a value, where the trials differ in what was searched."
+            f"Slices come with the second trial that {'ended' if at.rung is None else 'came to the rung'} with a "
+            "value, where the trials differ in what was searched."
         )
         return
     spec = snapshot.view.spec
@@ -94,18 +121,22 @@ def _slices(snapshot: Snapshot, names: list[str]) -> None:
         width=320,
         help="Those that were searched and vary; the one that mattered most for reward comes first.",
     )
+    titles: dict[Measure, str] = {"value": at.reward, "kl": at.kl}
     for place, measure in zip(st.columns(2), MEASURES.values(), strict=True):
         with place:
             common.figure(
-                figures_mattered.slice_points(snapshot.trials, name, measure, spec),
+                figures_mattered.slice_points(
+                    snapshot.trials, name, measure, spec, titles[measure], with_budget=at.rung is None
+                ),
                 key=f"slice of {measure}",
-                alt=f"{figures_mattered.TITLES[measure]} of every trial over {name}",
+                alt=f"{titles[measure]} of every trial over {name}",
             )
     doc = HYPERPARAMETERS[name].doc if name in HYPERPARAMETERS else ""
-    st.caption(f"{doc} Pruned and stopped trials are at what they had read when they ended.")
+    early = "Pruned and stopped trials are at what they had read when they ended."
+    st.caption(" ".join(part for part in (doc, early if at.rung is None else "") if part))
     st.subheader("All at once", anchor=False)
     common.figure(
-        figures_mattered.parallel(snapshot.trials, names[:MOST_AXES], spec),
+        figures_mattered.parallel(snapshot.trials, names[:MOST_AXES], spec, at.short),
         key="parallel coordinates",
         alt="Parallel coordinates: each trial a line through its searched values, its KL and its reward",
     )
@@ -158,9 +189,14 @@ def _contour(snapshot: Snapshot, names: list[str]) -> None:
 # What was ended early
 
 
-def _audit(store: Store, snapshot: Snapshot) -> None:
+def _audit(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
     st.subheader("What was ended early, and was it right?", anchor=False)
-    early = analysis.ended_early(snapshot.trials)
+    early, resting = analysis.ended_early(snapshot.trials), snapshot.view.extent.resting
+    if resting:
+        st.text(
+            f"{resting} trial{' is' if resting == 1 else 's are'} paused at a rung and not counted here: each may "
+            "still be promoted."
+        )
     if early.empty:
         st.info("No trial was pruned or stopped, so nothing was saved and nothing may have been lost.")
         return
@@ -191,16 +227,21 @@ def _audit(store: Store, snapshot: Snapshot) -> None:
         columns=columns | {"share": number("Median ended at", format="percent")},
     )
     with st.expander("Trial by trial"):
-        cells = early.assign(status=[style.status_label(Status(status)) for status in early["status"]])
+        cells = early.assign(status=[style.kind_label(status) for status in early["status"]])
         common.table(cells, key="ended early", columns=columns)
-    _regrets(store, snapshot, early)
-
-
-def _regrets(store: Store, snapshot: Snapshot, early: pd.DataFrame) -> None:
-    best, budget = snapshot.view.best(), snapshot.view.spec.kl_budget
-    evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
-    found = analysis.would_have_won(early, evaluated, None if best is None else best.value, budget)
     st.markdown("**Would one of them have won?**")
+    if snapshot.view.spec.objective == "best":
+        st.text(
+            f"A trial is worth {OBJECTIVES['best']}, however it ended: what these had read within it counts. What they "
+            "would have read later is not known; a study with `audit` lets some trials run on to tell."
+        )
+    else:
+        _regrets(snapshot, early, evaluated)
+
+
+def _regrets(snapshot: Snapshot, early: pd.DataFrame, evaluated: pd.DataFrame) -> None:
+    best, budget = snapshot.view.best(), snapshot.view.spec.kl_budget
+    found = analysis.would_have_won(early, evaluated, None if best is None else best.value, budget)
     if best is None:
         bar, read = "No trial ended within the budget.", "read any reward within it"
     else:

@@ -7,17 +7,18 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import data, diagnosis, health, safe_text, style
+from dashboard import analysis, data, diagnosis, health, safe_text, style
 from dashboard.data import Shown, Snapshot
 from dashboard.health import HEALTH_MARKS as MARKS
 from dashboard.health import LEAST_SECONDS, NEAR, TIMES_USUAL, Card
-from dashboard.views import by_beta, common
-from dashboard.views.common import duration
+from dashboard.views import by_beta, common, search
+from dashboard.views.common import Latest, duration
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.best import RULE
 from tuner.results import StudyView
-from tuner.status import Status
+from tuner.spec import OBJECTIVES
+from tuner.status import Objective, Status
 from tuner.store import Store, StudyRow
 
 # The table of all studies in the store: state, best so far, cost, last sign of life.
@@ -65,10 +66,11 @@ def _row(row: StudyRow, view: StudyView | None) -> dict[str, object]:
     name: dict[str, object] = {"study": safe_text.cell(row.name)}
     if view is None:
         return name | {"state": "cannot be read"}
-    best, spent = view.best(), data.cost(view)
+    best, spent, extent = view.best(), data.cost(view), view.extent
     return name | {
         "state": data.WORDS[data.shown_state(view)] + (", archived" if row.archived_at is not None else ""),
-        "ended": f"{view.ended} of {max(view.spec.trials or 0, len(view.trials))}",
+        "ended": _ended(view.ended, _total(view), extent.resting),
+        "spent": "" if extent.budget is None else f"{extent.spent:.1f} of {extent.budget:g}",
         "best": None if best is None else best.value,
         "kl": None if best is None else best.kl,
         "budget": view.spec.kl_budget,
@@ -79,12 +81,22 @@ def _row(row: StudyRow, view: StudyView | None) -> dict[str, object]:
     }
 
 
+def _total(view: StudyView) -> int | None:
+    return None if view.spec.trials is None else max(view.spec.trials, len(view.trials))
+
+
+def _ended(ended: int, total: int | None, resting: int) -> str:
+    """Return how many trials have ended, of how many where that is known, and how many the strategy paused."""
+    return f"{ended}{'' if total is None else f' of {total}'}{f', {resting} paused' if resting else ''}"
+
+
 def _study_columns() -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     return {
         "study": text("Study", pinned=True, width=160),
         "state": text("State", width=120, help="Stalled: a controller lives, and gave no sign of life for a minute."),
-        "ended": text("Trials ended", width=95),
+        "ended": text("Trials ended", width=105, help="And how many the strategy paused at a rung."),
+        "spent": text("Budget spent", width=95, help="In trials of full length; empty: the study bounds their number."),
         "best": number("Best reward", format="%.3f", width=90, help="Eval reward of the best trial in the KL budget."),
         "kl": number("Its KL (nats)", format="%.2f", width=90, help=METRICS["eval/kl"].doc),
         "budget": number("KL budget", format="%g", width=80, help=f"In {METRICS['eval/kl'].unit}."),
@@ -137,8 +149,9 @@ def _state_line(view: StudyView) -> None:
 
 
 def _summary_cards(snapshot: Snapshot, baseline: float | None) -> None:
-    with st.grid(5, min_column_width=170):
-        for label, value, note, help_text in (*_progress(snapshot), *_best(snapshot, baseline), _cost(snapshot.view)):
+    cards = (*_progress(snapshot), *_best(snapshot, baseline), _cost(snapshot.view))
+    with st.grid(min(len(cards), 5) if len(cards) % 3 else 3, min_column_width=170):
+        for label, value, note, help_text in cards:
             st.metric(
                 label, value, note, delta_color="off", delta_arrow="off", border=True, height="stretch", help=help_text
             )
@@ -149,7 +162,7 @@ _Card = tuple[str, str, str | None, str]
 
 def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
     view = snapshot.view
-    shown = [row.shown_status for row in view.trials if not row.status.is_final]
+    shown = [row.shown_status for row in view.trials if not row.is_done]
     under_way = ", ".join(f"{shown.count(status)} {status}" for status in dict.fromkeys(shown))
     failed = sum(row.status is Status.FAILED for row in view.trials)
     others = sum(row.status is Status.PRUNED for row in view.trials) - len(snapshot.kl_pruned)
@@ -157,10 +170,11 @@ def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
     return (
         (
             "Trials ended",
-            f"{snapshot.ended} of {snapshot.total}",
+            _ended(snapshot.ended, snapshot.total, 0),
             under_way or None,
             "Ended in any way: completed, pruned, failed or stopped.",
         ),
+        *_at_rungs(view),
         (
             "Pruned for KL",
             f"{len(snapshot.kl_pruned)}",
@@ -171,13 +185,27 @@ def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
     )
 
 
+def _at_rungs(view: StudyView) -> tuple[_Card, ...]:
+    """Return the card of a strategy that pauses trials; none of another one."""
+    if view.spec.strategy not in analysis.SHARES:
+        return ()
+    promoted = sum(row.rung > 0 for row in view.trials)
+    help_text = (
+        "Trials that the strategy paused. They wait for nobody: each goes on if it is promoted. Below: how many were."
+    )
+    return (("Paused at a rung", f"{view.extent.resting}", f"{promoted} promoted", help_text),)
+
+
 def _best(snapshot: Snapshot, baseline: float | None) -> tuple[_Card, ...]:
     view, best = snapshot.view, snapshot.view.best()
-    gained = "no trial within it yet"
+    is_best = view.spec.objective == "best"
+    gained, budget = "no trial within it yet", f"budget {view.spec.kl_budget:g} nats"
     if best is not None and best.value is not None:
-        gained = f"trial {best.number}"
+        gained = f"trial {best.number}{f' at step {best.value_step}' if is_best else ''}"
         if baseline is not None:
             gained += f", {best.value - baseline:+.2f} on SFT"
+        if is_best and best.end_kl is not None and best.status is Status.COMPLETED:
+            budget += f", the trial ends at {best.end_kl:.1f}"
     return (
         (
             "Best in the budget",
@@ -188,8 +216,9 @@ def _best(snapshot: Snapshot, baseline: float | None) -> tuple[_Card, ...]:
         (
             "Its KL",
             "–" if best is None or best.kl is None else f"{best.kl:.1f} nats",
-            f"budget {view.spec.kl_budget:g} nats",
-            f"Eval KL of the best trial in {METRICS['eval/kl'].unit}, over the same evaluations as its reward.",
+            budget,
+            f"Eval KL of the best trial in {METRICS['eval/kl'].unit}, of the same evaluation{'' if is_best else 's'} "
+            "as its reward.",
         ),
     )
 
@@ -228,56 +257,81 @@ def draw_table(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     if trials.empty:
         st.info("None of the chosen trials has begun yet.")
         return
-    shown = rows(trials, notes(snapshot.view))
+    shown = rows(trials, notes(snapshot.view), _optional(snapshot))
     styled: Any = shown
     if len(shown) <= MOST_LIVE:
         styled = shown.style.apply(_coloured, axis=None, numbers=trials["number"].tolist())
     height: Literal["content", "auto"] = "content" if len(shown) <= MOST_ROWS else "auto"
     st.dataframe(
-        styled, key="trials", height=height, hide_index=True, placeholder="", column_config=_trial_columns(trials)
-    )
+        styled, key="trials", height=height, hide_index=True, placeholder="",
+        column_config=_trial_columns(trials, snapshot.view.spec.objective),
+    )  # fmt: skip
     st.caption(
-        "Value and KL are means of a trial's last two evaluations. Searched values follow; an empty cell was not "
-        "searched in that trial. Click a column's head to sort."
+        f"{_CAPTIONS[snapshot.view.spec.objective]} Searched values follow; an empty cell was not searched in that "
+        "trial. Click a column's head to sort."
     )
+
+
+_CAPTIONS: Mapping[Objective, str] = {
+    "best": "Value and KL are of a trial's best checkpoint within the KL budget, at the step beside them; the end KL "
+    "is that of its last evaluation.",
+    "end": "Value and KL are means of a trial's last two evaluations.",
+}
+
+
+def _optional(snapshot: Snapshot) -> list[str]:
+    """Return the columns that say something in this study alone."""
+    spec = snapshot.view.spec
+    of_best = ["value_step", "end_kl"] if spec.objective == "best" else []
+    return of_best + (["rung_score"] if spec.strategy in analysis.SHARES else [])
 
 
 def notes(view: StudyView) -> dict[int, str]:
     """Return what there is to say of trials besides their status, by number: the best, over the budget, a fork."""
-    best = view.best()
+    best, is_best = view.best(), view.spec.objective == "best"
     told = {}
     for row in view.trials:
-        is_over = row.status is Status.COMPLETED and row.kl is not None and row.kl > view.spec.kl_budget
-        parts = ["best" if best is not None and row.number == best.number else "", "over budget" if is_over else ""]
+        kl = row.end_kl if is_best else row.kl
+        is_over = row.status is Status.COMPLETED and kl is not None and kl > view.spec.kl_budget
+        over = "ends over budget" if is_best else "over budget"
+        parts = ["best" if best is not None and row.number == best.number else "", over if is_over else ""]
         parts.append("" if row.parent is None else f"fork of {row.parent}")
         told[row.number] = ", ".join(part for part in parts if part)
     return told
 
 
-def rows(trials: pd.DataFrame, notes: Mapping[int, str] | None = None) -> pd.DataFrame:
-    """Return the table's cells by column, safe to show and to export; `notes` by number."""
+def rows(trials: pd.DataFrame, notes: Mapping[int, str] | None = None, optional: Sequence[str] = ()) -> pd.DataFrame:
+    """Return the table's cells by column, safe to show and to export; `notes` by number, `optional` columns by name."""
     shown = pd.DataFrame(
         {
             "number": trials["number"],
             "line": [style.dash(number).glyph for number in trials["number"]],
             "status": [
-                f"{style.mark(Status(status)).glyph} {shown}"
-                for status, shown in zip(trials["status"], trials["shown_status"], strict=True)
+                f"{style.mark(kind).glyph} {shown}"
+                for kind, shown in zip(trials["kind"], trials["shown_status"], strict=True)
             ],
             "note": [(notes or {}).get(number, "") for number in trials["number"]],
             "value": trials["value"],
             "value_se": trials["value_se"],
             "kl": trials["kl"],
-            "reason": [
-                safe_text.cell(message or rule) for rule, message in zip(trials["rule"], trials["reason"], strict=True)
-            ],
+            **{name: trials[name] for name in optional},
         },
         index=trials.index,
     )
-    progress = 100 * trials["episodes"] / trials["total_episodes"]
-    return pd.concat(
-        [shown, trials[_searched(trials)].map(_safe), progress.rename("progress"), trials["seconds"]], axis=1
+    reasons = pd.Series(
+        [safe_text.cell(message or rule) for rule, message in zip(trials["rule"], trials["reason"], strict=True)],
+        index=trials.index,
+        name="reason",
     )
+    progress = (100 * trials["episodes"] / trials["total_episodes"]).rename("progress")
+    searched = trials[_searched(trials)].map(_safe)
+    # Beside more columns the reason would push all that was searched out of sight.
+    parts = (
+        [searched, progress, trials["seconds"], reasons]
+        if optional
+        else [reasons, searched, progress, trials["seconds"]]
+    )
+    return pd.concat([shown, *parts], axis=1)
 
 
 def _safe(value: Any) -> Any:
@@ -297,17 +351,24 @@ def _coloured(shown: pd.DataFrame, numbers: list[int]) -> pd.DataFrame:
     return styles
 
 
-def _trial_columns(trials: pd.DataFrame) -> dict[str, Any]:
+def _trial_columns(trials: pd.DataFrame, objective: Objective) -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
-    statuses = "; ".join(f"{style.status_label(status)}: {status.meaning}" for status in Status)
+    statuses = "; ".join(f"{style.kind_label(kind)}: {style.MEANINGS[kind]}" for kind in style.KINDS)
     columns: dict[str, Any] = {
         "number": number("Trial", width=60, pinned=True),
         "line": text("Line", width=55, help="The trial's colour and line style on every chart."),
-        "status": text("Status", width=110, help=statuses),
-        "note": text("Note", width=115, help="The best trial within the KL budget, completed trials over it, forks."),
-        "value": number("Value", format="%.3f", width=70, help="Mean of the last two evaluations' eval reward."),
+        "status": text("Status", width=110 if trials["kind"].ne(style.RESTING).all() else 130, help=statuses),
+        "note": text(
+            "Note",
+            width=115 if objective == "end" else 150,
+            help="The best trial within the KL budget, completed trials over it, forks.",
+        ),
+        "value": number("Value", format="%.3f", width=70, help=f"Eval reward: {OBJECTIVES[objective]}."),
         "value_se": number("± SE", format="%.3f", width=65, help=METRICS["eval/reward_se"].doc),
         "kl": number("KL (nats)", format="%.2f", width=85, help=METRICS["eval/kl"].doc),
+        "value_step": number("At step", format="%d", width=65, help="The step of the checkpoint that the value is of."),
+        "end_kl": number("End KL", format="%.2f", width=70, help="Eval KL of the trial's last evaluation."),
+        "rung_score": number("Rung score", format="%.3f", width=85, help="What the strategy ranks it by at its rung."),
         "reason": text("Reason", width=170, help="Why the trial ended early: what its rule read. Click for all."),
         "progress": st.column_config.ProgressColumn(
             "Episodes", format="%.0f%%", max_value=100, width=150, color="gray", help="Share of the trial's episodes."
@@ -390,11 +451,13 @@ def page() -> None:
 
 
 def _study(store: Store, snapshot: Snapshot) -> None:
-    head = st.container()
+    head, below = st.container(), st.container()
     chosen = _chosen(snapshot) if snapshot.view.trials else ()
-    live = st.fragment(_live, run_every=common.refresh_every(snapshot.view))
+    live, latest = st.fragment(_live, run_every=common.refresh_every(snapshot.view)), Latest()
     # The fragment's first run draws what the page has read just now; its later ones read anew.
-    live(snapshot, [snapshot], head, chosen)
+    live(snapshot, [snapshot], head, chosen, latest)
+    with below:
+        common.save_live(latest)
     if _is_large(snapshot):
         draw_table(snapshot, chosen)
 
@@ -409,7 +472,9 @@ def _chosen(snapshot: Snapshot) -> tuple[int, ...]:
     return common.choose_trials(snapshot, help_text)
 
 
-def _live(drawn: Snapshot, fresh: list[Snapshot], head: DeltaGenerator, chosen: tuple[int, ...]) -> None:
+def _live(
+    drawn: Snapshot, fresh: list[Snapshot], head: DeltaGenerator, chosen: tuple[int, ...], latest: Latest
+) -> None:
     """Draw what changes while the study runs; `drawn` is what the rest shows, `head` the place above the controls."""
     with common.problems_told():
         store = common.open_store()
@@ -417,14 +482,16 @@ def _live(drawn: Snapshot, fresh: list[Snapshot], head: DeltaGenerator, chosen: 
         begun = bool(snapshot.view.trials)
         if snapshot.view.state != drawn.view.state or begun != bool(drawn.view.trials):
             st.rerun()  # the whole page: with or without its timer, controls and sections
+        baseline = _baseline(store, snapshot)
         with head:
-            draw_summary(snapshot, _baseline(store, snapshot))
+            draw_summary(snapshot, baseline)
             st.text(common.freshness(snapshot.view))
             if begun:
                 under_way = _live_cards(store, snapshot)
                 draw_live(under_way, snapshot.view.spec.kl_limit)
                 st.subheader("What to do next", anchor=False)
                 next_steps(snapshot, under_way)
+                search.draw(store, snapshot, baseline, latest)
         if begun and not _is_large(drawn):
             draw_table(snapshot, chosen)
         elif (more := snapshot.ended - drawn.ended) > 0 and st.button(

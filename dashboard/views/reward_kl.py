@@ -11,10 +11,12 @@ from dashboard.charts import MOST_LIMITS
 from dashboard.data import Snapshot
 from dashboard.views import common
 from ppo_core.output import KL_UNIT
-from tuner.best import RULE, best_trial
+from tuner.best import RULE
+from tuner.results import StudyView, under_budget
+from tuner.status import Objective
 from tuner.store import Store, TrialRow
 
-SHOWN = ("trajectories", "ends")
+SHOWN: dict[Objective, tuple[str, str]] = {"end": ("trajectories", "ends"), "best": ("trajectories", "values")}
 
 
 def page() -> None:
@@ -35,15 +37,16 @@ def _study(store: Store, snapshot: Snapshot) -> None:
         "the best within the budget, one pruned for KL, and the trial of the best checkpoint.",
     )
     budget = _budget(snapshot, evaluated)
-    spec = snapshot.view.spec
-    best, at = best_trial(snapshot.view.trials, budget, spec.objective), analysis.best_checkpoint(evaluated, budget)
-    _cards(best, at, budget)
+    if budget != snapshot.view.spec.kl_budget:
+        snapshot = Snapshot.of(under_budget(store, snapshot.view, budget))
+    best, at = snapshot.view.best(), answer(snapshot.view, evaluated)
+    _cards(snapshot.view, best, at)
     if at is not None:
-        _where(store, snapshot, at, evaluated, budget)
-    _figure(snapshot, evaluated, _highlighted(snapshot, chosen, at), budget, at, best)
+        _where(store, snapshot, at, evaluated)
+    _figure(snapshot, evaluated, _highlighted(snapshot, chosen, at), at, best)
     with st.expander("The front as a table"):
         _front_table(analysis.front(evaluated))
-    _hacking(store, snapshot, chosen, budget)
+    _hacking(store, snapshot, chosen)
 
 
 def _budget(snapshot: Snapshot, evaluated: pd.DataFrame) -> float:
@@ -72,18 +75,29 @@ def _budget(snapshot: Snapshot, evaluated: pd.DataFrame) -> float:
     )
 
 
-def _cards(best: TrialRow | None, at: Checkpoint | None, budget: float) -> None:
-    nothing = ("–", f"none within {budget:g} {KL_UNIT}")
+def answer(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | None:
+    """Return the checkpoint that a study's budget asks for: under `best` the best trial's, else the best of all."""
+    if view.spec.objective == "end":
+        return analysis.best_checkpoint(evaluated, view.spec.kl_budget)
+    best = view.best()
+    if best is None or best.value_step is None:
+        return None
+    return analysis.checkpoint_of(evaluated, best.number, best.value_step)
+
+
+def _cards(view: StudyView, best: TrialRow | None, at: Checkpoint | None) -> None:
+    """Draw the best trial and the best checkpoint, or where a trial is worth its best checkpoint, that one alone."""
+    nothing = ("–", f"none within {view.spec.kl_budget:g} {KL_UNIT}")
     end = made = nothing
     if best is not None and best.value is not None:
         end = (_with_error(best.value, best.value_se), f"trial {best.number}, KL {best.kl:.2f} nats")
     if at is not None:
         made = (_with_error(at.reward, at.reward_se), f"trial {at.trial}, step {at.step}, KL {at.kl:.2f} nats")
+    cards = [("Best trial at its end", end, RULE["end"]), ("Best checkpoint", made, _CHECKPOINT)]
+    if view.spec.objective == "best":
+        cards = [("Best checkpoint", made, f"{RULE['best']} {_ERROR}")]
     with st.grid(2, min_column_width=240):
-        for label, (value, note), told in (
-            ("Best trial", end, RULE["best"]),
-            ("Best checkpoint", made, _CHECKPOINT),
-        ):
+        for label, (value, note), told in cards:
             st.metric(
                 label, value, note, delta_color="off", delta_arrow="off", border=True, height="stretch", help=told
             )
@@ -93,13 +107,14 @@ def _with_error(value: float, error: float | None) -> str:
     return f"{value:.3f}" if error is None or math.isnan(error) else f"{value:.3f} ± {error:.3f}"
 
 
+_ERROR = "± is its standard error over the eval prompts."
 _CHECKPOINT = (
-    "The evaluation with the highest eval reward within the budget, of any trial at any step, ended early or not. One "
-    "evaluation, not the mean of two; ± is its standard error over the eval prompts."
+    "The evaluation with the highest eval reward among all whose eval KL plus one standard error is within the budget, "
+    f"of any trial at any step, ended early or not. One evaluation, not the mean of two; {_ERROR}"
 )
 
 
-def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataFrame, budget: float) -> None:
+def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataFrame) -> None:
     """Say whether the best checkpoint is kept and how to get it, and how lucky it may be."""
     study, row_of = snapshot.view.row, {row.number: row for row in snapshot.view.trials}
     trial, kept = row_of[at.trial], checkpoints.find(snapshot.view.row, at.trial, at.step)
@@ -121,15 +136,23 @@ def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataF
             "model again, from the same seed:"
         )
         st.code(checkpoints.train_again(study.name, trial, at.episode), language=None)
+    count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
     st.caption(
-        f"It is the highest of {analysis.within(evaluated, budget):,} evaluations within the budget, and the highest "
-        "of many reads high by luck: confirm it on fresh prompts or another seed before you rely on it."
-        f"{_end_told(trial, budget)}"
+        f"It is the highest of {count:,} evaluations within the budget, and the highest of many reads high by luck: "
+        f"confirm it on fresh prompts or another seed before you rely on it.{_end_told(snapshot.view, trial)}"
     )
 
 
-def _end_told(trial: TrialRow, budget: float) -> str:
-    """Say why the trial of the best checkpoint is not the best at its end, where its KL then was over the budget."""
+def _end_told(view: StudyView, trial: TrialRow) -> str:
+    """Say that the trial of the best checkpoint itself ends over the budget, where it does."""
+    budget = view.spec.kl_budget
+    if view.spec.objective == "best":
+        if trial.end_kl is None or trial.end_kl <= budget:
+            return ""
+        return (
+            f" Trial {trial.number} itself ends over the budget, at a KL of {trial.end_kl:.2f}: its configuration is "
+            "good up to this step, and not to its end."
+        )
     if trial.value is None or trial.kl is None or trial.kl <= budget:
         return ""
     return (
@@ -158,27 +181,28 @@ def _figure(
     snapshot: Snapshot,
     evaluated: pd.DataFrame,
     shown: tuple[int, ...],
-    budget: float,
     at: Checkpoint | None,
     best: TrialRow | None,
 ) -> None:
+    spec = snapshot.view.spec
+    ways, values = SHOWN[spec.objective]
     row = st.container(horizontal=True, vertical_alignment="bottom")
-    what = row.segmented_control("Show", SHOWN, default=SHOWN[0], required=True, key="show", bind="query-params")
+    what = row.segmented_control("Show", (ways, values), default=ways, required=True, key="show", bind="query-params")
     scale = row.segmented_control(
         "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params"
     )
     before = evaluated.loc[evaluated["step"] == 0, "reward"]
     baseline = None if before.empty else float(before.mean())
-    if what == "ends":
-        _ends(snapshot, shown, budget, baseline, best)
+    if what == values:
+        _values(snapshot, shown, baseline, best)
         return
     common.figure(
         figures.trajectories(
             evaluated,
             snapshot.trials,
             analysis.front(evaluated),
-            kl_budget=budget,
-            kl_limit=snapshot.view.spec.kl_limit,
+            kl_budget=spec.kl_budget,
+            kl_limit=spec.kl_limit,
             chosen=shown,
             best=at,
             baseline=baseline,
@@ -187,30 +211,37 @@ def _figure(
         key="reward and KL",
         alt="Eval reward against eval KL: each trial's evaluations joined by a line, and the front over all of them",
     )
+    paused = "◇ where the strategy paused it, " if analysis.SHARES.get(spec.strategy) else ""
     st.caption(
-        "A line joins a trial's evaluations from the untrained policy on; its number is at the last. ✕ marks where "
-        "a rule, ■ where a person ended it, ▲ where it failed. The grey steps are the front: the most reward that any "
-        "evaluation reached at no more KL. The dotted line is the guard's limit."
+        "A line joins a trial's evaluations from the untrained policy on; its number is at the last. ✕ marks where a "
+        f"rule, ■ where a person ended it, {paused}▲ where it failed. The star is the best checkpoint. The grey "
+        "steps are the front: the most reward that any evaluation reached at no more KL. The dotted line is the "
+        "guard's limit."
     )
 
 
-def _ends(
-    snapshot: Snapshot, shown: tuple[int, ...], budget: float, baseline: float | None, best: TrialRow | None
-) -> None:
+def _values(snapshot: Snapshot, shown: tuple[int, ...], baseline: float | None, best: TrialRow | None) -> None:
     if snapshot.trials["value"].isna().all():
         st.info("No trial has a value yet: it comes with the end of the first trial that evaluated.")
         return
     common.figure(
         figures.reward_against_kl(
-            snapshot.trials, kl_budget=budget, baseline=baseline, best=best.number if best else None, chosen=shown
+            snapshot.trials,
+            kl_budget=snapshot.view.spec.kl_budget,
+            baseline=baseline,
+            best=best.number if best else None,
+            chosen=shown,
         ),
         key="ends",
-        alt="Every trial's final eval reward against its eval KL",
+        alt="Every trial's value against its eval KL",
     )
-    st.caption(
-        "A point is a trial that ended: the means of its last two evaluations, the bar one standard error. High and "
-        "left of the budget is good."
-    )
+    point = {
+        "end": "A point is a trial that ended: the means of its last two evaluations, the bar one standard error. High "
+        "and left of the budget is good.",
+        "best": "A point is a trial's best checkpoint within the budget, the bar one standard error; ◇ is a trial that "
+        "the strategy paused, as it stands so far.",
+    }
+    st.caption(point[snapshot.view.spec.objective])
 
 
 def _front_table(points: pd.DataFrame) -> None:
@@ -233,10 +264,12 @@ def _front_table(points: pd.DataFrame) -> None:
     )
 
 
-def _hacking(store: Store, snapshot: Snapshot, chosen: tuple[int, ...], budget: float) -> None:
+def _hacking(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     st.subheader("Does reward rise while something else worsens?", anchor=False, help=diagnosis.RULE)
     numbers = chosen or tuple(snapshot.default_trials)
-    findings = diagnosis.check(data.curves(store, snapshot, diagnosis.NEEDED, numbers=numbers), budget)
+    findings = diagnosis.check(
+        data.curves(store, snapshot, diagnosis.NEEDED, numbers=numbers), snapshot.view.spec.kl_budget
+    )
     if not findings:
         st.info("The shown trials have reported nothing yet.")
     for line in diagnosis.hacking_text(findings):

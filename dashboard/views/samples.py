@@ -250,8 +250,7 @@ def _side_by_side(frame: pd.DataFrame, trials: list[TrialRow]) -> None:
     """Draw the responses to one prompt, a trial a column."""
     for column, trial in zip(st.columns(len(trials)), trials, strict=True):
         with column:
-            label = f"{style.mark(trial.status).glyph} {trial.shown_status}"
-            st.html(style.heading(trial.number, label))
+            st.html(style.heading(trial.number, style.status_cell(trial)))
             own = frame[frame["trial"] == trial.number]
             for row in own.itertuples():
                 _response(row)

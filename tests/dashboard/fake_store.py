@@ -1,7 +1,8 @@
 """A store with made-up but realistic PPO curves, for tests of the dashboard and for looking at it.
 
-`python tests/dashboard/fake_store.py PATH` writes one; with `--live` its running trials go on, a step a
-second, until interrupted.
+Two studies: `STUDY` runs every trial to its end, and reads it there; `CUT` pauses trials at a rung, promotes a few, and
+reads each at its best checkpoint within the KL budget. `python tests/dashboard/fake_store.py PATH` writes the first;
+with `--live` its running trials go on, a step a second, until interrupted.
 """
 
 import argparse
@@ -15,12 +16,13 @@ import numpy as np
 
 from ppo_core.declare import HyperValue
 from ppo_core.report import Sample, StepReport, TokenReadings
+from tuner.budget_watch import WatchState, watch
 from tuner.guard import GuardState, observe
-from tuner.scoring import violation
+from tuner.scoring import evaluations_of, outcome, rung_score, violation
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Status
-from tuner.store import Lease, NewTrial, Outcome, Store
+from tuner.status import Origin, Reason, Status, Verdict
+from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
 
 STUDY = "reviews"
 TOTAL_EPISODES = 1920
@@ -47,6 +49,19 @@ SPEC = StudySpec.from_dict(
     },
     "the fake study",
 )
+
+CUT = "reviews-cut"
+CUT_SPEC = StudySpec.from_dict(
+    {
+        **{key: value for key, value in SPEC.to_dict().items() if key != "trials"},
+        "name": CUT,
+        "budget": 8,
+        "strategy": "early_cut",
+        "objective": "best",
+    },
+    "the fake study with a rung",
+)
+STEP_SECONDS, EVALUATION_SECONDS = 0.8, 0.5
 
 HOSTILE = (
     "<script>alert(1)</script>![x](http://127.0.0.1:9/x.png) **bold** $x^2$ \u202etxt.exe\u202c \x1b[31mred\x00 end"
@@ -119,6 +134,39 @@ COURSES = (
 )
 
 
+CUT_COURSES = (
+    Course(1e-4, 0.05, 4.1, Status.PAUSED),
+    Course(2.4e-5, 0.1, 0.6, Status.PAUSED, epochs=2, cliprange=0.12),
+    Course(2.9e-3, 0.011, 400.0, Status.PRUNED, epochs=8),
+    Course(1.6e-4, 0.032, 6.2, Status.PAUSED, batch=128),
+    Course(3.1e-4, 6.1, 6.4, Status.PAUSED, adaptive=True, epochs=3),
+    Course(3.6e-4, 0.012, 13.6, cliprange=0.23),
+    Course(7.5e-4, 0.019, 9.5, Status.PAUSED, epochs=8, cliprange=0.28),
+    Course(2.8e-4, 0.045, 9.4, epochs=5),
+    Course(4.4e-4, 0.08, 5.0, Status.FAILED, batch=128, ends_at=1),
+    Course(2.1e-4, 0.024, 7.0, Status.PAUSED, cliprange=0.17),
+    Course(9.5e-4, 0.015, 18.0, Status.PRUNED, epochs=7),
+    Course(3.3e-4, 9.1, 8.8, Status.PAUSED, adaptive=True, batch=128),
+    Course(2.6e-4, 0.038, 7.1, Status.PAUSED, epochs=4, cliprange=0.19),
+    Course(1.2e-4, 0.06, 4.6, Status.PAUSED, ends_at=2),
+    Course(5.1e-4, 0.03, 11.0, Status.RUNNING, epochs=5, ends_at=17),
+    *(
+        Course(
+            10 ** (-4.4 + 0.09 * place),
+            round(0.15 / (1 + place), 3),
+            round(1.2 + 0.55 * place, 2),
+            Status.PAUSED,
+            epochs=2 + place % 6,
+            cliprange=round(0.12 + 0.012 * place, 3),
+            batch=(64, 128)[place % 2],
+        )
+        for place in range(13)
+    ),
+)
+"""Of `CUT`. Those that are paused rest at the rung; trial 13 a person paused before it. Trials 5, 7, 10 and 14 were
+promoted: 5 ends over the KL budget, 7 within it, 10 is pruned for its KL, 14 runs."""
+
+
 def build(path: Path, *, courses: tuple[Course, ...] = COURSES, held: bool = False, name: str = STUDY) -> Store:
     """Write a study into the store at `path`; `held`: this process goes on holding its lease."""
     store = Store.open(f"sqlite:///{path}", create=True)
@@ -128,6 +176,34 @@ def build(path: Path, *, courses: tuple[Course, ...] = COURSES, held: bool = Fal
         _run(store, lease, number, course)
     finished = all(course.status.is_final for course in courses)
     store.set_finished(lease, bool(courses) and finished)
+    if not held:
+        store.release(lease)
+    return store
+
+
+def build_cut(path: Path, *, courses: tuple[Course, ...] = CUT_COURSES, held: bool = False) -> Store:
+    """Write a study that pauses trials at a rung into the store at `path`, as the controller would have recorded it.
+
+    After every sixth trial that came to the rung one goes on that is to.
+    """
+    store = Store.open(f"sqlite:///{path}", create=True)
+    store.create_study(CUT, CUT_SPEC.to_dict())
+    lease = store.acquire(CUT)
+    waiting: list[TrialRow] = []
+    came = 0
+    for number, course in enumerate(courses):
+        row = _cut_run(store, lease, _begun(store, lease, number, course), course)
+        came += row.is_resting
+        waiting += [row] if row.is_resting and course.status is not Status.PAUSED else []
+        while waiting and (came % 6 == 0 or number == len(courses) - 1):
+            promoted = waiting.pop(0)
+            store.promote(lease, promoted.id)
+            begun = store.begin_attempt(
+                lease, store.trial(store.study(CUT), promoted.number), cut_rung(courses[promoted.number])
+            )
+            _cut_run(store, lease, begun, courses[promoted.number])
+            came += 1
+    store.set_finished(lease, bool(courses) and all(row.is_done for row in store.trials(store.study(CUT))))
     if not held:
         store.release(lease)
     return store
@@ -147,6 +223,57 @@ def add_live_step(store: Store) -> bool:
                     store.finish_trial(lease, trial.id, _outcome(course, [report], None))
                 break
     return bool(running)
+
+
+def cut_reports(number: int, course: Course) -> Iterator[StepReport]:
+    """Yield a trial's steps as `CUT` has them: evaluated at the rung, and where the KL is about to cross its budget, too.
+
+    Each evaluation says how long it took.
+    """
+    state = WatchState()
+    for report in reports(number, course):
+        state, is_due = watch(state, report, CUT_SPEC.kl_budget)
+        metrics, samples = dict(report.metrics), report.samples
+        if (is_due or report.step == cut_rung(course)) and not report.is_evaluation:
+            kl = metrics["objective/kl_exact"]
+            reward = metrics["objective/scores"] - 0.02
+            metrics |= {"eval/reward": reward, "eval/reward_se": 0.035, "eval/kl": kl, "eval/kl_se": 0.02 * kl}
+            samples = _samples(number, kl, reward)
+        if "eval/reward" in metrics:
+            metrics["time/evaluate"] = EVALUATION_SECONDS
+        yield replace(report, metrics=metrics, samples=samples)
+
+
+def cut_rung(course: Course) -> int:
+    """Return the step of a trial's rung."""
+    return max(2, math.ceil(0.1 * TOTAL_EPISODES / course.batch))
+
+
+def _cut_run(store: Store, lease: Lease, row: TrialRow, course: Course) -> TrialRow:
+    """Have a trial of `CUT` run until it rests at the rung, or as far as it goes; return how it stands then."""
+    guarded, reason = GuardState(), None
+    reported = list(cut_reports(row.number, course))
+    for report in reported:
+        guarded, reason = observe(CUT_SPEC.guard, guarded, report, TOTAL_EPISODES)
+        if report.episode > row.episodes or not row.episodes:
+            verdict = Verdict(report.step, reason, is_enforced=True) if reason else None
+            store.add_step(lease, row.id, report, STEP_SECONDS + (EVALUATION_SECONDS * report.is_evaluation), verdict)
+        if reason is not None or (report.step == cut_rung(course) and not row.rung):
+            break
+    is_at_rung = reason is None and not row.rung and reported[-1].step >= cut_rung(course)
+    if course.status is Status.FAILED:
+        reason = Reason("out_of_memory", "=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free")
+    study = store.study(CUT)
+    row, rows = store.trial(study, row.number), evaluations_of(store, row)
+    if is_at_rung:
+        why = Reason("early_cut", f"paused at episode {row.episodes}; 1 in 6 is promoted")
+        score = rung_score(rows, CUT_SPEC.kl_budget)
+        store.rest(lease, row, outcome(rows, CUT_SPEC, Status.PAUSED, why), score)
+    elif course.status is Status.PAUSED:
+        store.pause(lease, row.id, outcome(rows, CUT_SPEC, Status.PAUSED, None))
+    elif course.status is not Status.RUNNING:
+        store.finish_trial(lease, row.id, outcome(rows, CUT_SPEC, course.status, reason))
+    return store.trial(study, row.number)
 
 
 def reports(number: int, course: Course) -> Iterator[StepReport]:
@@ -201,15 +328,19 @@ def _tokens(number: int, words: list[str], kl: float) -> TokenReadings | None:
     return TokenReadings(tuple(words), tuple(-1.5 for _ in places), signs, moved, *critic)
 
 
-def _run(store: Store, lease: Lease, number: int, course: Course) -> None:
+def _begun(store: Store, lease: Lease, number: int, course: Course) -> TrialRow:
     declared = {name: value for name, value in course.params.items() if name != KL_CONTROL}
     config = {"total_episodes": TOTAL_EPISODES, "response_length": 24, "seed": 7, **declared}
     origin = Origin.SAMPLED if number else Origin.REFERENCE
     trial = store.add_trial(lease, NewTrial(number, origin, config, course.params, threads=1))
-    store.begin_attempt(lease, trial, None)
+    return store.begin_attempt(lease, trial, None)
+
+
+def _run(store: Store, lease: Lease, number: int, course: Course) -> None:
+    trial = _begun(store, lease, number, course)
     guarded, seen, reason = GuardState(), [], None
     for report in reports(number, course):
-        store.add_step(lease, trial.id, report, 0.8)
+        store.add_step(lease, trial.id, report, STEP_SECONDS)
         seen.append(report)
         guarded, reason = observe(SPEC.guard, guarded, report, TOTAL_EPISODES)
         if reason:

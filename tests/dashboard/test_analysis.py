@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from dashboard import analysis, diagnosis, importance
-from tests.dashboard.fake_store import SPEC
+from dashboard.analysis import Rest
+from tests.dashboard.fake_store import CUT_SPEC, SPEC, Course, cut_rung
 from tuner.guard import RULES
+from tuner.scoring import best_within
 from tuner.spec import StudySpec
 from tuner.status import Origin, Role, Status
 from tuner.store import TrialRow
@@ -20,10 +22,10 @@ from tuner.store import TrialRow
 NAN = math.nan
 
 
-def evaluated(*rows: tuple[int, int, float, float]) -> pd.DataFrame:
-    """Evaluations from (trial, step, reward, KL)."""
+def evaluated(*rows: tuple[int, int, float, float], error: float = NAN) -> pd.DataFrame:
+    """Evaluations from (trial, step, reward, KL), whose KLs have a standard error."""
     frame = pd.DataFrame(rows, columns=["trial", "step", "eval/reward", "eval/kl"])
-    return analysis.evaluations(frame.assign(episode=64 * frame["step"]))
+    return analysis.evaluations(frame.assign(episode=64 * frame["step"], **{"eval/kl_se": error}))
 
 
 def row(number: int, value: float | None = 1.0, kl: float | None = 5.0, **more: Any) -> TrialRow:
@@ -45,15 +47,64 @@ def test_the_front_is_what_no_other_evaluation_beats_and_never_the_untrained_pol
 POINTS = some.lists(some.tuples(some.integers(0, 3), some.integers(0, 9), some.floats(-2, 2), some.floats(0, 30)))
 
 
-@given(points=POINTS, budget=some.floats(0, 30))
+@given(points=POINTS, budget=some.floats(0, 30), error=some.sampled_from([NAN, 0.0, 0.5]))
 def test_the_best_checkpoint_is_the_highest_reward_within_any_budget(
-    points: list[tuple[int, int, float, float]], budget: float
+    points: list[tuple[int, int, float, float]], budget: float, error: float
 ) -> None:
-    best = analysis.best_checkpoint(evaluated(*points), budget)
-    within = [(-reward, kl) for _, step, reward, kl in points if step > 0 and kl <= budget]
+    best = analysis.best_checkpoint(evaluated(*points, error=error), budget)
+    within = [
+        (-reward, kl) for _, step, reward, kl in points if step > 0 and kl + (error if error > 0 else 0) <= budget
+    ]
     assert (best is None) == (not within)
     assert best is None or (-best.reward, best.kl) == min(within)
-    assert analysis.within(evaluated(*points), budget) == len(within)
+    assert len(analysis.trained_within(evaluated(*points, error=error), budget)) == len(within)
+
+
+@given(points=some.lists(some.tuples(some.integers(1, 9), some.floats(-2, 2), some.floats(0, 30)), min_size=1),
+       budget=some.floats(0, 30))  # fmt: skip
+def test_it_is_that_of_the_rule_by_which_a_trial_is_judged(
+    points: list[tuple[int, float, float]], budget: float
+) -> None:
+    frame = evaluated(*((0, step, reward, kl) for step, reward, kl in points), error=0.5)
+    rows = [
+        {"step": step, "eval/reward": reward, "eval/reward_se": 0.1, "eval/kl": kl, "eval/kl_se": 0.5}
+        for step, reward, kl in points
+    ]
+    judged, best = best_within(rows, budget), analysis.best_checkpoint(frame, budget)
+    assert (best is None) == (judged.value is None)
+    assert best is None or (best.reward, best.kl, best.step) == (judged.value, judged.kl, judged.step)
+
+
+def test_the_checkpoint_of_a_step_is_found_where_it_was_evaluated() -> None:
+    points = evaluated((0, 3, 1.0, 2.0), (1, 3, 1.5, 3.0))
+    found = analysis.checkpoint_of(points, 1, 3)
+    assert found is not None and (found.trial, found.episode, found.reward) == (1, 192, 1.5)
+    assert analysis.checkpoint_of(points, 1, 4) is None
+
+
+# Rungs
+
+CONFIG = CUT_SPEC.config({}).to_dict()
+ASHA = StudySpec.from_dict({**CUT_SPEC.to_dict(), "strategy": "asha"}, "a test")
+
+
+def test_a_trial_rests_at_the_rungs_of_its_own_batch_size() -> None:
+    wide = {**CONFIG, "batch_size": 128}
+    rows = [
+        row(0, config=CONFIG, rung_scores=(0.5, None)),
+        row(1, config=wide, rung_scores=(0.7,)),
+        row(2, config=CONFIG),
+        row(3, config={"nothing": "known"}, rung_scores=(0.7,)),
+    ]
+    assert analysis.rests(rows, ASHA) == {0: (Rest(192, 0.5), Rest(576, None)), 1: (Rest(256, 0.7),)}
+    assert analysis.rests(rows[:2], CUT_SPEC) == {0: (Rest(192, 0.5),), 1: (Rest(256, 0.7),)}
+    assert analysis.rests(rows, SPEC) == {}
+
+
+def test_the_rungs_are_where_the_fake_study_rests() -> None:
+    for course in (Course(1e-4, 0.05, 4.0), Course(1e-4, 0.05, 4.0, batch=128)):
+        [rest] = analysis.rests([row(0, config={**CONFIG, "batch_size": course.batch}, rung_scores=(1,))], CUT_SPEC)[0]
+        assert rest.episode == cut_rung(course) * course.batch
 
 
 def test_an_evaluation_without_a_finite_reading_is_left_out() -> None:
@@ -148,6 +199,14 @@ def test_shared_prompts_are_paired_at_each_trials_last_evaluation() -> None:
     assert pairs is not None
     assert (pairs.n, pairs.mean, pairs.se) == (2, 1.0, pytest.approx(0.5))
     assert analysis.paired(samples[samples["prompt_index"] == 0], 0, 1) is None
+    more = pd.concat([samples, pd.DataFrame([(0, 3, 1, 4.0)], columns=samples.columns)])
+    earlier = analysis.paired(more, 0, 1, {0: 3})
+    assert earlier is not None and earlier.mean == pytest.approx((1.5 - 9.0 + 3.5 - 4.0) / 2), "at the step of a value"
+
+
+def test_what_the_noise_is_hangs_on_what_a_value_is() -> None:
+    assert "the highest of several evaluations" in analysis.noise("best")
+    assert "the mean of a trial's last two evaluations" in analysis.noise("end")
 
 
 def test_a_forks_lineage_goes_back_to_a_trial_that_is_none() -> None:
@@ -219,6 +278,11 @@ def test_only_trials_that_can_tell_count() -> None:
         row(6, params={}),
     ]
     assert [trial.number for trial in importance.usable(trials, SEARCH)] == [0, 1]
+    assert [trial.number for trial in importance.usable(trials, SEARCH, at_rung=True)] == [0, 1, 3]
+
+
+def test_too_few_trials_at_a_rung_are_refused_as_such() -> None:
+    assert importance.refusal(studied(7), SEARCH, at_rung=True).startswith("7 trials came to the rung; what mattered")
 
 
 # The audit

@@ -36,6 +36,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake study with a rung, beside the other one; no test changes it."""
+    path = tmp_path_factory.mktemp("cut") / "store.db"
+    fake_store.build(path.parent / "whole.db").close()
+    fake_store.build_cut(path).close()
+    return path
+
+
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> Page:
     """Return the app on a store, not run yet: its first page is the overview."""
@@ -100,7 +109,7 @@ def charts(app: AppTest) -> list[str]:
 
 def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     app = run(page(built))
-    assert subheaders(app) == ["Studies", "Under way", "What to do next", "Trials"]
+    assert subheaders(app) == ["Studies", "Under way", "What to do next", "The search", "Trials"]
     assert cards(app) == {
         "Trials ended": ("13 of 14", "1 interrupted"),
         "Pruned for KL": ("2", "1 pruned otherwise, 1 failed"),
@@ -121,6 +130,72 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
         "Nothing runs this study. Run it again: it goes on where it stopped."
     ]
     assert app.query_params["study"] == STUDY
+
+
+def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: Path, page: Page) -> None:
+    app = run(page(cut))
+    assert cards(app) == {
+        "Trials ended": ("5", "1 paused, 1 interrupted"),
+        "Paused at a rung": ("21", "4 promoted"),
+        "Pruned for KL": ("2", "1 failed"),
+        "Best in the budget": ("1.74", "trial 5 at step 12, +1.32 on SFT"),
+        "Its KL": ("9.7 nats", "budget 10 nats, the trial ends at 14.5"),
+        "Cost so far": ("3 min", "18 s each, 13% pruned"),
+    }
+    assert any(
+        text == "Strategy early_cut: pauses every trial at a tenth of its episodes, and finishes the best sixth. "
+        "Objective best: a trial is worth the best checkpoint within the KL budget."
+        for text in texts(app)
+    )
+    [spent] = [table.value for table in app.dataframe if "on" in table.value]
+    assert spent["on"].tolist() == [
+        "finished trials", "trials paused at a rung", "pruned trials", "failed trials", "trials paused by a person",
+        "trials under way", "evaluations of all trials",
+    ]  # fmt: skip
+    assert spent["share"].sum() == pytest.approx(100)
+    assert charts(app) == ["best so far"]
+
+
+def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, page: Page) -> None:
+    app = run(page(cut))
+    shown = trials_table(app).set_index("number")
+    assert shown["note"][5] == "best, ends over budget" and shown["note"][7] == ""
+    assert shown["status"].tolist()[:3] == ["◇ paused at rung", "◇ paused at rung", "✕ pruned"]
+    assert shown["status"][13] == "‖ paused"
+    assert (shown["value_step"][5], shown["end_kl"][5]) == (12, pytest.approx(14.51, abs=0.01))
+    assert shown["rung_score"][0] == pytest.approx(0.88, abs=0.01)
+    assert shown.columns[-1] == "reason", "what was searched is in sight"
+    [caption] = [caption.value for caption in app.caption if caption.value.startswith("Value and KL")]
+    assert "best checkpoint within the KL budget" in caption
+    plain = trials_table(run(page(cut.parent / "whole.db")))
+    assert not {"value_step", "end_kl", "rung_score"} & set(plain.columns)
+
+
+def test_trials_paused_at_a_rung_need_nobody(cut: Path, page: Page) -> None:
+    app = run(page(cut))
+    badges = [badge.value for badge in app.markdown if "paused" in badge.value]
+    assert len(badges) == 1, "one card: of the trial that a person paused"
+    assert [info.value for info in app.info] == ["Paused: trial 13."]
+
+
+def test_a_finished_study_with_a_budget_says_what_more_could_be_had(tmp_path: Path, page: Page) -> None:
+    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
+    fake_store.build_cut(tmp_path / "store.db", courses=done).close()
+    app = run(page(tmp_path / "store.db"))
+    [told] = [info.value for info in app.info]
+    assert told == (
+        "The study has spent what it could of its budget: 5.1 of 8 trials. 21 trials are paused at a rung; a higher "
+        "budget (Control, Steer) finishes more of them. Look at Reward and KL, read samples of its best trial, then train "
+        "with what it found."
+    )
+
+
+def test_where_no_checkpoint_is_within_the_budget_that_is_said(tmp_path: Path, page: Page) -> None:
+    blown = (Course(2.9e-3, 0.011, 400.0, Status.PRUNED, epochs=8),) * 3
+    fake_store.build_cut(tmp_path / "store.db", courses=blown).close()
+    app = run(page(tmp_path / "store.db"))
+    [told] = [warning.value for warning in app.warning]
+    assert told.startswith("No checkpoint of any trial was evaluated within the KL budget. ")
 
 
 def test_live_trials_are_shown(built: Path, page: Page) -> None:
@@ -195,6 +270,17 @@ def test_the_curves_of_a_study(built: Path, curves: Page) -> None:
     assert charts(app) == ["objective/kl_exact curves", "eval/reward curves", "objective/scores curves"]
     [told] = [text for text in texts(app) if text.startswith("Trial 6: KL 18.9 nats at step 21")]
     assert "the first over the guard's limit. " in told and " moved first, at step " in told
+
+
+def test_the_curves_of_a_study_with_a_rung_mark_its_pauses(cut: Path, curves: Page) -> None:
+    app = curves(cut)
+    app.query_params["trial"] = ["0", "5"]
+    run(app)
+    kl = json.loads(app.get("echarts_chart")[0].proto.spec)
+    marks = [series for series in kl["series"] if "paused at rung" in series["name"]]
+    assert [mark["name"] for mark in marks] == [f"Trial {number} paused at rung, score" for number in (0, 5)]
+    assert [mark["label"]["show"] for mark in marks] == [True, False], "trial 5 went on"
+    assert "◇ paused by the strategy" in app.caption[0].value
 
 
 def test_a_link_shows_what_it_names(built: Path, curves: Page) -> None:

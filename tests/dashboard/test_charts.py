@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from dashboard import charts, echarts, style
+from dashboard.analysis import Rest
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
 from dashboard.views import curves as page
@@ -36,7 +37,8 @@ def steps(number: int, kl: list[float], **columns: list[float]) -> pd.DataFrame:
 
 
 def trial(number: int, status: Status = Status.COMPLETED, **values: Any) -> dict[str, Any]:
-    return {"number": number, "status": status, "rule": "", "reason": "", "stop_step": NAN} | values
+    early = {"rule": "", "reason": "", "stop_step": NAN}
+    return {"number": number, "status": status, "kind": status.value, **early} | values
 
 
 def shown(
@@ -46,6 +48,7 @@ def shown(
     chosen: tuple[int, ...] = (),
     levels: dict[str, float] | None = None,
     targets: dict[str, float] | None = None,
+    rests: dict[int, tuple[Rest, ...]] | None = None,
     **drawing: Any,
 ) -> charts.Chart:
     rows = pd.DataFrame(trials or [trial(int(number)) for number in frame["trial"].unique()])
@@ -53,7 +56,7 @@ def shown(
     shaded = 10 if metric == KL else None
     return charts.curve(
         frame, rows, metric, chosen=chosen, drawing=Drawing(**drawing), levels=levels, targets=targets,
-        shaded_from=shaded,
+        shaded_from=shaded, rests=rests,
     )  # fmt: skip
 
 
@@ -175,6 +178,78 @@ def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
     half = charts.over_the_axis(frame, KL, Drawing(window=(0, 50)), LEVELS)
     assert "(highest 50.0, trial 0)" in half, "the rest is outside of the shown range"
     assert charts.over_the_axis(frame, SCORE, Drawing(), {}) == ""
+
+
+# Pauses at a rung
+
+
+RESTED = trial(3, Status.PAUSED, kind=style.RESTING)
+REST = {3: (Rest(192, 0.67),)}
+
+
+def test_a_trial_that_the_strategy_paused_is_quieter_and_says_what_it_was_ranked_by() -> None:
+    option = chart(steps(3, [0, 1, 2, 3]), RESTED, chosen=(3,), rests=REST)
+    line, pause = named(option, "Trial 3"), named(option, "Trial 3 paused at rung, score")
+    assert (line["lineStyle"]["width"], line["lineStyle"]["opacity"]) == (1.2, 0.6)
+    assert "endLabel" not in line
+    source = option["dataset"][pause["datasetIndex"]]["source"].to_numpy().tolist()
+    assert source == [[3, 3, pytest.approx(0.67)]]
+    assert pause["encode"] == {"x": "x", "y": "y", "tooltip": ["value"]}, "the tooltip says its score"
+    assert pause["label"]["formatter"] == "{number|3} paused at rung (score 0.67)"
+    assert pause["symbol"] == "diamond" and pause["itemStyle"]["color"] == "transparent"
+    assert pause["itemStyle"]["borderColor"] == style.colour(3)
+
+
+def test_a_promoted_trial_goes_on_past_its_mark() -> None:
+    option = chart(steps(3, [0, 1, 2, 3, 4, 5]), trial(3), chosen=(3,), rests=REST)
+    line, pause = named(option, "Trial 3"), named(option, "Trial 3 paused at rung, score")
+    assert (line["lineStyle"]["width"], line["endLabel"]["formatter"]) == (2, "3")
+    assert option["dataset"][pause["datasetIndex"]]["source"]["x"].tolist() == [3]
+    assert not pause["label"]["show"]
+
+
+def test_a_pause_is_marked_on_an_evaluations_chart_and_without_a_score() -> None:
+    frame = steps(3, [0, 1, 2, 3], **{"eval/reward": [0.5, NAN, 0.75, NAN]})
+    option = chart(frame, RESTED, chosen=(3,), metric="eval/reward", rests={3: (Rest(192, None),)})
+    pause = named(option, "Trial 3 paused at rung, score")
+    assert option["dataset"][pause["datasetIndex"]]["source"][["x", "y"]].to_numpy().tolist() == [[2, 0.75]]
+    assert pause["label"]["formatter"] == "{number|3} paused at rung"
+
+
+def test_pauses_of_grey_trials_are_one_silent_series_and_those_in_a_band_are_none() -> None:
+    many = [trial(number, Status.PAUSED, kind=style.RESTING) for number in range(26)]
+    frame = pd.concat([steps(number, [0, 1, 2, 3]) for number in range(26)])
+    rests = {number: (Rest(192, 0.5),) for number in range(26)}
+    few = chart(frame[frame["trial"] < 3], *many[:3], chosen=(0,), rests=rests)
+    grey = named(few, "Others")
+    assert (grey["data"], grey["silent"], grey["itemStyle"]["borderColor"]) == ([[3, 3], [3, 3]], True, charts.FAINT)
+    assert [name for name in names(few) if "paused" in name] == ["Trial 0 paused at rung, score"]
+    assert "Others" not in names(chart(frame, *many, chosen=(0,), rests=rests))
+
+
+# The best so far
+
+
+FOUND = pd.DataFrame({"seconds": [10.0, 30.0], "value": [1.0, 1.5], "trial": [4, 7], "step": [3, 9]})
+
+
+def test_the_best_so_far_is_a_line_of_steps_from_the_untrained_policy_to_all_that_was_spent() -> None:
+    option = echarts.option(charts.progress(FOUND, 80, 0.42))
+    assert drawn(option, "Best so far") == [
+        [0, pytest.approx(0.42)],
+        [10, 1],
+        [30, 1.5],
+        [80, 1.5],
+    ]
+    assert named(option, "Best so far")["step"] == "end"
+    risen = named(option, "Trial 7 at step 9")
+    assert option["dataset"][risen["datasetIndex"]]["source"].to_numpy().tolist() == [[30, 1.5, 1.5]]
+    assert [line["name"] for line in named(option, "Limits")["markLine"]["data"]] == ["SFT baseline 0.42"]
+    assert (option["xAxis"]["name"], option["xAxis"]["max"]) == ("Device-seconds of all trials", 80)
+
+
+def test_without_a_value_there_is_no_line() -> None:
+    assert names(echarts.option(charts.progress(FOUND.iloc[:0], 0, None))) == ["Limits"]
 
 
 # Horizontal axes

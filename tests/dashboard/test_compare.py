@@ -46,6 +46,22 @@ def test_outcomes_are_told_with_the_difference_and_its_noise(built: Path, monkey
     assert any("n = 1 run of each trial" in caption.value for caption in app.caption)
 
 
+def test_values_of_best_checkpoints_are_told_with_their_step_and_a_pause_with_its_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_store.build_cut(tmp_path / "store.db").close()
+    app = page("compare", tmp_path / "store.db", monkeypatch, trial=["5", "0", "7"])
+    outcomes = app.dataframe[1].value.set_index("outcome")
+    assert outcomes.loc["status"].tolist() == ["✓ completed", "◇ paused at rung", "✓ completed"]
+    assert outcomes.loc["read at step"].tolist() == ["12", "3", "30"]
+    assert outcomes.loc["ends within 10 nats/response"].tolist() == ["no", "-", "yes"]
+    assert outcomes.loc["rung score (reward)", "trial 0"] == "0.880"
+    said = [text for text in shown.texts(app) if " against trial 5" in text]
+    assert "Trial 0 is paused at a rung, so this is not a difference of whole runs." in said[0]
+    assert "paused" not in said[1]
+    assert any("the highest of several evaluations" in caption.value for caption in app.caption)
+
+
 def test_a_forks_lineage_is_told_literally(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("compare", built, monkeypatch, trial=["7", "14"])
     told = shown.texts(app)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import access, launching, steering, views
-from dashboard.views import control
+from dashboard.views import control, control_launch, control_parts
 from ppo_core import checkpoint
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
@@ -322,6 +323,22 @@ def test_settings_are_changed_by_an_order(store: Store) -> None:
     assert orders(store)[0].arguments == {"changes": {"trials": 20, "kl_budget": 9.0}}
 
 
+def test_a_budget_may_be_any_number(folder: Path) -> None:
+    store = fake_store.build_cut(folder / "store.db", courses=fake_store.CUT_COURSES[:2])
+    app = page(part="Steer", study=fake_store.CUT)
+    assert app.text_input(key="set budget").placeholder == "8 (unchanged)"
+    app.text_input(key="set budget").set_value("9.5")
+    press(press(app, "Change"), "Place the order")
+    assert store.orders(store.study(fake_store.CUT))[0].arguments == {"changes": {"budget": 9.5}}
+
+
+def test_who_paused_a_trial_is_told(folder: Path) -> None:
+    store = fake_store.build_cut(folder / "store.db", courses=(fake_store.CUT_COURSES[0], fake_store.CUT_COURSES[13]))
+    rested, paused = read_study(store, fake_store.CUT).trials
+    assert control_parts.trial_text(rested) == "Trial 0 is paused at rung (score 0.88), at 192 of 1,920 episodes."
+    assert control_parts.trial_text(paused) == "Trial 1 is paused, at 128 of 1,920 episodes."
+
+
 def test_a_copy_has_the_trials_values_and_the_changed_ones(store: Store) -> None:
     app = page(part="New trial")
     app.selectbox(key="from").set_value(2)
@@ -501,16 +518,49 @@ def test_a_form_is_built_from_the_declarations_and_launched(started: list[dict[s
     run(app)
     [call] = started
     content = call["what"]
-    assert (content["name"], content["task"], content["trials"]) == ("formed", "reviews", 18)
+    assert (content["name"], content["task"], content["budget"]) == ("formed", "reviews", 12)
+    assert "trials" not in content, "as many as the budget allows"
+    assert (content["strategy"], content["objective"]) == ("early_cut", "best")
     assert content["search"]["learning_rate"] == {"low": 2e-5, "high": 3e-3, "scale": "log"}
     assert list(content["search"]) == ["learning_rate", "num_ppo_epochs"]
     assert content["fixed"] == {"whiten_rewards": True, "total_episodes": 640}
     assert content["warm_start"] == ["instructgpt", "trl"]
 
 
+def test_a_form_without_a_budget_says_its_trials_and_what_a_strategy_means(started: list[dict[str, Any]]) -> None:
+    app = page(part="Launch", launch="From a form")
+    app.text_input(key="new name").set_value("formed")
+    app.text_input(key="new budget").set_value("")
+    app.text_input(key="new trials").set_value("6")
+    assert "asha: pauses trials at 1/10 and 3/10 of their episodes, and promotes the best third each time" in (
+        app.selectbox(key="new strategy").options
+    )
+    app.selectbox(key="new strategy").set_value("asha")
+    app.selectbox(key="new objective").set_value("end")
+    press(app, "Launch")
+    told = texts(app)
+    assert "6 trials, KL budget 6 and limit 15" in told
+    assert "Strategy asha: pauses trials" in told and "Objective end: the mean of" in told
+    next(button for button in app.button if (button.key or "").startswith("confirm")).click()
+    run(app)
+    content = started[0]["what"]
+    assert (content["trials"], content["strategy"], content["objective"]) == (6, "asha", "end")
+    assert "budget" not in content
+
+
+def test_what_a_study_may_spend_is_told() -> None:
+    spec = fake_store.CUT_SPEC
+    assert control_launch.extent_text(spec) == "A budget of 8 trials of full length"
+    assert control_launch.extent_text(replace(spec, trials=30)) == (
+        "A budget of 8 trials of full length in at most 30 trials"
+    )
+
+
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
+        ("new budget", "0.5", "budget = 0.5 is not allowed: at least 1"),
+        ("new budget", "", "budget or trials is missing"),
         ("new trials", "many", "trials = 'many' is not allowed: a number"),
         ("low reviews learning_rate", "1", "must be below high"),
         ("limit reviews", "1", "limit = 1 is below budget"),

@@ -17,7 +17,7 @@ from dashboard.views import overview, samples
 from ppo_core.errors import StoreError, StudyError
 from ppo_core.report import StepReport, TokenReadings
 from tests.dashboard import fake_store
-from tests.dashboard.fake_store import HOSTILE, STUDY, Course
+from tests.dashboard.fake_store import CUT, HOSTILE, STUDY, Course
 from tuner.status import Origin, Status
 from tuner.store import Lease, NewTrial, Outcome, Store
 
@@ -67,6 +67,19 @@ def test_a_snapshot_counts_and_names_what_to_look_at_first(snapshot: data.Snapsh
     best = snapshot.view.best()
     assert best is not None and best.number == 7
     assert snapshot.default_trials == [0, 7, 6]
+
+
+def test_a_snapshot_tells_trials_that_the_strategy_paused_from_those_that_a_person_did(tmp_path: Path) -> None:
+    store = fake_store.build_cut(tmp_path / "store.db")
+    cut = data.snapshot(store, CUT)
+    rested, paused, best = (trial(cut, number) for number in (0, 13, 5))
+    assert (rested["kind"], rested["shown_status"]) == ("paused at rung", "paused at rung")
+    assert (paused["kind"], paused["shown_status"]) == ("paused", "paused")
+    assert rested["rung_score"] == pytest.approx(0.88, abs=0.01) and math.isnan(paused["rung_score"])
+    assert (best["value_step"], best["end_kl"]) == (12, pytest.approx(14.51, abs=0.01))
+    assert best["kl"] < 10 < best["end_kl"]
+    assert cut.total is None, "its budget bounds it"
+    assert cut.default_trials == [0, 5, 10]
 
 
 def test_trials_beyond_a_lowered_total_count(tmp_path: Path) -> None:
@@ -257,6 +270,15 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     assert math.isnan(shown["best"][0])
     assert shown["hours"][1] == pytest.approx((31 + 31 + 14) * 0.8 / 3600)
     assert shown["pruned"][1] == pytest.approx(100 * 14 / 76)
+
+
+def test_the_list_of_studies_tells_what_a_budget_was_spent_on(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    fake_store.build(path, courses=fake_store.COURSES[:2]).close()
+    store = fake_store.build_cut(path, courses=fake_store.CUT_COURSES[:8])
+    shown = overview.table_of([(row, data.view(store, row)) for row in data.studies(store)])
+    assert shown["ended"].tolist() == ["3, 5 paused", "2 of 14"]
+    assert shown["spent"].tolist() == ["2.6 of 8", ""]
 
 
 def test_archived_studies_come_last_and_are_said_to_be(tmp_path: Path) -> None:

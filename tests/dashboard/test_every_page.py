@@ -29,6 +29,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cut") / "store.db"
+    fake_store.build_cut(path).close()
+    return path
+
+
+@pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fake study's trials over and over, until there are 2,000."""
     path = tmp_path_factory.mktemp("large") / "store.db"
@@ -146,6 +153,14 @@ def test_with_trials_that_all_failed(view: str, tmp_path: Path, monkeypatch: pyt
 @every_page
 def test_with_the_whole_study(view: str, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert page(view, whole, monkeypatch, **STUDY).get(SHOWS[view])
+
+
+@every_page
+def test_with_a_study_that_pauses_trials_at_a_rung(view: str, cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page(view, cut, monkeypatch, study=fake_store.CUT)
+    assert app.get(SHOWS[view])
+    told = " ".join([*texts(app), *(caption.value for caption in app.caption), *infos(app)])
+    assert "None" not in told and "last two evaluations" not in told
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ MARKUP = "<img src=x onerror=alert(1)>"
 
 def trial(number: int, status: Status = Status.COMPLETED, **values: Any) -> dict[str, Any]:
     early = {"rule": "", "reason": "", "stop_step": NAN}
-    return {"number": number, "status": status, **early, "value": NAN, "value_se": NAN, "kl": NAN} | values
+    empty = dict.fromkeys(("value", "value_se", "kl", "rung_score"), NAN)
+    return {"number": number, "status": status, "kind": status.value, **early, **empty} | values
 
 
 def evaluated(*rows: tuple[int, int, float, float]) -> pd.DataFrame:
@@ -34,8 +35,9 @@ def evaluated(*rows: tuple[int, int, float, float]) -> pd.DataFrame:
 
 
 def test_every_status_has_its_own_symbol_everywhere() -> None:
+    assert {*Status, style.RESTING} == set(style.KINDS)
     for library in ("glyph", "plotly", "echarts"):
-        assert len({getattr(style.mark(status), library) for status in Status}) == len(Status)
+        assert len({getattr(style.mark(kind), library) for kind in style.KINDS}) == len(style.KINDS)
 
 
 def test_colours_come_round_with_another_dash_before_anything_repeats() -> None:
@@ -86,6 +88,24 @@ def test_stops_are_marked_at_the_last_evaluation_with_the_rules_label_alone() ->
     assert list(pruned.marker.color) == [style.colour(1)]
     assert list(marks["failed"].marker.color) == [figures.GREY]
     assert MARKUP not in ways((1, 2)).to_json()
+
+
+def test_a_trial_that_the_strategy_paused_has_its_own_symbol_and_its_score_and_a_thinner_way() -> None:
+    rested = pd.DataFrame([trial(0, Status.PAUSED, kind=style.RESTING, rung_score=0.67)])
+    figure = figures.trajectories(
+        WAYS[WAYS["trial"] == 0], rested, WAYS.iloc[:0], kl_budget=10, kl_limit=15, chosen=(0,)
+    )
+    [marks] = [trace for trace in figure.data if trace.legendgroup == style.RESTING and trace.customdata is not None]
+    assert (list(marks.x), marks.marker.symbol) == ([8], style.mark(style.RESTING).plotly)
+    assert marks.customdata[0][4] == 0.67 and "paused at rung (score %{customdata[4]:.2f})" in marks.hovertemplate
+    assert (named(figure, "trial 0").line.width, named(ways(), "trial 0").line.width) == (1.2, 2)
+
+
+def test_the_best_checkpoint_has_a_star_in_its_trials_colour() -> None:
+    star = named(ways(best=Checkpoint(1, 5, 320, 1.3, NAN, 20, NAN)), "best checkpoint")
+    assert (list(star.x), list(star.y), star.marker.symbol) == ([20], [1.3], "star")
+    assert star.marker.color == style.colour(1)
+    assert "best checkpoint" not in [trace.name for trace in ways().data]
 
 
 def test_the_front_steps_through_what_nothing_beats() -> None:
@@ -238,6 +258,14 @@ def test_neighbours_by_kl_have_their_numbers_on_different_sides_whatever_their_s
     figure = figures.reward_against_kl(rows, kl_budget=10, baseline=None, best=None)
     assert list(points_of(figure, Status.COMPLETED).textposition) == ["top center", "top center"]
     assert list(points_of(figure, Status.PRUNED).textposition) == ["bottom center"]
+
+
+def test_a_trial_that_the_strategy_paused_is_a_small_point_of_its_own_kind() -> None:
+    rows = pd.DataFrame([trial(0, value=1.0, kl=4.0), trial(1, Status.PAUSED, kind=style.RESTING, value=0.7, kl=2.0)])
+    figure = figures.reward_against_kl(rows, kl_budget=10, baseline=None, best=0)
+    [rested] = [trace for trace in figure.data if trace.legendgroup == style.RESTING and trace.customdata is not None]
+    assert rested.marker.size < points_of(figure, Status.COMPLETED).marker.size
+    assert [trace.name for trace in figure.data if trace.showlegend is not False] == ["paused at rung", "completed"]
 
 
 def test_the_legend_names_the_statuses_that_are_drawn() -> None:

@@ -242,6 +242,9 @@ def test_trials_and_workers_are_capped(folder: Path, launcher: Launcher, sleepin
         launch(launcher, "many.toml")
     with pytest.raises(ConfigError, match="trials = 2001"):
         form(launcher, {**FORM, "trials": 2001})
+    budgeted = {key: value for key, value in FORM.items() if key != "trials"}
+    with pytest.raises(ConfigError, match="budget = 201 without trials is not allowed from here: at most 200, which"):
+        form(launcher, {**budgeted, "budget": 201})
     for workers in (0, 65):
         with pytest.raises(ConfigError, match=f"workers = {workers} is not allowed from here: 1 to 64"):
             launch(launcher, workers=workers)

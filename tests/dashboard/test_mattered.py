@@ -1,10 +1,13 @@
 """The tab What mattered: refused where it would be chance, and the audit of what was ended early."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from dashboard.views import mattered
 from ppo_core.hyperparameters import HYPERPARAMETERS
@@ -50,6 +53,31 @@ def test_with_enough_trials_importance_is_told_with_how_sure_it_is(
     told = [text for text in shown.texts(app) if text.startswith("With 24 trials")]
     assert len(told) == 2 and all("learning_rate" in text.split("out from chance")[0] for text in told)
     assert app.selectbox(key="setting").value == "learning_rate", "the one that mattered most comes first"
+
+
+def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_store.build_cut(tmp_path / "store.db").close()
+    rung = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB)
+    assert rung.segmented_control(key="read at").value == "at 10% of their episodes"
+    assert [text for text in shown.texts(rung) if text.startswith("With 25 trials")], "all that came to the rung"
+    assert any("The reward is the rung score" in caption.value for caption in rung.caption)
+    slices = figures_of(rung)
+    assert slices["slice of value"]["layout"]["yaxis"]["title"]["text"] == "Rung score (reward)"
+    assert slices["slice of kl"]["layout"]["yaxis"]["title"]["text"] == "Eval KL at the rung (nats per response)"
+    end = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB, **{"read at": "at their end"})
+    assert any(info.startswith("2 trials ran to the end") for info in shown.infos(end))
+    drawn = figures_of(end)["slice of kl"]
+    assert {trace["name"] for trace in drawn["data"] if "name" in trace} == {"completed", "pruned", "failed"}
+    assert drawn["layout"]["yaxis"]["title"]["text"] == "Eval KL at the end (nats per response)"
+    for app in (rung, end):
+        assert any("21 trials are paused at a rung and not counted here" in text for text in shown.texts(app))
+        assert not any("last two" in text for text in [*shown.texts(app), *(one.value for one in app.caption)])
+
+
+def figures_of(app: AppTest) -> dict[str, Any]:
+    return {chart.key: json.loads(chart.proto.spec) for chart in app.get("plotly_chart")}
 
 
 def test_the_audit_says_what_was_ended_what_it_saved_and_what_might_have_won(

@@ -1,15 +1,18 @@
 """The page Reward and KL: the best under a budget that is asked for, and whether its checkpoint is kept."""
 
 import json
+from base64 import b64decode
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dashboard import checkpoints
+from dashboard import checkpoints, data
 from ppo_core.checkpoint import MANIFEST, step_folder
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import STUDY
 from tests.dashboard.shown import FAILED, GOOD, page
+from tuner.best import RULE
 from tuner.store import Store
 
 pytestmark = pytest.mark.slow
@@ -20,6 +23,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The whole fake study, which no test changes."""
     path = tmp_path_factory.mktemp("store") / "store.db"
     fake_store.build(path).close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake study with a rung, which no test changes."""
+    path = tmp_path_factory.mktemp("cut") / "store.db"
+    fake_store.build_cut(path).close()
     return path
 
 
@@ -37,6 +48,33 @@ def test_the_best_trial_and_the_best_checkpoint_are_told_under_the_studys_own_bu
     told = " ".join(caption.value for caption in app.caption)
     assert "highest of 54 evaluations" in told
     assert "trial 9 reads 1.802 at a KL of 11.27: over the budget" in told
+
+
+def test_where_a_trial_is_worth_its_best_checkpoint_there_is_one_answer(
+    cut: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = page("reward_kl", cut, monkeypatch)
+    assert shown.cards(app) == {"Best checkpoint": ("1.744 ± 0.035", "trial 5, step 12, KL 9.68 nats")}
+    best = data.snapshot(data.open_store(f"sqlite:///{cut}"), fake_store.CUT).view.best()
+    assert best is not None and (best.number, best.value_step) == (5, 12), "the study's own"
+    told = " ".join(caption.value for caption in app.caption)
+    assert "Trial 5 itself ends over the budget, at a KL of 14.51" in told
+    assert app.metric[0].help.startswith(RULE["best"])
+    [chart] = app.get("plotly_chart")
+    assert {"best checkpoint", "paused at rung"} <= {
+        trace.get("name") for trace in json.loads(chart.proto.spec)["data"]
+    }
+
+
+def test_another_budget_judges_each_trial_by_what_is_stored(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("reward_kl", cut, monkeypatch, budget="5", show="values")
+    assert shown.cards(app) == {"Best checkpoint": ("1.454 ± 0.035", "trial 7, step 6, KL 4.49 nats")}
+    [chart] = app.get("plotly_chart")
+    drawn = [trace["x"] for trace in json.loads(chart.proto.spec)["data"] if trace.get("customdata")]
+    kls = np.concatenate([np.frombuffer(b64decode(x["bdata"]), x["dtype"]) for x in drawn])
+    assert len(kls) == 28 and 4 < kls.max() <= 5, "every trial's best checkpoint under that budget"
+    app.slider(key="budget").set_value(0.1)
+    assert shown.cards(shown.run(app)) == {"Best checkpoint": ("–", "none within 0.1 nats/response")}
 
 
 def test_another_budget_in_the_link_recomputes_both(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,13 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from dashboard import charts, figures, style
+from dashboard.analysis import Rest
 from dashboard.charts import Drawing
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.browser import Server
 from tests.dashboard.shown import FAILED, GOOD, change
-from tests.dashboard.test_charts import LEVELS, QUARTERS, SCORE, shown, steps, trial
+from tests.dashboard.test_charts import FOUND, LEVELS, QUARTERS, SCORE, shown, steps, trial
 from tests.dashboard.test_curves_incident import found
 from tests.dashboard.test_curves_incident import steps as signals
 from tests.waiting import until
@@ -123,6 +124,27 @@ def test_early_ends_have_their_symbol_and_the_chosen_ones_their_text() -> None:
     assert (list(bright.text), list(bright.textposition)) == (["0 KL far over the limit: 188"], ["middle left"])
     assert (list(bright.marker.color), list(grey.marker.color)) == ([style.colour(0)], [charts.FAINT])
     assert [entry.name for entry in legend] == ["pruned", "failed"]
+
+
+def test_a_pause_at_a_rung_keeps_its_words_and_its_score() -> None:
+    rested = trial(3, Status.PAUSED, kind=style.RESTING)
+    frame = pd.concat([steps(3, [0, 1, 2, 3]), steps(4, [0, 1, 2, 3])])
+    rests = {number: (Rest(192, 0.67),) for number in (3, 4)}
+    figure = copy(shown(frame, rested, trial(4), chosen=(3,), rests=rests))
+    pause, grey = named(figure, "Trial 3 paused at rung, score"), named(figure, "others")
+    assert (list(pause.x), list(pause.y), list(pause.text)) == ([3], [3], ["3 paused at rung (score 0.67)"])
+    assert pause.hovertemplate.startswith("Trial 3 paused at rung, score: 0.670")
+    assert (list(grey.x), grey.hoverinfo) == ([3], "skip")
+    assert (named(figure, "Trial 3").opacity, named(figure, "Trial 3").line.width) == (0.6, 1.2)
+    assert [trace.name for trace in figure.data if trace.x[0] is None] == ["paused at rung"], "in the legend"
+
+
+def test_the_best_so_far_is_saved_as_steps() -> None:
+    figure = copy(charts.progress(FOUND, 80, 0.42))
+    line = named(figure, "Best so far")
+    assert (list(line.x), list(line.y), line.line.shape) == ([0, 10, 30, 80], [0.42, 1, 1.5, 1.5], "hv")
+    assert note(figure, "SFT baseline 0.42").y == 0.42
+    assert figure.layout.xaxis.title.text == "Device-seconds of all trials"
 
 
 def test_an_early_end_named_by_a_setting_reads_as_on_the_live_chart() -> None:

@@ -1,0 +1,82 @@
+"""Where trials are read when they are held against each other: at one rung or at their end, and never both at once.
+
+A trial that the strategy paused at a tenth of its episodes has a value, too, which says less than one of a whole run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from dashboard import analysis
+from ppo_core.metrics import METRICS
+from tuner.spec import StudySpec
+from tuner.store import TrialRow
+
+_KL = METRICS["eval/kl"]
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """One of the places where trials can be read."""
+
+    rung: int | None
+    """Its index; None: at their end."""
+    name: str
+    reward: str
+    """What is read of the reward, for an axis."""
+    kl: str
+    """What is read of the KL, for an axis."""
+    short: tuple[str, str]
+    """Both in a word or three, the KL first."""
+    doc: str
+    """What the numbers are, in a sentence."""
+
+
+def offered(spec: StudySpec) -> list[Fidelity]:
+    """Return where a study's trials can be read: at each rung of its strategy, and at their end."""
+    rungs = [
+        Fidelity(
+            rung,
+            f"at {share:.0%} of their episodes",
+            "Rung score (reward)",
+            f"Eval KL at the rung ({_KL.unit})",
+            ("KL at the rung", "Rung score"),
+            f"All trials that came to the rung at {share:.0%} of their episodes, each as it read there, whether it "
+            "went on or not. The reward is the rung score, by which the strategy ranks them.",
+        )
+        for rung, share in enumerate(analysis.SHARES.get(spec.strategy, ()))
+    ]
+    return [*rungs, _best_at_end(rungs) if spec.objective == "best" else _end(rungs)]
+
+
+def _best_at_end(rungs: Sequence[Fidelity]) -> Fidelity:
+    told = "The reward is that of a trial's best checkpoint within the KL budget, the KL that of its last evaluation."
+    title, kl = "Eval reward of the best checkpoint", f"Eval KL at the end ({_KL.unit})"
+    return Fidelity(None, "at their end", title, kl, ("KL at the end", "Best reward"), _left_out(rungs) + told)
+
+
+def _end(rungs: Sequence[Fidelity]) -> Fidelity:
+    told, short = "Reward and KL are the means of a trial's last two evaluations.", ("Eval KL", "Eval reward")
+    return Fidelity(None, "at their end", METRICS["eval/reward"].title, _KL.title, short, _left_out(rungs) + told)
+
+
+def _left_out(rungs: Sequence[Fidelity]) -> str:
+    return "Trials that are paused at a rung are left out: they came to no end. " if rungs else ""
+
+
+def read(rows: Sequence[TrialRow], at: Fidelity, evaluated: pd.DataFrame, spec: StudySpec) -> tuple[TrialRow, ...]:
+    """Return the trials that came to a place, with the `value` and `kl` that they read there.
+
+    `evaluated` are the study's evaluations (see `dashboard.analysis.evaluations`).
+    """
+    if at.rung is None:
+        ended = (row for row in rows if row.status.is_final)
+        return tuple(replace(row, kl=row.end_kl) if spec.objective == "best" else row for row in ended)
+    kls = evaluated.set_index(["trial", "episode"])["kl"].to_dict()
+    its = {number: places[at.rung] for number, places in analysis.rests(rows, spec).items() if len(places) > at.rung}
+    return tuple(
+        replace(row, value=its[row.number].score, value_se=None, kl=kls.get((row.number, its[row.number].episode)))
+        for row in rows
+        if row.number in its
+    )

@@ -1,0 +1,76 @@
+"""The search, on the Overview: its strategy and objective, what its budget went into, and what it had found by then."""
+
+import math
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import charts, data, echarts, spending
+from dashboard.charts import Chart
+from dashboard.data import Snapshot
+from dashboard.echarts import Option
+from dashboard.views import common
+from dashboard.views.common import Latest
+from tuner.spec import OBJECTIVES, STRATEGIES
+from tuner.store import Store
+
+
+def draw(store: Store, snapshot: Snapshot, baseline: float | None, latest: Latest) -> None:
+    """Draw the part; its chart is kept in `latest`."""
+    view, extent = snapshot.view, snapshot.view.extent
+    st.subheader("The search", anchor=False)
+    spec = view.spec
+    st.text(
+        f"Strategy {spec.strategy}: {STRATEGIES[spec.strategy]}. Objective {spec.objective}: a trial is worth "
+        f"{OBJECTIVES[spec.objective]}."
+    )
+    if extent.budget is not None:
+        st.progress(extent.done, text=extent.text)
+    steps = data.curves(store, snapshot, spending.READ, evaluations_only=True)
+    left, right = st.columns(2)
+    with left:
+        _best_so_far(store, snapshot, steps, baseline, latest)
+    with right:
+        st.markdown("**What it was spent on**")
+        spent = pd.DataFrame(spending.on_what(view.trials, steps, spec))
+        spent["share"] *= 100
+        st.dataframe(spent, key="spent", hide_index=True, placeholder="", column_config=_columns())
+
+
+def _best_so_far(store: Store, snapshot: Snapshot, steps: pd.DataFrame, baseline: float | None, latest: Latest) -> None:
+    st.markdown("**The best value so far, by what all trials had cost**")
+    if steps.empty:
+        st.caption("It begins with the first evaluation.")
+        return
+    stamp = data.stamp(store, snapshot, [row.number for row in snapshot.view.trials])
+    key = f"{stamp}|{snapshot.view.spec.kl_budget}|{baseline}"
+    chart, option = _progress_chart(key, snapshot, steps, baseline)
+    common.live_chart(
+        chart, option, key="best so far", height=260, latest=latest, study=snapshot.view.row.name,
+        what="the best value so far", alt="The best value within the KL budget over the device-seconds of all trials",
+    )  # fmt: skip
+
+
+@st.cache_resource(max_entries=20, show_spinner=False)
+def _progress_chart(
+    key: str, _snapshot: Snapshot, _steps: pd.DataFrame, _baseline: float | None
+) -> tuple[Chart, Option]:
+    view = _snapshot.view
+    found = spending.best_so_far(view.trials, _steps, view.spec)
+    chart = charts.progress(found, math.ceil(sum(row.seconds for row in view.trials)), _baseline)
+    return chart, echarts.option(chart)
+
+
+def _columns() -> dict[str, Any]:
+    number = st.column_config.NumberColumn
+    lengths = "Their episodes, in trials of full length."
+    return {
+        "on": st.column_config.TextColumn("On", width=165),
+        "trials": number("Trials", format="%d", width=55),
+        "lengths": number("Full length", format="%.1f", width=75, help=lengths),
+        "seconds": number("Device (s)", format="%.0f", width=75, help="Seconds that a device was busy with them."),
+        "share": st.column_config.ProgressColumn(
+            "Share", format="%.0f%%", max_value=100, width=95, color="gray", help="Of all device-seconds."
+        ),
+    }
