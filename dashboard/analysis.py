@@ -390,8 +390,8 @@ def front(evaluated: pd.DataFrame) -> pd.DataFrame:
 def best_checkpoint(evaluated: pd.DataFrame, kl_budget: float) -> Checkpoint | None:
     """Return the evaluation after step 0 with the highest reward within a KL budget, or None.
 
-    Within is as `ppo_core.kl_budget.is_within` has it. Of equal rewards the lower KL wins, then the lower trial, and the
-    earlier step.
+    Within is as `ppo_core.kl_budget.is_within` has it. Of equal rewards the lower KL wins, then the lower trial, then
+    the earlier step.
     """
     order = trained_within(evaluated, kl_budget).sort_values(
         ["reward", "kl", "trial", "step"], ascending=[False, True, True, True]
