@@ -110,7 +110,7 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
             measured(trial.kl),
             str(trial.episodes),
             f"{trial.seconds:.0f}",
-            plain(trial.reason.message) if trial.reason else "best" if mark else "",
+            "best" if mark else _why(trial),
         )
     if any(trial.is_audited for trial in trials):
         fatal = ", ".join(rule.name for rule in RULES.values() if rule.is_fatal)
@@ -118,6 +118,13 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
         table.caption = f"{AUDITED.strip()} audited: {noted}: see `ppo-tuner show STUDY TRIAL`"
         table.caption_justify = "left"
     return table
+
+
+def _why(trial: TrialRow) -> str:
+    """Return why a trial ended or rests; of one that rests its rung score."""
+    if trial.is_resting:
+        return f"rung score {measured(trial.rung_score)}"
+    return plain(trial.reason.message) if trial.reason else ""
 
 
 def _status(trial: TrialRow) -> Text:

@@ -189,7 +189,7 @@ class Rungs(FullRuns):
         return self._reason(trial.episodes) if rests else None
 
     def _reason(self, episode: int) -> Reason:
-        return Reason(self.name, f"paused at episode {episode}; 1 in {self.one_in} is promoted")
+        return Reason(self.name, f"paused at episode {episode}")
 
     def _is_at_rung(self, trial: TrialRow, episode: int) -> bool:
         """Return whether a trial that started with as many promotions as `trial` has come to its next rung."""

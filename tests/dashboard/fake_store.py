@@ -266,7 +266,7 @@ def _cut_run(store: Store, lease: Lease, row: TrialRow, course: Course) -> Trial
     study = store.study(CUT)
     row, rows = store.trial(study, row.number), evaluations_of(store, row)
     if is_at_rung:
-        why = Reason("early_cut", f"paused at episode {row.episodes}; 1 in 6 is promoted")
+        why = Reason("early_cut", f"paused at episode {row.episodes}")
         score = rung_score(rows, CUT_SPEC.kl_budget)
         store.rest(lease, row, outcome(rows, CUT_SPEC, Status.PAUSED, why), score)
     elif course.status is Status.PAUSED:
