@@ -59,7 +59,9 @@ def _table(store: Store) -> None:
 
 def table_of(studies: list[tuple[StudyRow, StudyView | None]]) -> pd.DataFrame:
     """Return a row a study, safe to show and to export; one that cannot be read has only its name."""
-    return pd.DataFrame([_row(row, view) for row, view in studies])
+    table = pd.DataFrame([_row(row, view) for row, view in studies])
+    has_budget = "spent" in table.columns and table["spent"].fillna("").ne("").any()
+    return table if has_budget else table.drop(columns="spent", errors="ignore")
 
 
 def _row(row: StudyRow, view: StudyView | None) -> dict[str, object]:
@@ -93,17 +95,17 @@ def _ended(ended: int, total: int | None, resting: int) -> str:
 def _study_columns() -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     return {
-        "study": text("Study", pinned=True, width=160),
-        "state": text("State", width=120, help="Stalled: a controller lives, and gave no sign of life for a minute."),
-        "ended": text("Trials ended", width=105, help="And how many the strategy paused at a rung."),
-        "spent": text("Budget spent", width=95, help="In trials of full length; empty: the study bounds their number."),
-        "best": number("Best reward", format="%.3f", width=90, help="Eval reward of the best trial in the KL budget."),
-        "kl": number("Its KL (nats)", format="%.2f", width=90, help=METRICS["eval/kl"].doc),
-        "budget": number("KL budget", format="%g", width=80, help=f"In {METRICS['eval/kl'].unit}."),
-        "hours": number("Hours", format="%.2f", width=65, help="That trials trained; several at once each count."),
-        "seconds": number("s a trial", format="%.0f", width=70, help="Mean over the trials that have ended."),
+        "study": text("Study", pinned=True, width=145),
+        "state": text("State", width=115, help="Stalled: a controller lives, and gave no sign of life for a minute."),
+        "ended": text("Trials ended", width=100, help="And how many the strategy paused at a rung."),
+        "spent": text("Budget spent", width=90, help="In trials of full length; empty: the study bounds their number."),
+        "best": number("Best reward", format="%.3f", width=85, help="Eval reward of the best trial in the KL budget."),
+        "kl": number("Its KL (nats)", format="%.2f", width=85, help=METRICS["eval/kl"].doc),
+        "budget": number("KL budget", format="%g", width=75, help=f"In {METRICS['eval/kl'].unit}."),
+        "hours": number("Hours", format="%.2f", width=60, help="That trials trained; several at once each count."),
+        "seconds": number("s a trial", format="%.0f", width=65, help="Mean over the trials that have ended."),
         "pruned": number("On pruned", format="%.0f%%", width=75, help="Share of the time that pruned trials took."),
-        "sign": text("Last sign of life", width=110),
+        "sign": text("Last sign of life", width=105),
     }
 
 

@@ -16,6 +16,9 @@ pytestmark = pytest.mark.browser
 
 PAGES = ("", "curves", "reward_kl", "samples", "compare", "compare?tab=What+mattered", "control")
 QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
+CUT_PAGES = ("", "curves", "reward_kl", "compare?tab=What+mattered")
+CUT_QUERY = f"?study={fake_store.CUT}&trial=0&trial=5&trial=14"
+"""Of the study with a rung: a trial that rests, one that finished, one that runs."""
 MOST_STOPS = 60
 """Presses of the Tab key."""
 
@@ -25,14 +28,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path: Path = tmp_path_factory.mktemp("looks") / "store.db"
     with (
         closing(fake_store.build(path, held=True)),
+        closing(fake_store.build_cut(path, held=True)),
         real.serve(f"sqlite:///{path}", path.parent) as served,
     ):
         yield served
 
 
-@pytest.mark.parametrize("place", PAGES)
-def test_a_phone_shows_the_page_within_its_width(browser: Browser, server: Server, place: str) -> None:
-    with opened(browser, server, _with_query(place), width=390, height=844) as visit:
+@pytest.mark.parametrize(
+    ("place", "query"), [*((place, QUERY) for place in PAGES), *((place, CUT_QUERY) for place in CUT_PAGES)]
+)
+def test_a_phone_shows_the_page_within_its_width(browser: Browser, server: Server, place: str, query: str) -> None:
+    with opened(browser, server, _with_query(place, query), width=390, height=844) as visit:
         drawn = visit.page.locator(
             f'{DRAWINGS}, [data-testid="stMetric"], [data-testid="stForm"], [data-testid="stText"]'
         )
@@ -45,8 +51,8 @@ def test_a_phone_shows_the_page_within_its_width(browser: Browser, server: Serve
         assert _cut_off(visit) == []
 
 
-def _with_query(place: str) -> str:
-    return f"{place}&{QUERY[1:]}" if "?" in place else f"{place}{QUERY}"
+def _with_query(place: str, query: str) -> str:
+    return f"{place}&{query[1:]}" if "?" in place else f"{place}{query}"
 
 
 def _cut_off(visit: Visit) -> list[str]:

@@ -270,6 +270,7 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     assert math.isnan(shown["best"][0])
     assert shown["hours"][1] == pytest.approx((31 + 31 + 14) * 0.8 / 3600)
     assert shown["pruned"][1] == pytest.approx(100 * 14 / 76)
+    assert "spent" not in shown.columns, "none has a budget"
 
 
 def test_the_list_of_studies_tells_what_a_budget_was_spent_on(tmp_path: Path) -> None:
