@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/dashboard_load.py
 
 Makes a store of 2,000 trials x 200 steps x 20 metrics whose last trial runs, opens both dashboards in a real browser
-(Playwright's Chromium, else the system's), and measures the time to the first chart, the time of a click, and the bytes
+(`tests/chromium.py` finds it), and measures the time to the first chart, the time of a click, and the bytes
 that one refresh moves while the study goes on. `benchmarks/README.md` says what is timed.
 """
 
@@ -21,8 +21,11 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
 from support import big_study
-from support.browser import LONGEST, Received, open_browser, server
+from support.browser import LONGEST, Received, server
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.chromium import launch
 from tuner.cli.dashboard import streamlit_command
 from tuner.environment import STORAGE_VARIABLE
 from tuner.store import Lease, Store
@@ -115,7 +118,7 @@ def measure(trials: int, steps: int) -> Result:
         study = Study(store, lease, running, trials - 1, steps)
         theirs = Path(folder, "optuna.db")
         big_study.write_optuna(theirs, store)
-        browser = open_browser(playwright)
+        browser = launch(playwright)
         try:
             floor = _floor(browser, Path(folder, "app.py"))
             sides = _ours(browser, path, study), _theirs(browser, theirs)

@@ -10,7 +10,7 @@ __all__ = ["find", "fork_again", "go_on", "train_again", "train_for_real"]
 
 
 def train_again(study: str, trial: TrialRow, episode: int) -> str:
-    """Return the command that trains a trial anew, with a checkpoint at `episode`."""
+    """Return the command that trains a trial anew up to `episode`, and saves the model."""
     return data.command(forks.train_again(study, trial, episode))
 
 

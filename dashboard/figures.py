@@ -187,7 +187,7 @@ def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], limits: di
         kept = charts.thinned(points[points["trial"] == number])
         if len(kept):
             line = Line(number, kept, f"trial {number:d}", dash=style.dash(number), with_points=with_points)
-            hover = f"<b>Trial {number:d}</b>, %{{x:,}} episodes<br>%{{y:.3f}} {declared.unit}<extra></extra>"
+            hover = f"<b>Trial {number:d}</b>, %{{x:,}} episodes<br>{declared.with_unit('%{y:.3f}')}<extra></extra>"
             figure.add_trace(_drawn_line(line).update(hovertemplate=hover))
     for name, height in limits.items():
         _draw_limit(figure, Limit(height, f"{name} {height:g}"))

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tuner.best import ENDED_WHOLE
 from tuner.scoring import Told, frozen
-from tuner.search.sampler import STUDY_NAME, InMemoryTrials
+from tuner.search.memory import STUDY_NAME, InMemoryTrials
 from tuner.space import for_sampler
 from tuner.spec import StudySpec
 from tuner.store import TrialRow

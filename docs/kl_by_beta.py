@@ -19,10 +19,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from docs.screenshots import IMAGES, open_browser
+from docs.screenshots import IMAGES
 from ppo_core import output
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.metrics import METRICS
+from tests.chromium import launch
 from tuner.cli import storage
 from tuner.cli.run import StudyProgress
 from tuner.environment import RUNS_FOLDER
@@ -128,7 +129,7 @@ def draw(chart: go.Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     page_text = chart.to_html(include_plotlyjs=True, config={"displayModeBar": False})
     with sync_playwright() as playwright:
-        browser = open_browser(playwright)
+        browser = launch(playwright)
         page = browser.new_page(viewport={"width": WIDTH + 20, "height": HEIGHT + 20})
         page.set_content(page_text)
         plot = page.locator(".plotly-graph-div")

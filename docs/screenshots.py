@@ -2,13 +2,12 @@
 
     make demo && .venv/bin/python docs/screenshots.py
 
-Starts the dashboard on the default store, opens it in a browser (Playwright's own, else the system's Chromium) and
-writes PNG files to docs/images/.
+Starts the dashboard on the default store, opens it in the browser that tests/chromium.py finds, and writes PNG files to
+docs/images/.
 """
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,7 +16,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from playwright.sync_api import Browser, Error, Playwright, sync_playwright
+from playwright.sync_api import sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.chromium import launch
 
 IMAGES = Path(__file__).parent / "images"
 PAGES = {
@@ -29,21 +32,6 @@ PAGES = {
     "control": ("control", "[data-testid=stButton]"),
 }
 """Each page's path, and what stands there once it is drawn."""
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
-
-
-def open_browser(playwright: Playwright) -> Browser:
-    """Return Playwright's own Chromium, or the system's where that is not installed."""
-    try:
-        return playwright.chromium.launch(args=FLAGS)
-    except Error:
-        found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-        if found is None:
-            raise SystemExit("no browser: run `playwright install chromium`, or install your system's") from None
-        return playwright.chromium.launch(executable_path=found, args=FLAGS)
 
 
 @contextlib.contextmanager
@@ -74,7 +62,7 @@ def main() -> None:
     """Take every picture."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     with dashboard() as address, sync_playwright() as playwright:
-        browser = open_browser(playwright)
+        browser = launch(playwright)
         page = browser.new_page(viewport={"width": 1400, "height": 1250}, device_scale_factor=1)
         for name, (path, drawn) in PAGES.items():
             page.goto(f"{address}/{path}")

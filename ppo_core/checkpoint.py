@@ -13,14 +13,16 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ppo_core import kl_budget as budgets
 from ppo_core.errors import NO_ROOM, CheckpointError, NoRoomError
+from ppo_core.kl_budget import Point, Rank
 from ppo_core.report import StepReport, Trainer
 
 MANIFEST = "manifest.json"
@@ -236,9 +238,10 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# Which checkpoints of a run are kept: the newest two, and the best evaluated one within the KL budget.
+# Which checkpoints of a run are kept: the newest two, the best evaluated one within the KL budget and, where asked for,
+# some of the run's own front: those that are the best for other budgets. These give way where the disk is full.
 #
-# What an evaluation read stands in its checkpoint's manifest, so that the best is found again from the folder alone.
+# What an evaluation read stands in its checkpoint's manifest, so that all this is found again from the folder alone.
 # Never imports torch.
 
 NEWEST = 2
@@ -247,10 +250,6 @@ MOST_KEPT = NEWEST + 1
 """The newest and the best."""
 EVALUATION, EPISODE = "evaluation", "episode"
 """Keys of a manifest's `extra` that are the keeper's own."""
-
-
-_Rank = tuple[float, float, int]
-"""Reward, KL and step turned so that the smallest is the best: of equal rewards the lower KL, then the lower step."""
 
 
 class CheckpointKeeper:
@@ -266,21 +265,24 @@ class CheckpointKeeper:
         kl_budget: float,
         every_episodes: int | None = None,
         every_seconds: float | None = None,
+        front: int = 0,
         after_save: Callable[[], None] | None = None,
     ) -> None:
         """Keep checkpoints below `folder`.
 
         Args:
             folder: The run's folder; checkpoints are its `step-000012`.
-            kl_budget: Highest eval KL of the best checkpoint, in nats per response.
+            kl_budget: Highest eval KL + one standard error of the best checkpoint, in nats per response.
             every_episodes: A checkpoint is due whenever the run passes a multiple of this; None: never for that.
             every_seconds: The longest time between two checkpoints; None: without end.
+            front: Most checkpoints of the run's front that are kept besides; the caller saves at each evaluation.
             after_save: Called when a checkpoint was saved and those not kept were removed.
         """
         self._folder = folder
         self._kl_budget = kl_budget
         self._every_episodes = every_episodes
         self._every_seconds = every_seconds
+        self._front = front
         self._after_save = after_save
         self._best = best(folder, kl_budget)
         self._best_rank = None if self._best is None else _saved_rank(self._best, kl_budget)
@@ -289,7 +291,7 @@ class CheckpointKeeper:
 
     def is_due(self, report: StepReport) -> bool:
         """Return whether to save after the step of `report`: a new best always is."""
-        return self._is_new_best(report) or self._episodes_are_due(report.episode) or self._seconds_are_due()
+        return self.is_new_best(report) or self._episodes_are_due(report.episode) or self._seconds_are_due()
 
     def save(self, trainer: Trainer, report: StepReport, extra: Mapping[str, Any] | None = None) -> Path:
         """Save a checkpoint of the step of `report`, remove what is no longer kept, and return its folder.
@@ -303,16 +305,23 @@ class CheckpointKeeper:
             CheckpointError: it cannot be written, or there is one of this step already. All kept ones remain.
         """
         folder = step_folder(self._folder, report.step)
-        trainer.save(folder, extra={**(extra or {}), EPISODE: report.episode, **_evaluation(report)})
-        if self._is_new_best(report):
+        content = {**(extra or {}), EPISODE: report.episode, **_evaluation(report)}
+        try:
+            trainer.save(folder, extra=content)
+        except NoRoomError:
+            if not _remove_others(self._folder, NEWEST, {self._best}):
+                raise
+            trainer.save(folder, extra=content)
+        if self.is_new_best(report):
             self._best, self._best_rank = folder, _rank(report, self._kl_budget)
-        _remove_others(self._folder, NEWEST, self._best)
+        _remove_others(self._folder, NEWEST, {self._best, *_own_front(self._folder, self._front, self._best)})
         if self._after_save is not None:
             self._after_save()
         self._saved_episode, self._saved_at = report.episode, time.perf_counter()
         return folder
 
-    def _is_new_best(self, report: StepReport) -> bool:
+    def is_new_best(self, report: StepReport) -> bool:
+        """Return whether the step of `report` is better than the best checkpoint so far."""
         rank = _rank(report, self._kl_budget)
         return rank is not None and (self._best_rank is None or rank < self._best_rank)
 
@@ -345,44 +354,84 @@ def by_rank(folder: Path, kl_budget: float) -> list[Path]:
     return [path for _, path in sorted((rank, path) for path, rank in ranked.items() if rank is not None)]
 
 
-def prune_all_but_best(folder: Path, *, kl_budget: float, newest: int) -> None:
-    """Remove all but the newest and the best checkpoints of a run that has ended."""
-    _remove_others(folder, newest, best(folder, kl_budget))
+def prune_all_but_best(folder: Path, *, kl_budget: float, newest: int, steps: Collection[int] = ()) -> None:
+    """Remove all but the newest and the best checkpoints, and those of `steps`, of a run that nobody writes now."""
+    _remove_others(folder, newest, {best(folder, kl_budget), *(step_folder(folder, step) for step in steps)})
 
 
-def _remove_others(folder: Path, newest: int, best: Path | None) -> None:
-    for path in complete(folder)[::-1][newest:]:
-        if path != best:
-            try:
-                remove(path)
-            except OSError as error:  # the one that was saved counts all the same; this one goes the next time
-                _log.warning("cannot remove %s: %s", path, error.strerror or error)
+def remove_spare(folder: Path, steps: Collection[int], *, kl_budget: float, newest: int) -> list[str]:
+    """Remove those of `steps` that are neither among the newest nor the best; return their names."""
+    paths = [step_folder(folder, step) for step in steps]
+    spare = [path for path in complete(folder)[::-1][newest:] if path in paths]
+    kept = best(folder, kl_budget) if spare else None
+    return [path.name for path in spare if path != kept and _removed(path)]
+
+
+def _own_front(folder: Path, most: int, best: Path | None) -> list[Path]:
+    """Return at most so many of a run's checkpoints, and its best, that are the best for some KL budget.
+
+    Step 0 holds the untrained policy, which nobody needs a checkpoint of.
+    """
+    if most == 0:
+        return []
+    points = []
+    for path in complete(folder):
+        evaluation = _saved_extra(path).get(EVALUATION)
+        if evaluation is not None:
+            bound = budgets.bound(evaluation["kl"], evaluation.get("kl_se"))
+            points.append(Point(evaluation["reward"], bound, 0, step_of(path)))
+    front = [point for point in budgets.front(points) if point.step > 0]
+    always = None if best is None else step_of(best)
+    return [step_folder(folder, point.step) for point in budgets.thinned(front, most + 1, always)]
+
+
+def _remove_others(folder: Path, newest: int, kept: Collection[Path | None]) -> int:
+    """Remove all checkpoints but the newest and those that are kept; return how many went."""
+    return sum(_removed(path) for path in complete(folder)[::-1][newest:] if path not in kept)
+
+
+def _removed(path: Path) -> bool:
+    """Remove a checkpoint, and return whether that could be done; what could not is logged, and goes the next time."""
+    try:
+        remove(path)
+    except OSError as error:
+        _log.warning("cannot remove %s: %s", path, error.strerror or error)
+        return False
+    return True
 
 
 def _evaluation(report: StepReport) -> dict[str, dict[str, float]]:
     """Return what the manifest says of the step's evaluation; nothing where there was none that can be ranked."""
     readings = {name: float(report.metrics.get(f"eval/{name}", math.nan)) for name in ("reward", "kl")}
-    return {EVALUATION: readings} if all(map(math.isfinite, readings.values())) else {}
+    if not all(map(math.isfinite, readings.values())):
+        return {}
+    kl_se = float(report.metrics.get("eval/kl_se", math.nan))
+    return {EVALUATION: {**readings, "kl_se": kl_se} if math.isfinite(kl_se) else readings}
 
 
-def _rank(report: StepReport, kl_budget: float) -> _Rank | None:
+def _rank(report: StepReport, kl_budget: float) -> Rank | None:
     return _rank_of(_evaluation(report), report.step, kl_budget)
 
 
-def _saved_rank(folder: Path, kl_budget: float) -> _Rank | None:
+def _saved_rank(folder: Path, kl_budget: float) -> Rank | None:
+    return _rank_of(_saved_extra(folder), step_of(folder), kl_budget)
+
+
+def _saved_extra(folder: Path) -> Mapping[str, Any]:
+    """Return the `extra` of a checkpoint's manifest; nothing where that is damaged, which is logged."""
     try:
-        extra = read_manifest(folder)["extra"]
-        return _rank_of(extra, step_of(folder), kl_budget)
+        extra: Mapping[str, Any] = read_manifest(folder)["extra"]
     except CheckpointError as error:
         _log.warning("checkpoint passed over: %s", error)
-        return None
+        return {}
+    return extra
 
 
-def _rank_of(extra: Mapping[str, Any], step: int, kl_budget: float) -> _Rank | None:
+def _rank_of(extra: Mapping[str, Any], step: int, kl_budget: float) -> Rank | None:
     evaluation = extra.get(EVALUATION)
-    if evaluation is None or evaluation["kl"] > kl_budget:
+    if evaluation is None or not budgets.is_within(evaluation["kl"], evaluation.get("kl_se"), kl_budget):
         return None
-    return -evaluation["reward"], evaluation["kl"], step
+    return budgets.rank(evaluation["reward"], evaluation["kl"], step)
 
 
 def _newest_episode(folder: Path) -> int:
@@ -419,7 +468,7 @@ class DiskUse:
 
     @property
     def line(self) -> str:
-        """What to tell before the run."""
+        """`checkpoints: up to 3 + 1 of about 12.3 MB in FOLDER`: said before the run."""
         return f"checkpoints: up to {MOST_KEPT} + 1 of about {size(self.one)} in {self.folder}"
 
     def require_room(self) -> None:

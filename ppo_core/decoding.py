@@ -42,7 +42,7 @@ class _ReservedLayer(DynamicLayer):
         self._buffers: tuple[Tensor, ...] = ()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append the states of new tokens and return all there are."""
+        """Append the states of t new tokens, [R, heads, t, width], and return views of all so far."""
         length = self.get_seq_length()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -57,13 +57,13 @@ class _ReservedLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep only some rows."""
+        """Keep the rows `indices` [K], in that order."""
         length = self.get_seq_length()
         self._buffers = tuple(buffer[indices] for buffer in self._buffers)
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep only some rows: transformers' other name for it."""
+        """Do as `batch_select_indices`: transformers' name for it where layers have a state."""
         self.batch_select_indices(beam_idx)
 
 
@@ -109,7 +109,7 @@ class CachedDecoding:
         return logits
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but some; `drops_rows` says whether the model can."""
+        """Keep the rows `rows` [K], in that order; only where the model `drops_rows`."""
         getattr(self._cache, getattr(self._model, _WAY, WAYS[0]))(rows)
 
     @property

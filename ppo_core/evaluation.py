@@ -13,9 +13,9 @@ from ppo_core.generation import Generator, Request, Rollouts, SamplingSettings
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.models import TaskModels
 from ppo_core.randomness import Key, Purpose
-from ppo_core.report import EvalReadings, Sample, TokenReadings
+from ppo_core.report import EvalReadings, Sample, SplitReading, TokenReadings
 from ppo_core.run_state import RunState
-from ppo_core.task import Scored
+from ppo_core.task import Prompt, Scored
 
 SAMPLES_KEPT = 8
 """The first eval prompts, whose responses are kept at every evaluation."""
@@ -36,7 +36,35 @@ def evaluate(state: RunState, models: TaskModels, generator: Generator, *, with_
     Temperature and length are the task's; what ends a response is the run's, since that defines a response.
     `with_values` adds the critic's readings to the samples.
     """
-    config, task, prompts = state.config, models.task, models.prompts.eval
+    key = Key(models.task.eval_seed, Purpose.EVALUATION, 0)
+    return _evaluate(state, models, generator, models.prompts.eval, key, with_values=with_values)
+
+
+def evaluate_on_test(state: RunState, models: TaskModels, generator: Generator) -> SplitReading | None:
+    """Return what the policy comes to on the test prompts, at the settings of every evaluation; None: there are none.
+
+    Its random numbers are its own: what was chosen for its luck in evaluations has none of it here.
+    """
+    prompts = models.prompts.test
+    if not prompts:
+        return None
+    key = Key(models.task.eval_seed, Purpose.TEST, 0)
+    found = _evaluate(state, models, generator, prompts, key, with_values=False).metrics
+    return SplitReading(
+        len(prompts), found["eval/reward"], found["eval/reward_se"], found["eval/kl"], found["eval/kl_se"]
+    )
+
+
+def _evaluate(
+    state: RunState,
+    models: TaskModels,
+    generator: Generator,
+    prompts: Sequence[Prompt],
+    key: Key,
+    *,
+    with_values: bool,
+) -> Evaluation:
+    config, task = state.config, models.task
     sampling = replace(
         SamplingSettings.of(config, models.reference, models.tokenizer),
         temperature=task.eval_temperature,
@@ -45,7 +73,7 @@ def evaluate(state: RunState, models: TaskModels, generator: Generator, *, with_
         top_p=1.0,
     )
     requests = [Request(row, prompt) for row, prompt in enumerate(prompts)]
-    rollouts = generator.generate(requests, sampling, Key(task.eval_seed, Purpose.EVALUATION, 0))
+    rollouts = generator.generate(requests, sampling, key)
     reading = read_policy(
         state.network,
         models.reference,

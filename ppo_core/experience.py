@@ -168,7 +168,7 @@ class Experience:
     """β where the KL is a term of the loss; 0 where it is in the rewards."""
 
     def rows(self, index: Tensor) -> "Experience":
-        """Return some rows, cropped to the columns they use."""
+        """Return the rows `index` [K], without the outer columns in which none of them has a token."""
         sequences = self.sequences.rows(index)
         width = sequences.response_width
 

@@ -225,7 +225,7 @@ class TransformersGenerator:
         self._weight_version = 0
 
     def update_weights(self, version: int) -> None:
-        """Note the version."""
+        """Name the weights `version` in what is sampled from now on; there is nothing to take over."""
         self._weight_version = version
 
     def generate(self, requests: Sequence[Request], sampling: SamplingSettings, key: Key) -> Rollouts:

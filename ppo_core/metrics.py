@@ -33,6 +33,10 @@ class Metric:
         """The label with its unit, for axes and tables."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
+    def with_unit(self, reading: str) -> str:
+        """Return `15 nats per response`; a share is a number alone."""
+        return reading if self.unit in ("", "share") else f"{reading} {self.unit}"
+
 
 QUANTILES = {"min": "minimum", "q25": "lower quartile", "q50": "median", "q75": "upper quartile", "max": "maximum"}
 """How a distribution is told beside its mean and spread, by suffix."""

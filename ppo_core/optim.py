@@ -43,13 +43,13 @@ class Optimizers:
         return [self.policy] if self.value is None else [self.policy, self.value]
 
     def set_rates(self, policy: float, value: float) -> None:
-        """Set both learning rates for the coming iteration."""
+        """Set the learning rates, with the schedule in them, of the coming iteration."""
         for optimizer, rate in zip(self.both, (policy, value), strict=False):
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
     def clear(self) -> None:
-        """Drop all gradients."""
+        """Set all gradients to None, which frees their memory."""
         for optimizer in self.both:
             optimizer.zero_grad(set_to_none=True)
 
@@ -68,7 +68,7 @@ class Optimizers:
         return StepNorms(norms.get(id(self.policy), none), value, skipped)
 
     def state_dict(self) -> dict[str, dict[str, object]]:
-        """Return what a checkpoint keeps."""
+        """Return AdamW's state by network: `policy`, and with a critic `value`."""
         return {name: o.state_dict() for name, o in zip(("policy", "value"), self.both, strict=False)}
 
     def load_state_dict(self, state: dict[str, dict[str, object]]) -> None:

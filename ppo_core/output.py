@@ -49,10 +49,19 @@ def short(value: HyperValue, digits: int = 3) -> str:
 
 
 def measured(number: float | None) -> str:
-    """Return a measured number with three significant digits, zeros included: `4.00`; `-` where there is none."""
+    """Return a measured number with three significant digits, zeros included: `4.00`, `201`; `-` where there is none.
+
+    From 1000 on all digits of its whole part are there.
+    """
     if number is None:
         return NOTHING
-    return f"{number:.0f}" if abs(number) >= 1000 and math.isfinite(number) else f"{number:#.3g}"
+    is_whole = 99.95 <= abs(number) < math.inf  # three digits leave no place for a decimal
+    return f"{number:.0f}" if is_whole else f"{number:#.3g}"
+
+
+def counted(count: int, thing: str) -> str:
+    """Return `1 trial` or `3 trials` of the thing in the singular."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def plus_minus(mean: float | None, se: float | None = None) -> str:
@@ -64,12 +73,12 @@ def plus_minus(mean: float | None, se: float | None = None) -> str:
 
 
 def params_line(params: Mapping[str, HyperValue]) -> str:
-    """Return values on one line."""
+    """Return values on one line: `lam=0.95 kl_coef=0.1`."""
     return " ".join(f"{plain(name)}={short(value)}" for name, value in params.items())
 
 
 def report_line(report: StepReport, last: int) -> str:
-    """Return one line on a step of a run of `last` iterations."""
+    """Return one line on a step of a run of `last` iterations: `step  3/12  episode 192  score 0.512  KL 1.94`."""
     metrics = report.metrics
     parts = [f"step {report.step:>{len(str(last))}}/{last}", f"episode {report.episode}"]
     parts += [f"{label} {measured(metrics[name])}" for name, label in _STEP_READINGS.items() if name in metrics]

@@ -42,7 +42,7 @@ class LanguageHead:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "LanguageHead":
-        """Return the head of a causal LM."""
+        """Return a causal LM's head, with the scale and the soft cap that its config states."""
         module = model.get_output_embeddings()
         config = model.config.get_text_config()
         scale = float(getattr(config, "logit_scale", None) or 1.0) / float(

@@ -101,7 +101,7 @@ Reason = Literal["empty", "too long", "unreadable", "repeated"]
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a dataset."""
+    """One row of a dataset as it was read, good or not."""
 
     where: str
     """Names it in messages: "line 17", or "row 3 of validation"."""
@@ -121,7 +121,7 @@ class Split:
 
     @classmethod
     def of(cls, rows: list[Row]) -> "Split":
-        """Return rows that are already there as a split."""
+        """Return rows that are in memory as a split."""
         return cls(len(rows), lambda start, stop: rows[start:stop])
 
 

@@ -21,6 +21,7 @@ class Purpose(IntEnum):
     PROMPT_ORDER = 3
     MINI_BATCHES = 4
     ADAPTERS = 5
+    TEST = 6
 
 
 NUMBERS_PER_BLOCK = 4

@@ -57,6 +57,19 @@ class EvalReadings:
 
 
 @dataclass(frozen=True)
+class SplitReading:
+    """What a policy came to on a whole set of prompts: means, with their standard errors over the prompts."""
+
+    prompts: int
+    """How many there are."""
+    reward: float
+    reward_se: float
+    kl: float
+    """Exact KL from the reference, in nats per response."""
+    kl_se: float
+
+
+@dataclass(frozen=True)
 class StepReport:
     """One step of a run. Step 0 is the untrained policy's evaluation; step n is PPO iteration n."""
 
@@ -94,7 +107,8 @@ class Trainer(Protocol):
 
     A factory is called as `factory(config, task_name, device=..., resume_from=...)`. One that also has a method
     `checkpoint_bytes() -> int`, about how large a checkpoint will be, has the room for its checkpoints checked before
-    its first step.
+    its first step. One with a method `tested() -> SplitReading | None` reads the policy as it is on the task's test
+    prompts, or returns None where the task has none: the best checkpoint of a study is read so, once.
     """
 
     def __iter__(self) -> Iterator[StepReport]:

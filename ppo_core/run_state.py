@@ -42,7 +42,7 @@ class Chunks:
 
     @classmethod
     def of(cls, config: PPOConfig, world: World) -> "Chunks":
-        """Return what the config asks for."""
+        """Return what the config asks of one process; less where memory runs out (see `ChunkRows`)."""
         forward = config.local_rollout_forward_batch_size
         training = config.batch_sizes(world.size).per_device_train_batch_size
         works = {"generation": forward, "scoring": forward, "training": training}
@@ -50,7 +50,7 @@ class Chunks:
 
     @property
     def all(self) -> tuple[ChunkRows, ...]:
-        """Each kind of work's."""
+        """Those of generation, scoring and training, in this order."""
         return self.generation, self.scoring, self.training
 
 
@@ -100,7 +100,7 @@ class RunState:
 
     @property
     def iterations(self) -> int:
-        """How many the whole run has."""
+        """PPO iterations of the whole run."""
         return self.config.num_iterations(self.world.size)
 
     @property

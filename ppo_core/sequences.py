@@ -112,7 +112,7 @@ class Sequences:
 
     @property
     def response_ids(self) -> Tensor:
-        """[B, T]"""
+        """[B, T]; padding where `response_mask` is 0."""
         return self.ids[:, self.prompt_width :]
 
     @property
@@ -122,11 +122,11 @@ class Sequences:
 
     @property
     def response_width(self) -> int:
-        """T."""
+        """T: the columns behind the prompts."""
         return self.ids.shape[1] - self.prompt_width
 
     def rows(self, index: slice | Tensor) -> "Sequences":
-        """Return some rows, cropped to the columns they use."""
+        """Return the rows `index` (a slice, or [K]), without the outer columns in which none of them has a token."""
         ids, mask = self.ids[index], self.attention_mask[index]
         used = mask.any(0).nonzero().flatten()
         first, last = int(used[0]), max(int(used[-1]), self.prompt_width)

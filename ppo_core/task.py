@@ -41,7 +41,7 @@ class Prompts:
 
     @classmethod
     def of_texts(cls, train: Iterable[str], eval: Iterable[str], test: Iterable[str]) -> "Prompts":
-        """Return plain texts as prompts."""
+        """Return prompts of texts alone, for a reward that needs no columns."""
         return cls(*(tuple(Prompt(text) for text in texts) for texts in (train, eval, test)))
 
 
@@ -127,7 +127,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Task:
-    """A task's declaration."""
+    """What a task declares before its models are loaded: values that suit its size, KL bounds and evaluation."""
 
     name: str
     doc: str

@@ -135,10 +135,11 @@ def check_generator(make: MakeGenerator, tolerance: float = 1e-3) -> None:
     `make(network, tokenizer)` returns it for a small random GPT-2. `tolerance`, in nats, is how far its
     log-probabilities may be from those of a plain pass of the model.
     """
-    network, tokenizer = _small_network()
+    reference, tokenizer = small_policy()
+    network = build_network(PPOConfig(), reference.eval().requires_grad_(False), None)
     generator = make(network, tokenizer)
     requests = [
-        Request(row, Prompt(" ".join(f"w{(row + word) % 20}" for word in range(1 + row % 5)))) for row in range(24)
+        Request(row, Prompt(" ".join(WORDS[(row + word) % 20] for word in range(1 + row % 5)))) for row in range(24)
     ]
 
     def sample(some: Sequence[Request] = requests, sampling: SamplingSettings = _SAMPLING, key: Key = _KEY) -> Rollouts:
@@ -165,9 +166,13 @@ def check_generator(make: MakeGenerator, tolerance: float = 1e-3) -> None:
         _check_logprobs(network, rollouts, _SAMPLING, tolerance, f"after update_weights({version}), ")
 
 
-def _small_network() -> tuple[ActorCritic, PreTrainedTokenizerBase]:
-    """Return a random GPT-2 with a critic, and a tokenizer of the words w0 to w19; <eos> has id 1."""
-    words = ["<pad>", "<eos>", "<unk>", *(f"w{i}" for i in range(20))]
+WORDS = tuple(f"w{i}" for i in range(20))
+"""What `small_policy` reads and writes."""
+
+
+def small_policy() -> tuple[GPT2LMHeadModel, PreTrainedTokenizerFast]:
+    """Return a random GPT-2 of 2 layers x 32, always the same one, and its tokenizer of `WORDS`; <eos> has id 1."""
+    words = ["<pad>", "<eos>", "<unk>", *WORDS]
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     config = GPT2Config(
@@ -183,9 +188,10 @@ def _small_network() -> tuple[ActorCritic, PreTrainedTokenizerBase]:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        reference = GPT2LMHeadModel(config).eval().requires_grad_(False)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
-    return build_network(PPOConfig(), reference, None), fast
+        model = GPT2LMHeadModel(config)
+    return model, PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
 
 
 def _check_answer(requests: Sequence[Request], rollouts: Rollouts, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ppo_core.errors import ConfigError, TaskError
-from ppo_core.evaluation import evaluate
+from ppo_core.evaluation import evaluate, evaluate_on_test
 from ppo_core.experience import (
     Experience,
     build_experience,
@@ -47,7 +47,7 @@ from ppo_core.models import TaskModels, load_task
 from ppo_core.optim import lr_factor
 from ppo_core.policy import ActorCritic
 from ppo_core.randomness import Key, Purpose, prompt_rows
-from ppo_core.report import StepReport
+from ppo_core.report import SplitReading, StepReport
 from ppo_core.run_state import RunState
 from ppo_core.update import ppo_epochs
 from ppo_core.world import ONE_PROCESS, World
@@ -56,7 +56,13 @@ from ppo_core.world import ONE_PROCESS, World
 def ppo_trainer(
     config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: str | os.PathLike[str] | None = None
 ) -> "PPOTrainer":
-    """Return a trainer on a task, new or continuing from a checkpoint."""
+    """Return a trainer on a task, by its name or path; new, or continuing from the checkpoint folder `resume_from`.
+
+    Raises:
+        ConfigError: `device` is not one of `DEVICES`, or the configuration does not fit the task's models.
+        TaskError: the task cannot be prepared or loaded.
+        CheckpointError: the checkpoint is damaged, or of another task or network shape.
+    """
     frozen_bf16 = config.bf16 and config.use_peft
     trainer = PPOTrainer(config, load_task(task_name, device, frozen_bf16))
     if resume_from is not None:
@@ -156,7 +162,7 @@ class PPOTrainer:
 
     @property
     def config(self) -> PPOConfig:
-        """What the run was asked for."""
+        """What the run was asked for, defaults included."""
         return self.state.config
 
     @property
@@ -224,6 +230,10 @@ class PPOTrainer:
             evaluation = evaluate(self.state, self.models, self.generator, with_values=with_values)
         metrics = report.metrics | evaluation.metrics | watch.seconds
         return replace(report, metrics=metrics, samples=evaluation.samples, readings=evaluation.readings)
+
+    def tested(self) -> SplitReading | None:
+        """Return what the policy as it is now comes to on the task's test prompts; None: the task has none."""
+        return evaluate_on_test(self.state, self.models, self.generator)
 
     def save(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint of everything the next step depends on; `extra` is the driver's own JSON."""

@@ -33,7 +33,7 @@ class UpdateStatistics:
     skipped: int = 0
 
     def add(self, values: Sums) -> None:
-        """Add to the sums."""
+        """Add scalars by name; a name that is new begins at 0."""
         for name, value in values.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 

@@ -1,4 +1,4 @@
-"""Finds Chromium for the tests of the dashboard, and installs it where there is none.
+"""Finds and starts Chromium for the tests, benchmarks and pictures of the dashboard, and installs it if it is missing.
 
 `python -m tests.chromium` prints which browser the tests use; the exit status is 1 where there is none.
 `python -m tests.chromium install [--system]` installs one first, in this order:
@@ -16,20 +16,25 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from playwright.sync_api import Playwright, sync_playwright
+from playwright.sync_api import Browser, Playwright, sync_playwright
 
 SYSTEM_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "microsoft-edge-stable")
 """Browsers that a system may have, in the order of trying."""
 COMMAND = "make browser"
 """The one command that gets a browser wherever it can."""
 NO_BROWSER = f"no Chromium, so the tests in a browser did not run; install it with: {COMMAND}"
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--no-first-run"),
+)
+"""Start it as root and without a GPU, and have it ask for nothing but its pages."""
 START_SECONDS = 60
 """The longest that a browser may take to print its version."""
 Run = Callable[[Sequence[str]], bool]
 
 
-class NoBrowser(Exception):
-    """There is no Chromium that starts; the message says how to get one."""
+class NoBrowser(SystemExit):
+    """There is no Chromium that starts. A script that does not catch it ends with the message: how to get one."""
 
 
 def executable(playwright: Playwright) -> str:
@@ -40,8 +45,17 @@ def executable(playwright: Playwright) -> str:
     """
     found = next(filter(starts, candidates(playwright.chromium.executable_path)), None)
     if found is None:
-        raise NoBrowser(NO_BROWSER)
+        raise NoBrowser(f"no Chromium that starts; install it with: {COMMAND}")
     return found
+
+
+def launch(playwright: Playwright) -> Browser:
+    """Return a started browser: Playwright's own Chromium, else the system's.
+
+    Raises:
+        NoBrowser: there is none.
+    """
+    return playwright.chromium.launch(executable_path=executable(playwright), args=list(FLAGS))
 
 
 def candidates(own: str) -> Iterator[str]:

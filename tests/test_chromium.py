@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 from tests import chromium
 
@@ -99,3 +100,5 @@ def test_without_a_browser_the_one_command_is_named(
     monkeypatch.setattr(chromium, "starts", lambda path: False)
     assert chromium.main(["find"]) == 1
     assert capsys.readouterr().out.endswith("install it with: make browser\n")
+    with sync_playwright() as playwright, pytest.raises(chromium.NoBrowser, match="install it with: make browser"):
+        chromium.launch(playwright)

@@ -149,6 +149,7 @@ def test_what_raises_before_anything_is_trained_is_no_data() -> None:
     class Broken(MadeUp):
         def __iter__(self) -> Iterator[StepReport]:
             raise RuntimeError("no such model")
+            yield
 
     with pytest.raises(RuntimeError, match="no such model"):
         record_run(SPEC, planned(), lambda config, task: Broken(config))
@@ -238,6 +239,13 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert repr(found.runs) == repr(runs)  # in which NaN equals NaN
     assert list(file.parent.iterdir()) == [file]
     assert pq.read_table(file).num_rows == 6
+
+
+def test_what_each_prompt_came_to_is_kept_in_half_precision(tmp_path: Path) -> None:
+    found = replace(evaluation(0.5, 0.0), rewards=(0.1, -2.0), kls=(12.3, 0.0))
+    recorded.write(tmp_path / "reviews.parquet", Recording(SPEC.to_dict(), (run_of("random-0000", found),)))
+    (read,) = recorded.read(tmp_path / "reviews.parquet").runs[0].evaluations()
+    assert (read.rewards, read.kls) == ((0.0999755859375, -2.0), (12.296875, 0.0))
 
 
 def test_a_file_that_is_no_recording_is_one_line(tmp_path: Path) -> None:
@@ -450,12 +458,12 @@ def test_without_its_working_folder_a_recording_goes_on_from_its_file(tmp_path: 
     elsewhere = Workshop(SPEC, shop.file, tmp_path / "elsewhere", {"commit": "def"})
     elsewhere.open()
     assert elsewhere.finished() == {run.name for run in before.runs}
-    work(elsewhere, Amount(random=12, near_top=2), make_up)
+    work(elsewhere, Amount(random=13, near_top=2), make_up)
     elsewhere.assemble()
     after = recorded.read(shop.file)
     assert after.region == before.region
-    assert [run.steps for run in after.runs[:13]] == [run.steps for run in before.runs]
-    assert after.runs[13].name == "near-top-0001"
+    assert [after.named(run.name).steps for run in before.runs] == [run.steps for run in before.runs]
+    assert {run.name for run in after.runs} - {run.name for run in before.runs} == {"random-0012", "near-top-0001"}
     assert [entry["commit"] for entry in after.provenance] == ["abc", "def"]
 
 

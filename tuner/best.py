@@ -10,7 +10,7 @@ from tuner.guard import RULES
 from tuner.status import Status
 
 if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries
-    from tuner.spec import Objective
+    from tuner.status import Objective
     from tuner.store import TrialRow
 
 RULE: Mapping[Objective, str] = {
@@ -53,9 +53,14 @@ def is_eligible(trial: TrialRow, objective: Objective) -> bool:
     """Return whether a trial may be the best, whatever its value and KL."""
     if objective == "end":
         return trial.status in ENDED_WHOLE
+    return is_sound(trial) and bool(trial.value_step)
+
+
+def is_sound(trial: TrialRow) -> bool:
+    """Return whether a trial neither failed nor broke: then any checkpoint of it may be a study's answer."""
     rule = RULES.get(trial.reason.rule) if trial.reason is not None else None
     is_broken = rule is not None and rule.blame == "broken"
-    return trial.status is not Status.FAILED and bool(trial.value_step) and not is_broken
+    return trial.status is not Status.FAILED and not is_broken
 
 
 def closest_trial(trials: Sequence[TrialRow], objective: Objective) -> TrialRow | None:

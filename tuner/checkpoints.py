@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -20,12 +21,15 @@ from ppo_core import checkpoint
 from ppo_core.checkpoint import NEWEST, size
 from ppo_core.declare import HyperValue
 from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, StoreError, nearest
+from ppo_core.kl_budget import Point
 from tuner import forks, remote_checkpoints, study_folder
 from tuner.best import best_trial
+from tuner.front import StudyFront, own_front
 from tuner.held_study import OpenStudy
 from tuner.remote_checkpoints import RemoteCheckpoints, TrialCheckpoints
-from tuner.spec import Objective, StudySpec
-from tuner.status import Status
+from tuner.scoring import evaluations_of
+from tuner.spec import StudySpec
+from tuner.status import Objective, Status
 from tuner.store import StudyRow, TrialRow
 
 # A study's checkpoints under a quota on disk: which are dropped first, and which never.
@@ -34,12 +38,13 @@ from tuner.store import StudyRow, TrialRow
 #
 # 1. what no trial needs to go on or to be judged by: all but a trial's newest and best, and what was never finished,
 # 2. paused trials' checkpoints, the longest paused first; such a trial starts from step 0 when it is resumed,
-# 3. ended trials' newest ones (the earliest ended first), then their best ones, the worst trial's first.
+# 3. ended trials' newest ones (the earliest ended first), then their best ones, the worst trial's first,
+# 4. those on the study's front (see `tuner.front`), which 1 to 3 pass over, the lowest KL first.
 #
-# Never dropped: the newest one of a trial that runs or waits for a worker, its best one, and the best one of the
-# study's best trial. Nor those of a trial that the strategy paused and may promote: where nothing else is left, the
-# lowest ranked of these is pruned, and is an ended trial from then on. Of a running trial, whose worker writes
-# meanwhile, only what is older than its two newest is looked at. Never imports torch.
+# Never dropped: the newest one of a trial that runs or waits for a worker, its best one, and of the study's best trial
+# the one that its value was read at, and its best. Nor those of a trial that the strategy paused and may promote: where
+# nothing else is left, the lowest ranked of these is pruned, and is an ended trial from then on. Of a running trial,
+# whose worker writes meanwhile, only what is older than its two newest is looked at. Never imports torch.
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15} | {
     "KIB": 2**10,
@@ -100,6 +105,7 @@ def enforce(
     kl_budget: float,
     objective: Objective = "best",
     promotable: Collection[int] = (),
+    front: Sequence[tuple[int, int]] = (),
     is_kept_elsewhere: Callable[[Path], bool] = lambda _: False,
 ) -> list[Dropped]:
     """Drop checkpoints below a study's folder until they take at most `limit` bytes, and return what was dropped.
@@ -114,6 +120,7 @@ def enforce(
         kl_budget: Highest eval KL of a trial's best checkpoint and of the best trial, in nats per response.
         objective: Of the study, which decides what the best trial is.
         promotable: Numbers of the trials that the strategy paused and may promote.
+        front: The study's front, as numbers and steps, by rising KL.
         is_kept_elsewhere: Tells of a paused trial's checkpoint whether it can be brought back from another place.
     """
     excess = used(folder) - limit
@@ -121,7 +128,8 @@ def enforce(
     if excess <= 0:
         return dropped
     kept, winner = (*running, *promotable), best_trial(trials, kl_budget, objective)
-    for number, path, why in _expendable(folder, trials, running, kept, kl_budget, winner, is_kept_elsewhere):
+    last = [(number, checkpoint.step_folder(folder / str(number), step)) for number, step in front]
+    for number, path, why in _expendable(folder, trials, running, kept, kl_budget, winner, last, is_kept_elsewhere):
         if excess <= 0:
             break
         count = checkpoint.bytes_of(path)
@@ -149,6 +157,12 @@ class _Kept:
     def newest(self) -> Path | None:
         return self.complete[-1] if self.complete else None
 
+    @property
+    def answer(self) -> list[Path]:
+        """What is kept of the study's best trial: the checkpoint that its value was read at, and its best."""
+        read = [path for path in self.complete if checkpoint.step_of(path) == self.row.value_step]
+        return [path for path in (*read, self.best or self.newest) if path is not None]
+
 
 def _expendable(
     folder: Path,
@@ -157,15 +171,21 @@ def _expendable(
     needed: Collection[int],
     kl_budget: float,
     winner: TrialRow | None,
+    front: Sequence[tuple[int, Path]],
     is_kept_elsewhere: _Elsewhere,
 ) -> Iterator[tuple[int, Path, str]]:
     """Yield what may be dropped, first what goes first, each with its trial's number and what it is."""
     kept = [_kept(folder / str(row.number), row, kl_budget) for row in trials]
-    for one in kept:
-        yield from _surplus(one, one.row.number in running)
     free = [one for one in kept if one.row.number not in needed]
-    yield from _paused(free, is_kept_elsewhere)
-    yield from _ended(free, winner)
+    surplus = [item for one in kept for item in _surplus(one, one.row.number in running)]
+    answer = {path for one in kept if winner is not None and one.row.number == winner.number for path in one.answer}
+    found = [one for one in (*surplus, *_paused(free, is_kept_elsewhere), *_ended(free)) if one[1] not in answer]
+    protected = {path for _, path in front}
+    yield from (one for one in found if one[1] not in protected)
+    expendable = {path for _, path, _ in found}
+    for number, path in front:
+        if path in expendable:
+            yield number, path, "on the study's front: the best under another KL budget"
 
 
 def _kept(folder: Path, row: TrialRow, kl_budget: float) -> _Kept:
@@ -199,15 +219,13 @@ def _saved_at(path: Path) -> float:
         return 0.0
 
 
-def _ended(free: Sequence[_Kept], winner: TrialRow | None) -> Iterator[tuple[int, Path, str]]:
+def _ended(free: Sequence[_Kept]) -> Iterator[tuple[int, Path, str]]:
     ended = [one for one in free if one.row.status.is_final]
-    wins = {one.row.number: winner is not None and one.row.number == winner.number for one in ended}
     for one in sorted(ended, key=lambda one: (one.row.ended_at or 0.0, one.row.number)):
-        is_all = one.best is None and wins[one.row.number]
-        if one.newest is not None and one.newest != one.best and not is_all:
+        if one.newest is not None and one.newest != one.best:
             yield one.row.number, one.newest, f"the newest of a {one.row.status} trial"
     for one in sorted(ended, key=lambda one: (_worth(one.row), one.row.number)):
-        if one.best is not None and not wins[one.row.number]:
+        if one.best is not None:
             yield one.row.number, one.best, f"the best of a {one.row.status} trial"
 
 
@@ -375,16 +393,45 @@ class TrialFiles:
         last_step = self._study.store.last_step(row.id)
         self.work.give(lambda: _resume_point(folder, last_step, elsewhere), then)
 
-    def end(self, number: int) -> None:
-        """Keep of a trial that has ended its newest checkpoint and its best one."""
-        folder, elsewhere, kl_budget = self._folder(number), self._elsewhere(number), self._study.spec.kl_budget
+    def settle(self, row: TrialRow) -> None:
+        """Keep of a trial that has ended, or that the strategy paused, its newest checkpoints, its best and its front.
 
-        def end() -> None:
-            checkpoint.prune_all_but_best(folder, kl_budget=kl_budget, newest=1)
+        That is what it has on the study's front. What other trials have there no longer, since this one is better,
+        goes.
+        """
+        study, kl_budget, front = self._study, self._study.spec.kl_budget, self._front
+        own = own_front(row, evaluations_of(study.store, row)) if study.spec.objective == "best" else []
+        # One of these that is started meanwhile finds its checkpoint by a later piece of work.
+        idle = {one.number: _newest_of(one) for one in study.board if one.is_done}
+
+        def settle() -> None:
+            kept, lost = front.put(row.number, own)
+            steps = [point.step for point in kept if point.trial == row.number]
+            folder, elsewhere = self._folder(row.number), self._elsewhere(row.number)
+            checkpoint.prune_all_but_best(folder, kl_budget=kl_budget, newest=idle[row.number], steps=steps)
             if elsewhere is not None:
                 elsewhere.keep()
+            for point in lost:
+                if point.trial in idle and point.trial != row.number:
+                    self._remove_spare(point, kl_budget, idle[point.trial])
 
-        self.work.give(end, Future.result)
+        self.work.give(settle, Future.result)
+
+    def _remove_spare(self, point: Point, kl_budget: float, newest: int) -> None:
+        folder, elsewhere = self._folder(point.trial), self._elsewhere(point.trial)
+        names = checkpoint.remove_spare(folder, (point.step,), kl_budget=kl_budget, newest=newest)
+        if elsewhere is not None:
+            elsewhere.drop(names)
+
+    @cached_property
+    def _front(self) -> StudyFront:
+        """The study's, where any checkpoint may be the answer under another budget. Only pieces of work use it."""
+        study = self._study
+        return StudyFront.read(study.store, study.board if study.spec.objective == "best" else (), self._is_here)
+
+    def _is_here(self, point: Point) -> bool:
+        path = checkpoint.step_folder(self._folder(point.trial), point.step)
+        return (path / checkpoint.MANIFEST).exists()
 
     def fork(
         self,
@@ -449,6 +496,7 @@ class TrialFiles:
         if limit is None or not (now or is_due):
             return
         rows, numbers, promotable, spec = list(study.board.rows), frozenset(running), ranked(), study.spec
+        front = self._front
 
         def then(outcome: Future[tuple[list[Dropped], int]]) -> None:
             self._is_measuring, self._measured_at = False, time.monotonic()
@@ -458,7 +506,7 @@ class TrialFiles:
             self._tell_quota(dropped, taken, limit, is_all=not self._without_room)
 
         self._is_measuring = True
-        self.work.give(lambda: self._enforce_quota(rows, numbers, promotable, limit, spec), then)
+        self.work.give(lambda: self._enforce_quota(rows, numbers, promotable, front, limit, spec), then)
 
     def take_without_room(self) -> Sequence[int]:
         """Return the trials that are to be pruned since the quota has no room for their checkpoints, once each."""
@@ -470,6 +518,7 @@ class TrialFiles:
         rows: Sequence[TrialRow],
         running: Collection[int],
         promotable: Sequence[int],
+        front: StudyFront,
         limit: int,
         spec: StudySpec,
     ) -> tuple[list[Dropped], int]:
@@ -486,6 +535,7 @@ class TrialFiles:
             kl_budget=spec.kl_budget,
             objective=spec.objective,
             promotable=promotable,
+            front=[(point.trial, point.step) for point in front.kept()],
             is_kept_elsewhere=self._is_elsewhere,
         )
         return dropped, used(folder)
@@ -493,7 +543,9 @@ class TrialFiles:
     def _tell_quota(self, dropped: Sequence[Dropped], taken: int, limit: int, *, is_all: bool) -> None:
         for one in dropped:
             self._warn(one.line)
-        if is_all and taken > limit and not self._is_over:
+        if not is_all:  # a paused trial's are still to go, and then it is measured again
+            return
+        if taken > limit and not self._is_over:
             size = checkpoint.size
             self._warn(f"checkpoints take {size(taken)}, over the quota of {size(limit)}: nothing more may be dropped")
         self._is_over = taken > limit
@@ -522,6 +574,11 @@ def fork_copy(
             if attempts_left == 0 or (chosen / checkpoint.MANIFEST).exists():
                 raise
     raise AssertionError
+
+
+def _newest_of(row: TrialRow) -> int:
+    """Return how many newest checkpoints are kept of a trial: one that runs again has two, since one may be damaged."""
+    return 1 if row.status.is_final else NEWEST
 
 
 def _resume_point(folder: Path, last_step: int | None, elsewhere: TrialCheckpoints | None) -> tuple[Path, int] | None:

@@ -11,17 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
+from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import report_line
 from ppo_core.run.command_line import StopRequest
 from tuner import retry, study_folder, trial_log
+from tuner.answer import due_reading
 from tuner.checkpoints import NO_ROOM, TrialFiles
 from tuner.engine.base import Engine
 from tuner.events import (
     ONLY_PAUSED,
     ORDERED,
     TIME_LIMIT,
+    AnswerReading,
     Emit,
     Limits,
     OrderDecided,
@@ -48,6 +51,7 @@ from tuner.protocol import (
     Prepared,
     PrepareTask,
     Progress,
+    Read,
     Stepped,
     TrialSpec,
 )
@@ -133,6 +137,8 @@ class TrialLoop:
                     self._obey()
                 self._files.keep_within_quota(self._taken(), self._promotable)
                 self._give_up_for_room()
+            if self.is_finished:
+                self._read_answer()
         self._finish_files()
         if self._verdict is not None:
             name = self._study.row.name
@@ -152,6 +158,25 @@ class TrialLoop:
         self._files.keep_within_quota((), self._promotable, now=True)
         while self._files.work.is_busy or self._give_up_for_room():
             list(self._engine.events(ORDER_SECONDS))  # no worker is busy; it ends when a piece of work is done
+            self._files.work.collect()
+            self._stay_alive()
+
+    def _read_answer(self) -> None:
+        """Have the study's answer read on the test prompts, once; where that fails, the next run tries again."""
+        study, job = self._study, due_reading(self._study)
+        if job is None or self._is_stopping():
+            return
+        row, step = study.board[job.number], checkpoint.step_of(job.checkpoint)
+        self._emit(AnswerReading(job.number, step))
+        self._engine.start(job)
+        while not self._is_stopping():
+            for _, message in self._engine.events(self._longest_wait()):
+                if isinstance(message, Read):
+                    study.store.add_test_reading(study.lease, row.id, step, message.reading, message.why_not)
+                else:
+                    why = message.message if isinstance(message, Failed) else str(message)
+                    self._emit(StudyWarned(f"trial {row.number} could not be read on the test prompts: {why}"))
+                return
             self._files.work.collect()
             self._stay_alive()
 
@@ -368,6 +393,7 @@ class TrialLoop:
                 folder=study.trial_folder(row.number),
                 guard=study.spec.guard,
                 kl_budget=study.spec.kl_budget,
+                objective=study.spec.objective,
                 resume_from=resume_from,
                 checkpoint_seconds=study.spec.workers.checkpoint_seconds,
                 checkpoint_url=self._limits.checkpoint_url,
@@ -405,7 +431,7 @@ class TrialLoop:
                 losses = self._losses[number] = self._losses.get(number, 0) + 1
                 reason = partial(retry.lost_reason, message.how, losses)
                 self._retry(number, f"worker lost: {message.how}", reason)
-            case Progress() | Prepared():
+            case Progress() | Prepared() | Read():
                 raise AssertionError(message)
             case _:
                 assert_never(message)
@@ -459,7 +485,9 @@ class TrialLoop:
         standing = outcome(evaluations, study.spec, Status.PAUSED, reason)
         study.store.rest(study.lease, row, standing, self._scheduler.score(evaluations))
         trial_log.note(study.trial_folder(row.number), "the strategy paused the trial")
-        self._emit(TrialSetAside(study.refresh(row.number)))
+        row = study.refresh(row.number)
+        self._files.settle(row)
+        self._emit(TrialSetAside(row))
 
     def _end(self, number: int) -> None:
         """Judge a trial that ran to its end or was ended by the guard; one that was told to end by an order is left."""
@@ -500,7 +528,7 @@ class TrialLoop:
         study.store.finish_trial(study.lease, trial.id, outcome)
         why = "" if outcome.reason is None else f": {outcome.reason.message}"
         trial_log.note(study.trial_folder(trial.number), f"the trial is {outcome.status}{why}")
-        self._files.end(trial.number)
         row = study.refresh(trial.number)
+        self._files.settle(row)
         self._verdict = self._verdict or self._streak.add(row)
         self._emit_end(row)

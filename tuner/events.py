@@ -70,6 +70,14 @@ class TrialSetAside:
 
 
 @dataclass(frozen=True)
+class AnswerReading:
+    """The search has ended, and its answer is read on the test prompts."""
+
+    trial: int
+    step: int
+
+
+@dataclass(frozen=True)
 class OrderDecided:
     """An order was carried out or refused; its outcome says how."""
 
@@ -118,6 +126,7 @@ Event = (
     | TrialStepped
     | TrialEnded
     | TrialSetAside
+    | AnswerReading
     | OrderDecided
     | StudyPaused
     | StudyWarned

@@ -22,12 +22,9 @@ from ppo_core.declare import HyperValue
 from ppo_core.errors import CheckpointError, ConfigError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
 from tuner import study_folder
-from tuner.guard import GuardState
+from tuner.guard import GUARD, GuardState
 from tuner.scoring import is_finite
 from tuner.store import Store, StudyRow, TrialRow
-
-GUARD = "guard"
-"""Key of a manifest's `extra` that holds the guard's state."""
 
 CHANGEABLE = tuple(name for name, declared in HYPERPARAMETERS.items() if not declared.fixed_by_checkpoint)
 """The hyperparameters that a fork may change."""
@@ -158,7 +155,11 @@ def find(study: StudyRow, trial: int, step: int) -> Kept:
     path = checkpoint.step_folder(folder / str(trial), step)
     if (path / checkpoint.MANIFEST).exists():
         return Kept(path)
-    return Kept(None, "of a trial only the newest checkpoints and its best within the study's KL budget are kept")
+    return Kept(
+        None,
+        "of a trial only the newest checkpoints, its best within the study's KL budget and those on the study's front "
+        "are kept",
+    )
 
 
 def kept_by_episode(study: StudyRow, trial: int) -> dict[int, Path]:
@@ -181,12 +182,15 @@ class Answer:
 
 
 def answer(store: Store, study: StudyRow, trial: TrialRow) -> Answer | None:
-    """Return the checkpoint of a trial's last evaluation, with which its value ends; None: it was never evaluated."""
+    """Return the checkpoint that a trial's value was read at, under `end` the last one; None: it has no value.
+
+    A trial that an older version judged does not say which that is: then it is its last evaluation.
+    """
     rows = store.steps([trial.id], ("eval/reward",), evaluations_only=True)
-    last = next((row for row in reversed(rows) if is_finite(row["eval/reward"])), None)
-    if last is None:
+    found = [row for row in rows if is_finite(row["eval/reward"]) and trial.value_step in (None, row["step"])]
+    if not found:
         return None
-    step, episode = int(last["step"]), int(last["episode"])
+    step, episode = int(found[-1]["step"]), int(found[-1]["episode"])
     if trial.parent is None:
         again = train_again(study.name, trial, episode)
     else:
@@ -197,11 +201,14 @@ def answer(store: Store, study: StudyRow, trial: TrialRow) -> Answer | None:
 
 
 def train_again(study: str, trial: TrialRow, episode: int) -> list[str]:
-    """Return the command that trains a trial anew, with a checkpoint at `episode`.
+    """Return the command that trains a trial anew up to `episode`, and keeps the model.
 
-    The same seed and threads give the same run. A fork's own way began elsewhere: see `fork_again`.
+    All schedules are as they were, and the same seed, threads and device give the same run. A fork's own way began
+    elsewhere: see `fork_again`.
     """
-    return ["train", "--from", study, str(trial.number), "--save_every_episodes", str(episode)]
+    whole = ["train", "--from", study, str(trial.number)]
+    is_end = episode >= PPOConfig.from_dict(trial.config).whole_episodes()
+    return whole if is_end else [*whole, "--stop_at_episode", str(episode)]
 
 
 def fork_again(study: str, fork: TrialRow, parent: TrialRow, episode: int | None) -> list[str]:

@@ -6,6 +6,7 @@ rule: a task may well reward brevity.
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -18,6 +19,8 @@ from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
 from tuner.status import Reason
 
+GUARD = "guard"
+"""Key of a checkpoint's `extra` that holds the guard's state."""
 KL = "objective/kl_exact"
 ENTROPY = "policy/entropy_avg"
 VALUE_LOSS = "loss/value_avg"
@@ -392,16 +395,13 @@ _CHECKS: Mapping[str, _Check] = {
 
 
 def _limit(rule: Rule, value: object, where: str) -> float:
-    if value is False:
-        return False
-    if value is True:
-        return rule.limit
-    if rule.valid is None:
-        raise ConfigError(f"{where} = {value!r} is not allowed: {rule.allowed}")
-    try:
-        return declare.number(value, rule.valid, where)
-    except ConfigError:
-        raise ConfigError(f"{where} = {value!r} is not allowed: {rule.allowed}") from None
+    if value is False or (value is True and rule.valid is None):
+        return value
+    with suppress(ConfigError):
+        if rule.valid is not None:
+            return declare.number(value, rule.valid, where)
+    given = "true" if value is True else repr(value)
+    raise ConfigError(f"{where} = {given} is not allowed: {rule.allowed}")
 
 
 def _nonfinite(metric: str, state: GuardState, report: StepReport) -> Reason:
@@ -414,7 +414,7 @@ def _nonfinite(metric: str, state: GuardState, report: StepReport) -> Reason:
 def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: GuardState, report: StepReport) -> Reason:
     assert rule.metric is not None
     metric = METRICS[rule.metric]
-    limit = f"{reading.limit:.3g} {metric.unit}".rstrip()
+    limit = metric.with_unit(f"{reading.limit:.3g}")
     if rule.relative_to:
         limit += f" ({setting:g} of {rule.relative_to})" if setting < 1 else f" ({setting:g} times {rule.relative_to})"
     if rule.blame == "idle":
@@ -423,6 +423,6 @@ def _reason(rule: Rule, setting: float, reading: _Reading, count: int, state: Gu
         message = f"{metric.label} never reached {limit} in {count} steps: {most}"
     else:
         side = "under" if rule.breaks_below else "over"
-        steps = f" for {count} steps" if rule.is_patient else ""
+        steps = f" for {count} steps" if rule.is_patient and count > 1 else ""
         message = f"{metric.label} was {side} {limit}{steps}: {reading.value:.3g} at step {report.step}"
     return Reason(rule.name, message, rule.metric, reading.value, reading.limit, count, report.step, state.window)

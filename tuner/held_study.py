@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner import study_folder
 from tuner.order_checks import changed_spec
 from tuner.scoring import TrialList, judged_again
-from tuner.spec import StudySpec
+from tuner.spec import SpecChanges, StudySpec
+from tuner.starts import best_of, settle
+from tuner.status import Origin
 from tuner.store import Lease, Store, StudyRow, TrialRow
 
 # The settings that both a study file and the order `set` give: which of the two holds. No torch.
@@ -143,19 +146,24 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, is_file: bool) ->
 
     Raises:
         ConfigError: the study has trials under a spec that the given one must not be mixed with.
+        StudyError: an earlier study that it is to start from does not exist, or has no best trial.
     """
     known = study.row.overrides or {}
     study.spec, record, notes = at_run(study.spec, known, is_file=is_file, flags=flags)
     yield from notes
+    stored = None
     if len(study.board):
         stored = StudySpec.from_dict(study.row.spec, f'study "{study.row.name}" in the store')
-        changes = study.spec.changes_to(stored)
-        if changes.refused:
-            raise ConfigError(f'study "{study.row.name}" has trials already: {"; ".join(changes.refused)}')
-        yield from changes.told
-        if stored.kl_budget != study.spec.kl_budget:
-            study.store.set_judgements(study.lease, judged_again(study.store, study.board, study.spec))
-            study.board = TrialList(study.store.trials(study.row))
+    ran = sum(row.origin is Origin.LISTED for row in study.board.counted())
+    changes = SpecChanges() if stored is None else study.spec.changes_to(stored)
+    study.spec, told, refused = settle(study.spec, stored, ran, partial(best_of, study.store))
+    refused = [*changes.refused, *refused]
+    if refused:
+        raise ConfigError(f'study "{study.row.name}" has trials already: {"; ".join(refused)}')
+    yield from (*changes.told, *told)
+    if stored is not None and stored.kl_budget != study.spec.kl_budget:
+        study.store.set_judgements(study.lease, judged_again(study.store, study.board, study.spec))
+        study.board = TrialList(study.store.trials(study.row))
     if study.row.archived_at is not None:
         yield "the study was archived, and is no longer"
     study_folder.claim(study.folder, study.row)

@@ -10,7 +10,7 @@ from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner import forks, upkeep
 from tuner.orders import KINDS, SETTINGS
 from tuner.results import StudyView
-from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
+from tuner.space import require_one_control
 from tuner.spec import StudySpec
 from tuner.status import Role, Status
 from tuner.store import Store, StudyRow, TrialRow
@@ -72,19 +72,16 @@ def _listed_values(spec: StudySpec, values: Mapping[str, object]) -> dict[str, H
 
 
 def _searched_values(spec: StudySpec, values: Mapping[str, object]) -> dict[str, HyperValue]:
-    params = spec.reference_params()
+    given = {}
     for name, value in values.items():
         _require_free(spec, name)
         if name not in spec.search:
             searched = ", ".join(spec.search)
             hint = nearest(name, spec.search)
             raise ConfigError(f"{name} is not searched in this study; there are: {searched}{hint}")
-        params[name] = _in_range(spec, name, _declared(name, value))
-    if has_kl_choice(spec.search):
-        if "kl_coef" in values and "kl_target" in values:
-            raise ConfigError("kl_coef and kl_target exclude each other: β is fixed, or adapts to a target")
-        params[KL_CONTROL] = ADAPTIVE if "kl_target" in values else FIXED
-    return {name: value for name, value in params.items() if is_active(name, spec.search, params)}
+        given[name] = _in_range(spec, name, _declared(name, value))
+    require_one_control(spec.search, given)
+    return spec.params_with(given)
 
 
 def _require_free(spec: StudySpec, name: str) -> None:

@@ -6,9 +6,9 @@ from enum import Enum
 from pathlib import Path
 
 from ppo_core.declare import HyperValue
-from ppo_core.report import StepReport
+from ppo_core.report import SplitReading, StepReport
 from tuner.guard import GuardSettings
-from tuner.status import Reason
+from tuner.status import Objective, Reason
 from tuner.worker_settings import WorkerSettings
 
 GPU_VARIABLE = "PPO_TUNER_GPU"
@@ -58,6 +58,8 @@ class TrialSpec:
     guard: GuardSettings
     kl_budget: float
     """Highest eval KL of the trial's best checkpoint, in nats per response."""
+    objective: Objective = "best"
+    """What its value is: where it is the best checkpoint, the trial is evaluated also before it crosses the budget."""
     resume_from: Path | None = None
     """The checkpoint to go on from; None: from the start."""
     checkpoint_seconds: float = WorkerSettings.checkpoint_seconds
@@ -66,6 +68,24 @@ class TrialSpec:
     """Where the study's checkpoints are kept besides, for `tuner.remote_checkpoints`; None: nowhere else."""
     is_audited: bool = False
     """Whether each rule of the guard speaks but once, and the trial then goes on."""
+    resources: Resources = Resources()
+
+
+@dataclass(frozen=True)
+class ReadTest:
+    """Read a checkpoint on the task's test prompts; answered by `Read` or `Failed`."""
+
+    study: str
+    number: int
+    """Of the checkpoint's trial."""
+    config: Mapping[str, HyperValue]
+    task: str
+    trainer: str
+    """The trainer's factory, as `module:function`."""
+    device: str
+    threads: int
+    checkpoint: Path
+    """In the trial's folder, where the worker's output goes, too."""
     resources: Resources = Resources()
 
 
@@ -140,6 +160,15 @@ class NoRoom:
 
 
 @dataclass(frozen=True)
+class Read:
+    """The checkpoint was read on the test prompts, or cannot be."""
+
+    reading: SplitReading | None
+    why_not: str | None = None
+    """Why there is no reading: there never will be one."""
+
+
+@dataclass(frozen=True)
 class Ended:
     """The trial ran to its end, or ended where it was told to stop."""
 
@@ -174,5 +203,5 @@ class Lost:
     """The exit code or signal, or how long it was silent, in words."""
 
 
-Job = PrepareTask | TrialSpec
-Message = Progress | Prepared | Entered | Stepped | NoRoom | Ended | Left | Failed | Lost
+Job = PrepareTask | TrialSpec | ReadTest
+Message = Progress | Prepared | Entered | Stepped | NoRoom | Read | Ended | Left | Failed | Lost

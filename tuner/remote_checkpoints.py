@@ -11,7 +11,7 @@ import json
 import logging
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -110,6 +110,14 @@ class TrialCheckpoints:
             _log.warning(
                 "checkpoints of trial %s are not all at %s: %s", self.folder.name, self.place.url, _line(error)
             )
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Remove checkpoints from the place by name; what fails is logged."""
+        try:
+            for name in names:
+                self._remove(name)
+        except Exception as error:  # as for `keep`
+            _log.warning("checkpoints of trial %s are left at %s: %s", self.folder.name, self.place.url, _line(error))
 
     def holds(self, local: Path) -> bool:
         """Return whether the place has a checkpoint of the folder, as it is there."""

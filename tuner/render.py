@@ -17,16 +17,17 @@ from rich.text import Text
 from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from ppo_core.output import KL_UNIT, NOTHING, PLAIN_WIDTH, measured, plain, plus_minus, short
+from ppo_core.output import KL_UNIT, NOTHING, PLAIN_WIDTH, counted, measured, plain, plus_minus, short
 from tuner.forks import Answer
 from tuner.guard import RULES
-from tuner.results import Estimate, Source, StudyView, value_sources
+from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import Order, TrialRow
 
 CURVE_ROWS = 12
+AUDITED = " †"
 STYLES = {
     Status.WAITING: "cyan",
     Status.RUNNING: "cyan",
@@ -60,7 +61,9 @@ def trial_line(trial: TrialRow) -> str:
         f"KL {measured(trial.kl):>5}",
         f"{trial.seconds:>5.0f} s",
     ]
-    if trial.reason is not None:
+    if trial.is_resting:
+        parts.append(f"score {measured(trial.rung_score)} at {measured(trial.end_kl)} nats")
+    elif trial.reason is not None:
         parts.append(plain(trial.reason.message))
     return "  ".join([*parts, params_line(trial.params)])
 
@@ -94,7 +97,7 @@ def _table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -
 
 
 def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Table:
-    """Return the table of trials: value, KL, status and reason. The best one carries a mark."""
+    """Return the table of trials: value, KL, status and reason. The best one and audited ones carry marks."""
     kl = f"eval KL\n{KL_UNIT}"
     numbers = ("trial", "value ± SE\nreward", kl, "episodes", "seconds")
     table = _table("trial", "status", *numbers[1:], "reason", title="Trials", right=numbers)
@@ -102,13 +105,18 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
         mark = "* " if best is not None and trial.number == best.number else ""
         table.add_row(
             f"{mark}{trial.number}",
-            _status(trial),
+            _status(trial) + (AUDITED if trial.is_audited else ""),
             plus_minus(trial.value, trial.value_se),
             measured(trial.kl),
             str(trial.episodes),
             f"{trial.seconds:.0f}",
             plain(trial.reason.message) if trial.reason else "best" if mark else "",
         )
+    if any(trial.is_audited for trial in trials):
+        fatal = ", ".join(rule.name for rule in RULES.values() if rule.is_fatal)
+        noted = f"the guard's rules, except {fatal}, were only noted"
+        table.caption = f"{AUDITED.strip()} audited: {noted}: see `ppo-tuner show STUDY TRIAL`"
+        table.caption_justify = "left"
     return table
 
 
@@ -292,6 +300,16 @@ def answer_line(answer: Answer) -> str:
     return f"Checkpoint {at}: not kept here ({answer.kept.why_not})."
 
 
+def front_table(points: Sequence[FrontPoint]) -> Table:
+    """Return the table of the checkpoints that are kept for being the best under some KL budget."""
+    columns = (f"budgets from\n{KL_UNIT}", "eval reward", f"eval KL\n{KL_UNIT}", "trial", "step")
+    table = _table(*columns, "checkpoint", title="Kept for other KL budgets", right=columns)
+    for point in points:
+        reward, kl = (plus_minus(estimate.mean, estimate.se) for estimate in (point.reward, point.kl))
+        table.add_row(measured(point.budget), reward, kl, str(point.trial), str(point.step), _place(point.path))
+    return table
+
+
 def checkpoint_lines(kept: Mapping[int, Path]) -> list[str]:
     """Return a heading and a line a checkpoint, by episode; nothing where none is kept."""
     lines = [f"  episode {episode}: {_place(path)}" for episode, path in kept.items()]
@@ -364,7 +382,7 @@ def sample_lines(rows: Sequence[Mapping[str, Any]], most: int = 3) -> list[Text]
     lines = [Text(f"Samples at step {last}", style="bold")] if chosen else []
     for row in chosen:
         reward = f"reward {plus_minus(row['reward'])}{_parts(row['parts'])}"
-        numbers = ", ".join((reward, f"KL {plus_minus(row['kl'])} {KL_UNIT}", f"{row['length']} tokens"))
+        numbers = ", ".join((reward, f"KL {plus_minus(row['kl'])} {KL_UNIT}", f"{counted(row['length'], 'token')}"))
         lines.append(Text(f"[{row['prompt_index']}] {numbers}", style="dim"))
         lines.append(Text(f"    {plain(row['prompt'])} |") + Text(f" {plain(row['response']).strip()}", style="cyan"))
     return lines
@@ -378,12 +396,17 @@ def _parts(parts: Mapping[str, float | None]) -> str:
 
 
 def prunings_line(by_rule: Mapping[str, Sequence[int]], trials: int) -> str:
-    """Return how many trials were pruned for their KL, and by which rule."""
+    """Return how many of the trials were pruned for their KL, and by which rule."""
     count = sum(len(numbers) for numbers in by_rule.values())
     if not count:
-        return f"None of {trials} trials was pruned for its KL."
+        return (
+            f"None of the {trials} trials was pruned for its KL."
+            if trials > 1
+            else "The trial was not pruned for its KL."
+        )
     rules = "; ".join(f"{RULES[rule].label} ({rule}): {_ranges(numbers)}" for rule, numbers in by_rule.items())
-    return f"{count} of {trials} trials {'was' if count == 1 else 'were'} pruned by the guard for KL blow-up. {rules}."
+    were = "was" if count == 1 else "were"
+    return f"{count} of {counted(trials, 'trial')} {were} pruned by the guard for KL blow-up. {rules}."
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -7,21 +7,24 @@ finite or was not measured is `null`.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from ppo_core import checkpoint
 from ppo_core.declare import HyperValue
 from ppo_core.errors import TaskError
 from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.kl_budget import Point, is_within
 from ppo_core.metrics import METRICS
 from ppo_core.task_file import get_task
 from tuner import forks
 from tuner.best import best_trial
+from tuner.front import StudyFront
 from tuner.guard import RULES
-from tuner.scoring import Extent, extent, judged_again
+from tuner.scoring import EVALUATION_METRICS, Extent, extent, judged_again
 from tuner.spec import SCALE_FREE, StudySpec, ValueSource
-from tuner.status import Status
-from tuner.store import Order, Store, StudyRow, TrialRow
+from tuner.status import Objective, Origin, Status
+from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
 
 LONGER = 10
 """How many times longer the suggested training of a found configuration is."""
@@ -97,17 +100,95 @@ def baseline(store: Store, trial: TrialRow) -> Estimate | None:
     return None if first is None else Estimate(first["eval/reward"], first["eval/reward_se"])
 
 
-def final_kl(store: Store, trial: TrialRow) -> Estimate | None:
-    """Return the trial's eval KL in nats per response.
+def value_kl(store: Store, trial: TrialRow, objective: Objective) -> Estimate | None:
+    """Return the eval KL that the trial's value was read at, in nats per response.
 
-    Its standard error is the mean of those of the evaluations that it is the mean of: they share prompts.
+    Under `end` its standard error is the mean of those of the evaluations that it is the mean of: they share prompts.
     """
     if trial.kl is None:
         return None
     rows = store.steps([trial.id], ("eval/kl_se",), evaluations_only=True)
-    last = ([row for row in rows if row["step"] > 0] or rows)[-2:]
-    errors = [row["eval/kl_se"] for row in last if row["eval/kl_se"] is not None]
+    if objective == "best":
+        read = [row for row in rows if row["step"] == trial.value_step]
+    else:
+        read = ([row for row in rows if row["step"] > 0] or rows)[-2:]
+    errors = [row["eval/kl_se"] for row in read if row["eval/kl_se"] is not None]
     return Estimate(trial.kl, sum(errors) / len(errors) if errors else None)
+
+
+@dataclass(frozen=True)
+class End:
+    """How far a trial was trained, and where its last evaluation read its KL."""
+
+    is_whole: bool
+    """Whether it was trained to its end."""
+    kl: Estimate | None
+    """In nats per response; None: its last evaluation read none."""
+    is_within: bool | None
+    """Whether the configuration itself ends within the KL budget; None: the trial was not trained to its end."""
+
+
+def end_of(store: Store, trial: TrialRow, spec: StudySpec) -> End:
+    """Return how a trial ended, or how far it came, under the KL budget and objective of `spec`."""
+    rows = store.steps([trial.id], ("eval/kl", "eval/kl_se"), evaluations_only=True)
+    last = rows[-1] if rows else None
+    kl = None if last is None or last["eval/kl"] is None else Estimate(last["eval/kl"], last["eval/kl_se"])
+    is_whole = trial.status is Status.COMPLETED
+    if not is_whole or kl is None:
+        return End(is_whole, kl, None)
+    if spec.objective == "end":  # whose constraint is on the KL that its value was read at
+        return End(is_whole, kl, trial.kl is not None and trial.kl <= spec.kl_budget)
+    return End(is_whole, kl, is_within(kl.mean, kl.se, spec.kl_budget))
+
+
+def on_test(store: Store, view: StudyView, trial: TrialRow) -> OnTest | str:
+    """Return what the best trial's checkpoint came to on the test prompts, or why it was not read, as a clause."""
+    answer = forks.answer(store, view.row, trial)
+    found = None if answer is None else store.on_test(trial.id, answer.step)
+    if found is not None:
+        return found if found.why_not is None else found.why_not
+    if answer is None or answer.kept.path is None:
+        return "the checkpoint is not kept here"
+    if view.spec.kl_budget != as_view(view.row, ()).spec.kl_budget:
+        return "only the answer under the study's own KL budget is"
+    return "the study is not finished" if view.row.finished_at is None else "the study's next run does that"
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """A checkpoint that is kept since it is the best of its study for some KL budget."""
+
+    trial: int
+    step: int
+    episode: int
+    reward: Estimate
+    kl: Estimate
+    """In nats per response."""
+    budget: float
+    """The lowest budget that it is within: KL + one standard error, in nats per response."""
+    path: Path
+
+
+def front(store: Store, view: StudyView) -> list[FrontPoint]:
+    """Return what is kept here of the study's front, by rising KL and reward.
+
+    Under the objective `end` no checkpoint in the middle of a trial is an answer: then there is none.
+    """
+    if view.spec.objective == "end":
+        return []
+
+    def path_of(point: Point) -> Path | None:
+        return forks.find(view.row, point.trial, point.step).path
+
+    row_of, points = {row.number: row for row in view.trials}, []
+    for point in StudyFront.read(store, view.trials, lambda one: path_of(one) is not None).kept():
+        rows = store.steps([row_of[point.trial].id], EVALUATION_METRICS, evaluations_only=True)
+        found = next(row for row in rows if row["step"] == point.step)
+        reward, kl = (Estimate(found[f"eval/{name}"], found[f"eval/{name}_se"]) for name in ("reward", "kl"))
+        path = path_of(point)
+        if path is not None:
+            points.append(FrontPoint(point.trial, point.step, found["episode"], reward, kl, point.bound, path))
+    return points
 
 
 def gain(trial: TrialRow, start: Estimate) -> Estimate:
@@ -130,9 +211,33 @@ def kl_prunings(trials: Sequence[TrialRow]) -> dict[str, list[int]]:
     return by_rule
 
 
-def seconds_spent(trials: Sequence[TrialRow]) -> float:
-    """Return how long the trials trained, all together."""
-    return sum(trial.seconds for trial in trials)
+@dataclass(frozen=True)
+class Spent:
+    """What a study has cost so far, and on what. Seconds are device-seconds: a worker's, on its device."""
+
+    seconds: float
+    evaluations: float
+    """Seconds of them in evaluations."""
+    by: Mapping[str, tuple[int, float]]
+    """Trials and seconds by what became of the trials, in words."""
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        parts = [f"{seconds:.0f} in {count} {what}" for what, (count, seconds) in self.by.items()]
+        return f"Spent: {self.seconds:.0f} device-seconds ({', '.join(parts)}); {self.evaluations:.0f} for evaluations."
+
+
+def spent(store: Store, view: StudyView) -> Spent:
+    """Return what a study has cost so far, and on what."""
+    by: dict[str, tuple[int, float]] = {}
+    for trial in view.trials:
+        what = "paused at a rung" if trial.is_resting else trial.shown_status
+        count, seconds = by.get(what, (0, 0.0))
+        by[what] = (count + 1, seconds + trial.seconds)
+    rows = store.steps([trial.id for trial in view.trials], ("time/evaluate",), evaluations_only=True)
+    evaluations = sum(row["time/evaluate"] or 0.0 for row in rows)
+    return Spent(sum(trial.seconds for trial in view.trials), evaluations, by)
 
 
 def task_reference(task: str) -> Mapping[str, HyperValue]:
@@ -146,11 +251,12 @@ def task_reference(task: str) -> Mapping[str, HyperValue]:
 def value_sources(trial: TrialRow, spec: StudySpec) -> dict[str, Source]:
     """Return where each value of a trial's configuration comes from, by hyperparameter.
 
-    `searched` by the sampler; `listed` for this trial; set by the `study`; the `task`'s own reference; one of `TRL`'s
-    values that do not depend on the model's size; or another declared `default`.
+    `searched` by the sampler; `listed` for this trial, or for this start of a search; set by the `study`; the `task`'s
+    own reference; one of `TRL`'s values that do not depend on the model's size; or another declared `default`.
     """
     reference = task_reference(spec.task)
-    searched: Mapping[str, Source] = dict.fromkeys(trial.params, "listed" if spec.listed else "searched")
+    is_listed = bool(spec.listed) or trial.origin is Origin.LISTED
+    searched: Mapping[str, Source] = dict.fromkeys(trial.params, "listed" if is_listed else "searched")
     if trial.origin == "reference":
         searched = {name: _ORIGINS[origin] for name, origin in spec.origins().items()}
     return {
@@ -209,8 +315,13 @@ def study_summary(view: StudyView) -> dict[str, Any]:
 def study_data(view: StudyView) -> dict[str, Any]:
     """Return the object of `show STUDY`: its summary and spec, and every trial."""
     trials = [trial_data(trial) for trial in view.trials]
-    spent = {"seconds": seconds_spent(view.trials)}
-    return study_summary(view) | {"trials": trials, "total": view.extent.total, "spec": view.row.spec} | spent
+    seconds = sum(trial.seconds for trial in view.trials)
+    return study_summary(view) | {
+        "trials": trials,
+        "total": view.extent.total,
+        "spec": view.row.spec,
+        "seconds": seconds,
+    }
 
 
 def trial_data(trial: TrialRow) -> dict[str, Any]:
@@ -253,9 +364,27 @@ def trial_detail(store: Store, study: StudyRow, trial: TrialRow) -> dict[str, An
     }
 
 
+def front_data(store: Store, view: StudyView) -> list[dict[str, Any]]:
+    """Return the items of `front` for JSON."""
+    return [
+        {
+            **{name: getattr(point, name) for name in ("trial", "step", "episode", "budget")},
+            **{name: getattr(point, name).mean for name in ("reward", "kl")},
+            **{f"{name}_se": getattr(point, name).se for name in ("reward", "kl")},
+            "path": str(point.path.absolute()),
+        }
+        for point in front(store, view)
+    ]
+
+
 def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) -> dict[str, Any]:
-    """Return the object of `best`: the trial, the budget and the improvement on the SFT baseline."""
-    start, kl = baseline(store, trial), final_kl(store, trial)
+    """Return the object of `best`: the trial, the budget and the improvement on the SFT baseline.
+
+    `ends_within_budget` tells of the configuration itself; null: the trial was not trained to its end. `test` is what
+    its checkpoint came to on the test prompts; null: it was not read, and `test_why_not` says why.
+    """
+    start, kl = baseline(store, trial), value_kl(store, trial, view.spec.objective)
+    test = on_test(store, view, trial)
     return trial_data(trial) | {
         "study": view.row.name,
         "kl_budget": kl_budget,
@@ -263,6 +392,9 @@ def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) 
         "baseline": None if start is None else start.mean,
         "baseline_se": None if start is None else start.se,
         "improvement": None if start is None else gain(trial, start).mean,
+        "ends_within_budget": end_of(store, trial, view.spec).is_within,
+        "test": None if isinstance(test, str) else asdict(test),
+        "test_why_not": test if isinstance(test, str) else None,
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ppo_core.errors import ConfigError
 from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
-from tuner import strategies
+from tuner import answer, strategies
 from tuner.checkpoints import LOCAL_ONLY, CheckpointPolicy, TrialFiles
 from tuner.controller import TrialLoop
 from tuner.engine.base import Engine, EngineNeeds, MakeEngine
@@ -93,7 +93,8 @@ def run_study(
                 timeout=timeout,
             )
             files = TrialFiles(study, kept, lambda line: on_event(StudyWarned(line)))
-            notes = (*spec.notes, *reconcile(study, flags, is_file=is_file))
+            changes = tuple(reconcile(study, flags, is_file=is_file))
+            notes = (*study.spec.notes, *changes)
             on_event(StudyStarted(study.spec, extent(study.board.rows, study.spec), notes))
             engine = partial(make_engine, needs)
             return _run_held(study, files, engine, needs.workers, stop, limits, make_scheduler, on_event)
@@ -115,7 +116,7 @@ def _run_held(
     def is_finished() -> bool:
         return make_scheduler(study.spec, limits.threads).is_finished(study.board)
 
-    if not is_finished() or study.store.orders(study.row, OrderState.WAITING):
+    if not is_finished() or study.store.orders(study.row, OrderState.WAITING) or answer.due_reading(study) is not None:
         study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
         try:
             with files.work, engine() as running:

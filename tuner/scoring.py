@@ -3,7 +3,7 @@
 | status                  | Optuna state | value                       | constraint                                |
 |-------------------------|--------------|-----------------------------|-------------------------------------------|
 | waiting, running        | RUNNING      |                             |                                           |
-| paused at a rung        | see below    | predicted                   | satisfied; `end`: from its evaluations    |
+| paused at a rung        | COMPLETE     | predicted                   | satisfied; `end`: from its evaluations    |
 | paused, not evaluated   | RUNNING      |                             |                                           |
 | paused by a person      | PRUNED       | so far                      | from its evaluations                      |
 | completed               | COMPLETE     | of the trial                | from its evaluations                      |
@@ -20,8 +20,9 @@ Under `end` it is log(KL / budget); of a trial that the guard ended for KL the l
 least 0.1.
 
 A trial at a rung is told with what it would come to: its rung score plus what those that were finished gained after
-theirs, in the median. To TPE it is PRUNED, with the rung as its last step; to samplers that read nothing else,
-COMPLETE.
+theirs, in the median. The study's own sampler is told that every trial with a value is COMPLETE: TPE puts all COMPLETE
+trials before all PRUNED ones, and ranks those by their last step, so that a poor finisher would outrank the best
+prediction. The states of the table are those of an exported study.
 
 A fork did not come to its end with its configuration alone, and repeats say nothing new of where to search; FAIL keeps
 their numbers.
@@ -37,10 +38,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from ppo_core.kl_budget import is_within, rank
+from ppo_core.output import counted
 from tuner.guard import RULES
 from tuner.space import Encoded
-from tuner.spec import Objective, StudySpec
-from tuner.status import ENDINGS, PERSON, Reason, Status, Wanted
+from tuner.spec import StudySpec
+from tuner.status import ENDINGS, PERSON, Objective, Reason, Status, Wanted
 from tuner.store import Outcome, Store, TrialRow
 
 if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries
@@ -80,20 +83,15 @@ def best_within(evaluations: Evaluations, kl_budget: float) -> TrialValue:
 
     Step 0, the SFT baseline, is one of them. Of equal rewards the lower KL wins, then the earlier step.
     """
-    ranked = [
-        (-row["eval/reward"], row["eval/kl"], row["step"], row["eval/reward_se"])
+    within = [
+        row
         for row in evaluations
         if is_finite(row["eval/reward"]) and is_within(row["eval/kl"], row["eval/kl_se"], kl_budget)
     ]
-    if not ranked:
+    if not within:
         return TrialValue()
-    reward, kl, step, reward_se = min(ranked, key=lambda one: one[:3])
-    return TrialValue(-reward, reward_se, kl, step)
-
-
-def is_within(kl: float | None, kl_se: float | None, kl_budget: float) -> bool:
-    """Return whether an evaluation is within the budget: KL + one standard error <= budget, in nats per response."""
-    return is_finite(kl) and float(kl or 0.0) + (float(kl_se or 0.0) if is_finite(kl_se) else 0.0) <= kl_budget
+    best = min(within, key=lambda row: rank(row["eval/reward"], row["eval/kl"], row["step"]))
+    return TrialValue(best["eval/reward"], best["eval/reward_se"], best["eval/kl"], best["step"])
 
 
 def at_end(evaluations: Evaluations) -> TrialValue:
@@ -110,24 +108,27 @@ def at_end(evaluations: Evaluations) -> TrialValue:
     return TrialValue(reward, error, kl, last[-1]["step"])
 
 
-def rung_score(evaluations: Evaluations, kl_budget: float) -> float | None:
-    """Return what a trial is ranked by at a rung, in reward; None where nothing can be read.
+def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) -> float | None:
+    """Return what a trial is ranked by at a rung: the reward that it is on the way to within the KL budget.
 
-    That is its best reward within the KL budget so far. One that is over it by then is promising all the same, if it
-    learned much for each nat: with KL(t) ~ t^2 at a steady rate, the reward that it had within the budget was about
+    Reward grows about as sqrt(KL) (Gao et al. 2023, arXiv 2210.10760), and KL at most in proportion to the episodes. So
+    with the last evaluation's reward and KL, after `episode` episodes, the score is
 
-        baseline + (reward - baseline) * sqrt(budget / KL),
+        baseline + (reward - baseline) * sqrt(min(total_episodes / episode, budget / KL)),
 
-    and the larger of the two counts.
+    or the best reward within the budget so far, where that is more. None: nothing can be read.
     """
     finite = [row for row in evaluations if is_finite(row["eval/reward"]) and is_finite(row["eval/kl"])]
     within = best_within(finite, kl_budget).value
-    last, first = (finite[-1], finite[0]) if finite else (None, None)
-    if last is None or first is None or last["eval/kl"] <= kl_budget:
+    if not finite or finite[-1]["episode"] <= 0:
         return within
-    baseline = float(first["eval/reward"])
-    shrunk = baseline + (float(last["eval/reward"]) - baseline) * math.sqrt(kl_budget / last["eval/kl"])
-    return shrunk if within is None else max(shrunk, within)
+    first, last = finite[0], finite[-1]
+    growth = total_episodes / last["episode"]
+    if last["eval/kl"] > 0:
+        growth = min(growth, kl_budget / last["eval/kl"])
+    baseline, reward = float(first["eval/reward"]), float(last["eval/reward"])
+    ahead = baseline + (reward - baseline) * math.sqrt(growth)
+    return ahead if within is None else max(ahead, within)
 
 
 def violation(kl: float | None, kl_budget: float, reason: Reason | None, objective: Objective) -> float:
@@ -156,35 +157,35 @@ class Told:
     value: float | None = None
     constraint: float | None = None
     """Set, and finite, for every trial that a sampler learns from."""
-    reached: int | None = None
-    """Of a pruned one, how far it came: TPE ranks by that first."""
 
 
 def to_optuna(row: TrialRow, spec: StudySpec, gain: float = 0.0) -> Told:
     """Return what a sampler is told of a trial, by the table above.
 
     A completed trial that was never evaluated has no value to tell, so it is told as failed. `gain` is what finished
-    trials gained after their rung (see `median_gain`), which one that rests there is expected to gain, too.
+    trials gained after the rung where this one rests (see `median_gain`), which it is expected to gain, too.
     """
     if not row.teaches or row.status is Status.FAILED:
         return Told(TrialState.FAIL)
     constraint = violation(row.kl, spec.kl_budget, row.reason, spec.objective)
     if row.is_resting and row.rung_score is not None:
-        return Told(TrialState.PRUNED, row.rung_score + gain, constraint, row.rung)
+        return Told(TrialState.COMPLETE, row.rung_score + gain, constraint)
     if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
         return Told(TrialState.RUNNING)
     if row.status is Status.COMPLETED and row.value is None:
         return Told(TrialState.FAIL)
     state = TrialState.COMPLETE if row.status is Status.COMPLETED else TrialState.PRUNED
-    return Told(state, row.value, constraint, None if state is TrialState.COMPLETE else row.episodes)
+    return Told(state, row.value, constraint)
 
 
-def median_gain(rows: Iterable[TrialRow]) -> float:
-    """Return how much value trials that were finished gained after the rung they last rested at; 0 without any."""
+def median_gain(rows: Iterable[TrialRow], rung: int) -> float:
+    """Return how much value trials that were finished gained after a rung, by its index; 0 without any."""
     gains = [
-        row.value - row.rung_score
+        row.value - score
         for row in rows
-        if row.teaches and row.status is Status.COMPLETED and row.value is not None and row.rung_score is not None
+        if row.teaches and row.status is Status.COMPLETED and row.value is not None
+        for score in row.rung_scores[rung : rung + 1]
+        if score is not None
     ]
     return statistics.median(gains) if gains else 0.0
 
@@ -192,14 +193,11 @@ def median_gain(rows: Iterable[TrialRow]) -> float:
 def frozen(told: Told, encoded: Encoded) -> FrozenTrial:
     """Return a trial as Optuna is told of it."""
     params, distributions = encoded
-    # TPE ranks pruned trials by how far they came, which it reads from their last intermediate value.
-    ranked = {} if told.reached is None or told.value is None else {told.reached: told.value}
     return create_trial(
         state=told.state,
         value=told.value,
         params=params,
         distributions=distributions,
-        intermediate_values=ranked,
         constraints=None if told.constraint is None else {CONSTRAINT: told.constraint},
     )
 
@@ -259,7 +257,7 @@ def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> lis
 
 def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) -> TrialRow:
     now = outcome(evaluations, spec, row.status, row.reason)
-    again = (rung_score(evaluations, spec.kl_budget),) if row.is_resting else ()
+    again = (rung_score(evaluations, spec.kl_budget, spec.total_episodes),) if row.is_resting else ()
     return replace(
         row,
         value=now.value,
@@ -350,11 +348,11 @@ class Extent:
     def text(self) -> str:
         """One line for people: `3 of 8 trials ended`, `5 trials ended, 20 paused at a rung, 6.2 of a budget of 12`."""
         if self.total is None:
-            parts = [f"{self.ended} trials ended"]
+            parts = [f"{counted(self.ended, 'trial')} ended"]
         elif self.ended <= self.total:
-            parts = [f"{self.ended} of {self.total} trials ended"]
+            parts = [f"{self.ended} of {counted(self.total, 'trial')} ended"]
         else:
-            parts = [f"{self.ended} trials ended, {self.total} asked for"]
+            parts = [f"{counted(self.ended, 'trial')} ended, {self.total} asked for"]
         if self.resting:
             parts.append(f"{self.resting} paused at a rung")
         if self.budget is not None:

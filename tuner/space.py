@@ -12,6 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import Trial
 
 from ppo_core.declare import HyperValue, Range
+from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import HYPERPARAMETERS
 
 KL_CONTROL = "kl_control"
@@ -31,6 +32,12 @@ Encoded = tuple[dict[str, HyperValue], dict[str, BaseDistribution]]
 def has_kl_choice(search: Search) -> bool:
     """Whether each trial chooses between a fixed and an adaptive β."""
     return "kl_coef" in search and "kl_target" in search
+
+
+def require_one_control(search: Search, values: Mapping[str, object], where: str = "") -> None:
+    """Raise ConfigError where `values` give both β and a KL target to a trial that has one of them."""
+    if has_kl_choice(search) and "kl_coef" in values and "kl_target" in values:
+        raise ConfigError(f"{where}kl_coef and kl_target exclude each other: β is fixed, or adapts to a target")
 
 
 def is_active(name: str, search: Search, params: Mapping[str, HyperValue]) -> bool:
@@ -131,6 +138,12 @@ def _encode(value: HyperValue, span: Range) -> float | int | None:
         return value
     exponent = math.log2(value)
     return int(exponent) if exponent.is_integer() else None
+
+
+def inside(name: str, value: float, span: Range) -> float | int:
+    """Return the value of the range that is nearest to `value`."""
+    nearest = _clipped(name, value, span)
+    return int(2**nearest) if span.scale == "log2" else nearest
 
 
 def _clipped(name: str, value: float, span: Range) -> float | int:

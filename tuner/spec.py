@@ -1,6 +1,6 @@
 """A study: what is searched (or which trials are run), for how long and under which KL. From a TOML file. No torch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,9 @@ from ppo_core.task import BUILT_IN, Task
 from ppo_core.task_file import get_task, is_task_path, read_table
 from tuner import study_file
 from tuner.guard import GuardSettings
+from tuner.search import warm_start
 from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
+from tuner.status import Objective
 from tuner.study_file import ListedTrial
 from tuner.worker_settings import WorkerSettings, checked
 
@@ -24,12 +26,16 @@ PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
 SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", "vf_coef", "kl_coef")
 """TRL's values that do not depend on the size of the model; trial 0 takes them from the declared defaults."""
 
-SamplerName = Literal["tpe", "random"]
-SAMPLERS: tuple[SamplerName, ...] = ("tpe", "random")
+SAMPLERS: Mapping[str, str] = {
+    "tpe": "learns where good trials lie, from all trials so far",
+    "gp": "models the value as a Gaussian process; loads torch, and gets slow from some hundred trials on",
+    "random": "draws evenly at random",
+    "qmc": "covers the space evenly",
+}
+"""What proposes new trials, by name. `module:callable` names a sampler of one's own."""
 ValueSource = Literal["TRL default", "task reference", "study"]
 
 
-Objective = Literal["best", "end"]
 OBJECTIVES: Mapping[str, str] = {
     "best": "the best checkpoint within the KL budget",
     "end": "the mean of the last two evaluations, with a constraint on their KL",
@@ -47,10 +53,18 @@ STRATEGIES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class SamplerSpec:
-    """Which sampler proposes, and how many finished trials it needs before it stops proposing at random."""
+    """Which sampler proposes, and when it begins to."""
 
-    name: SamplerName = "tpe"
+    name: str = "tpe"
+    """One of SAMPLERS, or `module:callable`: given `seed`, it returns an `optuna.samplers.BaseSampler`."""
     startup_trials: int = 4
+    """Trials of an arm that must have a value or a rung score before the sampler proposes the arm's next one. Until
+    then they are drawn around the reference (see `tuner.search.prior`); `random` and `qmc` need none."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the user's own."""
+        return self.name not in SAMPLERS
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,12 @@ class StudySpec:
     sampler: SamplerSpec
     listed: tuple[ListedTrial, ...] = ()
     """The trials, where the study lists them; then nothing is searched."""
+    starts: tuple[ListedTrial, ...] = ()
+    """The trials that the search begins with after trial 0, in the study's ranges; each unlike those before it."""
+    warm_start: tuple[str, ...] = ()
+    """What the study file names as warm starts; none once all are among `starts` (see `tuner.starts`)."""
+    dropped: tuple[tuple[ListedTrial, str], ...] = field(default=(), compare=False)
+    """Starts that are left out, and which earlier trial each of them would repeat."""
     workers: WorkerSettings = field(default_factory=WorkerSettings)
     audit: float = 0.0
     """Share of the trials that rules do not end: what they say is only noted, so that it can be told what they cost."""
@@ -115,6 +135,10 @@ class StudySpec:
         if "value_learning_rate" in self.search and critic == "shared":
             notes.append('value_learning_rate reaches only the value head: value_model = "shared"')
         notes += study_file.notes(self.listed, self.fixed)
+        notes += [f"{start.name}: {', '.join(start.moves)}" for start in self.starts if start.moves]
+        notes += [f"{start.name} is left out: in this study it is the same as {other}" for start, other in self.dropped]
+        if self.starts and self.trials is not None and self.trials <= len(self.starts):
+            notes.append(f"trials = {self.trials} leaves room for {self.trials - 1} of {len(self.starts)} starts")
         each = {f"trial {number}: ": trial.params for number, trial in enumerate(self.listed)}
         checked = each or {"": self.reference_params()}
         notes += [f"{which}{line}" for which, params in checked.items() for line in cautions(self.config(params))]
@@ -147,6 +171,8 @@ class StudySpec:
         table = declare.table(content.get("search", {}), f"{where}: search")
         asked = study_file.read_search(table, task, f"{where}: search")
         search, idle = study_file.split_idle(asked, fixed)
+        names = warm_start.read_names(content, content["name"], where)
+        settled, starts = warm_start.read_tables(content, fixed, search, where)
         kl_budget, kl_limit = study_file.read_kl(content.get("kl", {}), task, f"{where}: kl")
         guard = declare.table(content.get("guard", {}), f"{where}: guard")
         spec = cls(
@@ -169,11 +195,15 @@ class StudySpec:
             guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
             sampler=_sampler(content.get("sampler", {}), f"{where}: sampler"),
             listed=listed,
+            warm_start=names,
             workers=WorkerSettings.from_dict(content.get("workers", {}), f"{where}: workers"),
             audit=declare.number(content.get("audit", 0.0), Bounds(0, 1), f"{where}: audit"),
         )
         spec._check(where)
-        return spec
+        known = {start.source for start in settled}
+        recipes = [name for name in names if name in warm_start.RECIPES and name not in known]
+        starts += [warm_start.recipe_start(name, search) for name in recipes]
+        return spec.with_starts(settled, starts, f"{where}: ")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, shaped as the file, that `from_dict` reads back to an equal spec."""
@@ -191,11 +221,34 @@ class StudySpec:
             "threads": self.threads,
             "fixed": dict(self.fixed),
             **({"trial": [trial.to_dict() for trial in self.listed]} if self.listed else searched),
+            **({"start": [start.to_dict() for start in self.starts]} if self.starts else {}),
+            **({"warm_start": list(self.warm_start)} if self.warm_start else {}),
             "kl": {"budget": self.kl_budget, "limit": self.kl_limit},
             "guard": self.guard.to_dict(),
             "workers": self.workers.to_dict(),
             "audit": self.audit,
         }
+
+    def with_starts(self, settled: Sequence[ListedTrial], asked: Iterable[ListedTrial], where: str = "") -> "StudySpec":
+        """Return this study with its `settled` starts, and with those `asked` for that are unlike all before them.
+
+        Raises:
+            ConfigError: the values of one that is asked for do not go together.
+        """
+        seen = {self.config(self.params_with(start.params)): start.name for start in settled}
+        seen[self.config(self.reference_params())] = "trial 0, the reference"
+        starts, dropped = list(settled), []
+        for start in asked:
+            try:
+                config = self.config(self.params_with(start.params))
+            except ConfigError as error:
+                raise ConfigError(f"{where}{start.name}: {error}") from None
+            if config in seen:
+                dropped.append((start, seen[config]))
+            else:
+                seen[config] = start.name
+                starts.append(start)
+        return replace(self, starts=tuple(starts), dropped=tuple(dropped))
 
     def with_trials(self, trials: int) -> "StudySpec":
         """Return this study with another total of trials; ConfigError where it lists them."""
@@ -251,6 +304,16 @@ class StudySpec:
             if value is not None and is_active(name, self.search, params):
                 params[name] = value
         return params
+
+    def params_with(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+        """Return the params of a trial with the searched values `given`; what they leave out is trial 0's.
+
+        Where a trial has either a fixed or an adaptive β, it adapts if a `kl_target` is given.
+        """
+        params = {**self.reference_params(), **given}
+        if has_kl_choice(self.search):
+            params[KL_CONTROL] = ADAPTIVE if "kl_target" in given else FIXED
+        return {name: value for name, value in params.items() if is_active(name, self.search, params)}
 
     def origins(self) -> dict[str, ValueSource]:
         """Return where trial 0's value of each fixed or searched hyperparameter comes from, by name."""
@@ -352,9 +415,10 @@ def _sampler(value: object, where: str) -> SamplerSpec:
     values = declare.table(value, where)
     declare.require_known(values, ("name", "startup_trials"), f"{where}.")
     name = values.get("name", SamplerSpec.name)
-    if name not in SAMPLERS:
+    if not isinstance(name, str) or not (name in SAMPLERS or study_file.TRAINER[0].fullmatch(name)):
         allowed = ", ".join(SAMPLERS)
-        raise ConfigError(f"{where}.name = {name!r} is not allowed: one of {allowed}{nearest(str(name), SAMPLERS)}")
+        hint = nearest(str(name), SAMPLERS)
+        raise ConfigError(f'{where}.name = {name!r} is not allowed: one of {allowed}, or "module:callable"{hint}')
     startup = values.get("startup_trials", SamplerSpec.startup_trials)
     return SamplerSpec(name, declare.whole(startup, Bounds(1), f"{where}.startup_trials"))
 

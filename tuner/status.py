@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class Status(StrEnum):
@@ -45,11 +46,15 @@ class Origin(StrEnum):
     SAMPLED = "sampled"
     """The sampler proposed it."""
     LISTED = "listed"
-    """It stands in the study file."""
+    """It stands in the study file, as a trial or as a start of the search."""
     ENQUEUED = "enqueued"
     """A person asked for it."""
     FORKED = "forked"
     """Another trial's, with changed values."""
+
+
+Objective = Literal["best", "end"]
+"""What a trial's value is; `tuner.spec.OBJECTIVES` says it in words."""
 
 
 class Role(StrEnum):

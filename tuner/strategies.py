@@ -62,7 +62,7 @@ class FullRuns:
 
     def score(self, evaluations: Evaluations) -> float | None:
         """Return the rung score (see `tuner.scoring.rung_score`)."""
-        return rung_score(evaluations, self._spec.kl_budget)
+        return rung_score(evaluations, self._spec.kl_budget, self._spec.total_episodes)
 
     def promotable(self, trials: TrialList) -> Sequence[int]:
         """Return the trials that the strategy paused, the best first."""
@@ -84,6 +84,8 @@ class FullRuns:
 
     def _left(self, trials: TrialList) -> float:
         """Return the episodes of the budget that no trial has spent or was promised."""
+        if math.isinf(self._episodes):
+            return math.inf
         return self._episodes - sum(self._promised(row) for row in trials.counted())
 
     def _promised(self, row: TrialRow) -> int:
@@ -103,12 +105,17 @@ class FullRuns:
 
     def _new(self, trials: TrialList) -> NewTrial:
         spec, number, counted = self._spec, len(trials), len(trials.counted())
+        started = sum(row.origin is Origin.LISTED for row in trials.counted())
         label = ""
         if spec.listed:
             params, origin, label = dict(spec.listed[counted].params), Origin.LISTED, spec.listed[counted].label
             config = spec.config(params)
         elif counted == 0:
             params, origin = spec.reference_params(), Origin.REFERENCE
+            config = spec.config(params)
+        elif started < len(spec.starts):
+            start = spec.starts[started]
+            params, origin, label = spec.params_with(start.params), Origin.LISTED, start.title
             config = spec.config(params)
         else:
             params, config = self._proposed(number, trials)
@@ -169,12 +176,11 @@ class Rungs(FullRuns):
         decision, report = guarded(trial, stepped), stepped.report
         if decision.action is not Action.GO_ON or not self._is_at_rung(trial, report.episode):
             return decision
-        if not is_evaluated(stepped):
-            return Decision(Action.EVALUATE)
-        reason = self._reason(report.episode)
+        verdict = Verdict(report.step, self._reason(report.episode), is_enforced=not trial.is_audited)
         if trial.is_audited:
-            return Decision(Action.GO_ON, decision.verdict or Verdict(report.step, reason, is_enforced=False))
-        return Decision(Action.PAUSE, Verdict(report.step, reason, is_enforced=True))
+            is_first = report.episode in self._length(trial).rungs
+            return replace(decision, verdict=decision.verdict or verdict) if is_first else decision
+        return Decision(Action.PAUSE, verdict) if is_evaluated(stepped) else Decision(Action.EVALUATE)
 
     def rests(self, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
         """Return why it rests, if the last thing that the trial did was to be evaluated at its next rung."""

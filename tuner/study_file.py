@@ -28,6 +28,8 @@ TOP_LEVEL = (
     "audit",
     "fixed",
     "search",
+    "start",
+    "warm_start",
     "trial",
     "kl",
     "guard",
@@ -142,22 +144,54 @@ def _read_range(hyper: Hyperparameter, value: object, task: Task, where: str) ->
 #
 # No torch. A study either searches or lists; its trial 0 is then the first one listed.
 
-_ONLY_SEARCHED = ("search", "sampler")
-"""Tables that do nothing beside listed trials."""
+_ONLY_SEARCHED = ("search", "sampler", "start", "warm_start")
+"""What does nothing beside listed trials."""
 
 
 @dataclass(frozen=True)
 class ListedTrial:
-    """One trial that a study file lists."""
+    """One trial that a study file lists, or one of the starts of its search (see `tuner.search.warm_start`)."""
 
     params: Mapping[str, HyperValue]
     """Its own values, over the study's fixed ones."""
     label: str = ""
     """What people call it; empty: it has no name."""
+    source: str = ""
+    """The warm start that it is, as the study file names it; empty: the file states its values."""
+    moved_from: Mapping[str, HyperValue] | None = None
+    """Of a start: what was asked for in place of the values that were moved into their ranges. None: not a start."""
 
-    def to_dict(self) -> dict[str, HyperValue]:
-        """Return the table that `read_listed` reads."""
-        return {**({"label": self.label} if self.label else {}), **self.params}
+    @property
+    def text(self) -> str:
+        """Its values in one line: `learning_rate = 0.001, kl_coef = 0.1`."""
+        return ", ".join(f"{name} = {value}" for name, value in self.params.items())
+
+    @property
+    def name(self) -> str:
+        """What a start is called in a note: `start "trl"`, or its values where it has no label."""
+        return f'start "{self.label}"' if self.label else f"the start {self.text}"
+
+    @property
+    def original(self) -> dict[str, HyperValue]:
+        """The values that were asked for."""
+        return {**self.params, **(self.moved_from or {})}
+
+    @property
+    def moves(self) -> list[str]:
+        """Which values were moved into their ranges, with the original beside each: `kl_coef 0 moved to 0.01`."""
+        return [f"{name} {old:g} moved to {self.params[name]:g}" for name, old in (self.moved_from or {}).items()]
+
+    @property
+    def title(self) -> str:
+        """One line for people: the label, and the first of the values that were moved."""
+        more = f" and {len(self.moves) - 1} more" if len(self.moves) > 1 else ""
+        return ": ".join(text for text in (self.label, "".join(self.moves[:1]) + more) if text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table that `read_listed` reads, or `tuner.search.warm_start` where it is a start."""
+        named = {key: text for key, text in (("label", self.label), ("warm_start", self.source)) if text}
+        moved = {} if self.moved_from is None else {"moved_from": dict(self.moved_from)}
+        return {**named, **moved, **self.params}
 
 
 def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], where: str) -> tuple[ListedTrial, ...]:
@@ -175,7 +209,7 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
     found = content["trial"]
     if not isinstance(found, Sequence) or isinstance(found, str) or not found:
         raise ConfigError(f"{where}: trial = {found!r} is not allowed: [[trial]] tables, one a trial")
-    listed = tuple(_read(values, fixed, f"{where}: trial {number}") for number, values in enumerate(found))
+    listed = tuple(read_trial(values, fixed, f"{where}: trial {number}") for number, values in enumerate(found))
     for number, trial in enumerate(listed):
         first = next(i for i, other in enumerate(listed) if other.params == trial.params)
         if first < number:
@@ -225,7 +259,8 @@ def for_people(listed: Sequence[ListedTrial], params: Mapping[str, HyperValue]) 
     return kept, {name: CategoricalDistribution(choices[name]) for name in kept}
 
 
-def _read(values: object, fixed: Mapping[str, HyperValue], where: str) -> ListedTrial:
+def read_trial(values: object, fixed: Mapping[str, HyperValue], where: str) -> ListedTrial:
+    """Return one table of values with an optional label; ConfigError where one is not allowed, or fixed already."""
     own = dict(declare.table(values, where))
     label = declare.text(own.pop("label"), f"{where}.label") if "label" in own else ""
     params = read_fixed(own, where)

@@ -23,7 +23,7 @@ from typing import Any
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.report import StepReport
+from ppo_core.report import SplitReading, StepReport
 from ppo_core.task import Progress as TaskProgress
 from ppo_core.task import Prompts, Task, TaskAssets
 from tuner.engine.base import EngineNeeds, JobId, MakeEngine
@@ -37,6 +37,8 @@ from tuner.protocol import (
     Prepared,
     PrepareTask,
     Progress,
+    Read,
+    ReadTest,
     Stepped,
     TrialSpec,
 )
@@ -101,6 +103,10 @@ class CountingTrainer:
         """Return the report with an evaluation."""
         return replace(report, metrics={**report.metrics, "eval/reward": float(self._step), "eval/kl": 1.0})
 
+    def tested(self) -> SplitReading:
+        """Return the step as the reward on 8 test prompts."""
+        return SplitReading(8, float(self._step), 0.5, 1.0, 0.1)
+
     def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         """Write the step."""
 
@@ -142,6 +148,7 @@ def check_engine(make_engine: MakeEngine, folder: Path) -> None:
         _waits_for_answers,
         _evaluates_when_asked,
         _saves_leaves_and_resumes,
+        _reads_a_checkpoint_on_the_test_prompts,
         _says_what_failed,
         _says_what_died,
         _runs_several_at_once,
@@ -187,7 +194,7 @@ class _Driver:
                     answer = (answers or {}).get(message.report.step, Answer.GO_ON)
                     again = Answer.GO_ON if message.is_again else answer
                     self.engine.answer(job, again)
-                jobs -= isinstance(message, Prepared | Ended | Left | Failed | Lost)
+                jobs -= isinstance(message, Prepared | Read | Ended | Left | Failed | Lost)
         return said
 
     def until_a_step(self) -> Stepped:
@@ -248,6 +255,19 @@ def _saves_leaves_and_resumes(driver: _Driver) -> None:
     newest = checkpoint.latest(job.folder)
     driver.start(resume_from=newest)
     assert _steps(driver.hear()[0]) == [5, 6], "it goes on behind the checkpoint that it is given"
+
+
+def _reads_a_checkpoint_on_the_test_prompts(driver: _Driver) -> None:
+    trial = driver.start()
+    driver.hear(answers={4: Answer.LEAVE})
+    newest = checkpoint.latest(trial.folder)
+    assert newest is not None, "a trial that is left has a checkpoint"
+    job = ReadTest(trial.study, 0, trial.config, trial.task, trial.trainer, trial.device, trial.threads, newest)
+    driver.engine.start(job)
+    assert driver.engine.free == 0, "a job that runs takes up its room"
+    assert driver.hear() == {0: [Read(SplitReading(8, 4.0, 0.5, 1.0, 0.1))]}, "it is read as it was saved"
+    driver.engine.start(replace(job, checkpoint=newest.parent / "step-000099"))
+    assert isinstance(driver.hear()[0][-1], Failed), "what cannot be read is told"
 
 
 def _says_what_failed(driver: _Driver) -> None:

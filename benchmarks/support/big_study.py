@@ -32,6 +32,8 @@ def make_spec(trials: int) -> StudySpec:
         "name": "large",
         "task": "reviews",
         "trials": trials,
+        "strategy": "full",
+        "objective": "end",
         "seed": 1,
         "search": {
             "learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"},

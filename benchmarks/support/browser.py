@@ -1,33 +1,17 @@
-"""A real browser, the two servers that it looks at, and what a page receives."""
+"""The two servers that the browser looks at, and what a page receives."""
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 
-from playwright.sync_api import Browser, Error, Page, Playwright, WebSocket
+from playwright.sync_api import Error, Page, WebSocket
 
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
 LONGEST = 60_000
 """Milliseconds that anything may take before the benchmark gives up."""
-
-
-def open_browser(playwright: Playwright) -> Browser:
-    """Return Playwright's own Chromium, or the system's where that is not installed."""
-    try:
-        return playwright.chromium.launch(args=FLAGS)
-    except Error:
-        found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-        if found is None:
-            raise SystemExit("no browser: run `playwright install chromium`, or install your system's") from None
-        return playwright.chromium.launch(executable_path=found, args=FLAGS)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,8 @@ def make_spec(trials: int) -> StudySpec:
         "task": f"{_TASK}:TASK",
         "trainer": f"{_TASK}:factory",
         "trials": trials,
+        "strategy": "full",
+        "objective": "end",
         "seed": 1,
         "threads": 1,
         "search": {

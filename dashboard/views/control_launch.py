@@ -23,9 +23,11 @@ from dashboard.views.control_parts import (
 from ppo_core.declare import Hyperparameter, Range, require_searchable
 from ppo_core.errors import ConfigError, PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.output import counted
 from ppo_core.task import BUILT_IN, Task
 from ppo_core.task_file import get_task
-from tuner.spec import SAMPLERS, StudySpec
+from tuner.search.warm_start import RECIPES
+from tuner.spec import SAMPLERS, SamplerSpec, StudySpec
 
 # The form of a new study, built from the declarations: task, KL, what is searched in which range, what is fixed.
 
@@ -62,6 +64,10 @@ def form_content(storage: str) -> dict[str, Any] | None:
     )
     with st.form("new study"):
         head = _head(task)
+        recipes = st.multiselect(
+            "Warm starts", list(RECIPES), key="new warm starts", placeholder="None",
+            help="Published recipes that are run first, after the reference, with their values moved into the ranges.",
+        )  # fmt: skip
         ranges = {name: _range_row(HYPERPARAMETERS[name], task) for name in searched}
         values = {
             name: value_field(
@@ -74,7 +80,8 @@ def form_content(storage: str) -> dict[str, Any] | None:
     if not pressed:
         return None
     try:
-        return {"task": task.name, **_numbers(head), **_tables(ranges, values)}
+        starts = {"warm_start": recipes} if recipes else {}
+        return {"task": task.name, **_numbers(head), **starts, **_tables(ranges, values)}
     except PPOTunerError as problem:
         told(problem)
         return None
@@ -113,7 +120,13 @@ def _head(task: Task) -> dict[str, str]:
         "seed": first[2].text_input("Seed", "0", key="new seed", help="Of every trial and of the sampler."),
         "budget": second[0].text_input("KL budget (nats/response)", f"{task.kl_budget:g}", key=f"budget {task.name}"),
         "limit": second[1].text_input("KL limit (nats/response)", f"{task.kl_limit:g}", key=f"limit {task.name}"),
-        "sampler": second[2].selectbox("Sampler", SAMPLERS, key="new sampler") or SAMPLERS[0],
+        "sampler": second[2].selectbox(
+            "Sampler",
+            list(SAMPLERS),
+            key="new sampler",
+            help="; ".join(f"{name} {doc}" for name, doc in SAMPLERS.items()),
+        )
+        or SamplerSpec.name,
     }
 
 
@@ -276,13 +289,20 @@ def _told_of(spec: StudySpec) -> str:
     searched = ", ".join(spec.search) or "nothing: its trials are listed"
     lines = [
         f'Study "{spec.name}", task {spec.task}',
-        f"{spec.trials} trials, KL budget {spec.kl_budget:g} and limit {spec.kl_limit:g} nats per response",
+        f"{_extent_of(spec)}, KL budget {spec.kl_budget:g} and limit {spec.kl_limit:g} nats per response",
         f"Searched: {searched}",
+        *([f"First: {', '.join(start.label or start.text for start in spec.starts)}"] if spec.starts else []),
         *([f"Fixed: {_pairs(spec.fixed)}"] if spec.fixed else []),
         *(f"Note: {note}" for note in spec.notes),
-        *([f"In the store already, with {ended} trials ended: this goes on with it"] if ended is not None else []),
     ]
+    if ended is not None:
+        lines.append(f"In the store already, with {counted(ended, 'trial')} ended: this goes on with it")
     return "\n".join(lines)
+
+
+def _extent_of(spec: StudySpec) -> str:
+    trials = [] if spec.trials is None else [counted(spec.trials, "trial")]
+    return ", ".join([*trials, *([] if spec.budget is None else [f"a budget of {spec.budget:g} full-length trials"])])
 
 
 def _ended(name: str) -> int | None:

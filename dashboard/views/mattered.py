@@ -12,7 +12,7 @@ from dashboard.figures_mattered import Measure
 from dashboard.importance import Importance, Outcome
 from dashboard.views import common
 from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.output import KL_UNIT
+from ppo_core.output import KL_UNIT, counted
 from tuner.status import Status
 from tuner.store import Store
 
@@ -142,7 +142,7 @@ def _contour(snapshot: Snapshot, names: list[str]) -> None:
     if x == y:
         st.info("Choose two different hyperparameters.")
     elif len(both) < 4:
-        st.info(f"{len(both)} trials have both and a value; a surface needs four.")
+        st.info(f"{counted(len(both), 'trial')} with both and a value; a surface needs four.")
     else:
         common.figure(
             figures_mattered.contour(snapshot.trials, x, y, MEASURES[shown], snapshot.view.spec),
@@ -190,7 +190,7 @@ def _audit(store: Store, snapshot: Snapshot) -> None:
         key="ended by rule",
         columns=columns | {"share": number("Median ended at", format="percent")},
     )
-    with st.expander(f"Each of the {len(early)} trials"):
+    with st.expander("Trial by trial"):
         cells = early.assign(status=[style.status_label(Status(status)) for status in early["status"]])
         common.table(cells, key="ended early", columns=columns)
     _regrets(store, snapshot, early)
@@ -207,7 +207,7 @@ def _regrets(store: Store, snapshot: Snapshot, early: pd.DataFrame) -> None:
         bar = f"The best in the budget is trial {best.number} with {best.value:.3f}, its last two evaluations' mean."
         read = "read more, as such a mean of their own, or once within the budget"
     if found.empty:
-        st.text(f"{bar} None of the {len(early)} that ended early {read}.")
+        st.text(f"{bar} No trial that ended early {read}.")
         return
     likely = int(found["within"].sum())
     st.text(

@@ -117,9 +117,8 @@ def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataF
         st.code(checkpoints.fork_again(study.name, trial, row_of[trial.parent], episode), language=None)
     else:
         st.write(
-            f"The checkpoint of trial {at.trial} at step {at.step} is not kept here: {kept.why_not}. This makes it "
-            f"again, from the same seed; stop it with Ctrl-C once it has passed {at.episode:,} episodes, since it "
-            "keeps the newest two checkpoints beside its best:"
+            f"The checkpoint of trial {at.trial} at step {at.step} is not kept here: {kept.why_not}. This makes its "
+            "model again, from the same seed:"
         )
         st.code(checkpoints.train_again(study.name, trial, at.episode), language=None)
     st.caption(

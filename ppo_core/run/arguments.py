@@ -41,6 +41,7 @@ class Settings:
     run_name: str | None = None
     save_every_episodes: int | None = None
     save_every_seconds: float | None = None
+    stop_at_episode: int | None = None
 
     @property
     def inline(self) -> dict[str, object]:
@@ -94,7 +95,7 @@ UNSET = ("none", "unset")
 """What a flag says to unset a value that may be unset."""
 
 _OF_SETTINGS = ("task", "policy", "reward", "prompts", "prompt_column", "device", "output", "report_to", "run_name",
-                "save_every_episodes", "save_every_seconds")  # fmt: skip
+                "save_every_episodes", "save_every_seconds", "stop_at_episode")  # fmt: skip
 
 
 class RunParser(Parser):
@@ -139,6 +140,8 @@ class RunParser(Parser):
             help="a checkpoint this often; a new best evaluation is saved anyway")  # fmt: skip
         add("--save_every_seconds", metavar="S", type=seconds,
             help=f"a checkpoint this often (default: {DEFAULT_SAVE_SECONDS:.0f})")  # fmt: skip
+        add("--stop_at_episode", metavar="N", type=positive_int,
+            help="end with the iteration that reaches N episodes; all else is as in the whole run")  # fmt: skip
         add("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
         self.starts.add_argument(
             "--config", metavar="FILE", type=Path, help="a JSON, YAML or TOML file of hyperparameters and of these "

@@ -29,7 +29,7 @@ _OTHER_WAY = {
 
 _TEXTS = ("task", "policy", "prompts", "prompt_column", "device", "output", "run_name")
 _LISTS = ("reward", "report_to")
-_NUMBERS = ("save_every_episodes", "save_every_seconds")
+_NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode")
 SETTINGS = tuple(item.name for item in fields(Settings) if item.name != "prompt_splits")
 """The settings that a config file may hold."""
 
@@ -89,7 +89,7 @@ def _setting(name: str, value: object, where: str) -> object:
             return float(value)
         if float(value).is_integer():
             return int(value)
-    allowed = "a text" if name in _TEXTS else "a whole number over 0" if "episodes" in name else "a number over 0"
+    allowed = "a text" if name in _TEXTS else "a whole number over 0" if "episode" in name else "a number over 0"
     raise ConfigError(f"{where}: {name} = {value!r} is not allowed: {allowed}")
 
 

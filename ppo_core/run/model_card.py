@@ -30,6 +30,7 @@ def write(
     """
     adapters = (model / ADAPTERS).exists()
     results = _results(task, steps) + ("" if ending.note is None else f"\n\n{_ended(model, run, ending.note)}")
+    results += "" if ending.kl_course is None else f"\n\nOver the whole run, {ending.kl_course}."
     sections = [_head(adapters, assets), _about(adapters, run, task, assets), results, _settings(run)]
     (model / CARD).write_text("\n\n".join([*sections, _made_with(adapters, run)]) + "\n", encoding="utf-8")
 

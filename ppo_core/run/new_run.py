@@ -96,6 +96,8 @@ class Start:
     """What its folder is called after."""
     kl_budget: float | None = None
     """The study's, in nats per response."""
+    device: str | None = None
+    """The study's."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,8 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> Plan:
     first = config_file.layered(reference, values, flags)
     name = start.name if start is not None else task_folder_name(settings)
     output = Path(settings.output) if settings.output else RUNS_FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    device = require_device(settings.device or "auto", "--device")
-    threads, budget = (None, None) if start is None else (start.threads, start.kl_budget)
+    threads, budget, own = (None, None, None) if start is None else (start.threads, start.kl_budget, start.device)
+    device = require_device(settings.device or own or "auto", "--device")
     return Plan(settings, parts, first, device, output, values, flags, trl, threads, budget, command)
 
 
@@ -176,6 +178,7 @@ def resolve(plan: Plan, progress: Progress) -> Run:
         save_every_seconds=settings.save_every_seconds or DEFAULT_SAVE_SECONDS,
         command=plan.command,
         kl_budget=plan.kl_budget,
+        stop_at_episode=settings.stop_at_episode,
     )
 
 

@@ -22,7 +22,8 @@ from typing import Any
 from ppo_core import checkpoint
 from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.output import KL_UNIT, dumps, measured, plus_minus, short
+from ppo_core.kl_budget import Stay, course, is_within
+from ppo_core.output import KL_UNIT, dumps, plus_minus, short
 from ppo_core.report import StepReport
 
 # How a run's end compares with its start, its KL budget and its best checkpoint, in one line. Never imports torch.
@@ -38,18 +39,29 @@ class Reading:
     reward_se: float
     kl: float
     """In nats per response."""
+    kl_se: float = 0.0
 
     @classmethod
     def of(cls, step: Mapping[str, Any]) -> "Reading":
         """Return the evaluation in a line of `steps.jsonl`."""
-        numbers = (step.get(name) for name in ("eval/reward", "eval/reward_se", "eval/kl"))
-        reward, se, kl = (math.nan if number is None else float(number) for number in numbers)
-        return cls(step["step"], step["episode"], reward, 0.0 if math.isnan(se) else se, kl)
+        numbers = (step.get(name) for name in ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se"))
+        reward, se, kl, kl_se = (math.nan if number is None else float(number) for number in numbers)
+        errors = (0.0 if math.isnan(error) else error for error in (se, kl_se))
+        return cls(step["step"], step["episode"], reward, next(errors), kl, next(errors))
+
+    def is_within(self, kl_budget: float) -> bool:
+        """Return whether it is within the budget; see `ppo_core.kl_budget`."""
+        return is_within(self.kl, self.kl_se, kl_budget)
+
+    @property
+    def kl_text(self) -> str:
+        """Its KL in words, with the standard error where there is one."""
+        return f"{plus_minus(self.kl, self.kl_se)} {KL_UNIT}"
 
     @property
     def text(self) -> str:
-        """The readings in words."""
-        return f"reward {plus_minus(self.reward, self.reward_se)}, KL {measured(self.kl)} {KL_UNIT}"
+        """`reward 1.971 ± 0.031, KL 5.56 ± 0.12 nats/response`."""
+        return f"reward {plus_minus(self.reward, self.reward_se)}, KL {self.kl_text}"
 
 
 @dataclass(frozen=True)
@@ -61,9 +73,11 @@ class Ending:
     """One line on what is wrong with the trained policy; None: nothing is."""
     best: Reading | None = None
     """The evaluation of the kept checkpoint that is better than the end; its model is saved, too."""
+    kl_course: str | None = None
+    """One line on where KL left the budget for good, or came back; None: it was within the budget all the way."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
+        """Return what `run.json` holds under `ending`."""
         return asdict(self)
 
 
@@ -78,22 +92,41 @@ def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step:
     readings = [Reading.of(step) for step in steps if "eval/reward" in step]
     if not readings:
         return Ending(kl_budget)
+    kl_course = _kl_course(readings, kl_budget)
     start, end = readings[0], readings[-1]
     best = next((reading for reading in readings if reading.step == checkpoint_step), None)
-    within = end.kl <= kl_budget and math.isfinite(end.reward)
+    within = end.is_within(kl_budget) and math.isfinite(end.reward)
     wrong = [*_budget_problem(end, kl_budget), *_fall(start, end)]
     margin = 0.0 if wrong else _error(best or end, end)
     if best is not None and within and best.reward <= end.reward + margin:
         best = None
     if best is None and not wrong:
-        return Ending(kl_budget)
-    return Ending(kl_budget, _note(wrong, start, end, best, within), best)
+        return Ending(kl_budget, kl_course=kl_course)
+    return Ending(kl_budget, _note(wrong, start, end, best, within), best, kl_course)
+
+
+def _kl_course(readings: Sequence[Reading], kl_budget: float) -> str | None:
+    stays = [Stay(one.step, one.episode, one.is_within(kl_budget)) for one in readings if math.isfinite(one.kl)]
+    found = course(stays)
+    if found is None:
+        return None
+    left, back = found
+    budget = f"the budget of {short(kl_budget)} {KL_UNIT}"
+    if back is None:
+        return f"KL left {budget} for good at step {left.step} (episode {left.episode})"
+    return (
+        f"KL was over {budget} at step {left.step} (episode {left.episode}), and came back within it for good by step "
+        f"{back.step} (episode {back.episode})"
+    )
 
 
 def _budget_problem(end: Reading, kl_budget: float) -> list[str]:
     if not (math.isfinite(end.kl) and math.isfinite(end.reward)):
         return ["its last evaluation is not finite"]
-    return [f"its KL of {_unit(end.kl)} is over the budget of {short(kl_budget)}"] if end.kl > kl_budget else []
+    if end.is_within(kl_budget):
+        return []
+    error = " with its standard error" if end.kl <= kl_budget else ""
+    return [f"its KL of {end.kl_text} is{error} over the budget of {short(kl_budget)}"]
 
 
 def _fall(start: Reading, end: Reading) -> list[str]:
@@ -118,10 +151,6 @@ def _error(one: Reading, other: Reading) -> float:
 
 def _reward(reading: Reading) -> str:
     return plus_minus(reading.reward, reading.reward_se)
-
-
-def _unit(kl: float) -> str:
-    return f"{measured(kl)} {KL_UNIT}"
 
 
 # A run's output folder: what it holds, and how an interrupted run is found in it again. Never imports torch.
@@ -156,26 +185,36 @@ class Run:
     first_step: int = 0
     """The step that comes next."""
     kl_budget: float | None = None
-    """Highest eval KL of its best checkpoint, in nats per response; None: the task's."""
+    """Highest eval KL + one standard error of its best checkpoint, in nats per response; None: the task's."""
+    stop_at_episode: int | None = None
+    """It ends with the iteration that reaches this episode; None: where its hyperparameters say."""
+
+    @property
+    def last_step(self) -> int:
+        """The step that it ends with."""
+        whole = self.config.num_iterations()
+        if self.stop_at_episode is None:
+            return whole
+        return min(whole, math.ceil(self.stop_at_episode / self.config.batch_sizes(1).batch_size))
 
     @property
     def model(self) -> Path:
-        """Where the trained model is written."""
+        """The folder of the trained model: transformers' or PEFT's format, with a model card."""
         return self.output / MODEL
 
     @property
     def best_model(self) -> Path:
-        """Where the best checkpoint's model is written, if it is."""
+        """The folder of the best checkpoint's model; there only where the end is worse (see `Ending.best`)."""
         return self.output / BEST_MODEL
 
     @property
     def checkpoints(self) -> Path:
-        """Where its checkpoints are."""
+        """The folder of checkpoints, which goes once the model is written."""
         return self.output / CHECKPOINTS
 
     @property
     def steps(self) -> Path:
-        """Where its steps are recorded."""
+        """The file with a line of JSON a step (see `record`)."""
         return self.output / STEPS_FILE
 
 
@@ -210,7 +249,8 @@ def write(run: Run, ending: Ending | None = None) -> None:
     """Write what the run is, for resuming, and its hyperparameters; with how it ended, it is finished."""
     _replace(run.output / CONFIG_FILE, dumps(run.config.to_dict()) + "\n")
     stored = {name: getattr(run, name) for name in _STORED}
-    stored |= {"kl_budget": run.kl_budget, "ending": None if ending is None else ending.to_dict()}
+    stored |= {"kl_budget": run.kl_budget, "stop_at_episode": run.stop_at_episode}
+    stored |= {"ending": None if ending is None else ending.to_dict()}
     content = {"format": _FORMAT, "finished": ending is not None, **stored, "config": run.config.to_dict()}
     _replace(run.output / RUN_FILE, dumps(content) + "\n")
 
@@ -233,7 +273,7 @@ def resumed(folder: Path) -> Run:
     config = PPOConfig.from_dict(stored["config"], str(folder / RUN_FILE))
     values = {name: stored[name] for name in _STORED}
     values["report_to"] = tuple(values["report_to"])
-    values["kl_budget"] = stored.get("kl_budget")  # older runs do not say it
+    values |= {name: stored.get(name) for name in ("kl_budget", "stop_at_episode")}  # older runs do not say it
     return Run(config=config, output=folder, resume_from=newest, first_step=step + 1, **values)
 
 
@@ -243,12 +283,12 @@ def with_threads(run: Run, threads: int) -> Run:
 
 
 def step_data(report: StepReport) -> dict[str, Any]:
-    """Return a step's line in `steps.jsonl`."""
+    """Return a step's line in `steps.jsonl`: `step`, `episode`, and its metrics by name."""
     return {"step": report.step, "episode": report.episode, **report.metrics}
 
 
 def record(run: Run, report: StepReport) -> None:
-    """Write a step's line."""
+    """Append a step's line to `steps.jsonl`; a number that is not finite becomes null."""
     with run.steps.open("a", encoding="utf-8") as file:
         file.write(dumps(step_data(report), indent=None) + "\n")
 

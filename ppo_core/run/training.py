@@ -34,7 +34,7 @@ def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
     changed = {n: v for n, v in run.config.to_dict().items() if v != HYPERPARAMETERS[n].default}
     told = [
         f"task {plain(run.task)}, KL budget {short(kl_budget)} {KL_UNIT}, output {run.output}",
-        _length(run.config),
+        _length(run),
         f"other than the defaults: {params_line(changed)}" if changed else "all hyperparameters have their defaults",
         *(f"note: {line}" for line in cautions(run.config)),
     ]
@@ -45,13 +45,16 @@ def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
     return told
 
 
-def _length(config: PPOConfig) -> str:
+def _length(run: Run) -> str:
     """Return how long the run is, how often it is evaluated, and what became of the episodes that were asked for."""
+    config = run.config
     batch, iterations = config.batch_sizes(1).batch_size, config.num_iterations()
     plural = "" if iterations == 1 else "s"
     text = f"{iterations} iteration{plural} of {batch} episodes, evaluated every {max(config.eval_interval, batch)}"
-    asked, run = config.total_episodes, iterations * batch
-    return text if asked == run else f"{text}; {asked} asked, {run} run (whole batches of {batch})"
+    if run.last_step < iterations:
+        return f"{text}; ends after {run.last_step} (episode {run.last_step * batch})"
+    asked, whole = config.total_episodes, iterations * batch
+    return text if asked == whole else f"{text}; {asked} asked, {whole} run (whole batches of {batch})"
 
 
 # One training run from its command line to its model: train, record and show each step, save, and tell the end.
@@ -99,7 +102,7 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
 
 
 def make_trainer(config: PPOConfig, task: str, *, device: str, resume_from: Path | None) -> Trainer:
-    """Return the PPO trainer of a run."""
+    """Return the PPO trainer of a run; only here torch and transformers are loaded."""
     from ppo_core.trainer import ppo_trainer  # what needs torch waits until everything else is checked
 
     return ppo_trainer(config, task, device=device, resume_from=resume_from)
@@ -124,7 +127,7 @@ class _Session:
             reports = self._steps(trainer, room)
         except PPOTunerError as error:
             raise self._with_way_on(error) from error
-        if reports[-1].step < self._run.config.num_iterations():
+        if reports[-1].step < self._run.last_step:
             print(f"{self._program.name}: {self._stop.why}; go on with: {self._way_on}", file=sys.stderr)
             return EXIT_INTERRUPTED
         self._save_model(trainer, self._run.model)
@@ -153,7 +156,7 @@ class _Session:
 
     def _steps(self, trainer: Trainer, room: DiskUse | None) -> list[StepReport]:
         """Go through the steps until the last one, or until a stop is asked for."""
-        run, last, reports = self._run, self._run.config.num_iterations(), []
+        run, last, reports = self._run, self._run.last_step, []
         keeper = CheckpointKeeper(
             run.checkpoints,
             kl_budget=self._kl_budget,
@@ -164,7 +167,9 @@ class _Session:
         for line in lines(run, self._kl_budget, room):  # when nothing is left that could be refused
             self._print(line)
         try:
-            for report in trainer:
+            for made in trainer:
+                is_early_end = made.step == last and not made.is_evaluation
+                report = trainer.evaluated(made) if is_early_end else made
                 reports.append(report)
                 run_folder.record(run, report)
                 trackers.log(report)
@@ -174,7 +179,7 @@ class _Session:
                 stops = self._stop.why is not None and report.step < last
                 if stops or (0 < report.step < last and keeper.is_due(report)):
                     keeper.save(trainer, report)
-                if stops:
+                if stops or report.step == last:
                     break
         finally:
             trackers.finish()
@@ -187,6 +192,8 @@ class _Session:
         ending = judge(steps, self._kl_budget, None if kept is None else checkpoint.step_of(kept))
         model_card.write(run.model, run, self._task, assets, steps, ending)
         self._print(f"saved the model in {run.model}")
+        if ending.kl_course is not None:
+            self._print(ending.kl_course)
         if ending.note is not None:
             self._print(f"warning: {ending.note}")
         if ending.best is not None:

@@ -228,8 +228,15 @@ class TrlFile:
     settings: Settings
     values: Mapping[str, HyperValue]
     cadences: Cadences
-    told: tuple[str, ...]
+    used: tuple[str, ...]
     """Lines on what became of its fields."""
+    warnings: tuple[str, ...]
+    """Lines on fields that are not followed here, or followed otherwise than by TRL."""
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """All these lines."""
+        return (*self.used, *self.warnings)
 
     def for_task(self, prompts: int, *, has_reward_model: bool) -> dict[str, HyperValue]:
         """Return the values on a task with so many training prompts, with or without a reward model."""
@@ -284,12 +291,17 @@ def read(content: Mapping[str, Any], where: str) -> TrlFile:
         warmup_steps=counted["warmup_steps"],
         save_steps=counted["save_steps"] or None if given.get("save_strategy", "steps") == "steps" else None,
     )
-    return TrlFile(Settings(**settings, prompt_splits=prompts or None), values, cadences, tuple(_told(given)))
+    own = Settings(**settings, prompt_splits=prompts or None)
+    return TrlFile(own, values, cadences, tuple(_used(given)), tuple(_warnings(given)))
 
 
-def _told(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one line each on the fields that are taken, translated and ignored, and one a warning."""
-    warned = [key for key, (harmless, _) in WARNED.items() if key in given and given[key] not in harmless]
+def _warned(given: Mapping[str, Any]) -> list[str]:
+    return [key for key, (harmless, _) in WARNED.items() if key in given and given[key] not in harmless]
+
+
+def _used(given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one line each on the fields that are taken, translated and ignored."""
+    warned = _warned(given)
     hidden = {key for key, by in HIDDEN_BY.items() if by in given}
     if "save_strategy" in warned:
         hidden.add("save_steps")
@@ -301,7 +313,10 @@ def _told(given: Mapping[str, Any]) -> Iterator[str]:
         ],
     }
     yield from (f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
-    yield from (f"{key}: {WARNED[key][1]}" for key in warned)
+
+
+def _warnings(given: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"{key}: {WARNED[key][1]}" for key in _warned(given))
     if "max_grad_norm" in given:
         yield "max_grad_norm: TRL's PPO declared it and never applied it; here it is applied"
     if given.get("num_mini_batches", 1) != 1 and given.get("gradient_accumulation_steps", 1) != 1:

@@ -29,7 +29,7 @@ from tests.chaos.killing import (
     WORKER,
     Fire,
 )
-from tests.tuner.quick_study import NAME, STORAGE_VARIABLE, curves, quick_spec, rows, run, storage
+from tests.tuner.quick_study import NAME, STORAGE_VARIABLE, controller, curves, quick_spec, rows, run, storage
 from tests.tuner.quick_trainer import QuickTrainer
 from tuner.guard import GuardState, observe
 from tuner.spec import StudySpec
@@ -169,3 +169,43 @@ def test_ppo_itself_survives_bit_for_bit(tmp_path: Path, rng: random.Random) -> 
     assert fire.done == PPO_DISTURBANCES
     assert curves(tmp_path / "fire") == curves(tmp_path / "calm")
     assert sum(row.attempts for row in rows(tmp_path / "fire")) > 3
+
+
+def standing(folder: Path) -> list[tuple[Any, ...]]:
+    """Return what a strategy decided of each trial, and by what."""
+    return [
+        (r.number, r.status, r.paused_by, r.rung, r.rung_scores, r.episodes, r.value, r.params) for r in rows(folder)
+    ]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("strategy", ["early_cut", "asha"])
+def test_a_search_that_is_killed_takes_the_decisions_it_would_have_taken(
+    tmp_path: Path, rng: random.Random, strategy: str
+) -> None:
+    spec = quick_spec(
+        strategy=strategy, objective="best", trials=14, kl={"budget": 10.0, "limit": 1000.0},
+        sampler={"name": "tpe", "startup_trials": 3},
+    )  # fmt: skip
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    assert run(whole, spec, workers=1)[0]
+    kills = 0
+    while True:
+        with controller(killed, spec, workers=1, role=f"run {kills}") as started:
+            if kills == 12:
+                assert started.end() == 0
+                break
+            lines = rng.randint(4, 14)
+            try:
+                started.read_until(lambda line: True, times=lines)
+            except AssertionError:  # it came to its end before
+                break
+            if rng.random() < 0.5:
+                for worker in started.workers():
+                    worker.kill()
+        kills += 1
+    assert kills >= 6
+    assert standing(killed) == standing(whole)
+    assert curves(killed) == curves(whole)

@@ -15,16 +15,12 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page, expect, sync_playwright
 
-from tests.chromium import executable
+from tests.chromium import launch
 from tests.waiting import SECONDS, until
 
 ROOT = Path(__file__).parents[2]
 DRAWINGS = '[data-testid="stEChartsChart"] canvas, [data-testid="data-grid-canvas"], .js-plotly-plot'
 """Charts, tables and figures on a page."""
-_QUIET = (
-    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
-    *("--disable-sync", "--no-first-run"),
-)
 
 
 @contextmanager
@@ -32,7 +28,7 @@ def chromium() -> Iterator[Browser]:
     """Start a browser; raises NoBrowser."""
     expect.set_options(timeout=1_000 * SECONDS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable(playwright), args=list(_QUIET))
+        browser = launch(playwright)
         try:
             yield browser
         finally:

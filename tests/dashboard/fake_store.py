@@ -226,7 +226,7 @@ def _outcome(course: Course, seen: list[StepReport], reason: Reason | None) -> O
     last = [report.metrics for report in seen if report.is_evaluation][-2:]
     value = sum(metrics["eval/reward"] for metrics in last) / len(last)
     kl = sum(metrics["eval/kl"] for metrics in last) / len(last)
-    return Outcome(course.status, reason, value, 0.03, kl, violation(kl, SPEC.kl_budget, reason))
+    return Outcome(course.status, reason, value, 0.03, kl, violation(kl, SPEC.kl_budget, reason, SPEC.objective))
 
 
 def _main() -> None:

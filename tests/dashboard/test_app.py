@@ -389,7 +389,7 @@ def change(path: Path, statement: str, *values: str) -> None:
     ("spoil", "said"),
     [
         (foreign, "holds no PPO Tuner store"),
-        (garbage, "is no SQLite database"),
+        (garbage, "is not an SQLite database"),
         (other_version, f"has schema version 99; this PPO Tuner reads version {SCHEMA_VERSION}"),
         (damaged, "no such table: ppo_steps"),
     ],

@@ -492,8 +492,11 @@ def test_a_form_is_built_from_the_declarations_and_launched(started: list[dict[s
     app.text_input(key="low reviews learning_rate").set_value("2e-5")
     app.selectbox(key="fixed reviews whiten_rewards").set_value("true")
     app.text_input(key="fixed reviews total_episodes").set_value("640")
+    app.multiselect(key="new warm starts").set_value(["instructgpt", "trl"])
     press(app, "Launch")
     assert "whiten_rewards = True" in texts(app)
+    assert "First: instructgpt, trl\n" in texts(app)
+    assert 'Note: start "trl": learning_rate 3e-06 moved to 2e-05' in texts(app)
     next(button for button in app.button if (button.key or "").startswith("confirm")).click()
     run(app)
     [call] = started
@@ -502,6 +505,7 @@ def test_a_form_is_built_from_the_declarations_and_launched(started: list[dict[s
     assert content["search"]["learning_rate"] == {"low": 2e-5, "high": 3e-3, "scale": "log"}
     assert list(content["search"]) == ["learning_rate", "num_ppo_epochs"]
     assert content["fixed"] == {"whiten_rewards": True, "total_episodes": 640}
+    assert content["warm_start"] == ["instructgpt", "trl"]
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_a_refresh_reads_no_configuration_again_and_sees_all_that_changed(tmp_pa
     with sqlite3.connect(tmp_path / "store.db") as connection:  # nothing of ours writes it twice: a reading would show
         connection.execute("UPDATE ppo_trials SET config = json_set(config, '$.seed', 99)")
     assert fake_store.add_live_step(store)
-    store.set_violations(Lease(store.study(STUDY).id, 1), {before.view.trials[1].id: 7.0})
+    store.set_judgements(Lease(store.study(STUDY).id, 1), [replace(before.view.trials[1], violation=7.0)])
     lease = Lease(store.study(STUDY).id, 1)
     store.add_trial(lease, NewTrial(14, Origin.ENQUEUED, {"total_episodes": 640, "seed": 98}, {"lam": 0.9}, threads=1))
     after = data.snapshot(store, STUDY)
@@ -377,7 +377,7 @@ def test_a_missing_store_is_told_from_an_unreadable_one(tmp_path: Path) -> None:
     assert not data.is_missing("mysql://somewhere/db")
     with pytest.raises(StoreError, match="there is no store at"):
         data.open_store(missing)
-    with pytest.raises(StoreError, match="is no SQLite database"):
+    with pytest.raises(StoreError, match="is not an SQLite database"):
         data.open_store(garbage)
     assert not (tmp_path / "none.db").exists()
 

@@ -194,6 +194,9 @@ def test_compared_curves_share_the_episodes_and_keep_each_trials_look() -> None:
     assert (list(seventh.x), list(seventh.y), list(first.x)) == ([0, 128], [0, 2], [0, 64])
     assert (seventh.line.color, seventh.line.dash) == (style.colour(7), "dash")
     assert figure.layout.shapes[0].y0 == 10 and figure.layout.yaxis.title.text == METRICS["objective/kl_exact"].title
+    assert seventh.hovertemplate.endswith("%{y:.3f} nats per response<extra></extra>")
+    (share,) = figures.aligned(frame.assign(**{"response/repetition": 0.5}), "response/repetition", [7], {}).data
+    assert share.hovertemplate.endswith("%{y:.3f}<extra></extra>")
 
 
 # Reward against KL

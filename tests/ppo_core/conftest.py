@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, pre_tokenizers
-from tokenizers.models import WordLevel
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ppo_core.models import TaskModels
 from ppo_core.task import Prompt, Prompts, Scored, Task, TaskAssets
+from ppo_core.testing import WORDS, small_policy
 
 torch.set_num_threads(1)
-WORDS = [f"w{i}" for i in range(20)]
 
 
 def _no_assets(progress: object) -> TaskAssets:
@@ -44,26 +42,11 @@ def count_w3(
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GPT-2 of 2 layers x 32 with a word-level tokenizer, saved as transformers do."""
+    """The small policy and its tokenizer, saved as transformers do."""
     folder = tmp_path_factory.mktemp("tiny")
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *WORDS])}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=len(fast),
-        n_positions=32,
-        n_embd=32,
-        n_layer=2,
-        n_head=2,
-        eos_token_id=1,
-        bos_token_id=1,
-        pad_token_id=0,
-        initializer_range=0.2,  # far enough from uniform for a wrong mask or position to show
-    )
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    fast.save_pretrained(folder)
+    model, tokenizer = small_policy()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

@@ -32,7 +32,8 @@ from transformers import (
 
 from ppo_core.models import TaskModels, load_policy
 from ppo_core.task import Prompt, Prompts, Scored
-from tests.ppo_core.conftest import TINY_TASK, WORDS
+from ppo_core.testing import WORDS
+from tests.ppo_core.conftest import TINY_TASK
 
 COMMON: Mapping[str, Any] = {
     "vocab_size": 23,

@@ -35,9 +35,10 @@ class Told(Writer):
         return self.one
 
 
-def report(step: int, reward: float | None = None, kl: float = 1.0) -> StepReport:
+def report(step: int, reward: float | None = None, kl: float = 1.0, se: float | None = None) -> StepReport:
     """Return the report of a step of 16 episodes, evaluated where a reward is given."""
-    return StepReport(step, 16 * step, {} if reward is None else {"eval/reward": reward, "eval/kl": kl})
+    evaluation = {} if reward is None else {"eval/reward": reward, "eval/kl": kl}
+    return StepReport(step, 16 * step, evaluation if se is None else {**evaluation, "eval/kl_se": se})
 
 
 def keeper(folder: Path, **settings: Any) -> CheckpointKeeper:
@@ -86,6 +87,46 @@ def test_the_evaluation_and_the_drivers_own_are_in_the_manifest(tmp_path: Path) 
     assert "evaluation" not in checkpoint.verify(kept.save(Writer(), report(3)))["extra"]
 
 
+def test_the_best_is_within_the_budget_with_its_standard_error(tmp_path: Path) -> None:
+    kept = keeper(tmp_path)
+    save(kept, report(1, 3.0, 9.0, 0.5), report(2, 4.0, 9.75, 0.5), report(3), report(4))
+    assert steps(tmp_path) == [1, 3, 4], "9.75 + 0.5 is over 10"
+    assert checkpoint.verify(tmp_path / "step-000001")["extra"]["evaluation"] == {
+        "reward": 3.0,
+        "kl": 9.0,
+        "kl_se": 0.5,
+    }
+    assert not kept.is_due(report(5, 4.0, 9.75, 0.5)) and kept.is_due(report(5, 4.0, 9.75, 0.25))
+    assert checkpoint.best(tmp_path, 9.4) is None and checkpoint.best(tmp_path, 9.5) is not None
+
+
+def test_a_run_keeps_some_of_its_front_where_that_is_asked_for(tmp_path: Path) -> None:
+    rising = [report(n, 0.1 * n, 1.5 * n) for n in range(10)]  # over the budget of 10 from step 7 on
+    save(keeper(tmp_path, front=3), *rising)
+    assert steps(tmp_path) == [2, 4, 6, 8, 9], "the best is 6, the newest are 8 and 9; 9 is of the front, too"
+    save(keeper(tmp_path, front=3), report(10, 2.0, 2.0), report(11))
+    assert steps(tmp_path) == [10, 11], "which beats all others at a lower KL than theirs"
+
+
+def test_the_front_gives_way_where_the_disk_is_full(tmp_path: Path) -> None:
+    kept = keeper(tmp_path, front=3)
+    save(kept, *(report(n, 0.1 * n, 1.5 * n) for n in range(9)))
+    before = steps(tmp_path)
+    assert before == [2, 4, 6, 7, 8]
+
+    class Full(Writer):
+        def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+            if (tmp_path / "step-000002").exists():
+                raise NoRoomError("no space left")
+            super().save(folder, extra)
+
+    save(kept, report(9), trainer=Full())
+    assert steps(tmp_path) == [6, 7, 8, 9]
+    (tmp_path / "step-000002").mkdir()
+    with pytest.raises(NoRoomError):  # nothing is left that could give way
+        save(kept, report(10), trainer=Full())
+
+
 def test_a_new_best_is_always_due(tmp_path: Path) -> None:
     kept = keeper(tmp_path)
     save(kept, report(1, 2.0, 5.0))
@@ -130,6 +171,14 @@ def test_the_best_outlives_the_end_of_a_run(tmp_path: Path) -> None:
     assert steps(tmp_path) == [1, 5]
     checkpoint.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=0)
     assert steps(tmp_path) == [1]
+
+
+def test_steps_that_are_asked_for_outlive_the_end_of_a_run_until_they_are_spare(tmp_path: Path) -> None:
+    save(keeper(tmp_path, front=3), *(report(n, 0.1 * n, 1.5 * n) for n in range(10)))
+    checkpoint.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=1, steps=(2, 9))
+    assert steps(tmp_path) == [2, 6, 9]
+    removed = checkpoint.remove_spare(tmp_path, (2, 6, 9), kl_budget=BUDGET, newest=1)
+    assert (removed, steps(tmp_path)) == (["step-000002"], [6, 9])
 
 
 def test_what_cannot_be_written_costs_no_checkpoint(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`python -m ppo_core` with real small models in a folder of its own."""
 
 import json
+import re
 import runpy
 import shutil
 import subprocess
@@ -223,17 +224,19 @@ def test_a_better_checkpoint_within_the_budget_is_saved_as_a_model(run: Command,
     assert {path.name for path in (folder / "b").iterdir()} == {"model", "ppo_config.json", "run.json", "steps.jsonl"}
     assert "Warning: take care with the trained policy: its KL" in (folder / "b" / "model" / "README.md").read_text()
 
-    (folder / "wide.toml").write_text(f"kl_budget = 8.0\n{task}")
+    (folder / "wide.toml").write_text(f"kl_budget = 9.0\n{task}")
     flags = ("--learning_rate", "1e-2", "--device", "cpu", "--output", "c")
     status, stdout, _ = run("--task", "wide.toml", *SMALL, *flags)
-    assert status == 0 and "KL budget 8 nats/response" in stdout
-    within = [line for line in steps(folder / "c")[1:] if line.get("eval/kl", 9) <= 8]
+    assert status == 0 and "KL budget 9 nats/response" in stdout
+    within = [line for line in steps(folder / "c")[1:] if line.get("eval/kl", 10) + line.get("eval/kl_se", 0) <= 9]
     best = max(within, key=lambda line: line["eval/reward"])
-    assert best["step"] < 6 and steps(folder / "c")[-1]["eval/kl"] > 8, "a policy that leaves the budget in the end"
+    assert best["step"] < 6 and steps(folder / "c")[-1]["eval/kl"] > 9, "a policy that leaves the budget in the end"
     assert (
         f"the best within the budget is that of episode {best['episode']}: reward {best['eval/reward']:.2f}" in stdout
     )
+    assert re.search(r"\nKL (left|was over) the budget of 9 nats/response (for good )?at step \d", stdout)
     card = (folder / "c" / "best_model" / "README.md").read_text()
+    assert "\nOver the whole run, KL " in card
     assert f"| after {best['episode']} episodes |" in card and "| after 48 episodes |" not in card
     # It is that checkpoint's policy: evaluated as a policy to begin with, it reads what the run read.
     policy = str(folder / "policy")
@@ -242,6 +245,24 @@ def test_a_better_checkpoint_within_the_budget_is_saved_as_a_model(run: Command,
     again = ("--total_episodes", "8", "--device", "cpu", "--output", "d")
     assert run("--task", "again.toml", *SMALL, *again)[0] == 0
     assert steps(folder / "d")[0]["eval/reward"] == best["eval/reward"]
+
+
+def test_a_run_that_is_to_stop_early_is_the_whole_run_up_to_there(run: Command, folder: Path) -> None:
+    assert run(*PARTS, *SMALL, "--output", "whole")[0] == 0
+    status, stdout, _ = run(*PARTS, *SMALL, "--stop_at_episode", "20", "--output", "early")
+    assert status == 0 and "evaluated every 16; ends after 3 (episode 24)" in stdout
+    assert [line.split()[1] for line in stdout.splitlines() if line.startswith("step ")] == ["0/3", "1/3", "2/3", "3/3"]
+    early, whole = steps(folder / "early"), steps(folder / "whole")[:4]
+    assert "eval/reward" in early[3] and "eval/reward" not in whole[3], "the last step is evaluated"
+    assert [{name: line[name] for name in other} for line, other in zip(early, whole, strict=True)] == whole
+    stored = json.loads((folder / "early" / "run.json").read_text())
+    assert (stored["stop_at_episode"], stored["finished"]) == (20, True)
+
+    (folder / "early" / "run.json").write_text(json.dumps(stored | {"finished": False}))  # as if killed at its end
+    assert run("--resume", "early")[0] == 0
+    assert steps(folder / "early") == early
+    assert run(*PARTS, *SMALL, "--stop_at_episode", "1000", "--total_episodes", "8", "--output", "short")[0] == 0
+    assert len(steps(folder / "short")) == 2
 
 
 def test_a_module_of_the_working_folder_is_found_by_an_installed_command_too(run: Command, folder: Path) -> None:

@@ -43,6 +43,33 @@ def test_how_a_run_ended(
     json.dumps(ending.to_dict())
 
 
+def test_the_budget_holds_with_the_standard_error_of_the_kl() -> None:
+    steps = [step(0, 1.0, 0.0), step(1, 2.0, 4.0), step(2, 2.2, 4.9) | {"eval/kl_se": 0.2}]
+    assert judge(steps, 5.2, 2).note is None
+    ending = judge(steps, 5.0, 1)
+    assert ending.best is not None and ending.best.step == 1
+    assert ending.note is not None
+    assert "its KL of 4.90 ± 0.20 nats/response is with its standard error over the budget of 5" in ending.note
+
+
+@pytest.mark.parametrize(
+    ("kls", "told"),
+    [
+        ((0.0, 2.0, 5.0), None),
+        ((0.0, 6.0, 4.0, 7.0, 8.0), "KL left the budget of 5 nats/response for good at step 3 (episode 24)"),
+        (
+            (0.0, 6.0, 4.0, 7.0, 3.0),
+            "KL was over the budget of 5 nats/response at step 1 (episode 8), and came back within it for good by "
+            "step 4 (episode 32)",
+        ),
+        ((0.0, math.nan, 4.0), None),
+    ],
+)
+def test_where_kl_left_the_budget_or_came_back_is_told(kls: tuple[float, ...], told: str | None) -> None:
+    ending = judge([step(n, 1.0 + n, kl) for n, kl in enumerate(kls)], 5.0, None)
+    assert ending.kl_course == told == ending.to_dict()["kl_course"]
+
+
 @pytest.mark.parametrize(
     ("settings", "name"),
     [

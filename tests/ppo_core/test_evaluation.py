@@ -57,6 +57,31 @@ def test_each_tokens_reading_is_what_the_models_say(models: TaskModels, networks
     assert any(value != 0 for sample in last.samples for value in sample.tokens.values)
 
 
+def test_the_test_prompts_are_read_as_the_eval_prompts_are_with_other_numbers(models: TaskModels) -> None:
+    *_, last = reports = list(trainer := PPOTrainer(CONFIG, models))
+    found = trainer.tested()
+    assert found is not None and found.prompts == len(models.prompts.test)
+    assert found == trainer.tested(), "the same numbers each time"
+    assert trainer.evaluated(last).metrics["eval/reward"] == last.metrics["eval/reward"], (
+        "which evaluations do not feel"
+    )
+
+    # On the eval prompts the same readings would be another draw of the same policy.
+    again = PPOTrainer(CONFIG, replace(models, prompts=replace(models.prompts, test=models.prompts.eval)))
+    assert [r.metrics["eval/reward"] for r in again if r.is_evaluation] == [
+        r.metrics["eval/reward"] for r in reports if r.is_evaluation
+    ]
+    drawn = again.tested()
+    assert drawn is not None
+    evaluated = [last.metrics[f"eval/{name}"] for name in ("reward", "kl")]
+    assert [drawn.reward, drawn.kl] != evaluated
+    assert [drawn.reward, drawn.kl] == pytest.approx(evaluated, abs=6 * max(drawn.reward_se, drawn.kl_se))
+    assert drawn.reward_se > 0 and drawn.kl_se > 0
+
+    bare = PPOTrainer(CONFIG, replace(models, prompts=replace(models.prompts, test=())))
+    assert bare.tested() is None
+
+
 def test_the_untrained_policys_tokens_are_the_references(models: TaskModels) -> None:
     baseline = next(iter(PPOTrainer(CONFIG, models)))
     for sample in baseline.samples:

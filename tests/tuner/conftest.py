@@ -1,13 +1,16 @@
-"""The command line in a folder of its own, and a hand-made study for it to read."""
+"""The command line in a folder of its own, and hand-made studies to read, export and copy."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.tuner import made_study
+from tests.tuner.exported import enrich
 from tests.tuner.invoke import Invoke
 from tuner.cli import main as cli
+from tuner.store import Store
 
 
 @pytest.fixture
@@ -38,3 +41,12 @@ def made(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     made_study.make(path).close()
     monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
     return made_study.NAME
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A store with all that is hard to export or copy: decided orders, hostile texts and a fork."""
+    made = made_study.make(tmp_path / "made.db")
+    enrich(made)
+    yield made
+    made.close()

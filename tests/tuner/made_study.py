@@ -1,10 +1,11 @@
 """A small hand-made study in a real store, for the tests of what reads one."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ppo_core.report import EvalReadings, Sample, StepReport, TokenReadings
+from ppo_core.report import EvalReadings, Sample, SplitReading, StepReport, TokenReadings
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status, Verdict
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
@@ -87,6 +88,8 @@ def make(path: Path, spec: StudySpec | None = None, outcomes: Sequence[Outcome |
         add_steps(store, lease, trial, outcome)
         if outcome is not None:
             store.finish_trial(lease, trial.id, outcome)
+        if number == 2:
+            store.add_test_reading(lease, trial.id, 4, SplitReading(2, 1.75, 0.05, 8.5, math.nan), None)
     store.set_finished(lease, None not in outcomes)
     store.release(lease)
     return store

@@ -71,6 +71,15 @@ def rows(folder: Path, name: str = NAME) -> list[TrialRow]:
         store.close()
 
 
+def stored_spec(folder: Path, name: str = NAME) -> dict[str, Any]:
+    """Return the study as it is stored."""
+    store = Store.open(storage(folder))
+    try:
+        return store.study(name).spec
+    finally:
+        store.close()
+
+
 def curves(folder: Path, name: str = NAME) -> dict[int, list[tuple[Any, ...]]]:
     """Return all that each trial reported, by number: equal for equal runs."""
     metrics = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")

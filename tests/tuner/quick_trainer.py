@@ -20,7 +20,7 @@ from ppo_core import checkpoint
 from ppo_core.declare import Range
 from ppo_core.errors import TaskError
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.report import Sample, StepReport
+from ppo_core.report import Sample, SplitReading, StepReport
 from ppo_core.task import Advice, Progress, Prompts, Task, TaskAssets
 
 FOLDER_VARIABLE = "QUICK_FOLDER"
@@ -189,6 +189,34 @@ def threaded(
     config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
 ) -> ThreadedTrainer:
     return ThreadedTrainer(config, resume_from)
+
+
+class ReadTrainer(QuickTrainer):
+    """Reads 4 test prompts, whose reward is the step: not while the file `hold` is there, nor beside `no_memory`."""
+
+    def tested(self) -> SplitReading | None:
+        if FOLDER_VARIABLE in os.environ and (_folder() / "hold").exists():
+            wait_at_gate()
+        if FOLDER_VARIABLE in os.environ and (_folder() / "no_memory").exists():
+            raise RuntimeError("no memory left")
+        return SplitReading(4, float(self.step), 0.5, self.kl, 0.25)
+
+
+def tested(config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None) -> ReadTrainer:
+    return ReadTrainer(config, resume_from)
+
+
+class UntestedTrainer(QuickTrainer):
+    """Of a task without test prompts."""
+
+    def tested(self) -> SplitReading | None:
+        return None
+
+
+def untested(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> UntestedTrainer:
+    return UntestedTrainer(config, resume_from)
 
 
 class RaisingTrainer(QuickTrainer):

@@ -4,6 +4,7 @@ import functools
 import shlex
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.tuner import made_study
 from tests.tuner.invoke import one_error
 from tuner.cli import main as cli
 from tuner.spec import StudySpec
-from tuner.status import Origin, PausedBy, Status
+from tuner.status import Origin, Status
 from tuner.store import NewTrial, Outcome, Store
 from tuner.store.trials import write_pause
 from tuner.study_folder import claim, held_folder
@@ -89,6 +90,7 @@ COMMAND_LINES: list[Case] = [
     ("demo --timeout 3d", 2, "--timeout | '3d' is not allowed | 10m or 2h"),
     ("run made.toml --gpus 0,0", 2, "--gpus | '0,0' is not allowed | index or UUID"),
     ("run made.toml --workers 3 --gpus 0,1", 2, "workers = 3 is not allowed | at most 2"),
+    ("run made.toml --gpus 98,99", 2, "--gpus 98,99 is not allowed | torch does not see GPUs 98, 99"),
     ("run made.toml --max-disk '5 parsecs'", 2, "--max-disk | '5 parsecs' is not allowed | 20GB"),
     ("dashboard --port 65536", 2, "--port | '65536' is not allowed | from 1 to 65535"),
 ]
@@ -96,9 +98,9 @@ STORES: list[Case] = [
     ("list --storage none.db", 1, "there is no store | none.db | `ppo-tuner run`"),
     ("migrate --storage none.db", 1, "there is no store | none.db"),
     ("show made --storage folder", 1, "folder is a folder | a file in it"),
-    ("list --storage plain_file", 1, "plain_file is no SQLite database | --storage"),
-    ("dashboard --storage plain_file", 1, "plain_file is no SQLite database"),
-    ("run made.toml --storage plain_file", 1, "plain_file is no SQLite database"),
+    ("list --storage plain_file", 1, "plain_file is not an SQLite database | --storage"),
+    ("dashboard --storage plain_file", 1, "plain_file is not an SQLite database"),
+    ("run made.toml --storage plain_file", 1, "plain_file is not an SQLite database"),
     ("run made.toml --storage plain_file/x.db", 1, "plain_file"),
     (f"stop made --storage mysql://me:{SECRET}@host/x", 1, "me:***@host/x | mysql is not supported | postgresql"),
     (f"list --storage postgresql://me:{SECRET}@127.0.0.1:1/db", 1, "cannot use the store | me:***@127"),
@@ -156,7 +158,8 @@ UPKEEP: list[Case] = [
     ("copy mad --to new.db", 1, 'no study "mad" | "made"?'),
     ("copy made --to store.db", 1, '"made" in | store.db already | --name'),
     ("copy made --to new.db --name ../up", 2, "--name = '../up' is not allowed | letters, digits"),
-    ("copy made --to plain_file", 1, "plain_file is no SQLite database"),
+    ("copy made --to plain_file", 1, "plain_file is not an SQLite database; name another with --to"),
+    ("copy made --to guests.db", 1, "guests.db holds no PPO Tuner store; name another with --to"),
     (f"copy made --to mysql://me:{SECRET}@host/x", 1, "me:***@host/x | mysql is not supported"),
     ("delete made", 2, '"made" | on a terminal | --yes'),
     ("delete held --yes", 1, '"held" is run by process'),
@@ -188,6 +191,8 @@ ORDERS: list[Case] = [
     ("enqueue made --set learning_rate=5e-4 kl_coef=0.1", 2, "trial 2 has these values already"),
     ("enqueue made --set kl_coef=", 2, '"kl_coef=" is not allowed | NAME=VALUE'),
     ("enqueue made --set kl_coef=0.1 --set kl_coef=0.2", 2, "kl_coef is set twice"),
+    ("enqueue made", 2, "enqueue needs values to run, such as: ppo-tuner enqueue made --set learning_rate=1e-05"),
+    ("enqueue listed", 2, "such as: ppo-tuner enqueue listed --set kl_coef=0.2"),
     ("enqueue made --set", 2, "--set: expected at least one argument"),
     ("fork made 1", 2, "a fork changes at least one value"),
     ("fork made 1 --set batch_size=32", 2, "batch_size = 32 is not allowed | a fork cannot change it"),
@@ -196,7 +201,7 @@ ORDERS: list[Case] = [
     ("fork made 1 --set kl_coef=0.2 --at 100", 2, "trial 1 keeps no checkpoint | 100 | kept: 128, 256"),
     ("fork made 1 --set total_episodes=256 kl_coef=0.2", 2, "total_episodes = 256 | episode 256 nothing"),
     ("fork made 9 --set kl_coef=0.2", 2, "trial 9 has not started yet"),
-    ("set made", 2, "set changes nothing | trials, workers, kl_budget"),
+    ("set made", 2, "set changes nothing | trials, budget, workers, kl_budget"),
     ("set made --workers 1001", 2, "workers = 1001 is not allowed | at most 1000"),
     ("set made --kl-budget 20", 2, "kl_budget = 20 | over the KL limit = 15"),
     ("set listed --trials 9", 2, "trials = 9 is not allowed | [[trial]]"),
@@ -232,7 +237,9 @@ def make(folder: Path) -> Store:
         trial = store.add_trial(lease, NewTrial(number, Origin.ENQUEUED, config, params, 1, status=status))
         if status is Status.PAUSED:
             store.begin_attempt(lease, trial, None)
-            store._change(functools.partial(write_pause, trial_id=trial.id, so_far=Outcome(status), by=PausedBy.PERSON))
+            store._change(functools.partial(write_pause, trial_id=trial.id, so_far=Outcome(status)))
+    with closing(sqlite3.connect(folder / "guests.db")) as guests:
+        guests.execute("CREATE TABLE guests (name)")
     runs = folder / "runs"
     with held_folder(runs / "made"):
         claim(runs / "made", store.study("made"))

@@ -10,7 +10,7 @@ from ppo_core import checkpoint
 from ppo_core.errors import ConfigError
 from tests.tuner.trial_rows import trial_row
 from tuner.checkpoints import Dropped, enforce, parse_size, used
-from tuner.status import Status
+from tuner.status import PausedBy, Status
 from tuner.store import TrialRow
 
 BUDGET = 10.0
@@ -93,7 +93,7 @@ def study(checkpoints: Checkpoints) -> list[TrialRow]:
         trial_row(2, **PAUSED),
         trial_row(3, **PAUSED),
         trial_row(4, value=3.0, violation=-1.0, ended_at=50.0),
-        trial_row(5, value=9.0, violation=-1.0, ended_at=10.0),
+        trial_row(5, value=9.0, value_step=8, violation=-1.0, ended_at=10.0),
         trial_row(6, status=Status.PRUNED, value=8.0, violation=0.5, ended_at=20.0),
     ]
 
@@ -132,8 +132,29 @@ def test_a_row_that_says_paused_does_not_count_while_a_worker_runs_the_trial(che
 def test_the_best_trial_keeps_its_newest_where_no_checkpoint_of_it_was_evaluated(checkpoints: Checkpoints) -> None:
     checkpoints.save(0, {3: None})
     checkpoints.save(1, {3: None})
-    rows = [trial_row(0, value=5.0), trial_row(1, value=2.0)]
+    rows = [trial_row(0, value=5.0, value_step=2), trial_row(1, value=2.0, value_step=2)]
     assert checkpoints.drop(0, rows) == [(1, 3)]
+
+
+def test_the_answer_is_kept_also_of_a_trial_that_rests_and_under_another_rule(checkpoints: Checkpoints) -> None:
+    checkpoints.save(0, {1: 3.0, 2: None})
+    rests = RUNNING | {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY}
+    assert checkpoints.drop(0, [trial_row(0, **rests | {"value": 3.0, "kl": 5.0, "value_step": 1})]) == [(0, 2)]
+    checkpoints.save(1, {4: 3.0, 6: 2.0})
+    rows = [trial_row(1, value=2.5, value_step=6)]
+    assert checkpoints.drop(0, rows, objective="end") == [], "its last evaluation is the answer"
+
+
+FRONT = [(6, 7), (4, 5), (0, 9), (5, 8)]
+
+
+@pytest.mark.parametrize("count", [13, 9, 7, 6])
+def test_the_studys_front_goes_last_the_lowest_kl_first(
+    checkpoints: Checkpoints, study: list[TrialRow], count: int
+) -> None:
+    order = [one for one in ORDER if one not in FRONT] + [(6, 7), (4, 5)]
+    assert checkpoints.drop(count, study, (0,), front=FRONT) == order[: 15 - count]
+    assert {(0, 9), (5, 8)} < checkpoints.left(), "a running trial's newest and the answer go never"
 
 
 def test_what_was_dropped_is_told_with_its_size_and_what_follows(checkpoints: Checkpoints) -> None:

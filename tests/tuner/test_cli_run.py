@@ -17,6 +17,7 @@ from tests.tuner.quick_run import QUICK_STUDY
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.cli.run import StudyProgress
 from tuner.events import Preparing, StudyStarted, StudyStopped, StudyStopping, TrialEnded, TrialStarted, TrialStepped
+from tuner.scoring import Extent
 from tuner.spec import StudySpec
 from tuner.status import Status
 from tuner.store import Outcome, Store
@@ -55,15 +56,15 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
     row = trial_row(0, status=Status.RUNNING)
     report = StepReport(3, 96, {"objective/scores": 0.5, "objective/kl_exact": 2.0})
     with StudyProgress(Console(file=out, force_terminal=is_terminal, width=200)) as progress:
-        progress(StudyStarted(spec, 8, 4, ("search.lam: not searched, was 0.9 to 1",)))
+        progress(StudyStarted(spec, Extent(4, 0, 8, 4.0, None), ("search.lam: not searched, was 0.9 to 1",)))
         progress(Preparing("the \x1b[31mmodels", 0.5))
         progress(TrialStarted(row, 2))
         progress(TrialStepped(0, report, 256))
-        progress(TrialEnded(pruned(0, params={"lam": 0.95}), 5, 8))
+        progress(TrialEnded(pruned(0, params={"lam": 0.95}), Extent(5, 0, 8, 5.0, None)))
         progress(StudyStopping(1, "interrupted"))
-        progress(StudyStopped(5, 8, "interrupted"))
+        progress(StudyStopped(Extent(5, 0, 8, 5.0, None), "interrupted"))
     text = out.getvalue()
-    assert progress.stopped == StudyStopped(5, 8, "interrupted")
+    assert progress.stopped == StudyStopped(Extent(5, 0, 8, 5.0, None), "interrupted")
     for line in (
         "4 of 8 trials ended; KL budget 10, limit 15 nats/response",
         "note: search.lam: not searched, was 0.9 to 1",
@@ -147,11 +148,12 @@ def test_finished_demo_prints_its_result(ppo_tuner: Invoke, own_folder: Path) ->
     with resources.as_file(resources.files("studies") / "reviews.toml") as path:
         packaged = StudySpec.load(path)
     ended = [outcome or Outcome(Status.COMPLETED, None, 0.5, 0.1, 1.0, -2.3) for outcome in made_study.OUTCOMES]
+    ended = [replace(outcome, value_step=None if outcome.value is None else 4) for outcome in ended]
     (own_folder / "runs").mkdir()
     made_study.make(own_folder / "runs" / "ppo-tuner.db", replace(packaged, trials=len(ended)), ended).close()
     status, stdout, stderr = ppo_tuner("demo", "--trials", str(len(ended)))
     assert (status, stderr) == (0, "")
-    assert packaged.kl_budget == 6, "within it the made-up trial 3 is the best"
-    assert "Best trial within 6 nats/response: trial 3" in stdout
-    assert "ppo-tuner compare reviews 3 0" in stdout
+    assert packaged.kl_budget == 6, "within it a checkpoint of the made-up trial 4, which the guard ended, is the best"
+    assert "Best trial within 6 nats/response: trial 4" in stdout
+    assert "ppo-tuner compare reviews 4 0" in stdout
     assert "preparing" not in stdout

@@ -108,8 +108,10 @@ def test_the_end_is_judged_by_the_kl_budget(
     assert (status, stderr) == (0, "")
     # KL is 3 nats a step: 6 at step 2, and 12 at the end, over the task's budget of 10.
     assert (
-        "warning: the trained policy is not the best of this run: its KL of 12.0 nats/response is over the budget of "
-        "10; the best within the budget is that of episode 128: reward 3.250 ± 0.050, KL 6.00 nats/response\n"
+        "KL left the budget of 10 nats/response for good at step 4 (episode 256)\n"
+        "warning: the trained policy is not the best of this run: its KL of 12.00 ± 0.10 nats/response is over the "
+        "budget of 10; the best within the budget is that of episode 128: reward 3.250 ± 0.050, KL 6.00 ± 0.10 "
+        "nats/response\n"
         "saved the model of episode 128 in out/best_model\n"
     ) in stdout
     assert (own_folder / "out" / "model" / "model.txt").read_text() == "0.003 4"
@@ -119,7 +121,7 @@ def test_the_end_is_judged_by_the_kl_budget(
     assert stored["finished"] and "over the budget" in stored["ending"]["note"]
     assert stored["ending"]["best"]["episode"] == 128
     for model in ("model", "best_model"):
-        assert "its KL of 12.0 nats/response is over" in (own_folder / "out" / model / "README.md").read_text()
+        assert "its KL of 12.00 ± 0.10 nats/response is over" in (own_folder / "out" / model / "README.md").read_text()
 
 
 def test_what_a_run_does_is_told_when_it_begins(

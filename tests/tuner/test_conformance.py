@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.local import LocalEngine
 from tuner.protocol import Answer, Lost, Message, Stepped
 from tuner.scheduler import Action, Decision
-from tuner.scoring import TrialList
-from tuner.spec import StudySpec
+from tuner.scoring import Evaluations, TrialList
+from tuner.spec import Strategy, StudySpec
 from tuner.status import PausedBy, Reason, Verdict
 from tuner.store import NewTrial, TrialRow
-from tuner.strategies import FullRuns
+from tuner.strategies import MAKERS, FullRuns
 from tuner.testing import STEPS, check_engine, check_scheduler
 
 
@@ -75,6 +76,9 @@ def test_an_engine_that_is_broken_does_not(
         check_engine(make, tmp_path)
 
 
+HALF_WAY = Reason("half_way", "half way")
+
+
 class HalfWay(FullRuns):
     """Pauses every trial at half its way, and promotes the better half of them once all are there."""
 
@@ -96,7 +100,10 @@ class HalfWay(FullRuns):
     def decide(self, trial: TrialRow, stepped: Stepped) -> Decision:
         if stepped.reason is not None or stepped.report.step != STEPS // 2:
             return super().decide(trial, stepped)
-        return Decision(Action.PAUSE, Verdict(stepped.report.step, Reason("half_way", "half way"), is_enforced=True))
+        return Decision(Action.PAUSE, Verdict(stepped.report.step, HALF_WAY, is_enforced=True))
+
+    def rests(self, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
+        return HALF_WAY if trial.rung == 0 and len(evaluations) == 1 + STEPS // 2 else None
 
     def promotable(self, trials: TrialList) -> Sequence[int]:
         resting = [row for row in trials if row.is_resting]
@@ -106,9 +113,23 @@ class HalfWay(FullRuns):
         return super().is_finished(trials) and not self._may_promote(trials)
 
 
-@pytest.mark.parametrize("scheduler", [lambda spec: FullRuns(spec, 1), HalfWay], ids=["full", "half_way"])
+@pytest.mark.parametrize("scheduler", [HalfWay, *(partial(make, threads=1) for make in MAKERS.values())])
 def test_schedulers_conform(scheduler: Callable[[StudySpec], Any]) -> None:
     check_scheduler(scheduler)
+
+
+def with_a_budget(budget: float) -> StudySpec:
+    content = {
+        "name": "testing", "task": "tuner.testing:TASK", "trainer": "tuner.testing:trainer", "budget": budget,
+        "search": dict.fromkeys(("learning_rate", "batch_size", "num_ppo_epochs", "kl_coef"), "advised"),
+    }  # fmt: skip
+    return StudySpec.from_dict(content, "testing")
+
+
+@pytest.mark.parametrize("budget", [1, 1.5, 6])
+@pytest.mark.parametrize("strategy", MAKERS)
+def test_strategies_keep_within_a_budget(strategy: Strategy, budget: float) -> None:
+    check_scheduler(partial(MAKERS[strategy], threads=1), with_a_budget(budget))
 
 
 class Restless(FullRuns):
@@ -136,6 +157,16 @@ class Deaf(FullRuns):
         return Decision()
 
 
+class Spendthrift(FullRuns):
+    """Begins one trial more than the study asks for."""
+
+    def is_finished(self, trials: TrialList) -> bool:
+        return super().is_finished(trials) and len(trials) > (self._spec.trials or 0)
+
+    def _may_start(self, trials: TrialList) -> bool:
+        return super()._may_start(trials) or len(trials) == self._spec.trials
+
+
 class Endless(FullRuns):
     """Calls a study finished that has a trial which a person paused."""
 
@@ -143,7 +174,7 @@ class Endless(FullRuns):
         return all(row.status.is_final or row.paused_by is PausedBy.PERSON for row in trials) and len(trials) > 0
 
 
-@pytest.mark.parametrize("broken", [Restless, Forgetful, Deaf, Endless])
+@pytest.mark.parametrize("broken", [Restless, Forgetful, Deaf, Spendthrift, Endless])
 def test_a_scheduler_that_is_broken_does_not(broken: type[FullRuns]) -> None:
     with pytest.raises(AssertionError):
         check_scheduler(lambda spec: broken(spec, 1))

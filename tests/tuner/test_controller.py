@@ -25,6 +25,7 @@ from tuner.events import (
     TrialStepped,
 )
 from tuner.run import run_study
+from tuner.scoring import Extent
 from tuner.status import Status
 from tuner.store import Store
 
@@ -62,7 +63,7 @@ def test_a_study_runs_to_its_total_with_the_right_states_and_values(tmp_path: Pa
     assert of_kind(events, Preparing) == [Preparing("counting to two", 0.5), Preparing("counting to two", 1.0)]
     assert sorted(event.row.number for event in of_kind(events, TrialEnded)) == [0, 1, 2, 3, 4, 5]
     assert {event.total_episodes for event in of_kind(events, TrialStepped)} == {160}
-    assert events[0] == StudyStarted(quick_spec(), 6, 0, ())
+    assert events[0] == StudyStarted(quick_spec(), Extent(0, 0, 6, 0.0, None), ())
 
 
 def test_a_stop_by_the_guard_is_recorded_with_its_evidence(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_finished_study_run_again_says_so_and_starts_nothing(tmp_path: Path) -
     before = outcomes(tmp_path)
     finished, events = run(tmp_path, quick_spec(trials=2))
     assert finished
-    assert events == [StudyStarted(quick_spec(trials=2), 2, 2, ())]
+    assert events == [StudyStarted(quick_spec(trials=2), Extent(2, 0, 2, 2.0, None), ())]
     assert outcomes(tmp_path) == before
     store = Store.open(storage(tmp_path))
     assert store.study("quick").finished_at is not None and not store.study("quick").is_held
@@ -103,7 +104,7 @@ def test_more_trials_go_on_with_the_study_and_are_told(tmp_path: Path) -> None:
     before = curves(tmp_path)
     finished, events = run(tmp_path, quick_spec(trials=2), trials=3)
     assert finished
-    assert events[0] == StudyStarted(quick_spec(trials=3), 3, 2, ("trials: 3, was 2",))
+    assert events[0] == StudyStarted(quick_spec(trials=3), Extent(2, 0, 3, 2.0, None), ("trials: 3, was 2",))
     assert [event.row.number for event in of_kind(events, TrialEnded)] == [2]
     assert {number: curve for number, curve in curves(tmp_path).items() if number < 2} == before
 
@@ -121,7 +122,7 @@ def test_a_study_without_trials_takes_any_spec(tmp_path: Path) -> None:
     with pytest.raises(TaskError):
         run(tmp_path, quick_spec(task=f"{MODULE}:BROKEN_TASK"))
     finished, events = run(tmp_path, quick_spec(trials=1, seed=6))
-    assert finished and events[0] == StudyStarted(quick_spec(trials=1, seed=6), 1, 0, ())
+    assert finished and events[0] == StudyStarted(quick_spec(trials=1, seed=6), Extent(0, 0, 1, 0.0, None), ())
 
 
 def test_a_task_that_cannot_be_prepared_is_the_tasks_own_error(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_checkpoints_of_another_stores_study_are_never_gone_on_with(tmp_path: Pa
 def test_the_time_limit_stops_before_the_first_trial(tmp_path: Path) -> None:
     finished, events = run(tmp_path, quick_spec(), timeout=1e-9)
     assert not finished
-    assert events[-1] == StudyStopped(0, 6, "the time limit of 1e-09 s has passed")
+    assert events[-1] == StudyStopped(Extent(0, 0, 6, 0.0, None), "the time limit of 1e-09 s has passed")
     assert of_kind(events, TrialStarted) == [] and rows(tmp_path) == []
 
 
@@ -219,7 +220,7 @@ def test_a_stop_leaves_running_trials_saved_and_the_next_run_goes_on(
     before = signal.getsignal(signal.SIGINT)
     assert not run_study(spec, **paths_in(tmp_path), workers=2, timeout=5000, on_event=listen)
     assert signal.getsignal(signal.SIGINT) is before
-    assert events[-1] == StudyStopped(0, 2, why)
+    assert events[-1] == StudyStopped(Extent(0, 0, 2, pytest.approx(1.4, abs=0.5), None), why)
     assert [row.status for row in rows(tmp_path)] == [Status.RUNNING] * 2
     for number in (0, 1):
         assert checkpoint.latest(tmp_path / f"runs/quick/{number}") == tmp_path / f"runs/quick/{number}/step-000007"

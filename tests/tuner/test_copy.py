@@ -15,7 +15,7 @@ from sqlalchemy import insert
 from ppo_core.errors import StoreError, StudyError
 from ppo_core.metrics import METRICS
 from tests.tuner import made_study, quick_study, stores
-from tests.tuner.exported import CONFIG, HOSTILE, SPEC, clear, enrich, everything
+from tests.tuner.exported import CONFIG, HOSTILE, SPEC, clear, everything
 from tests.tuner.invoke import REPOSITORY, Invoke, one_error
 from tuner.events import Event, TrialStarted, TrialStepped
 from tuner.orders import KINDS
@@ -23,15 +23,6 @@ from tuner.run import run_study
 from tuner.status import Origin, Status, Wanted
 from tuner.store import OrderState, Store, schema
 from tuner.store.bulk import copy_study
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """The hand-made study with decided orders, hostile texts and a fork."""
-    made = made_study.make(tmp_path / "made.db")
-    enrich(made)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -48,7 +39,7 @@ def copy(source: Store, target: Store, name: str = "made") -> dict[str, int]:
 def test_every_row_is_the_same_in_the_other_store(store: Store, other: Store) -> None:
     store.place_order(store.study("made"), "stop", None, {})
     assert copy(store, other) == {
-        "trials": 8, "steps": 40, "samples": 57, "readings": 24, "verdicts": 4, "orders": 3
+        "trials": 8, "steps": 40, "samples": 57, "readings": 24, "verdicts": 4, "test_readings": 1, "orders": 3
     }  # fmt: skip
     assert everything(other) == everything(store)
 
@@ -163,7 +154,7 @@ def test_the_command_copies_and_says_where_checkpoints_stay(ppo_tuner: Invoke, o
     lines = out.splitlines()
     assert (
         lines[0]
-        == f'copied study "{made}" to new/b.db: 8 trials, 40 steps, 48 samples, 24 readings, 4 verdicts, 1 order'
+        == f'copied study "{made}" to new/b.db: 8 trials, 40 steps, 48 samples, 24 readings, 4 verdicts, 1 test reading, 1 order'
     )
     assert "a controller runs it" in lines[1] and "1 order that waits is in the copy, too" in lines[2]
     assert f"checkpoints stay in {own_folder / 'runs' / made}; " in lines[3]

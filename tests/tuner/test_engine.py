@@ -18,6 +18,7 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_worker import trial_spec
 from tests.tuner.trial_rows import trial_row
 from tests.waiting import SECONDS, until
+from tuner.engine import local
 from tuner.engine.local import LocalEngine, cores, threads_per_worker
 from tuner.protocol import Answer, Ended, Entered, Failed, Lost, Message, Prepared, PrepareTask, Progress, Stepped
 from tuner.scheduler import answer, guarded
@@ -259,6 +260,15 @@ def test_numbers_of_workers_that_cannot_be_are_refused(engine: LocalEngine) -> N
     with pytest.raises(ConfigError, match="workers 3 is not allowed: one a GPU, and there are 2"):
         LocalEngine(3, gpus=("0", "1"))
     assert engine.free == 2
+
+
+def test_only_gpus_that_torch_does_not_see_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        local, "_SEES_A_GPU", "import os, sys; sys.exit(os.environ['CUDA_VISIBLE_DEVICES'] not in ('0', '1'))"
+    )
+    local.require_gpus(("0", "1"))
+    with pytest.raises(ConfigError, match=r"^--gpus 0,7 is not allowed: torch does not see GPU 7 on this machine$"):
+        local.require_gpus(("0", "7"))
 
 
 def test_a_worker_keeps_what_it_loaded_from_trial_to_trial(engine: LocalEngine, tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 import csv
 import errno
 import json
+import re
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import pytest
 from sqlalchemy import select
 
 from ppo_core.errors import ConfigError, StoreError, StudyError
-from tests.tuner import made_study, stores
-from tests.tuner.exported import FORMATS, HOSTILE, enrich, everything, files
+from ppo_core.metrics import METRICS
+from tests.tuner import stores
+from tests.tuner.exported import FORMATS, HOSTILE, everything, files
+from tests.tuner.invoke import REPOSITORY
 from tuner.cli import manage
 from tuner.export import SUFFIXES, folder
 from tuner.export.folder import export_study
@@ -21,15 +23,6 @@ from tuner.store import Store, schema
 from tuner.store.bulk import snapshot
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """The hand-made study with decided orders, hostile texts and a fork."""
-    made = made_study.make(tmp_path / "made.db")
-    enrich(made)
-    yield made
-    made.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -63,7 +56,8 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
     rows = export_study(store, "made", tmp_path / "a", fmt)
     assert sorted(files(tmp_path / "a")) == sorted(["study.json", *(f"{table}{SUFFIXES[fmt]}" for table in rows)])
     about = json.loads((tmp_path / "a" / "study.json").read_text())
-    assert about["rows"] == rows == {"trials": 8, "steps": 40, "samples": 57, "readings": 24, "verdicts": 4}
+    counts = {"trials": 8, "steps": 40, "samples": 57, "readings": 24, "verdicts": 4, "test_readings": 1}
+    assert about["rows"] == rows == counts
     stored = everything(store)
     assert [order["kind"] for order in about["orders"]] == ["pause", "stop"]
     assert about["overrides"] == stored["ppo_studies"][0]["overrides"]
@@ -87,9 +81,21 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
                     "rewards",
                     "kls",
                     "lengths",
+                    "rung_scores",
                 )
                 cell = as_read(value, fmt, is_json)
                 assert (float(got[column]) if isinstance(cell, float) else got[column]) == cell
+
+
+def test_the_docs_name_every_column() -> None:
+    text = (REPOSITORY / "docs" / "export.md").read_text()
+    sections = {section.split("\n")[0]: section for section in text.split("\n## ")[1:]}
+    assert list(sections) == [table.name for table in folder.TABLES]
+    for table in folder.TABLES:
+        rows = [line.split("|")[1] for line in sections[table.name].split("\n") if line.startswith("| `")]
+        named = [name for row in rows for name in re.findall("`(\\w+)`", row)]
+        metrics = [metric.column for metric in METRICS.values()] if table.name == "steps" else []
+        assert sorted([*named, *metrics]) == sorted(table.fields), table.name
 
 
 # What an export is
@@ -98,7 +104,7 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
 def test_texts_that_are_empty_are_told_from_values_that_are_not_there(store: Store, tmp_path: Path) -> None:
     export_study(store, "made", tmp_path / "a", "csv")
     last = (tmp_path / "a" / "trials.csv").read_text().splitlines()[-1]
-    assert last.endswith(',,"",1,2,"pause","fork",3,false,')  # from ended_at to paused_by
+    assert last.endswith(',,"",1,2,"pause","fork",3,false,,,,0,')  # from ended_at to rung_scores
 
 
 def test_other_tools_read_it(store: Store, tmp_path: Path) -> None:

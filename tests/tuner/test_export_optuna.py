@@ -33,7 +33,7 @@ from tuner.status import Origin, Reason, Role, Status
 from tuner.store import NewTrial, Outcome, Store, TrialRow
 
 TOOLS = Path(sys.executable).parent
-SPEC = make_spec()
+SPEC = make_spec(objective="end", strategy="full")
 CONFIG = reference_config(SPEC)
 REFERENCE: dict[str, HyperValue] = {**SPEC.reference_params(), "num_ppo_epochs": 2}
 ADAPTIVE: dict[str, HyperValue] = {
@@ -129,7 +129,7 @@ BEST = {
 
 @pytest.mark.parametrize("rows", BEST.values(), ids=list(BEST))
 def test_optunas_best_trial_is_ours(rows: list[TrialRow]) -> None:
-    ours, study = best_trial(rows, SPEC.kl_budget), shown(rows)
+    ours, study = best_trial(rows, SPEC.kl_budget, SPEC.objective), shown(rows)
     if ours is None:
         with pytest.raises(ValueError, match="No feasible trials"):
             _ = study.best_trial

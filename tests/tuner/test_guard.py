@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from random import Random
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppo_core import agreement
+from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
 from tuner.guard import CORE, READ, RULES, WATCHED, WINDOW, GuardSettings, GuardState, observe
@@ -102,7 +104,7 @@ def test_a_step_without_the_metric_does_not_end_the_count() -> None:
 def test_patience_is_settable() -> None:
     reason = run(series(KL, [16, 16]), guard(patience=1))
     assert reason is not None
-    assert reason.step == 1
+    assert (reason.step, reason.message) == (1, "KL was over 15 nats per response: 16 at step 1")
     assert run(series(KL, [16] * 19), guard(patience=20)) is None
 
 
@@ -134,6 +136,10 @@ def test_repetition_collapse_is_relative_to_the_first_reading() -> None:
     reason = run(history)
     assert reason is not None
     assert (reason.rule, reason.step, reason.limit) == ("repetition_collapse", 7, pytest.approx(0.86))
+    assert (
+        reason.message
+        == "Repetition was over 0.86 (0.8 of the way from the first reading to 1) for 3 steps: 0.95 at step 7"
+    )
     assert run(series(REPETITION, [0.9] * 20)) is None  # it always did
 
 
@@ -253,7 +259,7 @@ def test_any_rule_can_be_switched_off() -> None:
     off: dict[str, Any] = dict.fromkeys(RULES, False)
     assert run(history, guard(**off)) is None
     for name in set(RULES) - {"nothing_learned"}:
-        reason = run(history, guard(**{**off, name: True}))
+        reason = run(history, guard(**{**off, name: RULES[name].limit}))
         assert reason is not None
         assert reason.rule == name
 
@@ -265,8 +271,21 @@ def test_evidence_is_the_last_steps_readings_of_the_watched_metrics() -> None:
     assert set(reason.evidence[-1]) == {"step", "episode", *HEALTHY}
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("kl_hard", True, "guard.kl_hard = true is not allowed: a number at least 1, or false to switch the rule off"),
+        ("nothing_learned", "0.1", "guard.nothing_learned = '0.1' is not allowed: a number over 0, or false"),
+        ("kl_limit", 20, "guard.kl_limit = 20 is not allowed: true or false"),
+    ],
+)
+def test_a_rule_wants_its_number_or_false(name: str, value: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        guard(**{name: value})
+
+
 def test_settings_round_trip() -> None:
-    settings_ = guard(patience=5, kl_hard=False, entropy_collapse=0.1, kl_limit=False, value_divergence=True)
+    settings_ = guard(patience=5, kl_hard=False, entropy_collapse=0.1, kl_limit=False)
     assert (settings_.patience, settings_.limits["kl_hard"], settings_.limits["entropy_collapse"]) == (5, False, 0.1)
     assert settings_.limits["value_divergence"] == 100.0
     stored = json.loads(json.dumps(settings_.to_dict()))

@@ -80,6 +80,18 @@ def old_store(kind: str, folder: Path) -> str:
     return url
 
 
+def store_of(version: int, kind: str, folder: Path, *statements: str) -> str:
+    """Return the URL of a store of a later version: brought up to date, then `statements` take away what came after."""
+    url = old_store(kind, folder)
+    Store.open(url, migrate=True).close()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        for statement in (*statements, f"UPDATE ppo_meta SET value = '{version}'"):
+            connection.execute(text(statement))
+    engine.dispose()
+    return url
+
+
 def rows(url: str, schema: str | None = None) -> dict[str, list[dict[str, object]]]:
     """Return all rows of our tables, read without the store."""
     engine = create_engine(url)
@@ -146,14 +158,9 @@ def check_use(store: Store) -> None:
 
 @pytest.mark.parametrize("kind", stores.CASES)
 def test_a_store_of_version_3_is_given_the_gap_of_sampled_and_exact_kl(kind: str, tmp_path: Path) -> None:
-    url = old_store(kind, tmp_path)
-    Store.open(url, migrate=True).close()
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        for metric in OF_VERSION_4:
-            connection.execute(text(f"ALTER TABLE ppo_steps DROP COLUMN {metric.column}"))
-        connection.execute(text("UPDATE ppo_meta SET value = '3'"))
-    engine.dispose()
+    url = store_of(
+        3, kind, tmp_path, *(f"ALTER TABLE ppo_steps DROP COLUMN {metric.column}" for metric in OF_VERSION_4)
+    )
     before = rows(url)["ppo_steps"]
     store = Store.open(url, migrate=True)
     assert store.migration is not None and (store.migration.old, store.migration.new) == (3, SCHEMA_VERSION)
@@ -164,18 +171,15 @@ def test_a_store_of_version_3_is_given_the_gap_of_sampled_and_exact_kl(kind: str
 
 @pytest.mark.parametrize("kind", stores.CASES)
 def test_a_store_of_version_4_is_given_what_a_trial_is_for_and_who_paused_it(kind: str, tmp_path: Path) -> None:
-    url = old_store(kind, tmp_path)
-    Store.open(url, migrate=True).close()
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        for column in OF_VERSION_5:
-            connection.execute(text(f"ALTER TABLE ppo_trials DROP COLUMN {column}"))
-        for table in ("ppo_readings", "ppo_verdicts"):
-            connection.execute(text(f"DROP TABLE {table}"))
-        connection.execute(text("UPDATE ppo_trials SET origin = 'forked' WHERE number = 0"))
-        connection.execute(text("UPDATE ppo_trials SET status = 'paused' WHERE number = 1"))
-        connection.execute(text("UPDATE ppo_meta SET value = '4'"))
-    engine.dispose()
+    url = store_of(
+        4,
+        kind,
+        tmp_path,
+        *(f"ALTER TABLE ppo_trials DROP COLUMN {column}" for column in OF_VERSION_5),
+        *(f"DROP TABLE {table}" for table in ("ppo_readings", "ppo_verdicts")),
+        "UPDATE ppo_trials SET origin = 'forked' WHERE number = 0",
+        "UPDATE ppo_trials SET status = 'paused' WHERE number = 1",
+    )
     store = Store.open(url, migrate=True)
     fork, paused = store.trials(store.study("old"))
     assert [(row.role, row.paused_by, row.seed, row.is_audited) for row in (fork, paused)] == [

@@ -446,7 +446,11 @@ def test_a_study_whose_folder_has_no_room_is_refused_in_one_line(
 
 def test_what_is_no_store_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
     for name, make, message in (
-        ("garbage", lambda path: path.write_bytes(b"\x00garbage" * 999), "is no SQLite database; name another file"),
+        (
+            "garbage",
+            lambda path: path.write_bytes(b"\x00garbage" * 999),
+            "is not an SQLite database; name another with --storage",
+        ),
         ("cut off", cut_off_store, "database disk image is malformed$"),
         ("of others", lambda path: other_database(path, "DELETE"), "holds no PPO Tuner store; name another with"),
         ("with a log", lambda path: other_database(path, "WAL"), "holds no PPO Tuner store; name another with"),

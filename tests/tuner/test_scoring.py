@@ -8,51 +8,86 @@ from optuna.trial import TrialState
 
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner.guard import RULES
-from tuner.scoring import to_optuna, trial_value, violation
+from tuner.scoring import at_end, best_within, extent, median_gain, rung_score, to_optuna, violation
 from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Role, Status
+from tuner.status import Origin, PausedBy, Reason, Role, Status
 from tuner.store import TrialRow
 
-SPEC = StudySpec.from_dict(
-    {"name": "s", "task": "reviews", "trials": 3, "search": {"lam": "advised"}, "kl": {"budget": 10, "limit": 15}}, "s"
-)
+CONTENT = {
+    "name": "s", "task": "reviews", "trials": 3, "search": {"lam": "advised"}, "kl": {"budget": 10, "limit": 15}
+}  # fmt: skip
+BEST = StudySpec.from_dict({**CONTENT, "strategy": "early_cut"}, "s")
+END = StudySpec.from_dict({**CONTENT, "strategy": "full", "objective": "end"}, "s")
 PERSON = Reason("person", "by a person")
 
 
 def evaluations(*rows: tuple[float | None, float | None]) -> list[dict[str, Any]]:
     return [
-        {"step": 10 * n, "eval/reward": reward, "eval/reward_se": 0.1 * (n + 1), "eval/kl": kl}
+        {"step": 10 * n, "eval/reward": reward, "eval/reward_se": 0.1 * (n + 1), "eval/kl": kl, "eval/kl_se": 0.5}
         for n, (reward, kl) in enumerate(rows)
     ]
 
 
-def test_the_value_is_the_mean_of_the_last_two_evaluations() -> None:
-    value, value_se, kl = trial_value(evaluations((0.0, 0.0), (9.0, 1.0), (2.0, 4.0), (3.0, 8.0)))
-    assert (value, kl) == (2.5, 6.0)
-    assert value_se == pytest.approx((0.3 + 0.4) / 2)
-
-
-def test_the_baseline_counts_only_where_there_is_nothing_else() -> None:
-    assert trial_value(evaluations((0.5, 0.0))) == (0.5, 0.1, 0.0)
-    assert trial_value(evaluations((0.5, 0.0), (2.0, 4.0))) == (2.0, 0.2, 4.0)
+def test_the_value_is_the_highest_reward_whose_kl_and_its_error_are_within_the_budget() -> None:
+    rows = evaluations((0.0, 0.0), (1.5, 4.0), (2.0, 9.5), (9.0, 9.6), (1.0, 8.0))
+    assert best_within(rows, 10.0) == (2.0, pytest.approx(0.3), 9.5, 20)  # 9.5 + 0.5 is just within
+    assert best_within(rows, 9.0) == (1.5, 0.2, 4.0, 10)
+    assert best_within(rows, 0.5) == (0.0, 0.1, 0.0, 0)  # the SFT baseline
+    assert best_within(rows, 0.4) == (None, None, None, None)
+    assert best_within(evaluations((1.0, 3.0), (1.0, 2.0), (1.0, 2.0)), 10.0).step == 10  # the lower KL, the earlier
 
 
 @pytest.mark.parametrize("lost", [None, math.nan, math.inf])
-def test_an_evaluation_that_was_no_finite_number_is_passed_over(lost: float | None) -> None:
-    assert trial_value(evaluations((0.5, 0.0), (2.0, 4.0), (lost, 8.0)))[::2] == (2.0, 4.0)
-    assert trial_value(evaluations((0.5, 0.0), (2.0, 4.0), (3.0, lost)))[::2] == (2.5, 4.0)
-    assert trial_value(evaluations((lost, lost))) == (None, None, None)
-    assert trial_value([]) == (None, None, None)
+def test_a_checkpoint_whose_evaluation_was_no_finite_number_is_passed_over(lost: float | None) -> None:
+    assert best_within(evaluations((0.5, 0.0), (lost, 1.0), (3.0, lost)), 10.0).value == 0.5
+    without_error = [{**row, "eval/kl_se": lost} for row in evaluations((0.5, 0.0), (2.0, 10.0))]
+    assert best_within(without_error, 10.0).value == 2.0
+    assert best_within([], 10.0) == (None, None, None, None)
+
+
+def test_a_rung_score_is_the_reward_that_a_trial_is_on_the_way_to_within_the_budget() -> None:
+    def score(*rows: tuple[float | None, float | None]) -> float | None:
+        """Of 6 nats, at 160 episodes of 1,600."""
+        return rung_score([{**row, "episode": 16 * row["step"]} for row in evaluations(*rows)], 6.0, 1600)
+
+    assert score((0.5, 0.0), (1.0, 1.5)) == 0.5 + 0.5 * 2.0  # sqrt(6 / 1.5): it will be at the budget
+    assert score((0.5, 0.0), (1.0, 0.1)) == pytest.approx(0.5 + 0.5 * 10**0.5)  # ten times the episodes, and the KL
+    assert score((0.5, 0.0), (1.0, 0.0)) == pytest.approx(0.5 + 0.5 * 10**0.5)
+    assert score((0.5, 0.0), (2.5, 24.0)) == 0.5 + 2.0 * 0.5  # sqrt(6 / 24): what it had as it crossed the budget
+    assert score((0.5, 0.0), (0.3, 4.0)) == 0.5  # the SFT policy is better
+    assert score((0.5, 0.0), (1.8, 4.0), (2.5, 24.0)) == 1.8  # it had more within the budget
+    assert score((0.5, 0.0), (math.nan, 4.0)) == 0.5
+    assert score((math.nan, 0.0)) is None
+    assert score() is None
+
+
+def test_at_the_end_the_value_is_the_mean_of_the_last_two_evaluations() -> None:
+    value, value_se, kl, step = at_end(evaluations((0.0, 0.0), (9.0, 1.0), (2.0, 4.0), (3.0, 8.0)))
+    assert (value, kl, step) == (2.5, 6.0, 30)
+    assert value_se == pytest.approx((0.3 + 0.4) / 2)
+
+
+def test_at_the_end_the_baseline_counts_only_where_there_is_nothing_else() -> None:
+    assert at_end(evaluations((0.5, 0.0))) == (0.5, 0.1, 0.0, 0)
+    assert at_end(evaluations((0.5, 0.0), (2.0, 4.0))) == (2.0, 0.2, 4.0, 10)
+
+
+@pytest.mark.parametrize("lost", [None, math.nan, math.inf])
+def test_at_the_end_an_evaluation_that_was_no_finite_number_is_passed_over(lost: float | None) -> None:
+    assert at_end(evaluations((0.5, 0.0), (2.0, 4.0), (lost, 8.0)))[::2] == (2.0, 4.0)
+    assert at_end(evaluations((0.5, 0.0), (2.0, 4.0), (3.0, lost)))[::2] == (2.5, 4.0)
+    assert at_end(evaluations((lost, lost))) == (None, None, None, None)
+    assert at_end([]) == (None, None, None, None)
 
 
 def test_the_constraint_is_the_log_of_kl_over_the_budget() -> None:
-    assert violation(10.0, 10.0, None) == 0.0
-    assert violation(20.0, 10.0, None) == pytest.approx(0.693147)
-    assert violation(5.0, 10.0, None) == pytest.approx(-0.693147)
-    assert violation(0.0, 10.0, None) == -5.0
-    assert violation(-1e-7, 10.0, None) == -5.0
-    assert violation(1e9, 10.0, None) == 5.0
-    assert violation(None, 10.0, None) == 0.0
+    assert violation(10.0, 10.0, None, "end") == 0.0
+    assert violation(20.0, 10.0, None, "end") == pytest.approx(0.693147)
+    assert violation(5.0, 10.0, None, "end") == pytest.approx(-0.693147)
+    assert violation(0.0, 10.0, None, "end") == -5.0
+    assert violation(-1e-7, 10.0, None, "end") == -5.0
+    assert violation(1e9, 10.0, None, "end") == 5.0
+    assert violation(None, 10.0, None, "end") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -87,10 +122,67 @@ def test_the_constraint_is_the_log_of_kl_over_the_budget() -> None:
         (pruned(rule="nothing_learned", kl=None, reading=0.001), TrialState.PRUNED, 1.0, 0.0),
     ],
 )  # fmt: skip
-def test_the_state_table(row: TrialRow, state: TrialState, value: float | None, constraint: float | None) -> None:
-    told = to_optuna(row, SPEC)
+def test_the_state_table_of_the_objective_end(
+    row: TrialRow, state: TrialState, value: float | None, constraint: float | None
+) -> None:
+    told = to_optuna(row, END)
     assert (told.state, told.value) == (state, value)
     assert told.constraint == (constraint if constraint is None else pytest.approx(constraint))
+
+
+RESTING = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_scores": (0.7,)}
+FINISHED = [
+    trial_row(0, value=1.5, rung_scores=(1.0,)),
+    trial_row(1, value=1.2, rung_scores=(1.1,)),
+    trial_row(2, value=2.0, rung_scores=(1.1, 1.7)),
+    trial_row(3, value=9.0),  # it never rested
+    pruned(4, value=0.0, rung_scores=(5.0,)),
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "state", "value", "constraint"),
+    [
+        (trial_row(kl=5.0), TrialState.COMPLETE, 1.0, math.log(0.5)),
+        (trial_row(kl=10.4), TrialState.COMPLETE, 1.0, 0.0),
+        (pruned(rule="kl_limit", kl=5.0, reading=20.0), TrialState.PRUNED, 1.0, math.log(0.5)),
+        (pruned(rule="kl_hard", kl=0.0, reading=1e6), TrialState.PRUNED, 1.0, -5.0),
+        (pruned(rule="nonfinite", kl=5.0, reading=None), TrialState.PRUNED, 1.0, 1.0),
+        (trial_row(status=Status.RUNNING, rung=1, rung_scores=(0.7,)), TrialState.RUNNING, None, None),
+    ],
+)
+def test_under_the_objective_best_only_a_broken_run_violates(
+    row: TrialRow, state: TrialState, value: float | None, constraint: float | None
+) -> None:
+    told = to_optuna(row, BEST)
+    assert (told.state, told.value) == (state, value)
+    assert told.constraint == (constraint if constraint is None else pytest.approx(constraint))
+
+
+def test_a_trial_that_rests_is_expected_to_gain_what_finished_ones_did_in_the_median() -> None:
+    assert median_gain(FINISHED, 0) == pytest.approx(0.5)  # of 0.5, 0.1 and 0.9
+    assert median_gain(FINISHED, 1) == pytest.approx(0.3)  # one came to a second rung
+    assert median_gain([], 0) == 0.0
+    told = to_optuna(trial_row(kl=5.0, **RESTING), BEST, 0.3)
+    assert (told.value, told.constraint) == (pytest.approx(1.0), pytest.approx(math.log(0.5)))
+
+
+def test_how_far_a_study_is() -> None:
+    rows = [
+        trial_row(0, episodes=1920),
+        trial_row(1, episodes=192, **RESTING),
+        trial_row(2, episodes=96, status=Status.RUNNING),
+    ]
+    rows.append(trial_row(3, episodes=960, role=Role.FORK, origin=Origin.FORKED))
+    far = extent(rows, BEST)
+    assert (far.ended, far.resting, far.total, far.budget) == (2, 1, 4, None)
+    assert far.spent == pytest.approx((1920 + 192 + 96) / 1920)
+    assert far.text == "2 of 4 trials ended, 1 paused at a rung"
+    bounded = extent(
+        rows, StudySpec.from_dict({**{k: v for k, v in CONTENT.items() if k != "trials"}, "budget": 4}, "s")
+    )
+    assert bounded.text == "2 trials ended, 1 paused at a rung, 1.1 of a budget of 4 spent"
+    assert bounded.done == pytest.approx(1.15 / 4)
 
 
 KLS = st.none() | st.floats(allow_nan=False, allow_infinity=False)
@@ -102,12 +194,12 @@ REASONS = st.none() | st.builds(
 @given(KLS, REASONS)
 @example(5e-324, None)  # a quotient of it would be 0, which has no logarithm
 def test_the_constraint_is_always_finite_and_small(kl: float | None, reason: Reason | None) -> None:
-    assert -5.0 <= violation(kl, 10.0, reason) <= 5.0
+    assert -5.0 <= violation(kl, 10.0, reason, "end") <= 5.0
 
 
 @given(KLS, REASONS.filter(lambda reason: reason is not None and reason.rule in RULES))
 def test_a_trial_that_the_guard_ended_is_never_within_the_budget_unless_it_stood_still(
     kl: float | None, reason: Reason
 ) -> None:
-    found = violation(kl, 10.0, reason)
+    found = violation(kl, 10.0, reason, "end")
     assert found <= 0 if reason.rule == "nothing_learned" else found >= 0.1

@@ -55,7 +55,8 @@ def test_shipped_studies_load_and_round_trip(path: Path) -> None:
 def test_the_reviews_study() -> None:
     study = StudySpec.load(next(path for path in SHIPPED if path.name == "reviews.toml"))
     assert (study.name, study.task, study.seed, study.sampler.name) == ("reviews", "reviews", 0, "tpe")
-    assert study.trials >= 12
+    assert study.budget is not None and study.budget >= 10
+    assert (study.strategy, study.objective) == ("early_cut", "best")
     assert set(study.search) == {
         "learning_rate", "value_learning_rate", "kl_coef", "kl_target", "cliprange", "num_ppo_epochs", "batch_size",
         "mini_batch_size", "lam", "vf_coef",
@@ -63,6 +64,7 @@ def test_the_reviews_study() -> None:
     reference = study.reference_params()
     ranges = {name: study.search[name] for name in reference if name != "kl_control"}
     assert all(span.low <= reference[name] <= span.high for name, span in ranges.items())
+    assert [(start.label, start.moves) for start in study.starts] == [("aggressive", [])]
 
 
 def test_the_reviews_study_explains_every_setting_of_workers_with_its_default() -> None:
@@ -141,7 +143,7 @@ def test_the_file_decides_nothing_by_its_order() -> None:
         ({"workers": {"checkpoint_seconds": -1}}, "checkpoint_seconds = -1 is not allowed | at least 0"),
         ({"guard": {"kl_hard": 0.5}}, "guard.kl_hard = 0.5 is not allowed | at least 1, or false to switch"),
         ({"guard": {"kl_limit": 20}}, "guard.kl_limit = 20 is not allowed | true or false"),
-        ({"sampler": {"name": "tpee"}}, "sampler.name = 'tpee' is not allowed | tpe, random | \"tpe\"?"),
+        ({"sampler": {"name": "tpee"}}, "sampler.name = 'tpee' is not allowed | tpe, gp, random, qmc | \"tpe\"?"),
     ],
 )
 def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], named: str) -> None:

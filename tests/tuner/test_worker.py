@@ -13,13 +13,13 @@ import torch
 
 from ppo_core import checkpoint
 from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, TaskError
-from ppo_core.report import StepReport
+from ppo_core.report import SplitReading, StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, QuickTrainer
 from tests.tuner.trial_rows import trial_row
 from tuner.engine import worker
-from tuner.engine.trial import import_factory, run_trial, with_evaluation
-from tuner.protocol import Answer, Ended, Left, NoRoom, Phase, Stepped, TrialSpec
+from tuner.engine.trial import import_factory, read_test, run_trial, with_evaluation
+from tuner.protocol import Answer, Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
 from tuner.scheduler import answer, guarded
 
 OVER_THE_LIMIT = 8.89e-4
@@ -59,7 +59,7 @@ def saved_steps(folder: Path) -> list[str]:
 
 def test_a_trial_reports_every_step_and_keeps_its_newest_two_checkpoints(tmp_path: Path) -> None:
     script = Script()
-    assert run_trial(trial_spec(tmp_path), script) == Ended()
+    assert run_trial(trial_spec(tmp_path, objective="end"), script) == Ended()
     assert [report.step for report in script.reports] == list(range(11))
     assert [report.step for report in script.reports if report.is_evaluation] == [0, 3, 6, 9, 10]
     assert all(message.seconds >= 0 for message in script.heard)
@@ -68,11 +68,52 @@ def test_a_trial_reports_every_step_and_keeps_its_newest_two_checkpoints(tmp_pat
 
 def test_a_trial_keeps_its_best_checkpoint_within_the_kl_budget(tmp_path: Path) -> None:
     # 1.4 nats a step and a reward that rises with them: 8.4 at step 6, and over the budget of 10 at steps 9 and 10.
-    run_trial(trial_spec(tmp_path, learning_rate=3.5e-4), Script({8: Answer.LEAVE}))
+    spec = trial_spec(tmp_path, learning_rate=3.5e-4, objective="end")
+    run_trial(spec, Script({8: Answer.LEAVE}))
     assert saved_steps(tmp_path) == ["step-000006", "step-000008"]
-    resumed = trial_spec(tmp_path, learning_rate=3.5e-4, resume_from=checkpoint.latest(tmp_path))
-    assert run_trial(resumed, Script()) == Ended()
+    assert run_trial(replace(spec, resume_from=checkpoint.latest(tmp_path)), Script()) == Ended()
     assert saved_steps(tmp_path) == ["step-000006", "step-000009", "step-000010"]
+
+
+def test_where_any_checkpoint_may_be_the_answer_a_trial_keeps_some_for_other_budgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = QuickTrainer.advance
+    monkeypatch.setattr(QuickTrainer, "advance", lambda self: self.evaluated(advance(self)))
+    run_trial(trial_spec(tmp_path, learning_rate=3.5e-4, objective="best"), Script())  # 1.4 nats a step
+    assert [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path)] == [2, 4, 6, 9, 10]
+    assert checkpoint.best(tmp_path, 10.0) == tmp_path / "step-000006", "8.4 + 0.25 nats; at step 7 it is 9.8 + 0.25"
+
+
+def test_a_trial_that_is_stopped_where_it_is_the_best_saves_that(tmp_path: Path) -> None:
+    run_trial(trial_spec(tmp_path), Script({6: Answer.STOP}))
+    assert saved_steps(tmp_path)[-1] == "step-000006"
+    run_trial(trial_spec(tmp_path / "none"), Script({5: Answer.STOP}))
+    assert saved_steps(tmp_path / "none")[-1] == "step-000003", "what was not evaluated is no better"
+
+
+def test_where_there_is_no_room_for_it_a_trial_that_is_stopped_ends_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    (tmp_path / "full").touch()
+    assert run_trial(trial_spec(tmp_path, "cramped"), Script({6: Answer.STOP})) == Ended()
+    assert saved_steps(tmp_path)[-1] == "step-000003"
+
+
+def test_a_checkpoint_is_read_on_the_test_prompts_or_it_is_said_why_not(tmp_path: Path) -> None:
+    run_trial(trial_spec(tmp_path, "tested"), Script())
+    spec = trial_spec(tmp_path)
+
+    def read(trainer: str) -> Read:
+        path = tmp_path / "step-000010"
+        return read_test(
+            ReadTest("quick", 0, spec.config, spec.task, f"{MODULE}:{trainer}", spec.device, spec.threads, path)
+        )
+
+    assert read("tested") == Read(SplitReading(4, 10.0, 0.5, 4.0, 0.25))
+    assert read("untested") == Read(None, f"the task {MODULE}:TASK has no test prompts")
+    assert read("factory") == Read(None, f"the trainer {MODULE}:factory reads no test prompts")
 
 
 def test_a_trial_whose_checkpoints_find_no_room_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +175,7 @@ def test_a_checkpoint_is_saved_only_after_its_step_was_answered(tmp_path: Path) 
 
 
 def test_checkpoints_are_saved_at_latest_after_checkpoint_seconds(tmp_path: Path) -> None:
-    run_trial(trial_spec(tmp_path, checkpoint_seconds=0.0), Script({8: Answer.STOP}))
+    run_trial(trial_spec(tmp_path, checkpoint_seconds=0.0, objective="end"), Script({8: Answer.STOP}))
     assert saved_steps(tmp_path) == ["step-000006", "step-000007"]
 
 

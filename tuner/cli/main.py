@@ -51,6 +51,9 @@ COMMANDS = {
     "run": Command("run the study of a TOML file, or go on with it", "run", "run"),
     "train": Command("train once, with a configuration of your own or one that a study found", "train", "train"),
     "new-task": Command("write a folder with a task of your own to begin with", "train", "new_task"),
+    "import-config": Command(
+        "print the start of a study that a configuration of TRL's PPO, OpenRLHF or verl is", "import_config", "run"
+    ),
     "list": Command("list the studies of a store", "read", "studies"),
     "show": Command("show a study, or one of its trials with curves and samples", "read", "show"),
     "compare": Command("show where trials differ, and their outcomes", "read", "compare"),
@@ -153,6 +156,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     _add_run_flags(commands["run"])
     _add_new_task_arguments(commands["new-task"])
+    _add_import_arguments(commands["import-config"])
     _add_reading_arguments(commands)
     _add_order_arguments(commands)
     _add_upkeep_arguments(commands)
@@ -196,6 +200,20 @@ def _add_new_task_arguments(parser: Parser) -> None:
         "--policy",
         metavar="MODEL",
         help="the SFT policy's folder or hub id (default: the policy of the built-in task arithmetic)",
+    )
+
+
+def _add_import_arguments(parser: Parser) -> None:
+    parser.epilog = (
+        "The [[start]] table is printed for a study file to hold; what became of the configuration is told on stderr."
+    )
+    parser.add_argument(
+        "file", metavar="FILE", help="YAML, JSON or TOML, or the shell script that launches the trainer"
+    )
+    parser.add_argument(
+        "--for-study",
+        metavar="STUDY.toml",
+        help="print only what this study searches, and what is moved into its ranges",
     )
 
 

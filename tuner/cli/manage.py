@@ -137,7 +137,7 @@ def copy(args: argparse.Namespace) -> int:
     with opened(args.storage) as store:
         study = store.study(args.study)
         # An older store is not migrated by the way: others that use it may be of that version.
-        with closing(Store.open(args.to, create=True, migrate=False)) as target:
+        with closing(Store.open(args.to, create=True, migrate=False, flag="--to")) as target:
             rows = copy_study(store, study, target, name)
             waiting = len(target.orders(target.study(name), OrderState.WAITING))
     renamed = "" if name == study.name else f' as "{name}"'
@@ -168,4 +168,5 @@ def _about_checkpoints(study: StudyRow, name: str, to: str) -> Iterator[str]:
 
 
 def _told(rows: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {table if count != 1 else table.removesuffix('s')}" for table, count in rows.items())
+    names = {table: table.replace("_", " ") for table in rows}
+    return ", ".join(f"{n} {names[table] if n != 1 else names[table].removesuffix('s')}" for table, n in rows.items())

@@ -58,14 +58,16 @@ def show(args: argparse.Namespace) -> int:
 
 def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None:
     if args.json:
-        print(output.dumps(results.study_data(view)))
+        print(output.dumps(results.study_data(view) | {"front": results.front_data(store, view)}))
         return
     out = output.console()
     out.print(render.study_line(view), style="bold")
-    report.print_trials(out, view)
+    report.print_trials(out, store, view)
     best = view.best()
     if best is not None:
-        report.print_winner(out, store, view, best, view.spec.kl_budget, storage.location(args.storage))
+        where = storage.location(args.storage)
+        report.print_winner(out, store, view, best, view.spec.kl_budget, where)
+        report.print_front(out, store, view, where)
     elif view.ended:
         out.print(report.no_winner(view, view.spec.kl_budget, storage.location(args.storage)))
 
@@ -77,7 +79,7 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
     out = output.console()
     title = f'Trial {trial.number} of study "{output.plain(view.row.name)}" ({render.lineage(trial)})'
     out.print(render.config_table(trial, view, title))
-    out.print(render.outcome_line(trial, results.final_kl(store, trial)), style="bold")
+    out.print(render.outcome_line(trial, results.value_kl(store, trial, view.spec.objective)), style="bold")
     if trial.reason is not None:
         out.print(f"Reason: {output.plain(trial.reason.message)} (rule {output.plain(trial.reason.rule)})")
         evidence = render.evidence_table(trial.reason)

@@ -11,13 +11,26 @@ from tuner import forks, render
 from tuner.best import closest_trial
 from tuner.cli import storage
 from tuner.environment import to_copy
+from tuner.forks import Answer
 from tuner.guard import RULES
-from tuner.results import LONGER, StudyView, baseline, final_kl, gain, kl_prunings, seconds_spent
+from tuner.results import (
+    LONGER,
+    Estimate,
+    StudyView,
+    baseline,
+    end_of,
+    front,
+    gain,
+    kl_prunings,
+    on_test,
+    spent,
+    value_kl,
+)
 from tuner.status import Status
 from tuner.store import Store, TrialRow
 
 
-def print_trials(out: Console, view: StudyView) -> None:
+def print_trials(out: Console, store: Store, view: StudyView) -> None:
     """Print the tables of trials and searched values, the legend of trial 0 and how many were pruned for KL."""
     if not view.trials:
         out.print("No trial has begun yet.")
@@ -29,7 +42,7 @@ def print_trials(out: Console, view: StudyView) -> None:
     if legend is not None:
         out.print(legend)
     out.print(render.prunings_line(kl_prunings(view.trials), len(view.trials)))
-    out.print(f"Seconds spent in all trials: {seconds_spent(view.trials):.0f}.")
+    out.print(spent(store, view).text)
 
 
 def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> None:
@@ -47,18 +60,20 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
         out.print(f"{chosen} chose this winner; it is not confirmed on fresh seeds yet.")
     out.print()
     out.print("Next:", style="bold")
-    for command, purpose in _next_commands(view, best, where):
+    for command, purpose in _next_commands(store, view, best, where):
         out.print(f"  {command}\n      {purpose}")
 
 
 def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, kl_budget: float, where: str) -> None:
     """Print the trial's whole configuration, its value and KL, the improvement on the SFT baseline, and its checkpoint.
 
+    And whether the configuration itself ends within the budget, and what the checkpoint came to on the test prompts.
     `where` is the storage, which the suggested commands name unless they find it by themselves.
     """
     title = f"Best trial within {output.short(kl_budget)} {output.KL_UNIT}: trial {trial.number}"
     out.print(render.config_table(trial, view, title))
-    start, kl = baseline(store, trial), final_kl(store, trial)
+    start, kl = baseline(store, trial), value_kl(store, trial, view.spec.objective)
+    answer = forks.answer(store, view.row, trial)
     value = f"eval reward {output.plus_minus(trial.value, trial.value_se)}"
     at = "" if kl is None else f" at a KL of {output.plus_minus(kl.mean, kl.se)} {output.KL_UNIT}"
     spent = f"in {trial.seconds:.0f} s"
@@ -71,11 +86,50 @@ def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, k
             f"(baseline {before}; ± is one standard error over the eval prompts).",
             style="bold",
         )
-    answer = forks.answer(store, view.row, trial)
     if answer is not None:
+        for line in _end_lines(store, view, trial, answer, where):
+            out.print(line, soft_wrap=True)
+        out.print(_test_line(store, view, trial))
         out.print(render.answer_line(answer), soft_wrap=answer.kept.path is not None)
         if answer.kept.path is None:
             out.print(f"To make it again: {_command(answer.again, where)}", soft_wrap=True)
+
+
+def _end_lines(store: Store, view: StudyView, trial: TrialRow, answer: Answer, where: str) -> list[str]:
+    """Return whether the configuration itself ends within the budget or only the checkpoint is within it, in lines."""
+    end = end_of(store, trial, view.spec)
+    kl = "at a KL that could not be read" if end.kl is None else f"at {_estimate(end.kl)}"
+    if not end.is_whole:
+        how = {"paused": "paused by the strategy" if trial.is_resting else "paused by a person"}
+        status = how.get(trial.shown_status, trial.shown_status)
+        of = output.short(trial.config.get("total_episodes"))
+        return [f"It was not trained to its end: {status} at episode {trial.episodes} of {of}, {kl}."]
+    if end.is_within:
+        return [f"Trained to its end it is {kl}: within the budget."]
+    text = f"Trained to its end it is {kl}: over the budget; only this checkpoint is within it."
+    if trial.parent is not None or answer.kept.path is None:  # then it is told below how to make it again
+        return [text]
+    return [text, f"To launch it up to there: {_command(answer.again, where)}"]
+
+
+def _test_line(store: Store, view: StudyView, trial: TrialRow) -> str:
+    test = on_test(store, view, trial)
+    if isinstance(test, str):
+        return f"On the test prompts: not read ({output.plain(test)})."
+    reward, kl = output.plus_minus(test.reward, test.reward_se), output.plus_minus(test.kl, test.kl_se)
+    return f"On {test.prompts} test prompts: {reward} at {kl} {output.KL_UNIT} (read once, after the search)."
+
+
+def _estimate(kl: Estimate) -> str:
+    return f"{output.plus_minus(kl.mean, kl.se)} {output.KL_UNIT}"
+
+
+def print_front(out: Console, store: Store, view: StudyView, where: str) -> None:
+    """Print the checkpoints that are kept for other KL budgets, where there are several."""
+    points = front(store, view)
+    if len(points) > 1:
+        out.print(render.front_table(points))
+        out.print(f"For any budget X: {_command(['best', view.row.name, '--kl-budget', 'X'], where)}", soft_wrap=True)
 
 
 def checkpoint_data(store: Store, view: StudyView, trial: TrialRow, where: str) -> dict[str, Any] | None:
@@ -169,7 +223,7 @@ def _above(kl: float | None) -> str:
     return f"{rough if rough >= (kl or 0.0) else rough * 1.1:.2g}"
 
 
-def _next_commands(view: StudyView, best: TrialRow | None, where: str) -> list[tuple[str, str]]:
+def _next_commands(store: Store, view: StudyView, best: TrialRow | None, where: str) -> list[tuple[str, str]]:
     """Return commands worth running next, each with what it does."""
     name = view.row.name
     failed = _all_failed(view)
@@ -188,9 +242,10 @@ def _next_commands(view: StudyView, best: TrialRow | None, where: str) -> list[t
             first = "trial 0" if view.spec.listed else "the reference"
             commands.append((["compare", name, number, "0"], f"what the winner does otherwise than {first}"))
         commands.append((["show", name, number], "its curve and what it writes"))
-        commands.append(
-            (["train", "--from", name, number, "--total_episodes", str(episodes)], "train it longer and keep the model")
-        )
+        longer = ["train", "--from", name, number, "--total_episodes", str(episodes)]
+        over = end_of(store, best, view.spec).is_within is False
+        why = "train it longer; it leaves the KL budget, so keep best_model, the best within it" if over else ""
+        commands.append((longer, why or "train it longer, and keep the last model and the best within the KL budget"))
         commands.append(
             (["best", name, "--kl-budget", output.short(view.spec.kl_budget / 2)], "the best trial under half the KL")
         )

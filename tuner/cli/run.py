@@ -20,9 +20,10 @@ from ppo_core.run.command_line import EXIT_INTERRUPTED
 from tuner import remote_checkpoints, render, results, study_file
 from tuner.checkpoints import CheckpointPolicy
 from tuner.cli import report, storage
-from tuner.engine.local import cores
+from tuner.engine.local import cores, require_gpus
 from tuner.environment import RUNS_FOLDER, STUDY_FILE, to_copy
 from tuner.events import (
+    AnswerReading,
     Event,
     OrderDecided,
     Preparing,
@@ -39,7 +40,7 @@ from tuner.events import (
 from tuner.results import read_study
 from tuner.run import run_study
 from tuner.scoring import Extent
-from tuner.spec import StudySpec
+from tuner.spec import PPO_TRAINER, StudySpec
 from tuner.store import Order, Store, TrialRow
 from tuner.store.connect import file_of as store_file
 from tuner.store.schema import parse_url, redacted
@@ -126,6 +127,8 @@ class StudyProgress:
                 self._end_trial(event)
             case TrialSetAside():
                 self._set_aside(event.row)
+            case AnswerReading():
+                self._say(f"reading trial {event.trial} at step {event.step} on the test prompts")
             case OrderDecided():
                 self._tell_order(event.order)
             case StudyPaused():
@@ -295,6 +298,8 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_fi
     where = storage.location(args.storage)
     if args.checkpoints is not None:
         remote_checkpoints.open(args.checkpoints)  # before anything is made for what is no place
+    if args.gpus and spec.trainer == PPO_TRAINER and (args.workers or 0) <= len(args.gpus):  # others may need no torch
+        require_gpus(args.gpus)
     with StudyProgress(output.console(sys.stderr if args.json else sys.stdout)) as progress:
         run_study(
             spec,
@@ -333,7 +338,7 @@ def _print_result(name: str, where: str, as_json: bool) -> int:
             print(output.dumps(results.study_data(view)))
         else:
             out = output.console()
-            report.print_trials(out, view)
+            report.print_trials(out, store, view)
             if view.state == "finished":
                 report.print_outcome(out, store, view, where)
         return report.exit_status(view)

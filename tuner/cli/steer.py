@@ -24,6 +24,8 @@ def place(args: argparse.Namespace) -> int:
     """Check an order against the study as it stands, place it, and tell what became of it."""
     with opened(args.storage) as store:
         view = read_study(store, args.study)
+        if args.command == "enqueue" and not args.set:
+            raise ConfigError(f"enqueue needs values to run, such as: {_example(view)}")
         arguments = _arguments(args)
         trial = getattr(args, "trial", None)
         order_checks.check(store, view, args.command, trial, arguments)
@@ -56,6 +58,15 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"{name} is set twice")
         values[name] = value
     return values
+
+
+def _example(view: StudyView) -> str:
+    """Return a command that enqueues a value which the study allows."""
+    listed = {name: value for trial in view.spec.listed for name, value in trial.params.items()}
+    values = {name: output.short(span.low, 12) for name, span in view.spec.search.items()}
+    values |= {name: output.short(value, 12) for name, value in listed.items()}
+    name, value = next(iter(values.items()), ("NAME", "VALUE"))
+    return to_copy(["enqueue", view.row.name, "--set", f"{name}={value}"])
 
 
 def _arguments(args: argparse.Namespace) -> dict[str, Any]:

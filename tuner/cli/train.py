@@ -47,14 +47,14 @@ def build_parser() -> RunParser:
         metavar=("STUDY", "TRIAL"),
         dest="trial",
         nargs=2,
-        help="a trial's task, configuration and number of threads",
+        help="a trial's task, configuration, number of threads and device",
     )
     parser.run.add_argument("--storage", metavar="URL", help=STORAGE_HELP)
     return parser
 
 
 def _start(where: str, study: str, number: str) -> Start:
-    """Return a trial's task, configuration and threads."""
+    """Return a trial's task, configuration, threads and device."""
     try:
         wanted = trial_number(number)
     except argparse.ArgumentTypeError as error:
@@ -64,7 +64,8 @@ def _start(where: str, study: str, number: str) -> Start:
         view = results.read_study(store, study)
         trial = store.trial(view.row, wanted)
         name = f"{study}-{number}"
-        return Start(view.spec.task, dict(trial.config), trial.threads, name, view.spec.kl_budget)
+        spec = view.spec
+        return Start(spec.task, dict(trial.config), trial.threads, name, spec.kl_budget, spec.device)
     finally:
         store.close()
 

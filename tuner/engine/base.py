@@ -15,7 +15,8 @@ JobId = int | None
 class Engine(Protocol):
     """Runs jobs, several at a time, each in a process that an error cannot carry over to the next job's.
 
-    A job's messages come in order, and its last one is `Prepared`, `Ended`, `Left`, `Failed` or `Lost`. How an engine
+    A job's messages come in order, and its last one is `Prepared`, `Read`, `Ended`, `Left`, `Failed` or
+    `Lost`. How an engine
     notices that a process hangs or died, and what it does to end one, is its own matter: it says `Lost`.
     """
 

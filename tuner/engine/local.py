@@ -6,6 +6,8 @@ A process is kept from job to job, and replaced after one that raised an error.
 import math
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ from tuner.protocol import (
     Phase,
     Prepared,
     PrepareTask,
+    Read,
+    ReadTest,
     Stepped,
 )
 from tuner.worker_settings import WorkerSettings
@@ -43,8 +47,8 @@ class HangTimeout:
         self._what, self._limit = "preparing the task", "prepare_seconds"
         self._allowed = settings.prepare_seconds
         if not isinstance(job, PrepareTask):
-            self._what, self._limit = "its first step", "first_step_seconds"
-            self._allowed = settings.first_step_seconds
+            self._what = "reading the test prompts" if isinstance(job, ReadTest) else "its first step"
+            self._limit, self._allowed = "first_step_seconds", settings.first_step_seconds
         self._since: float | None = now
         self._longest = 0.0
 
@@ -113,6 +117,25 @@ def cores() -> int:
 def threads_per_worker(workers: int) -> int:
     """Return each worker's share of the cores, at least 1."""
     return max(1, cores() // workers)
+
+
+_SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+
+
+def require_gpus(gpus: Sequence[str]) -> None:
+    """Raise ConfigError where torch does not see one of the GPUs, as CUDA_VISIBLE_DEVICES names them.
+
+    A process for each of them asks, with that GPU alone, as a worker has it: this one loads neither torch nor CUDA.
+    """
+    command = [sys.executable, "-c", _SEES_A_GPU]
+    asked = {
+        gpu: subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu}, stderr=subprocess.DEVNULL)
+        for gpu in gpus
+    }
+    unseen = [gpu for gpu, process in asked.items() if process.wait() != 0]
+    if unseen:
+        which = f"GPU{'s' if len(unseen) > 1 else ''} {', '.join(unseen)}"
+        raise ConfigError(f"--gpus {','.join(gpus)} is not allowed: torch does not see {which} on this machine")
 
 
 @dataclass(frozen=True)
@@ -283,7 +306,7 @@ class LocalEngine:
         busy.watch.heard(message, self._clock())
         if isinstance(message, Lost):
             del self._busy[job]
-        elif isinstance(message, Prepared | Ended | Left | Failed):
+        elif isinstance(message, Prepared | Read | Ended | Left | Failed):
             del self._busy[job]
             if isinstance(message, Failed) or (isinstance(message, Ended) and message.is_worker_spent):
                 busy.worker.kill()

@@ -13,15 +13,20 @@ from typing import Any, TypeVar
 
 from ppo_core import checkpoint
 from ppo_core.checkpoint import CheckpointKeeper, disk_use
-from ppo_core.errors import ConfigError, NoRoomError, nearest
+from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, nearest
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.lookup import import_module
 from ppo_core.report import StepReport, Trainer
 from tuner import remote_checkpoints
-from tuner.guard import GuardState, observe
-from tuner.protocol import GPU_VARIABLE, Answer, Ended, Left, NoRoom, Phase, Stepped, TrialSpec
+from tuner.budget_watch import WatchState, watch
+from tuner.guard import GUARD, GuardState, observe
+from tuner.protocol import GPU_VARIABLE, Answer, Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
 
 T = TypeVar("T")
+WATCH = "budget_watch"
+"""Key of a checkpoint's `extra` that holds the state of the watch on the KL budget."""
+OWN_FRONT = 3
+"""Most checkpoints that a trial keeps while it runs for being the best under other KL budgets."""
 Ask = Callable[[Stepped | NoRoom], Answer]
 
 
@@ -35,11 +40,11 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
     clock = _Clock()
     config = PPOConfig.from_dict(spec.config)
     total_episodes = config.whole_episodes()
-    trainer = _make_trainer(spec, config)
+    trainer = _make_trainer(spec, config, spec.resume_from)
     keeper = _with_room(lambda: _make_keeper(spec, trainer, enter), ask)
     if keeper is None:
         return Left()
-    state = _restored_guard(spec)
+    state, watched = _restored(spec)
     has_raised = False
     clock.begin_step()
     for step_report in trainer:
@@ -47,16 +52,20 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
         state, reason = observe(spec.guard, state, report, total_episodes)
         if reason is not None and spec.is_audited:
             state = replace(state, noted=(*state.noted, reason.rule))
-        answer = ask(Stepped(report, clock.lap(), clock.step(), reason))
+        watched, is_near = watch(watched, report, spec.kl_budget)
+        is_near = is_near and spec.objective == "best"
+        answer = ask(Stepped(report, clock.lap(), clock.step(), reason, is_near_budget=is_near))
         if answer is Answer.EVALUATE:
             clock.begin_step()
             report, has_raised = with_evaluation(trainer, report)
             report = with_plain_floats(report)
             answer = ask(Stepped(report, clock.lap(), clock.step(), reason, is_again=True))
+        extra = {GUARD: state.to_dict(), WATCH: watched.to_dict()}
         if answer is Answer.STOP:
+            if keeper.is_new_best(report):
+                _save_last(keeper, trainer, report, extra, enter)
             break
         if answer in (Answer.SAVE, Answer.LEAVE) or report.is_evaluation or keeper.is_due(report):
-            extra = {"guard": state.to_dict()}
             if _with_room(partial(_save, keeper, trainer, report, extra, enter), ask) is None:
                 return Left()
             if answer is Answer.LEAVE:
@@ -75,6 +84,30 @@ def _save(
 ) -> Path:
     enter(Phase.SAVING)  # again where the last attempt found no room for an upload
     return keeper.save(trainer, report, extra)
+
+
+def _save_last(
+    keeper: CheckpointKeeper,
+    trainer: Trainer,
+    report: StepReport,
+    extra: Mapping[str, Any],
+    enter: Callable[[Phase], None],
+) -> None:
+    """Save where a trial is stopped, since that is its best; its value is known, too, where there is no room."""
+    try:
+        _save(keeper, trainer, report, extra, enter)
+    except CheckpointError:
+        traceback.print_exc()
+
+
+def read_test(job: ReadTest) -> Read:
+    """Return what a checkpoint comes to on the test prompts."""
+    trainer = _make_trainer(job, PPOConfig.from_dict(job.config), job.checkpoint)
+    tested = getattr(trainer, "tested", None)
+    if tested is None:
+        return Read(None, f"the trainer {job.trainer} reads no test prompts")
+    reading = tested()
+    return Read(None, f"the task {job.task} has no test prompts") if reading is None else Read(reading)
 
 
 def _with_room(work: Callable[[], T], ask: Ask) -> T | None:
@@ -134,6 +167,7 @@ def _make_keeper(spec: TrialSpec, trainer: Trainer, enter: Callable[[Phase], Non
         spec.folder,
         kl_budget=spec.kl_budget,
         every_seconds=spec.checkpoint_seconds,
+        front=OWN_FRONT if spec.objective == "best" else 0,
         after_save=None if spec.checkpoint_url is None else partial(_upload, _place(spec, spec.checkpoint_url), enter),
     )
 
@@ -146,11 +180,11 @@ def _place(spec: TrialSpec, url: str) -> remote_checkpoints.TrialCheckpoints:
     return remote_checkpoints.open(url).trial(spec.study, spec.number, spec.folder)
 
 
-def _make_trainer(spec: TrialSpec, config: PPOConfig) -> Trainer:
-    factory = import_factory(spec.trainer)
-    _set_torch_threads(spec.threads)
-    trainer: Trainer = factory(config, spec.task, device=spec.device, resume_from=spec.resume_from)
-    _set_torch_threads(spec.threads)  # the factory may have been what imported torch
+def _make_trainer(job: TrialSpec | ReadTest, config: PPOConfig, resume_from: Path | None) -> Trainer:
+    factory = import_factory(job.trainer)
+    _set_torch_threads(job.threads)
+    trainer: Trainer = factory(config, job.task, device=job.device, resume_from=resume_from)
+    _set_torch_threads(job.threads)  # the factory may have been what imported torch
     _require_gpu()
     return trainer
 
@@ -183,7 +217,9 @@ def _set_torch_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _restored_guard(spec: TrialSpec) -> GuardState:
+def _restored(spec: TrialSpec) -> tuple[GuardState, WatchState]:
+    """Return what the guard and the watch on the KL budget remember of the steps before the checkpoint."""
     if spec.resume_from is None:
-        return GuardState()
-    return GuardState.from_dict(checkpoint.verify(spec.resume_from)["extra"]["guard"])
+        return GuardState(), WatchState()
+    extra = checkpoint.verify(spec.resume_from)["extra"]
+    return GuardState.from_dict(extra[GUARD]), WatchState.from_dict(extra.get(WATCH, {}))

@@ -26,7 +26,7 @@ from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError
 from ppo_core.task_file import get_task
 from tuner import trial_log
-from tuner.engine.trial import run_trial
+from tuner.engine.trial import read_test, run_trial
 from tuner.protocol import (
     Answer,
     Entered,
@@ -37,6 +37,7 @@ from tuner.protocol import (
     Prepared,
     PrepareTask,
     Progress,
+    ReadTest,
     Stepped,
     TrialSpec,
 )
@@ -161,6 +162,8 @@ def _carry_out(job: Job, controller: Controller) -> Message:
     try:
         if isinstance(job, TrialSpec):
             return run_trial(job, controller.ask, lambda phase: controller.emit(Entered(phase)))
+        if isinstance(job, ReadTest):
+            return read_test(job)
         return _prepare(job, controller)
     except Exception as error:
         traceback.print_exception(error)
@@ -175,6 +178,9 @@ def _begin_log(job: Job) -> None:
         path = trial_log.path_of(job.folder)
         begins = "starts" if job.resume_from is None else f"goes on from step {checkpoint.step_of(job.resume_from)}"
         what = f"trial {job.number} {begins}"
+    elif isinstance(job, ReadTest):
+        path = trial_log.path_of(job.checkpoint.parent)
+        what = f"trial {job.number} is read at step {checkpoint.step_of(job.checkpoint)} on the test prompts"
     else:
         path, what = job.folder / trial_log.PREPARATION_NAME, f"preparing task {job.task}"
     with warnings.catch_warnings():

@@ -1,142 +1,29 @@
-"""Optuna as a projection of our rows: studies in memory that propose. No torch.
+"""Optuna as a projection of our rows: studies in memory that propose. No torch, but with the sampler that needs it.
 
 Our tables are the truth. What Optuna holds is made from them, and can be made again at any time.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.storages import BaseStorage
-from optuna.study import StudyDirection
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.declare import HyperValue
-from tuner.scoring import Told, frozen, to_optuna
+from ppo_core.errors import ConfigError, nearest
+from ppo_core.lookup import import_module
+from ppo_core.rewards.batch import cut, one_line
+from tuner.scoring import Told, frozen, median_gain, to_optuna
+from tuner.search.memory import STUDY_NAME, InMemoryTrials
+from tuner.search.prior import first_params, spread_params
 from tuner.space import KL_CONTROL, Arm, arm_of, arm_search, arms, in_arm, sampler_space, suggest
 from tuner.spec import StudySpec
+from tuner.status import Status
 from tuner.store import TrialRow
-
-# One study in memory whose trials can be replaced, for Optuna's samplers to read. No torch.
-#
-# Optuna's own storages let no finished trial change. Here a paused trial, told as pruned, may run again.
-
-STUDY_NAME = "projection"
-_STUDY_ID = 0
-
-
-class InMemoryTrials(BaseStorage):
-    """The trials of one maximized study, by number; a trial's id is its number.
-
-    Trials are handed out as they are, not copied, so whoever changes one puts another in its place.
-    """
-
-    def __init__(self) -> None:
-        self._trials: list[FrozenTrial] = []
-
-    def __len__(self) -> int:
-        return len(self._trials)
-
-    def put(self, number: int, trial: FrozenTrial) -> None:
-        """Add the trial of the next number, or replace one."""
-        trial.number = trial._trial_id = number
-        self._trials[number : number + 1] = [trial]
-
-    def take_back(self) -> None:
-        """Drop the trial of the highest number."""
-        self._trials.pop()
-
-    # What a sampler reads, and a proposal writes
-
-    def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
-    ) -> list[FrozenTrial]:
-        """Return the trials of some states, or all."""
-        if states == (TrialState.WAITING,):  # what every proposal begins with, and there is none
-            return []
-        return list(self._trials) if states is None else [trial for trial in self._trials if trial.state in states]
-
-    def get_trial(self, trial_id: int) -> FrozenTrial:
-        """Return one trial."""
-        return self._trials[trial_id]
-
-    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        """Add a running trial and return its number."""
-        number = len(self._trials)
-        running = FrozenTrial(
-            number=number,
-            trial_id=number,
-            state=TrialState.RUNNING,
-            value=None,
-            params={},
-            distributions={},
-            user_attrs={},
-            system_attrs={},
-            intermediate_values={},
-            datetime_start=datetime.now(),
-            datetime_complete=None,
-        )
-        self._trials.append(running)
-        return number
-
-    def set_trial_param(
-        self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
-    ) -> None:
-        """Note what the sampler suggests for a running trial."""
-        trial = self._trials[trial_id]
-        trial.distributions[param_name] = distribution
-        trial.params[param_name] = distribution.to_external_repr(param_value_internal)
-
-    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        """Note what the sampler writes beside."""
-        self._trials[trial_id].system_attrs[key] = value
-
-    # The study
-
-    def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
-        """Return the study's id."""
-        return _STUDY_ID
-
-    def get_study_id_from_name(self, study_name: str) -> int:
-        """Return the study's id."""
-        return _STUDY_ID
-
-    def get_study_name_from_id(self, study_id: int) -> str:
-        """Return the study's name."""
-        return STUDY_NAME
-
-    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        """Return the only direction."""
-        return [StudyDirection.MAXIMIZE]
-
-    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        """Return none."""
-        return {}
-
-    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        """Return none."""
-        return {}
-
-    # What proposing needs nothing of
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise NotImplementedError("the study in memory only proposes")
-
-    delete_study = _refuse
-    set_study_user_attr = _refuse
-    set_study_system_attr = _refuse
-    get_all_studies = _refuse
-    set_trial_state_values = _refuse
-    set_trial_intermediate_value = _refuse
-    set_trial_user_attr = _refuse
-
-
-# Optuna as a projection of our rows: studies in memory that propose. No torch.
 
 Space = dict[str, BaseDistribution]
 
@@ -150,18 +37,34 @@ class Projection:
     """
 
     def __init__(self, spec: StudySpec, rows: Iterable[TrialRow] = ()) -> None:
+        """Make the views of a study's arms.
+
+        Raises:
+            ConfigError: the study names a sampler of its own that cannot be used.
+        """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        _sampler(spec, 0, {})  # so that one that cannot be made is refused before anything runs
         self._spec = spec
         self._views = {arm: _View(spec, arm) for arm in arms(spec.search)}
         self._turns: Counter[Arm] = Counter()
         self._known: list[TrialRow] = []
+        self._resting: dict[int, TrialRow] = {}
+        self._finished: dict[int, TrialRow] = {}
+        self._gains: dict[int, float] = {}
         self.update(rows)
 
     def update(self, rows: Iterable[TrialRow]) -> None:
         """Take over how the trials stand; of rows that were given before, only those that are other objects now."""
-        for row in sorted(rows, key=lambda row: row.number):
-            if row.number >= len(self._known) or self._known[row.number] is not row:
-                self.tell(row)
+        known = self._known
+        new = [row for row in rows if row.number >= len(known) or known[row.number] is not row]
+        for row in sorted(new, key=lambda row: row.number):
+            self._take(row)
+        if new:
+            self._predict()
+
+    def tell(self, row: TrialRow) -> None:
+        """Take over how a trial stands: that it waits or runs, was paused, or how it ended."""
+        self.update([row])
 
     def trials(self, arm: Arm = None) -> list[FrozenTrial]:
         """Return what the sampler of an arm is told, by number."""
@@ -178,18 +81,43 @@ class Projection:
         control: dict[str, HyperValue] = {} if arm is None else {KL_CONTROL: arm}
         return control | self._views[arm].propose(number)
 
-    def tell(self, row: TrialRow) -> None:
-        """Take over how a trial stands: that it waits or runs, was paused, or how it ended."""
+    def _take(self, row: TrialRow) -> None:
         number = row.number
         if number > len(self._known):
             raise ValueError(f"trial {number} cannot be noted before trial {len(self._known)}")
-        values = {**row.config, **row.params}
         if number == len(self._known):
-            self._turns[arm_of(self._spec.search, values)] += row.counts
+            self._turns[arm_of(self._spec.search, {**row.config, **row.params})] += row.counts
         self._known[number : number + 1] = [row]
-        told = to_optuna(row, self._spec)
+        self._resting.pop(number, None)
+        self._finished.pop(number, None)
+        if row.status is Status.COMPLETED and row.rung_scores:
+            self._finished[number] = row
+        elif row.is_resting:
+            self._resting[number] = row
+        told = self._told(row)
         for view in self._views.values():
-            view.put(number, told, values, row.episodes)
+            view.put(row, told)
+
+    def _told(self, row: TrialRow) -> Told:
+        """Return what samplers are told of a trial: whatever has a value is COMPLETE (see `tuner.scoring` for why)."""
+        told = to_optuna(row, self._spec, self._gains.get(_rung(row), 0.0))
+        return told if told.value is None else replace(told, state=TrialState.COMPLETE)
+
+    def _predict(self) -> None:
+        """Predict again what trials at a rung would come to, where the finished trials say something else by now."""
+        gains = {rung: median_gain(self._finished.values(), rung) for rung in set(map(_rung, self._resting.values()))}
+        moved = {rung for rung, gain in gains.items() if gain != self._gains.get(rung, 0.0)}
+        self._gains |= gains
+        for row in self._resting.values():
+            if _rung(row) in moved:
+                value = self._told(row).value
+                for view in self._views.values():
+                    view.set_value(row.number, value)
+
+
+def _rung(row: TrialRow) -> int:
+    """Return the index of the last rung that a trial came to; -1: it came to none."""
+    return len(row.rung_scores) - 1
 
 
 class _View:
@@ -200,24 +128,41 @@ class _View:
         self._arm = arm
         self._search = arm_search(spec.search, arm)
         self._space = sampler_space(self._search)
+        self._reference = spec.config({}).to_dict()
         self._list = InMemoryTrials()
         self._study = optuna.load_study(study_name=STUDY_NAME, storage=self._list)
+        self._read: set[int] = set()
+        """The arm's own trials that teach, and have a value or a rung score."""
 
     @property
     def trials(self) -> list[FrozenTrial]:
         """The trials by number."""
         return self._study.get_trials(deepcopy=False)
 
-    def put(self, number: int, told: Told, values: Mapping[str, HyperValue], episodes: int) -> None:
+    def put(self, row: TrialRow, told: Told) -> None:
         """Note what a trial tells; one that lacks a dimension tells nothing, and keeps its number."""
+        number, values = row.number, {**row.config, **row.params}
         params = in_arm(self._spec.search, self._arm, number, values)
         if params is None:
-            self._list.put(number, frozen(Told(TrialState.FAIL), ({}, {})))
-        else:
-            self._list.put(number, frozen(told, (params, self._space)))
+            told = Told(TrialState.FAIL)
+        self._list.put(number, frozen(told, ({}, {}) if params is None else (params, self._space)))
+        self._read.discard(number)
+        has_something = told.value is not None or row.rung_score is not None
+        if has_something and told.state is not TrialState.FAIL and arm_of(self._spec.search, values) == self._arm:
+            self._read.add(number)
+
+    def set_value(self, number: int, value: float | None) -> None:
+        """Note another value of a trial, if it tells one."""
+        if self._list.get_trial(number).state is TrialState.COMPLETE:
+            self._list.set_value(number, value)
 
     def propose(self, number: int) -> dict[str, HyperValue]:
-        """Return the sampler's value of each dimension for trial `number`, the next one."""
+        """Return the value of each dimension for trial `number`, the next one."""
+        seed, name = self._spec.seed, self._spec.sampler.name
+        if name == "qmc":
+            return spread_params(self._search, seed, number, self._arm)
+        if name != "random" and len(self._read) < self._spec.sampler.startup_trials:
+            return first_params(self._search, self._reference, seed, number, self._arm)
         self._study.sampler = _sampler(self._spec, number, self._space)
         try:
             return suggest(self._study.ask(), self._search)
@@ -225,11 +170,26 @@ class _View:
             self._list.take_back()
 
 
+# Samplers. None is kept, nor made again from one seed: it would not survive a restart, or would repeat itself.
+
+
 class _TPESampler(TPESampler):
     """TPE that is told the joint space. Left to itself, a fresh one would find it by going through all trials."""
 
-    def __init__(self, joint: Space, seed: int, startup_trials: int) -> None:
-        super().__init__(seed=seed, n_startup_trials=startup_trials, multivariate=True, constant_liar=True)
+    def __init__(self, joint: Space, seed: int) -> None:
+        super().__init__(seed=seed, n_startup_trials=1, multivariate=True, constant_liar=True)
+        self._joint = joint
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Space:
+        """Return the joint space."""
+        return self._joint
+
+
+class _GPSampler(GPSampler):
+    """The same for GP. It imports torch and SciPy when it proposes."""
+
+    def __init__(self, joint: Space, seed: int) -> None:
+        super().__init__(seed=seed, n_startup_trials=1)
         self._joint = joint
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Space:
@@ -238,8 +198,37 @@ class _TPESampler(TPESampler):
 
 
 def _sampler(spec: StudySpec, number: int, joint: Space) -> BaseSampler:
-    """Return a fresh sampler: one kept, or made anew from one seed, would not survive a restart or repeat itself."""
+    """Return a fresh sampler for trial `number`."""
     seed = int(np.random.SeedSequence([spec.seed, number]).generate_state(1)[0])
-    if spec.sampler.name == "random":
+    name = spec.sampler.name
+    if name == "random":
         return RandomSampler(seed=seed)
-    return _TPESampler(joint, seed, spec.sampler.startup_trials)
+    if name == "gp":
+        return _GPSampler(joint, seed)
+    return _own_sampler(name, seed) if spec.sampler.is_own else _TPESampler(joint, seed)
+
+
+def _own_sampler(path: str, seed: int) -> BaseSampler:
+    """Return what the user's `module:callable` makes of a seed.
+
+    Raises:
+        ConfigError: it cannot be imported or called, or what it returns is not a sampler.
+    """
+    who = f'sampler "{path}"'
+    try:
+        module, name = import_module(path, "sampler", ConfigError)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the user's module raises
+        raise ConfigError(f"{who}: importing it raised {one_line(error)}") from error
+    make = getattr(module, name, None)
+    if not callable(make):
+        there_are = [key for key, value in vars(module).items() if callable(value)]
+        raise ConfigError(f'{who}: module "{module.__name__}" has no callable "{name}"{nearest(name, there_are)}')
+    try:
+        made = make(seed=seed)
+    except Exception as error:
+        raise ConfigError(f"{who}: calling it with seed={seed} raised {one_line(error)}") from error
+    if not isinstance(made, BaseSampler):
+        raise ConfigError(f"{who} returned {cut(made)}, which is not an optuna.samplers.BaseSampler")
+    return made

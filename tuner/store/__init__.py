@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ppo_core.errors import StoreError
 from tuner.store import connect, schema
 from tuner.store.migrate import Migration, migrate_store
-from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, Outcome, StudyRow, TrialRow
+from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, OnTest, Outcome, StudyRow, TrialRow
 from tuner.store.studies import Order, Orders, OrderState, Studies
 from tuner.store.trials import STEP_KEYS, Curves, NewTrial, Trials
 
@@ -24,6 +24,7 @@ __all__ = [
     "Lease",
     "Migration",
     "NewTrial",
+    "OnTest",
     "Order",
     "OrderState",
     "Outcome",
@@ -42,7 +43,14 @@ class Store(Studies, Trials, Curves, Orders):
     """What was done to bring an older store up to date when it was opened, to be told."""
 
     @classmethod
-    def open(cls, storage: str = DEFAULT_STORAGE, *, create: bool = False, migrate: bool | None = None) -> "Store":
+    def open(
+        cls,
+        storage: str = DEFAULT_STORAGE,
+        *,
+        create: bool = False,
+        migrate: bool | None = None,
+        flag: str = "--storage",
+    ) -> "Store":
         """Open the store at a URL or path.
 
         Args:
@@ -50,6 +58,7 @@ class Store(Studies, Trials, Curves, Orders):
             create: Make it first where there is none.
             migrate: Migrate it where it is of an older version, after a backup; None: as `create`. Readers leave this
                 to writers.
+            flag: What named it on the command line, for errors.
 
         Raises:
             StoreError: there is none, it cannot be reached, is not ours, or has another schema version.
@@ -60,6 +69,9 @@ class Store(Studies, Trials, Curves, Orders):
             store = cls(engine)
             store.migration = migration
             return store
+        except connect.NoStoreError as error:
+            engine.dispose()
+            raise StoreError(f"{error}; name another with {flag}") from error
         except SQLAlchemyError as error:
             engine.dispose()
             raise connect.failure(engine.url, error) from error
@@ -77,7 +89,7 @@ def _check(engine: Engine, create: bool, migrate: bool) -> Migration | None:
         if not create:
             path = connect.file_of(engine.url)
             if path is None or path.exists():
-                raise StoreError(f"{where} holds no PPO Tuner store; name another with --storage")
+                raise connect.NoStoreError(f"{where} holds no PPO Tuner store")
             raise StoreError(f"there is no store at {path} yet; `ppo-tuner run` makes it, --storage names another")
         _make_file(engine)
         connect.create(engine)

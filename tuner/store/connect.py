@@ -40,6 +40,10 @@ _READ_VERSION = select(meta.c.value).where(meta.c.key == "schema_version")
 _compact = partial(json.dumps, separators=(",", ":"))
 
 
+class NoStoreError(StoreError):
+    """What is there is somebody else's. Which flag may name another place is known to who opens it."""
+
+
 def connect(url: URL) -> Engine:
     """Return an engine, not connected yet.
 
@@ -154,7 +158,7 @@ def _found_in_file(url: URL) -> int | None:
         if not header:
             return None
         if not header.startswith(_SQLITE_HEADER):
-            raise StoreError(f"{path} is no SQLite database; name another file with --storage")
+            raise NoStoreError(f"{path} is not an SQLite database")
         uri = f"{path.absolute().as_uri()}?{'immutable=1' if _log_is_empty(path) else 'mode=ro'}"
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS)) as connection:
@@ -178,7 +182,7 @@ def _version(url: URL, names: list[str], stored: str | None) -> int | None:
     if not names:
         return None
     if meta.name not in names:
-        raise StoreError(f"{redacted(url)} holds no PPO Tuner store; name another with --storage")
+        raise NoStoreError(f"{redacted(url)} holds no PPO Tuner store")
     if stored is None or not stored.isdecimal():
         raise StoreError(f"{redacted(url)} is damaged: it holds no schema version")
     return int(stored)

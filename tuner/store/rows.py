@@ -27,10 +27,10 @@ def to_row(sample: Sample) -> dict[str, Any]:
         "prompt_index": sample.prompt_index,
         "prompt": sample.prompt,
         "response": sample.response,
-        "reward": _finite(sample.reward),
-        "kl": _finite(sample.kl),
+        "reward": finite(sample.reward),
+        "kl": finite(sample.kl),
         "length": sample.length,
-        "parts": {name: _finite(value) for name, value in sample.parts.items()},
+        "parts": {name: finite(value) for name, value in sample.parts.items()},
         "tokens": None if sample.tokens is None else _token_columns(sample.tokens),
     }
 
@@ -52,7 +52,8 @@ def _token_columns(tokens: TokenReadings) -> dict[str, list[Any]]:
     return {"texts": list(tokens.texts), **numbers}
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """Return a number as a column holds it: None where it is not finite."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -208,6 +209,25 @@ class TrialRow:
     def shown_status(self) -> str:
         """The status as people and scripts are told it: `interrupted`, or the stored one."""
         return INTERRUPTED if self.is_interrupted else self.status.value
+
+
+@dataclass(frozen=True)
+class OnTest:
+    """What a study's answer came to on the test prompts. A number that is not finite is None."""
+
+    step: int
+    """Of the checkpoint."""
+    prompts: int
+    """How many there are; 0: none were read."""
+    reward: float | None
+    reward_se: float | None
+    kl: float | None
+    """In nats per response."""
+    kl_se: float | None
+    why_not: str | None
+    """Why none were read; None: they were."""
+    at: float
+    """When it was read."""
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,28 @@ readings = Table(
     Column("lengths", JSON, nullable=False),
 )
 
-OF_TRIALS = {"steps": steps, "samples": samples, "readings": readings, "verdicts": verdicts}
+# What a study's answer came to on the test prompts: read once, after the search.
+test_readings = Table(
+    "ppo_test_readings",
+    metadata,
+    Column("trial_id", ForeignKey("ppo_trials.id", ondelete="CASCADE"), primary_key=True),
+    Column("step", Integer, primary_key=True),
+    Column("prompts", Integer, nullable=False),
+    Column("reward", Float),
+    Column("reward_se", Float),
+    Column("kl", Float),
+    Column("kl_se", Float),
+    Column("why_not", Text),
+    Column("at", Float, nullable=False),
+)
+
+OF_TRIALS = {
+    "steps": steps,
+    "samples": samples,
+    "readings": readings,
+    "verdicts": verdicts,
+    "test_readings": test_readings,
+}
 """The tables whose rows are a trial's own, by what they are called: copied, exported and dropped with it."""
 
 orders = Table(

@@ -24,11 +24,21 @@ from sqlalchemy import (
 from ppo_core.declare import HyperValue
 from ppo_core.errors import StudyError
 from ppo_core.metrics import METRICS
-from ppo_core.report import StepReport, TokenReadings
+from ppo_core.report import SplitReading, StepReport, TokenReadings
 from tuner.status import ENDINGS, Origin, PausedBy, Reason, Role, Status, Verdict, Wanted
 from tuner.store import schema
 from tuner.store.connect import Database
-from tuner.store.rows import Lease, Outcome, StudyRow, TrialRow, reading_columns, to_row, token_readings
+from tuner.store.rows import (
+    Lease,
+    OnTest,
+    Outcome,
+    StudyRow,
+    TrialRow,
+    finite,
+    reading_columns,
+    to_row,
+    token_readings,
+)
 
 # What trials reported, step by step, and their samples.
 
@@ -109,6 +119,13 @@ class Curves(Database):
         if step is not None:
             query = query.where(table.c.step == step)
         return self._rows(query.order_by(table.c.trial_id, table.c.step))
+
+    def on_test(self, trial_id: int, step: int) -> OnTest | None:
+        """Return what a trial's checkpoint came to on the test prompts; None: it was not read."""
+        table = schema.test_readings
+        rows = self._rows(select(table).where(and_(table.c.trial_id == trial_id, table.c.step == step)))
+        values = [{name: value for name, value in row.items() if name != "trial_id"} for row in rows]
+        return OnTest(**values[0]) if values else None
 
     def verdicts(self, trial_ids: Iterable[int]) -> dict[int, list[Verdict]]:
         """Return what rules said of the trials, by the trial's id, in order of step."""
@@ -283,6 +300,23 @@ class Trials(Database):
             return None if wanted is None else Wanted(wanted)
 
         return self._write(lease, add)
+
+    def add_test_reading(
+        self, lease: Lease, trial_id: int, step: int, reading: SplitReading | None, why_not: str | None
+    ) -> None:
+        """Record what a trial's checkpoint came to on the test prompts, or why it never will; the first time stays."""
+        table = schema.test_readings
+        key = {"trial_id": trial_id, "step": step}
+        values: dict[str, Any] = {"prompts": 0}
+        if reading is not None:
+            values = {name: finite(value) for name, value in asdict(reading).items()} | {"prompts": reading.prompts}
+
+        def add(connection: Connection) -> None:
+            same = and_(table.c.trial_id == trial_id, table.c.step == step)
+            if connection.scalar(select(table.c.step).where(same)) is None:
+                connection.execute(insert(table).values(**key, **values, why_not=why_not, at=time.time()))
+
+        self._write(lease, add)
 
     def pause(self, lease: Lease, trial_id: int, so_far: Outcome) -> None:
         """Record that a person paused a trial, and how it stands."""

@@ -94,3 +94,23 @@ def test_a_share_of_the_trials_is_audited_and_always_the_same() -> None:
     assert drawn == [is_audited(spec, number) for number in range(1000)]
     assert 250 < sum(drawn) < 350
     assert not any(is_audited(quick_spec(), number) for number in range(1000))
+
+
+def test_a_trial_is_evaluated_and_saved_before_it_crosses_the_kl_budget(tmp_path: Path) -> None:
+    """KL rises by 4 nats a step: it is 8 at step 2, and would be over the budget of 10 at the next evaluation."""
+    spec = quick_spec(
+        trials=1, strategy="full", fixed={"learning_rate": 1e-3}, search={"cliprange": "advised"}, objective="best",
+        kl={"budget": 10.0, "limit": 1000.0},
+    )  # fmt: skip
+    assert run(tmp_path, spec)[0]
+    (row,) = rows(tmp_path)
+    evaluated = [step for step, _, _, _, reward, _ in (one for one in curves(tmp_path)[0] if len(one) == 6) if reward]
+    assert evaluated == [0, 1, 2, 3, 6, 9, 10], "1 and 2 are beside the regular ones"
+    assert (row.value_step, row.kl, row.end_kl) == (2, 8.0, 40.0), "8 nats and a standard error of 0.25"
+    assert row.value == pytest.approx(1 + 8**0.5)
+    kept = [path.name for path in checkpoint.complete(tmp_path / "runs" / NAME / "0")]
+    assert kept == ["step-000002", "step-000006", "step-000009", "step-000010"], "those between are on the front"
+    (tmp_path / "end").mkdir()
+    run(tmp_path / "end", quick_spec(trials=1, fixed={"learning_rate": 1e-3}, search={"cliprange": "advised"}))
+    found = [one[0] for one in curves(tmp_path / "end")[0] if len(one) == 6 and one[4]]
+    assert 2 not in found, "under the objective `end` no checkpoint before the end counts"

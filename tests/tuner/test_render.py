@@ -1,0 +1,60 @@
+"""What a study's tables and lines say, in right English and whole numbers."""
+
+import io
+import re
+from collections.abc import Sequence
+
+import pytest
+from rich.table import Table
+
+from ppo_core.output import console, counted, measured
+from tests.tuner.trial_rows import pruned, trial_row
+from tuner import render
+from tuner.scoring import Extent
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(4.0, "4.00"), (99.94, "99.9"), (99.96, "100"), (201.0, "201"), (-201.4, "-201"), (999.7, "1000"), (0.00012, "0.000120")],
+)  # fmt: skip
+def test_a_measured_number_has_three_digits_and_no_bare_point(number: float, text: str) -> None:
+    assert measured(number) == text
+
+
+def test_numbers_that_are_none_are_said_as_such() -> None:
+    assert [measured(number) for number in (None, float("nan"), float("-inf"))] == ["-", "nan", "-inf"]
+
+
+def test_one_thing_is_not_several() -> None:
+    assert [counted(count, "trial") for count in (0, 1, 2)] == ["0 trials", "1 trial", "2 trials"]
+    assert [Extent(ended, 0, total, 0.0, None).text for ended, total in ((0, 1), (3, 8), (5, 2))] == [
+        "0 of 1 trial ended", "3 of 8 trials ended", "5 trials ended, 2 asked for"
+    ]  # fmt: skip
+
+
+def test_the_table_of_trials_marks_the_audited_ones_and_says_what_that_means() -> None:
+    trials = [trial_row(0), trial_row(1, is_audited=True), pruned(2, is_audited=True)]
+    lines = printed(render.trials_table(trials))
+    statuses = [re.findall("completed|pruned|†", line) for line in lines if re.match(r" +[012] ", line)]
+    assert statuses == [["completed"], ["completed", "†"], ["pruned", "†"]]
+    assert "† audited: the guard's rules, except nonfinite, were only noted: see" in " ".join(lines)
+    assert "†" not in "".join(printed(render.trials_table(trials[:1])))
+
+
+def printed(table: Table) -> list[str]:
+    stream = io.StringIO()
+    console(stream).print(table)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "trials", "text"),
+    [
+        ([], 1, "The trial was not pruned for its KL."),
+        ([], 8, "None of the 8 trials was pruned for its KL."),
+        ([0], 1, "1 of 1 trial was pruned by the guard for KL blow-up. KL over the limit (kl_limit): trial 0."),
+        ([1, 2], 8, "2 of 8 trials were pruned by the guard for KL blow-up. KL over the limit (kl_limit): trials 1-2."),
+    ],
+)
+def test_prunings_are_told_for_one_trial_and_for_several(numbers: Sequence[int], trials: int, text: str) -> None:
+    assert render.prunings_line({"kl_limit": numbers} if numbers else {}, trials) == text

@@ -1,0 +1,278 @@
+"""The starts of a search: what a file may say of them, where they move, and what is run of them, and when."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core.declare import Range
+from ppo_core.errors import ConfigError, StudyError
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from tests.tuner import quick_study
+from tests.tuner.invoke import Invoke, one_error
+from tests.tuner.quick_run import QUICK_STUDY
+from tuner.events import StudyStarted
+from tuner.run import run_study
+from tuner.search.warm_start import RECIPES, moved
+from tuner.spec import StudySpec
+from tuner.status import Origin, Status
+from tuner.store import TrialRow
+
+SEARCH = {
+    "learning_rate": {"low": 1e-5, "high": 1e-3},
+    "batch_size": {"low": 32, "high": 128},
+    "num_ppo_epochs": {"low": 1, "high": 3},
+    "kl_coef": "advised",
+    "kl_target": {"low": 2, "high": 8},
+}
+FAST = {"label": "fast", "learning_rate": 5e-4, "kl_target": 4}
+
+
+def spec(**changes: Any) -> StudySpec:
+    base = {"name": "mine", "task": "reviews", "trials": 9, "fixed": {"gamma": 0.9}, "search": SEARCH}
+    return StudySpec.from_dict({**base, **changes}, "s.toml")
+
+
+def quick(**changes: Any) -> StudySpec:
+    return quick_study.quick_spec(**{"strategy": "full", "trials": 4, **changes})
+
+
+def notes(folder: Path, study: StudySpec, **keywords: Any) -> tuple[str, ...]:
+    """Run a study and return what it was told at its start."""
+    _, events = quick_study.run(folder, study, workers=1, **keywords)
+    return next(event for event in events if isinstance(event, StudyStarted)).notes
+
+
+def listed(rows: list[TrialRow]) -> list[tuple[int, str, float]]:
+    return [(row.number, row.label, row.config["learning_rate"]) for row in rows if row.origin is Origin.LISTED]  # type: ignore[misc]
+
+
+# What a file says
+
+
+def test_tables_come_first_then_recipes_in_their_order() -> None:
+    study = spec(start=[FAST, {"kl_coef": 0.2}], warm_start=["stiennon", "trl"])
+    assert [start.label for start in study.starts] == ["fast", "", "stiennon", "trl"]
+    assert study.params_with(study.starts[0].params) == {
+        "kl_control": "adaptive", "learning_rate": 5e-4, "batch_size": 64, "num_ppo_epochs": 4, "kl_target": 4.0,
+    }  # fmt: skip
+    config = study.config(study.params_with(study.starts[2].params))
+    assert (config.learning_rate, config.batch_size, config.num_ppo_epochs, config.kl_coef) == (1.5e-5, 128, 3, 0.05)
+    assert (config.gamma, config.kl_target) == (0.9, None)  # the study's, whatever the recipe says
+
+
+def test_values_move_to_the_nearest_one_in_range_and_the_original_stands_beside() -> None:
+    search = {
+        "learning_rate": Range(1e-5, 1e-3, "log"), "batch_size": Range(32, 128, "log2"),
+        "num_ppo_epochs": Range(1, 3), "lam": Range(0.9, 0.97),
+    }  # fmt: skip
+    values = {"learning_rate": 3e-6, "batch_size": 100, "num_ppo_epochs": 4, "lam": 0.95, "gamma": 0.5}
+    start = moved(values, search, "mine")
+    assert start.params == {"learning_rate": 1e-5, "batch_size": 128, "num_ppo_epochs": 3, "lam": 0.95}
+    assert [type(value) for value in start.params.values()] == [float, int, int, float]
+    assert start.original == {name: values[name] for name in search}
+    assert start.title == "mine: learning_rate 3e-06 moved to 1e-05 and 2 more"
+    assert start.moves[1:] == ["batch_size 100 moved to 128", "num_ppo_epochs 4 moved to 3"]
+
+
+def test_every_recipe_holds_what_may_be_searched_and_states_its_source() -> None:
+    for name, recipe in RECIPES.items():
+        assert re.search(r"\b20\d\d\b", recipe.source), name
+        for key, value in recipe.values.items():
+            assert HYPERPARAMETERS[key].kind in (int, float) and HYPERPARAMETERS[key].coerce(value) == value
+        assert f"`{name}`" in (quick_study.ROOT / "docs" / "starts.md").read_text()
+    assert RECIPES["trl"].values["learning_rate"] == 3e-6 and RECIPES["instructgpt"].values["mini_batch_size"] == 64
+
+
+def test_a_recipe_with_a_target_has_an_adaptive_beta_and_does_not_search_where_it_begins() -> None:
+    [start] = spec(warm_start=["ziegler_sentiment"]).starts
+    assert start.params == {"learning_rate": 1e-5, "batch_size": 128, "num_ppo_epochs": 3, "kl_target": 6.0}
+    [fixed] = spec(warm_start=["ziegler_sentiment"], search={"kl_coef": "advised"}).starts
+    assert fixed.params == {"kl_coef": 0.15}
+
+
+def test_what_would_repeat_a_trial_is_left_out_and_a_note_says_so() -> None:
+    study = spec(start=[{"learning_rate": 1.0}, {"learning_rate": 2e-4}, {"learning_rate": 0.5}], trials=2)
+    assert [start.params for start in study.starts] == [{"learning_rate": 1e-3}]
+    moved_one, reference, again = study.notes
+    assert moved_one == "the start learning_rate = 0.001: learning_rate 1 moved to 0.001"
+    assert reference.endswith("is left out: in this study it is the same as trial 0, the reference")
+    assert again.endswith("is left out: in this study it is the same as the start learning_rate = 0.001")
+    assert spec(start=[FAST], trials=1).notes == ("trials = 1 leaves room for 0 of 1 starts",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"start": 3}, "start = 3 is not allowed: [[start]] tables, one a start"),
+        ({"start": [3]}, "start 0 = 3 is not allowed: a table of key = value lines"),
+        ({"start": [{}, {"gamma": 0.8}]}, "start 1.gamma: it stands in [fixed], too; take it out of one of them"),
+        ({"start": [{"lam": 1}]}, "start 0.lam: it is not searched; a start may set: learning_rate, batch_size"),
+        ({"start": [{"kl_coeff": 1}]}, 'start 0.kl_coeff: unknown hyperparameter; did you mean "kl_coef"?'),
+        ({"start": [{"kl_coef": -1}]}, "start 0.kl_coef = -1 is not allowed: a number at least 0"),
+        ({"start": [{"kl_coef": 0.1, "kl_target": 3}]}, "start 0: kl_coef and kl_target exclude each other"),
+        ({"warm_start": "trl"}, "warm_start = 'trl' is not allowed: a list of names such as [\"trl\"]"),
+        ({"warm_start": ["tlr"]}, 'warm_start: unknown recipe "tlr"; there are: trl, n_details'),
+        ({"warm_start": ["trl", "trl"]}, 'warm_start: "trl" stands there twice'),
+        ({"warm_start": ["study:a b"]}, "warm_start: study:NAME with NAME = 'a b' is not allowed: letters, digits"),
+        ({"warm_start": ["study:mine"]}, 'warm_start: "study:mine" is this study; name an earlier one'),
+        ({"search": None, "trial": [{}], "start": [{}]}, "start does nothing beside [[trial]] tables"),
+        ({"search": None, "trial": [{}], "warm_start": ["trl"]}, "warm_start does nothing beside [[trial]] tables"),
+    ],
+)  # fmt: skip
+def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], message: str) -> None:
+    base = {"name": "mine", "task": "reviews", "trials": 9, "fixed": {"gamma": 0.9}, "search": SEARCH, **changes}
+    table = {
+        key: value for key, value in base.items() if value is not None and not ("trial" in base and key == "trials")
+    }
+    with pytest.raises(ConfigError) as raised:
+        StudySpec.from_dict(table, "s.toml")
+    assert str(raised.value).startswith(f"s.toml: {message}")
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match='did you mean "instructgpt"'):
+        spec(warm_start=["instruct_gpt"])
+
+
+def test_a_stored_study_is_read_back_equal() -> None:
+    study = spec(start=[FAST], warm_start=["trl", "study:earlier"])
+    assert study.warm_start == ("trl", "study:earlier")
+    assert StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "stored") == study
+
+
+# What is run
+
+
+def test_starts_are_run_after_the_reference_and_before_what_is_proposed(tmp_path: Path) -> None:
+    told = notes(tmp_path, quick(start=[{"label": "low", "learning_rate": 1e-6}], warm_start=["stiennon"]))
+    rows = quick_study.rows(tmp_path)
+    assert [row.origin for row in rows] == [Origin.REFERENCE, Origin.LISTED, Origin.LISTED, Origin.SAMPLED]
+    assert listed(rows) == [(1, "low: learning_rate 1e-06 moved to 1e-05", 1e-5), (2, "stiennon", 1.5e-5)]
+    assert rows[1].params == {"learning_rate": 1e-5, "cliprange": 0.2}
+    assert told == ('start "low": learning_rate 1e-06 moved to 1e-05',)
+    assert notes(tmp_path, quick(start=[{"label": "low", "learning_rate": 1e-6}], warm_start=["stiennon"])) == told
+    assert len(quick_study.rows(tmp_path)) == 4
+
+
+def test_a_strategy_pauses_starts_like_other_trials(tmp_path: Path) -> None:
+    starts = [{"learning_rate": 2e-4}, {"learning_rate": 5e-5}]
+    quick_study.run(tmp_path, quick(strategy="early_cut", start=starts, trials=3), workers=1)
+    rows = quick_study.rows(tmp_path)
+    assert [rate for _, _, rate in listed(rows)] == [2e-4, 5e-5]
+    assert [row.is_resting for row in rows] == [True, False, True]
+    assert rows[1].status is Status.COMPLETED and len(rows[1].rung_scores) == 1
+
+
+def test_show_names_them_and_where_their_values_come_from(ppo_tuner: Invoke, own_folder: Path) -> None:
+    text = f'warm_start = ["trl"]\n{QUICK_STUDY}\n[[start]]\nlearning_rate = 4e-3\n'
+    (own_folder / "quick.toml").write_text(text)
+    status, stdout, stderr = ppo_tuner("run", "quick.toml")
+    assert (status, stderr) == (0, "") and 'note: start "trl": learning_rate 3e-06 moved to 0.0001' in stdout
+    _, stdout, _ = ppo_tuner("show", "quick", "2")
+    assert '(listed as "trl: learning_rate 3e-06 moved to 0.0001")' in " ".join(stdout.split())
+    assert re.search(r"learning_rate +0\.0001 +\* listed", stdout)
+    _, stdout, _ = ppo_tuner("show", "quick", "--json")
+    assert json.loads(stdout)["spec"]["start"] == [
+        {"moved_from": {}, "learning_rate": 4e-3},
+        {"label": "trl", "warm_start": "trl", "moved_from": {"learning_rate": 3e-6}, "learning_rate": 1e-4, "kl_coef": 0.05},
+    ]  # fmt: skip
+
+
+# Earlier studies
+
+
+def test_the_best_trial_of_an_earlier_study_is_a_start_for_good(tmp_path: Path) -> None:
+    small = quick(name="small", start=[{"learning_rate": 2.2e-4}], trials=2)
+    quick_study.run(tmp_path, small)
+    high = {"learning_rate": {"low": 1e-5, "high": 2e-4}}
+    study = quick(search=high, warm_start=["study:small", "stiennon"], trials=2)
+    label = "study:small trial 1: learning_rate 0.00022 moved to 0.0002"
+    assert notes(tmp_path, study) == (
+        'start "study:small trial 1": learning_rate 0.00022 moved to 0.0002',
+        "trials = 2 leaves room for 1 of 2 starts",
+    )
+    assert listed(quick_study.rows(tmp_path)) == [(1, label, 2e-4)]
+    quick_study.run(
+        tmp_path, quick(name="small", start=[{"learning_rate": 2.2e-4}, {"learning_rate": 2.4e-4}], trials=3)
+    )
+    assert quick_study.rows(tmp_path, "small")[2].value > quick_study.rows(tmp_path, "small")[1].value  # type: ignore[operator]
+    wider = {"learning_rate": {"low": 1e-5, "high": 1e-3}}
+    quick_study.run(tmp_path, quick(search=wider, warm_start=["study:small", "stiennon"], trials=4), workers=1)
+    assert listed(quick_study.rows(tmp_path)) == [(1, label, 2e-4), (2, "stiennon", 1.5e-5)]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "message"),
+    [
+        ("smal", 'warm_start "study:smal": no study "smal" in .*; did you mean "small"'),
+        ("small", 'warm_start "study:small": study "small" has no best trial: none is within its KL budget of 0.1 nats'),
+    ],
+)  # fmt: skip
+def test_an_earlier_study_that_is_not_there_or_has_no_best_trial(tmp_path: Path, earlier: str, message: str) -> None:
+    quick_study.run(tmp_path, quick(name="small", trials=1, kl={"budget": 0.1, "limit": 100}))
+    with pytest.raises(StudyError, match=message) as raised:
+        quick_study.run(tmp_path, quick(warm_start=[f"study:{earlier}"]))
+    assert "\n" not in str(raised.value)
+    with pytest.raises(StudyError, match='no study "quick"'):
+        quick_study.rows(tmp_path)
+
+
+# Changes between runs
+
+
+def test_starts_that_have_not_run_may_change_with_a_note(tmp_path: Path) -> None:
+    first = {"label": "first", "learning_rate": 2e-5}
+    notes(tmp_path, quick(start=[first, {"label": "second", "learning_rate": 3e-5}], trials=2))
+    told = notes(tmp_path, quick(start=[{"label": "third", "learning_rate": 4e-5}, first], warm_start=["stiennon"]))
+    assert told == (
+        "trials: 4, was 2",
+        'start "second" is not to run any more',
+        'start "third" is to run: learning_rate = 4e-05',
+        'start "stiennon" is to run: learning_rate = 1.5e-05, cliprange = 0.2',
+    )
+    assert [label for _, label, _ in listed(quick_study.rows(tmp_path))] == ["first", "third", "stiennon"]
+
+
+@pytest.mark.parametrize("now", [[], [{"label": "first", "learning_rate": 3e-5}]])
+def test_one_that_has_run_may_neither_change_nor_go(tmp_path: Path, now: list[dict[str, Any]]) -> None:
+    notes(tmp_path, quick(start=[{"label": "first", "learning_rate": 2e-5}], trials=2))
+    with pytest.raises(ConfigError) as raised:
+        notes(tmp_path, quick(start=now))
+    assert str(raised.value) == (
+        'study "quick" has trials already: start "first" has run, and the file no longer asks for it as it was; give '
+        "the study another name"
+    )
+
+
+def test_other_ranges_move_what_is_still_to_run_and_leave_what_has_run(tmp_path: Path) -> None:
+    starts = [{"label": "one", "learning_rate": 1e-6}, {"label": "two", "learning_rate": 2e-6, "cliprange": 0.3}]
+    notes(tmp_path, quick(start=starts, trials=2))
+    search = {"learning_rate": {"low": 2e-6, "high": 1e-3}, "cliprange": {"low": 0.1, "high": 0.2}}
+    told = notes(tmp_path, quick(start=starts, search=search, trials=3))
+    assert listed(quick_study.rows(tmp_path)) == [
+        (1, "one: learning_rate 1e-06 moved to 1e-05", 1e-5),
+        (2, "two: cliprange 0.3 moved to 0.2", 2e-6),
+    ]
+    assert 'start "two" is to run: learning_rate = 2e-06, cliprange = 0.2' in told
+
+
+def test_a_run_by_name_goes_on_with_the_stored_starts(tmp_path: Path) -> None:
+    study = quick(start=[{"learning_rate": 2e-5}], warm_start=["stiennon"], trials=2)
+    notes(tmp_path, study)
+    stored = StudySpec.from_dict(quick_study.stored_spec(tmp_path), "stored")
+    assert stored.warm_start == () and [start.source for start in stored.starts] == ["", "stiennon"]
+    run_study(
+        stored, storage=quick_study.storage(tmp_path), runs_folder=tmp_path / "runs", is_file=False, trials=3,
+        on_event=lambda event: None,
+    )  # fmt: skip
+    assert [rate for _, _, rate in listed(quick_study.rows(tmp_path))] == [2e-5, 1.5e-5]
+
+
+def test_the_command_line_tells_a_mistake_in_one_line(ppo_tuner: Invoke, own_folder: Path) -> None:
+    (own_folder / "quick.toml").write_text(f'warm_start = ["trk"]\n{QUICK_STUDY}')
+    status, _, stderr = ppo_tuner("run", "quick.toml")
+    assert status == 2 and 'unknown recipe "trk"' in one_error(stderr) and 'did you mean "trl"' in stderr

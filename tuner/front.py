@@ -1,0 +1,73 @@
+"""A study's front: of all evaluated checkpoints of its trials those that are the best for some KL budget. No torch.
+
+Some of them are kept, so that another budget finds its checkpoint, too. The front follows from the store's evaluations
+of the trials that have ended or that the strategy paused. A checkpoint that beats others keeps them off the front even
+where it is no longer kept itself: then the answer is made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ppo_core.kl_budget import Point, bound, front, thinned
+from tuner.best import is_sound
+from tuner.scoring import EVALUATION_METRICS, Evaluations, is_finite
+from tuner.store import Store, TrialRow
+
+MOST_KEPT = 8
+"""Most checkpoints of a study that are kept for being on its front."""
+
+
+class StudyFront:
+    """The front of a study whose trials end one by one."""
+
+    def __init__(self, points: Mapping[int, Sequence[Point]], is_here: Callable[[Point], bool]) -> None:
+        """Begin with each trial's own front, by its number; `is_here` tells whether a checkpoint is still there."""
+        self._points, self._is_here = dict(points), is_here
+        self._front = self._whole()
+        self._kept: list[Point] | None = None
+
+    @classmethod
+    def read(cls, store: Store, rows: Iterable[TrialRow], is_here: Callable[[Point], bool]) -> StudyFront:
+        """Return the front of a study with these trials, from the evaluations in the store."""
+        done = {row.id: row for row in rows if row.is_done}
+        found: dict[int, list[Mapping[str, Any]]] = {trial_id: [] for trial_id in done}
+        for one in store.steps(found, EVALUATION_METRICS, evaluations_only=True):
+            found[one["trial_id"]].append(one)
+        return cls({row.number: own_front(row, found[row.id]) for row in done.values()}, is_here)
+
+    def kept(self) -> list[Point]:
+        """Return the points whose checkpoints are kept, by rising KL and reward."""
+        return thinned([point for point in self._front if point.step > 0 and self._is_here(point)], MOST_KEPT)
+
+    def put(self, trial: int, points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+        """Note the own front of a trial that has ended or rests, by its number; return what is kept, and what is lost.
+
+        Lost is what is no longer kept; the first time all that is there and not kept, since an earlier run may not have
+        come to removing it.
+        """
+        gone = set(self._points.get(trial, ())) - set(points)
+        self._points[trial] = points
+        self._front = self._whole() if gone else front([*self._front, *points])  # all trials' points take long to sort
+        if self._kept is None:
+            self._kept = [point for points in self._points.values() for point in points if self._is_here(point)]
+        before, self._kept = self._kept, self.kept()
+        return self._kept, [point for point in before if point not in self._kept]
+
+    def _whole(self) -> list[Point]:
+        return front(point for points in self._points.values() for point in points)
+
+
+def own_front(row: TrialRow, evaluations: Evaluations) -> list[Point]:
+    """Return a trial's front; nothing where it failed or broke.
+
+    Step 0, the untrained policy, is one of the points: what is no better is of no use under any budget.
+    """
+    if not is_sound(row):
+        return []
+    return front(
+        Point(one["eval/reward"], bound(one["eval/kl"], one["eval/kl_se"]), row.number, one["step"])
+        for one in evaluations
+        if is_finite(one["eval/reward"])
+    )

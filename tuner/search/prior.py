@@ -1,0 +1,129 @@
+"""Where a search begins, before a sampler has enough to learn from: around the reference, and evenly over the space.
+
+Of the trials that begin a search three in four are drawn around the reference, each dimension on its own:
+
+    log       ln x ~ N(ln reference, 1.2²)
+    linear       x ~ N(reference, ((high - low) / 4)²)
+    log2    log2 x ~ N(log2 reference, 1²)
+
+each truncated to its range, and whole numbers rounded. Rates that work lie around the reference rather than anywhere
+in a range of three orders of magnitude. In case they do not, one in four is a point of a sequence that covers the whole
+space evenly.
+
+That is Halton's sequence with random digits (Owen 2017, arXiv 1706.02808): in dimension i, coordinate n is n in base
+p_i, written backwards behind the point, with each digit replaced by a permutation of its place. Without base 2, since
+two arms that take turns have every other number each, and the odd ones all lie in one half of a coordinate in base 2.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from statistics import NormalDist
+
+import numpy as np
+
+from ppo_core.declare import HyperValue, Range
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from tuner.space import ADAPTIVE, Arm, Search
+
+AROUND = 0.75
+"""Share of the first trials that are drawn around the reference."""
+LOG_SIGMA = 1.2
+"""In the natural logarithm: half of all lie within a factor of 2.2."""
+LINEAR_SIGMA = 0.25
+"""Of the range."""
+LOG2_SIGMA = 1.0
+_DIGITS_BITS = 52
+
+Values = Mapping[str, HyperValue]
+
+
+def first_params(search: Search, reference: Values, seed: int, number: int, arm: Arm) -> dict[str, HyperValue]:
+    """Return the params of a trial that begins a search.
+
+    Args:
+        search: What the trials of the arm sample.
+        reference: The values to draw around, by name; where there is none, the middle of the range.
+        seed: The study's.
+        number: The trial's.
+        arm: The trial's.
+    """
+    random = np.random.default_rng(_entropy(seed, arm, number))
+    if random.random() >= AROUND:
+        return spread_params(search, seed, number, arm)
+    return {name: _around(name, search[name], reference.get(name), random.random()) for name in sorted(search)}
+
+
+def spread_params(search: Search, seed: int, number: int, arm: Arm) -> dict[str, HyperValue]:
+    """Return the point of trial `number` of a sequence that covers the whole space evenly."""
+    random = np.random.default_rng(_entropy(seed, arm))
+    shares = {name: _scrambled(number, base, random) for name, base in zip(sorted(search), _odd_primes(), strict=False)}
+    return {name: _at(name, search[name], share) for name, share in shares.items()}
+
+
+def _entropy(seed: int, arm: Arm, *more: int) -> list[int]:
+    """Return what a generator is seeded with. Its end is not 0: zeros at the end would not count."""
+    return [seed, *more, 2 if arm == ADAPTIVE else 1]
+
+
+# A range as an axis on which equal steps are alike
+
+_TO: Mapping[str, Callable[[float], float]] = {"linear": float, "log": math.log, "log2": math.log2}
+_FROM: Mapping[str, Callable[[float], float]] = {"linear": float, "log": math.exp, "log2": math.exp2}
+
+
+def _ends(name: str, span: Range) -> tuple[float, float]:
+    """Return the ends of a range on its axis; that of whole numbers or exponents has half a step more at either end."""
+    to, half = _TO[span.scale], 0.5
+    if span.scale == "log2":
+        return to(span.low) - half, to(span.high) + half
+    if HYPERPARAMETERS[name].kind is int:
+        return to(span.low - half), to(span.high + half)
+    return to(span.low), to(span.high)
+
+
+def _value(name: str, span: Range, place: float) -> int | float:
+    """Return the value at a place of the axis."""
+    if span.scale == "log2":
+        return int(min(max(2 ** round(place), span.low), span.high))
+    value = _FROM[span.scale](place)
+    if HYPERPARAMETERS[name].kind is int:
+        return int(min(max(round(value), span.low), span.high))
+    return min(max(value, span.low), span.high)
+
+
+def _at(name: str, span: Range, share: float) -> int | float:
+    """Return the value at a share of the range's axis."""
+    low, high = _ends(name, span)
+    return _value(name, span, low + share * (high - low))
+
+
+def _around(name: str, span: Range, reference: HyperValue, share: float) -> int | float:
+    """Return the quantile of a normal distribution around the reference, truncated to the range."""
+    if not isinstance(reference, int | float):
+        middle = sum(_ends(name, span)) / 2
+    else:
+        middle = _TO[span.scale](min(max(reference, span.low), span.high))
+    low, high = _ends(name, span)
+    sigma = {"log": LOG_SIGMA, "log2": LOG2_SIGMA, "linear": LINEAR_SIGMA * (span.high - span.low)}[span.scale]
+    normal = NormalDist(middle, sigma)
+    below, within = normal.cdf(low), normal.cdf(high) - normal.cdf(low)
+    return _value(name, span, normal.inv_cdf(min(max(below + share * within, 1e-12), 1 - 1e-12)))
+
+
+# An even sequence
+
+
+def _scrambled(index: int, base: int, random: np.random.Generator) -> float:
+    """Return coordinate `index` of a scrambled van der Corput sequence, from 0 to 1."""
+    digits = math.ceil(_DIGITS_BITS / math.log2(base))
+    permutations = random.permuted(np.tile(np.arange(base), (digits, 1)), axis=1)
+    share = 0.0
+    for place, permutation in enumerate(permutations, 1):
+        index, digit = divmod(index, base)
+        share += float(permutation[digit]) * float(base) ** -place
+    return share
+
+
+def _odd_primes() -> Iterator[int]:
+    return (odd for odd in count(3, 2) if all(odd % divisor for divisor in range(3, math.isqrt(odd) + 1, 2)))

@@ -1,0 +1,90 @@
+"""Which starts a study has from now on: those that have run as they ran, then what its file asks for. No torch.
+
+Settled starts are stored in place of the names in `warm_start`, so that neither other ranges nor a later best trial of
+an earlier study changes one that has run.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from ppo_core.errors import StudyError
+from ppo_core.hyperparameters import PPOConfig
+from tuner.results import read_study
+from tuner.search.warm_start import STUDY, moved
+from tuner.spec import StudySpec
+from tuner.store import Store
+from tuner.study_file import ListedTrial
+
+Resolve = Callable[[StudySpec, str], ListedTrial]
+"""Returns the start of a study that one of its warm starts `study:NAME` is."""
+
+
+def settle(
+    spec: StudySpec, stored: StudySpec | None, ran: int, resolve: Resolve
+) -> tuple[StudySpec, list[str], list[str]]:
+    """Return the study with all its starts settled, which of those to run changed, and what must not, a line each.
+
+    Args:
+        spec: The study as it is to be.
+        stored: As it is stored; None: it has no trial yet.
+        ran: How many of its stored starts have run, or run now.
+        resolve: Finds what the best trial of an earlier study is as a start of this one.
+    """
+    before = () if stored is None else stored.starts
+    done, known = before[:ran], {start.source: start for start in before}
+    asked = [*spec.starts, *(start for start, _ in spec.dropped)]
+    names = spec.warm_start
+    for name in names:
+        if name.startswith(STUDY):
+            old = known.get(name)
+            asked.append(moved(old.original, spec.search, old.label, source=name) if old else resolve(spec, name))
+    asked.sort(key=lambda start: names.index(start.source) if start.source in names else -1)
+    gone = [start for start in done if not any(_is_same(start, other, spec) for other in asked)]
+    new = [start for start in asked if not any(_is_same(start, other, spec) for other in done)]
+    settled = replace(spec.with_starts(done, new), warm_start=())
+    refused = [
+        f"{start.name} has run, and the file no longer asks for it as it was; give the study another name"
+        for start in gone
+    ]
+    return settled, [] if stored is None else list(_changes(before[ran:], settled.starts[ran:])), refused
+
+
+def _is_same(one: ListedTrial, other: ListedTrial, spec: StudySpec) -> bool:
+    """Return whether two starts are the same warm start, or were written with the same label and searched values."""
+    if one.source or other.source:
+        return one.source == other.source
+    values, others = (
+        {name: value for name, value in start.original.items() if name in spec.search} for start in (one, other)
+    )
+    return one.label == other.label and values == others
+
+
+def _changes(before: Sequence[ListedTrial], after: Sequence[ListedTrial]) -> Iterator[str]:
+    yield from (f"{start.name} is not to run any more" for start in before if start not in after)
+    yield from (f"{start.name} is to run: {start.text}" for start in after if start not in before)
+
+
+def best_of(store: Store, spec: StudySpec, name: str) -> ListedTrial:
+    """Return the best trial of the earlier study that `study:NAME` names, moved into the ranges of `spec`.
+
+    Raises:
+        StudyError: the store holds no such study, or it has no best trial.
+    """
+    study = name.removeprefix(STUDY)
+    try:
+        view = read_study(store, study)
+    except StudyError as error:
+        raise StudyError(f'warm_start "{name}": {error}') from None
+    best = view.best()
+    if best is None:
+        budget = f"its KL budget of {view.spec.kl_budget:g} nats per response"
+        raise StudyError(f'warm_start "{name}": study "{study}" has no best trial: none is within {budget}')
+    config = PPOConfig.from_dict(best.config)
+    sizes = config.batch_sizes(world_size=1)
+    values = {
+        **config.to_dict(),
+        "batch_size": sizes.batch_size,
+        "mini_batch_size": sizes.mini_batch_size,
+        "num_mini_batches": sizes.num_mini_batches,
+    }
+    return moved(values, spec.search, f"{name} trial {best.number}", source=name)
