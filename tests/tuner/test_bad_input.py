@@ -75,6 +75,8 @@ FILES: dict[str, str | bytes] = {
     "folder/readme.txt": "no study here",
     "bad.yaml": "lam: [",
     "unknown.yaml": "lamb: 0.9",
+    "trl.yaml": "num_sample_generations: 3\nkl_coef: -1.0",
+    "good_trl.yaml": "num_sample_generations: 3",
 }
 
 Case = tuple[str, int, str]
@@ -215,6 +217,10 @@ OTHERS: list[Case] = [
     ("train --task reviews --kl_coef -1", 2, "kl_coef = | is not allowed | at least 0"),
     ("train --task reviews --config none.yaml", 2, "none.yaml"),
     ("train --task reviews --config bad.yaml", 2, "bad.yaml: "),
+    ("import-config unknown.yaml", 2, "unknown.yaml | TRL, OpenRLHF or verl"),
+    ("import-config folder", 2, "folder"),
+    ("import-config trl.yaml", 2, "trl.yaml | kl_coef = -1.0 | at least 0"),
+    ("import-config good_trl.yaml --for-study made.tml", 2, "there is no study file made.tml"),
     ("train --task reviews --config unknown.yaml", 2, 'unknown.yaml | lamb | "lam"?'),
     ("train --from made 99", 1, "no trial 99"),
     ("train --from made two", 2, "--from made two | 'two' is no trial number"),

@@ -206,9 +206,11 @@ def test_verls_overrides_decide_where_its_kl_is(tmp_path: Path, kl: str, beta: f
 
 def test_a_quoted_command_and_the_flags_around_it_are_read() -> None:
     text = 'X=2\nread -r cmd <<EOF\nrun.train --a-b ${X} --c="d e" --pair 1 2.5 --on > log.txt\nEOF\nfoo "bar --n 3 \\\n--m x"\n'
+    text += "# before: --x 1 \\\nrun --y 2  # --z 3\n"
     assert launch_script.commands(text) == [
         {"a_b": 2, "c": "d e", "pair": [1, 2.5], "on": True},
         {"n": 3, "m": "x"},
+        {"y": 2},
     ]
 
 

@@ -186,22 +186,22 @@ def test_show_names_them_and_where_their_values_come_from(ppo_tuner: Invoke, own
 
 
 def test_the_best_trial_of_an_earlier_study_is_a_start_for_good(tmp_path: Path) -> None:
-    small = quick(name="small", start=[{"learning_rate": 2.2e-4}], trials=2)
-    quick_study.run(tmp_path, small)
-    high = {"learning_rate": {"low": 1e-5, "high": 2e-4}}
-    study = quick(search=high, warm_start=["study:small", "stiennon"], trials=2)
-    label = "study:small trial 1: learning_rate 0.00022 moved to 0.0002"
-    assert notes(tmp_path, study) == (
+    quick_study.run(tmp_path, quick(name="small", start=[{"learning_rate": 2.2e-4}], trials=2))
+    high = {"search": {"learning_rate": {"low": 1e-5, "high": 2e-4}}, "warm_start": ["study:small", "stiennon"]}
+    assert notes(tmp_path, quick(**high, trials=1)) == (
         'start "study:small trial 1": learning_rate 0.00022 moved to 0.0002',
-        "trials = 2 leaves room for 1 of 2 starts",
+        "trials = 1 leaves room for 0 of 2 starts",
     )
+    better = [{"learning_rate": 2.2e-4}, {"learning_rate": 2.4e-4}]
+    quick_study.run(tmp_path, quick(name="small", start=better, trials=3))
+    assert [row.value for row in quick_study.rows(tmp_path, "small")[1:]] == [
+        pytest.approx(1 + 8.8**0.5), pytest.approx(1 + 9.6**0.5)
+    ]  # fmt: skip
+    notes(tmp_path, quick(**high, trials=2))
+    label = "study:small trial 1: learning_rate 0.00022 moved to 0.0002"
     assert listed(quick_study.rows(tmp_path)) == [(1, label, 2e-4)]
-    quick_study.run(
-        tmp_path, quick(name="small", start=[{"learning_rate": 2.2e-4}, {"learning_rate": 2.4e-4}], trials=3)
-    )
-    assert quick_study.rows(tmp_path, "small")[2].value > quick_study.rows(tmp_path, "small")[1].value  # type: ignore[operator]
     wider = {"learning_rate": {"low": 1e-5, "high": 1e-3}}
-    quick_study.run(tmp_path, quick(search=wider, warm_start=["study:small", "stiennon"], trials=4), workers=1)
+    notes(tmp_path, quick(search=wider, warm_start=["study:small", "stiennon"], trials=4))
     assert listed(quick_study.rows(tmp_path)) == [(1, label, 2e-4), (2, "stiennon", 1.5e-5)]
 
 
