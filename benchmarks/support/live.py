@@ -27,7 +27,7 @@ from ppo_core.errors import ConfigError
 from tuner.events import Event, TrialStepped
 from tuner.run import run_study
 from tuner.scoring import is_within
-from tuner.spec import SamplerName, StudySpec
+from tuner.spec import StudySpec
 
 RANDOM, PEER = "random search", "Optuna alone"
 FOLDER = Path("runs", "benchmarks", "search", "live")
@@ -87,7 +87,7 @@ class Arm:
         return self.name.replace(", ", "-").replace(" ", "-")
 
 
-def arms(samplers: Sequence[SamplerName], peer: bool) -> list[Arm]:
+def arms(samplers: Sequence[str], peer: bool) -> list[Arm]:
     """Return random search, ours with each sampler, and, where asked for, Optuna alone."""
     ours = [Arm(f"ours, {name}", _Ours(f"ours, {name}", name, is_full=False)) for name in samplers]
     others = [Arm(PEER, run_peer)] if peer else []
@@ -144,7 +144,7 @@ class _Ours:
     """Runs a study of ours in a process of its own."""
 
     arm: str
-    sampler: SamplerName
+    sampler: str
     is_full: bool
     """Whether every trial runs to its end, instead of the shipped strategy."""
 

@@ -267,7 +267,7 @@ def _cut_run(store: Store, lease: Lease, row: TrialRow, course: Course) -> Trial
     row, rows = store.trial(study, row.number), evaluations_of(store, row)
     if is_at_rung:
         why = Reason("early_cut", f"paused at episode {row.episodes}")
-        score = rung_score(rows, CUT_SPEC.kl_budget)
+        score = rung_score(rows, CUT_SPEC.kl_budget, CUT_SPEC.total_episodes)
         store.rest(lease, row, outcome(rows, CUT_SPEC, Status.PAUSED, why), score)
     elif course.status is Status.PAUSED:
         store.pause(lease, row.id, outcome(rows, CUT_SPEC, Status.PAUSED, None))
