@@ -258,6 +258,7 @@ def test_a_form_becomes_a_study_file_that_is_run(folder: Path, launcher: Launche
     launched = form(launcher)
     path = folder / "runs" / "formed" / "study.toml"
     assert StudySpec.load(path) == StudySpec.from_dict(FORM, "test")
+    until(lambda: bool(psutil.Process(launched.pid).cmdline()))  # empty between a process's birth and its program
     assert psutil.Process(launched.pid).cmdline()[-4:] == ["run", str(path), "--workers", "1"]
     assert launching.study_files() == ["studies/quick.toml", "runs/formed/study.toml"]
     assert form(launcher) is launched
