@@ -199,9 +199,12 @@ def _ratio(values: Sequence[HyperValue]) -> float:
 def spanning(rows: Sequence[TrialRow], setting: str) -> tuple[int, ...]:
     """Return the numbers of trials with the lowest, a middle and the highest value, of those that got under way.
 
+    Trials that the strategy paused show little of a run: they count only where there are not two others.
     Of β: of the trials with a fixed one, and beside them the adaptive trial whose target is in the middle.
     """
     begun = [row for row in rows if row.episodes > 0 and row.status is not Status.FAILED]
+    longer = [row for row in begun if not row.is_resting]
+    begun = longer if len(longer) > 1 else begun
     adaptive = [row for row in begun if setting == BETA and _number(row, TARGET) is not None]
     fixed = _by_value([row for row in begun if row not in adaptive], setting)
     places = dict.fromkeys(round(place * (len(fixed) - 1) / (MOST - 1)) for place in range(MOST)) if fixed else {}

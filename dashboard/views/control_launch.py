@@ -117,8 +117,8 @@ def _head(task: Task) -> dict[str, str]:
         "name": first[0].text_input("Study's name", key="new name", max_chars=100),
         "budget": first[1].text_input(
             "Budget (trials of full length)", str(_BUDGET), key="new budget",
-            help=f"What the search may spend, whatever it goes into. At most {launching.MOST_BUDGET}, or a number of "
-            "trials beside it.",
+            help=f"What the search may spend, whatever it goes into. At most {launching.MOST_BUDGET} where no number "
+            "of trials bounds it.",
         ),
         "trials": first[2].text_input(
             "Most trials", key="new trials", placeholder="as many as the budget allows",

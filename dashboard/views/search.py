@@ -25,8 +25,7 @@ def draw(store: Store, snapshot: Snapshot, baseline: float | None, latest: Lates
         f"Strategy {spec.strategy}: {STRATEGIES[spec.strategy]}. Objective {spec.objective}: a trial is worth "
         f"{OBJECTIVES[spec.objective]}."
     )
-    if extent.budget is not None:
-        st.progress(extent.done, text=extent.text)
+    st.progress(extent.done, text=extent.text)
     steps = data.curves(store, snapshot, spending.READ, evaluations_only=True)
     left, right = st.columns(2)
     with left:

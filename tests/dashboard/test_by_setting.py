@@ -66,6 +66,14 @@ def test_few_trials_span_what_they_can(courses: tuple[Course, ...], spanning: tu
     assert analysis.spanning(of(tmp_path, *courses).view.trials, "kl_coef") == spanning
 
 
+def test_trials_paused_at_a_rung_span_a_setting_only_where_there_are_no_others(tmp_path: Path) -> None:
+    store = fake_store.build_cut(tmp_path / "store.db")
+    rows = data.snapshot(store, fake_store.CUT).view.trials
+    # Those that went on, by β: 2 5 10 14 7 13.
+    assert analysis.spanning(rows, "kl_coef") == (2, 10, 13)
+    assert analysis.spanning(rows[:2], "kl_coef") == (0, 1)
+
+
 def settings(now: Snapshot) -> list[str]:
     return analysis.settings(now.trials, now.view.trials)
 
