@@ -187,9 +187,8 @@ class Snapshot:
 
     @property
     def total(self) -> int | None:
-        """Trials that the study is to have, more where it once was to have more; None: as its budget allows."""
-        trials = self.view.spec.trials
-        return None if trials is None else max(trials, len(self.view.trials))
+        """Trials that the study is to have (see `total`)."""
+        return total(self.view)
 
     @property
     def ended(self) -> int:
@@ -211,6 +210,11 @@ class Snapshot:
         picked += [best.number] if best else []
         picked += self.kl_pruned[-1:]
         return list(dict.fromkeys(picked)) or [row.number for row in rows[:3]]
+
+
+def total(view: StudyView) -> int | None:
+    """Return the trials that a study is to have, more where it once was to have more; None: as its budget allows."""
+    return None if view.spec.trials is None else max(view.spec.trials, len(view.trials))
 
 
 def storage() -> str:

@@ -377,5 +377,5 @@ def _of_trials(cards: Sequence[Card], name: str) -> list[Advice]:
         text = f"Near the guard's KL limit or over it: trial {', '.join(over)}. Curves, Incident says what moved first."
         found.append(Advice("warning", text))
     if paused := by_health.get("paused"):
-        found.append(Advice("info", f"Paused: trial {', '.join(paused)}.", ("resume", name, paused[0])))
+        found.append(Advice("info", f"Paused by a person: trial {', '.join(paused)}.", ("resume", name, paused[0])))
     return found

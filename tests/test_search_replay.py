@@ -26,7 +26,7 @@ from support.comparing import (  # noqa: E402
 from support.recorded import RecordedEvaluation, RecordedRun, RecordedStep, Recording  # noqa: E402
 from support.replay_report import as_json, text  # noqa: E402
 from support.replaying import Costs, Course, Legs, Rival, replay  # noqa: E402
-from support.rivals import ENDS, OURS, RANDOM, BestSoFar, LinearShrink, Penalty, Rung5, prior_ratio  # noqa: E402
+from support.rivals import ENDS, OURS, RANDOM, BestSoFar, LinearShrink, Penalty, Rung5, SqrtShrink, prior_ratio  # noqa: E402
 from support.traces import Trace, trace_of, traces_of  # noqa: E402
 
 SPEC = StudySpec.from_dict(
@@ -201,10 +201,15 @@ def test_other_scores_count_what_is_over_the_budget_in_their_ways() -> None:
         return {"step": step, "eval/reward": reward, "eval/reward_se": 0.0, "eval/kl": kl, "eval/kl_se": 0.0}
 
     rows = [row(0, 0.4, 0.0), row(3, 0.5, 3.0), row(6, 2.0, 8.0)]
-    assert BestSoFar(SPEC, 1).score(rows) == 0.5
-    assert LinearShrink(SPEC, 1).score(rows) == pytest.approx(0.4 + 1.6 * 6 / 8)
-    assert Penalty(SPEC, 1).score(rows) == pytest.approx(2.0 - 0.1 * 2)
-    assert Penalty(SPEC, 1).score(rows[:2]) == LinearShrink(SPEC, 1).score(rows[:2]) == 0.5
+    scores = {kind: kind(SPEC, 1).score(rows) for kind in (BestSoFar, SqrtShrink, LinearShrink, Penalty)}
+    assert scores == {
+        BestSoFar: 0.5,
+        SqrtShrink: pytest.approx(0.4 + 1.6 * (6 / 8) ** 0.5),
+        LinearShrink: pytest.approx(0.4 + 1.6 * 6 / 8),
+        Penalty: pytest.approx(2.0 - 0.1 * 2),
+    }
+    assert all(kind(SPEC, 1).score(rows[:2]) == 0.5 for kind in scores)
+    assert all(kind(SPEC, 1).score([*rows, row(9, 0.0, 9.0)]) == 0.5 for kind in scores)
 
 
 def test_repeats_on_other_seeds_are_never_drawn_and_count_for_what_a_configuration_is_worth() -> None:

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from ppo_core.errors import ConfigError
+from ppo_core.kl_budget import is_within
 from tuner.events import Event, TrialStepped
 from tuner.run import run_study
-from tuner.scoring import is_within
 from tuner.spec import StudySpec
 
 RANDOM, PEER = "random search", "Optuna alone"

@@ -15,12 +15,13 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from ppo_core.declare import HyperValue
+from ppo_core.kl_budget import is_within
 from tuner.guard import RULES
 from tuner.protocol import Stepped
 from tuner.scheduler import Action, Decision, Scheduler
-from tuner.scoring import TrialList, is_within, outcome
-from tuner.spec import Objective, StudySpec
-from tuner.status import Origin, PausedBy, Reason, Status
+from tuner.scoring import TrialList, outcome
+from tuner.spec import StudySpec
+from tuner.status import Objective, Origin, PausedBy, Reason, Status
 from tuner.store import NewTrial, TrialRow
 from tuner.strategies import FullRuns
 
@@ -47,7 +48,7 @@ class Costs:
     """For the scheduler to say what runs next, with a proposal where that is a new trial: a worker waits for it."""
 
 
-MEASURED = Costs(start=0.010, pause=0.025, resume=0.040, choice=0.014)
+MEASURED = Costs(start=0.010, pause=0.025, resume=0.040, choice=0.017)
 """Of the built-in tasks, whose trials take ten seconds and more: by `search.py restarts reviews`."""
 
 

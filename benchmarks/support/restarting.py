@@ -88,7 +88,5 @@ def _choice(spec: StudySpec) -> float:
 
 
 def _resting(new: NewTrial, score: float) -> TrialRow:
-    row = begun(new.number, dict(new.config), dict(new.params))
-    return replace(
-        row, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_scores=(score,), value=score, kl=1.0, violation=0.0
-    )
+    row = replace(begun(new.number, dict(new.config), dict(new.params)), origin=new.origin, status=Status.PAUSED)
+    return replace(row, paused_by=PausedBy.STRATEGY, rung_scores=(score,), value=score, kl=1.0, violation=0.0)

@@ -6,6 +6,7 @@ from statistics import NormalDist
 
 from ppo_core.declare import HyperValue, Range
 from tuner.scoring import Evaluations, best_within, is_finite
+from tuner.search.prior import AROUND, LINEAR_SIGMA, LOG2_SIGMA, LOG_SIGMA
 from tuner.space import is_active
 from tuner.spec import StudySpec
 from tuner.strategies import Asha, EarlyCut, FullRuns
@@ -43,42 +44,41 @@ class BestSoFar(EarlyCut):
     """Ranked by the best reward within the budget so far."""
 
     def score(self, evaluations: Evaluations) -> float | None:
-        return best_within(evaluations, self._spec.kl_budget).value
-
-
-class LinearShrink(EarlyCut):
-    """Over the budget B the gain on the baseline counts B / KL instead of sqrt(B / KL)."""
-
-    def score(self, evaluations: Evaluations) -> float | None:
-        finite = _finite(evaluations)
+        best = best_within(evaluations, self._spec.kl_budget).value
+        finite = [row for row in evaluations if is_finite(row["eval/reward"]) and is_finite(row["eval/kl"])]
         if not finite or finite[-1]["eval/kl"] <= self._spec.kl_budget:
-            return super().score(evaluations)
-        baseline, last = finite[0]["eval/reward"], finite[-1]
-        shrunk = baseline + (last["eval/reward"] - baseline) * self._spec.kl_budget / last["eval/kl"]
-        return _larger(shrunk, best_within(evaluations, self._spec.kl_budget).value)
+            return best
+        counted = self._counted(finite[0]["eval/reward"], finite[-1]["eval/reward"], finite[-1]["eval/kl"])
+        return counted if best is None or (counted is not None and counted > best) else best
+
+    def _counted(self, baseline: float, reward: float, kl: float) -> float | None:
+        """Return what the last evaluation counts for where it is over the budget; None: nothing."""
+        return None
+
+
+class SqrtShrink(BestSoFar):
+    """The same, but over the budget B the gain on the baseline counts sqrt(B / KL)."""
+
+    def _counted(self, baseline: float, reward: float, kl: float) -> float:
+        return baseline + (reward - baseline) * math.sqrt(self._spec.kl_budget / kl)
+
+
+class LinearShrink(BestSoFar):
+    """The same, but over the budget B the gain on the baseline counts B / KL."""
+
+    def _counted(self, baseline: float, reward: float, kl: float) -> float:
+        return baseline + (reward - baseline) * self._spec.kl_budget / kl
 
 
 PENALTY = 0.1
 """Reward a nat over the budget: about half of what a nat within it gains on the built-in reviews."""
 
 
-class Penalty(EarlyCut):
-    """Over the budget the last reward counts less PENALTY a nat."""
+class Penalty(BestSoFar):
+    """The same, but over the budget the last reward counts less PENALTY a nat."""
 
-    def score(self, evaluations: Evaluations) -> float | None:
-        finite, budget = _finite(evaluations), self._spec.kl_budget
-        if not finite or finite[-1]["eval/kl"] <= budget:
-            return super().score(evaluations)
-        penalised = finite[-1]["eval/reward"] - PENALTY * (finite[-1]["eval/kl"] - budget)
-        return _larger(penalised, best_within(evaluations, budget).value)
-
-
-def _finite(evaluations: Evaluations) -> Evaluations:
-    return [row for row in evaluations if is_finite(row["eval/reward"]) and is_finite(row["eval/kl"])]
-
-
-def _larger(score: float, value: float | None) -> float:
-    return score if value is None else max(score, value)
+    def _counted(self, baseline: float, reward: float, kl: float) -> float:
+        return reward - PENALTY * (kl - self._spec.kl_budget)
 
 
 ENDS = Rival("random_ends", "random search, read at the ends", FullRuns, reads="end", watches=False)
@@ -95,8 +95,9 @@ def rivals() -> list[Rival]:
         Rival("finish_3", "early_cut, 1 in 3 is finished", Finish3),
         Rival("finish_10", "early_cut, 1 in 10 is finished", Finish10),
         Rival("best_so_far", "early_cut, ranked by the best so far", BestSoFar),
-        Rival("penalty", f"early_cut, {PENALTY} a nat over the budget", Penalty),
-        Rival("linear", "early_cut, gain shrunk by B / KL", LinearShrink),
+        Rival("sqrt", "the same, sqrt(B / KL) of a gain over B", SqrtShrink),
+        Rival("linear", "the same, B / KL of a gain over B", LinearShrink),
+        Rival("penalty", f"the same, less {PENALTY} a nat over B", Penalty),
         Rival("prompts_64", "early_cut, 64 prompts at the rung", EarlyCut, prompts=64),
         Rival("prompts_128", "early_cut, 128 prompts at the rung", EarlyCut, prompts=128),
         Rival("prior", "early_cut, starts around the reference", EarlyCut, prior=1.0),
@@ -107,22 +108,14 @@ def rivals() -> list[Rival]:
 
 # Starts around the reference
 
-AROUND = 0.75
-"""Share of the first trials that are drawn around the reference; the others are drawn evenly."""
-LOG_SIGMA = 1.2
-"""Of a log range, in the natural logarithm."""
-LINEAR_SIGMA = 0.25
-"""Of a linear one, in its width."""
-LOG2_SIGMA = 1.0
-"""Of a log2 one, in octaves."""
-
 _AXES: Mapping[str, Callable[[float], float]] = {"linear": float, "log": math.log, "log2": math.log2}
 
 
 def prior_ratio(spec: StudySpec, params: Mapping[str, HyperValue], rate_factor: float = 1.0) -> float:
     """Return how much likelier a configuration is under the prior than under even draws from the search space.
 
-    AROUND * product over dimensions of N(x; reference, sigma^2) truncated to the range, over 1 / width, + 1 - AROUND.
+    With the draws of `tuner.search.prior`, AROUND * product over the dimensions of N(x; reference, sigma^2) truncated
+    to the range, over 1 / width, + 1 - AROUND. Where there is no reference value, the range's middle takes its place.
 
     Args:
         spec: The study, which says what is searched and what the reference is.
@@ -133,15 +126,16 @@ def prior_ratio(spec: StudySpec, params: Mapping[str, HyperValue], rate_factor: 
     reference["learning_rate"] = rate_factor * float(spec.config({}).learning_rate)
     ratio = 1.0
     for name, span in spec.search.items():
-        value, middle = params.get(name), reference.get(name)
-        if is_active(name, spec.search, params) and isinstance(value, int | float) and isinstance(middle, int | float):
-            ratio *= _dimension_ratio(span, value, middle)
+        value = params.get(name)
+        if is_active(name, spec.search, params) and isinstance(value, int | float):
+            ratio *= _dimension_ratio(span, value, reference.get(name))
     return AROUND * ratio + 1 - AROUND
 
 
-def _dimension_ratio(span: Range, value: float, middle: float) -> float:
+def _dimension_ratio(span: Range, value: float, reference: HyperValue) -> float:
     axis = _AXES[span.scale]
     low, high = axis(span.low), axis(span.high)
+    middle = axis(reference) if isinstance(reference, int | float) else (low + high) / 2
     sigma = {"log": LOG_SIGMA, "log2": LOG2_SIGMA, "linear": LINEAR_SIGMA * (high - low)}[span.scale]
-    normal = NormalDist(min(max(axis(middle), low), high), sigma)
+    normal = NormalDist(min(max(middle, low), high), sigma)
     return normal.pdf(axis(value)) * (high - low) / (normal.cdf(high) - normal.cdf(low))

@@ -71,7 +71,7 @@ def _row(row: StudyRow, view: StudyView | None) -> dict[str, object]:
     best, spent, extent = view.best(), data.cost(view), view.extent
     return name | {
         "state": data.WORDS[data.shown_state(view)] + (", archived" if row.archived_at is not None else ""),
-        "ended": _ended(view.ended, _total(view), extent.resting),
+        "ended": _ended(view.ended, data.total(view), extent.resting),
         "spent": "" if extent.budget is None else f"{extent.spent:.1f} of {extent.budget:g}",
         "best": None if best is None else best.value,
         "kl": None if best is None else best.kl,
@@ -81,10 +81,6 @@ def _row(row: StudyRow, view: StudyView | None) -> dict[str, object]:
         "pruned": None if spent.pruned_share is None else 100 * spent.pruned_share,
         "sign": common.ago(data.last_sign(view)),
     }
-
-
-def _total(view: StudyView) -> int | None:
-    return None if view.spec.trials is None else max(view.spec.trials, len(view.trials))
 
 
 def _ended(ended: int, total: int | None, resting: int) -> str:

@@ -195,14 +195,12 @@ def build_cut(path: Path, *, courses: tuple[Course, ...] = CUT_COURSES, held: bo
         row = _cut_run(store, lease, _begun(store, lease, number, course), course)
         came += row.is_resting
         waiting += [row] if row.is_resting and course.status is not Status.PAUSED else []
-        while waiting and (came % 6 == 0 or number == len(courses) - 1):
-            promoted = waiting.pop(0)
-            store.promote(lease, promoted.id)
-            begun = store.begin_attempt(
-                lease, store.trial(store.study(CUT), promoted.number), cut_rung(courses[promoted.number])
-            )
-            _cut_run(store, lease, begun, courses[promoted.number])
-            came += 1
+        due = len(waiting) if number == len(courses) - 1 else int(row.is_resting and came % 6 == 0)
+        for one in waiting[:due]:
+            store.promote(lease, one.id)
+            promoted, own = store.trial(store.study(CUT), one.number), courses[one.number]
+            _cut_run(store, lease, store.begin_attempt(lease, promoted, cut_rung(own)), own)
+        waiting = waiting[due:]
     store.set_finished(lease, bool(courses) and all(row.is_done for row in store.trials(store.study(CUT))))
     if not held:
         store.release(lease)

@@ -163,7 +163,7 @@ def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, p
     assert shown["status"].tolist()[:3] == ["◇ paused at rung", "◇ paused at rung", "✕ pruned"]
     assert shown["status"][13] == "‖ paused"
     assert (shown["value_step"][5], shown["end_kl"][5]) == (12, pytest.approx(14.51, abs=0.01))
-    assert shown["rung_score"][0] == pytest.approx(0.88, abs=0.01)
+    assert shown["rung_score"][0] == pytest.approx(1.87, abs=0.01)
     assert shown.columns[-1] == "reason", "what was searched is in sight"
     [caption] = [caption.value for caption in app.caption if caption.value.startswith("Value and KL")]
     assert "best checkpoint within the KL budget" in caption
@@ -175,7 +175,7 @@ def test_trials_paused_at_a_rung_need_nobody(cut: Path, page: Page) -> None:
     app = run(page(cut))
     badges = [badge.value for badge in app.markdown if "paused" in badge.value]
     assert len(badges) == 1, "one card: of the trial that a person paused"
-    assert [info.value for info in app.info] == ["Paused: trial 13."]
+    assert [info.value for info in app.info] == ["Paused by a person: trial 13."]
 
 
 def test_a_finished_study_with_a_budget_says_what_more_could_be_had(tmp_path: Path, page: Page) -> None:

@@ -40,7 +40,7 @@ def test_the_best_trial_and_the_best_checkpoint_are_told_under_the_studys_own_bu
     app = page("reward_kl", built, monkeypatch)
     assert app.slider(key="budget").value == 10
     assert shown.cards(app) == {
-        "Best trial": ("1.718 ± 0.030", "trial 7, KL 9.05 nats"),
+        "Best trial at its end": ("1.718 ± 0.030", "trial 7, KL 9.05 nats"),
         "Best checkpoint": ("1.739 ± 0.035", "trial 9, step 18, KL 9.56 nats"),
     }
     assert shown.codes(app) == [f"ppo-tuner train --from {STUDY} 9 --stop_at_episode 1152 --storage sqlite:///{built}"]
@@ -80,10 +80,10 @@ def test_another_budget_judges_each_trial_by_what_is_stored(cut: Path, monkeypat
 def test_another_budget_in_the_link_recomputes_both(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("reward_kl", built, monkeypatch, budget="5")
     cards = shown.cards(app)
-    assert cards["Best trial"][1].startswith("trial 0, KL 3.97")
+    assert cards["Best trial at its end"][1].startswith("trial 0, KL 3.97")
     assert float(cards["Best checkpoint"][1].split("KL ")[1].split()[0]) <= 5
     app.slider(key="budget").set_value(0.5)
-    assert shown.cards(shown.run(app))["Best trial"] == ("–", "none within 0.5 nats/response")
+    assert shown.cards(shown.run(app))["Best trial at its end"] == ("–", "none within 0.5 nats/response")
 
 
 def test_each_study_begins_with_its_own_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

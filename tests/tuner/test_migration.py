@@ -60,6 +60,8 @@ INSERT INTO ppo_samples (trial_id, step, prompt_index, prompt, response, reward,
 """
 """The tables as version 2 made them, but for the metrics that came later, and a study that was cut off."""
 OF_VERSION_4 = [METRICS["sampler/kl_gap"], METRICS["sampler/kl_gap_noise"]]
+AS_BEFORE = {"objective": "end", "strategy": "full"}
+"""What a study of before version 6 is given: what it was run with."""
 OF_VERSION_5 = ("role", "seed", "is_audited", "paused_by")
 LATER = [*OF_VERSION_4, *list(METRICS.values())[-2:]]
 
@@ -120,8 +122,11 @@ def test_an_older_store_is_migrated_with_all_its_rows_after_a_backup(kind: str, 
     after = rows(url)
     assert after.pop("ppo_meta") == [{"key": "schema_version", "value": str(SCHEMA_VERSION)}]
     assert after.pop("ppo_orders") == []
+    specs = [dict(row["spec"]) for row in before["ppo_studies"]]  # type: ignore[call-overload]
+    assert [row.pop("spec") for row in after["ppo_studies"]] == [{**spec, **AS_BEFORE} for spec in specs]
     for table, were in before.items():
         if table != "ppo_meta":
+            were = [{k: v for k, v in row.items() if k != "spec"} for row in were]
             assert [{k: v for k, v in row.items() if k in were[0]} for row in after[table]] == were
     saved = f"sqlite:///{tmp_path / 'store.db.v2.bak'}" if kind == "sqlite" else url
     assert rows(saved, None if kind == "sqlite" else "ppo_backup_v2") == before
@@ -139,7 +144,7 @@ def check_use(store: Store) -> None:
     """The rows are read as what they are, and every table can be written."""
     study = store.study("old")
     pruned, running = store.trials(study)
-    assert (study.spec, study.created_at, study.folder) == ({"trials": 2}, 1750000000.125, None)
+    assert (study.spec, study.created_at, study.folder) == ({"trials": 2, **AS_BEFORE}, 1750000000.125, None)
     assert (pruned.status, pruned.origin, pruned.label, pruned.parent) == (Status.PRUNED, Origin.REFERENCE, "", None)
     assert pruned.reason is not None and (pruned.reason.value, pruned.value) == (21.5, 1.5)
     assert running.shown_status == "interrupted"

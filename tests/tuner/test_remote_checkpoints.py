@@ -242,7 +242,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spec(folder: Path, url: str | None, resume_from: Path | None = None) -> TrialSpec:
     return TrialSpec("quick", 3, CONFIG, "quick", f"{quick_trainer.__name__}:factory", "cpu", 1, folder,
-                     GuardSettings(15.0), 10.0, resume_from, checkpoint_url=url)  # fmt: skip
+                     GuardSettings(15.0), 10.0, resume_from=resume_from, checkpoint_url=url)  # fmt: skip
 
 
 def go_on(stepped: Stepped) -> Answer:

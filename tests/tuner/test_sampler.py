@@ -206,6 +206,7 @@ def test_a_sampler_that_cannot_be_used_is_refused_in_one_line_before_anything_ru
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_a_sampler_that_keeps_state_in_the_study_is_refused() -> None:
     """Optuna's QMC counts its points there."""
     projection = began(make_spec("optuna.samplers:QMCSampler"), *["completed"] * 6)
@@ -268,51 +269,52 @@ def test_the_sampler_goes_where_the_value_is_and_flees_where_trials_broke_or_end
     assert sorted(learn(end, "kl_limit"))[10] < border
 
 
-# A toy: at a rate r the KL after a share t of a trial is 4 (r / 1e-4)² t² nats, and the reward sqrt(KL), whose best
-# checkpoint within a budget of 10 nats is worth sqrt(10) where the trial comes so far. Over 15 nats the guard ends it.
+# A toy: at a rate r the KL after a share t of a trial is (2 t r / 1e-4)² nats, and the reward sqrt(KL). The best
+# checkpoint within the budget of 10 nats counts; the guard ends a trial at 15.
 
-TOY_BUDGET, TOY_LIMIT, TOY_RUNG = 10.0, 15.0, 0.1
+TOY = {"search": {"learning_rate": "advised"}, "kl": {"budget": 10.0, "limit": 15.0}}
+TOY_RUNG = 0.1
 
 
 def toy(number: int, rate: float, until: str) -> TrialRow:
-    """A trial of the toy that rests at its rung, or that went on until its end, or the guard's."""
+    """A trial of the toy that rests at its rung, or went on from there to its end, or to the guard's."""
     pace = 2.0 * rate / 1e-4
-    score, end = pace * TOY_RUNG, min(1.0, math.sqrt(TOY_LIMIT) / pace)
-    value = math.sqrt(min((pace * end) ** 2, TOY_BUDGET))
+    score, end = pace * TOY_RUNG, min(1.0, math.sqrt(15.0) / pace)
+    value = math.sqrt(min((pace * end) ** 2, 10.0))
     made = {
         "rest": trial_row(number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, value=score, episodes=192),
         "end": trial_row(number, value=value, rung=1, episodes=1920),
-        "guard": pruned(number, "kl_limit", TOY_LIMIT, value=value, rung=1, episodes=round(1920 * end)),
+        "guard": pruned(number, "kl_limit", 15.0, value=value, rung=1, episodes=round(1920 * end)),
     }[until]
     return replace(made, params={"learning_rate": rate}, rung_scores=(score,))
 
 
-def proposed_rates(rows: list[TrialRow], count: int = 15) -> list[float]:
-    spec = make_spec(
-        startup_trials=1, search={"learning_rate": "advised"}, kl={"budget": TOY_BUDGET, "limit": TOY_LIMIT}
+def rates(low: float, high: float, count: int) -> list[float]:
+    return [low * (high / low) ** (n / (count - 1)) for n in range(count)]
+
+
+def proposed_rate(rows: list[TrialRow]) -> float:
+    """The median of what is proposed next, by five seeds."""
+    specs = [make_spec(startup_trials=1, seed=seed, **TOY) for seed in range(5)]
+    return statistics.median(
+        float(Projection(spec, rows).propose(len(rows))["learning_rate"])  # type: ignore[arg-type]
+        for spec in specs
     )
-    rates = []
-    for number in range(len(rows), len(rows) + count):
-        rates.append(float(Projection(spec, rows).propose(number)["learning_rate"]))  # type: ignore[arg-type]
-        rows = [*rows, trial_row(number, status=Status.FAILED)]
-    return rates
 
 
-def test_a_trial_at_a_rung_is_ranked_by_what_it_would_come_to_whoever_finished() -> None:
-    """Three slow trials were finished for want of better ones; since then faster ones rest that promise more."""
-    rows = [toy(n, 2e-5 * 1.1**n, "end") for n in range(3)]
-    rows += [toy(n, 1.2e-4 * 1.1 ** (n - 3), "rest") for n in range(3, 6)]
-    rows += [toy(n, 1e-5 * 1.2 ** (n - 6), "rest") for n in range(6, 14)]
-    assert statistics.median(proposed_rates(rows)) > 1e-4
+def test_poor_trials_that_were_finished_do_not_outrank_those_at_a_rung_that_promise_more() -> None:
+    """Slow ones were finished when there were no better ones; the fast ones that rest now come near the budget."""
+    rows = [toy(n, 3e-5 * 1.1**n, "end") for n in range(3)]
+    rows += [toy(3 + n, rate, "rest") for n, rate in enumerate(rates(1e-5, 1.5e-3, 24))]
+    assert proposed_rate(rows) > 3e-4
 
 
-def test_a_trial_at_a_rung_is_not_ranked_below_those_that_the_guard_ended_later() -> None:
-    """Those beyond the limit had too few checkpoints within the budget: here they are worth half."""
+def test_what_the_guard_ended_late_does_not_outrank_those_at_a_rung_that_promise_more() -> None:
+    """Trials so fast that they had no checkpoint in between, and are worth little within the budget."""
     rows = [toy(0, 1e-4, "end")]
-    rows += [replace(toy(n, 1e-3 * 1.1**n, "guard"), value=0.5) for n in range(1, 6)]
-    rows += [toy(n, 1.2e-4 * 1.1 ** (n - 6), "rest") for n in range(6, 9)]
-    rows += [toy(n, 1e-5 * 1.2 ** (n - 9), "rest") for n in range(9, 18)]
-    assert statistics.median(proposed_rates(rows)) < 6e-4
+    rows += [replace(toy(1 + n, rate, "guard"), value=0.3) for n, rate in enumerate(rates(1e-3, 2.9e-3, 3))]
+    rows += [toy(4 + n, rate, "rest") for n, rate in enumerate(rates(1e-5, 4e-4, 20))]
+    assert 2e-4 < proposed_rate(rows) < 7e-4
 
 
 def test_predictions_follow_the_median_gain_of_the_finished_trials_after_the_same_rung() -> None:

@@ -89,6 +89,14 @@ def test_defaults() -> None:
     assert study.notes == ()
 
 
+def test_a_sampler_of_ones_own_is_named_by_its_path() -> None:
+    """It is imported only when it is to propose: a store is read without it."""
+    mine = spec(sampler={"name": "my_samplers:cautious", "startup_trials": 2})
+    assert mine.sampler == SamplerSpec("my_samplers:cautious", 2)
+    assert mine.sampler.is_own and not spec(sampler={"name": "gp"}).sampler.is_own
+    assert StudySpec.from_dict(mine.to_dict(), "stored") == mine
+
+
 def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
     study = spec(search={"learning_rate": "advised", "lam": "advised"})
     assert study.search["learning_rate"].high > 5e-5  # the declared range, for 1B models, ends here
@@ -143,7 +151,11 @@ def test_the_file_decides_nothing_by_its_order() -> None:
         ({"workers": {"checkpoint_seconds": -1}}, "checkpoint_seconds = -1 is not allowed | at least 0"),
         ({"guard": {"kl_hard": 0.5}}, "guard.kl_hard = 0.5 is not allowed | at least 1, or false to switch"),
         ({"guard": {"kl_limit": 20}}, "guard.kl_limit = 20 is not allowed | true or false"),
-        ({"sampler": {"name": "tpee"}}, "sampler.name = 'tpee' is not allowed | tpe, gp, random, qmc | \"tpe\"?"),
+        (
+            {"sampler": {"name": "tpee"}},
+            'sampler.name = \'tpee\' is not allowed | tpe, gp, random, qmc, or "module:callable" | "tpe"?',
+        ),
+        ({"sampler": {"name": ["tpe"]}}, "sampler.name = ['tpe'] is not allowed"),
     ],
 )
 def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], named: str) -> None:
