@@ -34,8 +34,11 @@ class Metric:
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
     def with_unit(self, reading: str) -> str:
-        """Return `15 nats per response`; a share is a number alone."""
-        return reading if self.unit in ("", "share") else f"{reading} {self.unit}"
+        """Return `15 nats per response`, `1 nat per response`; a share is a number alone."""
+        if self.unit in ("", "share"):
+            return reading
+        what, *per = self.unit.split(" ")
+        return " ".join([reading, what.removesuffix("s") if reading == "1" else what, *per])
 
 
 QUANTILES = {"min": "minimum", "q25": "lower quartile", "q50": "median", "q75": "upper quartile", "max": "maximum"}

@@ -190,7 +190,7 @@ def test_a_sampler_that_disagrees_with_the_trainer_stops() -> None:
     assert run(series(MISMATCH, [0.3] * 20)) is None
     reason = run(series(MISMATCH, [1e-6, 1.5, 1.5, 2.0]))
     assert reason is not None
-    assert reason.message == "Sampler mismatch was over 1 nats for 3 steps: 2 at step 4"
+    assert reason.message == "Sampler mismatch was over 1 nat for 3 steps: 2 at step 4"
 
 
 def test_sampled_kl_that_stays_apart_from_the_exact_one_stops() -> None:
