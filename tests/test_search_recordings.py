@@ -136,7 +136,7 @@ def test_training_and_evaluations_are_timed_apart(monkeypatch: pytest.MonkeyPatc
     run = record_run(SPEC, planned(batch_size=128), lambda config, task: Slow(config))
     assert [step.cpu_seconds for step in run.steps] == [0.0, *[10.0] * 15]
     assert {step.evaluation.cpu_seconds for step in run.steps if step.evaluation is not None} == {1.0}
-    assert run.cpu_seconds == 150.0 + len(run.evaluations())
+    assert run.cpu_seconds == 150.0 + len(run.rows(recorded.CAUSES))
 
 
 def test_a_run_that_raises_is_recorded_up_to_there() -> None:
@@ -244,8 +244,8 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_what_each_prompt_came_to_is_kept_in_half_precision(tmp_path: Path) -> None:
     found = replace(evaluation(0.5, 0.0), rewards=(0.1, -2.0), kls=(12.3, 0.0))
     recorded.write(tmp_path / "reviews.parquet", Recording(SPEC.to_dict(), (run_of("random-0000", found),)))
-    (read,) = recorded.read(tmp_path / "reviews.parquet").runs[0].evaluations()
-    assert (read.rewards, read.kls) == ((0.0999755859375, -2.0), (12.296875, 0.0))
+    read = recorded.read(tmp_path / "reviews.parquet").runs[0].steps[0].evaluation
+    assert read is not None and (read.rewards, read.kls) == ((0.0999755859375, -2.0), (12.296875, 0.0))
 
 
 def test_a_file_that_is_no_recording_is_one_line(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_the_best_within_the_budget_leaves_room_for_a_standard_error() -> None:
 def test_the_value_at_the_end_is_of_the_last_two_regular_evaluations() -> None:
     run = run_of("random-0000", *(evaluation(reward, 0.0) for reward in (9, 1, 2, 4)), evaluation(7, 0.0, "watch"))
     assert run.value_at_end() == 3.0
-    assert run_of("random-0000", evaluation(9, 0.0)).value_at_end() is None
+    assert run_of("random-0000", evaluation(9, 0.0)).value_at_end() == 9, "the baseline, where there is no other"
 
 
 # Which configurations.

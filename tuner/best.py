@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tuner.guard import RULES
-from tuner.status import Status
+from tuner.status import Objective, Status
 
 if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries
-    from tuner.status import Objective
     from tuner.store import TrialRow
 
 RULE: Mapping[Objective, str] = {

@@ -28,13 +28,11 @@ A fork did not come to its end with its configuration alone, and repeats say not
 their numbers.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -45,9 +43,6 @@ from tuner.space import Encoded
 from tuner.spec import StudySpec
 from tuner.status import ENDINGS, PERSON, Objective, Reason, Status, Wanted
 from tuner.store import Outcome, Store, TrialRow
-
-if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries
-    from tuner.store import TrialRow
 
 CONSTRAINT = "kl"
 """The constraint's name in Optuna: log(KL / budget), see `violation`."""

@@ -6,7 +6,6 @@ region near the top and what the recording was made with are JSON in the file's 
 
 import itertools
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import EvalReadings, StepReport
+from tuner.scoring import Evaluations, at_end, best_within
 from tuner.spec import StudySpec
 
 Kind = Literal["random", "near-top", "seed"]
@@ -32,8 +32,6 @@ OF_A_TRIAL: tuple[Cause, ...] = ("regular", "watch")
 
 DATA = Path(__file__).parents[1] / "data"
 """Where the recordings lie, a file for each task."""
-
-REWARD, EVAL_KL, EVAL_KL_SE = "eval/reward", "eval/kl", "eval/kl_se"
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,6 @@ class RecordedEvaluation:
     kls: tuple[float, ...]
     cpu_seconds: float
     """Of step 0: 0 where its process had evaluated the untrained policy before."""
-
-    def is_within(self, kl_budget: float) -> bool:
-        """Return whether the KL is within the budget with one standard error to spare."""
-        return self.metrics[EVAL_KL] + self.metrics[EVAL_KL_SE] <= kl_budget
 
 
 @dataclass(frozen=True)
@@ -107,21 +101,21 @@ class RecordedRun:
         """Yield the steps' reports, with the evaluations that were made for one of `causes`."""
         return (step.report(causes) for step in self.steps)
 
-    def evaluations(self, causes: Collection[Cause] = CAUSES) -> list[RecordedEvaluation]:
-        """Return the evaluations that were made for one of `causes`, in order of step."""
-        return [found for step in self.steps if (found := step.evaluation_for(causes)) is not None]
+    def rows(self, causes: Collection[Cause] = OF_A_TRIAL) -> Evaluations:
+        """Return the evaluations that were made for one of `causes` as a store does."""
+        return [
+            {"step": step.step, "episode": step.episode, **found.metrics}
+            for step in self.steps
+            if (found := step.evaluation_for(causes)) is not None
+        ]
 
     def best_within(self, kl_budget: float, causes: Collection[Cause] = OF_A_TRIAL) -> float | None:
-        """Return the highest eval reward within the budget, or None where there is none (see `is_within`)."""
-        rewards = [found.metrics[REWARD] for found in self.evaluations(causes) if found.is_within(kl_budget)]
-        return max(filter(math.isfinite, rewards), default=None)
+        """Return the highest eval reward within the budget, or None where there is none."""
+        return best_within(self.rows(causes), kl_budget).value
 
     def value_at_end(self) -> float | None:
-        """Return the mean eval reward of the last two regular evaluations after step 0, or None without one."""
-        trained = [step.evaluation_for(("regular",)) for step in self.steps if step.step > 0]
-        rewards = [found.metrics[REWARD] for found in trained if found is not None][-2:]
-        finite = [reward for reward in rewards if math.isfinite(reward)]
-        return sum(finite) / len(finite) if finite else None
+        """Return the mean eval reward of the last two regular evaluations."""
+        return at_end(self.rows(("regular",))).value
 
     @property
     def total_episodes(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ppo_core.kl_budget import is_within
 from tuner.guard import GuardSettings, GuardState, observe
 from tuner.spec import StudySpec
 
@@ -45,16 +46,16 @@ def describe(recording: Recording) -> str:
 
 def crosses(run: RecordedRun, kl_budget: float) -> bool:
     """Return whether an evaluation's KL is over the budget."""
-    return any(found.metrics[recorded.EVAL_KL] > kl_budget for found in run.evaluations(recorded.OF_A_TRIAL))
+    return any(row["eval/kl"] > kl_budget for row in run.rows())
 
 
 def returns(run: RecordedRun, kl_budget: float) -> bool:
     """Return whether an evaluation is within the budget after one whose KL is over it."""
     was_over = False
-    for found in run.evaluations(recorded.OF_A_TRIAL):
-        if was_over and found.is_within(kl_budget):
+    for row in run.rows():
+        if was_over and is_within(row["eval/kl"], row["eval/kl_se"], kl_budget):
             return True
-        was_over = was_over or found.metrics[recorded.EVAL_KL] > kl_budget
+        was_over = was_over or row["eval/kl"] > kl_budget
     return False
 
 
