@@ -375,7 +375,8 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(read_declaratio
 def require_name(name: str, where: str) -> Hyperparameter:
     """Return the hyperparameter `name`, or raise ConfigError with the nearest valid one."""
     if name not in HYPERPARAMETERS:
-        raise ConfigError(f'{where}: unknown hyperparameter "{name}"{nearest(name, HYPERPARAMETERS)}')
+        hint = nearest(name, HYPERPARAMETERS) or "; ppo-tuner train --help lists them"
+        raise ConfigError(f'{where}: unknown hyperparameter "{name}"{hint}')
     return HYPERPARAMETERS[name]
 
 

@@ -23,6 +23,9 @@ from tuner.worker_settings import WorkerSettings, checked
 
 PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
 
+THREADS = Bounds(1, 1024)
+"""CPU threads of a trial: at most as many as the largest machines have cores."""
+
 SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", "vf_coef", "kl_coef")
 """TRL's values that do not depend on the size of the model; trial 0 takes them from the declared defaults."""
 
@@ -187,7 +190,7 @@ class StudySpec:
             device=require_device(content.get("device", "auto"), f"{where}: device"),
             threads=None
             if content.get("threads") is None
-            else declare.whole(content["threads"], Bounds(1), f"{where}: threads"),
+            else declare.whole(content["threads"], THREADS, f"{where}: threads"),
             fixed=fixed,
             search=search,
             idle=idle,

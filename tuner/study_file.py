@@ -9,8 +9,8 @@ from optuna.distributions import CategoricalDistribution
 
 from ppo_core import declare
 from ppo_core.declare import Hyperparameter, HyperValue, Range, read_range, require_searchable
-from ppo_core.errors import ConfigError, nearest
-from ppo_core.hyperparameters import HYPERPARAMETERS, inert
+from ppo_core.errors import ConfigError
+from ppo_core.hyperparameters import HYPERPARAMETERS, inert, require_name
 from ppo_core.task import Task
 from tuner.space import Encoded
 
@@ -68,7 +68,7 @@ def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
     """Return the [fixed] table in the fields' types; `where` names the table."""
     fixed = {}
     for name, value in values.items():
-        hyper = _known(name, where)
+        hyper = require_name(name, where)
         if name == "seed":
             raise ConfigError(f"{where}.seed: the seed is set at the top of the file, outside all tables")
         try:
@@ -80,7 +80,9 @@ def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
 
 def read_search(values: Mapping[str, Any], task: Task, where: str) -> dict[str, Range]:
     """Return the [search] table as ranges, in the order of declaration; `where` names the table."""
-    ranges = {name: _read_range(_known(name, where), value, task, f"{where}.{name}") for name, value in values.items()}
+    ranges = {}
+    for name, value in values.items():
+        ranges[name] = _read_range(require_name(name, where), value, task, f"{where}.{name}")
     return {name: ranges[name] for name in HYPERPARAMETERS if name in ranges}
 
 
@@ -119,13 +121,6 @@ def require_batches_fit(search: Mapping[str, Range], fixed: Mapping[str, HyperVa
             f"{where}: {mini_is} = {mini:g} is over {batch_is} = {batch:g}; a mini-batch is a part of a rollout "
             f"batch, so set it to at most {batch:g}"
         )
-
-
-def _known(name: str, where: str) -> Hyperparameter:
-    if name not in HYPERPARAMETERS:
-        hint = nearest(name, HYPERPARAMETERS)
-        raise ConfigError(f"{where}.{name}: unknown hyperparameter{hint} (allowed: {', '.join(HYPERPARAMETERS)})")
-    return HYPERPARAMETERS[name]
 
 
 def _read_range(hyper: Hyperparameter, value: object, task: Task, where: str) -> Range:

@@ -65,7 +65,7 @@ def test_a_stored_study_is_read_back_equal() -> None:
         ({"search": {"kl_coef": "advised"}}, "search does nothing beside [[trial]] tables; take one of them out"),
         ({"trial": []}, "trial = [] is not allowed: [[trial]] tables, one a trial"),
         ({"trial": [3]}, "trial 0 = 3 is not allowed: a table of key = value lines"),
-        ({"trial": [{}, {"kl_coeff": 1}]}, 'trial 1.kl_coeff: unknown hyperparameter; did you mean "kl_coef"?'),
+        ({"trial": [{}, {"kl_coeff": 1}]}, 'trial 1: unknown hyperparameter "kl_coeff"; did you mean "kl_coef"?'),
         ({"trial": [{"seed": 3}]}, "trial 0.seed: the seed is set at the top of the file"),
         ({"trial": [{"gamma": 0.8}]}, "trial 0.gamma: it stands in [fixed], too; take it out of one of them"),
         ({"trial": [{}, {"lam": 1}, {"lam": 1, "label": "b"}]}, "trial 2 lists the same values as trial 1"),
