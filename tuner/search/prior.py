@@ -51,14 +51,15 @@ def first_params(search: Search, reference: Values, seed: int, number: int, arm:
     random = np.random.default_rng(_entropy(seed, arm, number))
     if random.random() >= AROUND:
         return spread_params(search, seed, number, arm)
-    return {name: _around(name, search[name], reference.get(name), random.random()) for name in sorted(search)}
+    drawn = {name: random.random() for name in sorted(search)}  # whatever the order of the study file
+    return {name: _around(name, span, reference.get(name), drawn[name]) for name, span in search.items()}
 
 
 def spread_params(search: Search, seed: int, number: int, arm: Arm) -> dict[str, HyperValue]:
     """Return the point of trial `number` of a sequence that covers the whole space evenly."""
     random = np.random.default_rng(_entropy(seed, arm))
     shares = {name: _scrambled(number, base, random) for name, base in zip(sorted(search), _odd_primes(), strict=False)}
-    return {name: _at(name, search[name], share) for name, share in shares.items()}
+    return {name: _at(name, span, shares[name]) for name, span in search.items()}
 
 
 def _entropy(seed: int, arm: Arm, *more: int) -> list[int]:
