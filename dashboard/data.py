@@ -22,7 +22,7 @@ from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.report import TokenReadings
 from tuner.environment import to_copy
 from tuner.results import State, StudyView, as_view, kl_prunings, read_study
-from tuner.status import Reason, Status
+from tuner.status import Reason, Role, Status
 from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, Store, StudyRow, TrialRow, schema
 
 # Step rows that are kept in memory between refreshes, so that each reads only what is new.
@@ -122,7 +122,8 @@ class TrialCache:
         with self._lock:
             rows = tuple(store.trials(study, known=self._rows))
             if rows != self._rows:
-                self._rows, self._frame = rows, _trial_frame(rows)
+                searched = tuple(row for row in rows if row.role is not Role.CONFIRM)
+                self._rows, self._frame = rows, _trial_frame(searched)
             return self._rows, self._frame.copy(deep=False)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tuner.guard import RULES
-from tuner.status import Objective, Status
+from tuner.status import Objective, Role, Status
 
 if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries
     from tuner.store import TrialRow
@@ -49,7 +49,12 @@ def best_trial(trials: Sequence[TrialRow], kl_budget: float, objective: Objectiv
 
 
 def is_eligible(trial: TrialRow, objective: Objective) -> bool:
-    """Return whether a trial may be the best, whatever its value and KL."""
+    """Return whether a trial may be the best, whatever its value and KL. What confirms one was not searched for."""
+    return trial.role is not Role.CONFIRM and ended_well(trial, objective)
+
+
+def ended_well(trial: TrialRow, objective: Objective) -> bool:
+    """Return whether a trial came to something that can be used, whatever its value and KL."""
     if objective == "end":
         return trial.status in ENDED_WHOLE
     return is_sound(trial) and bool(trial.value_step)

@@ -11,24 +11,24 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
-from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import report_line
 from ppo_core.run.command_line import StopRequest
 from tuner import retry, study_folder, trial_log
-from tuner.answer import due_reading
+from tuner.answer import due_readings, reading
 from tuner.checkpoints import NO_ROOM, TrialFiles
+from tuner.confirm import Plan, missing
 from tuner.engine.base import Engine
 from tuner.events import (
     ONLY_PAUSED,
     ORDERED,
     TIME_LIMIT,
-    AnswerReading,
     Emit,
     Limits,
     OrderDecided,
     Preparing,
+    ReadingOnTest,
     StudyPaused,
     StudyStopping,
     StudyWarned,
@@ -52,6 +52,7 @@ from tuner.protocol import (
     PrepareTask,
     Progress,
     Read,
+    ReadTest,
     Stepped,
     TrialSpec,
 )
@@ -93,7 +94,9 @@ class TrialLoop:
         limits: Limits,
         make_scheduler: MakeScheduler,
         emit: Emit,
+        plan: Plan | None = None,
     ) -> None:
+        self._plan = plan
         self._study, self._files, self._engine = study, files, engine
         self._stop, self._limits, self._emit = stop, limits, emit
         self._desk = OrderDesk(study, files, limits, lambda number: number in self._taken(), self._after)
@@ -125,7 +128,7 @@ class TrialLoop:
         """
         self._set_interrupted_aside()
         self._obey()
-        if self._prepare_task():
+        if self._prepare_task() and self._add_confirming():
             while self._start_trials() or self._obey():
                 for job, message in self._engine.events(self._longest_wait()):
                     assert job is not None
@@ -138,7 +141,7 @@ class TrialLoop:
                 self._files.keep_within_quota(self._taken(), self._promotable)
                 self._give_up_for_room()
             if self.is_finished:
-                self._read_answer()
+                self._read_on_test(due_readings(self._study))
         self._finish_files()
         if self._verdict is not None:
             name = self._study.row.name
@@ -161,24 +164,56 @@ class TrialLoop:
             self._files.work.collect()
             self._stay_alive()
 
-    def _read_answer(self) -> None:
-        """Have the study's answer read on the test prompts, once; where that fails, the next run tries again."""
-        study, job = self._study, due_reading(self._study)
-        if job is None or self._is_stopping():
-            return
-        row, step = study.board[job.number], checkpoint.step_of(job.checkpoint)
-        self._emit(AnswerReading(job.number, step))
-        self._engine.start(job)
-        while not self._is_stopping():
-            for _, message in self._engine.events(self._longest_wait()):
-                if isinstance(message, Read):
-                    study.store.add_test_reading(study.lease, row.id, step, message.reading, message.why_not)
-                else:
-                    why = message.message if isinstance(message, Failed) else str(message)
-                    self._emit(StudyWarned(f"trial {row.number} could not be read on the test prompts: {why}"))
-                return
+    def _add_confirming(self) -> bool:
+        """Add the runs that the plan asks for and the study lacks; return False if a stop was asked for meanwhile.
+
+        The untrained policy is read on the test prompts first: what it comes to is the baseline of all of them.
+
+        Raises:
+            StudyError: the task has no test prompts.
+        """
+        study = self._study
+        if self._plan is None:
+            return True
+        wanted, first = missing(study.board.rows, study.spec, self._plan), study.board[0]
+        if study.store.on_test(first.id, 0) is None:
+            self._read_on_test([reading(study, first, 0)])
+        found = study.store.on_test(first.id, 0)
+        if found is not None and found.why_not is not None:
+            raise StudyError(f'study "{study.spec.name}" cannot be confirmed: {found.why_not}')
+        if found is None and not self._is_stopping():
+            raise StudyError(f'study "{study.spec.name}" cannot be confirmed: the test prompts could not be read')
+        if found is not None:
+            for trial in wanted:
+                study.board.put(study.store.add_trial(study.lease, trial))
+        return found is not None
+
+    def _read_on_test(self, jobs: Sequence[ReadTest]) -> None:
+        """Have checkpoints read on the test prompts, each once; where that fails, the next run tries again."""
+        waiting, under_way = list(jobs), dict[int, ReadTest]()
+        while (waiting or under_way) and not self._is_stopping():
+            while waiting and self._engine.free:
+                job = next((job for job in waiting if job.number not in under_way), None)
+                if job is None:
+                    break
+                waiting.remove(job)
+                under_way[job.number] = job
+                self._emit(ReadingOnTest(job.number, job.step))
+                self._engine.start(job)
+            for number, message in self._engine.events(self._longest_wait()):
+                assert number is not None
+                self._note_reading(under_way.pop(number), message)
             self._files.work.collect()
             self._stay_alive()
+
+    def _note_reading(self, job: ReadTest, message: Message) -> None:
+        study = self._study
+        if isinstance(message, Read):
+            row = study.board[job.number]
+            study.store.add_test_reading(study.lease, row.id, job.step, message.reading, message.why_not)
+            return
+        why = message.message if isinstance(message, Failed) else str(message)
+        self._emit(StudyWarned(f"trial {job.number} could not be read on the test prompts: {why}"))
 
     def _stay_alive(self) -> None:
         if time.monotonic() - self._renewed_at >= RENEW_SECONDS:

@@ -70,8 +70,8 @@ class TrialSetAside:
 
 
 @dataclass(frozen=True)
-class AnswerReading:
-    """The search has ended, and its answer is read on the test prompts."""
+class ReadingOnTest:
+    """A trial's checkpoint is read on the test prompts: the study's answer, or what confirms it."""
 
     trial: int
     step: int
@@ -126,7 +126,7 @@ Event = (
     | TrialStepped
     | TrialEnded
     | TrialSetAside
-    | AnswerReading
+    | ReadingOnTest
     | OrderDecided
     | StudyPaused
     | StudyWarned

@@ -24,6 +24,7 @@ from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
 from tuner import study_folder
 from tuner.guard import GUARD, GuardState
 from tuner.scoring import is_finite
+from tuner.status import Role
 from tuner.store import Store, StudyRow, TrialRow
 
 CHANGEABLE = tuple(name for name, declared in HYPERPARAMETERS.items() if not declared.fixed_by_checkpoint)
@@ -191,7 +192,7 @@ def answer(store: Store, study: StudyRow, trial: TrialRow) -> Answer | None:
     if not found:
         return None
     step, episode = int(found[-1]["step"]), int(found[-1]["episode"])
-    if trial.parent is None:
+    if trial.role is not Role.FORK or trial.parent is None:
         again = train_again(study.name, trial, episode)
     else:
         begun = next((row for row in store.steps([trial.id], ()) if row["step"] == trial.fork_step), None)

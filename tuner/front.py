@@ -13,6 +13,7 @@ from typing import Any
 from ppo_core.kl_budget import Point, bound, front, thinned
 from tuner.best import is_sound
 from tuner.scoring import EVALUATION_METRICS, Evaluations, is_finite
+from tuner.status import Role
 from tuner.store import Store, TrialRow
 
 MOST_KEPT = 8
@@ -60,11 +61,11 @@ class StudyFront:
 
 
 def own_front(row: TrialRow, evaluations: Evaluations) -> list[Point]:
-    """Return a trial's front; nothing where it failed or broke.
+    """Return a trial's front; nothing where it failed, broke, or only confirms another.
 
     Step 0, the untrained policy, is one of the points: what is no better is of no use under any budget.
     """
-    if not is_sound(row):
+    if not is_sound(row) or row.role is Role.CONFIRM:
         return []
     return front(
         Point(one["eval/reward"], bound(one["eval/kl"], one["eval/kl_se"]), row.number, one["step"])

@@ -158,7 +158,7 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
     elif kind == "set":
         changed_spec(view.spec, arguments["changes"])
     elif kind == "retry":
-        retried(view.trials, trial)
+        retried((*view.trials, *view.confirming), trial)
     elif kind == "fork":
         if row is None:
             raise ConfigError("a fork names the trial that it goes on from")

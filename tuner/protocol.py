@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from ppo_core import checkpoint
 from ppo_core.declare import HyperValue
 from ppo_core.report import SplitReading, StepReport
 from tuner.guard import GuardSettings
@@ -73,20 +74,27 @@ class TrialSpec:
 
 @dataclass(frozen=True)
 class ReadTest:
-    """Read a checkpoint on the task's test prompts; answered by `Read` or `Failed`."""
+    """Read a trial's checkpoint on the task's test prompts; answered by `Read` or `Failed`."""
 
     study: str
     number: int
-    """Of the checkpoint's trial."""
+    """The trial's."""
     config: Mapping[str, HyperValue]
     task: str
     trainer: str
     """The trainer's factory, as `module:function`."""
     device: str
     threads: int
-    checkpoint: Path
-    """In the trial's folder, where the worker's output goes, too."""
+    folder: Path
+    """The trial's, where the worker's output goes."""
+    checkpoint: Path | None
+    """None: the untrained policy is read."""
     resources: Resources = Resources()
+
+    @property
+    def step(self) -> int:
+        """The checkpoint's."""
+        return 0 if self.checkpoint is None else checkpoint.step_of(self.checkpoint)
 
 
 class Answer(Enum):

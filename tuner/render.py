@@ -18,12 +18,13 @@ from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, PLAIN_WIDTH, counted, measured, plain, plus_minus, short
+from tuner.confirmed import Confirmation, runs_text
 from tuner.forks import Answer
 from tuner.guard import RULES
 from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Status
+from tuner.status import Origin, Reason, Role, Status
 from tuner.store import Order, TrialRow
 
 CURVE_ROWS = 12
@@ -53,7 +54,8 @@ def params_line(params: Mapping[str, HyperValue]) -> str:
 
 
 def trial_line(trial: TrialRow) -> str:
-    """Return one line on a trial: number, status, value ± SE, KL, seconds, the reason, the searched values."""
+    """Return one line on a trial: number, status, value ± SE, KL, seconds, reason, its values or what it confirms."""
+    of = lineage(trial) if trial.role is Role.CONFIRM else params_line(trial.params)
     parts = [
         f"trial {trial.number:>3}",
         f"{trial.status:<9}",
@@ -65,7 +67,7 @@ def trial_line(trial: TrialRow) -> str:
         parts.append(f"score {measured(trial.rung_score)} at {measured(trial.end_kl)} nats")
     elif trial.reason is not None:
         parts.append(plain(trial.reason.message))
-    return "  ".join([*parts, params_line(trial.params)])
+    return "  ".join([*parts, of])
 
 
 def study_line(view: StudyView) -> str:
@@ -133,14 +135,17 @@ def _status(trial: TrialRow) -> Text:
 
 def lineage(trial: TrialRow) -> str:
     """Return where a trial comes from, and what it is called."""
-    is_fork = trial.parent is not None
-    text = f"forked from trial {trial.parent} at step {trial.fork_step}" if is_fork else trial.origin
+    text = str(trial.origin)
+    if trial.role is Role.FORK:
+        text = f"forked from trial {trial.parent} at step {trial.fork_step}"
+    elif trial.role is Role.CONFIRM:
+        text = f"confirms trial {trial.parent} on seed {trial.seed}"
     return f'{text} as "{plain(trial.label)}"' if trial.label else text
 
 
 def _called(trial: TrialRow) -> str:
     """Return a trial's label, with what it is where a person added it."""
-    added = f"fork of {trial.parent}" if trial.parent is not None else _ADDED.get(trial.origin, "")
+    added = f"fork of {trial.parent}" if trial.role is Role.FORK else _ADDED.get(trial.origin, "")
     return ": ".join(text for text in (added, plain(trial.label)) if text)
 
 
@@ -305,6 +310,45 @@ def answer_line(answer: Answer) -> str:
     if answer.kept.path is not None:
         return f"Checkpoint {at}: {_place(answer.kept.path)}"
     return f"Checkpoint {at}: not kept here ({answer.kept.why_not})."
+
+
+def confirmation_table(found: Confirmation) -> Table:
+    """Return the table of the configurations that were confirmed, the highest mean first."""
+    columns = (
+        "configuration",
+        "seeds",
+        "reward",
+        f"KL, {KL_UNIT}",
+        "over the reference",
+        "end within budget",
+    )
+    title = f"On fresh seeds, {found.total_episodes} episodes each, read on {found.prompts} test prompts"
+    table = _table(*columns, title=title, right=columns[1:])
+    table.caption = "In brackets: 95 % over the seeds; of differences, 95 % for all of them together."
+    table.caption_justify = "left"
+    for one in found.configurations:
+        name = f"reference ({one.trial.number})" if one.is_reference else one.name
+        intervals = (one.reward, one.kl, one.over_reference)
+        texts = [NOTHING if interval is None else interval.text for interval in intervals]
+        notes = runs_text(one)
+        count = 0 if one.reward is None else one.reward.n
+        table.add_row(name + (f"\n{notes}" if notes else ""), str(count), *texts, f"{one.ends_within} of {count}")
+    return table
+
+
+def confirmation_lines(found: Confirmation) -> list[str]:
+    """Return what else is to be known of a confirmation, a line each."""
+    lines = []
+    if found.baseline is not None and found.baseline.reward is not None:
+        before = plus_minus(found.baseline.reward, found.baseline.reward_se)
+        lines.append(f"The untrained policy reads {before} on the same prompts (± is one standard error over them).")
+    if found.rank_correlation is not None:
+        count = sum(one.reward is not None for one in found.configurations)
+        lines.append(
+            f"The order of the search's values held with a rank correlation of {found.rank_correlation:.2f}, over "
+            f"{count} configurations."
+        )
+    return lines
 
 
 def front_table(points: Sequence[FrontPoint]) -> Table:

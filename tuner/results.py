@@ -23,7 +23,7 @@ from tuner.front import StudyFront
 from tuner.guard import RULES
 from tuner.scoring import EVALUATION_METRICS, Extent, extent, judged_again
 from tuner.spec import SCALE_FREE, StudySpec, ValueSource
-from tuner.status import Objective, Origin, Status
+from tuner.status import Objective, Origin, Role, Status
 from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
 
 LONGER = 10
@@ -48,6 +48,9 @@ class StudyView:
     row: StudyRow
     spec: StudySpec
     trials: tuple[TrialRow, ...]
+    """Of its search, and what people added."""
+    confirming: tuple[TrialRow, ...] = ()
+    """The runs that confirm its configurations (see `tuner.confirm`)."""
 
     @property
     def state(self) -> State:
@@ -68,7 +71,7 @@ class StudyView:
     @property
     def extent(self) -> Extent:
         """How far it is."""
-        return extent(self.trials, self.spec)
+        return extent((*self.trials, *self.confirming), self.spec)
 
     def best(self) -> TrialRow | None:
         """Return the best trial under the study's KL budget (see `tuner.best`), or None."""
@@ -79,7 +82,7 @@ def under_budget(store: Store, view: StudyView, kl_budget: float) -> StudyView:
     """Return a study with its trials as they are worth under another KL budget, from their stored evaluations."""
     spec = replace(view.spec, kl_budget=kl_budget)
     judged = {row.number: row for row in judged_again(store, view.trials, spec)}
-    return StudyView(view.row, spec, tuple(judged.get(row.number, row) for row in view.trials))
+    return replace(view, spec=spec, trials=tuple(judged.get(row.number, row) for row in view.trials))
 
 
 def read_study(store: Store, name: str) -> StudyView:
@@ -90,7 +93,9 @@ def read_study(store: Store, name: str) -> StudyView:
 
 def as_view(row: StudyRow, trials: Sequence[TrialRow]) -> StudyView:
     """Return a study that was read, with its trials; ConfigError where its stored spec is of another version."""
-    return StudyView(row, StudySpec.from_dict(row.spec, f'study "{row.name}"'), tuple(trials))
+    spec = StudySpec.from_dict(row.spec, f'study "{row.name}"')
+    searched = tuple(trial for trial in trials if trial.role is not Role.CONFIRM)
+    return StudyView(row, spec, searched, tuple(trial for trial in trials if trial.role is Role.CONFIRM))
 
 
 def baseline(store: Store, trial: TrialRow) -> Estimate | None:

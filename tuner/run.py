@@ -6,20 +6,23 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from ppo_core.errors import ConfigError
+from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
 from tuner import answer, strategies
 from tuner.checkpoints import LOCAL_ONLY, CheckpointPolicy, TrialFiles
+from tuner.confirm import Plan, missing
 from tuner.controller import TrialLoop
 from tuner.engine.base import Engine, EngineNeeds, MakeEngine
 from tuner.engine.local import LocalEngine, threads_per_worker
+from tuner.environment import to_copy
 from tuner.events import Emit, Limits, StudyStarted, StudyStopped, StudyWarned
 from tuner.held_study import OpenStudy, open_study, reconcile
 from tuner.order_checks import changed_spec
 from tuner.retry import StoreRetry
-from tuner.scheduler import MakeScheduler
-from tuner.scoring import extent
+from tuner.scheduler import MakeScheduler, Scheduler
+from tuner.scoring import TrialList, extent
 from tuner.spec import StudySpec
+from tuner.status import Role
 from tuner.store import OrderState, Store
 
 
@@ -36,6 +39,7 @@ def run_study(
     timeout: float | None = None,
     policy: CheckpointPolicy = LOCAL_ONLY,
     checkpoint_seconds: float | None = None,
+    plan: Plan | None = None,
     make_engine: MakeEngine = LocalEngine.of,
     make_scheduler: MakeScheduler = strategies.make_scheduler,
     on_event: Emit,
@@ -60,12 +64,14 @@ def run_study(
         timeout: Seconds after which to stop.
         policy: Where checkpoints are kept besides, and their quota; what it leaves open is as in the last run.
         checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
+        plan: What is to be confirmed once the search has ended; None: nothing more than was asked for before.
         make_engine: Returns what runs the trials; worker processes on this machine by default.
         make_scheduler: Returns what decides which trial runs, and for how long.
         on_event: Told all that happens, in this thread.
 
     Raises:
-        ConfigError: a number is out of range, or the spec would mix two experiments in one study.
+        ConfigError: a number is out of range, the spec would mix two experiments in one study, or the plan asks for
+            what the study's trials do not allow.
         StudyError: another controller holds the study, or trial after trial failed for the same cause.
         TaskError: the task could not be prepared.
         StoreError: the store or the folder cannot be used.
@@ -96,8 +102,11 @@ def run_study(
             changes = tuple(reconcile(study, flags, is_file=is_file))
             notes = (*study.spec.notes, *changes)
             on_event(StudyStarted(study.spec, extent(study.board.rows, study.spec), notes))
+            if plan is not None:
+                _require_searched(study, make_scheduler(study.spec, limits.threads))
+                missing(study.board.rows, study.spec, plan)  # what it refuses is refused before anything runs
             engine = partial(make_engine, needs)
-            return _run_held(study, files, engine, needs.workers, stop, limits, make_scheduler, on_event)
+            return _run_held(study, files, engine, needs.workers, stop, limits, make_scheduler, on_event, plan)
 
 
 def _run_held(
@@ -109,6 +118,7 @@ def _run_held(
     limits: Limits,
     make_scheduler: MakeScheduler,
     emit: Emit,
+    plan: Plan | None,
 ) -> bool:
     """Run what is left of a study that this process holds, and return whether it is finished."""
     why: str | None = None
@@ -116,12 +126,13 @@ def _run_held(
     def is_finished() -> bool:
         return make_scheduler(study.spec, limits.threads).is_finished(study.board)
 
-    if not is_finished() or study.store.orders(study.row, OrderState.WAITING) or answer.due_reading(study) is not None:
+    has_orders = bool(study.store.orders(study.row, OrderState.WAITING))
+    if plan is not None or not is_finished() or has_orders or answer.due_readings(study):
         study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
         try:
             with files.work, engine() as running:
                 stop.on_request = files.work.on_done = running.wake
-                why = TrialLoop(study, files, running, stop, limits, make_scheduler, emit).run()
+                why = TrialLoop(study, files, running, stop, limits, make_scheduler, emit, plan).run()
         except KeyboardInterrupt:
             why = INTERRUPTED
     finished = is_finished()
@@ -129,6 +140,14 @@ def _run_held(
     if not finished:
         emit(StudyStopped(extent(study.board.rows, study.spec), str(why)))
     return finished
+
+
+def _require_searched(study: OpenStudy, scheduler: Scheduler) -> None:
+    """Raise StudyError where the study's search has not ended: its best configurations may still change."""
+    name, searched = study.spec.name, [row for row in study.board if row.role is not Role.CONFIRM]
+    if not scheduler.is_finished(TrialList(searched)):
+        how_far = extent(searched, study.spec).text
+        raise StudyError(f'study "{name}" is not finished ({how_far}); first: {to_copy(["run", name])}')
 
 
 def _require_positive(**values: float | None) -> None:

@@ -41,7 +41,7 @@ from ppo_core.output import counted
 from tuner.guard import RULES
 from tuner.space import Encoded
 from tuner.spec import StudySpec
-from tuner.status import ENDINGS, PERSON, Objective, Reason, Status, Wanted
+from tuner.status import ENDINGS, PERSON, Objective, Reason, Role, Status, Wanted
 from tuner.store import Outcome, Store, TrialRow
 
 CONSTRAINT = "kl"
@@ -338,6 +338,10 @@ class Extent:
     """What its search has spent, in trials of full length."""
     budget: float | None
     """What its search may spend; None: what its trials take."""
+    confirming: int = 0
+    """Runs that confirm its configurations."""
+    confirmed: int = 0
+    """Those of them that have ended."""
 
     @property
     def text(self) -> str:
@@ -352,11 +356,15 @@ class Extent:
             parts.append(f"{self.resting} paused at a rung")
         if self.budget is not None:
             parts.append(f"{self.spent:.1f} of a budget of {self.budget:g} spent")
+        if self.confirming:
+            parts.append(f"{self.confirmed} of {counted(self.confirming, 'confirming run')} ended")
         return ", ".join(parts)
 
     @property
     def done(self) -> float:
         """How much of it is done, from 0 to 1, for a bar."""
+        if self.confirming:
+            return self.confirmed / self.confirming
         if self.budget is not None:
             return min(1.0, self.spent / self.budget)
         return min(1.0, (self.ended + self.resting) / self.total) if self.total else 0.0
@@ -364,11 +372,15 @@ class Extent:
 
 def extent(rows: Sequence[TrialRow], spec: StudySpec) -> Extent:
     """Return how far a study with these trials is."""
-    added = sum(not row.counts for row in rows)
+    confirming = [row for row in rows if row.role is Role.CONFIRM]
+    searched = [row for row in rows if row.role is not Role.CONFIRM]
+    added = sum(not row.counts for row in searched)
     return Extent(
-        ended=sum(row.status.is_final for row in rows),
-        resting=sum(row.is_resting for row in rows),
+        ended=sum(row.status.is_final for row in searched),
+        resting=sum(row.is_resting for row in searched),
         total=None if spec.trials is None else spec.trials + added,
-        spent=sum(row.episodes for row in rows if row.counts) / spec.total_episodes,
+        spent=sum(row.episodes for row in searched if row.counts) / spec.total_episodes,
         budget=spec.budget,
+        confirming=len(confirming),
+        confirmed=sum(row.status.is_final for row in confirming),
     )

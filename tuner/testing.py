@@ -262,7 +262,9 @@ def _reads_a_checkpoint_on_the_test_prompts(driver: _Driver) -> None:
     driver.hear(answers={4: Answer.LEAVE})
     newest = checkpoint.latest(trial.folder)
     assert newest is not None, "a trial that is left has a checkpoint"
-    job = ReadTest(trial.study, 0, trial.config, trial.task, trial.trainer, trial.device, trial.threads, newest)
+    job = ReadTest(
+        trial.study, 0, trial.config, trial.task, trial.trainer, trial.device, trial.threads, trial.folder, newest
+    )
     driver.engine.start(job)
     assert driver.engine.free == 0, "a job that runs takes up its room"
     assert driver.hear() == {0: [Read(SplitReading(8, 4.0, 0.5, 1.0, 0.1))]}, "it is read as it was saved"

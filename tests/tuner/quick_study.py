@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from tuner.confirm import Plan
 from tuner.events import Event, StudyWarned, TrialEnded, TrialStarted, TrialStepped
 from tuner.run import run_study
 from tuner.spec import StudySpec
@@ -181,10 +182,12 @@ def main(folder: Path, spec: StudySpec, keywords: dict[str, Any]) -> int:
     """Run the study; the exit status is 0 where it finished, else 3."""
     right, off = time.time, float(os.environ.get(CLOCK_VARIABLE, "0"))
     time.time = lambda: right() + off  # what reads the wall clock here reads a wrong one
+    plan = keywords.pop("plan", None)
     finished = run_study(
         spec,
         storage=storage(folder),
         runs_folder=folder / "runs",
+        plan=None if plan is None else Plan(**plan),
         on_event=lambda event: print(_describe(event), flush=True),
         **keywords,
     )

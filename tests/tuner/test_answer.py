@@ -22,7 +22,7 @@ from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, 
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tuner import forks, results
 from tuner.cli import report
-from tuner.events import AnswerReading, Event, StudyWarned
+from tuner.events import Event, ReadingOnTest, StudyWarned
 from tuner.front import MOST_KEPT, StudyFront
 from tuner.results import StudyView
 from tuner.spec import StudySpec
@@ -124,8 +124,8 @@ def test_the_command_makes_the_very_same_model_again(ppo_tuner: Invoke, own_fold
 
 def test_the_answer_is_read_once_when_the_search_has_ended(tmp_path: Path) -> None:
     done, events = run(tmp_path, spec())
-    assert done and kinds(events)[-1] == "AnswerReading"
-    (best,) = [event for event in events if isinstance(event, AnswerReading)]
+    assert done and kinds(events)[-1] == "ReadingOnTest"
+    (best,) = [event for event in events if isinstance(event, ReadingOnTest)]
     ((key, found),) = readings(tmp_path).items()
     kl = next(step[5] for step in curves(tmp_path)[best.trial] if step[0] == best.step)
     assert key == (best.trial, best.step)
@@ -139,13 +139,13 @@ def test_another_answer_is_read_too(tmp_path: Path) -> None:
     run(tmp_path, spec(trials=1))
     (first,) = readings(tmp_path)
     done, events = run(tmp_path, spec(trials=6))
-    assert done and kinds(events).count("AnswerReading") == 1
+    assert done and kinds(events).count("ReadingOnTest") == 1
     assert len(readings(tmp_path)) == 2 and first in readings(tmp_path)
     store = Store.open(storage(tmp_path))
     lowest = results.front(store, results.read_study(store, NAME))[0].budget
     store.close()
     done, events = run(tmp_path, spec(trials=6, kl={"budget": lowest, "limit": 15.0}))
-    assert done and kinds(events) == ["StudyStarted", "Preparing", "Preparing", "AnswerReading"], "no trial runs for it"
+    assert done and kinds(events) == ["StudyStarted", "Preparing", "Preparing", "ReadingOnTest"], "no trial runs for it"
     assert len(readings(tmp_path)) == 3
 
 
@@ -155,13 +155,13 @@ def test_a_controller_that_is_killed_while_it_reads_leaves_that_to_the_next_run(
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     (tmp_path / "hold").touch()
     with controller(tmp_path, spec(), workers=1) as running:
-        running.read_until(lambda line: line == "AnswerReading")
+        running.read_until(lambda line: line == "ReadingOnTest")
         running.kill()
     assert readings(tmp_path) == {} and all(row.status.is_final for row in rows(tmp_path))
     before = curves(tmp_path)
     (tmp_path / "hold").unlink()
     done, events = run(tmp_path, spec())
-    assert done and kinds(events) == ["StudyStarted", "Preparing", "Preparing", "AnswerReading"]
+    assert done and kinds(events) == ["StudyStarted", "Preparing", "Preparing", "ReadingOnTest"]
     assert len(readings(tmp_path)) == 1 and curves(tmp_path) == before
 
 

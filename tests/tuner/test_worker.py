@@ -108,7 +108,9 @@ def test_a_checkpoint_is_read_on_the_test_prompts_or_it_is_said_why_not(tmp_path
     def read(trainer: str) -> Read:
         path = tmp_path / "step-000010"
         return read_test(
-            ReadTest("quick", 0, spec.config, spec.task, f"{MODULE}:{trainer}", spec.device, spec.threads, path)
+            ReadTest(
+                "quick", 0, spec.config, spec.task, f"{MODULE}:{trainer}", spec.device, spec.threads, tmp_path, path
+            )
         )
 
     assert read("tested") == Read(SplitReading(4, 10.0, 0.5, 4.0, 0.25))

@@ -31,6 +31,7 @@ from tuner.cli.arguments import (
     size,
     trial_number,
 )
+from tuner.confirm import DEFAULT_SEEDS, DEFAULT_TOP
 from tuner.environment import PROG, to_copy
 from tuner.export import FORMATS
 from tuner.orders import KINDS, SETTINGS
@@ -49,6 +50,9 @@ class Command:
 COMMANDS = {
     "demo": Command("tune PPO on the built-in task reviews (a few minutes on two cores)", "run", "demo"),
     "run": Command("run the study of a TOML file, or go on with it", "run", "run"),
+    "confirm": Command(
+        "run a study's best configurations again on fresh seeds, and say which to launch", "run", "confirm"
+    ),
     "train": Command("train once, with a configuration of your own or one that a study found", "train", "train"),
     "new-task": Command("write a folder with a task of your own to begin with", "train", "new_task"),
     "import-config": Command(
@@ -101,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _tell(f"error: {error.filename}: {error.strerror}")
         return EXIT_ERROR
     except KeyboardInterrupt:
-        goes_on = arguments[:1] in (["demo"], ["run"])
+        goes_on = arguments[:1] in (["demo"], ["run"], ["confirm"])
         _tell(f"interrupted; go on with: {to_copy(_without_secrets(arguments))}" if goes_on else "interrupted")
         return EXIT_INTERRUPTED
 
@@ -155,6 +159,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         "study", metavar="STUDY", help="a study's TOML file or its folder, or a stored study's name"
     )
     _add_run_flags(commands["run"])
+    _add_confirm_arguments(commands["confirm"])
     _add_new_task_arguments(commands["new-task"])
     _add_import_arguments(commands["import-config"])
     _add_reading_arguments(commands)
@@ -172,6 +177,38 @@ def _add_run_flags(parser: Parser) -> None:
     parser.epilog = "A study of that name that exists already goes on; a finished one prints its result."
     parser.add_argument("--trials", metavar="N", type=positive_int, help="the most trials that the study starts")
     parser.add_argument("--budget", metavar="N", type=budget, help=SETTINGS["budget"])
+    _add_worker_flags(parser)
+
+
+def _add_confirm_arguments(parser: Parser) -> None:
+    parser.epilog = (
+        "Each run's checkpoint is chosen on the eval prompts, as in the search, and read once on the test prompts. "
+        "Given again it goes on where it was; more --top or --seeds add to what there is."
+    )
+    parser.add_argument("study", metavar="STUDY", help="a finished study's name")
+    parser.add_argument(
+        "--top",
+        metavar="N",
+        type=positive_int,
+        help=f"how many of the best configurations, beside the reference (default: up to {DEFAULT_TOP})",
+    )
+    parser.add_argument(
+        "--seeds",
+        metavar="N",
+        type=positive_int,
+        default=DEFAULT_SEEDS,
+        help=f"runs of each (default: {DEFAULT_SEEDS})",
+    )
+    parser.add_argument(
+        "--total-episodes",
+        metavar="N",
+        type=positive_int,
+        help="the runs' length, such as that of the launch (default: the study's)",
+    )
+    _add_worker_flags(parser)
+
+
+def _add_worker_flags(parser: Parser) -> None:
     parser.add_argument(
         "--timeout", metavar="T", type=duration, help="stop after this time, such as 90 (seconds), 10m or 2h"
     )

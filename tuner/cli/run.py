@@ -16,17 +16,19 @@ from rich.text import Text
 from ppo_core import output
 from ppo_core.errors import NO_ROOM, ConfigError, nearest
 from ppo_core.report import StepReport
-from ppo_core.run.command_line import EXIT_INTERRUPTED
+from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK
 from tuner import remote_checkpoints, render, results, study_file
 from tuner.checkpoints import CheckpointPolicy
 from tuner.cli import report, storage
+from tuner.confirm import Plan
+from tuner.confirmed import confirmation_data, confirmations
 from tuner.engine.local import cores, require_gpus
 from tuner.environment import RUNS_FOLDER, STUDY_FILE, to_copy
 from tuner.events import (
-    AnswerReading,
     Event,
     OrderDecided,
     Preparing,
+    ReadingOnTest,
     StudyPaused,
     StudyStarted,
     StudyStopped,
@@ -127,7 +129,7 @@ class StudyProgress:
                 self._end_trial(event)
             case TrialSetAside():
                 self._set_aside(event.row)
-            case AnswerReading():
+            case ReadingOnTest():
                 self._say(f"reading trial {event.trial} at step {event.step} on the test prompts")
             case OrderDecided():
                 self._tell_order(event.order)
@@ -211,7 +213,9 @@ class StudyProgress:
 
 
 def _count(extent: Extent) -> str:
-    """Return ` 3/18`, or `12` where the budget bounds the number of trials."""
+    """Return ` 3/18`, or `12` where the budget bounds the number of trials; once they are confirmed, that count."""
+    if extent.confirming:
+        return f"{extent.confirmed:>{len(str(extent.confirming))}}/{extent.confirming}"
     if extent.total is None:
         return str(extent.ended)
     total = max(extent.total, extent.ended)
@@ -293,9 +297,50 @@ def _unknown(name: str, stored: str, names: Sequence[str]) -> str:
     )
 
 
+def confirm(args: argparse.Namespace) -> int:
+    """Run what confirms a study's best configurations, or go on with it, and print what came of it."""
+    where = storage.location(args.storage)
+    spec = _stored_spec(args.study, where)
+    plan = Plan(args.top, args.seeds, args.total_episodes)
+    stopped = _train(spec, args, where, is_file=False, plan=plan)
+    with closing(Store.open(where)) as store:
+        view = read_study(store, spec.name)
+        found = [one for one in confirmations(store, view) if one.total_episodes == plan.length(spec)]
+        if args.json:
+            print(output.dumps(None if not found else confirmation_data(found[0]) | {"study": spec.name}))
+        elif found:
+            report.print_confirmation(output.console(), view, found[0], where)
+    if stopped is None:
+        return EXIT_OK
+    length = [] if args.total_episodes is None else ["--total-episodes", str(args.total_episodes)]
+    top = [] if args.top is None else ["--top", str(args.top)]
+    words = ["confirm", spec.name, *top, "--seeds", str(args.seeds), *length, *storage.flags(where)]
+    return _tell_stop(stopped, to_copy(words))
+
+
 def _run(spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_file: bool) -> int:
     """Run the study with its progress shown, print its outcome, and return the exit status."""
     where = storage.location(args.storage)
+    stopped = _train(spec, args, where, is_file=is_file, trials=args.trials, budget=args.budget)
+    status = _print_result(spec.name, where, args.json)
+    if stopped is None:
+        return status
+    total = [*(["--trials", str(args.trials)] if args.trials else []), *_budget_flag(args.budget)]
+    every = [] if args.checkpoint_seconds is None else ["--checkpoint-seconds", f"{args.checkpoint_seconds:g}"]
+    return _tell_stop(stopped, to_copy([*command, *total, *every, *storage.flags(where)]))
+
+
+def _train(
+    spec: StudySpec,
+    args: argparse.Namespace,
+    where: str,
+    *,
+    is_file: bool,
+    trials: int | None = None,
+    budget: float | None = None,
+    plan: Plan | None = None,
+) -> StudyStopped | None:
+    """Run what is left of a study with its progress shown; return how it stopped short of that, if it did."""
     if args.checkpoints is not None:
         remote_checkpoints.open(args.checkpoints)  # before anything is made for what is no place
     if args.gpus and spec.trainer == PPO_TRAINER and (args.workers or 0) <= len(args.gpus):  # others may need no torch
@@ -309,20 +354,14 @@ def _run(spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_fi
             gpus=args.gpus or (),
             policy=CheckpointPolicy(args.checkpoints, args.max_disk),
             is_file=is_file,
-            trials=args.trials,
-            budget=args.budget,
+            trials=trials,
+            budget=budget,
             timeout=args.timeout,
             checkpoint_seconds=args.checkpoint_seconds,
+            plan=plan,
             on_event=progress,
         )
-    status = _print_result(spec.name, where, args.json)
-    if progress.stopped is None:
-        return status
-    total = [*(["--trials", str(args.trials)] if args.trials else []), *_budget_flag(args.budget)]
-    every = [] if args.checkpoint_seconds is None else ["--checkpoint-seconds", f"{args.checkpoint_seconds:g}"]
-    go_on = to_copy([*command, *total, *every, *storage.flags(where)])
-    _tell_stop(progress.stopped, go_on)
-    return 0 if progress.stopped.is_deliberate else EXIT_INTERRUPTED
+    return progress.stopped
 
 
 def _budget_flag(budget: float | None) -> list[str]:
@@ -346,8 +385,10 @@ def _print_result(name: str, where: str, as_json: bool) -> int:
         store.close()
 
 
-def _tell_stop(stopped: StudyStopped, go_on: str) -> None:
+def _tell_stop(stopped: StudyStopped, go_on: str) -> int:
+    """Say how a study stopped and what goes on with it; return the exit status."""
     print(
         f"ppo-tuner: {output.plain(stopped.why)}: {stopped.extent.text}; go on with: {go_on}",
         file=sys.stderr,
     )
+    return EXIT_OK if stopped.is_deliberate else EXIT_INTERRUPTED

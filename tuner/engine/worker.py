@@ -179,8 +179,8 @@ def _begin_log(job: Job) -> None:
         begins = "starts" if job.resume_from is None else f"goes on from step {checkpoint.step_of(job.resume_from)}"
         what = f"trial {job.number} {begins}"
     elif isinstance(job, ReadTest):
-        path = trial_log.path_of(job.checkpoint.parent)
-        what = f"trial {job.number} is read at step {checkpoint.step_of(job.checkpoint)} on the test prompts"
+        path = trial_log.path_of(job.folder)
+        what = f"trial {job.number} is read at step {job.step} on the test prompts"
     else:
         path, what = job.folder / trial_log.PREPARATION_NAME, f"preparing task {job.task}"
     with warnings.catch_warnings():

@@ -36,6 +36,7 @@ from tuner import space, study_file
 from tuner.best import best_trial
 from tuner.scoring import Told, frozen, to_optuna
 from tuner.spec import StudySpec
+from tuner.status import Role
 from tuner.store import Store, StudyRow, TrialRow, schema
 
 MARK = "ppo_tuner"
@@ -284,7 +285,8 @@ def as_optuna(
         "origin": str(row.origin),
         "status": str(row.status),
         "label": row.label or None,
-        "forked_from": row.parent,
+        "forked_from": row.parent if row.role is Role.FORK else None,
+        "confirms": row.parent if row.role is Role.CONFIRM else None,
         "fork_step": row.fork_step,
         "config": differing or None,
         "eval_kl": {str(each["episode"]): each["eval/kl"] for each in evaluations} or None,

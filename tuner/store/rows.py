@@ -213,7 +213,7 @@ class TrialRow:
 
 @dataclass(frozen=True)
 class OnTest:
-    """What a study's answer came to on the test prompts. A number that is not finite is None."""
+    """What a trial's checkpoint came to on the test prompts. A number that is not finite is None."""
 
     step: int
     """Of the checkpoint."""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -122,10 +122,13 @@ class Curves(Database):
 
     def on_test(self, trial_id: int, step: int) -> OnTest | None:
         """Return what a trial's checkpoint came to on the test prompts; None: it was not read."""
+        return self.test_readings([trial_id]).get((trial_id, step))
+
+    def test_readings(self, trial_ids: Collection[int]) -> dict[tuple[int, int], OnTest]:
+        """Return what trials' checkpoints came to on the test prompts, by trial id and step."""
         table = schema.test_readings
-        rows = self._rows(select(table).where(and_(table.c.trial_id == trial_id, table.c.step == step)))
-        values = [{name: value for name, value in row.items() if name != "trial_id"} for row in rows]
-        return OnTest(**values[0]) if values else None
+        rows = self._rows(select(table).where(table.c.trial_id.in_(trial_ids)))
+        return {(row.pop("trial_id"), row["step"]): OnTest(**row) for row in rows}
 
     def verdicts(self, trial_ids: Iterable[int]) -> dict[int, list[Verdict]]:
         """Return what rules said of the trials, by the trial's id, in order of step."""

@@ -1,0 +1,299 @@
+"""Confirming: which configurations run again, what their intervals say, and that a kill loses nothing of it."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+
+from ppo_core.errors import ConfigError, StudyError
+from tests.tuner.invoke import Invoke
+from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, run, storage
+from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tests.tuner.trial_rows import make_spec, pruned, trial_row
+from tuner import confirmed
+from tuner.confirm import Plan, candidates, due_step, missing
+from tuner.confirmed import Confirmation, Confirmed, confirmations, difference, t_interval
+from tuner.results import as_view, read_study
+from tuner.scoring import to_optuna
+from tuner.spec import StudySpec
+from tuner.status import Origin, PausedBy, Role, Status
+from tuner.store import Store, TrialRow
+
+SPEC = make_spec(seed=7)
+
+
+def searched(number: int, value: float, **changes: Any) -> TrialRow:
+    config = SPEC.config({"learning_rate": 1e-5 * (number + 1)}).to_dict()
+    return trial_row(number, **({"value": value, "value_step": 3, "config": config, "seed": 7} | changes))
+
+
+ROWS = [
+    searched(0, 1.0, origin=Origin.REFERENCE),
+    searched(1, 1.5),
+    searched(2, 1.9),
+    searched(3, 1.7),
+    searched(4, 2.5, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_scores=(2.5,)),
+    searched(5, 2.6, role=Role.FORK, parent=1),
+    searched(6, 2.7, value_step=0),
+    searched(7, 2.8, status=Status.FAILED),
+    searched(8, 1.9, config=searched(2, 1.9).config),
+]
+
+
+# Which configurations
+
+
+def test_candidates_are_whole_runs_of_different_configurations_the_best_first() -> None:
+    assert [row.number for row in candidates(ROWS, SPEC)] == [2, 3, 1]
+    blown = replace(pruned(9, value=1.8, value_step=2), config=searched(9, 0).config)
+    broken = replace(pruned(10, rule="nonfinite", value=1.8, value_step=2), config=searched(10, 0).config)
+    assert [row.number for row in candidates([*ROWS, blown, broken], SPEC)] == [2, 9, 3, 1]
+
+
+def test_every_configuration_and_the_reference_run_on_seeds_that_the_search_did_not_use() -> None:
+    wanted = missing(ROWS, SPEC, Plan(top=2, seeds=2))
+    assert [(new.number, new.parent, new.seed) for new in wanted] == [
+        (9, 2, 8), (10, 3, 8), (11, 0, 8), (12, 2, 9), (13, 3, 9), (14, 0, 9)
+    ]  # fmt: skip
+    assert {new.role for new in wanted} == {Role.CONFIRM} and {new.status for new in wanted} == {Status.WAITING}
+    assert wanted[0].config == {**ROWS[2].config, "seed": 8}
+    assert wanted[2].origin is Origin.REFERENCE
+
+
+def test_what_ran_already_does_not_run_again_and_another_length_is_another_run() -> None:
+    first = missing(ROWS, SPEC, Plan(top=1, seeds=1))
+    there = [*ROWS, *(trial_row(n.number, config=n.config, role=Role.CONFIRM, parent=n.parent) for n in first)]
+    assert missing(there, SPEC, Plan(top=1, seeds=1)) == []
+    assert [(n.number, n.parent, n.seed) for n in missing(there, SPEC, Plan(top=1, seeds=2))] == [
+        (11, 2, 9),
+        (12, 0, 9),
+    ]
+    longer = missing(there, SPEC, Plan(top=1, seeds=1, total_episodes=9_600))
+    assert [(n.parent, n.config["total_episodes"]) for n in longer] == [(2, 9_600), (0, 9_600)]
+
+
+def test_where_there_are_not_so_many_that_is_one_line() -> None:
+    assert len(missing(ROWS, SPEC, Plan(seeds=1))) == 4, "up to three where it is not said how many"
+    with pytest.raises(ConfigError, match=r"^top = 4 is not allowed: 3 trials of the study ended with a checkpoint"):
+        missing(ROWS, SPEC, Plan(top=4))
+    with pytest.raises(ConfigError, match="nothing to confirm: no trial ended with a checkpoint within the KL budget"):
+        missing(ROWS[:1], SPEC, Plan())
+
+
+def test_a_run_that_broke_or_has_nothing_within_the_budget_leaves_the_untrained_policy() -> None:
+    run = searched(9, 1.8, role=Role.CONFIRM, parent=1)
+    assert due_step(run, SPEC) == 3
+    assert due_step(replace(run, status=Status.PRUNED), SPEC) == 3
+    assert due_step(replace(pruned(9, rule="nonfinite", value=1.8, value_step=2), role=Role.CONFIRM), SPEC) == 0
+    assert due_step(replace(run, value_step=0), SPEC) == 0
+    assert due_step(replace(run, kl=11.0), replace(SPEC, objective="end")) == 0
+    assert due_step(replace(run, status=Status.FAILED), SPEC) is None
+    assert due_step(replace(run, status=Status.RUNNING), SPEC) is None
+
+
+# Intervals
+
+
+def test_t_intervals_are_those_of_the_tables() -> None:
+    """t(0.975, 4) = 2.7764, t(0.975, 1) = 12.706; sd of 1..5 is sqrt(2.5)."""
+    found = t_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found is not None and found.low is not None and found.high is not None
+    assert (found.mean, found.n) == (3.0, 5)
+    assert found.high - found.mean == pytest.approx(2.7764 * math.sqrt(2.5 / 5), abs=1e-4)
+    assert found.mean - found.low == pytest.approx(found.high - found.mean)
+    pair = t_interval([0.0, 2.0])
+    assert pair is not None and pair.high == pytest.approx(1 + 12.7062 * math.sqrt(2) / math.sqrt(2), abs=1e-3)
+    one = t_interval([0.4])
+    assert one is not None and (one.mean, one.low, one.high, one.n) == (0.4, None, None, 1) and not one.is_above_0
+    assert t_interval([]) is None
+
+
+def test_differences_are_paired_by_seed_and_wider_among_several() -> None:
+    """t(1 - 0.05 / 6, 2) = 7.6489."""
+    one, other = {1: 2.0, 2: 3.0, 3: 5.0, 9: 0.0}, {1: 1.0, 2: 1.0, 3: 2.0, 8: 9.0}
+    alone, among = difference(one, other, 1), difference(one, other, 3)
+    assert alone is not None and among is not None and alone.low is not None and among.low is not None
+    assert (alone.mean, alone.n) == (2.0, 3)
+    assert alone.low == pytest.approx(2.0 - 4.3027 / math.sqrt(3), abs=1e-4)
+    assert among.low == pytest.approx(2.0 - 7.6489 / math.sqrt(3), abs=1e-4)
+    assert difference({1: 1.0}, {2: 1.0}, 1) is None
+
+
+# What it comes to
+
+
+def confirmation(rewards: Mapping[int, list[float]], **changes: Any) -> Confirmation:
+    """Return what configurations with these rewards, by the number of their trial, come to; 0 is the reference."""
+    read = [
+        Confirmed(ROWS[number], by_seed, by_seed, t_interval(list(by_seed.values())), None)
+        for number, values in rewards.items()
+        if (by_seed := dict(enumerate(values, 8))) or True
+    ]
+    return confirmed._compared(1_920, [replace(one, **changes) for one in read], None)
+
+
+NOISE = (0.0, 0.02, -0.02, 0.01, -0.01)
+
+
+def around(mean: float, factor: float = 1.0) -> list[float]:
+    return [mean + factor * noise for noise in NOISE]
+
+
+def test_a_clear_winner_is_the_one_to_launch() -> None:
+    found = confirmation({2: around(1.9), 3: around(1.5, -1.0), 0: around(1.0, 2.0)})
+    assert [one.trial.number for one in found.configurations] == [2, 3, 0]
+    assert found.launch is found.best and found.launch is not None and found.launch.trial.number == 2
+    assert found.not_told_apart == []
+    assert found.verdict == (
+        "Launch trial 2: +0.90 [0.88, 0.92] reward over the reference. It is better than every other one that was "
+        "confirmed."
+    )
+
+
+def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
+    near = confirmation({2: around(1.52), 3: around(1.5, -1.0), 0: around(1.0)})
+    assert near.verdict.startswith("Launch trial 2: +0.52")
+    assert near.verdict.endswith("The data do not tell it from trial 3 (+0.02 [-0.03, 0.07]).")
+    luck = confirmation({2: around(1.02, 3.0), 0: around(1.0, -3.0)})
+    assert luck.launch is luck.reference
+    assert luck.verdict.startswith("The data do not tell trial 2 from the reference (+0.02 [")
+    worse = confirmation({2: around(0.5), 0: around(1.0)})
+    assert worse.verdict == "Launch the reference: no configuration of the search reads more on fresh seeds."
+    single = confirmation({2: [1.5], 0: [1.0]})
+    assert single.verdict.startswith("One seed cannot tell luck from merit; trial 2 reads the most on it.")
+    assert confirmation({2: [], 0: []}).verdict == "No confirming run has been read on the test prompts yet."
+
+
+def test_the_rank_correlation_is_of_the_searchs_order_with_the_confirmed_one() -> None:
+    kept = confirmation({2: around(3), 3: around(2), 1: around(1.2), 0: around(1)})
+    turned = confirmation({2: around(1), 3: around(2), 1: around(3), 0: around(4)})
+    assert (kept.rank_correlation, turned.rank_correlation) == (pytest.approx(1.0), pytest.approx(-1.0))
+    assert confirmation({2: around(1), 0: around(2)}).rank_correlation is None
+
+
+# Whole confirmations, of the quick trainer
+
+
+PLAN = Plan(top=2, seeds=2)
+
+
+def spec(trainer: str = "tested", **changes: Any) -> StudySpec:
+    return quick_spec(trainer, **({"objective": "best", "trials": 4} | changes))
+
+
+def found(folder: Path) -> list[Confirmation]:
+    store = Store.open(storage(folder))
+    try:
+        return confirmations(store, read_study(store, NAME))
+    finally:
+        store.close()
+
+
+def test_a_study_is_confirmed_on_all_workers_and_only_once(tmp_path: Path) -> None:
+    run(tmp_path, spec())
+    before, best = rows(tmp_path), read_best(tmp_path)
+    assert run(tmp_path, spec(), plan=PLAN, is_file=False)[0]
+    added = rows(tmp_path)[len(before) :]
+    assert [(row.role, row.status, row.seed) for row in added] == [(Role.CONFIRM, Status.COMPLETED, s) for s in (6,) * 3 + (7,) * 3]  # fmt: skip
+    (one,) = found(tmp_path)
+    assert one.is_whole and one.baseline is not None and one.baseline.reward == -1.0, "of a trainer that made no step"
+    assert {c.trial.number: c.reward.mean for c in one.configurations if c.reward is not None} == {
+        row.parent: row.value_step for row in added
+    }
+    assert (rows(tmp_path)[: len(before)], read_best(tmp_path)) == (before, best), "the search is as it was"
+    assert run(tmp_path, spec(), plan=PLAN, is_file=False)[0] and len(rows(tmp_path)) == len(before) + 6
+    assert run(tmp_path, spec(), plan=Plan(top=2, seeds=3), is_file=False)[0] and len(rows(tmp_path)) == len(before) + 9
+    done, _ = run(tmp_path, spec(trials=5))
+    assert done and len(rows(tmp_path)) == len(before) + 10, "and the search may go on"
+
+
+def read_best(folder: Path) -> int | None:
+    store = Store.open(storage(folder))
+    try:
+        best = read_study(store, NAME).best()
+        return None if best is None else best.number
+    finally:
+        store.close()
+
+
+def test_the_search_learns_nothing_from_what_confirms_it(tmp_path: Path) -> None:
+    run(tmp_path, spec())
+    run(tmp_path, spec(), plan=PLAN, is_file=False)
+    view = as_view_of(tmp_path)
+    assert len(view.trials) == 4 and len(view.confirming) == 6
+    assert {to_optuna(row, view.spec).state for row in view.confirming} == {TrialState.FAIL}
+    assert view.extent.text == "4 of 4 trials ended, 6 of 6 confirming runs ended"
+
+
+def as_view_of(folder: Path) -> Any:
+    store = Store.open(storage(folder))
+    try:
+        row = store.study(NAME)
+        return as_view(row, store.trials(row))
+    finally:
+        store.close()
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        run(tmp_path / name, spec())
+    run(tmp_path / "whole", spec(), plan=PLAN, is_file=False)
+    plan = {"plan": {"top": 2, "seeds": 2}, "is_file": False}
+    for wanted in ("TrialStepped 4", "TrialEnded 8", "ReadingOnTest"):
+        with controller(tmp_path / "killed", spec(), **plan) as running:
+            running.read_until(lambda line, wanted=wanted: line.startswith(wanted))  # type: ignore[misc]
+            running.kill()
+    run(tmp_path / "killed", spec(), plan=PLAN, is_file=False)
+    assert curves(tmp_path / "killed") == curves(tmp_path / "whole")
+    assert found(tmp_path / "killed") == [replace(one, baseline=other.baseline, configurations=tuple(
+        replace(mine, trial=theirs.trial) for mine, theirs in zip(one.configurations, other.configurations, strict=True)
+    )) for one, other in zip(found(tmp_path / "whole"), found(tmp_path / "killed"), strict=True)]  # fmt: skip
+
+
+def test_a_study_that_goes_on_or_cannot_be_read_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("part", "untested", "memory"):
+        (tmp_path / name).mkdir()
+    run(tmp_path / "part", spec(), timeout=1e-6)
+    with pytest.raises(
+        StudyError, match=r'^study "quick" is not finished \(0 of 4 trials ended\); first: .*run quick$'
+    ):
+        run(tmp_path / "part", spec(), plan=PLAN, is_file=False)
+    run(tmp_path / "untested", spec("untested"))
+    with pytest.raises(StudyError, match=r'study "quick" cannot be confirmed: the task .* has no test prompts$'):
+        run(tmp_path / "untested", spec("untested"), plan=PLAN, is_file=False)
+    assert len(rows(tmp_path / "untested")) == 4, "nothing was added"
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    run(tmp_path / "memory", spec())
+    (tmp_path / "no_memory").touch()
+    with pytest.raises(StudyError, match="cannot be confirmed: the test prompts could not be read"):
+        run(tmp_path / "memory", spec(), plan=PLAN, is_file=False)
+
+
+# The command
+
+
+def test_the_command_prints_the_verdict_and_what_launches_it(ppo_tuner: Invoke, own_folder: Path) -> None:
+    run(own_folder, spec())
+    where = ["--storage", storage(own_folder)]
+    status, out, err = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "2", *where)
+    assert status == 0 and err == ""
+    assert "On fresh seeds, 160 episodes each, read on 4 test prompts" in out
+    assert "At another length it is not." in out
+    told = " ".join(out.split())
+    status, out, _ = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "2", "--json", *where)
+    data = json.loads(out)
+    assert status == 0 and data["study"] == NAME and data["is_whole"] is True
+    assert data["verdict"] in told and f"train --from quick {data['launch']} " in told
+    status, out, _ = ppo_tuner("show", NAME, "5", *where)
+    assert status == 0 and "confirms trial" in out
+    status, _, err = ppo_tuner("confirm", NAME, "--top", "9", *where)
+    assert status == 2 and "top = 9 is not allowed: " in err and err.count("\n") == 1

@@ -1,0 +1,143 @@
+"""Confirming: a study's best configurations and its reference again on fresh seeds, read on the test prompts. No torch.
+
+A search prefers what was lucky on one seed and on the eval prompts. So each configuration runs again on seeds that the
+search never used, the same for all; each run's checkpoint is chosen on the eval prompts as the search does, and read
+once on the test prompts. `tuner.confirmed` says what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ppo_core.declare import HyperValue
+from ppo_core.errors import ConfigError
+from ppo_core.output import counted
+from tuner.best import ended_well
+from tuner.status import Origin, Role, Status
+
+if TYPE_CHECKING:  # the command line's --help quotes the defaults, and should not wait for the store's libraries
+    from tuner.spec import StudySpec
+    from tuner.store import NewTrial, TrialRow
+
+DEFAULT_TOP = 3
+"""Configurations that are confirmed where it is not said how many."""
+DEFAULT_SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be confirmed."""
+
+    top: int | None = None
+    """How many of the best configurations, the reference aside; None: up to DEFAULT_TOP."""
+    seeds: int = DEFAULT_SEEDS
+    """Runs of each."""
+    total_episodes: int | None = None
+    """Their length; None: the study's."""
+
+    def length(self, spec: StudySpec) -> int:
+        """Return the runs' length in episodes."""
+        return self.total_episodes or spec.total_episodes
+
+
+def candidates(rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
+    """Return the trials whose configurations could be confirmed, the best first: see `tuner.best`.
+
+    They have ended, so that their values are of whole runs or of what a rule left of them. The reference is confirmed
+    anyway, and a fork has no configuration that a fresh run could begin with.
+    """
+    ended = [
+        row
+        for row in rows
+        if row.status.is_final
+        and row.role is Role.SEARCH
+        and row.origin is not Origin.REFERENCE
+        and _is_within(row, spec)
+    ]
+    ended.sort(key=lambda row: (-(row.value or 0.0), row.kl, row.number))
+    chosen: list[TrialRow] = []
+    for row in ended:
+        if all(row.config != other.config for other in chosen):
+            chosen.append(row)
+    return chosen
+
+
+def reference(rows: Sequence[TrialRow]) -> TrialRow | None:
+    """Return the trial of the reference; None: the study lists its trials, and has none."""
+    return next((row for row in rows if row.origin is Origin.REFERENCE and row.role is Role.SEARCH), None)
+
+
+def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[TrialRow]:
+    """Return the trials whose configurations are confirmed: the best, then the reference.
+
+    Raises:
+        ConfigError: fewer than `top` trials have ended within the KL budget.
+    """
+    best = candidates(rows, spec)
+    beside = "" if reference(rows) is None else " besides the reference"
+    there_are = f"{counted(len(best), 'trial')} of the study ended with a checkpoint within the KL budget{beside}"
+    if not best:
+        raise ConfigError(f"there is nothing to confirm: no trial ended with a checkpoint within the KL budget{beside}")
+    if top is not None and len(best) < top:
+        raise ConfigError(f"top = {top} is not allowed: {there_are}")
+    first = reference(rows)
+    return [*best[: top or DEFAULT_TOP], *([] if first is None else [first])]
+
+
+def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTrial]:
+    """Return the runs of a plan that the study does not have yet, seed by seed, numbered on from its last trial.
+
+    Raises:
+        ConfigError: see `chosen`.
+    """
+    there = [row.config for row in rows if row.role is Role.CONFIRM]
+    wanted: list[NewTrial] = []
+    parents = chosen(rows, spec, plan.top)
+    for seed in fresh_seeds(spec, plan.seeds):
+        for parent in parents:
+            config = confirming(parent.config, seed, plan.length(spec))
+            if config not in there:
+                wanted.append(_trial(len(rows) + len(wanted), parent, config))
+    return wanted
+
+
+def fresh_seeds(spec: StudySpec, count: int) -> list[int]:
+    """Return seeds that the study's search does not use: those that follow its own."""
+    return [spec.seed + number for number in range(1, count + 1)]
+
+
+def confirming(config: Mapping[str, HyperValue], seed: int, total_episodes: int) -> dict[str, HyperValue]:
+    """Return a trial's configuration as it runs to be confirmed."""
+    return {**config, "seed": seed, "total_episodes": total_episodes}
+
+
+def _trial(number: int, parent: TrialRow, config: Mapping[str, HyperValue]) -> NewTrial:
+    from tuner.store import NewTrial
+
+    return NewTrial(
+        number,
+        parent.origin,
+        config,
+        parent.params,
+        parent.threads,
+        Status.WAITING,
+        parent=parent.number,
+        role=Role.CONFIRM,
+    )
+
+
+def due_step(row: TrialRow, spec: StudySpec) -> int | None:
+    """Return the step whose checkpoint stands for a confirming run, to be read on the test prompts; None: none does.
+
+    0 is the untrained policy: all that is left of a run that broke, or had nothing to show within the KL budget.
+    """
+    if not row.status.is_final or row.status is Status.FAILED:
+        return None
+    return (row.value_step or 0) if _is_within(row, spec) else 0
+
+
+def _is_within(row: TrialRow, spec: StudySpec) -> bool:
+    is_read = row.value is not None and row.kl is not None and row.kl <= spec.kl_budget
+    return is_read and ended_well(row, spec.objective)

@@ -1,0 +1,301 @@
+"""What came of confirming a study: each configuration's mean on fresh seeds, the differences, and which one to launch.
+
+A run's reading is a mean over the test prompts, which are the same for all runs. So n counts seeds, and what is said
+holds for prompts like these. With n readings x of a configuration, and y of another one on the same seeds s,
+
+    interval of a mean            mean(x) ± t(1 - α/2, n - 1) sd(x) / sqrt(n),      α = 5 %
+    interval of a difference      the same of x_s - y_s,                            α = 5 % / m
+
+where m is how many differences a choice was made among (Bonferroni), so that all of a kind hold at once with 95 %.
+Each candidate is compared with the reference: m is the number of candidates. The highest mean is compared with every
+other configuration: m is their number. Where all of these intervals are above 0, it is the best, and to say so is wrong
+in at most 5 % of cases, however many looked good (Hsu 1984, multiple comparisons with the best).
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ppo_core.kl_budget import is_within
+from ppo_core.output import counted
+from tuner.confirm import due_step
+from tuner.results import StudyView
+from tuner.spec import StudySpec
+from tuner.status import Origin, Status
+from tuner.store import OnTest, Store, TrialRow
+
+ALPHA = 0.05
+LEAST_RANKED = 3
+"""Configurations that a rank correlation needs."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds and its t-interval, which one seed does not have."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @property
+    def is_above_0(self) -> bool:
+        """Whether all of it is."""
+        return self.low is not None and self.low > 0
+
+    @property
+    def text(self) -> str:
+        """`2.01 [1.96, 2.07]`."""
+        if self.low is None or self.high is None:
+            return f"{self.mean:.2f}"
+        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def t_interval(values: Sequence[float], alpha: float = ALPHA) -> Interval | None:
+    """Return the mean of values and its two-sided t-interval that misses with probability alpha; None without any."""
+    if not values:
+        return None
+    from scipy import stats  # loads for half a second
+
+    n, mean = len(values), statistics.fmean(values)
+    if n == 1:
+        return Interval(mean, None, None, n)
+    half = float(stats.t.ppf(1 - alpha / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def difference(one: Mapping[int, float], other: Mapping[int, float], among: int) -> Interval | None:
+    """Return one - other, paired by seed, where it is one of `among` differences; None: they have no seed in common."""
+    return t_interval([one[seed] - other[seed] for seed in one if seed in other], ALPHA / max(1, among))
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """One configuration on fresh seeds."""
+
+    trial: TrialRow
+    """The search's trial that had it."""
+    rewards: Mapping[int, float]
+    """By seed: on the test prompts, of the best checkpoint within the KL budget."""
+    kls: Mapping[int, float]
+    """By seed: that checkpoint's, in nats per response."""
+    reward: Interval | None
+    """None: no run was read yet."""
+    kl: Interval | None
+    over_reference: Interval | None = None
+    """Reward over the reference's; None for itself."""
+    under_best: Interval | None = None
+    """Reward of the best configuration over this one's; None for itself."""
+    lost: tuple[int, ...] = ()
+    """Seeds whose runs broke, or had nothing to show within the KL budget: they count as the untrained policy."""
+    failed: tuple[int, ...] = ()
+    """Seeds whose runs failed: they are left out."""
+    open: tuple[int, ...] = ()
+    """Seeds whose runs have not ended, or were not read."""
+    ends_within: int = 0
+    """Runs that end within the KL budget themselves, not only with an earlier checkpoint."""
+
+    @property
+    def name(self) -> str:
+        """`trial 17`, or `the reference`."""
+        return "the reference" if self.is_reference else f"trial {self.trial.number}"
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is the reference's."""
+        return self.trial.origin is Origin.REFERENCE
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The configurations that were confirmed at one length, the highest mean first."""
+
+    total_episodes: int
+    prompts: int
+    """Test prompts; 0: none were read yet."""
+    baseline: OnTest | None
+    """The untrained policy on the test prompts."""
+    configurations: tuple[Confirmed, ...]
+    rank_correlation: float | None
+    """Spearman's, of the search's values and the confirmed means; None: too few configurations."""
+
+    @property
+    def best(self) -> Confirmed | None:
+        """The highest mean; None: no run was read yet."""
+        first = self.configurations[0]
+        return None if first.reward is None else first
+
+    @property
+    def reference(self) -> Confirmed | None:
+        """None: the study has no reference, or it was not read."""
+        return next((one for one in self.configurations if one.is_reference and one.reward is not None), None)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every run was read, or failed."""
+        return not any(one.open for one in self.configurations)
+
+    @property
+    def launch(self) -> Confirmed | None:
+        """The configuration to launch: the best where it is over the reference for sure, else the reference."""
+        best, reference = self.best, self.reference
+        if best is None or reference is None or best is reference:
+            return best
+        return best if best.over_reference is not None and best.over_reference.is_above_0 else reference
+
+    @property
+    def not_told_apart(self) -> list[Confirmed]:
+        """The others that may be as good as the best."""
+        others = (one for one in self.configurations if one is not self.best and one.reward is not None)
+        return [one for one in others if one.under_best is None or not one.under_best.is_above_0]
+
+    @property
+    def verdict(self) -> str:
+        """Which configuration to launch, and how sure that is, in one or two sentences."""
+        best, reference, launch = self.best, self.reference, self.launch
+        if best is None or launch is None:
+            return "No confirming run has been read on the test prompts yet."
+        if best.reward is not None and best.reward.n == 1:
+            return f"One seed cannot tell luck from merit; {best.name} reads the most on it. Confirm on more seeds."
+        if reference is not None and best is reference:
+            return "Launch the reference: no configuration of the search reads more on fresh seeds."
+        if launch is reference and best.over_reference is not None:
+            return (
+                f"The data do not tell {best.name} from the reference ({_signed(best.over_reference)} reward). Launch "
+                "the reference, or confirm on more seeds."
+            )
+        over = "" if best.over_reference is None else f": {_signed(best.over_reference)} reward over the reference"
+        others = [one for one in self.not_told_apart if one.under_best is not None]
+        if not others:
+            rest = " It is better than every other one that was confirmed." if len(self.configurations) > 2 else ""
+            return f"Launch {best.name}{over}.{rest}"
+        near = ", ".join(f"{one.name} ({_signed(one.under_best)})" for one in others if one.under_best is not None)
+        return f"Launch {best.name}{over}. The data do not tell it from {near}."
+
+
+def _signed(interval: Interval) -> str:
+    return f"{'+' if interval.mean >= 0 else ''}{interval.text}"
+
+
+def confirmations(store: Store, view: StudyView) -> list[Confirmation]:
+    """Return what a study's confirming runs came to, by their length, the shortest first."""
+    by_length: dict[int, list[TrialRow]] = {}
+    for run in view.confirming:
+        by_length.setdefault(int(run.config["total_episodes"] or 0), []).append(run)
+    tests = store.test_readings([*(run.id for run in view.confirming), *(trial.id for trial in view.trials[:1])])
+    baseline = tests.get((view.trials[0].id, 0)) if view.trials else None
+    parents = {trial.number: trial for trial in view.trials}
+    found = []
+    for length, runs in sorted(by_length.items()):
+        by_parent: dict[int, list[TrialRow]] = {}
+        for run in runs:
+            by_parent.setdefault(run.parent if run.parent is not None else -1, []).append(run)
+        read = [_confirmed(parents[number], own, tests, view.spec) for number, own in sorted(by_parent.items())]
+        found.append(_compared(length, read, baseline))
+    return found
+
+
+def _confirmed(
+    trial: TrialRow, runs: Sequence[TrialRow], tests: Mapping[tuple[int, int], OnTest], spec: StudySpec
+) -> Confirmed:
+    rewards: dict[int, float] = {}
+    kls: dict[int, float] = {}
+    lost, failed, unread = [], [], []
+    for run in sorted(runs, key=lambda run: run.seed or 0):
+        seed, step = run.seed or 0, due_step(run, spec)
+        test = None if step is None else tests.get((run.id, step))
+        if run.status is Status.FAILED:
+            failed.append(seed)
+        elif test is None or test.reward is None or test.kl is None:
+            unread.append(seed)
+        else:
+            rewards[seed], kls[seed] = test.reward, test.kl
+            if step == 0:
+                lost.append(seed)
+    within = sum(run.status is Status.COMPLETED and is_within(run.end_kl, None, spec.kl_budget) for run in runs)
+    return Confirmed(
+        trial,
+        rewards,
+        kls,
+        t_interval(list(rewards.values())),
+        t_interval(list(kls.values())),
+        lost=tuple(lost),
+        failed=tuple(failed),
+        open=tuple(unread),
+        ends_within=within,
+    )
+
+
+def _compared(length: int, read: Sequence[Confirmed], baseline: OnTest | None) -> Confirmation:
+    ranked = sorted(read, key=lambda one: -math.inf if one.reward is None else one.reward.mean, reverse=True)
+    some = [one for one in ranked if one.reward is not None]
+    reference = next((one for one in some if one.is_reference), None)
+    candidates = sum(not one.is_reference for one in some)
+    compared = []
+    for one in ranked:
+        over = under = None
+        if reference is not None and one is not reference:
+            over = difference(one.rewards, reference.rewards, candidates)
+        if some and one is not some[0]:
+            under = difference(some[0].rewards, one.rewards, len(some) - 1)
+        compared.append(_with(one, over, under))
+    prompts = 0 if baseline is None else baseline.prompts
+    return Confirmation(length, prompts, baseline, tuple(compared), _rank_correlation(some))
+
+
+def _with(one: Confirmed, over: Interval | None, under: Interval | None) -> Confirmed:
+    return replace(one, over_reference=over, under_best=under)
+
+
+def _rank_correlation(configurations: Sequence[Confirmed]) -> float | None:
+    """Return Spearman's correlation of the search's values with the confirmed means."""
+    pairs = [(one.trial.value, one.reward.mean) for one in configurations if one.reward is not None]
+    known = [(value, mean) for value, mean in pairs if value is not None]
+    if len(known) < LEAST_RANKED:
+        return None
+    from scipy import stats
+
+    found = float(stats.spearmanr(*zip(*known, strict=True)).statistic)
+    return found if math.isfinite(found) else None
+
+
+def confirmation_data(one: Confirmation) -> dict[str, Any]:
+    """Return the object of `confirm` for JSON."""
+    launch = one.launch
+    return {
+        "total_episodes": one.total_episodes,
+        "prompts": one.prompts,
+        "baseline": None if one.baseline is None else one.baseline.reward,
+        "baseline_se": None if one.baseline is None else one.baseline.reward_se,
+        "configurations": [_configuration_data(each) for each in one.configurations],
+        "rank_correlation": one.rank_correlation,
+        "is_whole": one.is_whole,
+        "launch": None if launch is None else launch.trial.number,
+        "not_told_apart": [each.trial.number for each in one.not_told_apart],
+        "verdict": one.verdict,
+    }
+
+
+def _configuration_data(one: Confirmed) -> dict[str, Any]:
+    intervals = ("reward", "kl", "over_reference", "under_best")
+    return {
+        "trial": one.trial.number,
+        "is_reference": one.is_reference,
+        **{name: None if (found := getattr(one, name)) is None else asdict(found) for name in intervals},
+        "rewards": {str(seed): reward for seed, reward in one.rewards.items()},
+        "kls": {str(seed): kl for seed, kl in one.kls.items()},
+        "ends_within": one.ends_within,
+        **{name: list(getattr(one, name)) for name in ("lost", "failed", "open")},
+    }
+
+
+def runs_text(one: Confirmed) -> str:
+    """Return what is to be known of the runs of a configuration, in few words; empty where all went well."""
+    parts = [
+        f"{counted(len(one.lost), 'run')} with nothing within the budget" if one.lost else "",
+        f"{len(one.failed)} failed" if one.failed else "",
+        f"{len(one.open)} not read yet" if one.open else "",
+    ]
+    return ", ".join(part for part in parts if part)
