@@ -13,7 +13,7 @@ from dashboard.views import common, mattered, samples
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
 from tuner.results import LONGER, differences
-from tuner.status import Origin
+from tuner.status import Role
 from tuner.store import Store, TrialRow
 
 LEAST, MOST = 2, 6
@@ -192,7 +192,7 @@ def _commands(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
     st.subheader("To train one for real", anchor=False)
     for row in rows:
         st.code(checkpoints.train_for_real(snapshot.view.row.name, row), language=None)
-    forked = any(row.origin is Origin.FORKED for row in rows)
+    forked = any(row.role is Role.FORK for row in rows)
     from_start = " A fork's command trains its settings from the start, without what its parent did." if forked else ""
     st.caption(
         f"Each trains that trial's configuration {LONGER} times longer and keeps the model; a schedule over the run's "
