@@ -1,10 +1,8 @@
 """What is computed from a study's frames before it is drawn: rungs, pruning's cost, trials by setting, noise, front."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +12,7 @@ from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.kl_budget import is_within
 from tuner.guard import RULES
+from tuner.paired import ERRORS
 from tuner.results import differences
 from tuner.spec import StudySpec
 from tuner.status import PERSON, Objective, Status
@@ -227,8 +226,6 @@ def _number(row: TrialRow, setting: str) -> float | None:
 
 # Is one trial better than another? The difference of their values against its noise.
 
-ERRORS = 2.0
-"""Standard errors from which a difference counts as more than noise."""
 _VALUES: Mapping[Objective, str] = {
     "best": "A value is the highest of several evaluations, so it reads rather high by luck",
     "end": "A value is the mean of a trial's last two evaluations",
@@ -239,71 +236,9 @@ def noise(objective: Objective) -> str:
     """Return what the noise of a difference is, and what it is not."""
     return (
         "Each trial is one run, so what another seed would change is in none of these numbers. "
-        f"{_VALUES[objective]}. All are on the same eval prompts; the standard error of a difference adds both "
-        "trials' as if their prompts were not shared, so it is rather too large. More than twice it counts as more "
-        "than the noise."
+        f"{_VALUES[objective]}. All are on the same eval prompts, so a difference is taken prompt by prompt; more than "
+        f"{ERRORS:g} of its standard errors count as more than the noise."
     )
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far trial `other` is over trial `base`, in reward."""
-
-    base: int
-    other: int
-    mean: float
-    se: float | None
-    """None: a standard error is not known."""
-
-    @property
-    def verdict(self) -> str:
-        """What the difference is worth, in words."""
-        if self.se is None or self.se <= 0:
-            return "its noise is not known"
-        times = abs(self.mean) / self.se
-        exceeds = "more than the noise" if times > ERRORS else "within the noise"
-        return f"{exceeds} ({times:.1f} standard errors)"
-
-
-@dataclass(frozen=True)
-class Paired:
-    """The mean difference of rewards on the kept prompts that two trials share."""
-
-    n: int
-    mean: float
-    se: float
-
-    @property
-    def words(self) -> str:
-        """The difference with its standard error and how many prompts it rests on."""
-        return f"{self.mean:+.2f} ± {self.se:.2f} on {self.n} kept prompts, paired"
-
-
-def value_differences(trials: Sequence[TrialRow]) -> list[Difference]:
-    """Return how far each further trial is over the first; a trial without a value is left out."""
-    base, *others = trials
-    return [
-        Difference(base.number, row.number, row.value - base.value, _error_of_difference(base.value_se, row.value_se))
-        for row in others
-        if base.value is not None and row.value is not None
-    ]
-
-
-def paired(samples: pd.DataFrame, base: int, other: int, steps: Mapping[int, int] | None = None) -> Paired | None:
-    """Return `other` against `base` on the prompts whose samples both keep.
-
-    That is at the step of each one's value, where `steps` names it by trial, else at its last evaluation. `samples` has
-    `trial`, `step`, `prompt_index`, `reward`. None: under two shared prompts have a reward.
-    """
-    columns = []
-    for number in (base, other):
-        own = samples[samples["trial"] == number]
-        step = (steps or {}).get(number, own["step"].max())
-        columns.append(own[own["step"] == step].set_index("prompt_index")["reward"])
-    gaps = (columns[1] - columns[0]).dropna()
-    if len(gaps) < 2:
-        return None
-    return Paired(len(gaps), float(gaps.mean()), float(gaps.std(ddof=1)) / math.sqrt(len(gaps)))
 
 
 @dataclass(frozen=True)
@@ -337,10 +272,6 @@ def lineage(trials: Sequence[TrialRow], number: int) -> list[Ancestor]:
 def forks_of(trials: Sequence[TrialRow], number: int) -> list[int]:
     """Return the numbers of the trials that were forked from trial `number`."""
     return [row.number for row in trials if row.parent == number]
-
-
-def _error_of_difference(*errors: Any) -> float | None:
-    return None if any(error is None for error in errors) else math.hypot(*errors)
 
 
 # Which evaluated checkpoint is worth having: the Pareto front of eval reward against eval KL.

@@ -21,6 +21,7 @@ from ppo_core.output import KL_UNIT, NOTHING, PLAIN_WIDTH, counted, measured, pl
 from tuner.confirmed import Confirmation, runs_text
 from tuner.forks import Answer
 from tuner.guard import RULES
+from tuner.paired import Difference
 from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
@@ -255,6 +256,14 @@ def comparison_tables(
     for name, row in differing.items():
         values.add_row(name, *(short(value, 6) for value in row))
     return [outcomes, values]
+
+
+def difference_line(base: TrialRow, other: TrialRow, found: Difference | None) -> str:
+    """Return one line on how far the value of `other` is over that of `base`."""
+    names = f"Trial {other.number} over trial {base.number}"
+    if found is None:
+        return f"{names}: one of them has no value."
+    return f"{names}: {plus_minus(found.mean, found.se)} reward, {found.verdict}."
 
 
 def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:

@@ -4,7 +4,6 @@ The JSON shapes are kept stable: keys are added, never renamed or removed. A num
 finite or was not measured is `null`.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from tuner import forks
 from tuner.best import best_trial
 from tuner.front import StudyFront
 from tuner.guard import RULES
+from tuner.paired import improvement, over
 from tuner.scoring import EVALUATION_METRICS, Extent, extent, judged_again
 from tuner.spec import SCALE_FREE, StudySpec, ValueSource
 from tuner.status import Objective, Origin, Role, Status
@@ -194,16 +194,6 @@ def front(store: Store, view: StudyView) -> list[FrontPoint]:
         if path is not None:
             points.append(FrontPoint(point.trial, point.step, found["episode"], reward, kl, point.bound, path))
     return points
-
-
-def gain(trial: TrialRow, start: Estimate) -> Estimate:
-    """Return how far the trial's value is over the baseline.
-
-    The standard error adds both variances: an upper bound, since both were measured on the same prompts.
-    """
-    errors = (trial.value_se, start.se)
-    se = math.hypot(*(e for e in errors if e is not None)) if None not in errors else None
-    return Estimate((trial.value or 0.0) - start.mean, se)
 
 
 def kl_prunings(trials: Sequence[TrialRow]) -> dict[str, list[int]]:
@@ -389,6 +379,7 @@ def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) 
     its checkpoint came to on the test prompts; null: it was not read, and `test_why_not` says why.
     """
     start, kl = baseline(store, trial), value_kl(store, trial, view.spec.objective)
+    better = improvement(store, trial, view.spec.objective)
     test = on_test(store, view, trial)
     return trial_data(trial) | {
         "study": view.row.name,
@@ -396,19 +387,26 @@ def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) 
         "kl_se": None if kl is None else kl.se,
         "baseline": None if start is None else start.mean,
         "baseline_se": None if start is None else start.se,
-        "improvement": None if start is None else gain(trial, start).mean,
+        "improvement": None if better is None else better.mean,
+        "improvement_se": None if better is None else better.se,
         "ends_within_budget": end_of(store, trial, view.spec).is_within,
         "test": None if isinstance(test, str) else asdict(test),
         "test_why_not": test if isinstance(test, str) else None,
     }
 
 
-def comparison_data(view: StudyView, trials: Sequence[TrialRow]) -> dict[str, Any]:
-    """Return the object of `compare`: the trials, and by hyperparameter the differing values in their order."""
+def comparison_data(store: Store, view: StudyView, trials: Sequence[TrialRow]) -> dict[str, Any]:
+    """Return the object of `compare`: the trials, and by hyperparameter the differing values in their order.
+
+    `over_first` is how far each further trial's value is over the first's, or null where one of them has none.
+    """
+    first, *others = trials
+    over_first = [over(store, first, trial, view.spec.objective) for trial in others]
     return {
         "study": view.row.name,
         "trials": [trial_data(trial) for trial in trials],
         "differences": differences(trials),
+        "over_first": [None if found is None else asdict(found) for found in over_first],
     }
 
 

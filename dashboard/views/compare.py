@@ -12,6 +12,7 @@ from dashboard.figures import title_of
 from dashboard.views import common, mattered, samples
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
+from tuner.paired import over
 from tuner.results import LONGER, differences
 from tuner.status import Role
 from tuner.store import Store, TrialRow
@@ -103,19 +104,19 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Non
     shown = {name: cells for name, cells in lines.items() if any(cells)}
     table = pd.DataFrame({"outcome": list(shown)} | {_name(row): list(cells) for row, cells in _turned(rows, shown)})
     common.table(table, key="outcomes")
-    every = data.samples(store, snapshot, tuple(row.number for row in rows))
-    steps = {row.number: row.value_step for row in rows if is_best and row.value_step is not None}
-    found = analysis.value_differences(rows)
-    for item in found:
-        pairs = analysis.paired(every, item.base, item.other, steps)
-        kept = "" if pairs is None else f" {pairs.words}: a look at a few, not the measure."
-        pair = [row for row in rows if row.number in (item.base, item.other)]
-        over = [row.number for row in pair if (row.kl or 0.0) > budget]
+    base, *others = rows
+    found = {row.number: over(store, base, row, spec.objective) for row in others}
+    for row in others:
+        difference = found[row.number]
+        if difference is None:
+            continue
+        beyond = [one.number for one in (base, row) if (one.kl or 0.0) > budget]
+        resting = [one.number for one in (base, row) if one.is_resting]
         st.text(
-            f"Trial {item.other} against trial {item.base}: {_signed(item.mean, item.se)} reward, "
-            f"{item.verdict}.{_over_told(over)}{_resting_told([row.number for row in pair if row.is_resting])}{kept}"
+            f"Trial {row.number} against trial {base.number}: {_signed(difference.mean, difference.se)} reward, "
+            f"{difference.verdict}.{_over_told(beyond)}{_resting_told(resting)}"
         )
-    if not found:
+    if not any(found.values()):
         st.info(f"Trial {rows[0].number} or all the others have no value yet, so there is no difference to tell.")
     st.caption(f"n = 1 run of each trial. {analysis.noise(spec.objective)}")
 

@@ -181,29 +181,6 @@ def test_rollouts_stand_in_for_readings_that_no_evaluation_made() -> None:
 # Comparing
 
 
-def test_a_difference_is_told_with_its_noise() -> None:
-    better, worse, unknown = analysis.value_differences(
-        [row(0, 1.0), row(1, 1.5), row(2, 0.9), row(3, None), row(4, 1.0, value_se=None)]
-    )
-    assert (better.other, better.mean, better.se) == (1, 0.5, pytest.approx(math.hypot(0.1, 0.1)))
-    assert better.verdict == "more than the noise (3.5 standard errors)"
-    assert worse.verdict == "within the noise (0.7 standard errors)"
-    assert unknown.verdict == "its noise is not known"
-    assert analysis.value_differences([row(0, None), row(1)]) == []
-
-
-def test_shared_prompts_are_paired_at_each_trials_last_evaluation() -> None:
-    rows = [(0, 3, 0, 9.0), (0, 5, 0, 1.0), (0, 5, 1, 2.0), (1, 4, 0, 1.5), (1, 4, 1, 3.5), (1, 4, 2, 8.0)]
-    samples = pd.DataFrame(rows, columns=["trial", "step", "prompt_index", "reward"])
-    pairs = analysis.paired(samples, 0, 1)
-    assert pairs is not None
-    assert (pairs.n, pairs.mean, pairs.se) == (2, 1.0, pytest.approx(0.5))
-    assert analysis.paired(samples[samples["prompt_index"] == 0], 0, 1) is None
-    more = pd.concat([samples, pd.DataFrame([(0, 3, 1, 4.0)], columns=samples.columns)])
-    earlier = analysis.paired(more, 0, 1, {0: 3})
-    assert earlier is not None and earlier.mean == pytest.approx((1.5 - 9.0 + 3.5 - 4.0) / 2), "at the step of a value"
-
-
 def test_what_the_noise_is_hangs_on_what_a_value_is() -> None:
     assert "the highest of several evaluations" in analysis.noise("best")
     assert "the mean of a trial's last two evaluations" in analysis.noise("end")

@@ -108,7 +108,8 @@ def add_steps(store: Store, lease: Lease, trial: TrialRow, outcome: Outcome | No
             parts = {"liked": 0.75, "[b]brief": -0.25}
             first = Sample(0, "the film was", f" fine {step}", 0.5, 1.0, 4, parts, TOKENS)
             samples = (first, Sample(1, "food", HOSTILE, 0.1, 2.0, 9))
-            readings = EvalReadings((0.5, 0.1), (1.0, float("inf")), (4, 9))
+            rewards = (metrics["eval/reward"] + 0.01 * step, metrics["eval/reward"] - 0.01 * step)
+            readings = EvalReadings(rewards, (1.0, float("inf")), (4, 9))
         metrics["own/tone"] = 0.5 * step
         if step == 3:
             metrics["val/var_explained"] = float("nan")

@@ -97,12 +97,8 @@ def test_closest_has_the_lowest_kl_of_the_eligible() -> None:
     assert closest_trial([pruned(2, kl=11.0)], "end") is None
 
 
-def test_baseline_and_improvement(store: Store, view: StudyView) -> None:
-    start = results.baseline(store, view.trials[2])
-    assert start == Estimate(0.25, 0.03)
-    better = results.gain(view.trials[2], start)
-    assert better.mean == 1.75  # 2.0 - 0.25
-    assert better.se == pytest.approx(0.0583095)  # sqrt(0.05² + 0.03²)
+def test_the_baseline_is_the_evaluation_before_any_update(store: Store, view: StudyView) -> None:
+    assert results.baseline(store, view.trials[2]) == Estimate(0.25, 0.03)
     assert results.value_kl(store, view.trials[2], "end") == Estimate(9.0, 0.2)
     assert results.value_kl(store, view.trials[6], "end") is None
 
@@ -222,6 +218,7 @@ def test_best_and_comparison_shapes(store: Store, view: StudyView) -> None:
     best = results.best_data(store, view, view.trials[2], 10.0)
     assert (best["number"], best["value"], best["kl"], best["kl_budget"]) == (2, 2.0, 9.0, 10.0)
     assert (best["baseline"], best["improvement"], best["kl_se"]) == (0.25, 1.75, 0.2)
+    assert best["improvement_se"] == pytest.approx(0.03)  # of 1.75 + 0.03 and 1.75 - 0.03, over two prompts
     assert best["ends_within_budget"] is True
     assert {name: value for name, value in best["test"].items() if name != "at"} == {
         "step": 4, "prompts": 2, "reward": 1.75, "reward_se": 0.05, "kl": 8.5, "kl_se": None, "why_not": None
@@ -229,6 +226,7 @@ def test_best_and_comparison_shapes(store: Store, view: StudyView) -> None:
     other = results.best_data(store, view, view.trials[3], 10.0)
     assert (other["test"], other["test_why_not"]) == (None, "the checkpoint is not kept here")
     assert best["config"]["kl_coef"] == 0.1
-    comparison = results.comparison_data(view, [view.trials[2], view.trials[3]])
+    comparison = results.comparison_data(store, view, [view.trials[2], view.trials[3]])
     assert [trial["number"] for trial in comparison["trials"]] == [2, 3]
     assert comparison["differences"]["kl_target"] == [None, 6.0]
+    assert [set(found) for found in comparison["over_first"]] == [{"mean", "se", "prompts"}]

@@ -13,6 +13,7 @@ from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import EXIT_INTERRUPTED
 from tuner import forks, render, results, trial_log
 from tuner.cli import report, storage
+from tuner.paired import over
 from tuner.results import StudyView, read_study
 from tuner.status import Status
 from tuner.store import Store, StudyRow, TrialRow
@@ -107,15 +108,18 @@ def compare(args: argparse.Namespace) -> int:
     with opened(args.storage) as store:
         view = read_study(store, args.study)
         trials = [store.trial(view.row, number) for number in numbers]
-    if args.json:
-        print(output.dumps(results.comparison_data(view, trials)))
-        return 0
+        if args.json:
+            print(output.dumps(results.comparison_data(store, view, trials)))
+            return 0
+        over_first = [over(store, trials[0], trial, view.spec.objective) for trial in trials[1:]]
     out = output.console()
     differing = results.differences(trials)
     for table in render.comparison_tables(view, trials, differing):
         out.print(table)
     if not differing:
         out.print("Their configurations are equal.")
+    for trial, found in zip(trials[1:], over_first, strict=True):
+        out.print(render.difference_line(trials[0], trial, found), soft_wrap=True)
     return 0
 
 

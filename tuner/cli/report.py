@@ -14,6 +14,7 @@ from tuner.confirmed import Confirmation
 from tuner.environment import to_copy
 from tuner.forks import Answer
 from tuner.guard import RULES
+from tuner.paired import improvement
 from tuner.results import (
     LONGER,
     Estimate,
@@ -21,7 +22,6 @@ from tuner.results import (
     baseline,
     end_of,
     front,
-    gain,
     kl_prunings,
     on_test,
     spent,
@@ -79,12 +79,12 @@ def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, k
     at = "" if kl is None else f" at a KL of {output.plus_minus(kl.mean, kl.se)} {output.KL_UNIT}"
     spent = f"in {trial.seconds:.0f} s"
     out.print(f"Trial {trial.number}: {value}{at} (budget {output.short(kl_budget)}), {spent}.", style="bold")
-    if start is not None:
-        better = gain(trial, start)
+    better = improvement(store, trial, view.spec.objective)
+    if start is not None and better is not None:
         before = output.plus_minus(start.mean, start.se)
         out.print(
             f"Improvement on the SFT baseline: {output.plus_minus(better.mean, better.se)} reward "
-            f"(baseline {before}; ± is one standard error over the eval prompts).",
+            f"(baseline {before}; ± is one standard error, {better.basis}).",
             style="bold",
         )
     if answer is not None:

@@ -1,0 +1,89 @@
+"""Differences of rewards on the same eval prompts: paired where the store has each prompt's, told as unpaired elsewhere."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from tests.tuner.trial_rows import trial_row
+from tuner.paired import Difference, improvement, over
+from tuner.store import Store, TrialRow
+
+
+class Readings:
+    """Stands for a store: rewards of each eval prompt, by trial id and step."""
+
+    def __init__(
+        self, rewards: Mapping[int, Mapping[int, Sequence[float | None]]], without: Sequence[int] = ()
+    ) -> None:
+        self.rewards, self.without = rewards, without
+
+    def readings(self, trial_ids: Sequence[int]) -> list[dict[str, Any]]:
+        (trial,) = trial_ids
+        own = {} if trial in self.without else self.rewards[trial]
+        return [{"trial_id": trial, "step": step, "rewards": list(rewards)} for step, rewards in own.items()]
+
+    def steps(self, trial_ids: Sequence[int], names: Sequence[str], *, evaluations_only: bool) -> list[dict[str, Any]]:
+        (trial,) = trial_ids
+        return [
+            {"step": step, "eval/reward": statistics.fmean(known), "eval/reward_se": 0.3}
+            for step, rewards in self.rewards[trial].items()
+            if (known := [reward for reward in rewards if reward is not None])
+        ]
+
+
+FIRST, BETTER, LATER = [0.0, 1.0, 5.0], [1.0, 1.5, 6.0], [2.0, 2.0, 8.0]
+STORE = Readings({100: {0: FIRST, 3: BETTER, 6: LATER}, 101: {0: FIRST, 3: LATER}, 102: {0: FIRST}})
+
+
+def row(number: int, value: float | None, step: int | None) -> TrialRow:
+    return trial_row(number, value=value, value_step=step, value_se=0.4)
+
+
+def store(made: Readings = STORE) -> Store:
+    return cast(Store, made)
+
+
+def test_an_improvement_is_paired_prompt_by_prompt() -> None:
+    """The gaps are 1, 0.5, 1: what makes the third prompt easy for both is in none of them."""
+    found = improvement(store(), row(0, 8.5 / 3, 3), "best")
+    assert found == Difference(pytest.approx(2.5 / 3), pytest.approx(statistics.stdev([1, 0.5, 1]) / math.sqrt(3)), 3)
+    assert found.basis == "paired on 3 eval prompts" and found.verdict.startswith("more than the noise (5.0 standard")
+
+
+def test_a_value_at_the_end_is_paired_as_the_mean_of_its_last_two_evaluations() -> None:
+    """The gaps are 1.5, 0.75 and 2."""
+    found = improvement(store(), row(0, 4.0, 6), "end")
+    assert found is not None and found.mean == pytest.approx(4.25 / 3) and found.prompts == 3
+
+
+def test_one_trial_over_another_is_paired_at_the_steps_of_their_values() -> None:
+    found = over(store(), row(0, 2.0, 3), row(1, 4.0, 3), "best")
+    assert found is not None and (found.mean, found.prompts) == (pytest.approx(3.5 / 3), 3)
+    back = over(store(), row(1, 4.0, 3), row(0, 2.0, 3), "best")
+    assert back is not None and back.mean == pytest.approx(-3.5 / 3)
+    assert over(store(), row(0, None, None), row(1, 4.0, 3), "best") is None
+
+
+def test_a_prompt_without_a_finite_reward_is_left_out() -> None:
+    made = Readings({100: {0: [0.0, 1.0, 5.0], 3: [1.0, None, 8.0]}})
+    found = improvement(store(made), row(0, 4.5, 3), "best")
+    assert found is not None and (found.mean, found.prompts) == (2.0, 2)
+
+
+def test_without_each_prompts_rewards_the_errors_are_added_and_that_is_said() -> None:
+    """As of a study that an older version ran."""
+    made = Readings(STORE.rewards, without=[100])
+    found = improvement(store(made), row(0, 3.0, 3), "best")
+    assert found == Difference(1.0, pytest.approx(0.5), 0)
+    assert found.basis == "not paired, so rather too large"
+    assert (
+        Difference(1.1, 0.5, 0).verdict == "more than the noise (2.2 standard errors, not paired, so rather too large)"
+    )
+    assert Difference(-0.9, 0.5, 4).verdict == "within the noise (1.8 standard errors, paired on 4 eval prompts)"
+    unknown = over(store(made), trial_row(0, value=1.0, value_se=None), row(1, 2.0, 3), "best")
+    assert unknown is not None and unknown.verdict == "its noise is not known"
+    nothing = improvement(store(Readings({100: {3: BETTER}})), row(0, 3.0, 3), "best")
+    assert nothing is None, "without the baseline there is no improvement"
