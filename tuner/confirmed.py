@@ -28,7 +28,7 @@ from tuner.store import OnTest, Store, TrialRow
 
 ALPHA = 0.05
 LEAST_RANKED = 3
-"""Configurations that a rank correlation needs."""
+"""Pairs that a rank correlation needs."""
 
 
 @dataclass(frozen=True)
@@ -242,23 +242,22 @@ def _compared(length: int, read: Sequence[Confirmed], baseline: OnTest | None) -
             under = difference(some[0].rewards, one.rewards, len(some) - 1)
         compared.append(_with(one, over, under))
     prompts = 0 if baseline is None else baseline.prompts
-    return Confirmation(length, prompts, baseline, tuple(compared), _rank_correlation(some))
+    pairs = [(one.trial.value, one.reward.mean) for one in some if one.reward is not None]
+    order = rank_correlation([(value, mean) for value, mean in pairs if value is not None])
+    return Confirmation(length, prompts, baseline, tuple(compared), order)
 
 
 def _with(one: Confirmed, over: Interval | None, under: Interval | None) -> Confirmed:
     return replace(one, over_reference=over, under_best=under)
 
 
-def _rank_correlation(configurations: Sequence[Confirmed]) -> float | None:
-    """Return Spearman's correlation of the search's values with the confirmed means."""
-    pairs = [(one.trial.value, one.reward.mean) for one in configurations if one.reward is not None]
-    known = [(value, mean) for value, mean in pairs if value is not None]
-    if len(known) < LEAST_RANKED:
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return Spearman's rank correlation of pairs; None: fewer than LEAST_RANKED, or one side is all equal."""
+    if len(pairs) < LEAST_RANKED or any(len(set(side)) == 1 for side in zip(*pairs, strict=True)):
         return None
     from scipy import stats
 
-    found = float(stats.spearmanr(*zip(*known, strict=True)).statistic)
-    return found if math.isfinite(found) else None
+    return float(stats.spearmanr(*zip(*pairs, strict=True)).statistic)
 
 
 def confirmation_data(one: Confirmation) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, PLAIN_WIDTH, counted, measured, plain, plus_minus, short
+from tuner.audit import Audit, correlations, counts
 from tuner.confirmed import Confirmation, runs_text
 from tuner.forks import Answer
 from tuner.guard import RULES
@@ -264,6 +265,32 @@ def difference_line(base: TrialRow, other: TrialRow, found: Difference | None) -
     if found is None:
         return f"{names}: one of them has no value."
     return f"{names}: {plus_minus(found.mean, found.se)} reward, {found.verdict}."
+
+
+def audit_parts(found: Audit) -> list[Table | str]:
+    """Return what audited trials tell: a table of verdicts by who spoke, and lines on the rest."""
+    title = f"Verdicts on {counted(found.trials, 'audited trial')}"
+    columns = ("verdicts", "wrong", "share", "at most, 95 %")
+    table = _table("by", *columns, title=title, right=columns)
+    for count in counts(found.verdicts):
+        share = f"{count.wrong / count.verdicts:.0%}"
+        table.add_row(count.by, str(count.verdicts), str(count.wrong), share, f"{count.at_most:.0%}")
+    parts: list[Table | str] = [table] if found.verdicts else [f"{title}: none was spoken."]
+    parts.append("Wrong: the trial came to more, later on, than the study's answer would have been without that.")
+    parts += [
+        f"Trial {one.trial} of {plain(one.study)}: {one.rule} at step {one.step} was wrong: {measured(one.later)} "
+        f"later, {measured(one.answer)} without."
+        for one in found.verdicts
+        if one.was_wrong
+    ]
+    names = {"rung": "the rung score", "half": "the value half-way"}
+    for name, (n, rho) in correlations(found.courses).items():
+        text = "too few to tell" if rho is None else f"{rho:.2f}"
+        parts.append(f"Rank correlation of {names[name]} with the final value: {text} (n = {n} audited trials).")
+    if found.seconds_saved:
+        saved = ", ".join(f"{seconds:.0f} by {by}" for by, seconds in found.seconds_saved.items())
+        parts.append(f"Device-seconds that the other trials were spared: {saved}.")
+    return parts
 
 
 def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:

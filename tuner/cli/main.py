@@ -62,6 +62,7 @@ COMMANDS = {
     "show": Command("show a study, or one of its trials with curves and samples", "read", "show"),
     "compare": Command("show where trials differ, and their outcomes", "read", "compare"),
     "best": Command("show the best trial within a KL budget", "read", "best"),
+    "audit": Command("show what the guard and the strategy threw away, by the trials that ran on", "read", "audit"),
     "logs": Command("print what a trial wrote while it ran", "read", "logs"),
     "dashboard": Command("open the dashboard", "dashboard", "dashboard"),
     "export": Command("write a study to a folder of plain files, or to a storage of Optuna's", "manage", "export"),
@@ -168,7 +169,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     commands["dashboard"].add_argument("--port", type=port, help="port on 127.0.0.1 (default: 8501, or the next free)")
     commands["dashboard"].add_argument("--read-only", action="store_true", help="show, and place no orders")
     commands["dashboard"].add_argument("--open", action="store_true", help="open it in the browser")
-    for name in ("list", "show", "compare", "best", "logs", "dashboard", *KINDS, "orders", *UPKEEP):
+    for name in ("list", "show", "compare", "best", "audit", "logs", "dashboard", *KINDS, "orders", *UPKEEP):
         _add_storage(commands[name])
     return parser, commands
 
@@ -262,6 +263,10 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     commands["best"].add_argument(
         "--kl-budget", metavar="X", type=kl_budget, help="nats per response (default: the study's budget)"
     )
+    commands["audit"].add_argument("studies", metavar="STUDY", nargs="*", help="studies' names (default: all)")
+    commands[
+        "audit"
+    ].epilog = "A study with audit = 0.1 in its file lets a tenth of its trials run on, whatever a rule says."
     commands["logs"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
     commands["logs"].add_argument("-f", "--follow", action="store_true", help="go on printing until the trial ends")
     commands["logs"].add_argument("-n", "--lines", metavar="N", type=positive_int, help="its last lines alone")
@@ -269,7 +274,7 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     commands[
         "best"
     ].epilog = f'{RULE["best"]} With the objective "end": {RULE["end"]} Exit status 1: no trial is within the budget.'
-    for name in ("list", "show", "compare", "best"):
+    for name in ("list", "show", "compare", "best", "audit"):
         commands[name].add_argument("--json", action="store_true", help="print JSON on stdout")
 
 

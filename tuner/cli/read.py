@@ -11,6 +11,7 @@ from pathlib import Path
 from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import EXIT_INTERRUPTED
+from tuner import audit as audits
 from tuner import forks, render, results, trial_log
 from tuner.cli import report, storage
 from tuner.paired import over
@@ -137,6 +138,25 @@ def best(args: argparse.Namespace) -> int:
             print(output.dumps(results.best_data(store, view, trial, kl_budget) | kept))
         else:
             report.print_winner(output.console(), store, view, trial, kl_budget, where)
+    return 0
+
+
+def audit(args: argparse.Namespace) -> int:
+    """Show what the audited trials of studies tell of the guard's rules and the strategy."""
+    with opened(args.storage) as store:
+        names = args.studies or [row.name for row in store.studies()]
+        found = audits.audit(store, [read_study(store, name) for name in dict.fromkeys(names)])
+    if args.json:
+        print(output.dumps(audits.audit_data(found)))
+        return 0
+    if not found.trials:
+        which = ", ".join(f'"{name}"' for name in found.studies) or "any study"
+        raise StudyError(
+            f"no audited trial of {which} has ended; audit = 0.1 in a study file audits a tenth of its trials"
+        )
+    out = output.console()
+    for part in render.audit_parts(found):
+        out.print(part, soft_wrap=isinstance(part, str))
     return 0
 
 
