@@ -1,55 +1,19 @@
 """What is computed from a study's frames before it is drawn: rungs, pruning's cost, trials by setting, noise, front."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from ppo_core.declare import HyperValue
-from ppo_core.errors import ConfigError
-from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.kl_budget import is_within
 from tuner.guard import RULES
 from tuner.paired import ERRORS
 from tuner.results import differences
-from tuner.spec import StudySpec
 from tuner.status import PERSON, Objective, Status
 from tuner.store import TrialRow
-from tuner.strategies import Asha, EarlyCut, rung_episodes
-
-# Where the strategy paused a trial, and what it was ranked by there.
-
-SHARES: Mapping[str, tuple[float, ...]] = {one.name: one.shares for one in (EarlyCut, Asha)}
-"""Of a trial's episodes, where each strategy that pauses trials has its rungs."""
-
-
-@dataclass(frozen=True)
-class Rest:
-    """A pause of a trial by the strategy."""
-
-    episode: int
-    score: float | None
-    """Its rung score, in reward; None: nothing could be read."""
-
-
-def rests(rows: Iterable[TrialRow], spec: StudySpec) -> dict[int, tuple[Rest, ...]]:
-    """Return where the strategy paused trials, by number, the first rung first; those never paused are left out."""
-    shares, found = SHARES.get(spec.strategy, ()), {}
-    for row in rows:
-        with suppress(ConfigError):  # a configuration of another version
-            episodes = _rungs(row, shares) if row.rung_scores else ()
-            found[row.number] = tuple(Rest(*rest) for rest in zip(episodes, row.rung_scores, strict=False))
-    return {number: its for number, its in found.items() if its}
-
-
-def _rungs(row: TrialRow, shares: Sequence[float]) -> tuple[int, ...]:
-    """Return the episodes at a trial's rungs; two that fall together are one."""
-    config = PPOConfig.from_dict(row.config)
-    every = (rung_episodes(config, share) for share in shares)
-    return tuple(dict.fromkeys(episode for episode in every if episode is not None))
-
 
 # Pruning and its cost: what was ended early, by which rule, what that saved, and whether it might have won.
 

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from dashboard import style
-from dashboard.analysis import Rest
 from dashboard.diagnosis import SIGNALS, Incident
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.guard import KL, RULES
+from tuner.search.fidelity import Rest
 from tuner.status import Status
 
 Axis = Literal["step", "episodes", "tokens", "seconds", "KL"]
@@ -352,7 +352,7 @@ def curve(
         targets: Those named at the other end, where they do not overprint a level's name: an adaptive β's.
         shaded_from: What lies over it is shaded; None: nothing.
         names: What trials in colour are called besides their number: our own words alone.
-        rests: Where the strategy paused trials (see `dashboard.analysis.rests`).
+        rests: Where the strategy paused trials (see `tuner.search.fidelity.rests`).
     """
     points = points_of(frame, metric, drawing.axis, drawing.smoothing)
     is_kl = metric in KL_METRICS

@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 
 from dashboard import figures, style
 from dashboard.figures import PARAMS
-from dashboard.importance import Importance
 from ppo_core.metrics import METRICS
+from tuner.search.importance import Importance
 from tuner.spec import StudySpec
 
 Measure = Literal["value", "kl"]

@@ -4,11 +4,13 @@ Whatever comes from a model, a study file or an error is shown with its control 
 and never as markup.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
@@ -28,6 +30,9 @@ from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Role, Status
 from tuner.store import Order, TrialRow
+
+if TYPE_CHECKING:  # its libraries take a second to load
+    from tuner.search.importance import Importance
 
 CURVE_ROWS = 12
 AUDITED = " †"
@@ -291,6 +296,16 @@ def audit_parts(found: Audit) -> list[Table | str]:
         saved = ", ".join(f"{seconds:.0f} by {by}" for by, seconds in found.seconds_saved.items())
         parts.append(f"Device-seconds that the other trials were spared: {saved}.")
     return parts
+
+
+def importance_table(found: Sequence[Importance], title: str) -> Table:
+    """Return the table of what mattered for an outcome, the largest share first."""
+    columns = ("share", "middle 80 % of resamples", "reached by chance")
+    table = _table("hyperparameter", *columns, title=title, right=columns)
+    for one in found:
+        name = Text(one.name, style="bold" if one.is_sure else "")
+        table.add_row(name, f"{one.share:.0%}", f"{one.low:.0%} to {one.high:.0%}", f"{one.chance:.0%}")
+    return table
 
 
 def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:

@@ -21,6 +21,7 @@ from dashboard.views.common import live_chart as draw_live
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.guard import KL
+from tuner.search import fidelity
 from tuner.store import Store, TrialRow
 
 # PPO's health: each highlighted trial's latest readings against the declared ranges, with advice.
@@ -383,7 +384,7 @@ def _shown(key: str, _drawn: _Drawn, _metric: str, _levels: Mapping[str, float])
         targets=targets(_drawn.snapshot, _drawn.bright, _drawn.frame) if _metric in KL_METRICS else None,
         shaded_from=_drawn.snapshot.view.spec.kl_budget if _metric in KL_METRICS else None,
         names=_names(_drawn),
-        rests=analysis.rests(_of_frame(_drawn), _drawn.snapshot.view.spec),
+        rests=fidelity.rests(_of_frame(_drawn), _drawn.snapshot.view.spec),
     )
     return chart, echarts.option(chart)
 
@@ -430,7 +431,7 @@ def _told(snapshot: Snapshot, chosen: tuple[int, ...], bright: tuple[int, ...], 
     if len(others) > style.DISTINCT:
         of = f"{len(others)} of the other {all_others}" if len(others) < all_others else f"the other {all_others}"
         said.append(f"The grey band holds the middle 80% of {of} trials.")
-    paused = ", ◇ paused by the strategy" if snapshot.view.spec.strategy in analysis.SHARES else ""
+    paused = ", ◇ paused by the strategy" if snapshot.view.spec.strategy in fidelity.SHARES else ""
     said.append(
         f"The number at a line's end is its trial; ✕ pruned with the guard's rule{paused}, ▲ failed, ■ stopped."
     )

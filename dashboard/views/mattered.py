@@ -7,14 +7,15 @@ from typing import get_args
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, data, fidelity, figures, figures_mattered, importance, style
+from dashboard import analysis, data, figures, figures_mattered, style
 from dashboard.data import Snapshot
-from dashboard.fidelity import Fidelity
 from dashboard.figures_mattered import Measure
-from dashboard.importance import Importance, Outcome
 from dashboard.views import common
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import KL_UNIT, counted
+from tuner.search import fidelity, importance
+from tuner.search.fidelity import Fidelity
+from tuner.search.importance import Importance, Outcome
 from tuner.spec import OBJECTIVES
 from tuner.store import Store, TrialRow
 
@@ -28,7 +29,8 @@ def section(store: Store, snapshot: Snapshot) -> None:
     """Draw all of it."""
     evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
     at = _fidelity(snapshot)
-    trials = fidelity.read(snapshot.view.trials, at, evaluated, snapshot.view.spec)
+    kls = evaluated.set_index(["trial", "episode"])["kl"].to_dict()
+    trials = fidelity.read(snapshot.view.trials, at, kls, snapshot.view.spec)
     shown = Snapshot.of(replace(snapshot.view, trials=trials))
     names = figures.searched(shown.trials)
     ranked = _importance(store, shown, at, len(snapshot.view.trials))
@@ -82,10 +84,9 @@ def _importance(store: Store, snapshot: Snapshot, at: Fidelity, all_trials: int)
     why = "not at that rung, or forked" if at_rung else "pruned, failed, forked, not ended or without a value"
     blown = "" if at_rung else " What made a KL blow up is rather seen in the slices below, where the pruned ones are."
     st.caption(
-        "PED-ANOVA: how much the best quarter's values (at least five trials) differ from all trials' values. Bars are "
-        f"shares; a whisker holds the middle 80% of {importance.RESAMPLES} bootstrap resamples of the trials; a pale "
-        f"bar is one that {importance.RESAMPLES} shuffles of the outcomes reach by chance. It says which values go "
-        f"with good outcomes, and not why. Trials left out: {left_out} ({why}).{blown}"
+        f"{importance.MEANING} Bars are shares; a whisker holds the middle 80% of {importance.RESAMPLES} bootstrap "
+        f"resamples of the trials; a pale bar is one that {importance.RESAMPLES} shuffles of the outcomes reach by "
+        f"chance. Trials left out: {left_out} ({why}).{blown}"
     )
     return ranked
 

@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import analysis, data, diagnosis, health, safe_text, style
+from dashboard import data, diagnosis, health, safe_text, style
 from dashboard.data import Shown, Snapshot
 from dashboard.health import HEALTH_MARKS as MARKS
 from dashboard.health import LEAST_SECONDS, NEAR, TIMES_USUAL, Card
@@ -17,6 +17,7 @@ from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.best import RULE
 from tuner.results import StudyView
+from tuner.search import fidelity
 from tuner.spec import OBJECTIVES
 from tuner.status import Objective, Status
 from tuner.store import Store, StudyRow
@@ -185,7 +186,7 @@ def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
 
 def _at_rungs(view: StudyView) -> tuple[_Card, ...]:
     """Return the card of a strategy that pauses trials; none of another one."""
-    if view.spec.strategy not in analysis.SHARES:
+    if view.spec.strategy not in fidelity.SHARES:
         return ()
     promoted = sum(row.rung > 0 for row in view.trials)
     help_text = (
@@ -281,7 +282,7 @@ def _optional(snapshot: Snapshot) -> list[str]:
     """Return the columns that say something in this study alone."""
     spec = snapshot.view.spec
     of_best = ["value_step", "end_kl"] if spec.objective == "best" else []
-    return of_best + (["rung_score"] if spec.strategy in analysis.SHARES else [])
+    return of_best + (["rung_score"] if spec.strategy in fidelity.SHARES else [])
 
 
 def notes(view: StudyView) -> dict[int, str]:

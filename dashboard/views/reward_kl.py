@@ -13,6 +13,7 @@ from dashboard.views import common
 from ppo_core.output import KL_UNIT
 from tuner.best import RULE
 from tuner.results import StudyView, under_budget
+from tuner.search import fidelity
 from tuner.status import Objective
 from tuner.store import Store, TrialRow
 
@@ -211,7 +212,7 @@ def _figure(
         key="reward and KL",
         alt="Eval reward against eval KL: each trial's evaluations joined by a line, and the front over all of them",
     )
-    paused = "◇ where the strategy paused it, " if analysis.SHARES.get(spec.strategy) else ""
+    paused = "◇ where the strategy paused it, " if fidelity.SHARES.get(spec.strategy) else ""
     st.caption(
         "A line joins a trial's evaluations from the untrained policy on; its number is at the last. ✕ marks where a "
         f"rule, ■ where a person ended it, {paused}▲ where it failed. The star is the best checkpoint. The grey "

@@ -4,17 +4,17 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dashboard import analysis, diagnosis, importance
-from dashboard.analysis import Rest
+from dashboard import analysis, diagnosis
 from tests.dashboard.fake_store import CUT_SPEC, SPEC, Course, cut_rung
 from tuner.guard import RULES
 from tuner.scoring import best_within
+from tuner.search import fidelity
+from tuner.search.fidelity import Rest
 from tuner.spec import StudySpec
 from tuner.status import Origin, Role, Status
 from tuner.store import TrialRow
@@ -96,14 +96,14 @@ def test_a_trial_rests_at_the_rungs_of_its_own_batch_size() -> None:
         row(2, config=CONFIG),
         row(3, config={"nothing": "known"}, rung_scores=(0.7,)),
     ]
-    assert analysis.rests(rows, ASHA) == {0: (Rest(192, 0.5), Rest(576, None)), 1: (Rest(256, 0.7),)}
-    assert analysis.rests(rows[:2], CUT_SPEC) == {0: (Rest(192, 0.5),), 1: (Rest(256, 0.7),)}
-    assert analysis.rests(rows, SPEC) == {}
+    assert fidelity.rests(rows, ASHA) == {0: (Rest(192, 0.5), Rest(576, None)), 1: (Rest(256, 0.7),)}
+    assert fidelity.rests(rows[:2], CUT_SPEC) == {0: (Rest(192, 0.5),), 1: (Rest(256, 0.7),)}
+    assert fidelity.rests(rows, SPEC) == {}
 
 
 def test_the_rungs_are_where_the_fake_study_rests() -> None:
     for course in (Course(1e-4, 0.05, 4.0), Course(1e-4, 0.05, 4.0, batch=128)):
-        [rest] = analysis.rests([row(0, config={**CONFIG, "batch_size": course.batch}, rung_scores=(1,))], CUT_SPEC)[0]
+        [rest] = fidelity.rests([row(0, config={**CONFIG, "batch_size": course.batch}, rung_scores=(1,))], CUT_SPEC)[0]
         assert rest.episode == cut_rung(course) * course.batch
 
 
@@ -196,70 +196,6 @@ def test_a_forks_lineage_goes_back_to_a_trial_that_is_none() -> None:
     assert (first.trial, first.parent, first.step, first.changed) == (1, 0, 4, {"kl_coef": (0.1, 0.2)})
     assert (second.trial, second.parent, second.changed) == (2, 1, {"lr": (1, 2)})
     assert analysis.lineage(trials, 0) == [] and analysis.forks_of(trials, 0) == [1]
-
-
-# Importance
-
-
-def studied(count: int, seed: int = 0) -> list[TrialRow]:
-    """Trials whose reward hangs on the learning rate alone, and whose KL on nothing."""
-    random, trials = np.random.default_rng(seed), []
-    for number in range(count):
-        rate = float(10 ** random.uniform(-5, -2.6))
-        params = {"learning_rate": rate, "cliprange": float(random.uniform(0.1, 0.3)),
-                  "num_ppo_epochs": int(random.integers(2, 9))}  # fmt: skip
-        value = -((math.log10(rate) + 3.8) ** 2) + 0.05 * random.normal()
-        trials.append(row(number, value, float(random.uniform(4, 6)), params=params))
-    return trials
-
-
-SEARCH = StudySpec.from_dict(
-    {**SPEC.to_dict(), "search": {name: SPEC.to_dict()["search"][name]
-                                  for name in ("learning_rate", "cliprange", "num_ppo_epochs")}},
-    "a test",
-)  # fmt: skip
-
-
-def test_what_decides_the_reward_stands_out_and_what_does_not_is_told_as_chance() -> None:
-    trials = studied(40)
-    found = importance.importances(trials, SEARCH, "reward")
-    assert found[0].name == "learning_rate"
-    assert found[0].share > 0.6 and found[0].is_sure
-    assert sum(item.share for item in found) == pytest.approx(1)
-    assert all(item.low <= item.share <= item.high for item in found)
-    assert "learning_rate stands out from chance" in importance.certainty(found, 40)
-
-
-def test_the_same_trials_give_the_same_importance_and_kl_has_its_own() -> None:
-    trials = studied(12)
-    first, again = (importance.importances(trials, SEARCH, "KL", resamples=5) for _ in range(2))
-    assert first == again
-    assert not any(item.is_sure for item in importance.importances(trials, SEARCH, "KL", resamples=30))
-    assert "take nothing from this order" in importance.certainty(first, 12)
-
-
-def test_too_few_trials_are_refused_with_what_is_missing() -> None:
-    assert importance.refusal(studied(10), SEARCH) == ""
-    assert importance.refusal(studied(7), SEARCH).startswith("7 trials ran to the end or were stopped with a value")
-    assert "3 more are needed" in importance.refusal(studied(7), SEARCH)
-
-
-def test_only_trials_that_can_tell_count() -> None:
-    params = studied(1)[0].params
-    trials = [
-        row(0, params=params),
-        row(1, params=params, status=Status.STOPPED),
-        row(3, params=params, status=Status.PRUNED),
-        row(4, params=params, origin=Origin.FORKED, role=Role.FORK),
-        row(5, None, params=params),
-        row(6, params={}),
-    ]
-    assert [trial.number for trial in importance.usable(trials, SEARCH)] == [0, 1]
-    assert [trial.number for trial in importance.usable(trials, SEARCH, at_rung=True)] == [0, 1, 3]
-
-
-def test_too_few_trials_at_a_rung_are_refused_as_such() -> None:
-    assert importance.refusal(studied(7), SEARCH, at_rung=True).startswith("7 trials came to the rung; what mattered")
 
 
 # The audit

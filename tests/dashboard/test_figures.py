@@ -9,10 +9,10 @@ import pytest
 
 from dashboard import analysis, figures, figures_mattered, style
 from dashboard.analysis import Checkpoint
-from dashboard.importance import Importance
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import SPEC
 from tuner.guard import RULES
+from tuner.search.importance import Importance
 from tuner.status import Status
 
 NAN = math.nan

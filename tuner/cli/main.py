@@ -62,6 +62,7 @@ COMMANDS = {
     "show": Command("show a study, or one of its trials with curves and samples", "read", "show"),
     "compare": Command("show where trials differ, and their outcomes", "read", "compare"),
     "best": Command("show the best trial within a KL budget", "read", "best"),
+    "importance": Command("show which hyperparameters mattered, and how sure that is", "read", "importance"),
     "audit": Command("show what the guard and the strategy threw away, by the trials that ran on", "read", "audit"),
     "logs": Command("print what a trial wrote while it ran", "read", "logs"),
     "dashboard": Command("open the dashboard", "dashboard", "dashboard"),
@@ -75,6 +76,8 @@ COMMANDS = {
     "orders": Command("list what a study was ordered to do, and what became of it", "steer", "orders"),
 }
 """Every command by name."""
+READING = ("list", "show", "compare", "best", "importance", "audit")
+"""Those that show what is stored, on request as JSON."""
 UPKEEP = ("export", "copy", "delete", "rename", "archive", "migrate")
 """Those that look after studies."""
 
@@ -169,7 +172,14 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     commands["dashboard"].add_argument("--port", type=port, help="port on 127.0.0.1 (default: 8501, or the next free)")
     commands["dashboard"].add_argument("--read-only", action="store_true", help="show, and place no orders")
     commands["dashboard"].add_argument("--open", action="store_true", help="open it in the browser")
-    for name in ("list", "show", "compare", "best", "audit", "logs", "dashboard", *KINDS, "orders", *UPKEEP):
+    for name in (
+        *READING,
+        "logs",
+        "dashboard",
+        *KINDS,
+        "orders",
+        *UPKEEP,
+    ):
         _add_storage(commands[name])
     return parser, commands
 
@@ -256,12 +266,17 @@ def _add_import_arguments(parser: Parser) -> None:
 
 
 def _add_reading_arguments(commands: dict[str, Parser]) -> None:
-    for name in ("show", "compare", "best", "logs"):
+    for name in ("show", "compare", "best", "importance", "logs"):
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     commands["show"].add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number")
     commands["compare"].add_argument("trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two")
     commands["best"].add_argument(
         "--kl-budget", metavar="X", type=kl_budget, help="nats per response (default: the study's budget)"
+    )
+    commands[
+        "importance"
+    ].epilog = (
+        "A study whose strategy pauses trials is read at its first rung, where most trials came to, else at their ends."
     )
     commands["audit"].add_argument("studies", metavar="STUDY", nargs="*", help="studies' names (default: all)")
     commands[
@@ -274,7 +289,7 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     commands[
         "best"
     ].epilog = f'{RULE["best"]} With the objective "end": {RULE["end"]} Exit status 1: no trial is within the budget.'
-    for name in ("list", "show", "compare", "best", "audit"):
+    for name in READING:
         commands[name].add_argument("--json", action="store_true", help="print JSON on stdout")
 
 

@@ -6,7 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import get_args
 
 from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError
@@ -138,6 +140,38 @@ def best(args: argparse.Namespace) -> int:
             print(output.dumps(results.best_data(store, view, trial, kl_budget) | kept))
         else:
             report.print_winner(output.console(), store, view, trial, kl_budget, where)
+    return 0
+
+
+def importance(args: argparse.Namespace) -> int:
+    """Show which hyperparameters mattered, at the first place where trials can be read.
+
+    Raises:
+        StudyError: there are too few trials to tell.
+    """
+    from tuner.search import fidelity, importance
+
+    with opened(args.storage) as store:
+        view = read_study(store, args.study)
+        number_of = {trial.id: trial.number for trial in view.trials}
+        rows = store.steps(number_of, ("eval/kl",), evaluations_only=True)
+    at = fidelity.offered(view.spec)[0]
+    kls = {(number_of[row["trial_id"]], row["episode"]): row["eval/kl"] for row in rows}
+    trials = fidelity.read(view.trials, at, kls, view.spec)
+    refused = importance.refusal(trials, view.spec, at_rung=at.rung is not None)
+    if refused:
+        raise StudyError(refused)
+    usable = importance.usable(trials, view.spec, at_rung=at.rung is not None)
+    found = {outcome: importance.importances(usable, view.spec, outcome) for outcome in get_args(importance.Outcome)}
+    if args.json:
+        lists = {outcome: [asdict(one) | {"is_sure": one.is_sure} for one in each] for outcome, each in found.items()}
+        print(output.dumps({"study": view.row.name, "read": at.name, "trials": len(usable), **lists}))
+        return 0
+    out = output.console()
+    for outcome, each in found.items():
+        out.print(render.importance_table(each, f"What mattered for {outcome}, {at.name}"))
+        out.print(importance.certainty(each, len(usable)), soft_wrap=True)
+    out.print(importance.MEANING, soft_wrap=True)
     return 0
 
 

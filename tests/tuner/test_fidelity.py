@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import pandas as pd
 import pytest
 
-from dashboard import fidelity
 from tests.dashboard.fake_store import CUT_SPEC, SPEC
 from tests.tuner.trial_rows import pruned, trial_row
+from tuner.search import fidelity
 from tuner.spec import StudySpec
 from tuner.status import PausedBy, Status
 from tuner.store import TrialRow
@@ -16,9 +15,9 @@ ASHA = StudySpec.from_dict({**CUT_SPEC.to_dict(), "strategy": "asha"}, "a test")
 CONFIG = CUT_SPEC.config({}).to_dict()  # 1,920 episodes in batches of 64: the rungs are at 192 and 576
 
 
-def evaluated(*rows: tuple[int, int, float]) -> pd.DataFrame:
+def evaluated(*rows: tuple[int, int, float]) -> dict[tuple[int, int], float]:
     """Evaluations from (trial, episode, KL)."""
-    return pd.DataFrame(rows, columns=["trial", "episode", "kl"])
+    return {(trial, episode): kl for trial, episode, kl in rows}
 
 
 def came(number: int, *scores: float | None, **values: Any) -> TrialRow:

@@ -26,6 +26,10 @@ from tuner.spec import StudySpec
 from tuner.store import TrialRow
 
 Outcome = Literal["reward", "KL"]
+MEANING = (
+    "PED-ANOVA: how much the best quarter's values (at least five trials) differ from all trials' values. It says "
+    "which values go with good outcomes, and not why."
+)
 LEAST = 10
 """Trials under which nothing is said: a share of so few is chance."""
 BEST_SHARE, LEAST_BEST = 0.25, 5
@@ -58,7 +62,7 @@ class Importance:
 def usable(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = False) -> list[TrialRow]:
     """Return the trials that can tell: completed or stopped, with a value and a KL, and not forked.
 
-    `at_rung`: the trials are as they read at a rung (see `dashboard.fidelity`), so what became of them later does not
+    `at_rung`: the trials are as they read at a rung (see `tuner.search.fidelity`); what became of them later does not
     matter.
     """
     return [

@@ -3,17 +3,50 @@
 A trial that the strategy paused at a tenth of its episodes has a value, too, which says less than one of a whole run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import pandas as pd
-
-from dashboard import analysis
+from ppo_core.errors import ConfigError
+from ppo_core.hyperparameters import PPOConfig
 from ppo_core.metrics import METRICS
 from tuner.spec import StudySpec
 from tuner.store import TrialRow
+from tuner.strategies import Asha, EarlyCut, rung_episodes
 
 _KL = METRICS["eval/kl"]
+
+SHARES: Mapping[str, tuple[float, ...]] = {one.name: one.shares for one in (EarlyCut, Asha)}
+"""Of a trial's episodes, where each strategy that pauses trials has its rungs."""
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A pause of a trial by the strategy."""
+
+    episode: int
+    score: float | None
+    """Its rung score, in reward; None: nothing could be read."""
+
+
+def rests(rows: Iterable[TrialRow], spec: StudySpec) -> dict[int, tuple[Rest, ...]]:
+    """Return where the strategy paused trials, by number, the first rung first; those never paused are left out."""
+    shares, found = SHARES.get(spec.strategy, ()), {}
+    for row in rows:
+        with suppress(ConfigError):  # a configuration of another version
+            episodes = _rungs(row, shares) if row.rung_scores else ()
+            found[row.number] = tuple(Rest(*rest) for rest in zip(episodes, row.rung_scores, strict=False))
+    return {number: its for number, its in found.items() if its}
+
+
+def _rungs(row: TrialRow, shares: Sequence[float]) -> tuple[int, ...]:
+    """Return the episodes at a trial's rungs; two that fall together are one."""
+    config = PPOConfig.from_dict(row.config)
+    every = (rung_episodes(config, share) for share in shares)
+    return tuple(dict.fromkeys(episode for episode in every if episode is not None))
+
+
+# Where trials are read.
 
 
 @dataclass(frozen=True)
@@ -45,7 +78,7 @@ def offered(spec: StudySpec) -> list[Fidelity]:
             f"All trials that came to the rung at {share:.0%} of their episodes, each as it read there, whether it "
             "went on or not. The reward is the rung score, by which the strategy ranks them.",
         )
-        for rung, share in enumerate(analysis.SHARES.get(spec.strategy, ()))
+        for rung, share in enumerate(SHARES.get(spec.strategy, ()))
     ]
     return [*rungs, _best_at_end(rungs) if spec.objective == "best" else _end(rungs)]
 
@@ -65,16 +98,17 @@ def _left_out(rungs: Sequence[Fidelity]) -> str:
     return "Trials that are paused at a rung are left out: they came to no end. " if rungs else ""
 
 
-def read(rows: Sequence[TrialRow], at: Fidelity, evaluated: pd.DataFrame, spec: StudySpec) -> tuple[TrialRow, ...]:
+def read(
+    rows: Sequence[TrialRow], at: Fidelity, kls: Mapping[tuple[int, int], float], spec: StudySpec
+) -> tuple[TrialRow, ...]:
     """Return the trials that came to a place, with the `value` and `kl` that they read there.
 
-    `evaluated` are the study's evaluations (see `dashboard.analysis.evaluations`).
+    `kls` are the study's evaluations: eval KL by a trial's number and the episode.
     """
     if at.rung is None:
         ended = (row for row in rows if row.status.is_final)
         return tuple(replace(row, kl=row.end_kl) if spec.objective == "best" else row for row in ended)
-    kls = evaluated.set_index(["trial", "episode"])["kl"].to_dict()
-    its = {number: places[at.rung] for number, places in analysis.rests(rows, spec).items() if len(places) > at.rung}
+    its = {number: places[at.rung] for number, places in rests(rows, spec).items() if len(places) > at.rung}
     return tuple(
         replace(row, value=its[row.number].score, value_se=None, kl=kls.get((row.number, its[row.number].episode)))
         for row in rows

@@ -1,0 +1,97 @@
+"""What mattered: what decides the reward stands out, what does not is told as chance, and too few trials are refused."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.dashboard.fake_store import SPEC
+from tests.tuner.invoke import Invoke
+from tests.tuner.quick_study import NAME, quick_spec, run, storage
+from tests.tuner.trial_rows import trial_row
+from tuner.search import importance
+from tuner.spec import StudySpec
+from tuner.status import Origin, Role, Status
+from tuner.store import TrialRow
+
+
+def row(number: int, value: float | None = 1.0, kl: float | None = 5.0, **changes: object) -> TrialRow:
+    return trial_row(number, value=value, kl=kl, **changes)
+
+
+def studied(count: int, seed: int = 0) -> list[TrialRow]:
+    """Trials whose reward hangs on the learning rate alone, and whose KL on nothing."""
+    random, trials = np.random.default_rng(seed), []
+    for number in range(count):
+        rate = float(10 ** random.uniform(-5, -2.6))
+        params = {"learning_rate": rate, "cliprange": float(random.uniform(0.1, 0.3)),
+                  "num_ppo_epochs": int(random.integers(2, 9))}  # fmt: skip
+        value = -((math.log10(rate) + 3.8) ** 2) + 0.05 * random.normal()
+        trials.append(row(number, value, float(random.uniform(4, 6)), params=params))
+    return trials
+
+
+SEARCH = StudySpec.from_dict(
+    {**SPEC.to_dict(), "search": {name: SPEC.to_dict()["search"][name]
+                                  for name in ("learning_rate", "cliprange", "num_ppo_epochs")}},
+    "a test",
+)  # fmt: skip
+
+
+def test_what_decides_the_reward_stands_out_and_what_does_not_is_told_as_chance() -> None:
+    trials = studied(40)
+    found = importance.importances(trials, SEARCH, "reward")
+    assert found[0].name == "learning_rate"
+    assert found[0].share > 0.6 and found[0].is_sure
+    assert sum(item.share for item in found) == pytest.approx(1)
+    assert all(item.low <= item.share <= item.high for item in found)
+    assert "learning_rate stands out from chance" in importance.certainty(found, 40)
+
+
+def test_the_same_trials_give_the_same_importance_and_kl_has_its_own() -> None:
+    trials = studied(12)
+    first, again = (importance.importances(trials, SEARCH, "KL", resamples=5) for _ in range(2))
+    assert first == again
+    assert not any(item.is_sure for item in importance.importances(trials, SEARCH, "KL", resamples=30))
+    assert "take nothing from this order" in importance.certainty(first, 12)
+
+
+def test_too_few_trials_are_refused_with_what_is_missing() -> None:
+    assert importance.refusal(studied(10), SEARCH) == ""
+    assert importance.refusal(studied(7), SEARCH).startswith("7 trials ran to the end or were stopped with a value")
+    assert "3 more are needed" in importance.refusal(studied(7), SEARCH)
+
+
+def test_only_trials_that_can_tell_count() -> None:
+    params = studied(1)[0].params
+    trials = [
+        row(0, params=params),
+        row(1, params=params, status=Status.STOPPED),
+        row(3, params=params, status=Status.PRUNED),
+        row(4, params=params, origin=Origin.FORKED, role=Role.FORK),
+        row(5, None, params=params),
+        row(6, params={}),
+    ]
+    assert [trial.number for trial in importance.usable(trials, SEARCH)] == [0, 1]
+    assert [trial.number for trial in importance.usable(trials, SEARCH, at_rung=True)] == [0, 1, 3]
+
+
+def test_too_few_trials_at_a_rung_are_refused_as_such() -> None:
+    assert importance.refusal(studied(7), SEARCH, at_rung=True).startswith("7 trials came to the rung; what mattered")
+
+
+def test_the_command_tells_both_with_how_sure_it_is_or_why_it_cannot(ppo_tuner: Invoke, own_folder: Path) -> None:
+    where = ["--storage", storage(own_folder)]
+    run(own_folder, quick_spec(trials=6))
+    status, _, err = ppo_tuner("importance", NAME, *where)
+    assert status == 1 and "what mattered is told from 10 on, and " in err
+    run(own_folder, quick_spec(trials=14))
+    status, out, _ = ppo_tuner("importance", NAME, *where)
+    assert status == 0
+    assert "What mattered for reward, at their end" in out and "What mattered for KL, at their end" in out
+    assert "for 2 searched hyperparameters" in out and "and not why" in out
+    data = json.loads(ppo_tuner("importance", NAME, "--json", *where)[1])
+    assert {one["name"] for one in data["reward"]} == {"learning_rate", "cliprange"} and data["trials"] >= 10
+    assert math.isclose(sum(one["share"] for one in data["KL"]), 1.0)
