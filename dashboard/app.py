@@ -17,6 +17,7 @@ PAGES = (
     ("reward_kl", "Reward and KL", ":material/scatter_plot:"),
     ("samples", "Samples", ":material/chat:"),
     ("compare", "Compare", ":material/compare_arrows:"),
+    ("confirm", "Confirm", ":material/verified:"),
     ("control", "Control", ":material/tune:"),
 )
 

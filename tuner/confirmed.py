@@ -197,6 +197,22 @@ def confirmations(store: Store, view: StudyView) -> list[Confirmation]:
     return found
 
 
+def recommendation(store: Store, view: StudyView) -> str | None:
+    """Return what a study recommends and how sure that is, in one or two sentences; None: it has no best trial.
+
+    Of several lengths the longest counts that was read.
+    """
+    read = [one for one in confirmations(store, view) if one.best is not None]
+    if read:
+        so_far = "" if read[-1].is_whole else ", so far"
+        return f"On fresh seeds, {read[-1].total_episodes:,} episodes each{so_far}: {read[-1].verdict}"
+    best = view.best()
+    if best is None:
+        return None
+    chose = "One run of each trial" if view.spec.listed else "One search on one seed"
+    return f"{chose} chose trial {best.number}; it is not confirmed on fresh seeds."
+
+
 def _confirmed(
     trial: TrialRow, runs: Sequence[TrialRow], tests: Mapping[tuple[int, int], OnTest], spec: StudySpec
 ) -> Confirmed:

@@ -16,6 +16,7 @@ from dashboard.views.common import Latest, duration
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.best import RULE
+from tuner.confirmed import recommendation
 from tuner.results import StudyView
 from tuner.search import fidelity
 from tuner.spec import OBJECTIVES
@@ -488,6 +489,7 @@ def _live(
             if begun:
                 under_way = _live_cards(store, snapshot)
                 draw_live(under_way, snapshot.view.spec.kl_limit)
+                _recommendation(store, snapshot.view)
                 st.subheader("What to do next", anchor=False)
                 next_steps(snapshot, under_way)
                 search.draw(store, snapshot, baseline, latest)
@@ -497,6 +499,17 @@ def _live(
             f"{more} more ended: draw the table again", icon=":material/refresh:"
         ):
             st.rerun()
+
+
+def _recommendation(store: Store, view: StudyView) -> None:
+    """Say what the study recommends and how sure that is, once its search has ended."""
+    told = None if view.state == "running" and not view.confirming else recommendation(store, view)
+    if told is None:
+        return
+    st.subheader("What to launch", anchor=False)
+    st.markdown(told)
+    if not view.confirming and view.state == "finished":
+        st.code(data.command(["confirm", view.row.name]), language=None)
 
 
 def _live_cards(store: Store, snapshot: Snapshot) -> list[Card]:

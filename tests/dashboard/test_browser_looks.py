@@ -14,7 +14,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.browser
 
-PAGES = ("", "curves", "reward_kl", "samples", "compare", "compare?tab=What+mattered", "control")
+PAGES = ("", "curves", "reward_kl", "samples", "compare", "compare?tab=What+mattered", "confirm", "control")
 QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
 CUT_PAGES = ("", "curves", "reward_kl", "compare?tab=What+mattered")
 CUT_QUERY = f"?study={fake_store.CUT}&trial=0&trial=5&trial=14"

@@ -38,7 +38,7 @@ def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_
     ]
     assert re.search(r"\[1/4\] trial +0  completed +value 0\.550 ± 0\.050 +KL 0\.600 .*learning_rate=0\.0002", stdout)
     assert "preparing: making nothing" in stdout
-    assert "it is not confirmed on fresh seeds yet" in stdout
+    assert "it is not confirmed on fresh seeds." in stdout
     assert re.search(r"ppo-tuner train --from quick \d --total_episodes 2560", stdout)
 
     status, stdout, stderr = ppo_tuner("run", "quick.toml", "--trials", "4", "--json")

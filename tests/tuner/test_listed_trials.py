@@ -129,7 +129,7 @@ def test_show_names_them(ppo_tuner: Invoke, own_folder: Path) -> None:
     (own_folder / "quick.toml").write_text(QUICK_LIST)
     status, stdout, stderr = ppo_tuner("run", "quick.toml")
     assert (status, stderr) == (0, "")
-    assert "One run of each trial chose this winner" in stdout
+    assert "One run of each trial chose trial" in stdout
     status, stdout, _ = ppo_tuner("show", "quick")
     assert status == 0 and "Searched" not in stdout and "is the reference" not in stdout
     table = stdout.split("Listed values")[1]

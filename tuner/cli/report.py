@@ -10,7 +10,7 @@ from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
 from tuner import forks, render
 from tuner.best import closest_trial
 from tuner.cli import storage
-from tuner.confirmed import Confirmation
+from tuner.confirmed import Confirmation, recommendation
 from tuner.environment import to_copy
 from tuner.forks import Answer
 from tuner.guard import RULES
@@ -57,8 +57,7 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
         out.print(no_winner(view, view.spec.kl_budget, where), style="bold")
     else:
         print_winner(out, store, view, best, view.spec.kl_budget, where)
-        chosen = "One run of each trial" if view.spec.listed else "One search run"
-        out.print(f"{chosen} chose this winner; it is not confirmed on fresh seeds yet.")
+        out.print(recommendation(store, view), soft_wrap=True)
     out.print()
     out.print("Next:", style="bold")
     for command, purpose in _next_commands(store, view, best, where):
@@ -259,10 +258,15 @@ def _next_commands(store: Store, view: StudyView, best: TrialRow | None, where: 
             first = "trial 0" if view.spec.listed else "the reference"
             commands.append((["compare", name, number, "0"], f"what the winner does otherwise than {first}"))
         commands.append((["show", name, number], "its curve and what it writes"))
+        if not view.confirming:
+            again = "run it and the reference again on fresh seeds: does it hold?"
+            commands.append((["confirm", name], again))
         longer = ["train", "--from", name, number, "--total_episodes", str(episodes)]
         over = end_of(store, best, view.spec).is_within is False
-        why = "train it longer; it leaves the KL budget, so keep best_model, the best within it" if over else ""
-        commands.append((longer, why or "train it longer, and keep the last model and the best within the KL budget"))
+        is_confirmed = any(run.config.get("total_episodes") == episodes for run in view.confirming)
+        why = "train it longer" if is_confirmed else "train it longer, at a length at which it is not confirmed"
+        keep = "it leaves the KL budget, so keep best_model, the best within it" if over else ""
+        commands.append((longer, f"{why}; {keep or 'it keeps the last model and the best within the KL budget'}"))
         commands.append(
             (["best", name, "--kl-budget", output.short(view.spec.kl_budget / 2)], "the best trial under half the KL")
         )

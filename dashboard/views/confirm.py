@@ -1,0 +1,185 @@
+"""Confirm: what the best configurations came to on fresh seeds, which one to launch, and what rules threw away."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from dashboard import data, figures, style
+from dashboard.data import Snapshot
+from dashboard.views import common
+from ppo_core.output import KL_UNIT, counted, plus_minus
+from tuner import audit
+from tuner.confirm import DEFAULT_SEEDS, DEFAULT_TOP
+from tuner.confirmed import Confirmation, Confirmed, Interval, confirmations, runs_text
+from tuner.store import Store
+
+
+def page() -> None:
+    """Draw the page."""
+    common.of_a_study(_study)
+
+
+def _study(store: Store, snapshot: Snapshot) -> None:
+    common.line(store, snapshot)
+    found = confirmations(store, snapshot.view)
+    if found:
+        _confirmation(snapshot, _chosen(found))
+    else:
+        _not_confirmed(snapshot)
+    _audited(store, snapshot)
+
+
+def _not_confirmed(snapshot: Snapshot) -> None:
+    name = snapshot.view.row.name
+    text = (
+        f"One search on one seed chose the best trial. This runs up to {DEFAULT_TOP} of the best configurations and "
+        f"the reference again on {DEFAULT_SEEDS} fresh seeds each, and reads them once on the test prompts."
+    )
+    if snapshot.view.state == "finished":
+        common.guide("Not confirmed yet", text, [data.command(["confirm", name])])
+    else:
+        text = "A study is confirmed when its search has ended: its best configurations may still change."
+        common.guide("Not confirmed yet", text, [data.command(["run", name])])
+
+
+def _chosen(found: Sequence[Confirmation]) -> Confirmation:
+    """Return the confirmation at the length that the link names; the longest unless it names one."""
+    by_length = {f"{one.total_episodes:,}": one for one in found}
+    if len(found) == 1:
+        return found[0]
+    length = st.segmented_control(
+        "Episodes of a run",
+        list(by_length),
+        default=list(by_length)[-1],
+        required=True,
+        key="length",
+        bind="query-params",
+    )
+    return by_length[length]
+
+
+def _confirmation(snapshot: Snapshot, found: Confirmation) -> None:
+    st.subheader("Which configuration to launch", anchor=False)
+    st.markdown(f"**{found.verdict}**")
+    launch, name = found.launch, snapshot.view.row.name
+    if launch is not None:
+        words = ["train", "--from", name, str(launch.trial.number)]
+        own = launch.trial.config.get("total_episodes")
+        words += [] if own == found.total_episodes else ["--total_episodes", str(found.total_episodes)]
+        st.code(data.command(words), language=None)
+        st.caption(f"Confirmed at {found.total_episodes:,} episodes; at another length it is not.")
+    if not found.is_whole:
+        st.info("Some runs have not ended or were not read yet; what is shown is what there is so far.")
+    if found.best is not None:
+        common.figure(
+            intervals(found),
+            key="confirmed rewards",
+            alt="Reward on the test prompts: a point a seed, and each configuration's mean with its 95% interval",
+        )
+    common.table(table(found), key="confirmed")
+    parts = [
+        f"Each configuration ran on the same fresh seeds. A run's checkpoint was chosen on the eval prompts, within "
+        f"{snapshot.view.spec.kl_budget:g} {KL_UNIT}, and read once on {found.prompts} test prompts. Intervals are "
+        "95% t-intervals over the seeds; those of differences are paired by seed and hold together."
+    ]
+    if found.baseline is not None and found.baseline.reward is not None:
+        before = plus_minus(found.baseline.reward, found.baseline.reward_se)
+        parts.append(f"The untrained policy reads {before} on the same prompts.")
+    if found.rank_correlation is not None:
+        parts.append(f"Rank correlation of the search's values with these means: {found.rank_correlation:.2f}.")
+    st.caption(" ".join(parts))
+
+
+def _label(one: Confirmed) -> str:
+    return f"reference ({one.trial.number})" if one.is_reference else f"trial {one.trial.number}"
+
+
+def table(found: Confirmation) -> pd.DataFrame:
+    """Return a row a configuration, the highest mean first."""
+
+    def text(interval: Interval | None) -> str:
+        return "–" if interval is None else interval.text
+
+    return pd.DataFrame(
+        {
+            "configuration": _label(one),
+            "seeds": 0 if one.reward is None else one.reward.n,
+            "reward [95%]": text(one.reward),
+            f"KL [95%], {KL_UNIT}": text(one.kl),
+            "over the reference": text(one.over_reference),
+            "under the best": text(one.under_best),
+            "runs that end within the budget": one.ends_within,
+            "in the search": plus_minus(one.trial.value, one.trial.value_se),
+            "note": runs_text(one),
+        }
+        for one in found.configurations
+    )
+
+
+def intervals(found: Confirmation) -> go.Figure:
+    """Return the configurations' rewards: a point a seed, and the mean with its interval; the highest on top."""
+    shown = [one for one in reversed(found.configurations) if one.reward is not None]
+    figure = go.Figure()
+    for one in shown:
+        reward, colour = one.reward, style.NEUTRAL if one.is_reference else style.colour(one.trial.number)
+        assert reward is not None
+        half = 0.0 if reward.high is None else reward.high - reward.mean
+        figure.add_scatter(
+            x=list(one.rewards.values()),
+            y=[_label(one)] * len(one.rewards),
+            mode="markers",
+            marker={"color": colour, "size": 7, "opacity": 0.45},
+            customdata=list(one.rewards),
+            hovertemplate="%{y}, seed %{customdata}: %{x:.3f}<extra></extra>",
+            showlegend=False,
+        )
+        figure.add_scatter(
+            x=[reward.mean],
+            y=[_label(one)],
+            mode="markers",
+            marker={"color": colour, "size": 12, "symbol": "diamond"},
+            error_x={"type": "data", "array": [half], "color": colour, "thickness": 2, "width": 6},
+            hovertemplate=f"{_label(one)}: {reward.text}, n = {reward.n}<extra></extra>",
+            showlegend=False,
+        )
+    figures.lay_out(figure, x="Reward on the test prompts", y="", height=110 + 56 * len(shown))
+    return figure.update_yaxes(automargin=True, type="category")
+
+
+# What the guard and the strategy threw away
+
+
+def _audited(store: Store, snapshot: Snapshot) -> None:
+    st.subheader("What the guard and the strategy threw away", anchor=False)
+    found = audit.audit(store, [snapshot.view])
+    if not found.trials:
+        st.info(
+            "No trial was audited. With `audit = 0.1` at the top of the study file a tenth of the trials runs on "
+            "whatever a rule says, so that it is known how often a rule is wrong; it costs their whole length."
+        )
+        return
+    rows = [
+        {
+            "by": one.by,
+            "verdicts": one.verdicts,
+            "wrong": one.wrong,
+            "at most, 95%": f"{one.at_most:.0%}",
+        }
+        for one in audit.counts(found.verdicts)
+    ]
+    if rows:
+        common.table(pd.DataFrame(rows), key="audited")
+    else:
+        st.text(f"No rule spoke in {counted(found.trials, 'audited trial')}.")
+    told = [
+        f"{names}: {'too few to tell' if rho is None else f'{rho:.2f}'} (n = {n})"
+        for names, (n, rho) in zip(
+            ("of the rung score", "of the value half-way"), audit.correlations(found.courses).values(), strict=True
+        )
+    ]
+    st.caption(
+        "A verdict is wrong where the trial came to more, later on, than the study's answer would have been without "
+        f"that. Rank correlations with the final value: {'; '.join(told)}."
+    )

@@ -1,0 +1,123 @@
+"""The page Confirm: before, in the middle of and after a confirmation, and what audited trials tell."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ppo_core.report import SplitReading, StepReport
+from tests.dashboard import fake_store, shown
+from tests.dashboard.fake_store import CUT
+from tests.dashboard.shown import page
+from tuner.confirm import Plan, missing
+from tuner.confirmed import confirmations
+from tuner.results import read_study
+from tuner.scoring import judged
+from tuner.status import Reason, Status, Verdict
+from tuner.store import Lease, NewTrial, Store
+
+
+def confirm(store: Store, plan: Plan, read: int | None = None) -> None:
+    """Add the runs of a plan to the fake study with a rung; `read`: only so many of them are read."""
+    view, lease = read_study(store, CUT), store.acquire(CUT)
+    store.add_test_reading(lease, view.trials[0].id, 0, SplitReading(64, 0.25, 0.03, 0.0, 0.0), None)
+    for place, new in enumerate(missing([*view.trials, *view.confirming], view.spec, plan)):
+        if read is None or place < read:
+            _end(store, lease, new)
+        else:
+            store.add_trial(lease, new)
+    store.release(lease)
+
+
+def _end(store: Store, lease: Lease, new: NewTrial) -> None:
+    view, row = read_study(store, CUT), store.begin_attempt(lease, store.add_trial(lease, new), None)
+    reward = view.trials[new.parent or 0].value or 0.0
+    metrics = {"eval/reward": reward, "eval/reward_se": 0.03, "eval/kl": 4.0, "eval/kl_se": 0.1}
+    store.add_step(lease, row.id, StepReport(3, 192, metrics), 1.0)
+    store.finish_trial(lease, row.id, judged(store, row, view.spec, Status.COMPLETED, None))
+    noise = 0.01 * float(np.random.default_rng(row.number).standard_normal())
+    store.add_test_reading(lease, row.id, 3, SplitReading(64, reward + noise, 0.03, 4.0 + noise, 0.1), None)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    done = tuple(course for place, course in enumerate(fake_store.CUT_COURSES) if place not in (8, 13, 14))
+    fake_store.build_cut(tmp_path / "store.db", courses=done).close()
+    return tmp_path / "store.db"
+
+
+def opened(path: Path) -> Store:
+    return Store.open(f"sqlite:///{path}")
+
+
+def test_before_a_confirmation_the_page_names_the_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("confirm", path, monkeypatch)
+    assert shown.subheaders(app) == ["Not confirmed yet", "What the guard and the strategy threw away"]
+    assert shown.codes(app) == [f"ppo-tuner confirm {CUT} --storage sqlite:///{path}"]
+    assert any("No trial was audited" in info for info in shown.infos(app))
+
+
+def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(path)
+    confirm(store, Plan(top=2, seeds=3))
+    (found,) = confirmations(store, read_study(store, CUT))
+    store.close()
+    app = page("confirm", path, monkeypatch)
+    assert found.launch is not None and f"**{found.verdict}**" in [one.value for one in app.markdown]
+    assert shown.codes(app) == [f"ppo-tuner train --from {CUT} {found.launch.trial.number} --storage sqlite:///{path}"]
+    table = app.dataframe[0].value
+    assert table["configuration"].tolist()[0] == f"trial {found.launch.trial.number}"
+    assert table["seeds"].tolist() == [3, 3, 3] and len(table) == 3
+    assert table["over the reference"].tolist().count("–") == 1, "of the reference itself"
+    assert len(app.get("plotly_chart")) == 1
+    told = " ".join(caption.value for caption in app.caption)
+    assert "read once on 64 test prompts" in told and "The untrained policy reads 0.25" in told
+
+
+def test_a_confirmation_under_way_is_shown_as_far_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(path)
+    confirm(store, Plan(top=1, seeds=2), read=0)
+    store.close()
+    app = page("confirm", path, monkeypatch)
+    assert "**No confirming run has been read on the test prompts yet.**" in [one.value for one in app.markdown]
+    assert len(app.get("plotly_chart")) == 0
+    assert app.dataframe[0].value["note"].tolist() == ["2 not read yet", "2 not read yet"]
+
+
+def test_each_length_has_a_confirmation_of_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(path)
+    confirm(store, Plan(top=1, seeds=2))
+    confirm(store, Plan(top=1, seeds=2, total_episodes=9_600))
+    store.close()
+    app = page("confirm", path, monkeypatch)
+    assert any("Confirmed at 9,600 episodes" in caption.value for caption in app.caption), "the longest first"
+    assert any("--total_episodes 9600" in code for code in shown.codes(app))
+    linked = page("confirm", path, monkeypatch, length="1,920")
+    assert any("Confirmed at 1,920 episodes" in caption.value for caption in linked.caption)
+
+
+def test_the_first_page_says_what_to_launch_and_how_sure_that_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("overview", path, monkeypatch)
+    assert any("is not confirmed on fresh seeds." in one.value for one in app.markdown)
+    store = opened(path)
+    confirm(store, Plan(top=1, seeds=3))
+    store.close()
+    app = page("overview", path, monkeypatch)
+    assert any(one.value.startswith("On fresh seeds, 1,920 episodes each: Launch ") for one in app.markdown)
+
+
+def test_what_audited_trials_tell_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown.change(path, "UPDATE ppo_trials SET is_audited = 1 WHERE status = ?", "completed")
+    store = opened(path)
+    lease, audited = store.acquire(CUT), [row for row in read_study(store, CUT).trials if row.is_audited]
+    verdict = Verdict(29, Reason("kl_limit", "made up"), is_enforced=False)
+    store.add_step(lease, audited[0].id, StepReport(29, 1856, {"objective/kl_exact": 16.0}), 1.0, verdict)
+    store.release(lease)
+    store.close()
+    app = page("confirm", path, monkeypatch)
+    counts = app.dataframe[0].value
+    assert counts["by"].tolist() == ["kl_limit", "the guard"]
+    assert counts[["verdicts", "wrong"]].to_numpy().tolist() == [[1, 0], [1, 0]]
+    assert counts["at most, 95%"].tolist() == ["95%", "95%"]
