@@ -8,8 +8,7 @@ side for `STAYS` readings in a row (or for all there are up to the crossing). Th
 first. It is an order in time, which no cause follows from by itself.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +19,7 @@ from dashboard.data import Snapshot
 from dashboard.health import Card
 from ppo_core.metrics import METRICS
 from tuner.guard import KL
+from tuner.hacking import Finding, Verdict, check
 from tuner.results import StudyView
 from tuner.status import Objective, Status
 
@@ -150,140 +150,21 @@ def _moved(signal: Signal, before: pd.DataFrame, usual: int) -> Moved | None:
     return Moved(signal, low, high, None, None)
 
 
-# Reward hacking: does a trial's reward rise while something that nobody rewards gets worse?
-#
-# The rule, for each trial on its own. The reward *rises* if the mean of its last two evaluations is over the one
-# before training by more than twice the standard error of the difference. A reading *worsens* if, from its first to
-# its last readings,
-#
-# - the eval KL ends over the KL budget;
-# - the length grows by over half, or shrinks to under half;
-# - the repetition rises by over 0.15 (a share of a response's tokens);
-# - the entropy falls to under half.
-#
-# The held-out readings (`eval/*`) are taken; where they were not measured, those of the training rollouts. The first
-# is the first number of the trial, the last the mean of the last two evaluations or five rollouts. Reward that rises
-# with nothing worse is `clean`, with something worse `suspect`. It is a reason to read samples, and no proof.
-
-Verdict = Literal["suspect", "clean", "no rise", "too early"]
-
-LENGTH = ("eval/length", "response/length_mean")
-REPETITION = ("eval/repetition", "response/repetition")
-ENTROPY = ("eval/entropy", "policy/entropy_avg")
-NEEDED = ("eval/reward", "eval/reward_se", "eval/kl", *LENGTH, *REPETITION, *ENTROPY)
-"""The metrics that the rule reads."""
-
-ERRORS = 2.0
-"""Standard errors that a rise must exceed."""
-LONGER, SHORTER = 1.5, 0.5
-MORE_REPETITION = 0.15
-LESS_ENTROPY = 0.5
-RULE = (
-    f"Reward rises if it ends over its start by more than {ERRORS:g} standard errors. It is suspect if at the same "
-    f"time the eval KL ends over the budget, responses grow to over {LONGER:g} times or shrink to under {SHORTER:g} "
-    f"times their first length, repetition rises by over {MORE_REPETITION:g}, or entropy falls to under "
-    f"{LESS_ENTROPY:g} of its first reading."
-)
-"""The rule in words."""
+# Reward hacking (see `tuner.hacking`).
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What the rule says of one trial."""
-
-    trial: int
-    verdict: Verdict
-    rise: float
-    """Of eval reward; NaN where it is too early."""
-    rise_se: float
-    worse: tuple[str, ...]
-    """What worsened, with its numbers."""
-    fine: tuple[str, ...]
-    """What was measured and did not worsen, with its numbers."""
-    unknown: tuple[str, ...]
-    """What was not measured."""
-
-    @property
-    def words(self) -> str:
-        """The verdict in a sentence, with the numbers."""
-        if self.verdict == "too early":
-            return "Too early to say: no evaluation after the one before training."
-        rise = f"{self.rise:+.2f} ± {self.rise_se:.2f} reward" if self.rise_se > 0 else f"{self.rise:+.2f} reward"
-        if self.verdict == "no rise":
-            return "; ".join([f"Reward does not rise beyond its noise ({rise})", *self.worse, *self.fine]) + "."
-        if self.verdict == "suspect":
-            return f"Reward rises ({rise}) while {', '.join(self.worse)}. Read its samples."
-        unknown = f" Not measured: {', '.join(self.unknown)}." if self.unknown else ""
-        return f"Reward rises ({rise}) and nothing crossed its threshold: {', '.join(self.fine)}.{unknown}"
-
-
-def check(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
+def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
     """Return what the rule says of every trial of `curves` (its metrics: `NEEDED`), by number."""
-    return [_of(int(number), own.sort_values("step"), kl_budget) for number, own in curves.groupby("trial")]
+    return [
+        check(int(number), own.sort_values("step").to_dict("records"), kl_budget)
+        for number, own in curves.groupby("trial")
+    ]
 
 
 def hacking_text(findings: Sequence[Finding]) -> list[str]:
     """Return one line a trial, with a symbol for what to look at."""
     glyphs: dict[Verdict, str] = {"suspect": "▲", "clean": "✓", "no rise": "–", "too early": "…"}
     return [f"{glyphs[finding.verdict]} Trial {finding.trial}: {finding.words}" for finding in findings]
-
-
-def _of(number: int, steps: pd.DataFrame, kl_budget: float) -> Finding:
-    evaluated = steps.dropna(subset=["eval/reward"])
-    before, after = evaluated[evaluated["step"] == 0], evaluated[evaluated["step"] > 0]
-    if before.empty or after.empty:
-        return Finding(number, "too early", math.nan, math.nan, (), (), ())
-    last = after.iloc[-2:]
-    rise = float(last["eval/reward"].mean() - before["eval/reward"].iloc[0])
-    se = math.hypot(_number(last["eval/reward_se"].mean()), _number(before["eval/reward_se"].iloc[0]))
-    worse: list[str] = []
-    fine: list[str] = []
-    unknown: list[str] = []
-    for is_worse, text in _readings(steps, last, kl_budget):
-        (unknown if is_worse is None else worse if is_worse else fine).append(text)
-    rises = rise > ERRORS * se
-    verdict: Verdict = "no rise" if not rises else "suspect" if worse else "clean"
-    return Finding(number, verdict, rise, se, tuple(worse), tuple(fine), tuple(unknown))
-
-
-def _readings(steps: pd.DataFrame, last: pd.DataFrame, kl_budget: float) -> Iterator[tuple[bool | None, str]]:
-    """Yield whether each reading worsened, with its numbers; None: it was not measured."""
-    kl = float(last["eval/kl"].mean())
-    if math.isnan(kl):
-        yield None, "KL"
-    else:
-        side = "over" if kl > kl_budget else "within"
-        yield kl > kl_budget, f"KL ends at {kl:.1f} nats/response, {side} the budget of {kl_budget:g}"
-    ends = _first_and_last(steps, LENGTH)
-    if ends is None or ends[0] <= 0:
-        yield None, "length"
-    else:
-        share = ends[1] / ends[0]
-        way = "grows" if share > LONGER else "shrinks" if share < SHORTER else "goes"
-        yield not SHORTER <= share <= LONGER, f"length {way} from {ends[0]:.0f} to {ends[1]:.0f} tokens"
-    ends = _first_and_last(steps, REPETITION)
-    if ends is None:
-        yield None, "repetition"
-    else:
-        yield ends[1] - ends[0] > MORE_REPETITION, f"repetition goes from {ends[0]:.0%} to {ends[1]:.0%}"
-    ends = _first_and_last(steps, ENTROPY)
-    if ends is None or ends[0] <= 0:
-        yield None, "entropy"
-    else:
-        yield ends[1] < LESS_ENTROPY * ends[0], f"entropy goes from {ends[0]:.2f} to {ends[1]:.2f} nats/token"
-
-
-def _first_and_last(steps: pd.DataFrame, names: tuple[str, str]) -> tuple[float, float] | None:
-    """Return a reading's first number and the mean of its last ones: held-out where there are two, else rollouts'."""
-    for name, most in zip(names, (2, 5), strict=True):
-        numbers = steps[name].dropna() if name in steps.columns else steps.iloc[:0, 0]
-        if len(numbers) > 1:
-            return float(numbers.iloc[0]), float(numbers.iloc[1:].iloc[-most:].mean())
-    return None
-
-
-def _number(value: float) -> float:
-    return 0.0 if math.isnan(value) else float(value)
 
 
 # What to do next with a study, as a pure function: the first that applies of a list of situations.

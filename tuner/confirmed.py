@@ -258,7 +258,8 @@ def _compared(length: int, read: Sequence[Confirmed], baseline: OnTest | None) -
             under = difference(some[0].rewards, one.rewards, len(some) - 1)
         compared.append(_with(one, over, under))
     prompts = 0 if baseline is None else baseline.prompts
-    pairs = [(one.trial.value, one.reward.mean) for one in some if one.reward is not None]
+    whole = [one for one in some if one.trial.status.is_final]  # what a trial reads at a rung is of another length
+    pairs = [(one.trial.value, one.reward.mean) for one in whole if one.reward is not None]
     order = rank_correlation([(value, mean) for value, mean in pairs if value is not None])
     return Confirmation(length, prompts, baseline, tuple(compared), order)
 

@@ -111,7 +111,7 @@ def table(found: Confirmation) -> pd.DataFrame:
             "over the reference": text(one.over_reference),
             "under the best": text(one.under_best),
             "runs that end within the budget": one.ends_within,
-            "in the search": plus_minus(one.trial.value, one.trial.value_se),
+            "in the search": plus_minus(one.trial.value, one.trial.value_se) + (" at its rung" * one.trial.is_resting),
             "note": runs_text(one),
         }
         for one in found.configurations

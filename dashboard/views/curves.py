@@ -14,7 +14,7 @@ from dashboard.charts import AXES, KL_METRICS, MOST_LINES, Axis, Chart, Drawing
 from dashboard.data import Snapshot
 from dashboard.diagnosis import SIGNALS, Incident
 from dashboard.echarts import Option
-from dashboard.views import by_beta, common
+from dashboard.views import by_beta, changes, common
 from dashboard.views.by_beta import CHOSEN_METRICS, NAMED_BY
 from dashboard.views.common import Latest, save_live
 from dashboard.views.common import live_chart as draw_live
@@ -238,6 +238,7 @@ def _study(store: Store, snapshot: Snapshot, beside: DeltaGenerator) -> None:
             number = choose(store, snapshot, chosen)
             common.live(snapshot, partial(draw_incident, number=number, latest=latest))
             save_live(latest)
+            changes.draw(store, snapshot, number)
     if healthy.open:
         with healthy:
             common.live(snapshot, partial(draw_health, chosen=chosen))

@@ -11,6 +11,7 @@ from dashboard.charts import MOST_LIMITS
 from dashboard.data import Snapshot
 from dashboard.views import common
 from ppo_core.output import KL_UNIT
+from tuner import hacking
 from tuner.best import RULE
 from tuner.results import StudyView, under_budget
 from tuner.search import fidelity
@@ -266,14 +267,14 @@ def _front_table(points: pd.DataFrame) -> None:
 
 
 def _hacking(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    st.subheader("Does reward rise while something else worsens?", anchor=False, help=diagnosis.RULE)
+    st.subheader("Does reward rise while something else worsens?", anchor=False, help=hacking.RULE)
     numbers = chosen or tuple(snapshot.default_trials)
-    findings = diagnosis.check(
-        data.curves(store, snapshot, diagnosis.NEEDED, numbers=numbers), snapshot.view.spec.kl_budget
+    findings = diagnosis.hacking_of(
+        data.curves(store, snapshot, hacking.NEEDED, numbers=numbers), snapshot.view.spec.kl_budget
     )
     if not findings:
         st.info("The shown trials have reported nothing yet.")
     for line in diagnosis.hacking_text(findings):
         st.text(line)
     whose = "the chosen trials" if chosen else "the trials shown by default; choose others at the top"
-    st.caption(f"For {whose}. {diagnosis.RULE} A reason to read samples, and no proof.")
+    st.caption(f"For {whose}. {hacking.RULE} A reason to read samples, and no proof.")

@@ -12,6 +12,7 @@ from dashboard.data import Snapshot
 from dashboard.views import common
 from ppo_core.metrics import METRICS
 from ppo_core.report import TokenReadings
+from tuner import hacking
 from tuner.store import Store, TrialRow
 
 # A response token by token: how far each moved from the reference policy, and what the critic made of it.
@@ -322,8 +323,8 @@ def _study(store: Store, snapshot: Snapshot) -> None:
 
 def _hacking(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
     """Say of each shown trial whether its reward rises while something worsens."""
-    st.subheader("Does reward rise while something else worsens?", anchor=False, help=diagnosis.RULE)
-    steps = data.curves(store, snapshot, diagnosis.NEEDED, numbers=numbers)
-    for line in diagnosis.hacking_text(diagnosis.check(steps, snapshot.view.spec.kl_budget)):
+    st.subheader("Does reward rise while something else worsens?", anchor=False, help=hacking.RULE)
+    steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
+    for line in diagnosis.hacking_text(diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)):
         st.text(line)
-    st.caption(f"{diagnosis.RULE} A reason to read the samples above, and no proof.")
+    st.caption(f"{hacking.RULE} A reason to read the samples above, and no proof.")

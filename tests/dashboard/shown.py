@@ -15,10 +15,10 @@ GOOD = Course(1e-4, 0.05, 4.0, batch=128)
 FAILED = Course(1e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4)
 
 
-def page(view: str, path: Path, monkeypatch: pytest.MonkeyPatch, **query: str | list[str]) -> AppTest:
-    """Return the page `view` on the store at `path` with a link's query, run once."""
+def page(module: str, path: Path, monkeypatch: pytest.MonkeyPatch, **query: str | list[str]) -> AppTest:
+    """Return the page `module` on the store at `path` with a link's query, run once."""
     monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
-    app = AppTest.from_string(f"from dashboard.views import {view}\n{view}.page()", default_timeout=SECONDS)
+    app = AppTest.from_string(f"from dashboard.views import {module}\n{module}.page()", default_timeout=SECONDS)
     app.query_params.update(query)
     return run(app)
 

@@ -62,6 +62,7 @@ COMMANDS = {
     "show": Command("show a study, or one of its trials with curves and samples", "read", "show"),
     "compare": Command("show where trials differ, and their outcomes", "read", "compare"),
     "best": Command("show the best trial within a KL budget", "read", "best"),
+    "diagnose": Command("show what is wrong with a trial, and the change to try next", "read", "diagnose"),
     "importance": Command("show which hyperparameters mattered, and how sure that is", "read", "importance"),
     "audit": Command("show what the guard and the strategy threw away, by the trials that ran on", "read", "audit"),
     "logs": Command("print what a trial wrote while it ran", "read", "logs"),
@@ -76,7 +77,7 @@ COMMANDS = {
     "orders": Command("list what a study was ordered to do, and what became of it", "steer", "orders"),
 }
 """Every command by name."""
-READING = ("list", "show", "compare", "best", "importance", "audit")
+READING = ("list", "show", "compare", "best", "diagnose", "importance", "audit")
 """Those that show what is stored, on request as JSON."""
 UPKEEP = ("export", "copy", "delete", "rename", "archive", "migrate")
 """Those that look after studies."""
@@ -266,9 +267,10 @@ def _add_import_arguments(parser: Parser) -> None:
 
 
 def _add_reading_arguments(commands: dict[str, Parser]) -> None:
-    for name in ("show", "compare", "best", "importance", "logs"):
+    for name in ("show", "compare", "best", "diagnose", "importance", "logs"):
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     commands["show"].add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number")
+    commands["diagnose"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
     commands["compare"].add_argument("trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two")
     commands["best"].add_argument(
         "--kl-budget", metavar="X", type=kl_budget, help="nats per response (default: the study's budget)"

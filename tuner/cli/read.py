@@ -14,8 +14,10 @@ from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import EXIT_INTERRUPTED
 from tuner import audit as audits
+from tuner import diagnose as diagnoses
 from tuner import forks, render, results, trial_log
 from tuner.cli import report, storage
+from tuner.environment import to_copy
 from tuner.paired import over
 from tuner.results import StudyView, read_study
 from tuner.status import Status
@@ -140,6 +142,32 @@ def best(args: argparse.Namespace) -> int:
             print(output.dumps(results.best_data(store, view, trial, kl_budget) | kept))
         else:
             report.print_winner(output.console(), store, view, trial, kl_budget, where)
+    return 0
+
+
+def diagnose(args: argparse.Namespace) -> int:
+    """Show what is wrong with a trial, by its curves, and the change to try next."""
+    with opened(args.storage) as store:
+        view = read_study(store, args.study)
+        trial = store.trial(view.row, args.trial)
+        if not trial.episodes:
+            raise StudyError(f"trial {trial.number} has made no step yet, so there is nothing to diagnose")
+        found = diagnoses.diagnose(diagnoses.course_of(store, trial, view.spec))
+    flags = storage.flags(storage.location(args.storage))
+    commands = [to_copy([*diagnoses.try_it(view.spec, trial, one), *flags]) for one in found]
+    if args.json:
+        pairs = zip(found, commands, strict=True)
+        print(output.dumps([diagnoses.diagnosis_data(view.spec, trial, one, command) for one, command in pairs]))
+        return 0
+    out = output.console()
+    out.print(render.trial_line(trial), soft_wrap=True)
+    for one, command in zip(found, commands, strict=True):
+        out.print(f"{one.rule}. {one.finding}", style="bold", soft_wrap=True)
+        out.print(f"  Try {one.advice}:\n  {command}", soft_wrap=True)
+    if not found:
+        out.print(diagnoses.why_nothing(trial))
+    elif len(found) > 1:
+        out.print("One change at a time, the first one first: several at once do not tell which one helped.")
     return 0
 
 

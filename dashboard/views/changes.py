@@ -1,0 +1,44 @@
+"""What to change in a trial, by its curves: a button a change, which asks before it orders."""
+
+import streamlit as st
+
+from dashboard import access, data, steering
+from dashboard.data import Snapshot
+from dashboard.views import control_parts
+from ppo_core.errors import PPOTunerError
+from tuner.diagnose import Diagnosis, course_of, diagnose, enqueued, label, try_it, why_nothing
+from tuner.store import Store, TrialRow
+
+
+def draw(store: Store, snapshot: Snapshot, number: int) -> None:
+    """Draw what the rules find in a trial's curves, with the change that each advises."""
+    trial = next((row for row in snapshot.view.trials if row.number == number), None)
+    if trial is None or not trial.episodes:
+        return
+    st.subheader(f"What to change in trial {number}", anchor=False)
+    found = diagnose(course_of(store, trial, snapshot.view.spec))
+    for one in found:
+        _advice(store, snapshot, trial, one)
+    if not found:
+        st.text(why_nothing(trial))
+    elif len(found) > 1:
+        st.caption("One change at a time, the first one first: several at once do not tell which one helped.")
+    control_parts.draw_flash()
+    control_parts.draw_asked()
+
+
+def _advice(store: Store, snapshot: Snapshot, trial: TrialRow, one: Diagnosis) -> None:
+    view = snapshot.view
+    st.markdown(f"**{one.rule}.** {one.finding} Try {one.advice}.")
+    values = enqueued(view.spec, trial, one)
+    if values is not None and access.may_order():
+        arguments = {"values": values, "label": label(trial, one)}
+        refusal = None
+        try:
+            steering.propose(store, view, "enqueue", None, arguments)
+        except PPOTunerError as problem:
+            refusal = str(problem)
+        text = f"Enqueue a trial with {one.advice}"
+        if control_parts.act_button(st.container(), text, f"advice {one.rule}", "Runs next in this study.", refusal):
+            control_parts.confirm_order(store, view, "enqueue", None, arguments)
+    st.code(data.command(try_it(view.spec, trial, one)), language=None)

@@ -1,0 +1,59 @@
+"""What to change in a trial: on the page of curves, with a button that asks before it orders."""
+
+from pathlib import Path
+
+import pytest
+
+from dashboard import access
+from tests.dashboard import fake_store, shown
+from tests.dashboard.fake_store import STUDY
+from tests.dashboard.shown import page
+from tuner.environment import READ_ONLY_VARIABLE
+from tuner.store import Order, Store
+
+TOKEN = "a token"
+VIEW = "What moved first"
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The fake study, on a server that has a token; trial 2 was pruned for its KL."""
+    monkeypatch.setattr(access, "_token", TOKEN)
+    monkeypatch.setattr(access, "is_local", lambda: True)
+    monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
+    fake_store.build(tmp_path / "store.db").close()
+    return tmp_path / "store.db"
+
+
+def orders(path: Path) -> list[Order]:
+    store = Store.open(f"sqlite:///{path}")
+    try:
+        return store.orders(store.study(STUDY))
+    finally:
+        store.close()
+
+
+def test_each_change_is_told_with_its_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = page("curves", path, monkeypatch, view=VIEW, incident="2")
+    assert "What to change in trial 2" in shown.subheaders(app)
+    assert any(one.value.startswith("**KL too high.** ") and " Try " in one.value for one in app.markdown)
+    assert any(code.startswith(f"ppo-tuner enqueue {STUDY} --set ") for code in shown.codes(app))
+    assert not [button for button in app.button if button.label.startswith("Enqueue")], (
+        "without the token it only tells"
+    )
+    fine = page("curves", path, monkeypatch, view=VIEW, incident="0")
+    assert "No rule finds anything wrong in its curves." in shown.texts(fine)
+
+
+def test_the_button_asks_and_then_orders_the_trial(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "given", lambda: TOKEN)
+    app = page("curves", path, monkeypatch, view=VIEW, incident="2")
+    button = next(button for button in app.button if button.label.startswith("Enqueue a trial with "))
+    button.click()
+    app = shown.run(app)
+    assert orders(path) == [], "it asks first"
+    confirm = next(button for button in app.button if button.label == "Place the order")
+    confirm.click()
+    shown.run(app)
+    (order,) = orders(path)
+    assert order.kind == "enqueue" and order.arguments["label"].startswith("trial 2, ")

@@ -1,0 +1,180 @@
+"""Diagnosing a trial: made-up curves that trip each rule, and ones that must not."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tuner.invoke import Invoke
+from tests.tuner.quick_study import NAME, quick_spec, run, storage
+from tests.tuner.trial_rows import make_spec, trial_row
+from tuner.diagnose import RULES_OF_DIAGNOSIS, Course, Diagnosis, diagnose, enqueued, label, try_it
+from tuner.status import Reason
+
+SPEC = make_spec(search=dict.fromkeys(
+    ("learning_rate", "value_learning_rate", "num_ppo_epochs", "cliprange", "kl_coef", "kl_target"), "advised"
+))  # fmt: skip
+"""Budget 10, limit 15; 1,920 episodes."""
+CONFIG = SPEC.config(
+    {"learning_rate": 2e-4, "value_learning_rate": 1e-3, "num_ppo_epochs": 4, "cliprange": 0.2, "kl_coef": 0.05}
+).to_dict()
+BATCH, STEPS = 64, 30
+
+HEALTHY = {
+    "objective/kl_exact": lambda share: 8.0 * share,
+    "eval/kl": lambda share: 8.0 * share,
+    "eval/reward": lambda share: 0.4 + 1.4 * math.sqrt(min(1.0, 1.6 * share)),
+    "eval/reward_se": lambda share: 0.03,
+    "eval/length": lambda share: 20 + 4 * share,
+    "eval/repetition": lambda share: 0.1,
+    "eval/entropy": lambda share: 2.0 - 0.4 * share,
+    "policy/approxkl_avg": lambda share: 0.01,
+    "policy/clipfrac_avg": lambda share: 0.1,
+    "val/var_explained": lambda share: 0.5,
+}
+
+
+def steps(until: int = STEPS, **curves: Any) -> list[dict[str, Any]]:
+    """Return steps of a healthy run but for `curves`, functions of the share of the episodes; `_` stands for `/`."""
+    changed = {name.replace("__", "/"): curve for name, curve in curves.items()}
+    assert set(changed) <= set(HEALTHY), "a metric that no rule reads"
+    rows = []
+    for step in range(until + 1):
+        values = {name: curve(step / STEPS) for name, curve in (HEALTHY | changed).items()}
+        is_evaluation = step % 3 == 0
+        rows.append(
+            {"step": step, "episode": BATCH * step}
+            | {n: None if n.startswith("eval/") and not is_evaluation else v for n, v in values.items()}
+        )
+    return rows
+
+
+def found(rows: list[dict[str, Any]], reason: Reason | None = None, **config: Any) -> list[Diagnosis]:
+    return diagnose(Course(rows, {**CONFIG, **config}, SPEC, reason))
+
+
+def only(rows: list[dict[str, Any]], reason: Reason | None = None, **config: Any) -> Diagnosis:
+    (one,) = found(rows, reason, **config)
+    return one
+
+
+def change(one: Diagnosis) -> tuple[str, Any]:
+    return one.name, one.value
+
+
+def test_a_healthy_run_trips_no_rule() -> None:
+    assert found(steps()) == []
+    assert len(RULES_OF_DIAGNOSIS) == 6
+    assert found([]) == [], "nor does a trial without a step"
+
+
+def test_kl_over_the_budget_asks_for_a_higher_price() -> None:
+    """1.2 x 14 / 10 = 1.68."""
+    over = steps(eval__kl=lambda share: 14 * share, objective__kl_exact=lambda share: 14 * share)
+    one = only(over)
+    assert (one.rule, change(one)) == ("KL too high", ("kl_coef", 0.084))
+    assert one.finding == "KL ended at 14.0 nats/response, over the budget of 10."
+    assert change(only(over, kl_target=8.0)) == ("kl_target", pytest.approx(8 / 1.68, abs=0.01))
+    assert found(steps(eval__kl=lambda share: 10.0 * share)) == [], "on the budget is not over it"
+
+
+def test_where_the_price_is_at_its_end_the_rate_is_lowered() -> None:
+    over = steps(eval__kl=lambda share: 40 * share)
+    highest = SPEC.search["kl_coef"].high
+    one = only(over, kl_coef=highest)
+    assert change(one) == ("learning_rate", pytest.approx(2e-4 / math.sqrt(4.8), rel=0.01))
+
+
+def test_a_run_over_the_limit_at_once_asks_for_a_lower_rate() -> None:
+    reason = Reason("kl_hard", "made up", "objective/kl_exact", 72.0)
+    blown = steps(3, objective__kl_exact=lambda share: 600 * share, eval__kl=lambda share: 600 * share)
+    one = found(blown, reason)[0]
+    assert change(one) == ("learning_rate", 6e-5) and "after 3% of the episodes" in one.finding
+    late = steps(24, objective__kl_exact=lambda share: 20 * share, eval__kl=lambda share: 20 * share)
+    assert found(late, Reason("kl_limit", "made up", "objective/kl_exact", 16.0))[0].name == "kl_coef"
+
+
+def test_kl_that_stays_at_0_asks_for_a_lower_price_or_a_higher_rate() -> None:
+    flat = {"eval__kl": lambda share: 0.02, "objective__kl_exact": lambda share: 0.02}
+    assert change(only(steps(**flat), kl_coef=0.2)) == ("kl_coef", 0.05), "β is over the reference's"
+    assert change(only(steps(**flat))) == ("learning_rate", 6e-4)
+    assert only(steps(**flat)).rule == "KL stuck at 0"
+    assert found(steps(12, **flat)) == [], "too early to say"
+
+
+def test_large_updates_ask_for_fewer_epochs_and_then_for_a_tighter_clip() -> None:
+    for curves in ({"policy__approxkl_avg": lambda share: 0.08}, {"policy__clipfrac_avg": lambda share: 0.4}):
+        assert change(only(steps(**curves))) == ("num_ppo_epochs", 2)
+        assert change(only(steps(**curves), num_ppo_epochs=2)) == ("cliprange", 0.1)
+    once = steps(policy__approxkl_avg=lambda share: 0.5 if share == 1 else 0.01)
+    assert found(once) == [], "one odd batch says nothing"
+
+
+def test_a_critic_that_explains_nothing_asks_for_a_higher_value_rate() -> None:
+    assert change(only(steps(val__var_explained=lambda share: 0.01))) == ("value_learning_rate", 0.003)
+    assert found(steps(8, val__var_explained=lambda share: 0.01)) == [], "too few steps to learn"
+    learns = steps(val__var_explained=lambda share: -0.5 if share < 0.4 else 0.4)
+    assert found(learns) == []
+
+
+def test_reward_that_rises_while_texts_repeat_or_shrink_asks_for_a_higher_price() -> None:
+    for curves in (
+        {"eval__repetition": lambda share: 0.1 + 0.5 * share},
+        {"eval__length": lambda share: 20 - 14 * share},
+    ):
+        one = only(steps(**curves))
+        assert (one.rule, change(one)) == ("Reward hacking", ("kl_coef", 0.1))
+    falls = steps(eval__repetition=lambda share: 0.6 * share, eval__reward=lambda share: 1 - share)
+    assert found(falls) == [], "reward does not rise"
+
+
+def test_a_stable_run_far_below_the_budget_that_still_rises_asks_for_a_higher_rate() -> None:
+    """sqrt(0.8 x 10 / 2) = 2."""
+    slow = {"eval__kl": lambda share: 2 * share, "objective__kl_exact": lambda share: 2 * share,
+            "eval__reward": lambda share: 0.4 + share}  # fmt: skip
+    one = only(steps(**slow))
+    assert (one.rule, change(one)) == ("Stable but slow", ("learning_rate", 4e-4))
+    flat = slow | {"eval__reward": lambda share: min(1.0, 0.4 + 2 * share)}
+    assert found(steps(**flat)) == [], "it rises no more"
+    assert found(steps(15, **slow)) == [], "it is not at its end"
+
+
+def test_kl_comes_first_and_each_rule_speaks_for_itself() -> None:
+    rows = steps(eval__kl=lambda share: 14 * share, policy__approxkl_avg=lambda share: 0.08)
+    assert [one.rule for one in found(rows)] == ["KL too high", "Updates too large"]
+
+
+def test_values_stay_in_the_studys_range_and_are_whole_where_they_must() -> None:
+    stuck = steps(eval__kl=lambda share: 0.0, objective__kl_exact=lambda share: 0.0)
+    high = SPEC.search["learning_rate"].high
+    one = only(stuck, learning_rate=high / 2)
+    assert change(one) == ("learning_rate", high)
+    assert isinstance(only(steps(policy__approxkl_avg=lambda share: 0.08), num_ppo_epochs=5).value, int)
+
+
+def test_a_change_is_tried_as_a_trial_of_the_study_or_as_a_run_where_the_study_fixes_it() -> None:
+    trial = trial_row(4, params={"kl_control": "fixed", "learning_rate": 2e-4, "kl_coef": 0.05}, config=CONFIG)
+    one = Diagnosis("KL too high", "made up", "kl_coef", 0.05, 0.084)
+    assert enqueued(SPEC, trial, one) == {"learning_rate": 2e-4, "kl_coef": 0.084}
+    assert label(trial, one) == "trial 4, kl_coef up"
+    assert try_it(SPEC, trial, one) == [
+        "enqueue", "mine", "--set", "learning_rate=0.0002", "kl_coef=0.084", "--label", "trial 4, kl_coef up"
+    ]  # fmt: skip
+    fixed = Diagnosis("Critic explains nothing", "made up", "vf_coef", 0.1, 0.3)
+    assert try_it(SPEC, trial, fixed) == ["train", "--from", "mine", "4", "--vf_coef", "0.3"]
+
+
+def test_the_command_names_the_change_and_the_enqueued_trial_runs(ppo_tuner: Invoke, own_folder: Path) -> None:
+    """Trial 5 of the quick study leaves the KL limit; its search has no β, so the rate is lowered."""
+    run(own_folder, quick_spec(trials=6))
+    where = ["--storage", storage(own_folder)]
+    status, out, _ = ppo_tuner("diagnose", NAME, "5", *where)
+    assert status == 0 and "KL too high. " in out and "ppo-tuner " in out
+    (first, *_) = json.loads(ppo_tuner("diagnose", NAME, "5", "--json", *where)[1])
+    assert first["rule"] == "KL too high" and first["value"] != first["was"]
+    status, out, _ = ppo_tuner("diagnose", NAME, "0", *where)
+    assert status == 0
+    status, _, err = ppo_tuner("diagnose", NAME, "77", *where)
+    assert status == 1 and "has no trial 77" in err
