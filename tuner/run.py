@@ -127,7 +127,8 @@ def _run_held(
         return make_scheduler(study.spec, limits.threads).is_finished(study.board)
 
     has_orders = bool(study.store.orders(study.row, OrderState.WAITING))
-    if plan is not None or not is_finished() or has_orders or answer.due_readings(study):
+    is_asked = plan is not None and bool(missing(study.board.rows, study.spec, plan))
+    if is_asked or not is_finished() or has_orders or answer.due_readings(study):
         study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
         try:
             with files.work, engine() as running:

@@ -2,41 +2,22 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from ppo_core.report import SplitReading, StepReport
+from ppo_core.report import StepReport
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import CUT
 from tests.dashboard.shown import page
-from tuner.confirm import Plan, missing
+from tests.tuner import made_study
+from tuner.confirm import Plan
 from tuner.confirmed import confirmations
 from tuner.results import read_study
-from tuner.scoring import judged
-from tuner.status import Reason, Status, Verdict
-from tuner.store import Lease, NewTrial, Store
+from tuner.status import Reason, Verdict
+from tuner.store import Store
 
 
 def confirm(store: Store, plan: Plan, read: int | None = None) -> None:
-    """Add the runs of a plan to the fake study with a rung; `read`: only so many of them are read."""
-    view, lease = read_study(store, CUT), store.acquire(CUT)
-    store.add_test_reading(lease, view.trials[0].id, 0, SplitReading(64, 0.25, 0.03, 0.0, 0.0), None)
-    for place, new in enumerate(missing([*view.trials, *view.confirming], view.spec, plan)):
-        if read is None or place < read:
-            _end(store, lease, new)
-        else:
-            store.add_trial(lease, new)
-    store.release(lease)
-
-
-def _end(store: Store, lease: Lease, new: NewTrial) -> None:
-    view, row = read_study(store, CUT), store.begin_attempt(lease, store.add_trial(lease, new), None)
-    reward = view.trials[new.parent or 0].value or 0.0
-    metrics = {"eval/reward": reward, "eval/reward_se": 0.03, "eval/kl": 4.0, "eval/kl_se": 0.1}
-    store.add_step(lease, row.id, StepReport(3, 192, metrics), 1.0)
-    store.finish_trial(lease, row.id, judged(store, row, view.spec, Status.COMPLETED, None))
-    noise = 0.01 * float(np.random.default_rng(row.number).standard_normal())
-    store.add_test_reading(lease, row.id, 3, SplitReading(64, reward + noise, 0.03, 4.0 + noise, 0.1), None)
+    made_study.confirm(store, CUT, plan, read)
 
 
 @pytest.fixture

@@ -5,7 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ppo_core.report import EvalReadings, Sample, SplitReading, StepReport, TokenReadings
+from tuner.confirm import Plan, missing
+from tuner.results import read_study
+from tuner.scoring import judged
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status, Verdict
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
@@ -116,3 +121,21 @@ def add_steps(store: Store, lease: Lease, trial: TrialRow, outcome: Outcome | No
         if step == 4 and outcome is not None and outcome.reason is not None:
             verdict = Verdict(step, outcome.reason, is_enforced=True)
         store.add_step(lease, trial.id, StepReport(step, 64 * step, metrics, samples, readings), 1.5, verdict)
+
+
+def confirm(store: Store, name: str, plan: Plan, read: int | None = None) -> None:
+    """Add the runs of a plan to a study, each as good as the trial that it confirms; `read`: so many are read."""
+    view, lease = read_study(store, name), store.acquire(name)
+    store.add_test_reading(lease, view.trials[0].id, 0, SplitReading(64, 0.25, 0.03, 0.0, 0.0), None)
+    for place, new in enumerate(missing([*view.trials, *view.confirming], view.spec, plan)):
+        row = store.add_trial(lease, new)
+        if read is not None and place >= read:
+            continue
+        row = store.begin_attempt(lease, row, None)
+        reward = view.trials[new.parent or 0].value or 0.0
+        metrics = {"eval/reward": reward, "eval/reward_se": 0.03, "eval/kl": 4.0, "eval/kl_se": 0.1}
+        store.add_step(lease, row.id, StepReport(3, 192, metrics), 1.0)
+        store.finish_trial(lease, row.id, judged(store, row, view.spec, Status.COMPLETED, None))
+        noise = 0.01 * float(np.random.default_rng(row.number).standard_normal())
+        store.add_test_reading(lease, row.id, 3, SplitReading(64, reward + noise, 0.03, 4.0 + noise, 0.1), None)
+    store.release(lease)

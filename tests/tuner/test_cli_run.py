@@ -15,7 +15,7 @@ from tests.tuner import made_study, quick_run
 from tests.tuner.invoke import CONTROL, Invoke
 from tests.tuner.quick_run import QUICK_STUDY
 from tests.tuner.trial_rows import pruned, trial_row
-from tuner.cli.run import StudyProgress
+from tuner.cli.run import DEMO_PLAN, StudyProgress
 from tuner.events import Preparing, StudyStarted, StudyStopped, StudyStopping, TrialEnded, TrialStarted, TrialStepped
 from tuner.scoring import Extent
 from tuner.spec import StudySpec
@@ -150,10 +150,13 @@ def test_finished_demo_prints_its_result(ppo_tuner: Invoke, own_folder: Path) ->
     ended = [outcome or Outcome(Status.COMPLETED, None, 0.5, 0.1, 1.0, -2.3) for outcome in made_study.OUTCOMES]
     ended = [replace(outcome, value_step=None if outcome.value is None else 4) for outcome in ended]
     (own_folder / "runs").mkdir()
-    made_study.make(own_folder / "runs" / "ppo-tuner.db", replace(packaged, trials=len(ended)), ended).close()
+    store = made_study.make(own_folder / "runs" / "ppo-tuner.db", replace(packaged, trials=len(ended)), ended)
+    made_study.confirm(store, packaged.name, DEMO_PLAN)
+    store.close()
     status, stdout, stderr = ppo_tuner("demo", "--trials", str(len(ended)))
     assert (status, stderr) == (0, "")
     assert packaged.kl_budget == 6, "within it a checkpoint of the made-up trial 4, which the guard ended, is the best"
     assert "Best trial within 6 nats/response: trial 4" in stdout
     assert "ppo-tuner compare reviews 4 0" in stdout
+    assert "On fresh seeds, 1920 episodes each, read on 64 test prompts" in stdout and "Launch " in stdout
     assert "preparing" not in stdout

@@ -10,7 +10,7 @@ from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
 from tuner import forks, render
 from tuner.best import closest_trial
 from tuner.cli import storage
-from tuner.confirmed import Confirmation, recommendation
+from tuner.confirmed import Confirmation, confirmations, recommendation
 from tuner.environment import to_copy
 from tuner.forks import Answer
 from tuner.guard import RULES
@@ -57,7 +57,12 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
         out.print(no_winner(view, view.spec.kl_budget, where), style="bold")
     else:
         print_winner(out, store, view, best, view.spec.kl_budget, where)
-        out.print(recommendation(store, view), soft_wrap=True)
+        read = [one for one in confirmations(store, view) if one.best is not None]
+        if read:
+            out.print()
+            print_confirmation(out, view, read[-1], where)
+        else:
+            out.print(recommendation(store, view), soft_wrap=True)
     out.print()
     out.print("Next:", style="bold")
     for command, purpose in _next_commands(store, view, best, where):

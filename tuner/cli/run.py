@@ -20,7 +20,7 @@ from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK
 from tuner import remote_checkpoints, render, results, study_file
 from tuner.checkpoints import CheckpointPolicy
 from tuner.cli import report, storage
-from tuner.confirm import Plan
+from tuner.confirm import Plan, candidates
 from tuner.confirmed import confirmation_data, confirmations
 from tuner.engine.local import cores, require_gpus
 from tuner.environment import RUNS_FOLDER, STUDY_FILE, to_copy
@@ -236,6 +236,8 @@ def _readings(report: StepReport) -> str:
 DEMO_STUDY = "reviews.toml"
 DEMO_WORKERS = 2
 """Where the machine has as many cores."""
+DEMO_PLAN = Plan(top=1, seeds=3)
+"""What it confirms when its search has ended."""
 
 
 def demo(args: argparse.Namespace) -> int:
@@ -244,7 +246,7 @@ def demo(args: argparse.Namespace) -> int:
         spec = StudySpec.load(path)
     if args.workers is None:
         args.workers = min(DEMO_WORKERS, cores())
-    return _run(spec, args, ["demo"], is_file=True)
+    return _run(spec, args, ["demo"], is_file=True, plan=DEMO_PLAN)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -318,10 +320,14 @@ def confirm(args: argparse.Namespace) -> int:
     return _tell_stop(stopped, to_copy(words))
 
 
-def _run(spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_file: bool) -> int:
-    """Run the study with its progress shown, print its outcome, and return the exit status."""
+def _run(
+    spec: StudySpec, args: argparse.Namespace, command: list[str], *, is_file: bool, plan: Plan | None = None
+) -> int:
+    """Run the study, and what confirms it, with its progress shown; print its outcome, and return the exit status."""
     where = storage.location(args.storage)
     stopped = _train(spec, args, where, is_file=is_file, trials=args.trials, budget=args.budget)
+    if plan is not None and stopped is None and _has_candidates(spec.name, where):
+        stopped = _train(_stored_spec(spec.name, where), args, where, is_file=False, plan=plan)
     status = _print_result(spec.name, where, args.json)
     if stopped is None:
         return status
@@ -362,6 +368,12 @@ def _train(
             on_event=progress,
         )
     return progress.stopped
+
+
+def _has_candidates(name: str, where: str) -> bool:
+    with closing(Store.open(where)) as store:
+        view = read_study(store, name)
+        return bool(candidates(view.trials, view.spec))
 
 
 def _budget_flag(budget: float | None) -> list[str]:
