@@ -193,7 +193,7 @@ def confirmations(store: Store, view: StudyView) -> list[Confirmation]:
         for run in runs:
             by_parent.setdefault(run.parent if run.parent is not None else -1, []).append(run)
         read = [_confirmed(parents[number], own, tests, view.spec) for number, own in sorted(by_parent.items())]
-        found.append(_compared(length, read, baseline))
+        found.append(compared(length, read, baseline))
     return found
 
 
@@ -244,28 +244,25 @@ def _confirmed(
     )
 
 
-def _compared(length: int, read: Sequence[Confirmed], baseline: OnTest | None) -> Confirmation:
+def compared(length: int, read: Sequence[Confirmed], baseline: OnTest | None) -> Confirmation:
+    """Return configurations that were read on fresh seeds, compared with the reference and with the best of them."""
     ranked = sorted(read, key=lambda one: -math.inf if one.reward is None else one.reward.mean, reverse=True)
     some = [one for one in ranked if one.reward is not None]
     reference = next((one for one in some if one.is_reference), None)
     candidates = sum(not one.is_reference for one in some)
-    compared = []
+    found = []
     for one in ranked:
         over = under = None
         if reference is not None and one is not reference:
             over = difference(one.rewards, reference.rewards, candidates)
         if some and one is not some[0]:
             under = difference(some[0].rewards, one.rewards, len(some) - 1)
-        compared.append(_with(one, over, under))
+        found.append(replace(one, over_reference=over, under_best=under))
     prompts = 0 if baseline is None else baseline.prompts
     whole = [one for one in some if one.trial.status.is_final]  # what a trial reads at a rung is of another length
     pairs = [(one.trial.value, one.reward.mean) for one in whole if one.reward is not None]
     order = rank_correlation([(value, mean) for value, mean in pairs if value is not None])
-    return Confirmation(length, prompts, baseline, tuple(compared), order)
-
-
-def _with(one: Confirmed, over: Interval | None, under: Interval | None) -> Confirmed:
-    return replace(one, over_reference=over, under_best=under)
+    return Confirmation(length, prompts, baseline, tuple(found), order)
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.audit import upper_bound
 from tuner.spec import StudySpec
 
 from .replaying import Costs, Fate, Legs, Rival, begun, replay
@@ -272,21 +273,6 @@ def lost(fates: Sequence[Mapping[str, Fate]], best: set[str]) -> Lost:
         upper_bound(mostly["rung"], len(begun_)),
         upper_bound(mostly["guard"], len(begun_)),
     )
-
-
-def upper_bound(count: int, of: int) -> float:
-    """Return the one-sided 95 % upper bound on a share of which `count` of `of` were seen (Clopper and Pearson 1934).
-
-    The p with P(X <= count) = 0.05 for X ~ Binomial(of, p): 0.26 for 0 of 10.
-    """
-    if count >= of:
-        return 1.0
-    low, high = count / of, 1.0
-    for _ in range(60):
-        p = (low + high) / 2
-        tail = sum(math.comb(of, k) * p**k * (1 - p) ** (of - k) for k in range(count + 1))
-        low, high = (p, high) if tail > 1 - CONFIDENCE else (low, p)
-    return high
 
 
 def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:

@@ -134,7 +134,7 @@ def confirmation(rewards: Mapping[int, list[float]], **changes: Any) -> Confirma
         for number, values in rewards.items()
         if (by_seed := dict(enumerate(values, 8))) or True
     ]
-    return confirmed._compared(1_920, [replace(one, **changes) for one in read], None)
+    return confirmed.compared(1_920, [replace(one, **changes) for one in read], None)
 
 
 NOISE = (0.0, 0.02, -0.02, 0.01, -0.01)

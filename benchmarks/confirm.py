@@ -1,0 +1,240 @@
+"""Whether `ppo-tuner confirm` is right when it says so: studies and confirmations drawn from many real runs.
+
+    python benchmarks/confirm.py run      # trains each configuration on each seed, once; goes on where it was
+    python benchmarks/confirm.py show     # draws studies from them, and counts which claims hold
+
+Some configurations around the reference, and the reference, are trained on many seeds and read on the test prompts, by
+`confirm` itself. A drawn study ranks them by their eval values on one seed; its three best and the reference are
+confirmed on five other seeds, and what is claimed of them is looked up on all the rest. A claim holds if the difference
+has the same sign there. Where two halves of one configuration's seeds stand for two configurations, any claim is wrong.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppo_core.errors import PPOTunerError
+from tuner.confirm import Plan, due_step
+from tuner.confirmed import Confirmed, compared, t_interval
+from tuner.events import Event, TrialEnded
+from tuner.results import StudyView, read_study
+from tuner.run import run_study
+from tuner.search.prior import first_params
+from tuner.spec import StudySpec
+from tuner.status import Origin
+from tuner.store import Store, TrialRow
+
+FOLDER = Path("runs", "benchmarks", "confirm")
+STORE = f"sqlite:///{FOLDER / 'store.db'}"
+NAME = "confirmed"
+CONFIGURATIONS, SEEDS = 8, 16
+TOP, CONFIRMING_SEEDS = 3, 5
+STUDIES, RESAMPLES = 2000, 20
+SEARCHED = ("learning_rate", "value_learning_rate", "batch_size", "num_ppo_epochs", "cliprange", "kl_coef")
+
+
+def study(episodes: int) -> StudySpec:
+    """Return a study that lists the reference and configurations around it."""
+    table = {
+        "name": NAME,
+        "task": "reviews",
+        "threads": 1,
+        "device": "cpu",
+        "fixed": {"total_episodes": episodes, "mini_batch_size": 16},
+        "kl": {"budget": 6.0, "limit": 15.0},
+    }
+    space = StudySpec.from_dict({**table, "trials": 1, "search": dict.fromkeys(SEARCHED, "advised")}, "benchmark")
+    reference = space.reference_params()
+    drawn = [first_params(space.search, reference, 1, number, None) for number in range(CONFIGURATIONS - 1)]
+    return StudySpec.from_dict({**table, "trial": [reference, *drawn]}, "benchmark")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train every configuration on every seed."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    spec = study(arguments.episodes)
+    for plan in (None, Plan(top=CONFIGURATIONS, seeds=arguments.seeds)):
+        run_study(
+            spec, storage=STORE, runs_folder=FOLDER, workers=arguments.workers, plan=plan, on_event=_tell,
+            is_file=plan is None,
+        )  # fmt: skip
+
+
+def _tell(event: Event) -> None:
+    if isinstance(event, TrialEnded):
+        value = "nothing" if event.row.value is None else f"{event.row.value:.3f}"
+        print(f"trial {event.row.number}, seed {event.row.seed}: {value}, {event.row.seconds:.0f} s", flush=True)
+
+
+# What claims are worth
+
+
+Readings = Mapping[int, Mapping[int, tuple[float, float]]]
+"""Each configuration's eval value and test reward by seed, by the number of its trial; 0 is the reference's."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What one drawn confirmation claimed, and whether that held; None: it claimed nothing."""
+
+    which: int
+    """The trial that read the most."""
+    over_reference: bool | None
+    best_of_all: bool | None
+
+
+@dataclass(frozen=True)
+class Claims:
+    """How often something was claimed, and how often that held on further seeds."""
+
+    claimed: float
+    """Share of the drawn studies."""
+    held: float
+    """Share of the claims; NaN: there were none."""
+    low: float
+    high: float
+    """Between which `held` lies in 90 % of resamples of the configurations."""
+
+
+def readings(store: Store, view: StudyView) -> dict[int, dict[int, tuple[float, float]]]:
+    """Return what the confirming runs came to (see `Readings`)."""
+    tests, found = store.test_readings([row.id for row in view.confirming]), dict[int, dict[int, tuple[float, float]]]()
+    for row in view.confirming:
+        step = due_step(row, view.spec)
+        test = None if step is None else tests.get((row.id, step))
+        if test is not None and test.reward is not None and row.value is not None:
+            found.setdefault(row.parent or 0, {})[row.seed or 0] = (row.value, test.reward)
+    return found
+
+
+def show(arguments: argparse.Namespace) -> None:
+    """Draw studies, and print which claims held."""
+    with closing(Store.open(STORE)) as store:
+        view = read_study(store, NAME)
+        read = readings(store, view)
+    rows = {row.number: replace(row, origin=Origin.REFERENCE if row.number == 0 else row.origin) for row in view.trials}
+    found = judge(read, rows, arguments.studies)
+    if arguments.json:
+        print(json.dumps(found | {name: asdict(found[name]) for name in ("over_reference", "best_of_all")}))
+        return
+    print(f"{len(read)} configurations on {found['seeds']} seeds; {arguments.studies} studies drawn from them, each "
+          f"confirming {TOP} and the reference on {CONFIRMING_SEEDS} seeds.")  # fmt: skip
+    for name, what in (("over_reference", "over the reference"), ("best_of_all", "better than every other one")):
+        one = found[name]
+        print(f"{what}: claimed in {one.claimed:.0%}, held on further seeds in {one.held:.1%} "
+              f"[{one.low:.1%}, {one.high:.1%}]")  # fmt: skip
+    print(f"of one configuration over itself: claimed in {found['of_equals']:.1%} (the interval allows 5 %)")
+    print(f"which read the most: {', '.join(f'trial {number} ({count})' for number, count in found['which'].items())}")
+
+
+def judge(read: Readings, rows: Mapping[int, TrialRow], studies: int) -> dict[str, Any]:
+    """Return what was claimed in so many drawn studies, and how much of it held."""
+    random = np.random.default_rng(0)
+    seeds = sorted(set.intersection(*(set(own) for own in read.values())))
+    drawn = [_draw(random, read, rows, seeds) for _ in range(studies)]
+    others = [number for number in read if number]
+    resampled = []
+    for _ in range(RESAMPLES):
+        chosen = {0, *random.choice(others, len(others)).tolist()}
+        if len(chosen) > TOP:
+            some = {number: read[number] for number in chosen}
+            resampled.append([_draw(random, some, rows, seeds) for _ in range(max(20, studies // RESAMPLES))])
+    equals = [
+        _draw_equals(random, own, rows, seeds) for own in read.values() for _ in range(max(1, studies // len(read)))
+    ]
+    return {
+        "configurations": len(read),
+        "seeds": len(seeds),
+        "studies": studies,
+        "over_reference": _claims(
+            [one.over_reference for one in drawn], [[o.over_reference for o in r] for r in resampled]
+        ),
+        "best_of_all": _claims([one.best_of_all for one in drawn], [[o.best_of_all for o in r] for r in resampled]),
+        "of_equals": float(np.mean(equals)),
+        "which": dict(Counter(one.which for one in drawn).most_common()),
+    }
+
+
+def _claims(drawn: Sequence[bool | None], resampled: Sequence[Sequence[bool | None]]) -> Claims:
+    shares = [share for one in resampled if not math.isnan(share := _held(one))]
+    low, high = np.quantile(shares, [0.05, 0.95]) if shares else (math.nan, math.nan)
+    return Claims(float(np.mean([one is not None for one in drawn])), _held(drawn), float(low), float(high))
+
+
+def _held(drawn: Sequence[bool | None]) -> float:
+    claims = [one for one in drawn if one is not None]
+    return float(np.mean(claims)) if claims else math.nan
+
+
+def _draw(random: np.random.Generator, read: Readings, rows: Mapping[int, TrialRow], seeds: Sequence[int]) -> Drawn:
+    """Search on one seed, confirm on others, and look up what was claimed on all the rest."""
+    order = [seeds[place] for place in random.permutation(len(seeds))]
+    searched, confirming, rest = order[0], order[1 : 1 + CONFIRMING_SEEDS], order[1 + CONFIRMING_SEEDS :]
+    top = sorted((number for number in read if number), key=lambda number: -read[number][searched][0])[:TOP]
+    found = compared(0, [_confirmed(rows[number], read[number], confirming) for number in (*top, 0)], None)
+    best, reference = found.best, found.reference
+    assert best is not None and reference is not None
+    later = {number: float(np.mean([read[number][seed][1] for seed in rest])) for number in (*top, 0)}
+    number, over, wins = best.trial.number, None, None
+    if best.over_reference is not None and best.over_reference.is_above_0:
+        over = later[number] > later[0]
+    if not found.not_told_apart:
+        wins = later[number] == max(later.values())
+    return Drawn(number, over, wins)
+
+
+def _confirmed(row: TrialRow, own: Mapping[int, tuple[float, float]], seeds: Sequence[int]) -> Confirmed:
+    by_seed = {seed: own[seed][1] for seed in seeds}
+    return Confirmed(row, by_seed, {}, t_interval(list(by_seed.values())), None)
+
+
+def _draw_equals(
+    random: np.random.Generator,
+    own: Mapping[int, tuple[float, float]],
+    rows: Mapping[int, TrialRow],
+    seeds: Sequence[int],
+) -> bool:
+    """Return whether one of two sets of a configuration's seeds is claimed to be better than the other one."""
+    order = [seeds[place] for place in random.permutation(len(seeds))]
+    sets = order[:CONFIRMING_SEEDS], order[CONFIRMING_SEEDS : 2 * CONFIRMING_SEEDS]
+    pair = [
+        Confirmed(row, by_seed, {}, t_interval(list(by_seed.values())), None)
+        for row, chosen in zip(list(rows.values())[:2], sets, strict=True)
+        for by_seed in [{place: own[seed][1] for place, seed in enumerate(chosen)}]
+    ]
+    return not compared(0, pair, None).not_told_apart
+
+
+def main() -> int:
+    """Run one of the two commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    trains = commands.add_parser("run", help="train what is missing")
+    trains.add_argument("--episodes", type=int, default=640, help="length of a run (640)")
+    trains.add_argument("--seeds", type=int, default=SEEDS, help=f"seeds of each configuration ({SEEDS})")
+    trains.add_argument("--workers", type=int, default=2, help="runs at a time (2)")
+    trains.set_defaults(work=run)
+    shows = commands.add_parser("show", help="draw studies, and count which claims hold")
+    shows.add_argument("--studies", type=int, default=STUDIES, help=f"how many ({STUDIES})")
+    shows.add_argument("--json", action="store_true", help="print one line of JSON instead")
+    shows.set_defaults(work=show)
+    arguments = parser.parse_args()
+    try:
+        arguments.work(arguments)
+    except PPOTunerError as error:
+        print(f"confirm.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
