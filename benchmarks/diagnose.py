@@ -1,0 +1,207 @@
+"""Whether the advice of `ppo-tuner diagnose` helps: the advised change against a random change of the same trial.
+
+    python benchmarks/diagnose.py run      # trains what is missing; goes on where it was
+    python benchmarks/diagnose.py show     # by rule: what the change gained, against a random one
+
+The trials are recorded runs (benchmarks/data) in whose curves a rule speaks, up to the guard's end: for each rule the
+first CASES of the random ones. Each is trained again with the advised change, and with another searched value drawn at
+random, on the same seeds. What counts is the value: the best eval reward within the KL budget.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support import recorded
+from support.recorded import RecordedRun, Recording
+from support.recording import Planned, built_in_study, make_ppo, record_run
+
+from ppo_core.declare import HyperValue
+from ppo_core.errors import PPOTunerError
+from tuner.confirmed import t_interval
+from tuner.diagnose import Course, Diagnosis, diagnose
+from tuner.guard import GuardState, observe
+from tuner.search.prior import spread_params
+from tuner.spec import StudySpec
+
+TASK = "reviews"
+FILE = Path("runs", "benchmarks", "diagnose", "runs.jsonl")
+CASES, SEEDS = 6, 1
+SEED = 17
+"""Of the random changes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recorded run in which a rule speaks, and what to try instead."""
+
+    rule: str
+    run: str
+    """Its name in the recording."""
+    kind: str
+    """`as it was`, `advised` or `random`."""
+    changed: str
+    """The hyperparameter."""
+    params: Mapping[str, HyperValue]
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Unique."""
+        return f"{self.run} {self.rule} {self.kind} seed {self.seed}"
+
+
+def cases(recording: Recording, count: int, seeds: int) -> list[Case]:
+    """Return what is to be trained, in the order of the recording."""
+    spec, found = recording.spec, dict[str, int]()
+    chosen: list[Case] = []
+    for run in recording.runs:
+        if run.kind != "random":
+            continue
+        for one in spoken(run, spec):
+            if found.get(one.rule, 0) >= count or one.name not in spec.search:
+                continue
+            found[one.rule] = found.get(one.rule, 0) + 1
+            chosen += _of(run, one, spec, seeds)
+            break  # a run is a case of one rule: the one whose advice comes first
+    return chosen
+
+
+def spoken(run: RecordedRun, spec: StudySpec) -> list[Diagnosis]:
+    """Return what is diagnosed of a run as a study would have had it: up to where the guard ends it."""
+    rows, state, reason = [], GuardState(), None
+    for report in run.reports(recorded.OF_A_TRIAL):
+        rows.append({"step": report.step, "episode": report.episode, **report.metrics})
+        state, reason = observe(spec.guard, state, report, run.total_episodes)
+        if reason is not None:
+            break
+    return diagnose(Course(rows, run.config, spec, reason))
+
+
+def _of(run: RecordedRun, one: Diagnosis, spec: StudySpec, seeds: int) -> Iterator[Case]:
+    names = sorted(name for name in run.params if name in spec.search and name != one.name)
+    other = names[int(np.random.default_rng(run.number).integers(len(names)))]
+    drawn = spread_params(spec.search, SEED, run.number, None)
+    for seed in range(spec.seed, spec.seed + seeds):
+        yield Case(one.rule, run.name, "advised", one.name, {**run.params, one.name: one.value}, seed)
+        yield Case(one.rule, run.name, "random", other, {**run.params, other: drawn[other]}, seed)
+        if seed != spec.seed:
+            yield Case(one.rule, run.name, "as it was", "", run.params, seed)
+
+
+def train(case: Case) -> dict[str, Any]:
+    """Train a case to its end, and return what it came to."""
+    import torch
+
+    spec = built_in_study(TASK)
+    torch.set_num_threads(spec.threads or 1)
+    run = record_run(spec, Planned(case.name, "random", 0, case.params, case.seed), make_ppo)
+    last = run.rows()[-1]
+    return asdict(case) | {"value": run.best_within(spec.kl_budget), "end_kl": last["eval/kl"], "stopped": run.stopped}
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train what is missing."""
+    FILE.parent.mkdir(parents=True, exist_ok=True)
+    there = {(one["run"], one["rule"], one["kind"], one["seed"]) for one in _done()}
+    left = [
+        case
+        for case in cases(recorded.read(recorded.file_of(TASK)), arguments.cases, arguments.seeds)
+        if (case.run, case.rule, case.kind, case.seed) not in there
+    ]
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with multiprocessing.get_context("spawn").Pool(arguments.workers) as workers, FILE.open("a") as file:
+        for one in workers.imap_unordered(train, left):
+            file.write(json.dumps(one) + "\n")
+            file.flush()
+            print(f"{one['run']} {one['rule']}, {one['kind']}: {one['changed']}, value {one['value']}", flush=True)
+
+
+def _done() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
+
+
+def show(arguments: argparse.Namespace) -> None:
+    """Print by rule what the advised change gained on the trial as it was, and on a random change."""
+    was = {
+        run.name: run.best_within(built_in_study(TASK).kl_budget) for run in recorded.read(recorded.file_of(TASK)).runs
+    }
+    done = _done()
+    of = {(one["run"], one["rule"], one["kind"], one["seed"]): one["value"] for one in done}
+    found = {}
+    for rule in dict.fromkeys(one["rule"] for one in done):
+        pairs = [(name, r, seed) for name, r, kind, seed in of if r == rule and kind == "advised"]
+        found[rule] = judged(
+            [
+                (
+                    _worth(of[(name, r, "advised", seed)]),
+                    _worth(of.get((name, r, "random", seed))),
+                    _worth(of.get((name, r, "as it was", seed), was[name])),
+                )
+                for name, r, seed in pairs
+                if (name, r, "random", seed) in of
+            ]
+        )
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    print(f"{'rule':28}{'n':>4}  {'over the trial as it was':>26}  {'over a random change':>26}  better than random")
+    for rule, one in found.items():
+        gain, over = _text(one["gain"]), _text(one["over_random"])
+        print(f"{rule:28}{one['n']:>4}  {gain:>26}  {over:>26}  {one['wins']} of {one['n']}")
+
+
+def _worth(value: float | None) -> float:
+    """Return a value; a run with nothing within the budget is worth the least that there is: nothing gained."""
+    return 0.0 if value is None else value
+
+
+def judged(triples: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
+    """Return what changes came to, from (advised, random, as it was)."""
+    gain = t_interval([advised - was for advised, _, was in triples])
+    over = t_interval([advised - random for advised, random, _ in triples])
+    wins = sum(advised > random for advised, random, _ in triples)
+    return {
+        "n": len(triples),
+        "wins": wins,
+        "gain": None if gain is None else asdict(gain),
+        "over_random": None if over is None else asdict(over),
+    }
+
+
+def _text(interval: Mapping[str, Any] | None) -> str:
+    if interval is None or interval["low"] is None:
+        return "-"
+    return f"{interval['mean']:+.2f} [{interval['low']:+.2f}, {interval['high']:+.2f}]"
+
+
+def main() -> int:
+    """Run one of the two commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    trains = commands.add_parser("run", help="train what is missing")
+    trains.add_argument("--cases", type=int, default=CASES, help=f"trials a rule ({CASES})")
+    trains.add_argument("--seeds", type=int, default=SEEDS, help=f"seeds of each ({SEEDS})")
+    trains.add_argument("--workers", type=int, default=2, help="runs at a time (2)")
+    trains.set_defaults(work=run)
+    shows = commands.add_parser("show", help="what the changes came to, by rule")
+    shows.add_argument("--json", action="store_true", help="print one line of JSON instead")
+    shows.set_defaults(work=show)
+    arguments = parser.parse_args()
+    try:
+        arguments.work(arguments)
+    except PPOTunerError as error:
+        print(f"diagnose.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
