@@ -4,13 +4,11 @@ Whatever comes from a model, a study file or an error is shown with its control 
 and never as markup.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -20,8 +18,6 @@ from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, PLAIN_WIDTH, counted, measured, plain, plus_minus, short
-from tuner.audit import Audit, correlations, counts
-from tuner.confirmed import Confirmation, runs_text
 from tuner.forks import Answer
 from tuner.guard import RULES
 from tuner.paired import Difference
@@ -30,9 +26,6 @@ from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Role, Status
 from tuner.store import Order, TrialRow
-
-if TYPE_CHECKING:  # its libraries take a second to load
-    from tuner.search.importance import Importance
 
 CURVE_ROWS = 12
 AUDITED = " †"
@@ -98,7 +91,7 @@ def outcome_line(trial: TrialRow, kl: Estimate | None) -> str:
     return "Outcome: " + ", ".join(texts)
 
 
-def _table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
+def new_table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -109,7 +102,7 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
     """Return the table of trials: value, KL, status and reason. The best one and audited ones carry marks."""
     kl = f"eval KL\n{KL_UNIT}"
     numbers = ("trial", "value ± SE\nreward", kl, "episodes", "seconds")
-    table = _table("trial", "status", *numbers[1:], "reason", title="Trials", right=numbers)
+    table = new_table("trial", "status", *numbers[1:], "reason", title="Trials", right=numbers)
     for trial in trials:
         mark = "* " if best is not None and trial.number == best.number else ""
         table.add_row(
@@ -169,7 +162,7 @@ def params_tables(trials: Sequence[TrialRow], spec: StudySpec) -> list[Table]:
     tables = []
     for number, chosen in enumerate(_in_widths(columns, PLAIN_WIDTH - 8 - _width(labels))):
         head = ("trial", *labels, *chosen)
-        table = _table(*head, title=title if number == 0 else None, right=("trial", *chosen))
+        table = new_table(*head, title=title if number == 0 else None, right=("trial", *chosen))
         for row, trial in enumerate(trials):
             table.add_row(str(trial.number), *(cells[row] for cells in {**labels, **chosen}.values()))
         tables.append(table)
@@ -207,7 +200,7 @@ def _broken(name: str, width: int = 7) -> str:
 
 def config_table(trial: TrialRow, view: StudyView, title: str) -> Table:
     """Return a trial's configuration but for the declared defaults, with where each value comes from."""
-    table = _table("hyperparameter", "value", "unit", "from", title=title, right=("value",))
+    table = new_table("hyperparameter", "value", "unit", "from", title=title, right=("value",))
     sources = value_sources(trial, view.spec)
     chosen = {name: source for name, source in sources.items() if source != "default"}
     for name, source in chosen.items():
@@ -245,7 +238,7 @@ def comparison_tables(
 ) -> list[Table]:
     """Return the trials' outcomes and their differing values, a trial a column."""
     numbers = [f"trial {trial.number}" for trial in trials]
-    outcomes = _table("outcome", *numbers, title="Outcomes", right=numbers)
+    outcomes = new_table("outcome", *numbers, title="Outcomes", right=numbers)
     if any(_called(trial) for trial in trials):
         outcomes.add_row("label", *(_called(trial) for trial in trials))
     outcomes.add_row("status", *(_status(trial) for trial in trials))
@@ -258,7 +251,7 @@ def comparison_tables(
     outcomes.add_row("episodes", *(str(t.episodes) for t in trials))
     outcomes.add_row("seconds", *(f"{t.seconds:.0f}" for t in trials))
     outcomes.add_row("reason", *(plain(t.reason.message) if t.reason else "" for t in trials))
-    values = _table("hyperparameter", *numbers, title="Differing values", right=numbers)
+    values = new_table("hyperparameter", *numbers, title="Differing values", right=numbers)
     for name, row in differing.items():
         values.add_row(name, *(short(value, 6) for value in row))
     return [outcomes, values]
@@ -272,46 +265,10 @@ def difference_line(base: TrialRow, other: TrialRow, found: Difference | None) -
     return f"{names}: {plus_minus(found.mean, found.se)} reward, {found.verdict}."
 
 
-def audit_parts(found: Audit) -> list[Table | str]:
-    """Return what audited trials tell: a table of verdicts by who spoke, and lines on the rest."""
-    title = f"Verdicts on {counted(found.trials, 'audited trial')}"
-    columns = ("verdicts", "wrong", "share", "at most, 95 %")
-    table = _table("by", *columns, title=title, right=columns)
-    for count in counts(found.verdicts):
-        share = f"{count.wrong / count.verdicts:.0%}"
-        table.add_row(count.by, str(count.verdicts), str(count.wrong), share, f"{count.at_most:.0%}")
-    parts: list[Table | str] = [table] if found.verdicts else [f"{title}: none was spoken."]
-    parts.append("Wrong: the trial came to more, later on, than the study's answer would have been without that.")
-    parts += [
-        f"Trial {one.trial} of {plain(one.study)}: {one.rule} at step {one.step} was wrong: {measured(one.later)} "
-        f"later, {measured(one.answer)} without."
-        for one in found.verdicts
-        if one.was_wrong
-    ]
-    names = {"rung": "the rung score", "half": "the value half-way"}
-    for name, (n, rho) in correlations(found.courses).items():
-        text = "too few to tell" if rho is None else f"{rho:.2f}"
-        parts.append(f"Rank correlation of {names[name]} with the final value: {text} (n = {n} audited trials).")
-    if found.seconds_saved:
-        saved = ", ".join(f"{seconds:.0f} by {by}" for by, seconds in found.seconds_saved.items())
-        parts.append(f"Device-seconds that the other trials were spared: {saved}.")
-    return parts
-
-
-def importance_table(found: Sequence[Importance], title: str) -> Table:
-    """Return the table of what mattered for an outcome, the largest share first."""
-    columns = ("share", "middle 80 % of resamples", "reached by chance")
-    table = _table("hyperparameter", *columns, title=title, right=columns)
-    for one in found:
-        name = Text(one.name, style="bold" if one.is_sure else "")
-        table.add_row(name, f"{one.share:.0%}", f"{one.low:.0%} to {one.high:.0%}", f"{one.chance:.0%}")
-    return table
-
-
 def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of `list` from its JSON objects."""
     headers = ("trials", "best\ntrial", "best value\nreward", f"its KL\n{KL_UNIT}")
-    table = _table("study", "task", "state", *headers, right=headers)
+    table = new_table("study", "task", "state", *headers, right=headers)
     for view in views:
         best = NOTHING if view["best"] is None else str(view["best"])
         numbers = (
@@ -338,7 +295,7 @@ def _ended(view: Mapping[str, Any]) -> str:
 
 def orders_table(orders: Sequence[Order]) -> Table:
     """Return the table of a study's orders."""
-    table = _table("order", "placed", "asks", "state", "outcome", title="Orders", right=("order",))
+    table = new_table("order", "placed", "asks", "state", "outcome", title="Orders", right=("order",))
     for order in orders:
         about = order.kind if order.trial is None else f"{order.kind} trial {order.trial}"
         asked = ", ".join(f"{name}={short(value)}" for name, value in _asked(order).items())
@@ -363,49 +320,10 @@ def answer_line(answer: Answer) -> str:
     return f"Checkpoint {at}: not kept here ({answer.kept.why_not})."
 
 
-def confirmation_table(found: Confirmation) -> Table:
-    """Return the table of the configurations that were confirmed, the highest mean first."""
-    columns = (
-        "configuration",
-        "seeds",
-        "reward",
-        f"KL, {KL_UNIT}",
-        "over the reference",
-        "end within budget",
-    )
-    title = f"On fresh seeds, {found.total_episodes} episodes each, read on {found.prompts} test prompts"
-    table = _table(*columns, title=title, right=columns[1:])
-    table.caption = "In brackets: 95 % over the seeds; of differences, 95 % for all of them together."
-    table.caption_justify = "left"
-    for one in found.configurations:
-        name = f"reference ({one.trial.number})" if one.is_reference else one.name
-        intervals = (one.reward, one.kl, one.over_reference)
-        texts = [NOTHING if interval is None else interval.text for interval in intervals]
-        notes = runs_text(one)
-        count = 0 if one.reward is None else one.reward.n
-        table.add_row(name + (f"\n{notes}" if notes else ""), str(count), *texts, f"{one.ends_within} of {count}")
-    return table
-
-
-def confirmation_lines(found: Confirmation) -> list[str]:
-    """Return what else is to be known of a confirmation, a line each."""
-    lines = []
-    if found.baseline is not None and found.baseline.reward is not None:
-        before = plus_minus(found.baseline.reward, found.baseline.reward_se)
-        lines.append(f"The untrained policy reads {before} on the same prompts (± is one standard error over them).")
-    if found.rank_correlation is not None:
-        count = sum(one.reward is not None for one in found.configurations)
-        lines.append(
-            f"The order of the search's values held with a rank correlation of {found.rank_correlation:.2f}, over "
-            f"{count} configurations."
-        )
-    return lines
-
-
 def front_table(points: Sequence[FrontPoint]) -> Table:
     """Return the table of the checkpoints that are kept for being the best under some KL budget."""
     columns = (f"budgets from\n{KL_UNIT}", "eval reward", f"eval KL\n{KL_UNIT}", "trial", "step")
-    table = _table(*columns, "checkpoint", title="Kept for other KL budgets", right=columns)
+    table = new_table(*columns, "checkpoint", title="Kept for other KL budgets", right=columns)
     for point in points:
         reward, kl = (plus_minus(estimate.mean, estimate.se) for estimate in (point.reward, point.kl))
         table.add_row(measured(point.budget), reward, kl, str(point.trial), str(point.step), _place(point.path))
@@ -440,7 +358,7 @@ CURVE_METRICS = ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se", *(nam
 def curve_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the trial's curve: its evaluated steps, and others in between up to about a dozen rows."""
     headers = ("step", "episode", "eval reward\n± SE", f"eval KL ± SE\n{KL_UNIT}", *(header for _, header in _CURVE))
-    table = _table(*headers, title="Curve", right=headers)
+    table = new_table(*headers, title="Curve", right=headers)
     for row in _thinned(rows):
         evaluated = (
             plus_minus(row["eval/reward"], row["eval/reward_se"]),
@@ -466,7 +384,7 @@ def evidence_table(reason: Reason) -> Table | None:
     if not reason.evidence:
         return None
     headers = [METRICS[name].label if name in METRICS else plain(name) for name in names]
-    table = _table(*headers, title="Evidence", right=headers)
+    table = new_table(*headers, title="Evidence", right=headers)
     for reading in reason.evidence:
         table.add_row(*(_reading(name, reading.get(name)) for name in names))
     return table

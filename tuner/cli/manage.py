@@ -14,7 +14,7 @@ from ppo_core.output import plain
 from ppo_core.run.command_line import EXIT_ERROR
 from tuner import study_file, study_folder, upkeep
 from tuner.cli import storage
-from tuner.cli.read import opened
+from tuner.cli.storage import opened
 from tuner.environment import to_copy
 from tuner.export import OPTUNA
 from tuner.export.folder import export_study

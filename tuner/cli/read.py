@@ -4,39 +4,24 @@ import argparse
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import asdict
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import get_args
 
 from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import EXIT_INTERRUPTED
-from tuner import audit as audits
-from tuner import diagnose as diagnoses
 from tuner import forks, render, results, trial_log
 from tuner.cli import report, storage
-from tuner.environment import to_copy
 from tuner.paired import over
 from tuner.results import StudyView, read_study
 from tuner.status import Status
 from tuner.store import Store, StudyRow, TrialRow
 
 
-@contextmanager
-def opened(given: str | None) -> Iterator[Store]:
-    """Open the store of `--storage` for reading, and close it in the end."""
-    store = Store.open(storage.location(given))
-    try:
-        yield store
-    finally:
-        store.close()
-
-
 def studies(args: argparse.Namespace) -> int:
     """List the studies of a store."""
-    with opened(args.storage) as store:
+    with storage.opened(args.storage) as store:
         studies = store.studies()
         listed = [row for row in studies if args.all or row.archived_at is None]
         rows = [results.study_summary(read_study(store, row.name)) for row in listed]
@@ -53,7 +38,7 @@ def studies(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace) -> int:
     """Show a study, or one of its trials."""
-    with opened(args.storage) as store:
+    with storage.opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.trial is None:
             _show_study(store, view, args)
@@ -110,7 +95,7 @@ def compare(args: argparse.Namespace) -> int:
     numbers = list(dict.fromkeys(args.trials))
     if len(numbers) < 2:
         raise ConfigError("compare needs at least two different trials: ppo-tuner compare STUDY TRIAL TRIAL")
-    with opened(args.storage) as store:
+    with storage.opened(args.storage) as store:
         view = read_study(store, args.study)
         trials = [store.trial(view.row, number) for number in numbers]
         if args.json:
@@ -130,7 +115,7 @@ def compare(args: argparse.Namespace) -> int:
 
 def best(args: argparse.Namespace) -> int:
     """Show the best trial within the study's KL budget or another; an error where there is none."""
-    with opened(args.storage) as store:
+    with storage.opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.kl_budget is not None:
             view = results.under_budget(store, view, args.kl_budget)
@@ -145,83 +130,6 @@ def best(args: argparse.Namespace) -> int:
     return 0
 
 
-def diagnose(args: argparse.Namespace) -> int:
-    """Show what is wrong with a trial, by its curves, and the change to try next."""
-    with opened(args.storage) as store:
-        view = read_study(store, args.study)
-        trial = store.trial(view.row, args.trial)
-        if not trial.episodes:
-            raise StudyError(f"trial {trial.number} has made no step yet, so there is nothing to diagnose")
-        found = diagnoses.diagnose(diagnoses.course_of(store, trial, view.spec))
-    flags = storage.flags(storage.location(args.storage))
-    commands = [to_copy([*diagnoses.try_it(view.spec, trial, one), *flags]) for one in found]
-    if args.json:
-        pairs = zip(found, commands, strict=True)
-        print(output.dumps([diagnoses.diagnosis_data(view.spec, trial, one, command) for one, command in pairs]))
-        return 0
-    out = output.console()
-    out.print(render.trial_line(trial), soft_wrap=True)
-    for one, command in zip(found, commands, strict=True):
-        out.print(f"{one.rule}. {one.finding}", style="bold", soft_wrap=True)
-        out.print(f"  Try {one.advice}:\n  {command}", soft_wrap=True)
-    if not found:
-        out.print(diagnoses.why_nothing(trial))
-    elif len(found) > 1:
-        out.print("One change at a time, the first one first: several at once do not tell which one helped.")
-    return 0
-
-
-def importance(args: argparse.Namespace) -> int:
-    """Show which hyperparameters mattered, at the first place where trials can be read.
-
-    Raises:
-        StudyError: there are too few trials to tell.
-    """
-    from tuner.search import fidelity, importance
-
-    with opened(args.storage) as store:
-        view = read_study(store, args.study)
-        number_of = {trial.id: trial.number for trial in view.trials}
-        rows = store.steps(number_of, ("eval/kl",), evaluations_only=True)
-    at = fidelity.offered(view.spec)[0]
-    kls = {(number_of[row["trial_id"]], row["episode"]): row["eval/kl"] for row in rows}
-    trials = fidelity.read(view.trials, at, kls, view.spec)
-    refused = importance.refusal(trials, view.spec, at_rung=at.rung is not None)
-    if refused:
-        raise StudyError(refused)
-    usable = importance.usable(trials, view.spec, at_rung=at.rung is not None)
-    found = {outcome: importance.importances(usable, view.spec, outcome) for outcome in get_args(importance.Outcome)}
-    if args.json:
-        lists = {outcome: [asdict(one) | {"is_sure": one.is_sure} for one in each] for outcome, each in found.items()}
-        print(output.dumps({"study": view.row.name, "read": at.name, "trials": len(usable), **lists}))
-        return 0
-    out = output.console()
-    for outcome, each in found.items():
-        out.print(render.importance_table(each, f"What mattered for {outcome}, {at.name}"))
-        out.print(importance.certainty(each, len(usable)), soft_wrap=True)
-    out.print(importance.MEANING, soft_wrap=True)
-    return 0
-
-
-def audit(args: argparse.Namespace) -> int:
-    """Show what the audited trials of studies tell of the guard's rules and the strategy."""
-    with opened(args.storage) as store:
-        names = args.studies or [row.name for row in store.studies()]
-        found = audits.audit(store, [read_study(store, name) for name in dict.fromkeys(names)])
-    if args.json:
-        print(output.dumps(audits.audit_data(found)))
-        return 0
-    if not found.trials:
-        which = ", ".join(f'"{name}"' for name in found.studies) or "any study"
-        raise StudyError(
-            f"no audited trial of {which} has ended; audit = 0.1 in a study file audits a tenth of its trials"
-        )
-    out = output.console()
-    for part in render.audit_parts(found):
-        out.print(part, soft_wrap=isinstance(part, str))
-    return 0
-
-
 # The command that prints a trial's log, and follows it.
 
 POLL_SECONDS = 0.5
@@ -233,7 +141,7 @@ def logs(args: argparse.Namespace) -> int:
     Raises:
         StudyError: there is no such trial, or its log is not here.
     """
-    with opened(args.storage) as store:
+    with storage.opened(args.storage) as store:
         study = store.study(args.study)
         trial = store.trial(study, args.trial)
         folder = _study_folder(study) / str(trial.number)

@@ -9,8 +9,8 @@ from ppo_core import output
 from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
 from tuner import forks, render
 from tuner.best import closest_trial
-from tuner.cli import storage
-from tuner.confirmed import Confirmation, confirmations, recommendation
+from tuner.cli import storage, trust
+from tuner.confirmed import confirmations, recommendation
 from tuner.environment import to_copy
 from tuner.forks import Answer
 from tuner.guard import RULES
@@ -60,7 +60,7 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
         read = [one for one in confirmations(store, view) if one.best is not None]
         if read:
             out.print()
-            print_confirmation(out, view, read[-1], where)
+            trust.print_confirmation(out, view, read[-1], where)
         else:
             out.print(recommendation(store, view), soft_wrap=True)
     out.print()
@@ -127,22 +127,6 @@ def _test_line(store: Store, view: StudyView, trial: TrialRow) -> str:
 
 def _estimate(kl: Estimate) -> str:
     return f"{output.plus_minus(kl.mean, kl.se)} {output.KL_UNIT}"
-
-
-def print_confirmation(out: Console, view: StudyView, found: Confirmation, where: str) -> None:
-    """Print what confirming a study came to: each configuration, the verdict, and the command that launches it."""
-    out.print(render.confirmation_table(found))
-    for line in render.confirmation_lines(found):
-        out.print(line, soft_wrap=True)
-    launch = found.launch
-    out.print(found.verdict, style="bold", soft_wrap=True)
-    if launch is not None:
-        words = ["train", "--from", view.row.name, str(launch.trial.number)]
-        length = found.total_episodes
-        is_own = length == launch.trial.config.get("total_episodes")
-        words += [] if is_own else ["--total_episodes", str(length)]
-        out.print(f"To launch it: {_command(words, where)}", soft_wrap=True)
-        out.print(f"That is what was confirmed: {length} episodes. At another length it is not.", soft_wrap=True)
 
 
 def print_front(out: Console, store: Store, view: StudyView, where: str) -> None:

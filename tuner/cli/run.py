@@ -19,7 +19,7 @@ from ppo_core.report import StepReport
 from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK
 from tuner import remote_checkpoints, render, results, study_file
 from tuner.checkpoints import CheckpointPolicy
-from tuner.cli import report, storage
+from tuner.cli import report, storage, trust
 from tuner.confirm import Plan, candidates
 from tuner.confirmed import confirmation_data, confirmations
 from tuner.engine.local import cores, require_gpus
@@ -311,7 +311,7 @@ def confirm(args: argparse.Namespace) -> int:
         if args.json:
             print(output.dumps(None if not found else confirmation_data(found[0]) | {"study": spec.name}))
         elif found:
-            report.print_confirmation(output.console(), view, found[0], where)
+            trust.print_confirmation(output.console(), view, found[0], where)
     if stopped is None:
         return EXIT_OK
     length = [] if args.total_episodes is None else ["--total-episodes", str(args.total_episodes)]

@@ -9,7 +9,7 @@ from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError
 from tuner import order_checks, render
 from tuner.cli import storage
-from tuner.cli.read import opened
+from tuner.cli.storage import opened
 from tuner.environment import to_copy
 from tuner.orders import SETTINGS
 from tuner.results import StudyView, order_data, read_study

@@ -1,9 +1,11 @@
 """Where studies and the files of their trials are kept."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tuner.environment import STORAGE_VARIABLE
-from tuner.store import DEFAULT_STORAGE
+from tuner.store import DEFAULT_STORAGE, Store
 from tuner.store.schema import parse_url, redacted
 
 
@@ -21,3 +23,13 @@ def flags(storage: str) -> list[str]:
         return []
     shown = redacted(parse_url(storage))
     return ["--storage", shown if "***" in shown else storage]
+
+
+@contextmanager
+def opened(given: str | None) -> Iterator[Store]:
+    """Open the store of `--storage` for reading, and close it in the end."""
+    store = Store.open(location(given))
+    try:
+        yield store
+    finally:
+        store.close()

@@ -1,0 +1,207 @@
+"""The commands that say whether to trust a study: what confirmed it, what it threw away, what went wrong."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, get_args
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ppo_core import output
+from ppo_core.errors import StudyError
+from ppo_core.output import KL_UNIT, NOTHING, counted, measured, plain, plus_minus
+from tuner import audit as audits
+from tuner import diagnose as diagnoses
+from tuner import render
+from tuner.audit import Audit, correlations, counts
+from tuner.cli import storage
+from tuner.confirmed import Confirmation, runs_text
+from tuner.environment import to_copy
+from tuner.results import StudyView, read_study
+
+if TYPE_CHECKING:  # its libraries take a second to load
+    from tuner.search.importance import Importance
+
+# Confirming
+
+
+def print_confirmation(out: Console, view: StudyView, found: Confirmation, where: str) -> None:
+    """Print what confirming a study came to: each configuration, the verdict, and the command that launches it."""
+    out.print(confirmation_table(found))
+    for line in confirmation_lines(found):
+        out.print(line, soft_wrap=True)
+    launch = found.launch
+    out.print(found.verdict, style="bold", soft_wrap=True)
+    if launch is not None:
+        words = ["train", "--from", view.row.name, str(launch.trial.number)]
+        length = found.total_episodes
+        is_own = length == launch.trial.config.get("total_episodes")
+        words += [] if is_own else ["--total_episodes", str(length)]
+        out.print(f"To launch it: {to_copy([*words, *storage.flags(where)])}", soft_wrap=True)
+        out.print(f"That is what was confirmed: {length} episodes. At another length it is not.", soft_wrap=True)
+
+
+def confirmation_table(found: Confirmation) -> Table:
+    """Return the table of the configurations that were confirmed, the highest mean first."""
+    columns = (
+        "configuration",
+        "seeds",
+        "reward",
+        f"KL, {KL_UNIT}",
+        "over the reference",
+        "end within budget",
+    )
+    title = f"On fresh seeds, {found.total_episodes} episodes each, read on {found.prompts} test prompts"
+    table = render.new_table(*columns, title=title, right=columns[1:])
+    table.caption = "In brackets: 95 % over the seeds; of differences, 95 % for all of them together."
+    table.caption_justify = "left"
+    for one in found.configurations:
+        name = f"reference ({one.trial.number})" if one.is_reference else one.name
+        intervals = (one.reward, one.kl, one.over_reference)
+        texts = [NOTHING if interval is None else interval.text for interval in intervals]
+        notes = runs_text(one)
+        count = 0 if one.reward is None else one.reward.n
+        table.add_row(name + (f"\n{notes}" if notes else ""), str(count), *texts, f"{one.ends_within} of {count}")
+    return table
+
+
+def confirmation_lines(found: Confirmation) -> list[str]:
+    """Return what else is to be known of a confirmation, a line each."""
+    lines = []
+    if found.baseline is not None and found.baseline.reward is not None:
+        before = plus_minus(found.baseline.reward, found.baseline.reward_se)
+        lines.append(f"The untrained policy reads {before} on the same prompts (± is one standard error over them).")
+    if found.rank_correlation is not None:
+        count = sum(one.reward is not None for one in found.configurations)
+        lines.append(
+            f"The order of the search's values held with a rank correlation of {found.rank_correlation:.2f}, over "
+            f"{count} configurations."
+        )
+    return lines
+
+
+# What rules threw away
+
+
+def audit(args: argparse.Namespace) -> int:
+    """Show what the audited trials of studies tell of the guard's rules and the strategy."""
+    with storage.opened(args.storage) as store:
+        names = args.studies or [row.name for row in store.studies()]
+        found = audits.audit(store, [read_study(store, name) for name in dict.fromkeys(names)])
+    if args.json:
+        print(output.dumps(audits.audit_data(found)))
+        return 0
+    if not found.trials:
+        which = ", ".join(f'"{name}"' for name in found.studies) or "any study"
+        raise StudyError(
+            f"no audited trial of {which} has ended; audit = 0.1 in a study file audits a tenth of its trials"
+        )
+    out = output.console()
+    for part in audit_parts(found):
+        out.print(part, soft_wrap=isinstance(part, str))
+    return 0
+
+
+def audit_parts(found: Audit) -> list[Table | str]:
+    """Return what audited trials tell: a table of verdicts by who spoke, and lines on the rest."""
+    title = f"Verdicts on {counted(found.trials, 'audited trial')}"
+    columns = ("verdicts", "wrong", "share", "at most, 95 %")
+    table = render.new_table("by", *columns, title=title, right=columns)
+    for count in counts(found.verdicts):
+        share = f"{count.wrong / count.verdicts:.0%}"
+        table.add_row(count.by, str(count.verdicts), str(count.wrong), share, f"{count.at_most:.0%}")
+    parts: list[Table | str] = [table] if found.verdicts else [f"{title}: none was spoken."]
+    parts.append("Wrong: the trial came to more, later on, than the study's answer would have been without that.")
+    parts += [
+        f"Trial {one.trial} of {plain(one.study)}: {one.rule} at step {one.step} was wrong: {measured(one.later)} "
+        f"later, {measured(one.answer)} without."
+        for one in found.verdicts
+        if one.was_wrong
+    ]
+    names = {"rung": "the rung score", "half": "the value half-way"}
+    for name, (n, rho) in correlations(found.courses).items():
+        text = "too few to tell" if rho is None else f"{rho:.2f}"
+        parts.append(f"Rank correlation of {names[name]} with the final value: {text} (n = {n} audited trials).")
+    if found.seconds_saved:
+        saved = ", ".join(f"{seconds:.0f} by {by}" for by, seconds in found.seconds_saved.items())
+        parts.append(f"Device-seconds that the other trials were spared: {saved}.")
+    return parts
+
+
+# What is wrong with a trial
+
+
+def diagnose(args: argparse.Namespace) -> int:
+    """Show what is wrong with a trial, by its curves, and the change to try next."""
+    with storage.opened(args.storage) as store:
+        view = read_study(store, args.study)
+        trial = store.trial(view.row, args.trial)
+        if not trial.episodes:
+            raise StudyError(f"trial {trial.number} has made no step yet, so there is nothing to diagnose")
+        found = diagnoses.diagnose(diagnoses.course_of(store, trial, view.spec))
+    flags = storage.flags(storage.location(args.storage))
+    commands = [to_copy([*diagnoses.try_it(view.spec, trial, one), *flags]) for one in found]
+    if args.json:
+        pairs = zip(found, commands, strict=True)
+        print(output.dumps([diagnoses.diagnosis_data(view.spec, trial, one, command) for one, command in pairs]))
+        return 0
+    out = output.console()
+    out.print(render.trial_line(trial), soft_wrap=True)
+    for one, command in zip(found, commands, strict=True):
+        out.print(f"{one.rule}. {one.finding}", style="bold", soft_wrap=True)
+        out.print(f"  Try {one.advice}:\n  {command}", soft_wrap=True)
+    if not found:
+        out.print(diagnoses.why_nothing(trial))
+    elif len(found) > 1:
+        out.print("One change at a time, the first one first: several at once do not tell which one helped.")
+    return 0
+
+
+# What mattered
+
+
+def importance(args: argparse.Namespace) -> int:
+    """Show which hyperparameters mattered, at the first place where trials can be read.
+
+    Raises:
+        StudyError: there are too few trials to tell.
+    """
+    from tuner.search import fidelity
+    from tuner.search import importance as importances
+
+    with storage.opened(args.storage) as store:
+        view = read_study(store, args.study)
+        number_of = {trial.id: trial.number for trial in view.trials}
+        rows = store.steps(number_of, ("eval/kl",), evaluations_only=True)
+    at = fidelity.offered(view.spec)[0]
+    kls = {(number_of[row["trial_id"]], row["episode"]): row["eval/kl"] for row in rows}
+    trials = fidelity.read(view.trials, at, kls, view.spec)
+    refused = importances.refusal(trials, view.spec, at_rung=at.rung is not None)
+    if refused:
+        raise StudyError(refused)
+    usable = importances.usable(trials, view.spec, at_rung=at.rung is not None)
+    found = {outcome: importances.importances(usable, view.spec, outcome) for outcome in get_args(importances.Outcome)}
+    if args.json:
+        lists = {outcome: [asdict(one) | {"is_sure": one.is_sure} for one in each] for outcome, each in found.items()}
+        print(output.dumps({"study": view.row.name, "read": at.name, "trials": len(usable), **lists}))
+        return 0
+    out = output.console()
+    for outcome, each in found.items():
+        out.print(importance_table(each, f"What mattered for {outcome}, {at.name}"))
+        out.print(importances.certainty(each, len(usable)), soft_wrap=True)
+    out.print(importances.MEANING, soft_wrap=True)
+    return 0
+
+
+def importance_table(found: Sequence[Importance], title: str) -> Table:
+    """Return the table of what mattered for an outcome, the largest share first."""
+    columns = ("share", "middle 80 % of resamples", "reached by chance")
+    table = render.new_table("hyperparameter", *columns, title=title, right=columns)
+    for one in found:
+        name = Text(one.name, style="bold" if one.is_sure else "")
+        table.add_row(name, f"{one.share:.0%}", f"{one.low:.0%} to {one.high:.0%}", f"{one.chance:.0%}")
+    return table
