@@ -47,6 +47,9 @@ class Draft:
     def put(self, ours: str, key: str) -> None:
         """Write a value under a key, as it is."""
         self.keys[key] = self.mapped[ours] = self.values[ours]
+        more = theirs.MORE_FROZEN.get(key, 0)
+        if more > 0 or (more and self.values[ours]):  # none is 0 where they freeze fewer, and -1 where they freeze more
+            self.keys[key] = self.number(ours) - more
 
     def put_rows(self, rows: Iterable[Row], choose: Callable[[tuple[str, ...]], str | None]) -> None:
         """Write the values of a reader's rows, each under the key that is chosen of the row's."""

@@ -291,8 +291,13 @@ _OPENRLHF_KEYS = frozenset(
     for keys in (*(keys for _, keys, _ in OPENRLHF), OPENRLHF_PROMPTS[0], OPENRLHF_RESPONSES[0], OPENRLHF_MINI[0])
     for key in keys
 )
-_OPENRLHF_NEVER = ("freezing_actor_steps", "critic.freezing_steps")
-"""Counts of which -1 is none."""
+_OPENRLHF_NEVER = "freezing_actor_steps"
+"""A count of which -1 is none, before 0.11."""
+MORE_FROZEN = {"critic.freezing_steps": 1, "trainer.critic_warmup": -1}
+"""How many iterations more than their number these leave the policy as it is, but for none.
+
+OpenRLHF 0.11 counts iterations from 0 and learns in those > N (-1: all), verl from 1 and in those >= N.
+"""
 SCHEDULERS = {"cosine_with_min_lr": "cosine", **{name: name for name in trl.SCHEDULES}}
 ADVANTAGES = {"gae": "gae", "rloo": "rloo", "group_norm": "grpo", "grpo": "grpo"}
 _OPENRLHF_REASONS = {
@@ -306,7 +311,9 @@ _OPENRLHF_REASONS = {
 def _read_openrlhf(flat: Content, where: str) -> Imported:
     imported = Imported("OpenRLHF")
     stated = _stated(flat, imported)
-    stated |= {key: 0 for key in _OPENRLHF_NEVER if stated.get(key) == -1}
+    if stated.get(_OPENRLHF_NEVER) == -1:
+        stated[_OPENRLHF_NEVER] = 0
+    _count_frozen(stated)
     _take(imported, stated, OPENRLHF, where)
     _take_pair(
         imported, stated, ("cliprange", "cliprange_high"), ("eps_clip_low_high", "actor.eps_clip_low_high"), where
@@ -321,6 +328,13 @@ def _read_openrlhf(flat: Content, where: str) -> Imported:
     _take_sizes(imported, stated, OPENRLHF_PROMPTS, OPENRLHF_RESPONSES, (OPENRLHF_MINI,), where)
     _ignore(imported, stated, _OPENRLHF_REASONS)
     return imported
+
+
+def _count_frozen(stated: dict[str, Any]) -> None:
+    """Make their numbers of the critic's warm-up the iterations that it takes."""
+    for key, more in MORE_FROZEN.items():
+        if isinstance(stated.get(key), int):
+            stated[key] = max(0, stated[key] + more)
 
 
 # verl: one Hydra configuration, as YAML or as overrides in a launch script
@@ -366,6 +380,7 @@ _VERL_REASONS = {
 def _read_verl(flat: Content, where: str) -> Imported:
     imported = Imported("verl")
     stated = _stated(flat, imported)
+    _count_frozen(stated)
     _take(imported, stated, VERL, where)
     _take_choice(imported, stated, "advantage_estimator", ("algorithm.adv_estimator",), ADVANTAGES)
     _take_verl_kl(imported, stated, where)
