@@ -32,6 +32,7 @@ from tuner.results import read_study
 from tuner.search import launch_script, other_trainers
 from tuner.search.other_trainers import Imported
 from tuner.spec import StudySpec
+from tuner.status import Role
 from tuner.store import Store, schema
 
 OTHERS = ("trl", "openrlhf", "verl")
@@ -199,7 +200,7 @@ def test_trls_sizes_make_as_many_optimizer_steps_as_ours() -> None:
 def test_what_cannot_be_mapped_is_listed_with_its_reason() -> None:
     adaptive = replace(of(kl_target=6.0, kl_clamp=5.0, kl_estimator="k2", whiten_rewards=True), last_kl_coef=0.125)
     text, draft = export(adaptive, "trl")
-    end = text.split("# Not mapped, or not the same there:\n")[1]
+    end = text.split("# Not mapped, or not the same there:\n")[1].replace("\n#     ", " ")
     assert "#   kl_target = 6: β is fixed at kl_coef here, where the study's adapted; it was 0.125 at the end" in end
     assert "#   value_learning_rate = 0.001: TRL's critic trains at the policy's learning_rate\n" in end
     assert "#   kl_estimator = k2: TRL has k1 and k3; its k1 holds\n" in end and "kl_estimator" not in draft.keys
@@ -344,11 +345,36 @@ def test_a_best_checkpoint_before_the_end_is_told_with_its_place_in_the_run(tmp_
     store = stored(tmp_path, {"objective": "best"})
     found = choose(store, read_study(store, "made"), 2)
     assert found is not None
-    assert found.facts[2].startswith(
-        "That is its checkpoint after 128 of 256 episodes (iteration 2 of 4), not its end."
-    )
+    assert found.facts[2].startswith("That was read after 128 of 256 episodes (iteration 2 of 4), before its end.")
     assert found.facts[3].endswith("train --from made 2 --stop_at_episode 128")
     store.close()
+
+
+def test_how_far_a_trial_was_trained_is_said(tmp_path: Path) -> None:
+    store = stored(tmp_path, {"objective": "best"})
+    with store._engine.begin() as connection:
+        values = {"value_step": 0, "status": "paused", "episodes": 256}
+        connection.execute(update(schema.trials).where(schema.trials.c.number == 2).values(**values))
+    found = choose(store, read_study(store, "made"), 2)
+    assert found is not None and found.facts[2] == (
+        "It was trained for 256 of 256 episodes (paused), so how the whole run ends is not known."
+    )
+    assert found.facts[3].startswith("That is the untrained policy") and len(found.facts) == 4
+    with store._engine.begin() as connection:
+        values = {"role": Role.FORK, "parent": 1, "fork_step": 4}
+        connection.execute(update(schema.trials).where(schema.trials.c.number == 2).values(**values))
+    fork = choose(store, read_study(store, "made"), 2)
+    assert fork is not None and fork.facts[-1].startswith(
+        "It is a fork: it went on from a checkpoint of trial 1 (step 4)"
+    )
+    store.close()
+
+
+def test_long_comments_are_broken_and_stay_comments() -> None:
+    for target in OTHERS:
+        text, _ = export(replace(of(kl_target=3.0), facts=("word " * 60,)), target)
+        lines = [line for line in text.split("\n") if "word" in line]
+        assert len(lines) == 3 and all(line.startswith("# ") and len(line) <= 120 for line in lines)
 
 
 def test_a_confirmation_says_which_to_launch_and_at_which_length(

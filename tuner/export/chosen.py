@@ -102,15 +102,23 @@ def _confirmed(confirmation: Confirmation, launch: Confirmed, budget: str) -> It
 
 
 def _checkpoint(store: Store, view: StudyView, trial: TrialRow, config: PPOConfig) -> Iterator[str]:
-    """Yield where in the run the checkpoint is that the value was read at, if that is before its end."""
-    answer = forks.answer(store, view.row, trial)
-    if view.spec.objective == "end" or answer is None or answer.episode >= config.whole_episodes():
+    """Yield where in the run that was read, if not at its end, and how far the trial was trained at all."""
+    answer, whole = forks.answer(store, view.row, trial), config.whole_episodes()
+    batch, is_whole = config.batch_sizes(1).batch_size, results.end_of(store, trial, view.spec).is_whole
+    if not is_whole:
+        yield (
+            f"It was trained for {trial.episodes} of {whole} episodes ({trial.shown_status}), so how the whole run "
+            "ends is not known."
+        )
+    if view.spec.objective == "end" or answer is None or answer.episode >= (whole if is_whole else trial.episodes):
         return
-    batch = config.batch_sizes(1).batch_size
+    if answer.episode == 0:
+        yield "That is the untrained policy: no checkpoint of the trial was better within the KL budget."
+        return
     yield (
-        f"That is its checkpoint after {answer.episode} of {config.whole_episodes()} episodes (iteration "
-        f"{answer.episode // batch} of {config.num_iterations()}), not its end. The rates follow the whole length: "
-        "keep the length, and save and stop there."
+        f"That was read after {answer.episode} of {whole} episodes (iteration {answer.episode // batch} of "
+        f"{config.num_iterations()}), before its end. The rates follow the whole length: keep the length, and save and "
+        "stop there."
     )
     yield f"The same here: {to_copy(answer.again)}"
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,12 @@ from tuner.export.task_parts import Parts
 
 
 def _comments(lines: Iterable[str]) -> str:
-    return "".join(f"# {plain(line)}\n" for line in lines)
+    return "".join(f"# {part}\n" for line in lines for part in _wrapped(plain(line)))
+
+
+def _wrapped(line: str) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(line, 116, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _not_mapped(draft: Draft) -> Iterator[str]:
@@ -92,14 +98,15 @@ class Target:
     render: Callable[[Draft, Iterable[str]], str] = _flat_yaml
 
 
-_HARDWARE = "GPUs, precision of inference, offloading and memory are yours to set"
+_HARDWARE = "GPUs, parallelism and memory are yours to set."
 TARGETS: Mapping[str, Target] = {
     "trl": Target(
         "TRL 1.12's PPO (transformers 5)",
         (".yaml", ".yml"),
         (
-            "Its examples/scripts/ppo/ppo.py reads it where TrlParser and parse_args_and_config take the place of "
-            "HfArgumentParser and parse_args_into_dataclasses: python ppo.py --config FILE",
+            "TRL's examples/scripts/ppo/ppo.py reads it where TrlParser and its parse_args_and_config take the place "
+            "of HfArgumentParser and parse_args_into_dataclasses:",
+            "  accelerate launch ppo.py --config FILE",
             "Sizes are for one process; with W of them divide per_device_train_batch_size by W. A pass has at most "
             "batch / num_mini_batches rows. With several mini-batches leave gradient_accumulation_steps at 1: where it "
             "accumulates gradients, TRL's PPO steps once an epoch.",
@@ -109,7 +116,7 @@ TARGETS: Mapping[str, Target] = {
     "openrlhf": Target(
         "OpenRLHF 0.11",
         (".sh",),
-        (f"Launch: bash FILE [further flags]; {_HARDWARE}.",),
+        (f"{_HARDWARE} Launch:", "  bash FILE [further flags]"),
         to_openrlhf,
         _script,
     ),
@@ -117,9 +124,10 @@ TARGETS: Mapping[str, Target] = {
         "verl 0.8",
         (".yaml", ".yml"),
         (
-            'Launch: python3 -m verl.trainer.main_ppo --config-path "$PWD" --config-name NAME '
-            f"actor_rollout_ref.rollout.name=vllm; {_HARDWARE}.",
             "trainer.total_training_steps ends the run; total_epochs only has to be large enough.",
+            f"{_HARDWARE} Launch:",
+            '  python3 -m verl.trainer.main_ppo --config-path "$PWD" --config-name NAME '
+            "actor_rollout_ref.rollout.name=vllm",
         ),
         to_verl,
         _hydra,
