@@ -162,6 +162,11 @@ _TRL_WHY = {
 
 
 def to_trl(chosen: Chosen, parts: Parts) -> Draft:
+    """Return a configuration in the words of TRL's PPO.
+
+    Raises:
+        ConfigError: it has no critic, and TRL's PPO always has one.
+    """
     draft = Draft(effective(chosen.config))
     values = draft.values
     if values["advantage_estimator"] != "gae":
@@ -246,7 +251,7 @@ _SAID_OPENRLHF = (
     ("overlong_buffer", "reward.overlong_buffer_len"),
 )
 """What the reader does not read, and the critic's copies of what the policy has, too."""
-_BATCHES_ONLY = "it stops at EOS"
+_EOS = "it stops at EOS"
 _OPENRLHF_WHY = {
     "value_model": f"{_SHARED_CRITIC}; it starts as the policy",
     "vf_coef": "there the critic has an optimizer of its own, where AdamW cancels the weight",
@@ -255,7 +260,7 @@ _OPENRLHF_WHY = {
     "kl_clamp": "it bounds the sampled KL of a token to ± 10 nats",
     "cliprange_reward": "it clips scores to ± 10 unless reward.clip_range says otherwise",
     "missing_eos_penalty": "its reward.stop_properly_penalty_coef scales or replaces the score",
-    "stop_token": _BATCHES_ONLY,
+    "stop_token": _EOS,
     "min_lr_rate": "only its cosine_with_min_lr has a floor",
     "normalize_rewards": "it has a running normalization alone (reward.normalize_enable)",
 }
@@ -267,6 +272,7 @@ def _dotted(keys: tuple[str, ...]) -> str | None:
 
 
 def to_openrlhf(chosen: Chosen, parts: Parts) -> Draft:
+    """Return a configuration in the flags of OpenRLHF's PPO; a switch is True or False."""
     draft = Draft(effective(chosen.config))
     values, has_critic = draft.values, chosen.config.has_critic
     models = ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path")
@@ -301,7 +307,7 @@ def to_openrlhf(chosen: Chosen, parts: Parts) -> Draft:
         inverse = {meaning: word for word, meaning in reversed(theirs.SCHEDULERS.items())}
         draft.say("critic.lr_scheduler", inverse[str(values["value_lr_scheduler_type"])], "value_lr_scheduler_type")
     _openrlhf_others(draft, has_critic)
-    _note_beside(draft, chosen)
+    _note_adaptive(draft, chosen)
     always: dict[str, HyperValue] = {
         "value_model": "separate", "value_model_path": None, "bf16": True, "kl_clamp": 10.0, "vf_coef": None,
         "cliprange_reward": 10.0, "min_lr_rate": 0.0,
@@ -349,8 +355,8 @@ def _places(draft: Draft, parts: Parts, keys: tuple[str, str, str], own_reward: 
         draft.put_place(reward, parts.reward_model, f"a reward model, for {parts.reward_told}")
 
 
-def _note_beside(draft: Draft, chosen: Chosen) -> None:
-    """Note what OpenRLHF and verl cannot follow in the same way."""
+def _note_adaptive(draft: Draft, chosen: Chosen) -> None:
+    """Note that OpenRLHF and verl count the KL in other units than an adaptive β does here."""
     if draft.values["kl_target"] is not None:
         draft.notes["kl_target"] = f"{_ADAPTIVE}: {_about_adaptive_beta(chosen.last_kl_coef)}"
 
@@ -374,11 +380,12 @@ _VERL_WHY = {
     "adam_epsilon": "it keeps torch's 1e-08 unless optim.override_optimizer_config says otherwise",
     "bf16": "its engines compute in bfloat16 unless fsdp_config.dtype says otherwise",
     "skip_nonfinite_updates": "it leaves such steps out",
-    "stop_token": _BATCHES_ONLY,
+    "stop_token": _EOS,
 }
 
 
 def to_verl(chosen: Chosen, parts: Parts) -> Draft:
+    """Return a configuration in verl's keys, joined by dots."""
     draft = Draft(effective(chosen.config))
     values, has_critic = draft.values, chosen.config.has_critic
     reward, own_reward = "reward.reward_model.model_path", "reward.custom_reward_function.path"
@@ -406,7 +413,7 @@ def to_verl(chosen: Chosen, parts: Parts) -> Draft:
     draft.say("actor_rollout_ref.rollout.top_k", -1 if values["top_k"] is None else values["top_k"], "top_k")
     _verl_optimizers(draft, has_critic)
     _verl_adapters(draft, has_critic)
-    _note_beside(draft, chosen)
+    _note_adaptive(draft, chosen)
     always: dict[str, HyperValue] = {
         "value_model": "separate", "bf16": True, "vf_coef": None, "skip_nonfinite_updates": True,
     }  # fmt: skip
