@@ -101,7 +101,7 @@ def test_show_study_tells_all_kinds_of_trials(ppo_tuner: Invoke, made: str) -> N
     assert re.search(r"\* 2 +completed .*best", stdout)
     assert "2 of 8 trials were pruned by the guard for KL blow-up" in stdout
     assert "(kl_limit): trial 4; " in stdout
-    assert "Improvement on the SFT baseline: 1.750 ± 0.058 reward" in stdout
+    assert "Improvement on the SFT baseline: 1.750 ± 0.030 reward" in stdout
     assert re.search(r"learning_rate +0\.0005 +\* searched", stdout)
     assert re.search(r"Trial 0 is the reference\. TRL's values: num_ppo_epochs=4", stdout)
 

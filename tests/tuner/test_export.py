@@ -179,6 +179,15 @@ def test_only_an_export_is_ever_replaced(store: Store, tmp_path: Path) -> None:
 def test_an_export_from_nowhere_makes_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no store"):
         manage.export(
-            Namespace(study="a", output=None, format="csv", force=False, follow=False, storage=str(tmp_path / "new.db"))
+            Namespace(
+                study="a",
+                trial=None,
+                to=None,
+                output=None,
+                format="csv",
+                force=False,
+                follow=False,
+                storage=str(tmp_path / "new.db"),
+            )
         )
     assert not files(tmp_path)

@@ -171,7 +171,7 @@ def test_openrlhfs_dotted_flags_are_read_from_json(tmp_path: Path) -> None:
     found = read(tmp_path, "ppo.json", json.dumps(OPENRLHF_DOTTED))
     assert found.trainer == "OpenRLHF" and found.fixable == {"lr_scheduler_type": "cosine"}
     names = ("learning_rate", "value_learning_rate", "cliprange", "kl_coef", "lam", "critic_warmup", "min_lr_rate")
-    assert picked(found.startable, *names) == (5e-7, 9e-6, 0.1, 0.02, 0.98, 3, 0.1)
+    assert picked(found.startable, *names) == (5e-7, 9e-6, 0.1, 0.02, 0.98, 4, 0.1)
     assert picked(found.startable, *SIZES) == (512, 64, 2)
     assert found.ignored == {}
 
@@ -181,7 +181,7 @@ def test_verls_yaml_counts_prompts_and_its_kl_is_in_the_reward(tmp_path: Path) -
     assert found.trainer == "verl"
     names = ("learning_rate", "value_learning_rate", "warmup_ratio", "num_ppo_epochs", "cliprange", "cliprange_value",
              "kl_coef", "lam", "temperature", "response_length", "critic_warmup")  # fmt: skip
-    assert picked(found.startable, *names) == (1e-6, 1e-5, 0.1, 2, 0.25, 0.4, 0.003, 0.95, 0.9, 256, 2)
+    assert picked(found.startable, *names) == (1e-6, 1e-5, 0.1, 2, 0.25, 0.4, 0.003, 0.95, 0.9, 256, 1)
     assert picked(found.startable, *SIZES) == (1024, 256, 2)
     assert found.fixable == {"advantage_estimator": "gae", "kl_estimator": "k3"}
     assert "per token" in found.ignored["algorithm.kl_ctrl.target_kl"]

@@ -4,8 +4,9 @@ import argparse
 import math
 import re
 
-from ppo_core.errors import ConfigError
+from ppo_core.errors import ConfigError, nearest
 from tuner.environment import STORAGE_VARIABLE
+from tuner.export import TRAINERS
 from tuner.worker_settings import SETTINGS
 
 STORAGE_HELP = (
@@ -21,6 +22,14 @@ def trial_number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
         raise argparse.ArgumentTypeError(f"{text!r} is no trial number: a whole number of at least 0")
     return int(text)
+
+
+def trainer(text: str) -> str:
+    """Return what a configuration is written for."""
+    if text not in TRAINERS:
+        allowed = ", ".join(TRAINERS)
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: one of {allowed}{nearest(text, TRAINERS)}")
+    return text
 
 
 def port(text: str) -> int:

@@ -29,11 +29,12 @@ from tuner.cli.arguments import (
     kl_budget,
     port,
     size,
+    trainer,
     trial_number,
 )
 from tuner.confirm import DEFAULT_SEEDS, DEFAULT_TOP
 from tuner.environment import PROG, to_copy
-from tuner.export import FORMATS
+from tuner.export import FORMATS, TRAINERS
 from tuner.orders import KINDS, SETTINGS
 from tuner.worker_settings import SETTINGS as SETTINGS_OF_WORKERS
 
@@ -67,7 +68,9 @@ COMMANDS = {
     "audit": Command("show what the guard and the strategy threw away, by the trials that ran on", "trust", "audit"),
     "logs": Command("print what a trial wrote while it ran", "read", "logs"),
     "dashboard": Command("open the dashboard", "dashboard", "dashboard"),
-    "export": Command("write a study to a folder of plain files, or to a storage of Optuna's", "manage", "export"),
+    "export": Command(
+        "write a study as plain files or for Optuna's tools, or a configuration for another trainer", "manage", "export"
+    ),
     "copy": Command("copy a study to another store", "manage", "copy"),
     "delete": Command("delete a study with its checkpoints", "manage", "delete"),
     "rename": Command("give a study another name", "manage", "rename"),
@@ -322,15 +325,22 @@ def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
     export = commands["export"]
     for name in ("export", "copy", "delete", "rename", "archive"):
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
-    export.add_argument(
-        "--format", metavar="FORMAT", choices=FORMATS, required=True, help=f"one of {', '.join(FORMATS)}"
+    export.epilog = (
+        "With --to the trial is by default the one that a confirmation says to launch, else the study's best. What the "
+        "trainer cannot be told is listed with the reason."
+    )
+    export.add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number, for --to")
+    what = export.add_mutually_exclusive_group(required=True)
+    what.add_argument("--format", metavar="FORMAT", choices=FORMATS, help=f"all of it: one of {', '.join(FORMATS)}")
+    what.add_argument(
+        "--to", metavar="TRAINER", type=trainer, help=f"one configuration to launch: one of {', '.join(TRAINERS)}"
     )
     export.add_argument(
         "-o",
         "--output",
         metavar="PLACE",
         help="a new folder (default: STUDY-export); for optuna an SQLite file, a .log file for its journal, or a "
-        "database URL (default: STUDY.optuna.db)",
+        "database URL (default: STUDY.optuna.db); with --to a new file (default: stdout)",
     )
     export.add_argument("--force", action="store_true", help="replace an older export there")
     export.add_argument(

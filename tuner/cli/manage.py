@@ -9,15 +9,20 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ppo_core.checkpoint import size
-from ppo_core.errors import ConfigError
-from ppo_core.output import plain
+from ppo_core.errors import ConfigError, StudyError
+from ppo_core.output import counted, plain
 from ppo_core.run.command_line import EXIT_ERROR
 from tuner import study_file, study_folder, upkeep
 from tuner.cli import storage
+from tuner.cli.report import no_winner
 from tuner.cli.storage import opened
 from tuner.environment import to_copy
 from tuner.export import OPTUNA
+from tuner.export.chosen import choose
 from tuner.export.folder import export_study
+from tuner.export.task_parts import parts_of
+from tuner.export.trainers import TARGETS, write
+from tuner.results import read_study
 from tuner.store import OrderState, Store, StudyRow
 from tuner.store.bulk import copy_study
 from tuner.store.schema import without_secrets
@@ -92,7 +97,11 @@ POLL_SECONDS = 2.0
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write a study to a folder, or to a storage of Optuna's."""
+    """Write a study to a folder or to a storage of Optuna's, or one of its configurations for a trainer."""
+    if args.to is not None:
+        return _export_to_trainer(args)
+    if args.trial is not None:
+        raise ConfigError(f"TRIAL is not allowed with --format {args.format}, which writes all trials: only with --to")
     if args.format == OPTUNA:
         return _export_to_optuna(args)
     if args.follow:
@@ -128,6 +137,37 @@ def _export_to_optuna(args: argparse.Namespace) -> int:
             raise
         again = ["export", args.study, "--format", OPTUNA, "--follow", "-o", without_secrets(output)]
         print(f"stopped; go on with: {to_copy([*again, *storage.flags(storage.location(args.storage))])}")
+    return 0
+
+
+def _export_to_trainer(args: argparse.Namespace) -> int:
+    """Print the configuration to launch, or write it to a file."""
+    if args.follow:
+        raise ConfigError(f"--follow is not allowed with --to {args.to}: only with --format {OPTUNA}")
+    path = None if args.output is None else Path(args.output)
+    suffixes = TARGETS[args.to].suffixes
+    if path is not None and path.suffix not in suffixes:
+        raise ConfigError(f"-o {path} is not allowed with --to {args.to}: a file that ends in {' or '.join(suffixes)}")
+    if path is not None and (path.is_dir() or (path.exists() and not args.force)):
+        raise ConfigError(f"{path} is there already; {'it is a folder' if path.is_dir() else '--force replaces it'}")
+    with opened(args.storage) as store:
+        view = read_study(store, args.study)
+        chosen = choose(store, view, args.trial)
+        if chosen is None:
+            raise StudyError(no_winner(view, view.spec.kl_budget, storage.location(args.storage)))
+        written = write(chosen, args.to, parts_of(view.spec.task))
+    for line in written.notes:
+        _tell(line)
+    if path is None:
+        print(written.text, end="")
+        return 0
+    path.write_text(written.text, encoding="utf-8")
+    print(f'wrote {path}: trial {chosen.trial.number} of study "{args.study}" for {TARGETS[args.to].title}')
+    if written.draft is not None and (written.draft.notes or written.draft.missing):
+        missing, notes = written.draft.missing, written.draft.notes
+        fill = f"fill in {', '.join(missing)}" if missing else ""
+        left = f"{counted(len(notes), 'value')} not mapped, see its end" if notes else ""
+        print("; ".join(part for part in (fill, left) if part))
     return 0
 
 

@@ -222,7 +222,7 @@ _TRL_PPO = (
     "num_sample_generations", "local_rollout_forward_batch_size", "total_episodes",
 )  # fmt: skip
 """Fields of TRL's PPOConfig that the configurations of its other trainers lack."""
-_TRL_SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches")
+TRL_SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches")
 _PROCESSES: Factor = (("num_processes", "nproc_per_node"), 1)
 """Flags of what launches a script."""
 
@@ -233,28 +233,28 @@ def _read_trl(flat: Content, where: str) -> Imported:
     known = (*trl.FIELDS, *HYPERPARAMETERS)
     file = trl.read({key: value for key, value in stated.items() if key in known}, where)
     values = dict(file.values)
-    per_device, accumulation, minis = (_count(values, ((name,), 1), where) for name in _TRL_SIZES)
+    per_device, accumulation, minis = (_count(values, ((name,), 1), where) for name in TRL_SIZES)
     processes = _count(stated, _PROCESSES, where)
     batch = per_device * accumulation * processes
     values |= {_BATCH: batch, _MINI: max(1, batch // minis), "value_learning_rate": values["learning_rate"]}
-    imported.values = {name: value for name, value in values.items() if name not in _TRL_SIZES}
+    imported.values = {name: value for name, value in values.items() if name not in TRL_SIZES}
     translated = {ours: key for key, (ours, _) in trl.TRANSLATED.items() if key in stated}
     named = {name: name for name in stated} | translated
     imported.origins = {name: key for name, key in named.items() if name in imported.values}
     imported.origins |= {
-        _BATCH: f"{_TIMES.join(_TRL_SIZES[:2])}{_TIMES}{processes} process{'es' if processes > 1 else ''}",
-        _MINI: f"{_BATCH} / {_TRL_SIZES[2]}",
+        _BATCH: f"{_TIMES.join(TRL_SIZES[:2])}{_TIMES}{processes} process{'es' if processes > 1 else ''}",
+        _MINI: f"{_BATCH} / {TRL_SIZES[2]}",
         "value_learning_rate": "learning_rate, which TRL's critic shares",
     }
     unknown = {key: f"not a field of TRL's PPO{nearest(key, known)}" for key in stated if key not in known}
-    _ignore(imported, stated, dict.fromkeys(trl.COUNTED, _LENGTH) | unknown, used=(*_TRL_SIZES, *_PROCESSES[0]))
+    _ignore(imported, stated, dict.fromkeys(trl.COUNTED, _LENGTH) | unknown, used=(*TRL_SIZES, *_PROCESSES[0]))
     imported.warnings = file.warnings
     return imported
 
 
 # OpenRLHF: flags before 0.11, and the dotted ones since then
 
-_OPENRLHF: tuple[Row, ...] = (
+OPENRLHF: tuple[Row, ...] = (
     ("learning_rate", ("actor_learning_rate", "actor.adam.lr"), 1e-6),
     ("value_learning_rate", ("critic_learning_rate", "critic.adam.lr"), 9e-6),
     ("warmup_ratio", ("lr_warmup_ratio", "actor.lr_warmup_ratio"), 0.03),
@@ -283,18 +283,23 @@ _OPENRLHF: tuple[Row, ...] = (
     ("bf16", ("bf16",), None),
     ("gradient_checkpointing", ("gradient_checkpointing", "actor.gradient_checkpointing_enable"), None),
 )
-_OPENRLHF_PROMPTS: Factor = (("rollout_batch_size", "rollout.batch_size"), 1024)
-_OPENRLHF_RESPONSES: Factor = (("n_samples_per_prompt", "rollout.n_samples_per_prompt"), 1)
-_OPENRLHF_MINI: Factor = (("train_batch_size", "train.batch_size"), 128)
+OPENRLHF_PROMPTS: Factor = (("rollout_batch_size", "rollout.batch_size"), 1024)
+OPENRLHF_RESPONSES: Factor = (("n_samples_per_prompt", "rollout.n_samples_per_prompt"), 1)
+OPENRLHF_MINI: Factor = (("train_batch_size", "train.batch_size"), 128)
 _OPENRLHF_KEYS = frozenset(
     key
-    for keys in (*(keys for _, keys, _ in _OPENRLHF), _OPENRLHF_PROMPTS[0], _OPENRLHF_RESPONSES[0], _OPENRLHF_MINI[0])
+    for keys in (*(keys for _, keys, _ in OPENRLHF), OPENRLHF_PROMPTS[0], OPENRLHF_RESPONSES[0], OPENRLHF_MINI[0])
     for key in keys
 )
-_OPENRLHF_NEVER = ("freezing_actor_steps", "critic.freezing_steps")
-"""Counts of which -1 is none."""
-_SCHEDULERS = {"cosine_with_min_lr": "cosine", **{name: name for name in trl.SCHEDULES}}
-_ADVANTAGES = {"gae": "gae", "rloo": "rloo", "group_norm": "grpo", "grpo": "grpo"}
+_OPENRLHF_NEVER = "freezing_actor_steps"
+"""A count of which -1 is none, before 0.11."""
+MORE_FROZEN = {"critic.freezing_steps": 1, "trainer.critic_warmup": -1}
+"""How many iterations more than their number these leave the policy as it is, but for none.
+
+OpenRLHF 0.11 counts iterations from 0 and learns in those > N (-1: all), verl from 1 and in those >= N.
+"""
+SCHEDULERS = {"cosine_with_min_lr": "cosine", **{name: name for name in trl.SCHEDULES}}
+ADVANTAGES = {"gae": "gae", "rloo": "rloo", "group_norm": "grpo", "grpo": "grpo"}
 _OPENRLHF_REASONS = {
     **dict.fromkeys(("kl_target", "algo.kl.target", "kl_horizon", "algo.kl.horizon"), _TARGET),
     **dict.fromkeys(("num_episodes", "train.num_episodes", "max_samples", "data.max_samples"), _LENGTH),
@@ -306,53 +311,65 @@ _OPENRLHF_REASONS = {
 def _read_openrlhf(flat: Content, where: str) -> Imported:
     imported = Imported("OpenRLHF")
     stated = _stated(flat, imported)
-    stated |= {key: 0 for key in _OPENRLHF_NEVER if stated.get(key) == -1}
-    _take(imported, stated, _OPENRLHF, where)
+    if stated.get(_OPENRLHF_NEVER) == -1:
+        stated[_OPENRLHF_NEVER] = 0
+    _count_frozen(stated)
+    _take(imported, stated, OPENRLHF, where)
     _take_pair(
         imported, stated, ("cliprange", "cliprange_high"), ("eps_clip_low_high", "actor.eps_clip_low_high"), where
     )
     _take_pair(imported, stated, ("adam_beta1", "adam_beta2"), ("adam_betas", "actor.adam.betas"), where)
-    _take_choice(imported, stated, "lr_scheduler_type", ("lr_scheduler", "actor.lr_scheduler"), _SCHEDULERS)
+    _take_choice(imported, stated, "lr_scheduler_type", ("lr_scheduler", "actor.lr_scheduler"), SCHEDULERS)
     advantages = ("advantage_estimator", "algo.advantage.estimator")
-    _take_choice(imported, stated, "advantage_estimator", advantages, _ADVANTAGES)
+    _take_choice(imported, stated, "advantage_estimator", advantages, ADVANTAGES)
     for key in ("normalize_reward", "reward.normalize_enable"):
         if _is_on(stated, key):
             imported.values["normalize_rewards"], imported.origins["normalize_rewards"] = "running", key
-    _take_sizes(imported, stated, _OPENRLHF_PROMPTS, _OPENRLHF_RESPONSES, (_OPENRLHF_MINI,), where)
+    _take_sizes(imported, stated, OPENRLHF_PROMPTS, OPENRLHF_RESPONSES, (OPENRLHF_MINI,), where)
     _ignore(imported, stated, _OPENRLHF_REASONS)
     return imported
+
+
+def _count_frozen(stated: dict[str, Any]) -> None:
+    """Make their numbers of the critic's warm-up the iterations that it takes."""
+    for key, more in MORE_FROZEN.items():
+        if isinstance(stated.get(key), int):
+            stated[key] = max(0, stated[key] + more)
 
 
 # verl: one Hydra configuration, as YAML or as overrides in a launch script
 
 _VERL_PREFIX = "actor_rollout_ref."
-_ACTOR, _ROLLOUT = f"{_VERL_PREFIX}actor.", f"{_VERL_PREFIX}rollout."
-_VERL: tuple[Row, ...] = (
-    ("learning_rate", (f"{_ACTOR}optim.lr",), 1e-6),
+ACTOR, ROLLOUT = f"{_VERL_PREFIX}actor.", f"{_VERL_PREFIX}rollout."
+VERL: tuple[Row, ...] = (
+    ("learning_rate", (f"{ACTOR}optim.lr",), 1e-6),
     ("value_learning_rate", ("critic.optim.lr",), 1e-5),
-    ("warmup_ratio", (f"{_ACTOR}optim.lr_warmup_steps_ratio",), 0.0),
+    ("warmup_ratio", (f"{ACTOR}optim.lr_warmup_steps_ratio",), 0.0),
     ("value_warmup_ratio", ("critic.optim.lr_warmup_steps_ratio",), None),
-    ("weight_decay", (f"{_ACTOR}optim.weight_decay",), 0.01),
-    ("max_grad_norm", (f"{_ACTOR}grad_clip",), 1.0),
+    ("weight_decay", (f"{ACTOR}optim.weight_decay",), 0.01),
+    ("max_grad_norm", (f"{ACTOR}grad_clip",), 1.0),
     ("value_max_grad_norm", ("critic.grad_clip",), None),
     ("critic_warmup", ("trainer.critic_warmup",), 0),
-    ("num_ppo_epochs", (f"{_ACTOR}ppo_epochs",), 1),
-    ("cliprange", (f"{_ACTOR}clip_ratio_low", f"{_ACTOR}clip_ratio"), 0.2),
-    ("cliprange_high", (f"{_ACTOR}clip_ratio_high",), None),
-    ("dual_clip", (f"{_ACTOR}clip_ratio_c",), 3.0),
+    ("num_ppo_epochs", (f"{ACTOR}ppo_epochs",), 1),
+    ("cliprange", (f"{ACTOR}clip_ratio_low", f"{ACTOR}clip_ratio"), 0.2),
+    ("cliprange_high", (f"{ACTOR}clip_ratio_high",), None),
+    ("dual_clip", (f"{ACTOR}clip_ratio_c",), 3.0),
     ("cliprange_value", ("critic.cliprange_value",), 0.5),
-    ("entropy_coef", (f"{_ACTOR}entropy_coeff",), 0.0),
+    ("entropy_coef", (f"{ACTOR}entropy_coeff",), 0.0),
     ("gamma", ("algorithm.gamma",), 1.0),
     ("lam", ("algorithm.lam",), 1.0),
-    ("response_length", ("data.max_response_length", f"{_ROLLOUT}response_length"), None),
-    ("temperature", (f"{_ROLLOUT}temperature",), 1.0),
-    ("top_p", (f"{_ROLLOUT}top_p",), 1.0),
+    ("response_length", ("data.max_response_length", f"{ROLLOUT}response_length"), None),
+    ("temperature", (f"{ROLLOUT}temperature",), 1.0),
+    ("top_p", (f"{ROLLOUT}top_p",), 1.0),
 )
-_VERL_PROMPTS: Factor = (("data.train_batch_size",), 1024)
-_VERL_RESPONSES: Factor = ((f"{_ROLLOUT}n",), 1)
-_VERL_MINI: Factor = ((f"{_ACTOR}ppo_mini_batch_size",), 256)
-_KL_SWITCHES = ("algorithm.use_kl_in_reward", f"{_ACTOR}use_kl_loss")
-_ESTIMATORS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+VERL_PROMPTS: Factor = (("data.train_batch_size",), 1024)
+VERL_RESPONSES: Factor = ((f"{ROLLOUT}n",), 1)
+VERL_MINI: Factor = ((f"{ACTOR}ppo_mini_batch_size",), 256)
+KL_OF_REWARD = ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty")
+"""β and its estimator, of the KL in the reward."""
+KL_OF_LOSS = (f"{ACTOR}kl_loss_coef", f"{ACTOR}kl_loss_type")
+KL_SWITCHES = ("algorithm.use_kl_in_reward", f"{ACTOR}use_kl_loss")
+ESTIMATORS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _VERL_REASONS = {
     **dict.fromkeys(("algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon"), _TARGET),
     **dict.fromkeys(("trainer.total_epochs", "trainer.total_training_steps"), _LENGTH),
@@ -363,11 +380,12 @@ _VERL_REASONS = {
 def _read_verl(flat: Content, where: str) -> Imported:
     imported = Imported("verl")
     stated = _stated(flat, imported)
-    _take(imported, stated, _VERL, where)
-    _take_choice(imported, stated, "advantage_estimator", ("algorithm.adv_estimator",), _ADVANTAGES)
+    _count_frozen(stated)
+    _take(imported, stated, VERL, where)
+    _take_choice(imported, stated, "advantage_estimator", ("algorithm.adv_estimator",), ADVANTAGES)
     _take_verl_kl(imported, stated, where)
-    _take_sizes(imported, stated, _VERL_PROMPTS, _VERL_RESPONSES, (_VERL_MINI, _VERL_RESPONSES), where)
-    _ignore(imported, stated, _VERL_REASONS, used=_KL_SWITCHES)
+    _take_sizes(imported, stated, VERL_PROMPTS, VERL_RESPONSES, (VERL_MINI, VERL_RESPONSES), where)
+    _ignore(imported, stated, _VERL_REASONS, used=KL_SWITCHES)
     return imported
 
 
@@ -376,19 +394,17 @@ def _take_verl_kl(imported: Imported, stated: Content, where: str) -> None:
 
     Older versions have no `use_kl_in_reward`: there β is in the reward wherever it is stated.
     """
-    in_reward, as_loss = _KL_SWITCHES
-    of_reward = ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty")
-    of_loss = (f"{_ACTOR}kl_loss_coef", f"{_ACTOR}kl_loss_type")
+    in_reward, as_loss = KL_SWITCHES
     used: tuple[str, ...] = ()
-    if _is_on(stated, in_reward) or (in_reward not in stated and of_reward[0] in stated):
-        used = of_reward
+    if _is_on(stated, in_reward) or (in_reward not in stated and KL_OF_REWARD[0] in stated):
+        used = KL_OF_REWARD
     elif _is_on(stated, as_loss):
-        used = of_loss
+        used = KL_OF_LOSS
         imported.values["use_kl_loss"], imported.origins["use_kl_loss"] = True, as_loss
     else:
         imported.values["kl_coef"], imported.origins["kl_coef"] = 0.0, f"{in_reward} and {as_loss}, both off"
-    for key in stated.keys() & {*of_reward, *of_loss} - set(used):
-        imported.ignored[key] = f"{in_reward if key in of_reward else as_loss} is off"
+    for key in stated.keys() & {*KL_OF_REWARD, *KL_OF_LOSS} - set(used):
+        imported.ignored[key] = f"{in_reward if key in KL_OF_REWARD else as_loss} is off"
     if used:
         _take(imported, stated, (("kl_coef", used[:1], 0.001),), where)
-        _take_choice(imported, stated, "kl_estimator", used[1:], _ESTIMATORS)
+        _take_choice(imported, stated, "kl_estimator", used[1:], ESTIMATORS)

@@ -1,0 +1,137 @@
+"""Which configuration of a study is handed to another trainer, and what is known of it. Never imports torch."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ppo_core import __version__
+from ppo_core.errors import StudyError
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.output import KL_UNIT, counted, plus_minus, short
+from tuner import forks, results
+from tuner.confirmed import Confirmation, Confirmed, confirmations
+from tuner.environment import to_copy
+from tuner.results import StudyView
+from tuner.status import Role
+from tuner.store import Store, TrialRow
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A configuration to launch."""
+
+    study: str
+    trial: TrialRow
+    config: PPOConfig
+    facts: tuple[str, ...]
+    """Lines on where it comes from and what it came to."""
+    last_kl_coef: float | None
+    """β at the end of the trial; None: it was never reported."""
+
+
+def choose(store: Store, view: StudyView, number: int | None) -> Chosen | None:
+    """Return the configuration of a trial; without a number what a confirmation says to launch, else the best trial.
+
+    None: no number is given, and no trial is the best.
+
+    Raises:
+        StudyError: there is no such trial, or its stored configuration is not whole.
+        ConfigError: its stored configuration is not allowed in this version.
+    """
+    found = confirmations(store, view) if number is None else []
+    confirmation = next((one for one in reversed(found) if one.launch is not None), None)
+    launch = None if confirmation is None else confirmation.launch
+    if number is not None:
+        trial: TrialRow | None = store.trial(view.row, number)
+    else:
+        trial = view.best() if launch is None else launch.trial
+    if trial is None:
+        return None
+    values = dict(trial.config)
+    if confirmation is not None:
+        values["total_episodes"] = confirmation.total_episodes
+    config = _whole(view, trial, values)
+    facts = (
+        f'Study "{view.row.name}", task {view.spec.task}, trial {trial.number}, by PPO Tuner {__version__}.',
+        *_outcome(store, view, trial, config, confirmation),
+        *_fork(trial),
+    )
+    return Chosen(view.row.name, trial, config, facts, _last_kl_coef(store, trial))
+
+
+def _whole(view: StudyView, trial: TrialRow, values: dict[str, float | str | bool | None]) -> PPOConfig:
+    """Return the values as a configuration. A missing one is not guessed: its default may have changed since."""
+    missing = [name for name in HYPERPARAMETERS if name not in values]
+    if missing:
+        raise StudyError(
+            f'trial {trial.number} of study "{view.row.name}" was stored by an older version: its configuration lacks '
+            f"{', '.join(missing)}"
+        )
+    return PPOConfig.from_dict(values, f'trial {trial.number} of study "{view.row.name}"')
+
+
+def _outcome(
+    store: Store, view: StudyView, trial: TrialRow, config: PPOConfig, confirmation: Confirmation | None
+) -> Iterator[str]:
+    budget = f"the KL budget is {short(view.spec.kl_budget)} {KL_UNIT}"
+    launch = None if confirmation is None else confirmation.launch
+    if confirmation is not None and launch is not None:
+        yield from _confirmed(confirmation, launch, budget)
+        return
+    if trial.value is None or not math.isfinite(trial.value):
+        yield f"It has no value yet (status {trial.shown_status}); {budget}."
+        return
+    kl = results.value_kl(store, trial, view.spec.objective)
+    told = "unknown" if kl is None else f"{plus_minus(kl.mean, kl.se)} {KL_UNIT}"
+    over = ", which this is over" if trial.kl is not None and trial.kl > view.spec.kl_budget else ""
+    yield f"Eval reward {plus_minus(trial.value, trial.value_se)}, eval KL {told}; {budget}{over}."
+    yield from _checkpoint(store, view, trial, config)
+
+
+def _confirmed(confirmation: Confirmation, launch: Confirmed, budget: str) -> Iterator[str]:
+    if launch.reward is not None:
+        kl = "" if launch.kl is None else f", KL {launch.kl.text} {KL_UNIT}"
+        seeds = counted(launch.reward.n, "fresh seed")
+        yield f"Confirmed on {seeds}: reward {launch.reward.text} on the test prompts{kl}; {budget}."
+        if launch.ends_within < launch.reward.n:
+            yield (
+                f"{launch.ends_within} of {launch.reward.n} runs end within the KL budget; the readings are of each "
+                "run's best checkpoint within it, so evaluate on the way and keep that one."
+            )
+    yield confirmation.verdict
+
+
+def _checkpoint(store: Store, view: StudyView, trial: TrialRow, config: PPOConfig) -> Iterator[str]:
+    """Yield where in the run that was read, if not at its end, and how far the trial was trained at all."""
+    answer, whole = forks.answer(store, view.row, trial), config.whole_episodes()
+    batch, is_whole = config.batch_sizes(1).batch_size, results.end_of(store, trial, view.spec).is_whole
+    if not is_whole:
+        yield (
+            f"It was trained for {trial.episodes} of {whole} episodes ({trial.shown_status}), so how the whole run "
+            "ends is not known."
+        )
+    if view.spec.objective == "end" or answer is None or answer.episode >= (whole if is_whole else trial.episodes):
+        return
+    if answer.episode == 0:
+        yield "That is the untrained policy: no checkpoint of the trial was better within the KL budget."
+        return
+    yield (
+        f"That was read after {answer.episode} of {whole} episodes (iteration {answer.episode // batch} of "
+        f"{config.num_iterations()}), before its end. The rates follow the whole length: keep the length, and save and "
+        "stop there."
+    )
+    yield f"The same here: {to_copy(answer.again)}"
+
+
+def _fork(trial: TrialRow) -> Iterator[str]:
+    if trial.role is Role.FORK:
+        yield (
+            f"It is a fork: it went on from a checkpoint of trial {trial.parent} (step {trial.fork_step}), so this "
+            "configuration alone, from the start, is another run."
+        )
+
+
+def _last_kl_coef(store: Store, trial: TrialRow) -> float | None:
+    rows = store.steps([trial.id], ("objective/kl_coef",))
+    found = [row["objective/kl_coef"] for row in rows if row["objective/kl_coef"] is not None]
+    return float(found[-1]) if found and math.isfinite(found[-1]) else None
