@@ -308,11 +308,12 @@ def study_summary(view: StudyView) -> dict[str, Any]:
 
 
 def study_data(view: StudyView) -> dict[str, Any]:
-    """Return the object of `show STUDY`: its summary and spec, and every trial."""
+    """Return the object of `show STUDY`: its summary and spec, every trial, and the runs that confirm some of them."""
     trials = [trial_data(trial) for trial in view.trials]
     seconds = sum(trial.seconds for trial in view.trials)
     return study_summary(view) | {
         "trials": trials,
+        "confirming": [trial_data(trial) for trial in view.confirming],
         "total": view.extent.total,
         "spec": view.row.spec,
         "seconds": seconds,

@@ -44,6 +44,10 @@ def print_trials(out: Console, store: Store, view: StudyView) -> None:
         out.print(legend)
     out.print(render.prunings_line(kl_prunings(view.trials), len(view.trials)))
     out.print(spent(store, view).text)
+    if view.confirming:
+        runs = output.counted(len(view.confirming), "confirming run")
+        numbers = f"trial {view.confirming[0].number} to {view.confirming[-1].number}"
+        out.print(f"Not in these tables: {runs} ({numbers}).")
 
 
 def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> None:
