@@ -64,6 +64,7 @@ COMMANDS = {
     "best": Command("show the best trial within a KL budget", "read", "best"),
     "importance": Command("show which hyperparameters mattered, and how sure that is", "read", "importance"),
     "audit": Command("show what the guard and the strategy threw away, by the trials that ran on", "read", "audit"),
+    "report": Command("write a study as one HTML file, to mail or attach", "html_report", "write"),
     "logs": Command("print what a trial wrote while it ran", "read", "logs"),
     "dashboard": Command("open the dashboard", "dashboard", "dashboard"),
     "export": Command("write a study to a folder of plain files, or to a storage of Optuna's", "manage", "export"),
@@ -174,6 +175,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     commands["dashboard"].add_argument("--open", action="store_true", help="open it in the browser")
     for name in (
         *READING,
+        "report",
         "logs",
         "dashboard",
         *KINDS,
@@ -266,7 +268,7 @@ def _add_import_arguments(parser: Parser) -> None:
 
 
 def _add_reading_arguments(commands: dict[str, Parser]) -> None:
-    for name in ("show", "compare", "best", "importance", "logs"):
+    for name in ("show", "compare", "best", "importance", "report", "logs"):
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     commands["show"].add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number")
     commands["compare"].add_argument("trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two")
@@ -282,6 +284,9 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     commands[
         "audit"
     ].epilog = "A study with audit = 0.1 in its file lets a tenth of its trials run on, whatever a rule says."
+    commands["report"].epilog = "The file needs no network: it holds its charts, and opens in any browser."
+    commands["report"].add_argument("-o", "--output", metavar="FILE", help="(default: STUDY-report.html)")
+    commands["report"].add_argument("--force", action="store_true", help="replace a file that is there")
     commands["logs"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
     commands["logs"].add_argument("-f", "--follow", action="store_true", help="go on printing until the trial ends")
     commands["logs"].add_argument("-n", "--lines", metavar="N", type=positive_int, help="its last lines alone")
