@@ -33,6 +33,7 @@ from tuner.guard import RULES
 from tuner.results import StudyView
 from tuner.status import Status
 from tuner.store import Store, TrialRow
+from tuner.store.schema import without_secrets
 
 LINES = style.AT_A_GLANCE
 """Trials in colour, and lines in the curves."""
@@ -121,7 +122,8 @@ def _recommendation(store: Store, view: StudyView, confirmation: Confirmation | 
         end = _end(store, view, answer)
     else:
         said_first = paragraph(confirmation.verdict)
-        end = _confirmed_end(view, confirmation)
+        end = _confirmed_end(confirmation)
+    first = "To confirm it first" if view.state == "finished" else "To confirm it, once the study is finished"
     return section(
         "Recommendation",
         box(
@@ -129,7 +131,7 @@ def _recommendation(store: Store, view: StudyView, confirmation: Confirmation | 
             paragraph(end),
             element("h3", "To launch it"),
             code(data.command(_launch(store, view, answer, confirmation))),
-            *([] if confirmation else [element("h3", "To confirm it first"), code(_confirm(view))]),
+            *([] if confirmation else [element("h3", first), code(_confirm(view))]),
         ),
         _differences(view, answer),
     )
@@ -169,7 +171,7 @@ def _end(store: Store, view: StudyView, answer: TrialRow) -> str:
     return f"Only a checkpoint is within the KL budget: trained to its end the configuration reads {kl}."
 
 
-def _confirmed_end(view: StudyView, confirmation: Confirmation) -> str:
+def _confirmed_end(confirmation: Confirmation) -> str:
     launch = confirmation.launch
     if launch is None or launch.reward is None or launch.kl is None:
         return ""
@@ -478,14 +480,16 @@ def _reproduce(view: StudyView, answer: TrialRow | None, confirmation: Confirmat
 
 
 def study_file(spec: dict[str, Any]) -> str:
-    """Return a stored study as the TOML that makes it."""
+    """Return a stored study as the TOML that makes it; passwords in URLs are left out, since the report is mailed."""
     return tomli_w.dumps(_stated(spec))
 
 
 def _stated(value: Any) -> Any:
-    """Return a value without what is None: TOML leaves such keys out."""
+    """Return a value without passwords, and without what is None: TOML leaves such keys out."""
     if isinstance(value, dict):
         return {key: _stated(item) for key, item in value.items() if item is not None}
+    if isinstance(value, str):
+        return without_secrets(value)
     return [_stated(item) for item in value] if isinstance(value, list | tuple) else value
 
 

@@ -114,6 +114,8 @@ def _refusals(before: str, after: str = "") -> Iterator[None]:
         raise PPOTunerError(f"{before} {reason}{after}") from error
     except PPOTunerError:
         raise
+    except ValueError as error:  # what is wrong with the card's metadata
+        raise PPOTunerError(f"{before} {_line(error)}{after}") from error
     except Exception as error:  # connections raise what libraries below the hub's own define
         raise PPOTunerError(f"{before} the hub cannot be reached: {_line(error)}{after}") from error
 

@@ -162,6 +162,7 @@ def test_the_study_file_in_it_makes_the_same_study(tmp_path: Path) -> None:
         stored = store.study(STUDY).spec
         text = read(store).text
     assert StudySpec.from_dict(tomllib.loads(report.study_file(stored)), "again") == SPEC
+    assert 'url = "http://me:***@host/x"' in report.study_file({"url": "http://me:secret@host/x"}), "it is mailed"
     assert "Seed 7, device auto, threads of a trial: 1." in text
     assert "the environment that wrote the report" in text
     assert "ppo-tuner run reviews.toml" in text
@@ -188,7 +189,9 @@ def test_audited_trials_are_counted_and_no_section_is_there_without_them(tmp_pat
 
 def test_a_running_study_says_so(tmp_path: Path) -> None:
     with closing(fake_store.build(tmp_path / "s.db", held=True)) as store:
-        assert "The study is running: this is how it stood" in read(store).text
+        text = read(store).text
+    assert "The study is running: this is how it stood" in text
+    assert "To confirm it, once the study is finished ppo-tuner confirm reviews" in text
 
 
 def test_a_study_that_pauses_trials_at_a_rung_has_its_best_checkpoint_and_only_that_within(tmp_path: Path) -> None:
