@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 RANK = {"ppo_core": 0, "tuner": 1, "dashboard": 2}
 TORCH_FREE = ["ppo_core", "ppo_core.metrics", "ppo_core.task", "ppo_core.tasks.reviews", "ppo_core.checkpoint", "ppo_core.prompts", "ppo_core.__main__", "ppo_core.run.arguments",
-              "tuner.cli.main", "tuner.controller", "tuner.store", "dashboard.data", "dashboard.figures", "tuner.search.importance", "dashboard.checkpoints"]  # fmt: skip
+              "tuner.cli.main", "tuner.controller", "tuner.store", "dashboard.data", "dashboard.figures", "dashboard.report", "tuner.search.importance", "dashboard.checkpoints"]  # fmt: skip
 
 
 def imported(path: Path) -> set[str]:

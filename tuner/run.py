@@ -89,6 +89,9 @@ def run_study(
         if store.migration is not None:
             on_event(StudyWarned(store.migration.told))
         with open_study(store, spec, runs_folder / spec.name) as study:
+            if plan is not None:
+                _require_searched(study, make_scheduler(spec, spec.threads or 1))
+                missing(study.board.rows, spec, plan)  # what it refuses is refused before anything is changed
             kept = policy.over(study.row)
             needs = EngineNeeds(workers or len(gpus) or study.row.workers or 1, tuple(gpus), spec.workers)
             limits = Limits(
@@ -102,9 +105,6 @@ def run_study(
             changes = tuple(reconcile(study, flags, is_file=is_file))
             notes = (*study.spec.notes, *changes)
             on_event(StudyStarted(study.spec, extent(study.board.rows, study.spec), notes))
-            if plan is not None:
-                _require_searched(study, make_scheduler(study.spec, limits.threads))
-                missing(study.board.rows, study.spec, plan)  # what it refuses is refused before anything runs
             engine = partial(make_engine, needs)
             return _run_held(study, files, engine, needs.workers, stop, limits, make_scheduler, on_event, plan)
 

@@ -15,6 +15,7 @@ from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import short
 from ppo_core.report import DEVICES
 from ppo_core.run.command_line import Parser, positive_int, seconds
+from ppo_core.run.hub import Push
 from ppo_core.task import BUILT_IN
 
 # What is asked of a run beside its hyperparameters: task, device, output, trackers, checkpoints. No torch.
@@ -97,6 +98,8 @@ UNSET = ("none", "unset")
 _OF_SETTINGS = ("task", "policy", "reward", "prompts", "prompt_column", "device", "output", "report_to", "run_name",
                 "save_every_episodes", "save_every_seconds", "stop_at_episode")  # fmt: skip
 
+_OF_PUSH = ("push_to_hub", "hub_model_id", "hub_private_repo")
+
 
 class RunParser(Parser):
     """The parser of a command that trains once."""
@@ -142,6 +145,10 @@ class RunParser(Parser):
             help=f"a checkpoint this often (default: {DEFAULT_SAVE_SECONDS:.0f})")  # fmt: skip
         add("--stop_at_episode", metavar="N", type=positive_int,
             help="end with the iteration that reaches N episodes; all else is as in the whole run")  # fmt: skip
+        add("--push_to_hub", metavar="REPO_ID", nargs="?", const="", help="push the model to the Hugging Face Hub when "
+            "it is trained: best_model where there is one (default: a repository named like the output)")  # fmt: skip
+        add("--hub_model_id", metavar="REPO_ID", help="the repository, as transformers names this flag")
+        add("--hub_private_repo", action="store_true", default=None, help="make it private, if it is made")
         add("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
         self.starts.add_argument(
             "--config", metavar="FILE", type=Path, help="a JSON, YAML or TOML file of hyperparameters and of these "
@@ -188,6 +195,25 @@ def settings_of(args: argparse.Namespace) -> Settings:
     return Settings(**values)
 
 
+def push_of(args: argparse.Namespace) -> Push | None:
+    """Return the push that the flags ask for; None: none.
+
+    Raises:
+        ConfigError: two repositories are named, or flags of a push are given without it.
+    """
+    named, other = args.push_to_hub, args.hub_model_id
+    if named is None:
+        extra = [f"--{name}" for name in _OF_PUSH if getattr(args, name) is not None]
+        if extra:
+            raise ConfigError(f"{', '.join(extra)} does nothing without --push_to_hub")
+        return None
+    if named and other and named != other:
+        raise ConfigError(
+            f"--push_to_hub {named} and --hub_model_id {other} name two repositories; leave one of them out"
+        )
+    return Push(named or other or None, args.hub_private_repo)
+
+
 def hyperparameters_of(given: Mapping[str, Any]) -> dict[str, HyperValue]:
     """Return the hyperparameters that flags give as texts, in the fields' types."""
     values: dict[str, HyperValue] = {}
@@ -200,5 +226,5 @@ def hyperparameters_of(given: Mapping[str, Any]) -> dict[str, HyperValue]:
 
 def flags_given(args: argparse.Namespace) -> list[str]:
     """Return the flags that describe a new run, of those that were given."""
-    own = [f"--{name}" for name in _OF_SETTINGS if getattr(args, name) is not None]
+    own = [f"--{name}" for name in (*_OF_SETTINGS, *_OF_PUSH) if getattr(args, name) is not None]
     return own + [f"--{name}" for name in HYPERPARAMETERS if name in args]

@@ -6,12 +6,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCardData
+from huggingface_hub import EvalResult, ModelCardData
 
 from ppo_core import __version__
 from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.output import KL_UNIT, plus_minus, short
-from ppo_core.run.run_folder import Ending, Run
+from ppo_core.output import KL_UNIT, counted, plus_minus, short
+from ppo_core.run.run_folder import ConfirmedReading, Ending, Run
 from ppo_core.task import Task, TaskAssets
 
 CARD = "README.md"
@@ -19,6 +19,8 @@ ADAPTERS = "adapter_config.json"
 """A folder that holds it is adapters, which peft loads."""
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+_SLUG = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def write(
@@ -31,7 +33,8 @@ def write(
     adapters = (model / ADAPTERS).exists()
     results = _results(task, steps) + ("" if ending.note is None else f"\n\n{_ended(model, run, ending.note)}")
     results += "" if ending.kl_course is None else f"\n\nOver the whole run, {ending.kl_course}."
-    sections = [_head(adapters, assets), _about(adapters, run, task, assets), results, _settings(run)]
+    head = _head(adapters, assets, run, task)
+    sections = [head, _about(adapters, run, task, assets), results, *_origin(run), _settings(run)]
     (model / CARD).write_text("\n\n".join([*sections, _made_with(adapters, run)]) + "\n", encoding="utf-8")
 
 
@@ -42,16 +45,89 @@ def _ended(model: Path, run: Run, note: str) -> str:
     return f"Warning: {note}."
 
 
-def _head(adapters: bool, assets: TaskAssets) -> str:
+def _head(adapters: bool, assets: TaskAssets, run: Run, task: Task) -> str:
     # The hub refuses a card whose base model is a folder of somebody's machine.
     is_id = _HUB_ID.fullmatch(assets.policy) is not None and not Path(assets.policy).exists()
+    evaluated = _eval_results(run, task)
     data = ModelCardData(
+        eval_results=evaluated or None,
+        model_name=run.run_name if evaluated else None,
         base_model=assets.policy if is_id else None,
         library_name="peft" if adapters else "transformers",
         pipeline_tag="text-generation",
         tags=["ppo", "rlhf", "ppo-tuner"],
     )
     return f"---\n{data.to_yaml()}\n---"
+
+
+def _eval_results(run: Run, task: Task) -> list[EvalResult]:
+    """Return what confirms the run's configuration at the run's length, for the hub's model index."""
+    found = _confirmed_here(run)
+    if found is None:
+        return []
+    over = f"mean of {counted(found.seeds, 'seed')}"
+    readings = [
+        ("reward", "Reward", found.reward, found.reward_low, found.reward_high),
+        ("kl", f"KL from the base model, {KL_UNIT}", found.kl, found.kl_low, found.kl_high),
+    ]
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=_SLUG.sub("-", task.name).strip("-") or "task",
+            dataset_name=f"test prompts of {task.name}",
+            dataset_split="test",
+            metric_type=kind,
+            metric_name=f"{label} ({over}{_between(low, high)})",
+            metric_value=round(value, 4),
+        )
+        for kind, label, value, low, high in readings
+        if value is not None
+    ]
+
+
+def _confirmed_here(run: Run) -> ConfirmedReading | None:
+    """Return what is confirmed of the run's own configuration, at its own length; None: nothing is."""
+    if run.origin is None or run.origin.changed:
+        return None
+    length = run.config.total_episodes
+    return next((one for one in run.origin.confirmed if one.total_episodes == length), None)
+
+
+def _origin(run: Run) -> list[str]:
+    """Return the section on the study that the configuration comes from, and how sure it is; none: it is no study's."""
+    if run.origin is None:
+        return []
+    from_trial = f"The configuration is that of trial {run.origin.trial} of the study {_code(run.origin.study)}"
+    if run.origin.changed:
+        names = ", ".join(_code(name) for name in run.origin.changed)
+        lines = [f"{from_trial}, with other values of {names}: what is known of the trial does not hold for it."]
+    elif not run.origin.confirmed:
+        lines = [f"{from_trial}. One search run chose it; it is not confirmed on fresh seeds."]
+    else:
+        lines = [f"{from_trial}. Runs of it on fresh seeds, each read at its best checkpoint within the KL budget:", ""]
+        lines += [_confirmed_line(one) for one in run.origin.confirmed]
+        own = run.config.total_episodes
+        lengths = " and ".join(str(one.total_episodes) for one in run.origin.confirmed)
+        here = "" if _confirmed_here(run) else f" This model's run has {own} episodes, so it is not."
+        lines += ["", f"It is confirmed at {lengths} episodes alone.{here}"]
+    return ["\n".join(["## Where the configuration comes from", "", *lines])]
+
+
+def _confirmed_line(one: ConfirmedReading) -> str:
+    interval = "; in brackets: 95 % t-interval over the seeds" if one.reward_low is not None else ""
+    kl = "" if one.kl is None else f", KL {one.kl:.2f}{_bracket(one.kl_low, one.kl_high)} {KL_UNIT}"
+    return (
+        f"- {one.total_episodes} episodes: reward {one.reward:.2f}{_bracket(one.reward_low, one.reward_high)}{kl} "
+        f"(mean of {counted(one.seeds, 'seed')} on {one.prompts} test prompts{interval})"
+    )
+
+
+def _bracket(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f", 95 % t-interval {low:.2f} to {high:.2f}"
 
 
 def _about(adapters: bool, run: Run, task: Task, assets: TaskAssets) -> str:

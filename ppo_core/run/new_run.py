@@ -21,7 +21,8 @@ from ppo_core.prompts import PromptSource
 from ppo_core.report import require_device
 from ppo_core.run import arguments, config_file, run_folder, trackers, trl
 from ppo_core.run.arguments import DEFAULT_SAVE_SECONDS, DEFAULT_TASK, Settings, task_folder_name
-from ppo_core.run.run_folder import TASK_FILE, Run
+from ppo_core.run.hub import HubRepo, Push
+from ppo_core.run.run_folder import TASK_FILE, Origin, Run
 from ppo_core.run.trl import TrlFile
 from ppo_core.task import Progress, Task
 from ppo_core.task_file import get_task, read_table
@@ -98,6 +99,8 @@ class Start:
     """The study's, in nats per response."""
     device: str | None = None
     """The study's."""
+    origin: Origin | None = None
+    """Which trial it is, and what is known of it, for the model card."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,9 @@ class Plan:
     kl_budget: float | None
     """Of a study's trial: the study's; else the task's holds."""
     command: str
+    push: Push | None = None
+    """Whether and where the model is to be pushed."""
+    origin: Origin | None = None
 
     @property
     def task_path(self) -> Path:
@@ -149,11 +155,28 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> Plan:
     output = Path(settings.output) if settings.output else RUNS_FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     threads, budget, own = (None, None, None) if start is None else (start.threads, start.kl_budget, start.device)
     device = require_device(settings.device or own or "auto", "--device")
-    return Plan(settings, parts, first, device, output, values, flags, trl, threads, budget, command)
+    push = arguments.push_of(args)
+    origin = _origin(start, first)
+    return Plan(settings, parts, first, device, output, values, flags, trl, threads, budget, command, push, origin)
 
 
-def resolve(plan: Plan, progress: Progress) -> Run:
+_OF_A_RUN = ("total_episodes", "seed")
+"""Hyperparameters that say how long a run is and which one of many, not what it does."""
+
+
+def _origin(start: Start | None, config: PPOConfig) -> Origin | None:
+    """Return where a configuration comes from, with what the run has otherwise."""
+    if start is None or start.origin is None:
+        return None
+    mine = config.to_dict()
+    changed = (name for name, value in start.values.items() if name not in _OF_A_RUN and mine[name] != value)
+    return replace(start.origin, changed=tuple(changed))
+
+
+def resolve(plan: Plan, progress: Progress, repo: HubRepo | None = None) -> Run:
     """Return the run of `plan`, whose folder is there; a task given by its parts is written into it.
+
+    `repo` is where its model is pushed to.
 
     Raises:
         PPOTunerError: the task cannot be used, or its reference does not go with the other values.
@@ -179,6 +202,8 @@ def resolve(plan: Plan, progress: Progress) -> Run:
         command=plan.command,
         kl_budget=plan.kl_budget,
         stop_at_episode=settings.stop_at_episode,
+        hub=repo,
+        origin=plan.origin,
     )
 
 

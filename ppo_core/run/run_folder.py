@@ -25,6 +25,7 @@ from ppo_core.hyperparameters import PPOConfig
 from ppo_core.kl_budget import Stay, course, is_within
 from ppo_core.output import KL_UNIT, dumps, plus_minus, short
 from ppo_core.report import StepReport
+from ppo_core.run.hub import HubRepo
 
 # How a run's end compares with its start, its KL budget and its best checkpoint, in one line. Never imports torch.
 
@@ -164,6 +165,44 @@ _STORED = ("task", "device", "threads", "report_to", "run_name", "tracker_id", "
 
 
 @dataclass(frozen=True)
+class ConfirmedReading:
+    """What runs of a configuration on fresh seeds came to on the test prompts, as its study says it.
+
+    Means over the seeds; `low` and `high` are the ends of a 95 % t-interval, which one seed does not have.
+    """
+
+    total_episodes: int
+    """The length that it was confirmed at."""
+    seeds: int
+    prompts: int
+    reward: float
+    reward_low: float | None
+    reward_high: float | None
+    kl: float | None
+    """In nats per response."""
+    kl_low: float | None
+    kl_high: float | None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The study's trial that a run has its configuration from."""
+
+    study: str
+    trial: int
+    confirmed: tuple[ConfirmedReading, ...] = ()
+    """A reading a length; none: it was not confirmed."""
+    changed: tuple[str, ...] = ()
+    """Hyperparameters that the run has otherwise, but for its length and seed."""
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> "Origin":
+        """Return the origin that `run.json` holds."""
+        readings = tuple(ConfirmedReading(**one) for one in stored["confirmed"])
+        return cls(stored["study"], stored["trial"], readings, tuple(stored["changed"]))
+
+
+@dataclass(frozen=True)
 class Run:
     """One training run: what is trained, and where it is written."""
 
@@ -188,6 +227,10 @@ class Run:
     """Highest eval KL + one standard error of its best checkpoint, in nats per response; None: the task's."""
     stop_at_episode: int | None = None
     """It ends with the iteration that reaches this episode; None: where its hyperparameters say."""
+    hub: HubRepo | None = None
+    """Where the model is pushed once it is trained; None: nowhere."""
+    origin: Origin | None = None
+    """None: the configuration is not a study's."""
 
     @property
     def last_step(self) -> int:
@@ -250,6 +293,7 @@ def write(run: Run, ending: Ending | None = None) -> None:
     _replace(run.output / CONFIG_FILE, dumps(run.config.to_dict()) + "\n")
     stored = {name: getattr(run, name) for name in _STORED}
     stored |= {"kl_budget": run.kl_budget, "stop_at_episode": run.stop_at_episode}
+    stored |= {name: None if (one := getattr(run, name)) is None else asdict(one) for name in ("hub", "origin")}
     stored |= {"ending": None if ending is None else ending.to_dict()}
     content = {"format": _FORMAT, "finished": ending is not None, **stored, "config": run.config.to_dict()}
     _replace(run.output / RUN_FILE, dumps(content) + "\n")
@@ -274,6 +318,8 @@ def resumed(folder: Path) -> Run:
     values = {name: stored[name] for name in _STORED}
     values["report_to"] = tuple(values["report_to"])
     values |= {name: stored.get(name) for name in ("kl_budget", "stop_at_episode")}  # older runs do not say it
+    values["hub"] = HubRepo(**stored["hub"]) if stored.get("hub") else None
+    values["origin"] = Origin.of(stored["origin"]) if stored.get("origin") else None
     return Run(config=config, output=folder, resume_from=newest, first_step=step + 1, **values)
 
 

@@ -18,7 +18,7 @@ from ppo_core.errors import OutOfMemory, PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.output import KL_UNIT, params_line, plain, short
 from ppo_core.report import StepReport, Trainer
-from ppo_core.run import model_card, new_run, run_folder
+from ppo_core.run import hub, model_card, new_run, run_folder
 from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK, StopRequest, stop_requests
 from ppo_core.run.new_run import Start
 from ppo_core.run.run_folder import Ending, Run, judge
@@ -87,13 +87,19 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
         try:
             if args.resume is not None:
                 new_run.refuse_flags(args)
-                return _Session(run_folder.resumed(args.resume), out, stop, program, progress).report(args.json)
+                run = run_folder.resumed(args.resume)
+                if run.hub is not None and (why := hub.why_not(run.hub)):
+                    out.print(f"warning: {output.plain(why)}", soft_wrap=True)
+                return _Session(run, out, stop, program, progress).report(args.json)
             plan = new_run.plan(args, program.to_copy(argv), start)
             with run_folder.claimed(plan.output):
                 for line in plan.told:
                     out.print(output.plain(line), soft_wrap=True)
                 with new_run.in_words_of_flags(plan):
-                    run = new_run.resolve(plan, progress)
+                    repo = None if plan.push is None else hub.checked(plan.push, plan.output.resolve().name)
+                    run = new_run.resolve(plan, progress, repo)
+                    if repo is not None:
+                        hub.make(repo)
                     return _Session(run, out, stop, program, progress).report(args.json)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, PPOTunerError) or not _is_out_of_memory(error):
@@ -133,8 +139,12 @@ class _Session:
         self._save_model(trainer, self._run.model)
         del trainer  # before another one is loaded
         ending = self._finish(assets)
-        if as_json:
-            print(output.dumps(_data(self._run, reports, ending)))
+        pushed = None
+        try:
+            pushed = self._push(ending)
+        finally:
+            if as_json:
+                print(output.dumps(_data(self._run, reports, ending) | {"hub": pushed}))
         return EXIT_OK
 
     def _trainer(self) -> tuple[Trainer, DiskUse | None]:
@@ -205,6 +215,16 @@ class _Session:
         run_folder.write(run, ending)
         shutil.rmtree(run.checkpoints, ignore_errors=True)
         return ending
+
+    def _push(self, ending: Ending) -> str | None:
+        """Push the model that is worth it where that was asked for, and return the address of its repository."""
+        run = self._run
+        if run.hub is None:
+            return None
+        folder = run.model if ending.best is None else run.best_model
+        address = hub.upload(run.hub, folder, f"{run.run_name}, trained with PPO Tuner")
+        self._print(f"pushed {folder} to {address}")
+        return address
 
     def _save_model(self, trainer: Trainer, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)  # an interruption may have left a part of it

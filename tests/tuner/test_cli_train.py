@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from ppo_core import output
+from ppo_core.report import SplitReading
 from tests.tuner import made_study, quick_run
 from tests.tuner.invoke import Invoke, one_error
 from tuner.cli import report
 from tuner.results import read_study
 from tuner.spec import StudySpec
-from tuner.status import Reason, Status
-from tuner.store import Outcome
+from tuner.status import Reason, Role, Status
+from tuner.store import NewTrial, Outcome, Store
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +90,35 @@ def test_from_takes_a_trials_configuration(
     assert config["temperature"] == 0.8  # the trial's, not the quick task's
     assert data["ending"]["kl_budget"] == 9.0
     assert json.loads((own_folder / "out" / "run.json").read_text())["kl_budget"] == 9.0, "the study's"
+
+
+def test_the_card_says_which_trial_it_is_and_what_confirms_it(
+    quick_train: Callable[..., dict[str, Any]], quick_made: str, own_folder: Path
+) -> None:
+    store = Store.open(f"sqlite:///{own_folder / 'quick.db'}")
+    lease, parent = store.acquire(quick_made), store.trial(store.study(quick_made), 2)
+    for number, (seed, reward, kl) in enumerate([(4, 1.0, 6.0), (5, 2.0, 8.0)], 8):
+        config = {**parent.config, "seed": seed}
+        new = NewTrial(number, parent.origin, config, {}, 1, parent=2, role=Role.CONFIRM)
+        row = store.begin_attempt(lease, store.add_trial(lease, new), None)
+        store.finish_trial(lease, row.id, Outcome(Status.COMPLETED, None, reward, 0.1, kl, -0.1, 4, kl))
+        store.add_test_reading(lease, row.id, 4, SplitReading(64, reward, 0.1, kl, 0.1), None)
+    store.add_test_reading(
+        lease, store.trials(store.study(quick_made))[0].id, 0, SplitReading(64, 0.1, 0.1, 0, 0), None
+    )
+    store.release(lease)
+    store.close()
+    quick_train("--from", quick_made, "2", "--output", "same")
+    card = (own_folder / "same" / "model" / "README.md").read_text()
+    assert "The configuration is that of trial 2 of the study `made`." in card
+    assert "- 256 episodes: reward 1.50 [-4.85, 7.85], KL 7.00 [-5.71, 19.71] nats/response (mean of 2 seeds" in card
+    assert "It is confirmed at 256 episodes alone." in card and "model-index:" in card
+    quick_train("--from", quick_made, "9", "--total_episodes", "64", "--lam", "0.5", "--output", "other")
+    card = (own_folder / "other" / "model" / "README.md").read_text()
+    assert (
+        "of trial 2 of the study `made`, with other values of `lam`: what is known of the trial does not hold" in card
+    )
+    assert "model-index" not in card
 
 
 @pytest.mark.parametrize("flags", [["--task", "arithmetic"], ["--policy", "p", "--reward", "r", "--prompts", "d"]])

@@ -66,6 +66,7 @@ COMMANDS = {
     "diagnose": Command("show what is wrong with a trial, and the change to try next", "trust", "diagnose"),
     "importance": Command("show which hyperparameters mattered, and how sure that is", "trust", "importance"),
     "audit": Command("show what the guard and the strategy threw away, by the trials that ran on", "trust", "audit"),
+    "report": Command("write a study as one HTML file, to mail or attach", "html_report", "write"),
     "logs": Command("print what a trial wrote while it ran", "read", "logs"),
     "dashboard": Command("open the dashboard", "dashboard", "dashboard"),
     "export": Command(
@@ -178,6 +179,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     commands["dashboard"].add_argument("--open", action="store_true", help="open it in the browser")
     for name in (
         *READING,
+        "report",
         "logs",
         "dashboard",
         *KINDS,
@@ -270,7 +272,7 @@ def _add_import_arguments(parser: Parser) -> None:
 
 
 def _add_reading_arguments(commands: dict[str, Parser]) -> None:
-    for name in ("show", "compare", "best", "diagnose", "importance", "logs"):
+    for name in ("show", "compare", "best", "diagnose", "importance", "report", "logs"):
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     commands["show"].add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number")
     commands["diagnose"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
@@ -287,6 +289,9 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     commands[
         "audit"
     ].epilog = "A study with audit = 0.1 in its file lets a tenth of its trials run on, whatever a rule says."
+    commands["report"].epilog = "The file needs no network: it holds its charts, and opens in any browser."
+    commands["report"].add_argument("-o", "--output", metavar="FILE", help="(default: STUDY-report.html)")
+    commands["report"].add_argument("--force", action="store_true", help="replace a file that is there")
     commands["logs"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
     commands["logs"].add_argument("-f", "--follow", action="store_true", help="go on printing until the trial ends")
     commands["logs"].add_argument("-n", "--lines", metavar="N", type=positive_int, help="its last lines alone")

@@ -10,14 +10,18 @@ from ppo_core.run import training
 from ppo_core.run.arguments import DESCRIPTION, RunParser
 from ppo_core.run.command_line import import_from_working_folder, refuse_unknown
 from ppo_core.run.new_run import Start
+from ppo_core.run.run_folder import ConfirmedReading, Origin
 from ppo_core.run.training import Program
 from ppo_core.task_file import get_task
 from ppo_core.tasks import skeleton
 from tuner import results
 from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP, trial_number
+from tuner.confirmed import Confirmation, Confirmed, confirmations
 from tuner.environment import PROG, to_copy
-from tuner.store import Store
+from tuner.results import StudyView
+from tuner.status import Role
+from tuner.store import Store, TrialRow
 
 PROGRAM = Program(PROG, lambda words: to_copy(["train", *words]))
 
@@ -65,9 +69,30 @@ def _start(where: str, study: str, number: str) -> Start:
         trial = store.trial(view.row, wanted)
         name = f"{study}-{number}"
         spec = view.spec
-        return Start(spec.task, dict(trial.config), trial.threads, name, spec.kl_budget, spec.device)
+        origin = _origin(store, view, trial)
+        return Start(spec.task, dict(trial.config), trial.threads, name, spec.kl_budget, spec.device, origin)
     finally:
         store.close()
+
+
+def _origin(store: Store, view: StudyView, trial: TrialRow) -> Origin:
+    """Return a trial with what confirms its configuration, as plain data."""
+    number = trial.number if trial.role is not Role.CONFIRM or trial.parent is None else trial.parent
+    readings = [
+        _reading(one, each)
+        for one in confirmations(store, view)
+        for each in one.configurations
+        if each.trial.number == number
+    ]
+    return Origin(view.row.name, number, tuple(reading for reading in readings if reading is not None))
+
+
+def _reading(one: Confirmation, each: Confirmed) -> ConfirmedReading | None:
+    reward, kl = each.reward, each.kl
+    if reward is None:
+        return None
+    of_kl = (None, None, None) if kl is None else (kl.mean, kl.low, kl.high)
+    return ConfirmedReading(one.total_episodes, reward.n, one.prompts, reward.mean, reward.low, reward.high, *of_kl)
 
 
 def _require_same_task(args: argparse.Namespace, start: Start) -> None:

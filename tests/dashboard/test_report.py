@@ -1,0 +1,337 @@
+"""The report of a study as one HTML file: what it says, that nothing in it is live, and that it opens without a network."""
+
+import tomllib
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from dashboard import report
+from ppo_core.report import SplitReading
+from tests.dashboard import browser as real
+from tests.dashboard import fake_store
+from tests.dashboard.fake_store import COURSES, CUT, CUT_COURSES, HOSTILE, SPEC, STUDY, Course
+from tests.tuner.invoke import one_error
+from tuner.cli import main as cli
+from tuner.spec import StudySpec
+from tuner.status import Origin, Reason, Role, Status, Verdict
+from tuner.store import NewTrial, Outcome, Store
+
+FINISHED = tuple(course for course in COURSES if course.status is not Status.RUNNING)
+SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+class Read(HTMLParser):
+    """What a browser makes of a page: its words in order, its tags, and what its scripts are allowed by."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.nonces: list[str | None] = []
+        self.fetched: list[str] = []
+        self.handlers: list[str] = []
+        self._words: list[str] = []
+        self._in: str = ""
+        self.feed(page)
+
+    @property
+    def text(self) -> str:
+        """All that it shows, with single blanks."""
+        return " ".join(" ".join(self._words).split())
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        """Note a tag, and what it could fetch or run."""
+        self.tags.append(tag)
+        self._in = tag
+        given = dict(attrs)
+        if tag == "script":
+            self.nonces.append(given.get("nonce"))
+        self.fetched += [f"{tag} {name}" for name in ("src", "href", "srcset") if name in given]
+        self.handlers += [name for name in given if name.startswith("on")]
+
+    def handle_endtag(self, tag: str) -> None:
+        """Leave a script or a style."""
+        self._in = ""
+
+    def handle_data(self, data: str) -> None:
+        """Note a text."""
+        if self._in not in ("script", "style"):
+            self._words.append(data)
+
+
+def read(store: Store, name: str = STUDY) -> Read:
+    return Read(report.report(store, name))
+
+
+def confirm(
+    store: Store,
+    number: int,
+    runs: Sequence[tuple[int, float, float]],
+    length: int | None = None,
+    over: int | None = None,
+) -> None:
+    """Add confirming runs of a trial: seed, reward and KL on the test prompts; that on the seed `over` ends over it."""
+    study = store.study(STUDY)
+    lease = store.acquire(STUDY)
+    parent = store.trial(study, number)
+    for seed, reward, kl in runs:
+        config = {**parent.config, "seed": seed, "total_episodes": length or parent.config["total_episodes"]}
+        row = store.add_trial(
+            lease,
+            NewTrial(
+                len(store.trials(study)), parent.origin, config, parent.params, 1, parent=number, role=Role.CONFIRM
+            ),
+        )
+        row = store.begin_attempt(lease, row, None)
+        store.finish_trial(
+            lease, row.id, Outcome(Status.COMPLETED, None, reward, 0.03, kl, -0.1, 5, 12.0 if seed == over else kl)
+        )
+        store.add_test_reading(lease, row.id, 5, SplitReading(256, reward, 0.03, kl, 0.1), None)
+    store.add_test_reading(lease, store.trial(study, 0).id, 0, SplitReading(256, 0.4, 0.03, 0.0, 0.0), None)
+    store.release(lease)
+
+
+# What it says
+
+
+def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed(tmp_path: Path) -> None:
+    with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
+        page = read(store)
+        best = store.trial(store.study(STUDY), 7)
+    text = page.text
+    assert text.index("Study reviews: finished") < text.index("Recommendation") < text.index("Trials trial status")
+    assert f"Trial 7 reads the most within the KL budget: eval reward {best.value:.3f} ± 0.030" in text
+    assert "One search run chose it; not confirmed." in text
+    assert "The configuration itself ends within the KL budget" in text
+    assert "To confirm it first ppo-tuner confirm reviews" in text
+    assert "ppo-tuner train --from reviews 7 " in text
+    assert "13 trials of 14: 9 completed, 3 pruned, 1 failed. Spent: 247 device-seconds on the search." in text
+    assert "Policy learning rate learning_rate 0.00028 0.0001" in text, "against the reference"
+    assert page.tags.count("div") > 3 and 'id="chart-3"' in report_of(tmp_path)
+
+
+def report_of(folder: Path) -> str:
+    with closing(Store.open(f"sqlite:///{folder / 's.db'}")) as store:
+        return report.report(store, STUDY)
+
+
+def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(tmp_path: Path) -> None:
+    with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
+        confirm(store, 7, [(8, 1.9, 6.0), (9, 2.0, 7.0), (10, 1.95, 6.5)])
+        confirm(store, 0, [(8, 1.4, 4.0), (9, 1.5, 4.5), (10, 1.45, 4.2)])
+        confirm(store, 7, [(8, 2.4, 8.0), (9, 2.5, 9.0), (10, 2.45, 8.5)], 9_600, over=9)
+        text = read(store).text
+    recommended = text.split("Confirmed on fresh seeds")[0]
+    assert "not confirmed" not in recommended and "To confirm it first" not in recommended
+    assert "On 256 test prompts and 3 fresh seeds it reads 2.45 [2.33, 2.57]" in recommended
+    assert "2 of 3 runs ended within the KL budget themselves; of the others only a checkpoint is within" in recommended
+    assert "confirmed at 9600 episodes alone" in recommended
+    assert "ppo-tuner train --from reviews 7 --total_episodes 9600" in recommended
+    assert "1920 episodes each, read on 256 test prompts" in text and "9600 episodes each" in text
+    assert "reference (trial 0) 3 1.45 [1.33, 1.57]" in text
+    assert "Launch trial 7: +0.50 [0.50, 0.50] reward over the reference." in text
+    assert "The untrained policy reads 0.400 ± 0.030 on the same prompts" in text
+    assert "The confirmed length is 9600 episodes: add --total_episodes 9600" in text
+
+
+def test_why_trials_failed_is_told_by_rule_with_an_examples_evidence(tmp_path: Path) -> None:
+    with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
+        row = store.trial(store.study(STUDY), 2)
+        text = read(store).text.split("Why the others failed")[1]
+    assert row.reason is not None and row.reason.metric is not None
+    assert f"Trial 2: {row.reason.message}" in text
+    assert f"rule {row.reason.rule}, metric {row.reason.metric}, value " in text
+    assert f"limit 15.0, step {row.reason.step}" in text
+    assert "What it read of trial 2 step episode" in text
+    assert "out_of_memory: 1 trial (8)" in text and "CUDA out of memory: 9.1 GiB" in text
+
+
+def test_samples_stand_beside_the_untrained_policys(tmp_path: Path) -> None:
+    with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
+        text = read(store).text.split("Samples Prompt")[1]
+    assert text.startswith(" the film was Untrained policy okay . reward 0.270, KL 0.00 nats/response, 2 tokens")
+    assert "Trial 7 at step 30 good , really good . trial 7 says so ." in text
+
+
+def test_the_study_file_in_it_makes_the_same_study(tmp_path: Path) -> None:
+    with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
+        stored = store.study(STUDY).spec
+        text = read(store).text
+    assert StudySpec.from_dict(tomllib.loads(report.study_file(stored)), "again") == SPEC
+    assert 'url = "http://me:***@host/x"' in report.study_file({"url": "http://me:secret@host/x"}), "it is mailed"
+    assert "Seed 7, device auto, threads of a trial: 1." in text
+    assert "the environment that wrote the report" in text
+    assert "ppo-tuner run reviews.toml" in text
+
+
+def test_audited_trials_are_counted_and_no_section_is_there_without_them(tmp_path: Path) -> None:
+    with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
+        assert "verdict was wrong" not in read(store).text
+        lease = store.acquire(STUDY)
+        config = store.trial(store.study(STUDY), 3).config
+        row = store.add_trial(lease, NewTrial(13, Origin.SAMPLED, config, {}, 1, is_audited=True))
+        row = store.begin_attempt(lease, row, None)
+        for step in fake_store.reports(3, COURSES[3]):
+            said = Verdict(step.step, Reason("kl_limit", "over"), is_enforced=False) if step.step == 9 else None
+            store.add_step(lease, row.id, step, 1.0, said)
+        store.finish_trial(lease, row.id, Outcome(Status.COMPLETED, None, 1.0, 0.03, 6.0, -0.1))
+        text = read(store).text
+    assert "How often a verdict was wrong by verdicts wrong share at most, 95 % kl_limit 1 0 0% 95%" in text
+    assert "1 audited trial ran on whatever a rule said." in text
+
+
+# Every state of a study
+
+
+def test_a_running_study_says_so(tmp_path: Path) -> None:
+    with closing(fake_store.build(tmp_path / "s.db", held=True)) as store:
+        text = read(store).text
+    assert "The study is running: this is how it stood" in text
+    assert "To confirm it, once the study is finished ppo-tuner confirm reviews" in text
+
+
+def test_a_study_that_pauses_trials_at_a_rung_has_its_best_checkpoint_and_only_that_within(tmp_path: Path) -> None:
+    with closing(fake_store.build_cut(tmp_path / "s.db", courses=CUT_COURSES)) as store:
+        page = read(store, CUT)
+    assert "paused at a rung" in page.text and "of the budget of 8 full trials" in page.text
+    assert "In colour, and as curves: 8 of 28 trials" in page.text
+    assert "Objective best, strategy early_cut" in page.text
+
+
+@pytest.mark.parametrize(
+    ("courses", "told"),
+    [
+        ((), "No trial has begun yet, so there is nothing to recommend."),
+        ((Course(1e-3, 0.05, 4.0, Status.FAILED, ends_at=2),) * 2, "Every trial failed"),
+        ((Course(1e-3, 0.05, 4.0, Status.RUNNING, ends_at=0),), "No trial is within the KL budget"),
+        ((replace(FINISHED[0], level=13.0),), "No trial is within the KL budget of 10 nats/response"),
+    ],
+)
+def test_where_there_is_nothing_to_recommend_it_says_why(
+    tmp_path: Path, courses: tuple[Course, ...], told: str
+) -> None:
+    with closing(fake_store.build(tmp_path / "s.db", courses=courses)) as store:
+        text = read(store).text
+    assert told in text and "How to reproduce it" in text
+
+
+def test_a_study_that_lists_its_trials_is_compared_with_its_first(tmp_path: Path) -> None:
+    listed = {
+        "name": STUDY,
+        "task": "reviews",
+        "trial": [{"lam": 0.9}, {"lam": 0.95}],
+        "kl": {"budget": 10, "limit": 15},
+    }
+    spec = StudySpec.from_dict(listed, "listed")
+    with closing(Store.open(f"sqlite:///{tmp_path / 's.db'}", create=True)) as store:
+        store.create_study(STUDY, spec.to_dict())
+        lease = store.acquire(STUDY)
+        for number, lam in enumerate((0.9, 0.95)):
+            params = {"lam": lam}
+            trial = NewTrial(number, Origin.LISTED, spec.config(params).to_dict(), params, 1, label=f"lam {lam}")
+            row = store.begin_attempt(lease, store.add_trial(lease, trial), None)
+            for step in fake_store.reports(number, COURSES[number]):
+                store.add_step(lease, row.id, step, 1.0)
+            store.finish_trial(lease, row.id, Outcome(Status.COMPLETED, None, 1.0 + number, 0.03, 5.0, -0.1, 30, 5.0))
+        store.release(lease)
+        text = read(store).text
+    assert "One run of each trial chose it; not confirmed." in text
+    assert "What trial 1 does otherwise than trial 0" in text and "GAE λ lam 0.95 0.9" in text
+
+
+# Nothing in it is live
+
+
+def test_what_others_wrote_is_shown_and_never_live(tmp_path: Path) -> None:
+    only = (FINISHED[0], FINISHED[1], FINISHED[7])
+    with closing(fake_store.build(tmp_path / "s.db", courses=only)) as store:
+        lease = store.acquire(STUDY)
+        config = store.trial(store.study(STUDY), 0).config
+        row = store.add_trial(lease, NewTrial(3, Origin.ENQUEUED, config, {}, 1, label=SCRIPT))
+        store.begin_attempt(lease, row, None)
+        why = Reason("error", f"RuntimeError: {SCRIPT}", evidence=({SCRIPT: 1.0},), log=f"Traceback {SCRIPT}\x1b[31m")
+        store.finish_trial(lease, row.id, Outcome(Status.FAILED, why))
+        store.release(lease)
+        page = report.report(store, STUDY)
+    read = Read(page)
+    assert HOSTILE[:20] in read.text, "the response of trial 2, the best one"
+    assert read.text.count("<script>alert(1)</script>") == 6, "response, label, reason twice, evidence, log"
+    assert (read.tags.count("script"), len(set(read.nonces)), None in read.nonces) == (2, 1, False)
+    assert "img" not in read.tags and read.handlers == [] and read.fetched == []
+    assert "⟨U+202E⟩" in read.text and "\u202e" not in page and "\x1b" not in page
+    assert "default-src 'none'" in page and len(page.encode()) < 6e6
+
+
+# The command
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a study in the default storage."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PPO_TUNER_STORAGE", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(real.ROOT))
+    Path("runs").mkdir()
+    fake_store.build(Path("runs/ppo-tuner.db"), courses=FINISHED[:2]).close()
+    return tmp_path
+
+
+def test_the_command_writes_the_file_and_replaces_it_only_when_told(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["report", STUDY]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith("wrote reviews-report.html (4.") and err == ""
+    assert sorted(path.name for path in folder.iterdir()) == ["reviews-report.html", "runs"]
+    Path("reviews-report.html").write_text("mine")
+    assert cli.main(["report", STUDY]) == 2
+    assert one_error(capfd.readouterr().err) == (
+        "reviews-report.html is there already; replace it with --force, or name another with -o"
+    )
+    assert Path("reviews-report.html").read_text() == "mine"
+    assert cli.main(["report", STUDY, "--force"]) == 0
+    assert Read(Path("reviews-report.html").read_text()).tags[0] == "html"
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "told"),
+    [
+        (["reviws"], 1, 'did you mean "reviews"'),
+        ([STUDY, "-o", "none/r.html"], 2, "-o none/r.html: there is no folder none"),
+        ([STUDY, "-o", "runs"], 2, "-o runs is a folder; name a file in it"),
+        ([STUDY, "--storage", "sqlite:///no.db"], 1, "there is no store at no.db"),
+    ],
+)
+def test_bad_input_is_one_line(
+    folder: Path, capfd: pytest.CaptureFixture[str], argv: list[str], status: int, told: str
+) -> None:
+    assert cli.main(["report", *argv]) == status
+    out, err = capfd.readouterr()
+    assert out == "" and told in one_error(err)
+
+
+# In a browser
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_it_opens_from_a_file_without_a_network_and_draws_its_charts(
+    browser: Browser, tmp_path: Path, width: int, dark: bool
+) -> None:
+    path = tmp_path / "report.html"
+    with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
+        confirm(store, 7, [(8, 1.9, 6.0), (9, 2.0, 7.0)])
+        report.write(store, STUDY, path)
+    with real.visit(browser, width=width, dark=dark) as visit:
+        visit.page.context.set_offline(True)
+        visit.page.goto(path.as_uri())
+        drawn = visit.page.locator(".chart .js-plotly-plot, .chart.js-plotly-plot")
+        expect(drawn).to_have_count(3)
+        expect(visit.page.locator(".chart .scatterlayer .trace path").first).to_be_attached()
+        wide = visit.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert (visit.errors, wide) == ([], 0)
+        assert [url for url in visit.requests if not url.startswith(("file:", "data:", "blob:"))] == []

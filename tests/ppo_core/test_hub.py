@@ -1,0 +1,219 @@
+"""Pushing a trained model to the hub: what arrives, what is refused before the training, and that a model stays here."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, constants
+
+from ppo_core import PPOConfig
+from ppo_core.__main__ import main
+from ppo_core.run import model_card
+from ppo_core.run.run_folder import ConfirmedReading, Ending, Origin, Run
+from ppo_core.task import Prompts, TaskAssets
+from tests.ppo_core.fake_hub import TOKEN, FakeHub, served
+from tests.tuner import quick_run
+
+Train = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    """A hub of this machine, to which this process has a token."""
+    with served() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield hub
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Train:
+    """Trains with the quick trainer into `out`; returns the exit status, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
+
+    def invoke(*argv: str) -> tuple[int, str, str]:
+        begin = () if "--resume" in argv else ("--task", quick_run.NAME, "--output", "out")
+        status = main([*begin, *argv])
+        return status, *capsys.readouterr()
+
+    return invoke
+
+
+def one_error(stderr: str) -> str:
+    [line] = stderr.splitlines()
+    return line
+
+
+# What arrives
+
+
+def test_the_model_and_its_card_arrive_and_the_folder_stays(train: Train, hub: FakeHub, tmp_path: Path) -> None:
+    status, stdout, stderr = train("--push-to-hub", "me/mine")
+    assert (status, stderr) == (0, "")
+    assert f"pushed out/model to {hub.address}/me/mine" in stdout
+    assert hub.made == [{"name": "mine", "organization": "me"}]
+    assert sorted(hub.files) == ["me/mine/README.md", "me/mine/model.txt"]
+    assert hub.files["me/mine/README.md"] == (tmp_path / "out" / "model" / "README.md").read_bytes()
+    assert hub.messages == ["out, trained with PPO Tuner"]
+
+
+def test_without_a_name_it_is_the_outputs_of_the_tokens_user_and_private_where_told(train: Train, hub: FakeHub) -> None:
+    status, stdout, _ = train("--push_to_hub", "--hub_private_repo", "--json")
+    assert status == 0 and json.loads(stdout)["hub"] == f"{hub.address}/me/out"
+    assert (hub.made[0]["name"], hub.made[0]["visibility"]) == ("out", "private")
+    assert "me/out/model.txt" in hub.files
+
+
+def test_the_best_checkpoint_is_pushed_where_the_end_is_over_the_budget(train: Train, hub: FakeHub) -> None:
+    status, stdout, _ = train("--push_to_hub", "--hub_model_id", "me/best", "--learning_rate", "4e-3",
+                              "--eval_every_episodes", "64")  # fmt: skip
+    assert status == 0 and "pushed out/best_model to" in stdout
+    assert b"This model is the best checkpoint's within the KL budget." in hub.files["me/best/README.md"]
+
+
+def test_an_interrupted_run_is_pushed_when_it_is_resumed(
+    train: Train, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(tmp_path / "interrupted"))
+    assert train("--push_to_hub", "me/mine")[0] == 130
+    assert hub.files == {}
+    hub.refusals = {"whoami": 401}
+    status, stdout, _ = train("--resume", "out")
+    assert "warning: --push_to_hub, before the training: the hub refuses (401)" in stdout, "and it goes on"
+    assert status == 0 and "me/mine/model.txt" in hub.files
+
+
+# What is refused, before anything is trained
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where something is trained."""
+
+    def make_trainer(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it trains")
+
+    monkeypatch.setattr("ppo_core.run.training.make_trainer", make_trainer)
+
+
+@pytest.mark.parametrize(
+    ("flags", "refusals", "status", "told"),
+    [
+        (["--push_to_hub", "me/a--b"], {}, 2, "--push_to_hub me/a--b is not allowed: "),
+        (["--push_to_hub", "a/b/c"], {}, 2, "--push_to_hub a/b/c is not allowed: "),
+        (["--push_to_hub", "me/a", "--hub_model_id", "me/b"], {}, 2, "name two repositories"),
+        (["--hub_private_repo"], {}, 2, "--hub_private_repo does nothing without --push_to_hub"),
+        (["--push_to_hub"], {"whoami": 401}, 1, "the hub refuses (401): the token is not valid"),
+        (["--push_to_hub", "them/a"], {"create": 403, "api/models": 404}, 1,
+         "--push_to_hub, before the training: the repository them/a cannot be made: the hub refuses (403): the token has "
+         "no right to it: no create for you"),
+        (["--push_to_hub", "me/a"], {"create": 400}, 1, "the hub refuses (400): no create for you"),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_one_line_before_the_training_and_leaves_nothing(
+    train: Train, untrained: None, hub: FakeHub, tmp_path: Path, flags: list[str], refusals: dict[str, int], status: int,
+    told: str,
+) -> None:  # fmt: skip
+    hub.refusals = refusals
+    got, stdout, stderr = train(*flags)
+    assert (got, stdout.replace("preparing: making nothing\n", "")) == (status, "")
+    assert told in one_error(stderr)
+    assert not (tmp_path / "out").exists() and hub.files == {}
+
+
+def test_without_a_token_or_with_one_that_only_reads_nothing_is_trained(
+    train: Train, untrained: None, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.role = "read"
+    assert "the token of the hub may only read" in one_error(train("--push_to_hub")[2])
+    monkeypatch.delenv("HF_TOKEN")
+    assert "log in with `hf auth login`, or set HF_TOKEN" in one_error(train("--push_to_hub")[2])
+    assert hub.made == []
+
+
+def test_without_a_network_nothing_is_trained(
+    train: Train, untrained: None, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    status, _, stderr = train("--push_to_hub")
+    assert status == 1
+    assert "--push_to_hub, before the training: the hub cannot be reached: [Errno 111]" in one_error(stderr)
+
+
+@pytest.mark.parametrize(("part", "code"), [("commit", 403), ("preupload", 401)])
+def test_a_push_that_fails_leaves_the_model_and_says_how_to_push_it_later(
+    train: Train, hub: FakeHub, tmp_path: Path, part: str, code: int
+) -> None:
+    hub.refusals = {part: code}
+    status, stdout, stderr = train("--push_to_hub", "me/mine", "--hub_private_repo", "--json")
+    error = [line for line in stderr.splitlines() if "error: " in line]
+    assert status == 1 and json.loads(stdout)["hub"] is None
+    assert error == [stderr.splitlines()[-1]]
+    assert f"pushing the model to me/mine failed: the hub refuses ({code})" in error[0]
+    assert "the model stays in out/model; push it later with: hf upload me/mine out/model . --private" in error[0]
+    assert (tmp_path / "out" / "model" / "model.txt").exists()
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["finished"]
+
+
+# The card
+
+
+CONFIRMED = ConfirmedReading(1_920, 3, 256, 1.9349, 1.8912, 1.97, 5.512, 3.45, 7.57)
+
+
+def card(folder: Path, origin: Origin | None, **config: int) -> ModelCard:
+    run = Run("t", PPOConfig(**config), "cpu", folder, 1, (), "mine", "id", None, 300.0, "train", origin=origin)
+    run.model.mkdir(parents=True)
+    assets = TaskAssets("me/base", (), Prompts.of_texts("a", "b", "c"))
+    model_card.write(run.model, run, replace(quick_run.TASK, name="my task"), assets, [], Ending(kl_budget=10.0))
+    return ModelCard.load(run.model / "README.md")
+
+
+def test_the_card_of_a_confirmed_configuration_has_its_intervals_in_text_and_index(tmp_path: Path) -> None:
+    found = card(tmp_path, Origin("reviews", 32, (CONFIRMED,)), total_episodes=1_920)
+    assert "The configuration is that of trial 32 of the study `reviews`." in found.content
+    assert (
+        "- 1920 episodes: reward 1.93 [1.89, 1.97], KL 5.51 [3.45, 7.57] nats/response (mean of 3 seeds on 256 test "
+        "prompts; in brackets: 95 % t-interval over the seeds)" in found.content
+    )
+    assert "It is confirmed at 1920 episodes alone.\n" in found.content
+    [index] = yaml.safe_load(found.content.split("---\n")[1])["model-index"]
+    [result] = index["results"]
+    assert (index["name"], result["task"]["type"]) == ("mine", "text-generation")
+    assert result["dataset"] == {"name": "test prompts of my task", "type": "my-task", "split": "test"}
+    assert [(one["type"], one["value"], one["name"]) for one in result["metrics"]] == [
+        ("reward", 1.9349, "Reward (mean of 3 seeds, 95 % t-interval 1.89 to 1.97)"),
+        ("kl", 5.512, "KL from the base model, nats/response (mean of 3 seeds, 95 % t-interval 3.45 to 7.57)"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("origin", "length", "told"),
+    [
+        (Origin("s", 3, (CONFIRMED,)), 19_200, "This model's run has 19200 episodes, so it is not."),
+        (Origin("s", 3, (CONFIRMED,), ("lam", "kl_coef")), 1_920, "with other values of `lam`, `kl_coef`: what is known"),
+        (Origin("s", 3), 1_920, "One search run chose it; it is not confirmed on fresh seeds."),
+        (None, 1_920, "## PPO settings other than the defaults"),
+    ],
+)  # fmt: skip
+def test_what_is_not_confirmed_of_this_run_is_in_no_index(
+    tmp_path: Path, origin: Origin | None, length: int, told: str
+) -> None:
+    found = card(tmp_path, origin, total_episodes=length)
+    assert told in found.content and "model-index" not in found.content
+    assert ("Where the configuration comes from" in found.content) == (origin is not None)
+
+
+def test_a_single_seed_has_no_interval(tmp_path: Path) -> None:
+    one = replace(CONFIRMED, seeds=1, reward_low=None, reward_high=None, kl=None)
+    found = card(tmp_path, Origin("s", 3, (one,)), total_episodes=1_920)
+    assert "reward 1.93 (mean of 1 seed on 256 test prompts)" in found.content
+    assert "name: Reward (mean of 1 seed)" in found.content

@@ -1,0 +1,40 @@
+"""The command that writes a study as one HTML file; the dashboard's own process draws it."""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ppo_core.errors import ConfigError
+from ppo_core.run.command_line import EXIT_OK
+from tuner.cli import storage
+from tuner.cli.storage import opened
+from tuner.environment import STORAGE_VARIABLE
+from tuner.results import read_study
+
+
+def write(args: argparse.Namespace) -> int:
+    """Write the report of a study, and say where it is."""
+    with opened(args.storage) as store:
+        name = read_study(store, args.study).row.name
+    path = Path(args.output or f"{name}-report.html")
+    _require_place(path, force=args.force)
+    command = [sys.executable, "-m", "dashboard.report", name, str(path.absolute())]
+    variables = {STORAGE_VARIABLE: storage.location(args.storage)}
+    status = subprocess.run(command, check=False, env=os.environ | variables).returncode
+    if status == EXIT_OK:
+        print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    return status
+
+
+def _require_place(path: Path, *, force: bool) -> None:
+    """Raise ConfigError where the file cannot be written."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"-o {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ConfigError(f"-o {path} is a folder; name a file in it")
+    if path.exists() and not force:
+        raise ConfigError(f"{path} is there already; replace it with --force, or name another with -o")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"-o {path}: the folder {path.parent} is not writable")
