@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from dashboard import charts, echarts, style
-from dashboard.analysis import Rest
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
 from dashboard.views import curves as page
@@ -20,6 +19,7 @@ from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
 from tuner.guard import RULES
 from tuner.results import StudyView
+from tuner.search.fidelity import Rest
 from tuner.status import Status
 
 NAN = math.nan

@@ -57,6 +57,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 SHOWS = {
     "compare": "plotly_chart",
+    "confirm": "code",
     "control": "button",
     "curves": "echarts_chart",
     "overview": "dataframe",

@@ -11,7 +11,6 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from dashboard import charts, figures, style
-from dashboard.analysis import Rest
 from dashboard.charts import Drawing
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
@@ -21,6 +20,7 @@ from tests.dashboard.test_charts import FOUND, LEVELS, QUARTERS, SCORE, shown, s
 from tests.dashboard.test_curves_incident import found
 from tests.dashboard.test_curves_incident import steps as signals
 from tests.waiting import until
+from tuner.search.fidelity import Rest
 from tuner.status import Status
 
 NAN = math.nan
