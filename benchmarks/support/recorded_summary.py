@@ -6,9 +6,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ppo_core.hyperparameters import PPOConfig
 from ppo_core.kl_budget import is_within
+from tuner.confirmed import LEAST_RANKED, rank_correlation
 from tuner.guard import GuardSettings, GuardState, observe
+from tuner.scoring import rung_score
 from tuner.spec import StudySpec
+from tuner.strategies import rung_episodes
 
 from . import recorded
 from .recorded import RecordedRun, Recording
@@ -38,6 +42,7 @@ def describe(recording: Recording) -> str:
         f"  best within the budget: {_quantiles(best[run.name] for run in randoms if run.name in best)}",
         f"  value at the end:       {_quantiles(end[run.name] for run in randoms if run.name in end)}",
     ]
+    lines += _foretold(spec, [run for run in randoms if run.name in best], best)
     if recording.region is not None:
         near = [best[run.name] for run in recording.runs if run.kind == "near-top" and run.name in best]
         lines.append(f"near the top ({recording.region['probability']:.0%} of the space): {_quantiles(near)}")
@@ -89,6 +94,52 @@ def _spreads(runs: Sequence[RecordedRun], values: dict[str, float]) -> list[str]
         f"best: {over_seeds:.3f}",
         f"ratio: {over_runs / over_seeds:.1f}",
     ]
+
+
+SHARES = (0.05, 0.1, 0.2, 0.3)
+"""Of the episodes, at which it is told how well a trial's end is foretold."""
+
+
+def _foretold(spec: StudySpec, runs: Sequence[RecordedRun], best: dict[str, float]) -> list[str]:
+    """Return how the best within the budget is ranked by what is known early: by the rung's evaluation, and without."""
+    runs = [run for run in runs if run.steps[-1].episode >= run.total_episodes]
+    if len(runs) < LEAST_RANKED:
+        return []
+    final = [best[run.name] for run in runs]
+    upper = [value > statistics.median(final) for value in final]
+    lines = ["rank correlation with the best within the budget (within its upper half), at a share of the episodes:"]
+    for what, score in (("rung score", _rung_score), ("the same of the last rollouts", _rollout_score)):
+        texts = []
+        for share in SHARES:
+            pairs = [(score(spec, run, share), value) for run, value in zip(runs, final, strict=True)]
+            half = [pair for pair, is_upper in zip(pairs, upper, strict=True) if is_upper]
+            texts.append(f"{share:.0%} {_rank(pairs)} ({_rank(half)})")
+        lines.append(f"  {what}: {'  '.join(texts)}")
+    return lines
+
+
+def _rank(pairs: Sequence[tuple[float, float]]) -> str:
+    found = rank_correlation(pairs)
+    return "-" if found is None else f"{found:.2f}"
+
+
+def _rung(run: RecordedRun, share: float) -> int:
+    return rung_episodes(PPOConfig.from_dict(run.config), share) or run.total_episodes
+
+
+def _rung_score(spec: StudySpec, run: RecordedRun, share: float) -> float:
+    until = _rung(run, share)
+    rows = [row for row in run.rows(recorded.CAUSES) if row["episode"] <= until]
+    return rung_score(rows, spec.kl_budget, run.total_episodes) or 0.0
+
+
+def _rollout_score(spec: StudySpec, run: RecordedRun, share: float) -> float:
+    """Return the rung score with the mean score and KL of the last rollouts in the evaluation's place."""
+    until, first = _rung(run, share), run.rows()[0]
+    last = [step for step in run.steps if 0 < step.episode <= until][-1]
+    read = {"eval/reward": last.metrics["objective/scores"], "eval/kl": last.metrics["objective/kl_exact"]}
+    row = {**first, **read, "step": last.step, "episode": last.episode}
+    return rung_score([first, row], spec.kl_budget, run.total_episodes) or 0.0
 
 
 def _kinds(runs: Sequence[RecordedRun]) -> str:
