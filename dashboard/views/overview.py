@@ -503,12 +503,12 @@ def _live(
 
 def _recommendation(store: Store, view: StudyView) -> None:
     """Say what the study recommends and how sure that is, once its search has ended."""
-    told = None if view.state == "running" and not view.confirming else recommendation(store, view)
+    told = recommendation(store, view) if view.state == "finished" or view.confirming else None
     if told is None:
         return
     st.subheader("What to launch", anchor=False)
     st.markdown(told)
-    if not view.confirming and view.state == "finished":
+    if not view.confirming:
         st.code(data.command(["confirm", view.row.name]), language=None)
 
 

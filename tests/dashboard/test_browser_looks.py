@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_a_phone_shows_the_page_within_its_width(browser: Browser, server: Server, place: str, query: str) -> None:
     with opened(browser, server, _with_query(place, query), width=390, height=844) as visit:
         drawn = visit.page.locator(
-            f'{DRAWINGS}, [data-testid="stMetric"], [data-testid="stForm"], [data-testid="stText"]'
+            f'{DRAWINGS}, [data-testid="stMetric"], [data-testid="stForm"], [data-testid="stText"], [data-testid="stCode"]'
         )
         drawn.first.wait_for()
         widest = visit.page.evaluate("Math.max(...[document.documentElement, document.querySelector('[data-testid=stMain]')]"
