@@ -139,11 +139,8 @@ class Confirmation:
 
     @property
     def launch(self) -> Confirmed | None:
-        """The configuration to launch: the best where it is over the reference for sure, else the reference."""
-        best, reference = self.best, self.reference
-        if best is None or reference is None or best is reference:
-            return best
-        return best if best.over_reference is not None and best.over_reference.is_above_0 else reference
+        """The configuration to launch: that of the highest mean. How sure that is, `verdict` says."""
+        return self.best
 
     @property
     def not_told_apart(self) -> list[Confirmed]:
@@ -154,17 +151,17 @@ class Confirmation:
     @property
     def verdict(self) -> str:
         """Which configuration to launch, and how sure that is, in one or two sentences."""
-        best, reference, launch = self.best, self.reference, self.launch
-        if best is None or launch is None:
+        best, reference = self.best, self.reference
+        if best is None:
             return "No confirming run has been read on the test prompts yet."
         if best.reward is not None and best.reward.n == 1:
             return f"One seed cannot tell luck from merit; {best.name} reads the most on it. Confirm on more seeds."
         if reference is not None and best is reference:
             return "Launch the reference: no configuration of the search reads more on fresh seeds."
-        if launch is reference and best.over_reference is not None:
+        if best.over_reference is not None and not best.over_reference.is_above_0:
             return (
-                f"The data do not tell {best.name} from the reference ({_signed(best.over_reference)} reward). Launch "
-                "the reference, or confirm on more seeds."
+                f"{best.name.capitalize()} reads the most, but the data do not tell it from the reference "
+                f"({_signed(best.over_reference)} reward). Confirm on more seeds before you rely on it."
             )
         over = "" if best.over_reference is None else f": {_signed(best.over_reference)} reward over the reference"
         others = [one for one in self.not_told_apart if one.under_best is not None]

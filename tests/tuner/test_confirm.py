@@ -160,8 +160,9 @@ def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
     assert near.verdict.startswith("Launch trial 2: +0.52")
     assert near.verdict.endswith("The data do not tell it from trial 3 (+0.02 [-0.03, 0.07]).")
     luck = confirmation({2: around(1.02, 3.0), 0: around(1.0, -3.0)})
-    assert luck.launch is luck.reference
-    assert luck.verdict.startswith("The data do not tell trial 2 from the reference (+0.02 [")
+    assert luck.launch is luck.best and luck.launch is not luck.reference
+    assert luck.verdict.startswith("Trial 2 reads the most, but the data do not tell it from the reference (+0.02 [")
+    assert luck.verdict.endswith(" reward). Confirm on more seeds before you rely on it.")
     worse = confirmation({2: around(0.5), 0: around(1.0)})
     assert worse.verdict == "Launch the reference: no configuration of the search reads more on fresh seeds."
     single = confirmation({2: [1.5], 0: [1.0]})
