@@ -27,7 +27,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, counted, measured, plain, plus_minus, short
 from ppo_core.run.command_line import EXIT_ERROR
 from tuner import audit, forks, results
-from tuner.confirmed import Confirmation, Confirmed, confirmations, runs_text
+from tuner.confirmed import Confirmation, confirmations, longest_read, runs_text
 from tuner.environment import PROG
 from tuner.guard import RULES
 from tuner.results import StudyView
@@ -57,9 +57,9 @@ def report(store: Store, name: str) -> str:
     """Return a study's report as the text of an HTML file."""
     view = results.read_study(store, name)
     found = confirmations(store, view)
-    launch = _to_launch(found)
-    confirmation = None if launch is None else launch[0]
-    answer = view.best() if launch is None else launch[1].trial
+    confirmation = longest_read(found)
+    launch = None if confirmation is None else confirmation.best
+    answer = view.best() if launch is None else launch.trial
     page = Page()
     body = together(
         _head(store, view),
@@ -73,12 +73,6 @@ def report(store: Store, name: str) -> str:
         _reproduce(view, answer, confirmation),
     )
     return page.whole(f"{name}: report of PPO Tuner", body)
-
-
-def _to_launch(found: Sequence[Confirmation]) -> tuple[Confirmation, Confirmed] | None:
-    """Return the configuration that was confirmed for launching at the greatest length; None: none was read yet."""
-    read = [(one, one.launch) for one in found]
-    return next(((one, launch) for one, launch in reversed(read) if launch is not None), None)
 
 
 # What a reader needs first: which study this is, and what to launch.
@@ -172,7 +166,7 @@ def _end(store: Store, view: StudyView, answer: TrialRow) -> str:
 
 
 def _confirmed_end(confirmation: Confirmation) -> str:
-    launch = confirmation.launch
+    launch = confirmation.best
     if launch is None or launch.reward is None or launch.kl is None:
         return ""
     within = f"{launch.ends_within} of {counted(launch.reward.n, 'run')} ended within the KL budget themselves"
@@ -186,12 +180,10 @@ def _confirmed_end(confirmation: Confirmation) -> str:
 
 
 def _launch(store: Store, view: StudyView, answer: TrialRow, confirmation: Confirmation | None) -> Sequence[str]:
-    words = ["train", "--from", view.row.name, str(answer.number)]
-    if confirmation is None:
-        kept = forks.answer(store, view.row, answer)
-        return words if kept is None else kept.again
-    is_own = confirmation.total_episodes == answer.config.get("total_episodes")
-    return words if is_own else [*words, "--total_episodes", str(confirmation.total_episodes)]
+    if confirmation is not None:
+        return confirmation.launch_words(view.row.name)
+    kept = forks.answer(store, view.row, answer)
+    return ["train", "--from", view.row.name, str(answer.number)] if kept is None else kept.again
 
 
 def _confirm(view: StudyView) -> str:
@@ -226,7 +218,6 @@ def _differences(view: StudyView, answer: TrialRow) -> Html:
 def _confirmations(found: Sequence[Confirmation]) -> Html:
     parts: list[Html] = []
     for one in found:
-        launch = one.launch
         numbers = ("seeds", "reward", f"KL, {KL_UNIT}", "over the reference", "end within budget")
         rows, marked = [], None
         for place, each in enumerate(one.configurations):
@@ -236,7 +227,7 @@ def _confirmations(found: Sequence[Confirmation]) -> Html:
             intervals = (each.reward, each.kl, each.over_reference)
             texts = [NOTHING if interval is None else interval.text for interval in intervals]
             rows.append((f"{name}: {notes}" if notes else name, str(count), *texts, f"{each.ends_within} of {count}"))
-            marked = place if launch is each else marked
+            marked = place if one.best is each else marked
         title = f"{one.total_episodes} episodes each, read on {one.prompts} test prompts"
         parts.append(table(("configuration", *numbers), rows, numbers=numbers, marked=marked, title=title))
         parts.append(paragraph(one.verdict))

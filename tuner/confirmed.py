@@ -103,6 +103,11 @@ class Confirmed:
         return "the reference" if self.is_reference else f"trial {self.trial.number}"
 
     @property
+    def label(self) -> str:
+        """`trial 17`, or `reference (0)` with its trial's number."""
+        return f"reference ({self.trial.number})" if self.is_reference else self.name
+
+    @property
     def is_reference(self) -> bool:
         """Whether it is the reference's."""
         return self.trial.origin is Origin.REFERENCE
@@ -123,7 +128,7 @@ class Confirmation:
 
     @property
     def best(self) -> Confirmed | None:
-        """The highest mean; None: no run was read yet."""
+        """The highest mean, which is to be launched; how sure that is, `verdict` says. None: no run was read yet."""
         first = self.configurations[0]
         return None if first.reward is None else first
 
@@ -137,10 +142,14 @@ class Confirmation:
         """Whether every run was read, or failed."""
         return not any(one.open for one in self.configurations)
 
-    @property
-    def launch(self) -> Confirmed | None:
-        """The configuration to launch: that of the highest mean. How sure that is, `verdict` says."""
-        return self.best
+    def launch_words(self, study: str) -> list[str]:
+        """Return the words of the command that launches the best configuration at the length of its runs."""
+        if self.best is None:
+            raise ValueError("no run was read yet")
+        trial = self.best.trial
+        is_own = trial.config.get("total_episodes") == self.total_episodes
+        length = [] if is_own else ["--total_episodes", str(self.total_episodes)]
+        return ["train", "--from", study, str(trial.number), *length]
 
     @property
     def not_told_apart(self) -> list[Confirmed]:
@@ -194,15 +203,20 @@ def confirmations(store: Store, view: StudyView) -> list[Confirmation]:
     return found
 
 
+def longest_read(found: Sequence[Confirmation]) -> Confirmation | None:
+    """Return the confirmation at the greatest length that was read; None: none was."""
+    return next((one for one in reversed(found) if one.best is not None), None)
+
+
 def recommendation(store: Store, view: StudyView) -> str | None:
     """Return what a study recommends and how sure that is, in one or two sentences; None: it has no best trial.
 
     Of several lengths the longest counts that was read.
     """
-    read = [one for one in confirmations(store, view) if one.best is not None]
-    if read:
-        so_far = "" if read[-1].is_whole else ", so far"
-        return f"On fresh seeds, {read[-1].total_episodes:,} episodes each{so_far}: {read[-1].verdict}"
+    read = longest_read(confirmations(store, view))
+    if read is not None:
+        so_far = "" if read.is_whole else ", so far"
+        return f"On fresh seeds, {read.total_episodes:,} episodes each{so_far}: {read.verdict}"
     best = view.best()
     if best is None:
         return None
@@ -273,7 +287,6 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 def confirmation_data(one: Confirmation) -> dict[str, Any]:
     """Return the object of `confirm` for JSON."""
-    launch = one.launch
     return {
         "total_episodes": one.total_episodes,
         "prompts": one.prompts,
@@ -282,7 +295,7 @@ def confirmation_data(one: Confirmation) -> dict[str, Any]:
         "configurations": [_configuration_data(each) for each in one.configurations],
         "rank_correlation": one.rank_correlation,
         "is_whole": one.is_whole,
-        "launch": None if launch is None else launch.trial.number,
+        "launch": None if one.best is None else one.best.trial.number,
         "not_told_apart": [each.trial.number for each in one.not_told_apart],
         "verdict": one.verdict,
     }

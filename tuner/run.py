@@ -89,9 +89,9 @@ def run_study(
         if store.migration is not None:
             on_event(StudyWarned(store.migration.told))
         with open_study(store, spec, runs_folder / spec.name) as study:
-            if plan is not None:
+            if plan is not None:  # what is refused is refused before anything is changed
                 _require_searched(study, make_scheduler(spec, spec.threads or 1))
-                missing(study.board.rows, spec, plan)  # what it refuses is refused before anything is changed
+                plan = plan if missing(study.board.rows, spec, plan) else None
             kept = policy.over(study.row)
             needs = EngineNeeds(workers or len(gpus) or study.row.workers or 1, tuple(gpus), spec.workers)
             limits = Limits(
@@ -127,8 +127,7 @@ def _run_held(
         return make_scheduler(study.spec, limits.threads).is_finished(study.board)
 
     has_orders = bool(study.store.orders(study.row, OrderState.WAITING))
-    is_asked = plan is not None and bool(missing(study.board.rows, study.spec, plan))
-    if is_asked or not is_finished() or has_orders or answer.due_readings(study):
+    if plan is not None or not is_finished() or has_orders or answer.due_readings(study):
         study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
         try:
             with files.work, engine() as running:

@@ -12,7 +12,7 @@ from dashboard.views import common
 from ppo_core.output import KL_UNIT, counted, plus_minus
 from tuner import audit
 from tuner.confirm import DEFAULT_SEEDS, DEFAULT_TOP
-from tuner.confirmed import Confirmation, Confirmed, Interval, confirmations, runs_text
+from tuner.confirmed import Confirmation, Interval, confirmations, runs_text
 from tuner.store import Store
 
 
@@ -32,16 +32,14 @@ def _study(store: Store, snapshot: Snapshot) -> None:
 
 
 def _not_confirmed(snapshot: Snapshot) -> None:
-    name = snapshot.view.row.name
+    name, is_finished = snapshot.view.row.name, snapshot.view.state == "finished"
     text = (
         f"One search on one seed chose the best trial. This runs up to {DEFAULT_TOP} of the best configurations and "
         f"the reference again on {DEFAULT_SEEDS} fresh seeds each, and reads them once on the test prompts."
     )
-    if snapshot.view.state == "finished":
-        common.guide("Not confirmed yet", text, [data.command(["confirm", name])])
-    else:
-        text = "A study is confirmed when its search has ended: its best configurations may still change."
-        common.guide("Not confirmed yet", text, [data.command(["run", name])])
+    early = "A study is confirmed when its search has ended: its best configurations may still change."
+    command = data.command(["confirm" if is_finished else "run", name])
+    common.guide("Not confirmed yet", text if is_finished else early, [command])
 
 
 def _chosen(found: Sequence[Confirmation]) -> Confirmation:
@@ -63,12 +61,8 @@ def _chosen(found: Sequence[Confirmation]) -> Confirmation:
 def _confirmation(snapshot: Snapshot, found: Confirmation) -> None:
     st.subheader("Which configuration to launch", anchor=False)
     st.markdown(f"**{found.verdict}**")
-    launch, name = found.launch, snapshot.view.row.name
-    if launch is not None:
-        words = ["train", "--from", name, str(launch.trial.number)]
-        own = launch.trial.config.get("total_episodes")
-        words += [] if own == found.total_episodes else ["--total_episodes", str(found.total_episodes)]
-        st.code(data.command(words), language=None)
+    if found.best is not None:
+        st.code(data.command(found.launch_words(snapshot.view.row.name)), language=None)
         st.caption(f"Confirmed at {found.total_episodes:,} episodes; at another length it is not.")
     if not found.is_whole:
         st.info("Some runs have not ended or were not read yet; what is shown is what there is so far.")
@@ -92,10 +86,6 @@ def _confirmation(snapshot: Snapshot, found: Confirmation) -> None:
     st.caption(" ".join(parts))
 
 
-def _label(one: Confirmed) -> str:
-    return f"reference ({one.trial.number})" if one.is_reference else f"trial {one.trial.number}"
-
-
 def table(found: Confirmation) -> pd.DataFrame:
     """Return a row a configuration, the highest mean first."""
 
@@ -104,7 +94,7 @@ def table(found: Confirmation) -> pd.DataFrame:
 
     return pd.DataFrame(
         {
-            "configuration": _label(one),
+            "configuration": one.label,
             "seeds": 0 if one.reward is None else one.reward.n,
             "reward [95%]": text(one.reward),
             f"KL [95%], {KL_UNIT}": text(one.kl),
@@ -128,7 +118,7 @@ def intervals(found: Confirmation) -> go.Figure:
         half = 0.0 if reward.high is None else reward.high - reward.mean
         figure.add_scatter(
             x=list(one.rewards.values()),
-            y=[_label(one)] * len(one.rewards),
+            y=[one.label] * len(one.rewards),
             mode="markers",
             marker={"color": colour, "size": 7, "opacity": 0.45},
             customdata=list(one.rewards),
@@ -137,11 +127,11 @@ def intervals(found: Confirmation) -> go.Figure:
         )
         figure.add_scatter(
             x=[reward.mean],
-            y=[_label(one)],
+            y=[one.label],
             mode="markers",
             marker={"color": colour, "size": 12, "symbol": "diamond"},
             error_x={"type": "data", "array": [half], "color": colour, "thickness": 2, "width": 6},
-            hovertemplate=f"{_label(one)}: {reward.text}, n = {reward.n}<extra></extra>",
+            hovertemplate=f"{one.label}: {reward.text}, n = {reward.n}<extra></extra>",
             showlegend=False,
         )
     figures.lay_out(figure, x="Reward on the test prompts", y="", height=110 + 56 * len(shown))

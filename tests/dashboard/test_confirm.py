@@ -46,10 +46,10 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
     (found,) = confirmations(store, read_study(store, CUT))
     store.close()
     app = page("confirm", path, monkeypatch)
-    assert found.launch is not None and f"**{found.verdict}**" in [one.value for one in app.markdown]
-    assert shown.codes(app) == [f"ppo-tuner train --from {CUT} {found.launch.trial.number} --storage sqlite:///{path}"]
+    assert found.best is not None and f"**{found.verdict}**" in [one.value for one in app.markdown]
+    assert shown.codes(app) == [f"ppo-tuner train --from {CUT} {found.best.trial.number} --storage sqlite:///{path}"]
     table = app.dataframe[0].value
-    assert table["configuration"].tolist()[0] == f"trial {found.launch.trial.number}"
+    assert table["configuration"].tolist()[0] == f"trial {found.best.trial.number}"
     assert table["seeds"].tolist() == [3, 3, 3] and len(table) == 3
     assert table["over the reference"].tolist().count("–") == 1, "of the reference itself"
     assert len(app.get("plotly_chart")) == 1

@@ -147,7 +147,10 @@ def around(mean: float, factor: float = 1.0) -> list[float]:
 def test_a_clear_winner_is_the_one_to_launch() -> None:
     found = confirmation({2: around(1.9), 3: around(1.5, -1.0), 0: around(1.0, 2.0)})
     assert [one.trial.number for one in found.configurations] == [2, 3, 0]
-    assert found.launch is found.best and found.launch is not None and found.launch.trial.number == 2
+    assert found.best is not None and found.best.trial.number == 2
+    assert found.launch_words("mine") == ["train", "--from", "mine", "2"]
+    longer = replace(found, total_episodes=9_600).launch_words("mine")
+    assert longer == ["train", "--from", "mine", "2", "--total_episodes", "9600"]
     assert found.not_told_apart == []
     assert found.verdict == (
         "Launch trial 2: +0.90 [0.88, 0.92] reward over the reference. It is better than every other one that was "
@@ -160,7 +163,7 @@ def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
     assert near.verdict.startswith("Launch trial 2: +0.52")
     assert near.verdict.endswith("The data do not tell it from trial 3 (+0.02 [-0.03, 0.07]).")
     luck = confirmation({2: around(1.02, 3.0), 0: around(1.0, -3.0)})
-    assert luck.launch is luck.best and luck.launch is not luck.reference
+    assert luck.best is not None and luck.best is not luck.reference
     assert luck.verdict.startswith("Trial 2 reads the most, but the data do not tell it from the reference (+0.02 [")
     assert luck.verdict.endswith(" reward). Confirm on more seeds before you rely on it.")
     worse = confirmation({2: around(0.5), 0: around(1.0)})

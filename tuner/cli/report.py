@@ -10,7 +10,7 @@ from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
 from tuner import forks, render
 from tuner.best import closest_trial
 from tuner.cli import storage, trust
-from tuner.confirmed import confirmations, recommendation
+from tuner.confirmed import confirmations, longest_read, recommendation
 from tuner.environment import to_copy
 from tuner.forks import Answer
 from tuner.guard import RULES
@@ -61,10 +61,10 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
         out.print(no_winner(view, view.spec.kl_budget, where), style="bold")
     else:
         print_winner(out, store, view, best, view.spec.kl_budget, where)
-        read = [one for one in confirmations(store, view) if one.best is not None]
-        if read:
+        read = longest_read(confirmations(store, view))
+        if read is not None:
             out.print()
-            trust.print_confirmation(out, view, read[-1], where)
+            trust.print_confirmation(out, view, read, where)
         else:
             out.print(recommendation(store, view), soft_wrap=True)
     out.print()

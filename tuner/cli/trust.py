@@ -34,15 +34,12 @@ def print_confirmation(out: Console, view: StudyView, found: Confirmation, where
     out.print(confirmation_table(found))
     for line in confirmation_lines(found):
         out.print(line, soft_wrap=True)
-    launch = found.launch
     out.print(found.verdict, style="bold", soft_wrap=True)
-    if launch is not None:
-        words = ["train", "--from", view.row.name, str(launch.trial.number)]
-        length = found.total_episodes
-        is_own = length == launch.trial.config.get("total_episodes")
-        words += [] if is_own else ["--total_episodes", str(length)]
-        out.print(f"To launch it: {to_copy([*words, *storage.flags(where)])}", soft_wrap=True)
-        out.print(f"That is what was confirmed: {length} episodes. At another length it is not.", soft_wrap=True)
+    if found.best is not None:
+        words = [*found.launch_words(view.row.name), *storage.flags(where)]
+        out.print(f"To launch it: {to_copy(words)}", soft_wrap=True)
+        length = f"{found.total_episodes} episodes"
+        out.print(f"That is what was confirmed: {length}. At another length it is not.", soft_wrap=True)
 
 
 def confirmation_table(found: Confirmation) -> Table:
@@ -60,12 +57,11 @@ def confirmation_table(found: Confirmation) -> Table:
     table.caption = "In brackets: 95 % over the seeds; of differences, 95 % for all of them together."
     table.caption_justify = "left"
     for one in found.configurations:
-        name = f"reference ({one.trial.number})" if one.is_reference else one.name
         intervals = (one.reward, one.kl, one.over_reference)
         texts = [NOTHING if interval is None else interval.text for interval in intervals]
         notes = runs_text(one)
         count = 0 if one.reward is None else one.reward.n
-        table.add_row(name + (f"\n{notes}" if notes else ""), str(count), *texts, f"{one.ends_within} of {count}")
+        table.add_row(one.label + (f"\n{notes}" if notes else ""), str(count), *texts, f"{one.ends_within} of {count}")
     return table
 
 

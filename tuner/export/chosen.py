@@ -9,7 +9,7 @@ from ppo_core.errors import StudyError
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
 from ppo_core.output import KL_UNIT, counted, plus_minus, short
 from tuner import forks, results
-from tuner.confirmed import Confirmation, Confirmed, confirmations
+from tuner.confirmed import Confirmation, Confirmed, confirmations, longest_read
 from tuner.environment import to_copy
 from tuner.results import StudyView
 from tuner.status import Role
@@ -38,9 +38,8 @@ def choose(store: Store, view: StudyView, number: int | None) -> Chosen | None:
         StudyError: there is no such trial, or its stored configuration is not whole.
         ConfigError: its stored configuration is not allowed in this version.
     """
-    found = confirmations(store, view) if number is None else []
-    confirmation = next((one for one in reversed(found) if one.launch is not None), None)
-    launch = None if confirmation is None else confirmation.launch
+    confirmation = longest_read(confirmations(store, view)) if number is None else None
+    launch = None if confirmation is None else confirmation.best
     if number is not None:
         trial: TrialRow | None = store.trial(view.row, number)
     else:
@@ -74,7 +73,7 @@ def _outcome(
     store: Store, view: StudyView, trial: TrialRow, config: PPOConfig, confirmation: Confirmation | None
 ) -> Iterator[str]:
     budget = f"the KL budget is {short(view.spec.kl_budget)} {KL_UNIT}"
-    launch = None if confirmation is None else confirmation.launch
+    launch = None if confirmation is None else confirmation.best
     if confirmation is not None and launch is not None:
         yield from _confirmed(confirmation, launch, budget)
         return
