@@ -367,7 +367,7 @@ class TrialLoop:
         paused = self._study.board.paused(self._study.spec.trials)
         if paused and self._stopping is None:
             numbers = ", ".join(map(str, paused))
-            self._stopping = f"{ONLY_PAUSED} (trial {numbers})"
+            self._stopping = f"{ONLY_PAUSED} ({numbers})"
 
     def _emit_end(self, row: TrialRow) -> None:
         self._emit(TrialEnded(row, extent(self._study.board.rows, self._study.spec)))

@@ -10,7 +10,7 @@ from tuner.store import Order, TrialRow
 
 TIME_LIMIT = "the time limit"
 ORDERED = "told to stop by an order"
-ONLY_PAUSED = "nothing is left but what is paused"
+ONLY_PAUSED = "only paused trials are left"
 DELIBERATE = (TIME_LIMIT, ORDERED, ONLY_PAUSED)
 """How the `why` of a study begins that stopped as it was asked to."""
 
@@ -112,6 +112,8 @@ class StudyStopped:
 
     extent: Extent
     why: str
+    paused: tuple[int, ...] = ()
+    """The trials that nothing but an order resumes, where only such are left."""
 
     @property
     def is_deliberate(self) -> bool:

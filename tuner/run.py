@@ -15,7 +15,7 @@ from tuner.controller import TrialLoop
 from tuner.engine.base import Engine, EngineNeeds, MakeEngine
 from tuner.engine.local import LocalEngine, threads_per_worker
 from tuner.environment import to_copy
-from tuner.events import Emit, Limits, StudyStarted, StudyStopped, StudyWarned
+from tuner.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, StudyWarned
 from tuner.held_study import OpenStudy, open_study, reconcile
 from tuner.order_checks import changed_spec
 from tuner.retry import StoreRetry
@@ -138,7 +138,8 @@ def _run_held(
     finished = is_finished()
     study.store.set_finished(study.lease, finished)
     if not finished:
-        emit(StudyStopped(extent(study.board.rows, study.spec), str(why)))
+        paused = study.board.paused(study.spec.trials) if str(why).startswith(ONLY_PAUSED) else ()
+        emit(StudyStopped(extent(study.board.rows, study.spec), str(why), tuple(paused)))
     return finished
 
 

@@ -126,6 +126,25 @@ def test_interrupted_run_exits_130_and_goes_on(
     assert "trial 0 goes on after step 2" in stdout
 
 
+def test_where_only_paused_trials_are_left_the_advice_resumes_them(
+    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own_folder / "quick.toml").write_text(QUICK_STUDY)
+    monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
+    assert ppo_tuner("run", "quick.toml", "--trials", "1")[0] == 130
+    assert ppo_tuner("pause", "quick", "0")[0] == 0
+    status, _, stderr = ppo_tuner("run", "quick.toml", "--trials", "1")
+    assert status == 0
+    assert stderr == (
+        "ppo-tuner: only paused trials are left (0): 0 of 1 trial ended; go on with: "
+        "ppo-tuner resume quick 0 && ppo-tuner run quick.toml --trials 1\n"
+    )
+    for command in (("resume", "quick", "0"), ("run", "quick.toml", "--trials", "1")):
+        status, stdout, stderr = ppo_tuner(*command)
+        assert (status, stderr) == (0, "")
+    assert "trial 0 goes on after step 2" in stdout
+
+
 def test_the_time_between_checkpoints_is_the_studys_from_then_on(
     ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

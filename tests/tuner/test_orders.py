@@ -128,7 +128,7 @@ def test_a_paused_trial_goes_on_when_it_is_told_and_equals_an_unbroken_one(tmp_p
     assert (paused.status, paused.wanted, paused.ended_at) == (Status.PAUSED, None, None)
     assert [event.row.number for event in events if isinstance(event, TrialSetAside)] == [1]
     (stopped,) = [event for event in events if isinstance(event, StudyStopped)]
-    assert "paused (trial 1)" in stopped.why
+    assert (stopped.why, stopped.paused) == ("only paused trials are left (1)", (1,))
     placed(tmp_path, "resume", 1)
     resumed = go_on(tmp_path, quick_spec())
     assert list(resumed) == [1] and resumed[1] is not None

@@ -316,8 +316,8 @@ def confirm(args: argparse.Namespace) -> int:
         return EXIT_OK
     length = [] if args.total_episodes is None else ["--total-episodes", str(args.total_episodes)]
     top = [] if args.top is None else ["--top", str(args.top)]
-    words = ["confirm", spec.name, *top, "--seeds", str(args.seeds), *length, *storage.flags(where)]
-    return _tell_stop(stopped, to_copy(words))
+    words = ["confirm", spec.name, *top, "--seeds", str(args.seeds), *length]
+    return _tell_stop(stopped, spec.name, words, where)
 
 
 def _run(
@@ -333,7 +333,7 @@ def _run(
         return status
     total = [*(["--trials", str(args.trials)] if args.trials else []), *_budget_flag(args.budget)]
     every = [] if args.checkpoint_seconds is None else ["--checkpoint-seconds", f"{args.checkpoint_seconds:g}"]
-    return _tell_stop(stopped, to_copy([*command, *total, *every, *storage.flags(where)]))
+    return _tell_stop(stopped, spec.name, [*command, *total, *every], where)
 
 
 def _train(
@@ -397,10 +397,9 @@ def _print_result(name: str, where: str, as_json: bool) -> int:
         store.close()
 
 
-def _tell_stop(stopped: StudyStopped, go_on: str) -> int:
-    """Say how a study stopped and what goes on with it; return the exit status."""
-    print(
-        f"ppo-tuner: {output.plain(stopped.why)}: {stopped.extent.text}; go on with: {go_on}",
-        file=sys.stderr,
-    )
+def _tell_stop(stopped: StudyStopped, name: str, again: Sequence[str], where: str) -> int:
+    """Say how a study stopped and what goes on with it, `again` where no trial is to be resumed; return the status."""
+    resumed = [["resume", name, str(number)] for number in stopped.paused]
+    go_on = " && ".join(to_copy([*words, *storage.flags(where)]) for words in [*resumed, again])
+    print(f"ppo-tuner: {output.plain(stopped.why)}: {stopped.extent.text}; go on with: {go_on}", file=sys.stderr)
     return EXIT_OK if stopped.is_deliberate else EXIT_INTERRUPTED
