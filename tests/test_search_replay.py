@@ -283,9 +283,9 @@ def test_strategies_are_compared_in_full_trials_over_the_same_orders() -> None:
     ours, random = found.row(OURS), found.row(RANDOM)
     # The best of forty lies anywhere in an order; ours ranks them rightly, so it begins all before it and finishes a few.
     assert 15 < random.to_best.median < 25
-    assert found.ratio_strategy == ours.to_best.median / random.to_best.median < 0.5
-    assert found.ratio_total == ours.to_ends.median * WHOLE / found.targets.cost
+    assert found.ratio_strategy() == ours.to_best.median / random.to_best.median < 0.5
+    assert found.ratio_total() == ours.to_ends.median * WHOLE / found.targets.cost
     assert 0.2 < found.strategy_interval[0] <= found.strategy_interval[1] < 0.5
-    assert "ratio_strategy 0." in text(found) and as_json(found)["ratio_total"] == found.ratio_total
+    assert "ratio_strategy 0." in text(found) and as_json(found)["ratio_total"] == found.ratio_total()
     assert ours.at[12].median > random.at[12].median and ours.spent[12] <= 12.1
     assert ours.lost.configurations == 2 and ours.lost.guard == 0 and random.lost.rung == 0

@@ -105,15 +105,13 @@ class Comparison:
         """Return a strategy's row."""
         return next(row for row in self.rows if row.rival.name == rival.name)
 
-    @property
-    def ratio_strategy(self) -> float | None:
-        """Ours over random search, both at the best checkpoint: device-seconds to the random search's median best."""
-        return _ratio(self.row(OURS).to_best.median, self.row(RANDOM).to_best.median)
+    def ratio_strategy(self, rival: Rival = OURS) -> float | None:
+        """Its device-seconds to the random search's median best, over random search's, both at the best checkpoint."""
+        return _ratio(self.row(rival).to_best.median, self.row(RANDOM).to_best.median)
 
-    @property
-    def ratio_total(self) -> float | None:
-        """Ours to what the random search's trials reach at their ends, over the cost of all of these."""
-        return _ratio(self.row(OURS).to_ends.median, self.targets.cost / self.full_trial)
+    def ratio_total(self, rival: Rival = OURS) -> float | None:
+        """Its device-seconds to what the random search's trials reach at their ends, over the cost of all of these."""
+        return _ratio(self.row(rival).to_ends.median, self.targets.cost / self.full_trial)
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,14 @@ def text(found: Comparison) -> str:
         _line(width, "", ["at the rung", "by the guard"]),
         *(_line(width, row.rival.doc, _lost(row.lost)) for row in found.rows),
         "",
-        _ratio("ratio_strategy", found.ratio_strategy, found.strategy_interval, TARGET_STRATEGY),
-        _ratio("ratio_total", found.ratio_total, found.total_interval, TARGET_TOTAL),
+        _ratio("ratio_strategy", found.ratio_strategy(), found.strategy_interval, TARGET_STRATEGY),
+        _ratio("ratio_total", found.ratio_total(), found.total_interval, TARGET_TOTAL),
         "In brackets: 90 % over pools of resampled runs.",
+        *(
+            f"{row.rival.doc}: {_told(found.ratio_strategy(row.rival))} and {_told(found.ratio_total(row.rival))}"
+            for row in found.rows
+            if row.rival.prior is not None
+        ),
         *_warnings(found),
     ]
     return "\n".join(line.rstrip() for line in lines)
@@ -53,10 +58,14 @@ def as_json(found: Comparison) -> dict[str, Any]:
         "random_at_ends": _plain(found.targets.ends),
         "random_at_best": _plain(found.targets.best),
         "random_cost": found.targets.cost / found.full_trial,
-        "strategies": {row.rival.name: _row(row) for row in found.rows},
-        "ratio_strategy": found.ratio_strategy,
+        "strategies": {
+            row.rival.name: _row(row)
+            | {"ratio_strategy": found.ratio_strategy(row.rival), "ratio_total": found.ratio_total(row.rival)}
+            for row in found.rows
+        },
+        "ratio_strategy": found.ratio_strategy(),
         "ratio_strategy_interval": [_plain(end) for end in found.strategy_interval],
-        "ratio_total": found.ratio_total,
+        "ratio_total": found.ratio_total(),
         "ratio_total_interval": [_plain(end) for end in found.total_interval],
     }
 
@@ -109,9 +118,12 @@ def _lost(lost: Lost) -> list[str]:
 
 
 def _ratio(name: str, ratio: float | None, interval: Interval, target: float) -> str:
-    told = "not reached in half of the orders" if ratio is None else f"{ratio:.2f}"
-    told += f" [{_finite(interval[0], 2)}, {_finite(interval[1], 2)}]"
-    return f"{name} {told} (target: at most {target:.2f})"
+    between = f"[{_finite(interval[0], 2)}, {_finite(interval[1], 2)}]"
+    return f"{name} {_told(ratio)} {between} (target: at most {target:.2f})"
+
+
+def _told(ratio: float | None) -> str:
+    return "not reached in half of the orders" if ratio is None else f"{ratio:.2f}"
 
 
 def _warnings(found: Comparison) -> list[str]:
