@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from ppo_core.decoding import CachedDecoding
+from ppo_core.captured import CapturedDecoding, CastWeights
+from ppo_core.decoding import IS_FIXED, CachedDecoding, Decoding
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import ChunkRows
@@ -218,15 +219,32 @@ MakeGenerator = Callable[[ActorCritic, PreTrainedTokenizerBase], Generator]
 
 
 class TransformersGenerator:
-    """Decodes with the very tensors that are trained, in this process: there are no weights to take over."""
+    """Decodes with the tensors that are trained, in this process; on a GPU as captured graphs where the model can be.
 
-    def __init__(self, network: ActorCritic, tokenizer: PreTrainedTokenizerBase, chunk: ChunkRows) -> None:
+    `fixed` decodes in buffers of fixed shape: None: on a GPU, where `ppo_core.probing` found that the model can be.
+    """
+
+    def __init__(
+        self,
+        network: ActorCritic,
+        tokenizer: PreTrainedTokenizerBase,
+        chunk: ChunkRows,
+        *,
+        fixed: bool | None = None,
+    ) -> None:
         self._network, self._tokenizer, self._chunk = network, tokenizer, chunk
         self._weight_version = 0
+        policy, on_gpu = network.policy, network.policy.device.type == "cuda"
+        self._casts = CastWeights(policy) if network.bf16 and (on_gpu or fixed) else None
+        self._model = policy if self._casts is None else self._casts.model
+        fixed = on_gpu and getattr(policy, IS_FIXED, False) if fixed is None else fixed
+        self._captured = CapturedDecoding(self._model, captures=on_gpu) if fixed else None
 
     def update_weights(self, version: int) -> None:
-        """Name the weights `version` in what is sampled from now on; there is nothing to take over."""
+        """Name the weights `version` in what is sampled from now on, and cast them again where casts are kept."""
         self._weight_version = version
+        if self._casts is not None:
+            self._casts.refresh()
 
     def generate(self, requests: Sequence[Request], sampling: SamplingSettings, key: Key) -> Rollouts:
         """Return one response per request, some rows at a time, fewer when memory runs out."""
@@ -234,21 +252,28 @@ class TransformersGenerator:
         prompts = [request.prompt for request in requests]
 
         def attempt(rows: int) -> Rollouts:
-            return generate(
-                self._network.policy,
-                self._tokenizer,
-                prompts,
-                numbers,
-                sampling,
-                chunk_rows=rows,
-                weight_version=self._weight_version,
-            )
+            begin = None if self._captured is None else self._captured.begin
+            try:
+                return generate(
+                    self._model, self._tokenizer, prompts, numbers, sampling,
+                    chunk_rows=rows, weight_version=self._weight_version, begin=begin,
+                )  # fmt: skip
+            except BaseException:
+                if self._captured is not None:
+                    self._captured.release()  # what broke off has left them in any state
+                raise
 
         with self._network.precision():
-            return self._chunk.run(attempt, most=len(requests))
+            rollouts = self._chunk.run(attempt, most=len(requests))
+        if self._captured is not None:
+            self._captured.end()
+        return rollouts
 
 
 # Sampling responses with a KV cache.
+
+BeginDecoding = Callable[[int, int], Decoding]
+"""Makes ready for a batch of at most so many rows and columns."""
 
 REPLACEMENT = "\ufffd"
 """What tokenizers decode bytes to that are not (yet) a character."""
@@ -270,11 +295,12 @@ def generate(
     *,
     chunk_rows: int,
     weight_version: int = 0,
+    begin: BeginDecoding | None = None,
 ) -> Rollouts:
     """Return one response per prompt; `uniforms` [B, T] in [0, 1) decides every token, T is `response_length`.
 
     Rows go through the model `chunk_rows` at a time, prompts of like length together; that bounds memory and changes
-    no sample.
+    no sample. `begin` makes the steps of a chunk ready; None: `CachedDecoding`.
     """
     if uniforms.shape != (wanted := (len(prompts), settings.response_length)):
         raise ValueError(f"generate: uniforms has shape {list(uniforms.shape)}, not {list(wanted)}")
@@ -282,9 +308,9 @@ def generate(
     encoded = padded_left([encode(prompt, tokenizer) for prompt in prompts], fill, model.device)
     order = encoded.by_length() if chunk_rows < len(prompts) else torch.arange(len(prompts), device=model.device)
     numbers, stops = uniforms.to(model.device), Stops(settings, tokenizer, model.device)
+    begin = begin or (lambda rows, tokens: CachedDecoding(model, tokens))
     parts = [
-        _Decoding(model, encoded.rows(rows), numbers[rows], settings, stops, fill).run()
-        for rows in order.split(chunk_rows)
+        _Chunk(encoded.rows(rows), numbers[rows], settings, stops, fill).run(begin) for rows in order.split(chunk_rows)
     ]
     back = order.argsort()
     length = max(part.ids.shape[1] for part in parts)
@@ -303,21 +329,15 @@ def generate(
     return Rollouts(sequences, logprobs, ended, tuple(prompts), texts, weight_version)
 
 
-class _Decoding:
-    """The decode loop over one chunk of R rows and at most T tokens."""
+class _Chunk:
+    """The responses of R rows, of at most T tokens; nothing but a look at which rows have ended waits for a GPU."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        prompt: Sequences,
-        uniforms: Tensor,
-        settings: SamplingSettings,
-        stops: Stops,
-        fill: int,
+        self, prompt: Sequences, uniforms: Tensor, settings: SamplingSettings, stops: Stops, fill: int
     ) -> None:
         rows, steps = uniforms.shape
         device = prompt.ids.device
-        self.model, self.prompt, self.uniforms, self.settings, self.stops = model, prompt, uniforms, settings, stops
+        self.prompt, self.uniforms, self.settings, self.stops, self.fill = prompt, uniforms, settings, stops, fill
         self.ids = torch.full((rows, steps), fill, dtype=torch.long, device=device)
         self.mask = torch.zeros((rows, steps), dtype=torch.long, device=device)
         self.logprobs = torch.zeros((rows, steps), device=device)
@@ -326,45 +346,69 @@ class _Decoding:
         """Of each step, for the rows in `sampled_rows`."""
         self.sampled_rows: list[Tensor] = []
 
-    def run(self) -> "_Decoding":
+    def run(self, begin: BeginDecoding) -> "_Chunk":
         """Sample until all rows have ended; the tensors are cut to the longest response."""
-        live = torch.arange(self.ids.shape[0], device=self.ids.device)  # rows still in the batch
-        width, steps = self.prompt.ids.shape[1], self.uniforms.shape[1]
-        decoding = CachedDecoding(self.model, width + steps)
+        rows, width, steps = len(self.ids), self.prompt.ids.shape[1], self.uniforms.shape[1]
+        live = torch.arange(rows, device=self.ids.device)  # rows still in the batch
+        decoding = begin(rows, width + steps)
         feed, positions = self.prompt.ids, position_ids(self.prompt.attention_mask)
         mask = torch.cat([self.prompt.attention_mask, torch.ones_like(self.mask)], 1)
+        logits = _prompt_logits(decoding, self.prompt, positions)
         for t in range(steps):
-            token = self._write(t, live, decoding.logits(feed, mask[:, : width + t], positions))
-            going = ~self.ended[live]
-            if not going.any():
-                return self._cut(t + 1)
+            token = self._write(t, live, logits)
             feed, positions = token.unsqueeze(1), positions[:, -1:] + 1
-            if decoding.drops_rows and 2 * int(going.sum()) <= len(live):
-                kept = going.nonzero().squeeze(-1)
-                decoding.keep(kept)
-                live, feed, positions, mask = live[kept], feed[kept], positions[kept], mask[kept]
-        return self._cut(steps)
+            if (t + 1) % decoding.looks_every == 0:
+                ended = self.ended[live]
+                going = len(live) - int(ended.sum())
+                if going == 0:
+                    break
+                kept = decoding.leaving(ended, going)
+                if kept is not None:
+                    decoding.keep(kept)
+                    live, feed, positions, mask = live[kept], feed[kept], positions[kept], mask[kept]
+            if t + 1 < steps:
+                logits = decoding.logits(feed, mask[:, : width + t + 1], positions)
+        return self._cut(int(self.mask.sum(-1).max()))
 
     def _write(self, t: int, live: Tensor, logits: Tensor) -> Tensor:
         """Sample position `t` of the live rows; what a row that has ended samples is not kept."""
         sampled = next_token(logits, self.uniforms[live, t], self.settings)
-        going = ~self.ended[live]
-        rows = live[going]
-        self.ids[rows, t] = sampled.ids[going]
-        self.mask[rows, t] = 1
-        self.logprobs[rows, t] = sampled.logprobs[going]
+        ended = self.ended[live]
+        self.ids[live, t] = sampled.ids.masked_fill(ended, self.fill)
+        self.mask[live, t] = (~ended).long()
+        self.logprobs[live, t] = sampled.logprobs.masked_fill(ended, 0.0)
         if sampled.kept is not None:
-            self.allowed.append(TokenSets.of(sampled.kept[going]))
-            self.sampled_rows.append(rows)
-        self.ended[rows] = self.stops(self.ids[rows, : t + 1])
+            self.allowed.append(TokenSets.of(sampled.kept[~ended]))
+            self.sampled_rows.append(live[~ended])
+        self.ended[live] = ended | self.stops(self.ids[live, : t + 1])
         return sampled.ids
 
-    def _cut(self, steps: int) -> "_Decoding":
+    def _cut(self, steps: int) -> "_Chunk":
         self.ids, self.mask, self.logprobs = self.ids[:, :steps], self.mask[:, :steps], self.logprobs[:, :steps]
         return self
 
 
-def _row_by_row(parts: Sequence[_Decoding], rows: Sequence[Tensor]) -> TokenSets:
+def _prompt_logits(decoding: Decoding, prompt: Sequences, positions: Tensor) -> Tensor:
+    """Return the first token's logits [R, V]; prompts that come several times go through the model once."""
+    if decoding.drops_rows:
+        first, of_row = _distinct(prompt)
+        if len(first) < len(of_row):
+            logits = decoding.logits(prompt.ids[first], prompt.attention_mask[first], positions[first])
+            decoding.keep(of_row)
+            return logits[of_row]
+    return decoding.logits(prompt.ids, prompt.attention_mask, positions)
+
+
+def _distinct(prompt: Sequences) -> tuple[Tensor, Tensor]:
+    """Return one row of each distinct prompt, [U], and which of these each row is, [R]."""
+    rows = (prompt.ids + 1) * prompt.attention_mask  # padding is 0 whatever fills it
+    _, of_row = rows.unique(dim=0, return_inverse=True)
+    first = torch.full((int(of_row.max()) + 1,), len(of_row), device=of_row.device)
+    first = first.scatter_reduce(0, of_row, torch.arange(len(of_row), device=of_row.device), "amin")
+    return first, of_row
+
+
+def _row_by_row(parts: Sequence[_Chunk], rows: Sequence[Tensor]) -> TokenSets:
     """Return all steps' sets in the order of the tokens; `rows` are the numbers of each part's rows in the batch."""
     of_tokens = [own[sampled] for part, own in zip(parts, rows, strict=True) for sampled in part.sampled_rows]
     sets = TokenSets.cat([step for part in parts for step in part.allowed])

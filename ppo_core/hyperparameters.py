@@ -28,6 +28,7 @@ PPO_PAPER = "Schulman et al. 2017, arXiv 1707.06347"
 ZIEGLER = "Ziegler et al. 2019, arXiv 1909.08593"
 COUNTED = "episodes, and with them the place in the order of prompts, are counted in rollout batches of its size"
 ADAPTERS = "it decides which weights are trained, and so what the checkpoint holds"
+SCALE = "the trained adapters are scaled by it, so the policy would jump"
 Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
 
@@ -45,8 +46,8 @@ class PPOConfig:
     | per_device_train_batch_size    | the same: rows of one forward and backward pass              |
     | gradient_accumulation_steps    | the same, or derived from `batch_size`; see `batch_sizes`     |
     | warmup_steps                   | `warmup_ratio`                                               |
-    | optim                          | AdamW always; its betas, `adam_epsilon`, `weight_decay` as there |
-    | bf16, gradient_checkpointing   | the same                                                     |
+    | optim                          | `adamw` or `adamw_8bit`; betas, `adam_epsilon`, `weight_decay` as there |
+    | bf16, gradient_checkpointing   | the same; bf16 is the default on GPUs                        |
     | eval_strategy, eval_steps      | `eval_every_episodes`                                        |
     | save_steps, save_total_limit   | arguments of the commands; `PPOTrainer.save` between steps   |
     | output_dir, report_to, logging | not hyperparameters: arguments of the commands               |
@@ -102,6 +103,11 @@ class PPOConfig:
         "Leave out an optimizer step whose gradient norm is not finite, and count it, instead of ruining the "
         "weights.",
         source="verl")
+    optim: Literal["adamw", "adamw_8bit"] = hyper("adamw", "Optimizer",
+        "adamw: its two moments of each trained weight in float32. adamw_8bit: in 8 bits, a quarter of that; needs "
+        "bitsandbytes (the extra quantized).",
+        source="transformers TrainingArguments; Dettmers et al. 2022, arXiv 2110.02861",
+        fixed_by_checkpoint="the checkpoint holds its moments")
     adam_beta1: float = hyper(0.9, "Adam β1",
         "Decay of AdamW's mean of the gradients.",
         source="transformers TrainingArguments", valid=Bounds(0, 1, high_open=True))
@@ -284,19 +290,37 @@ class PPOConfig:
     lora_alpha: int = hyper(32, "LoRA alpha",
         "The adapters' output is scaled by this over lora_r.",
         source="TRL ModelConfig", valid=COUNT,
-        fixed_by_checkpoint="the trained adapters are scaled by it, so the policy would jump")
+        fixed_by_checkpoint=SCALE)
     lora_target_modules: str | None = hyper(None, "LoRA modules",
         "Names of the modules with adapters, with commas between them, or all-linear. Unset: peft's choice for the "
         "architecture.",
         source="TRL ModelConfig", fixed_by_checkpoint=ADAPTERS)
-    bf16: bool = hyper(False, "bfloat16",
-        "Forward and backward passes in bfloat16. Trained weights stay in float32; frozen ones under LoRA are held "
-        "in bfloat16.",
+    use_rslora: bool = hyper(False, "rsLoRA",
+        "Scale the adapters' output by lora_alpha over the square root of lora_r, so that a high rank learns as fast "
+        "as a low one.",
+        source="Kalajdzievski 2023, arXiv 2312.03732; TRL ModelConfig", fixed_by_checkpoint=SCALE)
+    lora_modules_to_save: str | None = hyper(None, "Modules trained whole",
+        "Names of modules that are trained whole beside the adapters, in float32, with commas between them, such as "
+        "lm_head. Unset: none.",
+        source="TRL ModelConfig; peft modules_to_save", fixed_by_checkpoint=ADAPTERS)
+    load_in_4bit: bool = hyper(False, "4-bit weights",
+        "Hold the frozen linear layers under the adapters, all but the head, in 4 bits (NF4, double quantisation): "
+        "about a quarter of bfloat16's memory. They are the reference, too. Needs use_peft, and bitsandbytes (the "
+        "extra quantized).",
+        source="Dettmers et al. 2023 (QLoRA), arXiv 2305.14314; TRL ModelConfig",
+        fixed_by_checkpoint="the frozen weights, the reference among them, are rounded to it")
+    bf16: bool | None = hyper(None, "bfloat16",
+        "Forward and backward passes in bfloat16. Trained weights stay in float32; frozen ones are held in bfloat16. "
+        "Losses, log-softmax, KL and values are in float32 always. Unset: on a GPU that computes in it.",
         source="transformers TrainingArguments",
-        fixed_by_checkpoint="under LoRA the frozen weights, the reference among them, are rounded to it")
-    gradient_checkpointing: bool = hyper(False, "Gradient checkpointing",
+        fixed_by_checkpoint="the frozen weights, the reference among them, are rounded to it")
+    attn_implementation: str | None = hyper(None, "Attention",
+        "Which kernels compute the policy's attention, as transformers names them: sdpa, eager, flash_attention_2 and "
+        "others. Unset: transformers' choice.",
+        source="TRL ModelConfig; transformers")
+    gradient_checkpointing: bool | None = hyper(None, "Gradient checkpointing",
         "Compute the layers' activations again in the backward pass instead of keeping them, in the policy and the "
-        "critic: less memory, more time, the same gradients.",
+        "critic: less memory, more time, the same gradients. Unset: on a GPU that is too small for the run otherwise.",
         source="transformers TrainingArguments (TRL's PPO declared it and applied it to neither)")
     # fmt: on
 
@@ -384,7 +408,7 @@ def require_name(name: str, where: str) -> Hyperparameter:
 
 _NEEDS_CRITIC = ("value_learning_rate", "value_lr_scheduler_type", "value_warmup_ratio", "value_max_grad_norm",
                  "cliprange_value", "vf_coef", "critic_warmup", "value_model", "value_model_path", "lam")  # fmt: skip
-_NEEDS_LORA = ("lora_r", "lora_alpha", "lora_target_modules")
+_NEEDS_LORA = ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "lora_modules_to_save")
 
 
 def _check(config: PPOConfig) -> None:
@@ -417,6 +441,8 @@ def _check(config: PPOConfig) -> None:
         raise ConfigError(
             f'critic_warmup needs a critic; advantage_estimator = "{config.advantage_estimator}" has none'
         )
+    if config.load_in_4bit and not config.use_peft:
+        raise ConfigError("load_in_4bit = true needs use_peft = true: 4-bit weights are frozen, adapters learn")
     if config.value_model_path is not None and config.value_model == "shared":
         raise ConfigError('value_model_path needs value_model = "separate": a shared critic is a head on the policy')
     _texts(config.stop_strings)

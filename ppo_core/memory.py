@@ -6,14 +6,19 @@ sums over tokens, so the work is simply done again in smaller pieces, with the s
 
 import gc
 import logging
+import re
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar, cast
 
+import psutil
 import torch
 
 from ppo_core.errors import OutOfMemory
+from ppo_core.fits import Room
 from ppo_core.world import ONE_PROCESS, World
 
 logger = logging.getLogger(__name__)
@@ -56,7 +61,7 @@ class ChunkRows:
             if rows == 1:
                 raise OutOfMemory(
                     f"out of memory in {self.work} with one row at a time; a shorter response_length, LoRA "
-                    "(use_peft), bf16 or gradient_checkpointing need less"
+                    "(use_peft, load_in_4bit), bf16, optim = adamw_8bit or gradient_checkpointing need less"
                 ) from cause
             result = None  # of a process that had room, when another had not
             self.rows = rows // 2
@@ -75,9 +80,62 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
+LOGITS_SHARE = 0.25
+"""Of a GPU's free memory: what logits may take, beside the activations of the same pass."""
+BYTES_A_LOGIT = 24
+"""Six float32 numbers: two distributions, and what their KL and entropy are computed from."""
+
+
+def room_for_logits(device: torch.device) -> int:
+    """Return how many logits a GPU has room for now; 0 elsewhere, where larger pieces gain nothing."""
+    if device.type != "cuda":
+        return 0
+    reserved = torch.cuda.memory_reserved(device)
+    more = min(torch.cuda.mem_get_info(device)[0], gpu_limit(device) - reserved)
+    return int(LOGITS_SHARE * (more + reserved - torch.cuda.memory_allocated(device))) // BYTES_A_LOGIT
+
+
+def gpu_limit(device: torch.device) -> int:
+    """Return how many bytes of a GPU this process may allocate: all of it, or its share where others run there, too."""
+    share = torch.cuda.memory.get_per_process_memory_fraction(device)
+    return int(share * torch.cuda.get_device_properties(device).total_memory)
+
+
 def peak_mib(device: torch.device) -> float:
     """Return the most memory held so far, in MiB: allocated on the GPU, else resident in this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
+    with suppress(OSError, AttributeError):  # not Linux; there getrusage counts what the parent held when it forked
+        return int(_HIGH_WATER.search(Path("/proc/self/status").read_text())[1]) / 2**10  # type: ignore[index]
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kilobytes / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+_HIGH_WATER = re.compile(r"VmHWM:\s+(\d+) kB")
+
+CUDA_CONTEXT = 512 * 2**20
+"""About what CUDA itself and torch's kernels take of a GPU, in bytes; no allocation counts it."""
+CGROUP = Path("/sys/fs/cgroup")
+"""Where a container's own limit stands."""
+
+
+def room(device: torch.device) -> Room:
+    """Return a device's memory: of a GPU, else of this machine or its container, with what this process takes."""
+    if device.type == "cuda":
+        (free, total), share = torch.cuda.mem_get_info(device), gpu_limit(device)
+        name = torch.cuda.get_device_name(device)
+        if share < total:
+            name, total = f"its share of {name}", share + CUDA_CONTEXT
+        return Room("cuda", name, total, min(free, total), CUDA_CONTEXT)
+    memory = psutil.virtual_memory()
+    total, free = int(memory.total), int(memory.available)
+    with suppress(OSError, ValueError):  # "max" is no number: there is no limit
+        limit = int((CGROUP / "memory.max").read_text())
+        used = int((CGROUP / "memory.current").read_text())
+        total, free = min(total, limit), min(free, limit - used)
+    return Room("cpu", "this machine", total, max(0, free), resident())
+
+
+def resident() -> int:
+    """Return what this process holds in memory now, in bytes."""
+    return int(psutil.Process().memory_info().rss)

@@ -3,18 +3,21 @@
 import functools
 import logging
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ppo_core.decoding import decide_decoding
+from ppo_core import quantized
+from ppo_core.captured import cast_products
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.generation import TokenTexts
-from ppo_core.networks import load_pretrained, prepare_layers, quiet_loading
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.networks import computes_in_bf16, load_pretrained, prepare_layers, quiet_loading
 from ppo_core.policy import LanguageHead, response_states
+from ppo_core.probing import decide_decoding
 from ppo_core.prompts import prompt_lengths
 from ppo_core.report import StepReport, require_device
 from ppo_core.rewards.batch import one_line
@@ -60,6 +63,8 @@ def resolve_device(device: str) -> torch.device:
     if accelerator.num_processes > 1:
         raise ConfigError(f"a run uses one process, not {accelerator.num_processes}; start it without a launcher")
     found = torch.device(accelerator.device)
+    if found.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 in what is left of float32 products: reward models
     if _has_float64(found):
         return found
     logger.warning("running on the CPU: the sampler needs float64, which the device %s does not have", found)
@@ -76,20 +81,40 @@ def _has_float64(device: torch.device) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class FrozenPolicy:
+    """How a task's policy is held."""
+
+    weights: Literal["float32", "bf16", "bf16_products"] = "float32"
+    """`bf16_products`: the weights of linear layers alone are in bfloat16, as autocast reads those of a policy that is
+    trained whole, so that policy and reference begin with the same numbers."""
+    attention: str | None = None
+    """Transformers' name for it."""
+    in_4bit: bool = False
+    """The linear layers but for the head are in 4 bits, for adapters to be trained on."""
+
+    @classmethod
+    def of(cls, config: PPOConfig, device: str) -> "FrozenPolicy":
+        """Return how a run on `device` (see `resolve_device`) holds it."""
+        weights: Literal["float32", "bf16", "bf16_products"] = "float32"
+        if computes_in_bf16(config, resolve_device(device)):
+            weights = "bf16" if config.use_peft else "bf16_products"
+        return cls(weights, config.attn_implementation, config.load_in_4bit)
+
+
 @functools.lru_cache(maxsize=1)
-def load_task(name: str, device: str, bf16: bool = False) -> TaskModels:
+def load_task(name: str, device: str, held: FrozenPolicy = FrozenPolicy()) -> TaskModels:
     """Return the task's models, prepared and loaded; the last one asked for stays in memory.
 
-    `bf16` holds the frozen policy in bfloat16, for adapters to be trained on.
-
     Raises:
+        ConfigError: 4-bit weights are asked for without bitsandbytes.
         TaskError: the task cannot be prepared or loaded, or a prompt has no tokens.
     """
     task = get_task(name)
     with quiet_loading():
         assets = task.prepare(None)
     where = resolve_device(device)
-    reference, tokenizer = load_policy(assets.policy, where, bf16, f'task "{name}"')
+    reference, tokenizer = load_policy(assets.policy, where, held, f'task "{name}"')
     prompts = assets.prompts
     everything = (*prompts.train, *prompts.eval, *prompts.test)
     longest = _longest_prompt(prompts, tokenizer, name)
@@ -112,26 +137,40 @@ def _longest_prompt(prompts: Prompts, tokenizer: PreTrainedTokenizerBase, task: 
 
 
 def load_policy(
-    path: str, device: torch.device, bf16: bool, of: str
+    path: str, device: torch.device, held: FrozenPolicy, of: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return a frozen causal LM and its tokenizer; `of` names whose it is in errors.
 
     Raises:
         TaskError: it cannot be loaded, or its architecture makes logits or decodes in a way that training cannot use.
+        ConfigError: 4-bit weights are asked for without bitsandbytes.
     """
+    dtype = torch.bfloat16 if held.weights == "bf16" else torch.float32
+    options = quantized.in_4_bits(device, dtype) if held.in_4bit else {}
     try:
         with quiet_loading():
             tokenizer = AutoTokenizer.from_pretrained(path)
-        model = load_pretrained(AutoModelForCausalLM, path, torch.bfloat16 if bf16 else torch.float32)
-    except (OSError, ValueError) as error:
+        model = load_pretrained(AutoModelForCausalLM, path, dtype, held.attention, **options)
+    except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TaskError(f"{of}: cannot load the policy {path}: {reason}") from error
+    freeze_policy(model, device, held, f"{of}: the policy {path}")
+    return model, tokenizer
+
+
+def freeze_policy(model: PreTrainedModel, device: torch.device, held: FrozenPolicy, which: str) -> None:
+    """Make a causal LM the frozen policy of a run's task on a device; `which` names it in errors.
+
+    Raises:
+        TaskError: its architecture makes logits or decodes in a way that training cannot use.
+    """
     nn.Module.to(model, device)
     model.eval().requires_grad_(False)
     prepare_layers(model)
-    _require_known_head(model, f"{of}: the policy {path}")
-    decide_decoding(model, f"{of}: the policy {path}")
-    return model, tokenizer
+    _require_known_head(model, which)
+    decide_decoding(model, which)
+    if held.weights == "bf16_products":
+        cast_products(model)
 
 
 @torch.no_grad()

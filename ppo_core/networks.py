@@ -9,7 +9,9 @@ from typing import Any, cast
 import torch
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from peft import LoraConfig, get_peft_model
-from torch import nn
+from peft.utils import ModulesToSaveWrapper
+from peft.utils.constants import EMBEDDING_LAYER_NAMES
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -21,7 +23,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
-from ppo_core.errors import ConfigError
+from ppo_core import quantized
+from ppo_core.errors import ConfigError, nearest
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.policy import ActorCritic, SavePolicy
 from ppo_core.randomness import Purpose, generator
@@ -76,24 +79,42 @@ def quiet_loading() -> Iterator[None]:
             (enable_progress_bars if had_hub_bars else disable_progress_bars)()
 
 
-def load_pretrained(kind: Any, path: str, dtype: torch.dtype) -> PreTrainedModel:
+def load_pretrained(
+    kind: Any, path: str, dtype: torch.dtype, attention: str | None = None, **options: Any
+) -> PreTrainedModel:
     """Return the model of `path` as one of transformers' Auto classes makes it.
+
+    `attention` is transformers' name of its kernels, None: its choice; `options` are `from_pretrained`'s.
 
     Raises:
         OSError, ValueError: transformers cannot load it, or it was saved without some weights, which transformers
             draws at random.
+        ImportError: the attention needs a package that is not installed.
     """
+    if attention is not None:
+        options["attn_implementation"] = attention
     with quiet_loading():
-        model, info = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)
+        model, info = kind.from_pretrained(path, dtype=dtype, output_loading_info=True, **options)
     if info["missing_keys"]:
         raise ValueError(f"it was saved without {', '.join(sorted(info['missing_keys'])[:3])}")
+    quantized.keep_gradients(model)
     return cast(PreTrainedModel, model)
 
 
 # Building a run's networks from a task's frozen models: copies, or adapters on shared weights.
 
+
+def computes_in_bf16(config: PPOConfig, device: torch.device) -> bool:
+    """Return whether the passes of a run on this device are in bfloat16."""
+    if config.bf16 is not None:
+        return config.bf16
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 REWARD_MODEL = "reward_model"
 """What `value_model_path` says to begin the critic as the task's reward model."""
+CAUSAL_LM = "CAUSAL_LM"
+"""peft's word for a model with a language head."""
 
 
 def build_network(config: PPOConfig, reference: PreTrainedModel, reward_model: PreTrainedModel | None) -> ActorCritic:
@@ -105,7 +126,7 @@ def build_network(config: PPOConfig, reference: PreTrainedModel, reward_model: P
     Raises:
         ConfigError: adapters or a critic that these models cannot have.
     """
-    policy, save_policy = _trainable(reference, config, "CAUSAL_LM")
+    policy, save_policy = _trainable(reference, config, CAUSAL_LM)
     critic, head = None, None
     if config.has_critic and config.value_model == "shared":
         head = _new_head(policy.get_output_embeddings().weight.shape[1])
@@ -118,7 +139,7 @@ def build_network(config: PPOConfig, reference: PreTrainedModel, reward_model: P
         critic,
         None if head is None else head.to(reference.device),
         save_policy=save_policy,
-        bf16=config.bf16,
+        bf16=computes_in_bf16(config, reference.device),
         recomputed=_recomputed_layers(policy, critic) if config.gradient_checkpointing else (),
     )
 
@@ -127,15 +148,20 @@ def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[P
     """Return a network that learns and begins as `frozen`, and what saves it as users load it."""
     if not config.use_peft:
         model = copy.deepcopy(frozen).float().requires_grad_(True)
+        model.tie_weights()  # a frozen head in another precision is not its embeddings
         return model, model.save_pretrained
-    model = _sharing_weights(frozen)
+    model = sharing_weights(frozen)
     targets = config.lora_target_modules
+    saved, is_tied = _modules_to_save(model, config, task)
     settings = LoraConfig(
         task_type=task,
         r=config.lora_r,
         lora_alpha=config.lora_alpha,
+        use_rslora=config.use_rslora,
         lora_dropout=0.0,
-        target_modules=targets if targets in (None, "all-linear") else [name.strip() for name in targets.split(",")],
+        target_modules=targets if targets in (None, "all-linear") else _names(targets),
+        modules_to_save=saved or None,
+        ensure_weight_tying=is_tied,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     try:
@@ -145,7 +171,68 @@ def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[P
     except ValueError as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"lora_target_modules = {targets!r} is not allowed here: {reason}") from error
+    if is_tied and not _has_tied_head(model):
+        raise _cannot_save(config, "embeddings and head are one tensor; name it embed_tokens or lm_head")
+    _train_in_float32(model)
     return model, lambda folder: adapted.save_pretrained(str(folder))
+
+
+def _modules_to_save(model: PreTrainedModel, config: PPOConfig, task: str) -> tuple[list[str], bool]:
+    """Return those of `lora_modules_to_save` that `model` has, and whether tied embeddings and head are among them.
+
+    As in peft, a name stands for every module whose path ends with it. A critic's trunk may lack some: the head.
+
+    Raises:
+        ConfigError: the policy has no such module, or peft could not keep tied embeddings and head one tensor.
+    """
+    asked = _names(config.lora_modules_to_save)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found = [name for name in asked if any(path.endswith(name) for path in modules)]
+    for name in asked:
+        if name not in found and task == CAUSAL_LM:
+            hint = nearest(name, {path.rpartition(".")[2] for path in modules})
+            raise _cannot_save(config, f'{type(model).__name__} has no module "{name}"{hint}')
+        if any(path.endswith(name) and quantized.is_4_bits(module) for path, module in modules.items()):
+            raise _cannot_save(config, f"load_in_4bit holds {name} in 4 bits, which cannot be trained")
+    if not found or not _has_tied_head(model):
+        return found, False
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    tied = [path for path, module in modules.items() if any(module is end for end in ends)]
+    is_named = any(path.endswith(name) for path in tied for name in found)
+    if is_named and any(path.rpartition(".")[2] not in EMBEDDING_LAYER_NAMES for path in tied):
+        known = " and ".join(EMBEDDING_LAYER_NAMES)
+        raise _cannot_save(config, f"{' and '.join(tied)} are one tensor, and peft keeps only {known} tied")
+    return found, is_named
+
+
+def _cannot_save(config: PPOConfig, reason: str) -> ConfigError:
+    return ConfigError(f"lora_modules_to_save = {config.lora_modules_to_save!r} is not allowed here: {reason}")
+
+
+def _names(text: str | None) -> list[str]:
+    """Return the names in a text with commas between them, each once."""
+    return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+
+
+def _has_tied_head(model: PreTrainedModel) -> bool:
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is cast(nn.Embedding, model.get_input_embeddings()).weight
+
+
+def _train_in_float32(model: PreTrainedModel) -> None:
+    """Hold the copies of modules that are trained whole in float32; they answer in the precision of their originals."""
+    for module in model.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            dtype = next((p.dtype for p in module.original_module.parameters()), torch.float32)
+            for copied in module.modules_to_save.values():
+                copied.float()
+                if dtype != torch.float32:
+                    # An embedding's float32 answer would carry the whole trunk in float32, unlike the reference's.
+                    copied.register_forward_hook(lambda _module, _args, output, dtype=dtype: _as_dtype(output, dtype))
+
+
+def _as_dtype(output: object, dtype: torch.dtype) -> object:
+    return output.to(dtype) if isinstance(output, Tensor) else output
 
 
 @contextmanager
@@ -157,10 +244,10 @@ def _drawing_by(seed: int, task: str) -> Iterator[None]:
         yield
 
 
-def _sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
+def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
     """Return a model of its own whose parameters and buffers are `model`'s own tensors."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    shared = [*model.parameters(), *model.buffers(), *quantized.scales(model)]
+    return copy.deepcopy(model, {id(item): item for item in shared})
 
 
 def _new_head(width: int) -> nn.Linear:
@@ -183,7 +270,7 @@ def _critic_source(
             raise ConfigError('value_model_path = "reward_model" is not allowed: the task has no reward model')
         source = reward_model
     else:
-        source = _load_critic(path)
+        source = _load_critic(path, config, reference.device)
         nn.Module.to(source, reference.device)
     prepare_layers(source)
     size, wanted = (int(cast(nn.Embedding, m.get_input_embeddings()).num_embeddings) for m in (source, reference))
@@ -195,12 +282,15 @@ def _critic_source(
     return source.requires_grad_(False)
 
 
-def _load_critic(path: str) -> PreTrainedModel:
+def _load_critic(path: str, config: PPOConfig, device: torch.device) -> PreTrainedModel:
+    computed = torch.bfloat16 if config.bf16 else torch.float32
+    options = quantized.in_4_bits(device, computed) if config.load_in_4bit else {}
     try:
         with quiet_loading():
             architectures = AutoConfig.from_pretrained(path).architectures or ()
         classifies = any("ForSequenceClassification" in name for name in architectures)
-        return load_pretrained(AutoModelForSequenceClassification if classifies else AutoModel, path, torch.float32)
+        kind = AutoModelForSequenceClassification if classifies else AutoModel
+        return load_pretrained(kind, path, torch.float32, **options)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"value_model_path = {path!r} cannot be loaded: {reason}") from error

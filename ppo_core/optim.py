@@ -9,8 +9,9 @@ from typing import Any, Literal, assert_never
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
+from ppo_core import quantized
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.policy import ActorCritic
 
@@ -36,9 +37,10 @@ class Optimizers:
         self._parameters = (policy, value)
         self._clips = (config.max_grad_norm, config.value_max_grad_norm or config.max_grad_norm)
         self._skips = config.skip_nonfinite_updates
+        self._in_8_bits = config.optim == "adamw_8bit"
 
     @property
-    def both(self) -> list[AdamW]:
+    def both(self) -> list[Optimizer]:
         """The optimizers that there are, the policy's first."""
         return [self.policy] if self.value is None else [self.policy, self.value]
 
@@ -67,6 +69,12 @@ class Optimizers:
         value = none if self.value is None else norms[id(self.value)]
         return StepNorms(norms.get(id(self.policy), none), value, skipped)
 
+    @property
+    def moment_bytes(self) -> int:
+        """What AdamW's two moments of all that learns take."""
+        each = quantized.bytes_of_8bit_moments if self._in_8_bits else _bytes_of_moments
+        return sum(each(p) for own in self._parameters for p in own)
+
     def state_dict(self) -> dict[str, dict[str, object]]:
         """Return AdamW's state by network: `policy`, and with a critic `value`."""
         return {name: o.state_dict() for name, o in zip(("policy", "value"), self.both, strict=False)}
@@ -80,20 +88,26 @@ class Optimizers:
                 group.update(options)
 
 
-def _adamw(parameters: list[nn.Parameter], norms: set[nn.Parameter], rate: float, config: PPOConfig) -> AdamW:
+def _adamw(parameters: list[nn.Parameter], norms: set[nn.Parameter], rate: float, config: PPOConfig) -> Optimizer:
     """Return an optimizer of two groups, or of one where the other would be empty."""
     decayed = {p for p in parameters if p.ndim > 1} - norms
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p in decayed], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p not in decayed], "weight_decay": 0.0},
     ]
-    return AdamW(
-        [group for group in groups if group["params"]],
-        lr=rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        fused=True,
-    )
+    groups = [group for group in groups if group["params"]]
+    options: dict[str, Any] = {
+        "lr": rate,
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_epsilon,
+    }
+    if config.optim == "adamw_8bit":
+        return quantized.adamw_8bit(groups, **options)
+    return AdamW(groups, **options, fused=True)
+
+
+def _bytes_of_moments(parameter: nn.Parameter) -> int:
+    return 2 * parameter.numel() * parameter.element_size()
 
 
 def _norm_weights(network: nn.Module) -> set[nn.Parameter]:

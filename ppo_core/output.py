@@ -48,6 +48,17 @@ def short(value: HyperValue, digits: int = 3) -> str:
     return plain(str(value))
 
 
+def duration(seconds: float) -> str:
+    """Return a time for people: `45 s`, `12 min`, `2 h 05 min`, `3 d 04 h`."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24:02d} h"
+
+
 def measured(number: float | None) -> str:
     """Return a measured number with three significant digits, zeros included: `4.00`, `201`; `-` where there is none.
 

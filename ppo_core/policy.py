@@ -18,10 +18,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ppo_core.kl import exact_kl
+from ppo_core.memory import room_for_logits
 from ppo_core.sequences import Sequences, TokenSets, position_ids
 
 LOGITS_AT_ONCE = 2**25
-"""Most logits held at once beyond what one backward pass keeps (128 MiB in float32)."""
+"""Logits that may always be held at once beyond what one backward pass keeps (128 MiB in float32)."""
 
 SavePolicy = Callable[[Path], Any]
 """Writes the policy as a folder that transformers, or peft, loads."""
@@ -108,7 +109,7 @@ class ResponseTokens:
 
     def chunks(self, vocabulary: int) -> Iterator[slice]:
         """Yield slices of the tokens whose logits may be held at once."""
-        size = max(1, LOGITS_AT_ONCE // vocabulary)
+        size = max(1, max(LOGITS_AT_ONCE, room_for_logits(self.index.device)) // vocabulary)
         for start in range(0, len(self.index), size):
             yield slice(start, start + size)
 

@@ -1,5 +1,6 @@
 """What a trainer hands out after each step. Plain data: it crosses process borders and never needs torch."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +99,11 @@ def require_device(device: object, where: str) -> str:
     if isinstance(device, str) and device in DEVICES:
         return device
     raise ConfigError(f"{where} = {device!r} is not allowed: {' or '.join(DEVICES)} (CUDA_VISIBLE_DEVICES picks GPUs)")
+
+
+def iteration_seconds(report: StepReport) -> float:
+    """Return what an iteration took without its evaluation, in seconds; NaN where its trainer does not tell."""
+    return sum(report.metrics.get(f"time/{phase}", math.nan) for phase in ("generate", "score", "update"))
 
 
 class Trainer(Protocol):

@@ -109,8 +109,8 @@ class RunState:
         return self.step * self.sizes.batch_size
 
     def checkpoint_bytes(self) -> int:
-        """Return about how large a checkpoint is: the trained weights and AdamW's two means of each, in bytes."""
-        return sum(3 * p.numel() * p.element_size() for p in self.network.trained().values())
+        """Return about how large a checkpoint is: the trained weights and AdamW's two moments of each, in bytes."""
+        return self.optimizers.moment_bytes + sum(p.numel() * p.element_size() for p in self.network.trained().values())
 
     def save(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint of everything the next step depends on; `extra` is the driver's own JSON."""

@@ -98,6 +98,8 @@ class RewardPart:
     """How often a failed HTTP request is sent again."""
     batch_size: int = 64
     """Most responses of one HTTP request."""
+    concurrency: int = 4
+    """Most HTTP requests at a time; 1 for a server that should get them one after the other."""
     append_eos: bool = True
     """Whether a model reads its own EOS behind a response that ended by itself, as reward models are trained."""
 

@@ -94,6 +94,7 @@ def _settled(table: Mapping[str, Any], place: str, kind: RewardKind, where: str)
         timeout=declare.number(table.get("timeout", RewardPart.timeout), declare.POSITIVE, f"{where}.timeout"),
         retries=declare.whole(table.get("retries", RewardPart.retries), Bounds(0), f"{where}.retries"),
         batch_size=declare.whole(table.get("batch_size", RewardPart.batch_size), Bounds(1), f"{where}.batch_size"),
+        concurrency=declare.whole(table.get("concurrency", RewardPart.concurrency), Bounds(1), f"{where}.concurrency"),
         append_eos=declare.truth(table.get("append_eos", RewardPart.append_eos), f"{where}.append_eos"),
     )
 
@@ -350,8 +351,8 @@ def make_task(
     Args:
         policy: A model's folder or hub id, or `task:NAME` for a built-in task's.
         reward: A function at the top of the file, or what a task file's `reward` may be; or several of them. A table
-            has `where`, and may have `name`, `kind`, `weight`; of a model `append_eos`; of a URL `timeout`, `retries`
-            and `batch_size`: see `ppo_core.task.RewardPart`.
+            has `where`, and may have `name`, `kind`, `weight`; of a model `append_eos`; of a URL `timeout`, `retries`,
+            `batch_size` and `concurrency`: see `ppo_core.task.RewardPart`.
         prompts: A data file, a folder or a dataset's hub id; or all that a `PromptSource` has.
         doc: What the task is, in a sentence.
         kl_budget: Highest eval KL a recommended policy may have, in nats per response.

@@ -11,6 +11,7 @@ resumed run has no generator to restore and equals an uninterrupted one bit for 
 threads.
 """
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -43,12 +44,14 @@ from ppo_core.generation import (
 )
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import peak_mib
-from ppo_core.models import TaskModels, load_task
+from ppo_core.model_shapes import with_checkpointing
+from ppo_core.models import FrozenPolicy, TaskModels, load_task
 from ppo_core.optim import lr_factor
 from ppo_core.policy import ActorCritic
 from ppo_core.randomness import Key, Purpose, prompt_rows
 from ppo_core.report import SplitReading, StepReport
 from ppo_core.run_state import RunState
+from ppo_core.task_file import get_task
 from ppo_core.update import ppo_epochs
 from ppo_core.world import ONE_PROCESS, World
 
@@ -63,8 +66,10 @@ def ppo_trainer(
         TaskError: the task cannot be prepared or loaded.
         CheckpointError: the checkpoint is damaged, or of another task or network shape.
     """
-    frozen_bf16 = config.bf16 and config.use_peft
-    trainer = PPOTrainer(config, load_task(task_name, device, frozen_bf16))
+    config = with_checkpointing(config, get_task(task_name), device)
+    if config.gradient_checkpointing:
+        logging.getLogger(__name__).info("gradient checkpointing is on")
+    trainer = PPOTrainer(config, load_task(task_name, device, FrozenPolicy.of(config, device)))
     if resume_from is not None:
         trainer.restore(Path(resume_from))
     return trainer
@@ -214,7 +219,8 @@ class PPOTrainer:
     def _baseline(self) -> StepReport:
         """Return step 0, which runs of the same task share where the untrained policy computes alike."""
         config = self.config
-        key = (torch.get_num_threads(), config.bf16, config.stop_token, config.stop_token_id, config.stop_strings)
+        bf16 = self.network.bf16
+        key = (torch.get_num_threads(), bf16, config.stop_token, config.stop_token_id, config.stop_strings)
         if key not in self.models.baseline:
             first = StepReport(step=0, episode=0, metrics={})
             self.models.baseline[key] = self._evaluated(first, with_values=False)

@@ -5,7 +5,8 @@
 
 `ended` says of each response whether it ended by itself, and was not cut at response_length.
 
-One request for `batch_size` responses; a request that fails on the way, or is answered with 429 or 5xx, is sent again.
+One request for `batch_size` responses, `concurrency` of them at a time. A request that fails on the way, or is answered
+with 429 or 5xx, is sent again.
 """
 
 import base64
@@ -23,6 +24,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ppo_core.errors import RewardError, TaskError
 from ppo_core.rewards.batch import Answer, Batch, cut, one_line, read_answer
+from ppo_core.rewards.parallel import Line, LinedHTTP, LinedHTTPS, LinedRequest, ask_all
 from ppo_core.task import RewardPart
 
 logger = logging.getLogger(__name__)
@@ -43,13 +45,13 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 class EndpointReward:
-    """A part that is an HTTP endpoint. `sleep` waits between attempts.
+    """A part that is an HTTP endpoint. `sleep` waits between attempts; None: for so many seconds.
 
     Raises:
-        TaskError: the URL, the timeout, the retries or the batch size cannot be used.
+        TaskError: the URL, or one of the part's limits, cannot be used.
     """
 
-    def __init__(self, part: RewardPart, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, part: RewardPart, sleep: Callable[[float], None] | None = None) -> None:
         _require_limits(part)
         address = _split_url(part)
         self.part = part
@@ -60,7 +62,7 @@ class EndpointReward:
         if address.username is not None:
             login = f"{unquote(address.username)}:{unquote(address.password or '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
-        self._open = build_opener(_NoRedirects).open
+        self._open = build_opener(_NoRedirects, LinedHTTP, LinedHTTPS).open
         self._sleep = sleep
 
     def __call__(self, batch: Batch) -> Answer:
@@ -71,9 +73,10 @@ class EndpointReward:
         """
         size = self.part.batch_size
         requests = (batch.rows(start, start + size) for start in range(0, len(batch), size))
-        return Answer([score for rows in requests for score in self._score(rows)])
+        scores = ask_all(self._score, requests, self.part.concurrency)
+        return Answer([score for of_rows in scores for score in of_rows])
 
-    def _score(self, batch: Batch) -> list[float]:
+    def _score(self, batch: Batch, line: Line) -> list[float]:
         asked = {
             "prompts": batch.texts,
             "responses": list(batch.responses),
@@ -81,7 +84,7 @@ class EndpointReward:
             "columns": batch.columns(),
         }
         # Columns may hold dates and the like, which JSON has no word for.
-        body = self._answer(json.dumps(asked, default=str).encode())
+        body = self._answer(json.dumps(asked, default=str).encode(), line)
         try:
             answer = json.loads(body)
         except ValueError as error:
@@ -92,12 +95,12 @@ class EndpointReward:
             answer = answer["rewards"]
         return read_answer(answer, batch, self.who).scores
 
-    def _answer(self, body: bytes) -> bytes:
+    def _answer(self, body: bytes, line: Line) -> bytes:
         """Return the body that the endpoint answers with, at the first attempt that succeeds."""
         attempts = self.part.retries + 1
         for attempt in range(1, attempts + 1):
             try:
-                return self._send(body)
+                return self._send(LinedRequest(line, self._url, body, self._headers))
             except HTTPError as error:
                 error.close()
                 problem, wait = f"answered {error.code} {error.reason}", _retry_after(error.headers)
@@ -106,17 +109,19 @@ class EndpointReward:
                     break
             except (OSError, HTTPException) as error:  # unreachable, cut off or timed out
                 problem, wait, cause = self._trouble(error), None, error
-            if attempt < attempts:
+            if attempt < attempts and not line.is_cut:
                 pause = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt - 1) if wait is None else wait)
                 logger.warning("%s %s (attempt %d of %d); again in %g s", self.who, problem, attempt, attempts, pause)
-                self._sleep(pause)
+                (self._sleep or line.wait)(pause)
+            if line.is_cut:
+                raise cause
         times = "1 attempt" if attempt == 1 else f"{attempt} attempts"
         raise RewardError(f"{self.who} {problem}, after {times}") from cause
 
-    def _send(self, body: bytes) -> bytes:
+    def _send(self, request: Request) -> bytes:
         deadline = time.monotonic() + self.part.timeout
         pieces: list[bytes] = []
-        with self._open(Request(self._url, body, self._headers, method="POST"), timeout=self.part.timeout) as response:
+        with self._open(request, timeout=self.part.timeout) as response:
             # The socket's timeout starts anew with every byte, so an answer that trickles needs a deadline.
             while piece := response.read1():
                 pieces.append(piece)
@@ -161,7 +166,8 @@ def _split_url(part: RewardPart) -> SplitResult:
 
 
 def _require_limits(part: RewardPart) -> None:
-    for name, value, least in (("retries", part.retries, 0), ("batch_size", part.batch_size, 1)):
+    limits = (("retries", part.retries, 0), ("batch_size", part.batch_size, 1), ("concurrency", part.concurrency, 1))
+    for name, value, least in limits:
         if value < least:
             raise TaskError(f'reward part "{part.name}": {name} = {value} is not allowed: at least {least}')
     if not 0 < part.timeout < float("inf"):

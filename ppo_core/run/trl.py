@@ -33,6 +33,11 @@ DEFAULTS: Mapping[str, HyperValue] = {
 }  # fmt: skip
 """What TRL's PPO does where the file is silent, in our words."""
 
+ADAMW, ADAMW_8BIT = (
+    ("adamw_torch", "adamw_torch_fused", "adamw_hf"),
+    ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"),
+)
+"""What is AdamW here, and AdamW in 8 bits; any other optimizer becomes AdamW, with a warning."""
 SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 
 
@@ -116,7 +121,9 @@ TRANSLATED: Mapping[str, tuple[str, Callable[[_Field], Any]]] = {
     "lr_scheduler_kwargs": ("min_lr_rate", _lowest_rate),
     "stop_token": ("stop_token", _stop_token),
     "stop_token_id": ("stop_token_id", lambda field: field.value),
+    "optim": ("optim", lambda field: "adamw_8bit" if field.value in ADAMW_8BIT else None),
     "lora_target_modules": ("lora_target_modules", lambda field: ",".join(field.texts())),
+    "lora_modules_to_save": ("lora_modules_to_save", lambda field: ",".join(field.texts()) if field.value else None),
     "num_train_epochs": ("total_episodes", _Field.number),
     "num_sample_generations": ("eval_every_episodes", _Field.number),
     "warmup_steps": ("warmup_ratio", _Field.number),
@@ -134,29 +141,26 @@ HIDDEN_BY = {
 }
 """Fields without effect where another is given."""
 
-_PLAIN_LORA = "adapters here are plain LoRA of lora_r, lora_alpha and lora_target_modules"
+_PLAIN_LORA = "adapters here are LoRA on whole modules, without DoRA"
 _FLOAT32 = "models are loaded in float32"
 WARNED: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "optim": (("adamw_torch", "adamw_torch_fused", "adamw_hf"), "plain AdamW trains here"),
     "adafactor": ((False,), "plain AdamW trains here"),
     "optim_args": (("",), "AdamW here takes adam_beta1, adam_beta2 and adam_epsilon alone"),
     "fp16": ((False,), "there is no float16 here, only bf16"),
     "dtype": (("auto", "float32"), _FLOAT32),
     "torch_dtype": (("auto", "float32"), _FLOAT32),
-    "load_in_8bit": ((False,), _FLOAT32),
-    "load_in_4bit": ((False,), _FLOAT32),
+    "load_in_8bit": ((False,), "weights are held in 8 bits nowhere here; load_in_4bit holds them in 4"),
+    "bnb_4bit_quant_type": (("nf4",), "4-bit weights here are NF4"),
     "model_revision": (("main",), "models are loaded from their main revision"),
-    "use_rslora": ((False,), _PLAIN_LORA),
     "use_dora": ((False,), _PLAIN_LORA),
-    "lora_modules_to_save": (([],), _PLAIN_LORA),
     "lora_target_parameters": (([],), _PLAIN_LORA),
     "save_strategy": (("steps",), "not followed; save_every_seconds and new best evaluations save checkpoints"),
 }
 """What is not followed here though it changes a run: the values that need no warning, and the warning."""
 
 IGNORED = """
-accelerator_config activation_checkpointing activation_checkpointing_kwargs attn_implementation auto_find_batch_size
-average_tokens_across_devices batch_eval_metrics batch_size bf16_full_eval bnb_4bit_quant_storage bnb_4bit_quant_type
+accelerator_config activation_checkpointing activation_checkpointing_kwargs auto_find_batch_size
+average_tokens_across_devices batch_eval_metrics batch_size bf16_full_eval bnb_4bit_quant_storage
 data_seed dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers
 dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor dataset_num_proc dataset_streaming
 ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout debug
@@ -317,6 +321,8 @@ def _used(given: Mapping[str, Any]) -> Iterator[str]:
 
 def _warnings(given: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{key}: {WARNED[key][1]}" for key in _warned(given))
+    if "optim" in given and given["optim"] not in (*ADAMW, *ADAMW_8BIT):
+        yield "optim: plain AdamW trains here"
     if "max_grad_norm" in given:
         yield "max_grad_norm: TRL's PPO declared it and never applied it; here it is applied"
     if given.get("num_mini_batches", 1) != 1 and given.get("gradient_accumulation_steps", 1) != 1:

@@ -30,7 +30,7 @@ from transformers import (
     RecurrentGemmaConfig,
 )
 
-from ppo_core.models import TaskModels, load_policy
+from ppo_core.models import FrozenPolicy, TaskModels, load_policy
 from ppo_core.task import Prompt, Prompts, Scored
 from ppo_core.testing import WORDS
 from tests.ppo_core.conftest import TINY_TASK
@@ -137,12 +137,15 @@ def save_family(name: str, tied: bool, folder: Path, tokenizer_folder: Path) -> 
     return folder
 
 
-def load_models(folder: Path, tokenizer_folder: Path, *, bf16: bool = False) -> TaskModels:
+def load_models(
+    folder: Path, tokenizer_folder: Path, *, bf16: bool = False, held: FrozenPolicy | None = None
+) -> TaskModels:
     """Return a task with the policy of a folder, loaded as a task's is; its reward differs between most responses.
 
     The tokenizer has a folder of its own, since transformers would read a word-level one as Qwen2's own kind.
     """
-    model, _ = load_policy(str(folder), torch.device("cpu"), bf16, 'task "tiny"')
+    held = held or FrozenPolicy("bf16" if bf16 else "float32")
+    model, _ = load_policy(str(folder), torch.device("cpu"), held, 'task "tiny"')
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     prompts = Prompts.of_texts(PROMPTS[:24], PROMPTS[24:32], PROMPTS[32:])
     return TaskModels(TINY_TASK, model, tokenizer, mean_number, prompts, longest_prompt=5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.models import TaskModels, load_policy, load_task
+from ppo_core.models import FrozenPolicy, TaskModels, load_policy, load_task
 from ppo_core.task import Prompt
 from ppo_core.tasks.arithmetic import TASK, prompts, pupils_answer
 from ppo_core.tasks.arithmetic.build import make_tokenizer
@@ -57,7 +57,7 @@ def test_loading_gives_no_advice_on_attention_masks(monkeypatch: pytest.MonkeyPa
     """A probe of the policy's decoding may end in the id that pads."""
     advice: list[str] = []
     monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", lambda text, *_: advice.append(text))
-    load_policy(TASK.prepare(None).policy, torch.device("cpu"), bf16=False, of="a test")
+    load_policy(TASK.prepare(None).policy, torch.device("cpu"), FrozenPolicy(), of="a test")
     assert advice == []
 
 

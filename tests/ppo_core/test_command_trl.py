@@ -190,6 +190,34 @@ def test_adapters_and_what_trl_never_applied() -> None:
     assert warned(file) == {"optim", "save_strategy", "max_grad_norm", "num_mini_batches", "missing_eos_penalty"}
 
 
+def test_adapters_of_other_kinds() -> None:
+    lines = [
+        "use_peft: true",
+        "use_rslora: true",
+        "lora_modules_to_save: [embed_tokens, lm_head]",
+        "load_in_4bit: true",
+    ]
+    file = read("\n".join(["output_dir: o", *lines]))
+    config = config_of(file)
+    assert config.use_rslora and config.load_in_4bit and config.lora_modules_to_save == "embed_tokens,lm_head"
+    assert not warned(file)
+    assert config_of(read("output_dir: o\nlora_modules_to_save: []")).lora_modules_to_save is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("adamw_torch_fused", "adamw"),
+        ("adamw_bnb_8bit", "adamw_8bit"),
+        ("adamw_8bit", "adamw_8bit"),
+        ("lion_8bit", "adamw"),
+    ],
+)
+def test_their_optimizer_in_our_words(theirs: str, ours: str) -> None:
+    file = read(f"output_dir: o\noptim: {theirs}")
+    assert config_of(file).optim == ours and warned(file) == ({"optim"} if theirs == "lion_8bit" else set())
+
+
 @pytest.mark.parametrize(
     ("lines", "is_ignored", "interval"),
     [
@@ -217,7 +245,10 @@ def test_what_is_told_of_evaluations_is_what_is_done(lines: str, is_ignored: boo
         ("fp16: false", False),
         ("dtype: bfloat16", True),
         ("torch_dtype: float32", False),
-        ("load_in_4bit: true", True),
+        ("load_in_8bit: true", True),
+        ("load_in_4bit: false", False),
+        ("bnb_4bit_quant_type: fp4", True),
+        ("bnb_4bit_quant_type: nf4", False),
         ("use_dora: true", True),
         ("model_revision: v2", True),
         ("max_grad_norm: 0.5", True),

@@ -133,7 +133,7 @@ def test_rows_stay_where_the_cache_cannot_drop_them(
     monkeypatch.setattr(LinearAttentionLayer, "reorder_cache", drop)
     models = load_models(folders("lfm2", True), tiny_folder)
     assert [record.name for record in caplog.records if "Lfm2ForCausalLM" in record.getMessage()] == [
-        "ppo_core.decoding"
+        "ppo_core.probing"
     ]
     assert_rows_end_apart(models, leave=False)
     *_, last = PPOTrainer(replace(CONFIG, response_length=12), models)

@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from ppo_core import PPOConfig
-from ppo_core.errors import ConfigError
+from ppo_core.errors import CheckpointError, ConfigError, TaskError
 from ppo_core.metrics import METRICS
-from ppo_core.models import TaskModels
+from ppo_core.models import FrozenPolicy, TaskModels
+from ppo_core.networks import computes_in_bf16
 from ppo_core.report import StepReport
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import load_models, save_family
@@ -155,6 +156,112 @@ def test_the_modules_that_are_named_are_adapted(models: TaskModels, targets: str
     assert trainer.network.policy.transformer.h[0].attn.c_attn.scaling["default"] == 8 / 4
 
 
+def test_rslora_scales_by_the_root_of_the_rank(models: TaskModels) -> None:
+    trainer = PPOTrainer(replace(LORA, lora_r=16, lora_alpha=32, use_rslora=True), models)
+    assert trainer.network.policy.transformer.h[0].attn.c_attn.scaling["default"] == 32 / 4
+
+
+# Modules that are trained whole beside the adapters
+
+
+def load_llama(tied: bool, folder: Path, tokenizer_folder: Path, *, bf16: bool = False) -> TaskModels:
+    return load_models(save_family("llama", tied, folder, tokenizer_folder), tokenizer_folder, bf16=bf16)
+
+
+WHOLE = {
+    "a head": (False, "lm_head", {"policy.lm_head"}),
+    "embeddings, of the critic too": (False, "embed_tokens", {"policy.model.embed_tokens", "critic.embed_tokens"}),
+    "a tied head, by one of its names": (True, "lm_head", {"policy.model.embed_tokens"}),
+    "a tied head, by both": (True, "embed_tokens, lm_head", {"policy.model.embed_tokens", "critic.embed_tokens"}),
+    "norms": (False, "model.norm", {"policy.model.norm"}),
+}
+"""Whether embeddings and head are one tensor, what is asked for, and what is trained whole."""
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize("which", WHOLE)
+def test_modules_trained_whole_begin_as_the_reference_and_leave_it_as_it_is(
+    tiny_folder: Path, tmp_path: Path, which: str, bf16: bool
+) -> None:
+    tied, asked, expected = WHOLE[which]
+    models = load_llama(tied, tmp_path / "base", tiny_folder, bf16=bf16)
+    config = replace(LORA, value_model="separate", bf16=bf16, lora_modules_to_save=asked)
+    trainer = PPOTrainer(config, models)
+    whole = {name: p for name, p in trainer.network.trained().items() if "modules_to_save" in name}
+    assert {name.split(".modules_to_save")[0] for name in whole} == expected
+    assert {p.dtype for p in whole.values()} == {torch.float32}
+    before, start = copies(models.reference), copies(trainer.network)
+    baseline, first, *_, last = trainer
+    assert baseline.metrics["eval/kl"] == 0 == first.metrics["objective/kl_exact"] < last.metrics["eval/kl"]
+    assert first.metrics["sampler/mismatch"] < (0.1 if bf16 else 1e-4)
+    assert_same(before, copies(models.reference))
+    assert not any(torch.equal(p, start[name]) for name, p in whole.items())
+    if tied:
+        policy = trainer.network.policy
+        assert policy.get_input_embeddings().weight is policy.get_output_embeddings().weight
+
+
+@pytest.mark.parametrize("which", WHOLE)
+def test_a_folder_with_modules_trained_whole_loads_with_peft(tiny_folder: Path, tmp_path: Path, which: str) -> None:
+    tied, asked, _ = WHOLE[which]
+    models = load_llama(tied, tmp_path / "base", tiny_folder)
+    trainer = PPOTrainer(replace(LORA, lora_modules_to_save=asked, use_rslora=True), models)
+    list(trainer)
+    trainer.save_model(tmp_path / "saved")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32).eval()
+    ids = torch.arange(3, 11).view(1, 8)
+    with torch.no_grad():
+        before = base(input_ids=ids).logits
+        saved = PeftModel.from_pretrained(base, tmp_path / "saved")(input_ids=ids).logits
+        trained = trainer.network.policy(input_ids=ids).logits
+    assert (saved - trained).abs().max() < 1e-5 < 0.1 < (saved - before).abs().max()
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_run_with_modules_trained_whole_resumes_bit_for_bit(tiny_folder: Path, tmp_path: Path, tied: bool) -> None:
+    config = replace(LORA, lora_modules_to_save="lm_head", use_rslora=True)
+    models = load_llama(tied, tmp_path / "base", tiny_folder)
+    unbroken = PPOTrainer(config, models)
+    expected = list(unbroken)
+    first = PPOTrainer(config, models)
+    next(reports := iter(first))
+    next(reports)
+    first.save(tmp_path / "step")
+    second = PPOTrainer(config, load_llama(tied, tmp_path / "again", tiny_folder))
+    second.restore(tmp_path / "step")
+    assert comparable(list(second)) == comparable(expected[2:])
+    assert_same(copies(unbroken.network), copies(second.network))
+    plain = PPOTrainer(replace(config, use_rslora=False), models)
+    with pytest.raises(CheckpointError, match="is of use_rslora = True and cannot go on with False: the trained adap"):
+        plain.restore(tmp_path / "step")
+    with pytest.raises(CheckpointError, match=r"holds other weights, such as policy.*modules_to_save"):
+        PPOTrainer(replace(config, lora_modules_to_save=None), models).restore(tmp_path / "step")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("lm_haed", 'GPT2LMHeadModel has no module "lm_haed"; did you mean "lm_head"?'),
+        ("ln_f, score", 'GPT2LMHeadModel has no module "score"'),
+        ("lm_head", "transformer.wte and lm_head are one tensor, and peft keeps only embed_tokens and lm_head tied"),
+        ("wte", "transformer.wte and lm_head are one tensor, and peft keeps only embed_tokens and lm_head tied"),
+    ],
+)
+def test_modules_that_cannot_be_trained_whole_are_refused_in_one_line(
+    models: TaskModels, asked: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PPOTrainer(replace(LORA, lora_modules_to_save=asked), models)
+    assert str(caught.value).startswith(f"lora_modules_to_save = '{asked}' is not allowed here: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tied_head_by_a_part_of_its_name_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    models = load_llama(True, tmp_path, tiny_folder)
+    with pytest.raises(ConfigError, match=r"embeddings and head are one tensor; name it embed_tokens or lm_head$"):
+        PPOTrainer(replace(LORA, lora_modules_to_save="head"), models)
+
+
 # bfloat16
 
 
@@ -193,6 +300,57 @@ def test_bf16_passes_leave_the_weights_in_float32(models: TaskModels, networks: 
     assert last.metrics["eval/kl"] > 0
     assert set(last.metrics) == set(METRICS) - {"loss/kl_avg"}
     assert torch.tensor(list(last.metrics.values())).isfinite().all()
+
+
+@pytest.mark.parametrize("networks", ["shared", "separate"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_reference_in_bfloat16_begins_with_the_policys_numbers(
+    tiny_folder: Path, tmp_path: Path, networks: str, tied: bool
+) -> None:
+    folder = save_family("llama", tied, tmp_path / "model", tiny_folder)
+    models = load_models(folder, tiny_folder, held=FrozenPolicy("bf16_products"))
+    reference = models.reference
+    assert reference.model.layers[0].mlp.up_proj.weight.dtype == reference.lm_head.weight.dtype == torch.bfloat16
+    assert reference.model.embed_tokens.weight.dtype == reference.model.norm.weight.dtype == torch.float32
+    trainer = PPOTrainer(replace(NETWORKS[networks], bf16=True), models)
+    policy = trainer.network.policy
+    assert {p.dtype for p in trainer.network.parameters()} == {torch.float32}
+    assert all(p.requires_grad for p in policy.parameters())
+    assert (policy.lm_head.weight is policy.model.embed_tokens.weight) == tied
+    baseline, first, *_, last = trainer
+    assert baseline.metrics["eval/kl"] == 0 == first.metrics["objective/kl_exact"]
+    assert last.metrics["eval/kl"] > 0
+    trainer.save_model(tmp_path / "saved")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    ids = torch.arange(3, 11).view(1, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(saved(input_ids=ids).logits, policy(input_ids=ids).logits)
+
+
+def test_bf16_is_on_where_a_gpu_computes_in_it(models: TaskModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FrozenPolicy.of(CONFIG, "cpu") == FrozenPolicy("float32")
+    assert FrozenPolicy.of(replace(CONFIG, bf16=True), "cpu") == FrozenPolicy("bf16_products")
+    assert FrozenPolicy.of(replace(LORA, bf16=True, attn_implementation="eager"), "cpu") == FrozenPolicy(
+        "bf16", "eager"
+    )
+    gpu, knows = torch.device("cuda"), [True]
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: knows[0])
+    assert computes_in_bf16(CONFIG, gpu) and not computes_in_bf16(replace(CONFIG, bf16=False), gpu)
+    knows[0] = False
+    assert not computes_in_bf16(CONFIG, gpu)
+
+
+@pytest.mark.parametrize(
+    ("attention", "reason"),
+    [("flash_attention_2", "FlashAttention2"), ("nonsense", "nonsense")],
+    ids=["missing", "unknown"],
+)
+def test_an_attention_that_cannot_be_had_is_refused(tiny_folder: Path, attention: str, reason: str) -> None:
+    with pytest.raises(TaskError, match=f"cannot load the policy .*{reason}") as refused:
+        load_models(tiny_folder, tiny_folder, held=FrozenPolicy(attention=attention))
+    assert "\n" not in str(refused.value)
+    models = load_models(tiny_folder, tiny_folder, held=FrozenPolicy(attention="eager"))
+    assert models.reference.config._attn_implementation == "eager"
 
 
 # Gradient checkpointing

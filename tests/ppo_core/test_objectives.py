@@ -200,6 +200,8 @@ EFFECTS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "lora_r": (2, {"use_peft": True}),
     "lora_alpha": (4, {"use_peft": True}),
     "lora_target_modules": ("all-linear", {"use_peft": True}),
+    "use_rslora": (True, {"use_peft": True}),
+    "lora_modules_to_save": ("ln_f", {"use_peft": True}),
     "bf16": (True, {}),
     "response_length": (5, {}),
     "temperature": (0.8, {}),
@@ -277,8 +279,10 @@ def learned(models: TaskModels, config: PPOConfig) -> Tensor:
 
 
 def test_every_option_is_tried_here_or_stands_for_another() -> None:
-    # A critic's start is in test_critic; accumulation is another way to say batch_size.
-    assert set(HYPERPARAMETERS) == {*EFFECTS, *NO_EFFECT, "value_model_path", "gradient_accumulation_steps"}
+    # A critic's start is in test_critic, what needs bitsandbytes in test_quantized, what a policy is loaded with in
+    # test_networks; accumulation is another way to say batch_size.
+    elsewhere = {"value_model_path", "load_in_4bit", "optim", "attn_implementation", "gradient_accumulation_steps"}
+    assert set(HYPERPARAMETERS) == {*EFFECTS, *NO_EFFECT, *elsewhere}
 
 
 @pytest.mark.parametrize("name", EFFECTS)

@@ -3,12 +3,14 @@
 import json
 import logging
 import socket
+import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from threading import Barrier, Event, Lock, Thread
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from ppo_core.errors import RewardError, TaskError
 from ppo_core.rewards.batch import Batch
 from ppo_core.rewards.combined import load_reward
 from ppo_core.rewards.endpoint import EndpointReward
+from ppo_core.rewards.parallel import Line
 from ppo_core.task import Prompt, RewardPart
 from tests.waiting import until
 
@@ -39,6 +42,18 @@ class Server:
     headers: list[dict[str, str]] = field(default_factory=list)
     released: Event = field(default_factory=Event)
     """Until it is set, the server says nothing where it has no answer left."""
+    gate: Barrier | None = None
+    """Where it is set, the server answers when so many requests are there."""
+    waits_for: dict[str, Event] = field(default_factory=dict)
+    """What it waits for before it answers a request whose first response is this text."""
+    asked_for: dict[str, Event] = field(default_factory=lambda: defaultdict(Event))
+    """Set when a request with this first response is there."""
+    by_text: bool = False
+    """Whether it scores each response by its own text: a number, or a status that refuses the request."""
+    at_once: int = 0
+    """Most requests that were there at a time."""
+    answered: list[str] = field(default_factory=list)
+    """The first responses of the requests that it has answered."""
     trickles: bool = False
     """Whether it sends answers byte by byte."""
 
@@ -58,11 +73,31 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+    lock, under_way = Lock(), list[dict[str, Any]]()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            told.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with lock:
+                under_way.append(asked)
+                told.at_once = max(told.at_once, len(under_way))
+            told.asked.append(asked)
             told.headers.append(dict(self.headers.items()))
+            text = asked["responses"][0]
+            told.asked_for[text].set()
+            if told.gate is not None:
+                told.gate.wait(20)
+            if text in told.waits_for:
+                told.waits_for[text].wait(20)
+            with lock:
+                under_way.remove(asked)
+                told.answered.append(text)
+            if told.by_text:
+                refused = text.startswith("status ")
+                self.send_response(int(text.split()[1]) if refused else 200)
+                self.end_headers()
+                self.wfile.write(b"" if refused else json.dumps([float(t) for t in asked["responses"]]).encode())
+                return
             if not told.answers:
                 told.released.wait(20)
                 return
@@ -104,7 +139,7 @@ def refused(part: RewardPart, waits: list[float] | None = None) -> str:
 def test_responses_are_sent_in_batches_with_their_columns(server: Server) -> None:
     server.will({"rewards": [1, 2.5]})
     server.will([-3])
-    reward = load_reward([replace(server.part, batch_size=2, weight=2.0)], torch.device("cpu"))
+    reward = load_reward([replace(server.part, batch_size=2, concurrency=1, weight=2.0)], torch.device("cpu"))
     scored = reward(BATCH.prompts, BATCH.responses, BATCH.tokens, BATCH.ended)
     assert scored.parts == {"judge": [1.0, 2.5, -3.0]} and scored.totals == [2.0, 5.0, -6.0]
     assert server.asked == [
@@ -124,6 +159,79 @@ def test_a_login_in_the_url_becomes_a_header(server: Server) -> None:
     EndpointReward(replace(server.part, where=server.url.replace("//", "//me:p%40ss@")))(BATCH)
     assert server.headers[0]["Authorization"] == "Basic bWU6cEBzcw=="  # base64 of me:p@ss
     assert server.headers[0]["Host"] == server.host
+
+
+# --- several requests at a time
+
+
+def batch_of(*responses: str) -> Batch:
+    return Batch([Prompt("p")] * len(responses), responses, [[text] for text in responses], [True] * len(responses))
+
+
+def reward_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("reward")]
+
+
+def test_requests_overlap_and_their_answers_are_in_order(server: Server) -> None:
+    # A request is answered when three others are there, too.
+    server.by_text, server.gate = True, Barrier(4)
+    batch = batch_of(*map(str, range(16)))
+    scores = EndpointReward(replace(server.part, batch_size=2, concurrency=4, retries=0))(batch).scores
+    assert scores == list(range(16))
+    assert len(server.asked) == 8 and server.at_once == 4
+    assert not reward_threads()
+
+
+def test_one_at_a_time_is_one_after_the_other(server: Server) -> None:
+    server.by_text = True
+    part = replace(server.part, batch_size=1, concurrency=1)
+    assert EndpointReward(part)(batch_of("3", "1", "2")).scores == [3, 1, 2]
+    assert [asked["responses"] for asked in server.asked] == [["3"], ["1"], ["2"]] and server.at_once == 1
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_the_error_is_that_of_the_first_request_in_order(server: Server, concurrency: int) -> None:
+    server.by_text = True
+    if concurrency > 1:  # the first one to fail is not the first in order
+        server.waits_for["status 400"] = server.asked_for["status 404"]
+    with pytest.raises(RewardError) as caught:
+        EndpointReward(replace(server.part, batch_size=1, concurrency=concurrency))(
+            batch_of("1", "status 400", "status 404")
+        )
+    assert str(caught.value) == f'reward part "judge": {server.host} answered 400 Bad Request, after 1 attempt'
+
+
+def test_an_error_ends_the_requests_after_it_and_leaves_no_thread_behind(server: Server) -> None:
+    server.by_text = True
+    server.waits_for["2"] = server.released  # never answered: only cutting the connection ends it before the timeout
+    server.waits_for["status 400"] = server.asked_for["2"]
+    part = replace(server.part, batch_size=1, concurrency=2, timeout=1e6)
+    with pytest.raises(RewardError, match="answered 400 Bad Request, after 1 attempt"):
+        EndpointReward(part)(batch_of("status 400", "2", "3", "4"))
+    assert not reward_threads()
+    assert server.answered == ["status 400"] and set(server.asked_for) == {"status 400", "2"}
+
+
+def test_an_error_ends_a_wait_for_another_attempt(server: Server) -> None:
+    server.by_text = True
+    server.waits_for["status 400"] = waiting = Event()
+    part = replace(server.part, batch_size=1, concurrency=2)
+    reward = EndpointReward(part)
+    true_wait = Line.wait
+
+    def wait(line: Line, seconds: float) -> None:
+        waiting.set()
+        true_wait(line, 1e6)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RewardError, match="answered 400"):
+        patch.setattr(Line, "wait", wait)
+        reward(batch_of("status 400", "status 503"))
+    assert len(server.asked) == 2 and not reward_threads()
+
+
+def test_a_server_that_is_not_encrypted_is_no_answer_over_https(server: Server) -> None:
+    message = refused(replace(server.part, where=server.url.replace("http:", "https:"), retries=0))
+    assert message.startswith(f'reward part "judge": {server.host} cannot be reached (SSLError: ')
 
 
 # --- trying again
@@ -226,7 +334,9 @@ def test_an_answer_that_is_no_score_names_the_sample(server: Server, answer: obj
 def test_a_sample_is_named_by_its_place_in_the_whole_batch(server: Server) -> None:
     server.will([1, 2])
     server.will([None])
-    assert "gave None for sample 2 (prompt 'ü', response '')" in refused(replace(server.part, batch_size=2))
+    assert "gave None for sample 2 (prompt 'ü', response '')" in refused(
+        replace(server.part, batch_size=2, concurrency=1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,6 +366,7 @@ def test_a_url_that_cannot_be_used_is_refused_without_showing_it(where: str) -> 
     [
         ({"retries": -1}, "retries = -1 is not allowed: at least 0"),
         ({"batch_size": 0}, "batch_size = 0 is not allowed: at least 1"),
+        ({"concurrency": 0}, "concurrency = 0 is not allowed: at least 1"),
         ({"timeout": 0.0}, "timeout = 0.0 is not allowed: over 0 seconds"),
         ({"timeout": float("nan")}, "timeout = nan is not allowed: over 0 seconds"),
     ],

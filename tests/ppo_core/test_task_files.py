@@ -18,7 +18,7 @@ from ppo_core import PPOConfig
 from ppo_core.declare import Range
 from ppo_core.errors import TaskError
 from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.models import load_policy, load_task
+from ppo_core.models import FrozenPolicy, load_policy, load_task
 from ppo_core.prompts import PromptSource
 from ppo_core.task import Advice, Prompt, RewardPart, TaskAssets
 from ppo_core.task_file import get_task, make_task
@@ -111,7 +111,7 @@ def test_rewards_of_every_kind(folder: Path) -> None:
         folder,
         'policy = "an-org/a-model"\nprompts = "an-org/a-dataset"\n'
         'reward = ["judge", { where = "an-org/a-judge", append_eos = false }, { where = "reward.py:short", weight = -0.5 }, '
-        '{ where = "https://me:secret@host/score", name = "judge.2", timeout = 5, retries = 0, batch_size = 8 }, '
+        '{ where = "https://me:secret@host/score", name = "judge.2", timeout = 5, retries = 0, batch_size = 8, concurrency = 2 }, '
         '{ name = "sum", where = "ppo_core.tasks.arithmetic.reward:exact", kind = "function" }]\n',
     )
     preparation = get_task(path).prepare
@@ -119,7 +119,9 @@ def test_rewards_of_every_kind(folder: Path) -> None:
         RewardPart("judge", "model", str(folder / "judge")),
         RewardPart("a-judge", "model", "an-org/a-judge", append_eos=False),
         RewardPart("short", "function", f"{folder}/reward.py:short", weight=-0.5),
-        RewardPart("judge.2", "http", "https://me:secret@host/score", timeout=5, retries=0, batch_size=8),
+        RewardPart(
+            "judge.2", "http", "https://me:secret@host/score", timeout=5, retries=0, batch_size=8, concurrency=2
+        ),
         RewardPart("sum", "function", "ppo_core.tasks.arithmetic.reward:exact"),
     )
     assert preparation.policy == "an-org/a-model"  # type: ignore[attr-defined]
@@ -183,7 +185,7 @@ def test_loading_shows_no_bars_and_notes_and_leaves_transformers_as_it_was(
         assert transformers_logging.get_verbosity() == transformers_logging.INFO
         assert transformers_logging.is_progress_bar_enabled() == bars == (not are_progress_bars_disabled())
         with pytest.raises(TaskError):
-            load_policy(str(folder / "nothing"), torch.device("cpu"), False, "a test")
+            load_policy(str(folder / "nothing"), torch.device("cpu"), FrozenPolicy(), "a test")
         assert transformers_logging.get_verbosity() == transformers_logging.INFO, "after an error, too"
     finally:
         transformers_logging.set_verbosity(before[0])

@@ -1,0 +1,192 @@
+"""Decoding on a GPU without waiting for the host: each step is one captured CUDA graph.
+
+A decode step is hundreds of small kernels. Launched one by one from Python they take 30 to 45 ms a token whatever the
+size of the model; replayed as a graph, what the kernels take. A graph has fixed shapes and addresses, so keys and
+values live in buffers that outlast a batch, attention reads them whole under a mask, and rows that have ended leave by
+halves: R, R/2, R/4, ... rows have a graph each. Only full attention can be read this way; `ppo_core.probing` decides by
+trying it, and everything else is decoded step by step.
+
+    prompts  ->  one ordinary pass, which fills the buffers
+    a step   ->  mask[:, place] = 0, the model, place += 1: captured once per number of rows, then replayed
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from ppo_core.decoding import ReservedLayer, reserved_cache, step_logits
+from ppo_core.memory import gpu_limit
+from ppo_core.networks import sharing_weights
+
+LOOKS_EVERY = 8
+"""Steps between two looks at which rows have ended. A look waits for the device; late ones cost steps for nobody."""
+TOKENS_STEP = 128
+"""Buffers have room for a multiple of this many tokens, so that prompts of like widths share their graphs."""
+MASKED = -1e30
+"""Added to the attention of what is not to be read: finite in float32 and bfloat16."""
+MOST_KEPT = 0.1
+"""Share of the device's memory that buffers may hold between two batches."""
+
+
+class CapturedDecoding:
+    """Decodes one batch after another in the same buffers, step by step as a captured graph.
+
+    `captures` False runs the same steps without a graph, on any device.
+    """
+
+    drops_rows = True
+
+    def __init__(self, model: PreTrainedModel, *, captures: bool = True) -> None:
+        self._model = model
+        self._captures = captures
+        self.looks_every = LOOKS_EVERY if captures else 1
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._is_first = True
+        self.release()
+
+    def begin(self, rows: int, tokens: int) -> "CapturedDecoding":
+        """Make ready for a batch of at most so many rows and columns; larger buffers than before cost new graphs."""
+        if rows > self._rows or tokens > self._tokens:
+            rows, tokens = max(rows, self._rows), max(-(-tokens // TOKENS_STEP) * TOKENS_STEP, self._tokens)
+            self.release()
+            self._allocate(rows, tokens)
+        for layer in self._layers:
+            layer.rewind()
+        self._is_first = True
+        return self
+
+    def _allocate(self, rows: int, tokens: int) -> None:
+        device, dtype = self._model.device, self._model.dtype
+        self._cache = reserved_cache(self._model, tokens, rows)
+        self._layers = [cast(ReservedLayer, layer) for layer in self._cache.layers]
+        self._ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self._positions = torch.zeros_like(self._ids)
+        self._mask = torch.full((rows, 1, 1, tokens), MASKED, dtype=dtype, device=device)
+        self._place = torch.zeros(1, dtype=torch.long, device=device)
+        self._rows, self._tokens = rows, tokens
+
+    def end(self) -> None:
+        """Give the buffers back where they would take much of what training needs."""
+        if self._captures and self._tokens:
+            held = sum(layer.held_bytes() for layer in self._layers)
+            if held > MOST_KEPT * gpu_limit(self._model.device):
+                self.release()
+
+    def release(self) -> None:
+        """Give back the buffers and all graphs."""
+        self._graphs.clear()
+        self._rows = self._tokens = 0
+        self._layers, self._cache = [], DynamicCache()
+
+    def logits(self, ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
+        """Return the next token's logits; what it returned before is overwritten."""
+        rows = len(ids)
+        if self._is_first:
+            found = step_logits(self._model, self._cache, ids, attention_mask, positions, is_first=True)
+            self._mask.fill_(MASKED)
+            self._mask[:rows, 0, 0, : ids.shape[1]].masked_fill_(attention_mask > 0, 0.0)
+            self._place.fill_(ids.shape[1])
+            for layer in self._layers:
+                layer.place = self._place
+            self._is_first = False
+            return found
+        self._ids[:rows].copy_(ids)
+        self._positions[:rows].copy_(positions)
+        if not self._captures:
+            return self._step(rows)
+        if rows not in self._graphs:
+            self._graphs[rows] = self._capture(rows)
+        graph, logits = self._graphs[rows]
+        graph.replay()
+        return logits
+
+    def _step(self, rows: int) -> Tensor:
+        self._mask.index_fill_(3, self._place, 0.0)
+        with _without_cast_cache(self._mask.device.type):
+            found = step_logits(
+                self._model, self._cache, self._ids[:rows], self._mask[:rows], self._positions[:rows], is_first=False
+            )
+        self._place.add_(1)
+        return found
+
+    def _capture(self, rows: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        place = self._place.clone()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # libraries set up their workspaces; what is written stands at the step's own place
+                self._step(rows)
+                self._place.copy_(place)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = self._step(rows)
+        return graph, logits  # capturing ran nothing: the place is still the step's
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some rows, moved to the front of the buffers."""
+        for layer in self._layers:
+            layer.keep_in_place(rows)
+        self._mask[: len(rows)] = self._mask[rows]
+
+    def leaving(self, ended: Tensor, count: int) -> Tensor | None:
+        """Return half of the rows, those that go on first, as soon as at most half of all goes on."""
+        half = (len(ended) + 1) // 2
+        if count > half or half == len(ended):
+            return None
+        return ended.to(torch.uint8).argsort(stable=True)[:half]
+
+
+def has_fixed_layers(model: PreTrainedModel) -> bool:
+    """Return whether all that the model keeps of a token is its keys and values."""
+    return all(type(layer) is ReservedLayer for layer in reserved_cache(model, tokens=1).layers)
+
+
+@contextmanager
+def _without_cast_cache(device: str) -> Iterator[None]:
+    """Let autocast, where it is on, keep no casts: a graph must not read one that was made outside of it."""
+    dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+    with torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False):
+        yield
+
+
+# Weights that are cast once.
+
+
+def cast_products(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """Give linear layers weights of their own in bfloat16 where they have float32; return each with its original.
+
+    These are what autocast casts, in every pass: the numbers stay the same. Norms, embeddings and what flows between
+    the layers stay in float32.
+    """
+    pairs = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear | Conv1D):
+            for name, weight in list(module.named_parameters(recurse=False)):
+                if weight.dtype == torch.float32:
+                    own = nn.Parameter(weight.detach().to(torch.bfloat16), requires_grad=False)
+                    setattr(module, name, own)
+                    pairs.append((own, weight))
+    return pairs
+
+
+class CastWeights:
+    """The policy's own tensors, but for linear layers' weights, of which `model` has copies in bfloat16.
+
+    A decode step moves two bytes a weight then, instead of the six of reading, casting and reading again.
+    """
+
+    def __init__(self, policy: PreTrainedModel) -> None:
+        self.model = sharing_weights(policy)
+        self._pairs = cast_products(self.model)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the policy's weights as they are now; in place, so that graphs read them."""
+        for own, weight in self._pairs:
+            own.copy_(weight)

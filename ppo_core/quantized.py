@@ -1,0 +1,77 @@
+"""What bitsandbytes holds in fewer bits: frozen weights in 4 (QLoRA), AdamW's moments in 8.
+
+Dettmers et al. 2023, arXiv 2305.14314 (NF4, double quantisation), and 2022, arXiv 2110.02861 (8-bit optimizers).
+bitsandbytes is optional, and imported only where one of them is asked for.
+"""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from transformers import BitsAndBytesConfig
+
+from ppo_core.errors import ConfigError
+
+INSTALL = 'pip install "ppo-tuner[quantized]"'
+LEAST_8BIT = 4096
+"""bitsandbytes holds the moments of smaller tensors in float32."""
+_BLOCK = 256
+"""Numbers of an 8-bit moment that share one float32 scale."""
+
+
+def require_bitsandbytes(setting: str) -> Any:
+    """Return the module, or raise ConfigError that says how to install it; `setting` is what needs it."""
+    try:
+        return importlib.import_module("bitsandbytes")
+    except ImportError as error:
+        raise ConfigError(f"{setting} needs bitsandbytes: {INSTALL}") from error
+
+
+def in_4_bits(device: torch.device, computed: torch.dtype) -> dict[str, Any]:
+    """Return what makes transformers' `from_pretrained` hold a model's linear layers in 4 bits on `device`.
+
+    All but the head, the embeddings and the norms; multiplied in the precision `computed`.
+    """
+    require_bitsandbytes("load_in_4bit = true")
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=computed,
+    )
+    return {"quantization_config": quantization, "device_map": {"": device}}
+
+
+def keep_gradients(model: nn.Module) -> None:
+    """Keep a model's 4-bit layers from packing their weights for a CPU with AVX-512 BF16.
+
+    bitsandbytes would at the first pass in eval mode without gradients, and give no gradients ever after.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.__dict__["support_avx512bf16_for_cpu"] = False
+
+
+def scales(model: nn.Module) -> list[object]:
+    """Return what belongs to a model's 4-bit weights besides: their scales, which no parameter or buffer holds."""
+    found = (getattr(module, "quant_state", None) for module in model.modules())
+    return [state for state in found if state is not None]
+
+
+def is_4_bits(module: nn.Module) -> bool:
+    """Return whether a module, or one inside it, has 4-bit weights, which cannot be trained."""
+    return bool(scales(module))
+
+
+def adamw_8bit(groups: list[dict[str, Any]], **options: Any) -> Optimizer:
+    """Return AdamW that holds its moments in 8 bits."""
+    optimizer: Optimizer = require_bitsandbytes('optim = "adamw_8bit"').optim.AdamW8bit(groups, **options)
+    return optimizer
+
+
+def bytes_of_8bit_moments(parameter: nn.Parameter) -> int:
+    """Return what AdamW's two moments of a parameter take in 8 bits, with their scales."""
+    count = parameter.numel()
+    return 2 * (count + 4 * -(-count // _BLOCK)) if count >= LEAST_8BIT else 8 * count

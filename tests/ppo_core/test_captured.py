@@ -1,0 +1,145 @@
+"""Buffers of fixed shape give the tokens of step-by-step decoding; what the graph itself does needs a GPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ppo_core.captured import CapturedDecoding, CastWeights
+from ppo_core.decoding import IS_FIXED
+from ppo_core.generation import Request, Rollouts, SamplingSettings, TransformersGenerator, generate
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.memory import ChunkRows
+from ppo_core.models import TaskModels
+from ppo_core.networks import build_network
+from ppo_core.policy import ActorCritic
+from ppo_core.probing import decide_decoding
+from ppo_core.randomness import Key, Purpose
+from ppo_core.task import Prompt
+from ppo_core.testing import WORDS, check_generator
+from tests.ppo_core.families import FAMILIES, LORA_TARGETS, load_models, save_family
+
+FIXED = {"gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "gemma", "cohere", "granite", "opt"}
+"""The families whose layers all have full attention."""
+
+
+class InFixedBuffers(TransformersGenerator):
+    def __init__(self, network: ActorCritic, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(network, tokenizer, ChunkRows("generation", 7), fixed=True)
+
+
+def test_the_suite_for_generators_passes() -> None:
+    check_generator(InFixedBuffers)
+
+
+def family(name: str, folder: Path, tiny_folder: Path, *, bf16: bool = False) -> TaskModels:
+    return load_models(save_family(name, True, folder / "model", tiny_folder), tiny_folder, bf16=bf16)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_only_full_attention_reads_fixed_buffers(
+    name: str, tmp_path: Path, tiny_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = family(name, tmp_path, tiny_folder)
+    decide_decoding(models.reference, "the policy", fixed=True)
+    assert getattr(models.reference, IS_FIXED) == (name in FIXED)
+    assert ("decodes without captured graphs" in caplog.text) == (name not in FIXED)
+
+
+def sampled(models: TaskModels, fixed: CapturedDecoding | None, rows: int, seed: int, **settings: object) -> Rollouts:
+    numbers = torch.rand(rows, 20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    sampling = SamplingSettings(1.5, 20, stop_ids=(1, 4, 8, 12, 17), **settings)  # type: ignore[arg-type]
+    prompts = [models.prompts.train[(seed + row) % 24] for row in range(rows)]
+    begin = None if fixed is None else fixed.begin
+    return generate(models.reference, models.tokenizer, prompts, numbers, sampling, chunk_rows=99, begin=begin)
+
+
+@pytest.mark.parametrize("name", sorted(FIXED))
+def test_batch_after_batch_in_the_same_buffers_samples_the_same_tokens(
+    name: str, tmp_path: Path, tiny_folder: Path
+) -> None:
+    models = family(name, tmp_path, tiny_folder)
+    fixed = CapturedDecoding(models.reference, captures=False)
+    for rows, seed, settings in ((16, 0, {}), (5, 1, {}), (16, 2, {"top_k": 5, "top_p": 0.9}), (24, 3, {})):
+        ours, plain = sampled(models, fixed, rows, seed, **settings), sampled(models, None, rows, seed, **settings)
+        assert torch.equal(ours.sequences.ids, plain.sequences.ids)
+        assert torch.equal(ours.sequences.attention_mask, plain.sequences.attention_mask)
+        assert (ours.sampler_logprobs - plain.sampler_logprobs).abs().max() < 1e-4
+        assert torch.equal(ours.ended, plain.ended)
+
+
+def test_rows_leave_by_halves(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = family("llama", tmp_path, tiny_folder)
+    seen: list[int] = []
+    step = CapturedDecoding._step
+    monkeypatch.setattr(CapturedDecoding, "_step", lambda self, rows: (seen.append(rows), step(self, rows))[1])
+    rollouts = sampled(models, CapturedDecoding(models.reference, captures=False), 16, 0)
+    assert set(seen) <= {16, 8, 4, 2, 1} and 8 in seen
+    assert len(seen) == int(rollouts.lengths.max()) - 1
+
+
+def test_the_buffers_stay_until_more_is_asked_for(tmp_path: Path, tiny_folder: Path) -> None:
+    models = family("llama", tmp_path, tiny_folder)
+    fixed = CapturedDecoding(models.reference, captures=False)
+    sampled(models, fixed, 16, 0)
+    places = [buffer.data_ptr() for layer in fixed._layers for buffer in layer._buffers]
+    sampled(models, fixed, 4, 1)
+    assert [buffer.data_ptr() for layer in fixed._layers for buffer in layer._buffers] == places
+    assert fixed._layers[0]._buffers[0].shape == (16, 1, 128, 16)
+    sampled(models, fixed, 20, 2)
+    assert fixed._layers[0]._buffers[0].shape == (20, 1, 128, 16)
+
+
+def test_looking_seldom_changes_no_sample(tmp_path: Path, tiny_folder: Path) -> None:
+    models = family("llama", tmp_path, tiny_folder)
+    seldom = CapturedDecoding(models.reference, captures=False)
+    seldom.looks_every = 8
+    ours, plain = sampled(models, seldom, 16, 0), sampled(models, None, 16, 0)
+    assert torch.equal(ours.sequences.ids, plain.sequences.ids) and torch.equal(ours.ended, plain.ended)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_weights_cast_once_give_the_numbers_of_autocast(
+    name: str, lora: bool, tmp_path: Path, tiny_folder: Path
+) -> None:
+    models = family(name, tmp_path, tiny_folder, bf16=lora)
+    config = PPOConfig(bf16=True, use_peft=lora, lora_target_modules=LORA_TARGETS.get(name))
+    network = build_network(config, models.reference, None)
+    with torch.no_grad():
+        for parameter in network.policy_parameters():
+            parameter.add_(0.02)
+    casts = CastWeights(network.policy)
+    ids = torch.tensor([[3, 5, 8, 2], [9, 4, 4, 7]])
+
+    def logits(model: torch.nn.Module) -> torch.Tensor:
+        with network.precision(), torch.no_grad():
+            found: torch.Tensor = model(input_ids=ids).logits
+        return found
+
+    assert torch.equal(logits(casts.model), logits(network.policy))
+    with torch.no_grad():
+        for parameter in network.policy_parameters():
+            parameter.mul_(1.5)
+    assert not torch.equal(logits(casts.model), logits(network.policy))
+    casts.refresh()
+    assert torch.equal(logits(casts.model), logits(network.policy))
+    assert not list(network.policy.buffers()) or all(b.dtype != torch.bfloat16 for b in network.policy.buffers())
+
+
+def test_equal_prompts_go_through_the_model_once(tmp_path: Path, tiny_folder: Path) -> None:
+    models = family("llama", tmp_path, tiny_folder)
+    network = build_network(PPOConfig(), models.reference, None)
+    seen: list[tuple[int, ...]] = []
+    network.policy.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    generator = TransformersGenerator(network, models.tokenizer, ChunkRows("generation", 99))
+    sampling, key = SamplingSettings(1.0, 6), Key(1, Purpose.ROLLOUT, 0)
+    texts = [" ".join(WORDS[: 1 + i % 3]) for i in range(12)]
+    together = generator.generate([Request(i, Prompt(text)) for i, text in enumerate(texts)], sampling, key)
+    assert seen[0] == (3, 3) and seen[1] == (12, 1)
+    for i in (0, 4, 11):
+        (alone,) = generator.generate([Request(i, Prompt(texts[i]))], sampling, key).responses
+        assert together.responses[i] == alone

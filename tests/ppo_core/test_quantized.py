@@ -1,0 +1,233 @@
+"""4-bit frozen weights and AdamW with 8-bit moments: bitsandbytes itself, on the CPU, where it is installed."""
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from ppo_core import PPOConfig, quantized
+from ppo_core.errors import CheckpointError, ConfigError
+from ppo_core.models import FrozenPolicy, TaskModels, load_policy
+from ppo_core.networks import sharing_weights
+from ppo_core.task import Prompts
+from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.conftest import TINY_TASK
+from tests.ppo_core.families import PROMPTS, mean_number, save_family
+from tests.ppo_core.test_networks import CONFIG, LORA, assert_same, comparable, copies
+
+with_bitsandbytes = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None,
+    reason='bitsandbytes is not installed: pip install "ppo-tuner[quantized]"',
+)
+CPU = torch.device("cpu")
+IN_4_BITS = replace(LORA, load_in_4bit=True)
+EIGHT_BIT = replace(CONFIG, optim="adamw_8bit", learning_rate=1e-3, value_learning_rate=1e-3)
+
+
+def load(folder: Path, tokenizer_folder: Path, *, bf16: bool = False) -> TaskModels:
+    """Return a task whose policy has 4-bit weights, loaded as a task's is."""
+    model, _ = load_policy(str(folder), CPU, FrozenPolicy("bf16" if bf16 else "float32", in_4bit=True), 'task "tiny"')
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    prompts = Prompts.of_texts(PROMPTS[:24], PROMPTS[24:32], PROMPTS[32:])
+    return TaskModels(TINY_TASK, model, tokenizer, mean_number, prompts, longest_prompt=5)
+
+
+def state_before_step(models: TaskModels, config: PPOConfig, step: int) -> PPOTrainer:
+    """Return a trainer that stands behind `step`."""
+    trainer = PPOTrainer(config, models)
+    for report in trainer:
+        if report.step == step:
+            break
+    return trainer
+
+
+# 4-bit weights
+
+
+def test_four_bits_need_adapters() -> None:
+    with pytest.raises(ConfigError, match=r"^load_in_4bit = true needs use_peft = true: 4-bit weights are frozen"):
+        PPOConfig(load_in_4bit=True)
+
+
+def test_without_bitsandbytes_the_error_says_how_to_install_it(
+    tiny: TaskModels, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ConfigError) as caught:
+        load_policy(str(tiny_folder), CPU, FrozenPolicy(in_4bit=True), "a test")
+    assert str(caught.value) == 'load_in_4bit = true needs bitsandbytes: pip install "ppo-tuner[quantized]"'
+    with pytest.raises(ConfigError) as caught:
+        PPOTrainer(EIGHT_BIT, tiny)
+    assert str(caught.value) == 'optim = "adamw_8bit" needs bitsandbytes: pip install "ppo-tuner[quantized]"'
+
+
+def test_the_scales_of_4_bit_weights_are_shared_and_refused_to_be_trained(tiny: TaskModels) -> None:
+    layer: Any = tiny.reference.transformer.h[0].attn.c_proj
+    layer.quant_state = SimpleNamespace(absmax=torch.ones(4))  # as bitsandbytes' layers hold theirs
+    assert sharing_weights(tiny.reference).transformer.h[0].attn.c_proj.quant_state is layer.quant_state
+    message = "is not allowed here: load_in_4bit holds c_proj in 4 bits, which cannot be trained$"
+    with pytest.raises(ConfigError, match=message):
+        PPOTrainer(replace(LORA, lora_modules_to_save="c_proj"), tiny)
+
+
+@with_bitsandbytes
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_adapters_learn_on_4_bit_weights_that_are_the_reference(
+    tiny_folder: Path, tmp_path: Path, family: str, bf16: bool
+) -> None:
+    folder = save_family(family, False, tmp_path, tiny_folder)
+    models = load(folder, tiny_folder, bf16=bf16)
+    # GPT-2's layers are transposed ones of its own.
+    layers = [module for module in models.reference.modules() if type(module).__name__ == "Linear4bit"]
+    assert len(layers) == 2 * {"llama": 7, "gpt2": 4}[family]
+    config = replace(IN_4_BITS, bf16=bf16, value_model="separate", gradient_checkpointing=True)
+    trainer = PPOTrainer(config, models)
+    theirs = {p.data_ptr() for p in models.reference.parameters()}
+    trained = trainer.network.trained()
+    for name, parameter in trainer.network.named_parameters():
+        assert (parameter.data_ptr() in theirs) != (name in trained), name
+    scales = {id(state) for state in quantized.scales(models.reference)}
+    assert len(scales) == len(layers)
+    for network in (trainer.network.policy, trainer.network.critic):
+        assert network is not None and {id(state) for state in quantized.scales(network)} == scales
+    before, start = copies(models.reference), copies(trainer.network)
+    baseline, first, *_, last = trainer
+    assert baseline.metrics["eval/kl"] == 0 == first.metrics["objective/kl_exact"] < last.metrics["eval/kl"]
+    assert first.metrics["sampler/mismatch"] < (0.1 if bf16 else 1e-4)
+    assert_same(before, copies(models.reference))
+    for name, parameter in trainer.network.named_parameters():
+        assert torch.equal(parameter, start[name]) != (name in trained), name
+
+
+@with_bitsandbytes
+def test_gradients_on_4_bit_weights_are_those_on_the_same_weights_in_float32(tiny_folder: Path, tmp_path: Path) -> None:
+    # bitsandbytes packs the weights for some CPUs at the first pass without gradients, and then there are none.
+    models = load(save_family("llama", False, tmp_path, tiny_folder), tiny_folder)
+    policy: Any = PPOTrainer(IN_4_BITS, models).network.policy
+    adapters = {name: p for name, p in policy.named_parameters() if "lora_B" in name}
+    with torch.no_grad():
+        policy(torch.arange(3, 11).view(1, 8))
+
+    def gradients() -> dict[str, torch.Tensor]:
+        policy.zero_grad()
+        policy(torch.arange(3, 11).view(1, 8)).logits.logsumexp(-1).sum().backward()
+        return {name: p.grad.clone() for name, p in adapters.items()}
+
+    found = gradients()
+    dequantize = importlib.import_module("bitsandbytes").functional.dequantize_4bit
+    for name, layer in list(policy.named_modules()):
+        if getattr(layer, "quant_state", None) is not None:
+            whole = nn.Linear(layer.in_features, layer.out_features, bias=False).requires_grad_(False)
+            whole.weight.copy_(dequantize(layer.weight.data, layer.weight.quant_state))
+            policy.set_submodule(name, whole)
+    assert not quantized.scales(policy)
+    expected = gradients()
+    assert len(found) == 4 and all(gradient.abs().max() > 1e-3 for gradient in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-4, rtol=1e-3)
+
+
+@with_bitsandbytes
+def test_a_run_on_4_bit_weights_resumes_bit_for_bit_and_not_on_whole_ones(
+    tiny_folder: Path, tmp_path: Path, tiny: TaskModels
+) -> None:
+    folder = save_family("llama", False, tmp_path / "base", tiny_folder)
+    expected = list(PPOTrainer(IN_4_BITS, load(folder, tiny_folder)))
+    first = state_before_step(load(folder, tiny_folder), IN_4_BITS, 1)
+    first.save(tmp_path / "step")
+    second = PPOTrainer(IN_4_BITS, load(folder, tiny_folder))
+    second.restore(tmp_path / "step")
+    assert comparable(list(second)) == comparable(expected[2:])
+    whole = PPOTrainer(replace(IN_4_BITS, load_in_4bit=False), load(folder, tiny_folder))
+    with pytest.raises(CheckpointError, match="is of load_in_4bit = True and cannot go on with False: the frozen weig"):
+        whole.restore(tmp_path / "step")
+
+
+@with_bitsandbytes
+def test_adapters_on_4_bit_weights_load_with_peft_on_those_and_on_whole_ones(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = save_family("llama", False, tmp_path / "base", tiny_folder)
+    trainer = PPOTrainer(replace(IN_4_BITS, lora_modules_to_save="lm_head"), load(folder, tiny_folder))
+    list(trainer)
+    trainer.save_model(tmp_path / "saved")
+    ids = torch.arange(3, 11).view(1, 8)
+    options = quantized.in_4_bits(CPU, torch.float32)
+    with torch.no_grad():
+        trained = trainer.network.policy(input_ids=ids).logits
+        small, whole = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more).eval() for more in (options, {})
+        )
+        quantized.keep_gradients(small)
+        before = small(input_ids=ids).logits
+        assert (PeftModel.from_pretrained(small, tmp_path / "saved")(input_ids=ids).logits - trained).abs().max() < 1e-4
+        on_whole = PeftModel.from_pretrained(whole, tmp_path / "saved")(input_ids=ids).logits
+    assert 1e-3 < (on_whole - trained).abs().max() < 0.5 * (before - trained).abs().max()
+
+
+@with_bitsandbytes
+def test_a_critic_of_a_path_has_4_bit_weights_too_and_its_score_head(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = save_family("llama", False, tmp_path / "base", tiny_folder)
+    judge = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
+    judge.save_pretrained(tmp_path / "judge")
+    config = replace(IN_4_BITS, value_model="separate", value_model_path=str(tmp_path / "judge"))
+    network = PPOTrainer(config, load(folder, tiny_folder)).network
+    assert network.critic is not None and network.value_head is not None
+    assert len(quantized.scales(network.critic)) > 0
+    assert torch.equal(network.value_head.weight, judge.score.weight.float())
+
+
+# 8-bit AdamW
+
+
+def test_bytes_of_moments_count_what_is_held() -> None:
+    small, large = nn.Parameter(torch.zeros(4095)), nn.Parameter(torch.zeros(4097))
+    assert quantized.bytes_of_8bit_moments(small) == 2 * 4 * 4095
+    assert quantized.bytes_of_8bit_moments(large) == 2 * (4097 + 4 * 17), "17 blocks of 256, a float32 scale each"
+
+
+def test_the_options_reach_the_8_bit_optimizer(tiny: TaskModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = SimpleNamespace(optim=SimpleNamespace(AdamW8bit=torch.optim.AdamW))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", stand_in)
+    config = replace(EIGHT_BIT, adam_beta1=0.5, adam_beta2=0.75, adam_epsilon=1e-4, weight_decay=0.25)
+    for optimizer, rate in zip(PPOTrainer(config, tiny).state.optimizers.both, (1e-3, 1e-3), strict=True):
+        for group in optimizer.param_groups:
+            assert (group["lr"], group["betas"], group["eps"]) == (rate, (0.5, 0.75), 1e-4)
+        assert {group["weight_decay"] for group in optimizer.param_groups} == {0.25, 0.0}
+
+
+@with_bitsandbytes
+@pytest.mark.parametrize("adapters", [False, True], ids=["full", "adapters"])
+def test_8_bit_moments_learn_about_as_float32_ones_and_resume_bit_for_bit(
+    tiny: TaskModels, tmp_path: Path, adapters: bool
+) -> None:
+    # Ranks that make tensors of 4,096 numbers; smaller ones have moments in float32.
+    config = replace(EIGHT_BIT, use_peft=adapters, lora_r=128)
+    plain = PPOTrainer(replace(config, optim="adamw"), tiny)
+    unbroken = PPOTrainer(config, tiny)
+    start = copies(unbroken.network)
+    expected = list(unbroken)
+    list(plain)
+    states = [state for optimizer in unbroken.state.optimizers.both for state in optimizer.state.values()]
+    assert {state["state1"].dtype for state in states} == {torch.uint8, torch.float32}
+    moved = torch.cat([(p - start[name]).flatten() for name, p in unbroken.network.trained().items()])
+    wanted = torch.cat([(p - start[name]).flatten() for name, p in plain.network.trained().items()])
+    assert torch.cosine_similarity(moved, wanted, dim=0) > 0.9 and not torch.equal(moved, wanted)
+    first = state_before_step(tiny, config, 1)
+    first.save(tmp_path / "step")
+    written = (tmp_path / "step" / "network.safetensors").stat().st_size
+    written += (tmp_path / "step" / "optimizers.pt").stat().st_size
+    assert first.checkpoint_bytes() == pytest.approx(written, rel=0.5)
+    second = PPOTrainer(config, tiny)
+    second.restore(tmp_path / "step")
+    assert comparable(list(second)) == comparable(expected[2:])
+    assert_same(copies(unbroken.network), copies(second.network))
+    with pytest.raises(CheckpointError, match="is of optim = 'adamw_8bit' and cannot go on with 'adamw': the checkpoi"):
+        PPOTrainer(replace(config, optim="adamw"), tiny).restore(tmp_path / "step")
