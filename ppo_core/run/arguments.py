@@ -101,15 +101,11 @@ _OF_SETTINGS = ("task", "policy", "reward", "prompts", "prompt_column", "device"
 _OF_PUSH = ("push_to_hub", "hub_model_id", "hub_private_repo")
 
 
-class RunParser(Parser):
-    """The parser of a command that trains once."""
+class HyperparameterParser(Parser):
+    """A parser with a flag for each hyperparameter, which may be written with - for _."""
 
-    def __init__(self, prog: str, usage: str, description: str) -> None:
-        super().__init__(prog=prog, usage=usage, description=description, allow_abbrev=False)
-        self.run = self.add_argument_group("the run")
-        self.starts = self.run.add_mutually_exclusive_group()
-        """Where a run's configuration may come from: one of them at most."""
-        self._add_run_flags()
+    def add_hyperparameters(self) -> None:
+        """Add the flags, by their groups."""
         for group, declarations in groupby(HYPERPARAMETERS.values(), key=lambda declared: declared.group):
             heading = self.add_argument_group(group)
             for declared in declarations:
@@ -125,6 +121,18 @@ class RunParser(Parser):
             known = word.startswith("--") and flag not in flags and underscored in flags
             words.append(f"{underscored}{equals}{value}" if known else word)
         return super().parse_known_args(words, namespace)
+
+
+class RunParser(HyperparameterParser):
+    """The parser of a command that trains once."""
+
+    def __init__(self, prog: str, usage: str, description: str) -> None:
+        super().__init__(prog=prog, usage=usage, description=description, allow_abbrev=False)
+        self.run = self.add_argument_group("the run")
+        self.starts = self.run.add_mutually_exclusive_group()
+        """Where a run's configuration may come from: one of them at most."""
+        self._add_run_flags()
+        self.add_hyperparameters()
 
     def _add_run_flags(self) -> None:
         add = self.run.add_argument

@@ -1,5 +1,6 @@
 """One training run from its command line to its model: train, record and show each step, save, and tell the end."""
 
+import math
 import os
 import shutil
 import sys
@@ -15,9 +16,10 @@ from ppo_core import checkpoint, output
 from ppo_core.agreement import AgreementWatch
 from ppo_core.checkpoint import CheckpointKeeper, DiskUse
 from ppo_core.errors import OutOfMemory, PPOTunerError
+from ppo_core.estimate import seconds_left
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.output import KL_UNIT, params_line, plain, short
-from ppo_core.report import StepReport, Trainer
+from ppo_core.report import StepReport, Trainer, iteration_seconds
 from ppo_core.run import hub, model_card, new_run, run_folder
 from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK, StopRequest, stop_requests
 from ppo_core.run.new_run import Start
@@ -55,6 +57,21 @@ def _length(run: Run) -> str:
         return f"{text}; ends after {run.last_step} (episode {run.last_step * batch})"
     asked, whole = config.total_episodes, iterations * batch
     return text if asked == whole else f"{text}; {asked} asked, {whole} run (whole batches of {batch})"
+
+
+FIRST_TIMED = 2
+"""The report, counted from 1, after which the time that is left is told: a new run's first is an evaluation."""
+
+
+def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> str | None:
+    """Return about how long a run still takes, by its last report; None where that is not known or nothing is left."""
+    report = reports[-1]
+    evaluations = [each.metrics["time/evaluate"] for each in reports if "time/evaluate" in each.metrics]
+    iteration = iteration_seconds(report)
+    left = seconds_left(config, report.step, last, iteration, evaluations[0] if evaluations else 0.0)
+    if report.step >= last or not math.isfinite(left):
+        return None
+    return f"about {output.duration(left)} left: {last - report.step} iterations of {iteration:.1f} s, and evaluations"
 
 
 # One training run from its command line to its model: train, record and show each step, save, and tell the end.
@@ -128,6 +145,7 @@ class _Session:
     def report(self, as_json: bool) -> int:
         """Train, say how it ended, and return the exit status."""
         assets = self._task.prepare(self._progress)
+        self._say_memory(assets)
         trainer, room = self._trainer()
         try:
             reports = self._steps(trainer, room)
@@ -164,6 +182,14 @@ class _Session:
         run_folder.write(self._run)
         return trainer, room
 
+    def _say_memory(self, assets: TaskAssets) -> None:
+        """Say the run's predicted peak before anything is loaded; OutOfMemory where it cannot fit."""
+        from ppo_core.model_shapes import memory_line
+
+        line = memory_line([self._run.config], self._task, assets, self._run.device)
+        if line is not None:
+            self._print(line)
+
     def _steps(self, trainer: Trainer, room: DiskUse | None) -> list[StepReport]:
         """Go through the steps until the last one, or until a stop is asked for."""
         run, last, reports = self._run, self._run.last_step, []
@@ -184,6 +210,8 @@ class _Session:
                 run_folder.record(run, report)
                 trackers.log(report)
                 self._print(output.report_line(report, last))
+                if len(reports) == FIRST_TIMED and (left := time_left(run.config, reports, last)) is not None:
+                    self._print(left)
                 for line in agreement.warnings(report):
                     self._print(f"warning: {line}")
                 stops = self._stop.why is not None and report.step < last

@@ -55,6 +55,10 @@ COMMANDS = {
         "run a study's best configurations again on fresh seeds, and say which to launch", "run", "confirm"
     ),
     "train": Command("train once, with a configuration of your own or one that a study found", "train", "train"),
+    "estimate": Command(
+        "say how much memory, disk and time a run or a study takes, before it is started", "estimate", "estimate"
+    ),
+    "doctor": Command("check that what runs need is there and works", "doctor", "doctor"),
     "new-task": Command("write a folder with a task of your own to begin with", "train", "new_task"),
     "import-config": Command(
         "print the start of a study that a configuration of TRL's PPO, OpenRLHF or verl is", "import_config", "run"
@@ -126,8 +130,8 @@ def _run_command(arguments: list[str]) -> int:
     name = next((text for text in arguments if not text.startswith("-")), None)
     if name is not None and name not in COMMANDS:
         raise ConfigError(f'unknown command "{name}"; there are: {", ".join(COMMANDS)}{nearest(name, COMMANDS)}')
-    if arguments[:1] == ["train"]:  # has a parser of its own, with a flag a hyperparameter
-        return _function("train")(arguments[1:])
+    if arguments[:1] in (["train"], ["estimate"]):  # have parsers of their own, with a flag a hyperparameter
+        return _function(arguments[0])(arguments[1:])
     parser, commands = build_parser()
     args, rest = parser.parse_known_args(arguments)
     refuse_unknown(commands[args.command] if args.command else parser, rest)
@@ -170,6 +174,8 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     _add_run_flags(commands["run"])
     _add_confirm_arguments(commands["confirm"])
     _add_new_task_arguments(commands["new-task"])
+    commands["doctor"].epilog = "Nothing is written. Exit status 1: something that is needed is broken."
+    commands["doctor"].add_argument("--json", action="store_true", help="print JSON on stdout")
     _add_import_arguments(commands["import-config"])
     _add_reading_arguments(commands)
     _add_order_arguments(commands)
@@ -184,6 +190,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         "dashboard",
         *KINDS,
         "orders",
+        "doctor",
         *UPKEEP,
     ):
         _add_storage(commands[name])
@@ -232,6 +239,13 @@ def _add_worker_flags(parser: Parser) -> None:
     parser.add_argument("--workers", metavar="K", type=positive_int, help="trials at the same time")
     parser.add_argument(
         "--gpus", metavar="LIST", type=gpus, help="GPUs such as 0,1 (CUDA_VISIBLE_DEVICES of a worker each)"
+    )
+    parser.add_argument(
+        "--trials-per-gpu",
+        metavar="K",
+        type=positive_int,
+        default=1,
+        help="trials at the same time on each GPU, which they share (default: 1)",
     )
     parser.add_argument("--max-disk", metavar="SIZE", type=size, help="most that its checkpoints take, such as 20GB")
     parser.add_argument(

@@ -167,7 +167,9 @@ def no_winner(view: StudyView, kl_budget: float, where: str) -> str:
     text = f'No trial of study "{view.row.name}" is within the KL budget of {output.short(kl_budget)} {output.KL_UNIT}'
     closest = closest_trial(view.trials, view.spec.objective)
     if closest is None:
-        return f"{text}: none of its {len(view.trials)} trials ran to its end. {_advice_on_causes(view)}"
+        of_best = "none of its trained checkpoints was read at so low a KL"
+        why = of_best if view.spec.objective == "best" else f"none of its {len(view.trials)} trials ran to its end"
+        return f"{text}: {why}. {_advice_on_causes(view)}"
     accept = _command(["best", view.row.name, "--kl-budget", _above(closest.kl)], where)
     return (
         f"{text}; the closest is trial {closest.number} with {output.measured(closest.kl)} "
@@ -197,8 +199,8 @@ _NEARER = ("To stay nearer to the reference", {
 _FURTHER = ("So that a policy moves at all", {
     "learning_rate": "raise the high end of", "kl_coef": "lower the low end of"})  # fmt: skip
 _STEADIER = ("So that a run does not break", {"learning_rate": "lower the high end of"})
-_ADVICE = {"kl": ("were pruned for KL", _NEARER), "idle": ("were pruned for learning nothing", _FURTHER),
-           "broken": ("were pruned as broken", _STEADIER)}  # fmt: skip
+_ADVICE = {"kl": ("pruned for KL", _NEARER), "idle": ("pruned for learning nothing", _FURTHER),
+           "broken": ("pruned as broken", _STEADIER)}  # fmt: skip
 
 
 def _advice_on_causes(view: StudyView) -> str:
@@ -209,7 +211,7 @@ def _advice_on_causes(view: StudyView) -> str:
         rules = {name for name, rule in RULES.items() if rule.blame == blame}
         count = sum(trial.reason is not None and trial.reason.rule in rules for trial in pruned)
         if count:
-            parts.append(f"{count} {what}. {_moves(view, moves)}")
+            parts.append(f"{count} {'was' if count == 1 else 'were'} {what}. {_moves(view, moves)}")
     failed = [trial for trial in view.trials if trial.status is Status.FAILED]
     if failed:
         parts.append(f"{len(failed)} failed, trial {failed[0].number}: {_first_error(failed)}.")

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from importlib import resources
@@ -22,7 +23,8 @@ from tuner.checkpoints import CheckpointPolicy
 from tuner.cli import report, storage, trust
 from tuner.confirm import Plan, candidates
 from tuner.confirmed import confirmation_data, confirmations
-from tuner.engine.local import cores, require_gpus
+from tuner.engine.gpu import require_gpus, visible_gpus
+from tuner.engine.local import cores
 from tuner.environment import RUNS_FOLDER, STUDY_FILE, to_copy
 from tuner.events import (
     Event,
@@ -102,6 +104,8 @@ class StudyProgress:
         self._preparing = ""
         self._running: dict[int, TaskID] = {}
         self._extent: Extent | None = None
+        self._began: float | None = None
+        """When the first trial of this run began to run."""
         self.stopped: StudyStopped | None = None
         """How the study stopped short of its total, if it did."""
 
@@ -170,6 +174,7 @@ class StudyProgress:
         if self._preparation is not None:
             self._bars.remove_task(self._preparation)
             self._preparation = None
+        self._began = self._began or time.monotonic()
         number = event.row.number
         if event.resumed_step is not None:
             self._say(f"trial {number} goes on after step {event.resumed_step}")
@@ -186,7 +191,17 @@ class StudyProgress:
         row = event.row
         self._forget(row.number)
         self._say(f"[{_count(event.extent)}] {render.trial_line(row)}", render.STYLES[row.status])
+        self._tell_time_left(event.extent)
         self._show(event.extent)
+
+    def _tell_time_left(self, now: Extent) -> None:
+        """Say about how long the study still takes, once: when its first trial of this run has ended."""
+        before, self._extent = self._extent, None
+        if before is None or self._began is None or not before.done < now.done < 1:
+            return
+        at_once = len(self._running) + 1  # the others are about as far
+        left = (time.monotonic() - self._began) * (1 - now.done) / (now.done - before.done) / at_once
+        self._say(f"about {output.duration(left)} left, if all trials take as long as this one")
 
     def _set_aside(self, row: TrialRow) -> None:
         self._forget(row.number)
@@ -349,15 +364,21 @@ def _train(
     """Run what is left of a study with its progress shown; return how it stopped short of that, if it did."""
     if args.checkpoints is not None:
         remote_checkpoints.open(args.checkpoints)  # before anything is made for what is no place
-    if args.gpus and spec.trainer == PPO_TRAINER and (args.workers or 0) <= len(args.gpus):  # others may need no torch
-        require_gpus(args.gpus)
+    gpus = args.gpus or ()
+    if args.trials_per_gpu > 1 and not gpus:
+        gpus = visible_gpus()
+        if not gpus:
+            raise ConfigError("--trials-per-gpu is not allowed: torch sees no GPU on this machine")
+    elif gpus and spec.trainer == PPO_TRAINER and (args.workers or 0) <= len(gpus) * args.trials_per_gpu:
+        require_gpus(gpus)  # another trainer may need no torch
     with StudyProgress(output.console(sys.stderr if args.json else sys.stdout)) as progress:
         run_study(
             spec,
             storage=where,
             runs_folder=RUNS_FOLDER,
             workers=args.workers,
-            gpus=args.gpus or (),
+            gpus=gpus,
+            trials_per_gpu=args.trials_per_gpu,
             policy=CheckpointPolicy(args.checkpoints, args.max_disk),
             is_file=is_file,
             trials=trials,

@@ -1,0 +1,214 @@
+"""`ppo-tuner estimate` and `doctor`, and the lines of `train` and `run` that say the same."""
+
+import io
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ppo_core.estimate import Estimate
+from ppo_core.fits import Room
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.report import StepReport
+from ppo_core.run.training import time_left
+from tests.tuner import made_study
+from tests.tuner.invoke import Invoke, one_error
+from tests.tuner.trial_rows import pruned, trial_row
+from tuner.cli import doctor
+from tuner.cli.run import StudyProgress
+from tuner.events import StudyStarted, TrialEnded, TrialStarted
+from tuner.scoring import Extent
+from tuner.spec import StudySpec
+from tuner.status import Status
+from tuner.study_extent import disk
+
+STUDY = """
+name = "small"
+task = "arithmetic"
+budget = 5
+[fixed]
+batch_size = 64
+local_rollout_forward_batch_size = 1
+[search]
+mini_batch_size = { low = 16, high = 64, scale = "log2" }
+learning_rate = "advised"
+"""
+
+
+def test_a_task(ppo_tuner: Invoke, own_folder: Path) -> None:
+    status, stdout, stderr = ppo_tuner("estimate", "arithmetic", "--json", "--use-peft")
+    assert (status, stderr) == (0, "")
+    found = json.loads(stdout)
+    whole = json.loads(ppo_tuner("estimate", "arithmetic", "--json")[1])
+    assert found["fits"] and found["held"]["policy"] < whole["held"]["policy"]
+    assert whole["held"]["policy"] - whole["held"]["reference"] == 4 * (64 + 1), "the value head"
+    assert whole["disk"]["checkpoint"] == 3 * whole["held"]["policy"]
+    assert whole["peak"] == sum(whole["held"].values()) + max(
+        sum(parts.values()) for parts in whole["moments"].values()
+    )
+    status, stdout, _ = ppo_tuner("estimate", "arithmetic")
+    assert status == 0
+    assert "memory: a predicted peak of" in stdout and "disk: checkpoints of up to 3 + 1" in stdout
+    assert not list(own_folder.iterdir()), "nothing is written"
+
+
+def test_a_study_is_as_large_as_its_largest_trial(ppo_tuner: Invoke, own_folder: Path) -> None:
+    (own_folder / "small.toml").write_text(STUDY)
+    status, stdout, _ = ppo_tuner("estimate", "small.toml", "--json")
+    found = json.loads(stdout)
+    assert (status, found["largest"]) == (0, "largest values")
+    assert found["peaks"]["largest values"] > found["peaks"]["trial 0"]
+    assert "takes no --lora_r" in one_error(ppo_tuner("estimate", "small.toml", "--lora_r", "4")[2])
+
+
+def test_what_does_not_fit_exits_1_with_the_setting(
+    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = json.loads(ppo_tuner("estimate", "arithmetic", "--json")[1])["peak"]
+    little = Room("cpu", "the device", whole - 1, whole - 1, 0)
+    monkeypatch.setattr("ppo_core.memory.room", lambda device: little)
+    status, stdout, _ = ppo_tuner("estimate", "arithmetic")
+    last = stdout.splitlines()[-1]
+    assert status == 1 and "does not fit into" in last
+    assert "local_rollout_forward_batch_size = " in last
+
+
+def test_nothing_of_that_name(ppo_tuner: Invoke, own_folder: Path) -> None:
+    status, _, stderr = ppo_tuner("estimate", "arithmetics")
+    assert status == 1
+    assert one_error(stderr).endswith('there are: reviews, arithmetic; did you mean "arithmetic"?')
+
+
+def test_training_says_its_peak_and_refuses_what_cannot_fit(
+    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--task", "arithmetic", "--total_episodes", "128", "--eval_every_episodes", "128", "--output", "out"]
+    status, stdout, _ = ppo_tuner("train", *flags)
+    lines = stdout.splitlines()
+    assert status == 0
+    assert lines[0].startswith("memory: a predicted peak of")
+    assert any(line.startswith("about ") and "left: 1 iterations of" in line for line in lines)
+    monkeypatch.setattr("ppo_core.model_shapes.room", lambda device: Room("cpu", "the device", 2**20, 2**20, 0))
+    status, _, stderr = ppo_tuner("train", *flags[:-1], "other")
+    assert status == 1
+    assert "does not fit into the 1 MiB of the device" in one_error(stderr)
+
+
+def test_a_run_says_the_time_that_is_left() -> None:
+    seconds = {"time/generate": 1.0, "time/score": 2.0, "time/update": 3.0}
+    config = PPOConfig(total_episodes=640, batch_size=64, eval_every_episodes=320)
+    reports = [StepReport(0, 0, {"time/evaluate": 5.0}), StepReport(1, 64, seconds)]
+    assert time_left(config, reports, 10) == "about 64 s left: 9 iterations of 6.0 s, and evaluations"
+    assert time_left(config, [StepReport(10, 640, seconds)], 10) is None
+    assert time_left(config, [StepReport(1, 64, {})], 10) is None, "a trainer that tells no times"
+
+
+def test_a_study_says_the_time_that_is_left_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, now = io.StringIO(), iter([100.0, 160.0, 400.0])
+    monkeypatch.setattr("tuner.cli.run.time.monotonic", lambda: next(now))
+    spec = StudySpec.from_dict(made_study.SPEC, "made")
+    with StudyProgress(Console(file=out, width=200)) as progress:
+        progress(StudyStarted(spec, Extent(4, 0, 8, 4.0, None), ()))
+        progress(TrialStarted(trial_row(0, status=Status.RUNNING), None))
+        for ended in (5, 6):
+            progress(TrialEnded(pruned(0, params={}), Extent(ended, 0, 8, float(ended), None)))
+    assert out.getvalue().count("about 3 min left") == out.getvalue().count(" left") == 1
+
+
+@pytest.mark.parametrize(
+    ("extent", "trials"), [({"budget": 5}, 20), ({"trials": 7}, 7), ({"budget": 5, "strategy": "full"}, 5)]
+)
+def test_disk_of_a_study(extent: dict[str, Any], trials: int) -> None:
+    """Early cut pays a tenth for each trial and nine tenths for every sixth: 0.25 a trial."""
+    content = {"name": "a", "task": "arithmetic", "search": {"learning_rate": "advised"}, **extent}
+    found = disk(Estimate({}, {"x": {}}, 1000, 0), StudySpec.from_dict(content, "a"), 0)
+    assert found.most == 1000 * (7 + (trials - 1) * 2 + 8)
+
+
+# What is checked before anything is run.
+
+
+def states(ppo_tuner: Invoke, *flags: str) -> tuple[int, dict[str, dict[str, str]]]:
+    status, stdout, _ = ppo_tuner("doctor", "--json", *flags)
+    return status, {finding["about"]: finding for finding in json.loads(stdout)}
+
+
+@pytest.fixture
+def quick_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has torch's answer be another one."""
+
+    def answer(text: str) -> None:
+        done = subprocess.CompletedProcess([], 0, stdout=text, stderr="libcuda: no such file")
+        monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: done)
+
+    answer('{"threads": 3, "built_for": null, "gpus": [], "mps": false}')
+    return answer
+
+
+def test_a_sound_machine(ppo_tuner: Invoke, own_folder: Path, quick_devices: Callable[[str], None]) -> None:
+    status, found = states(ppo_tuner)
+    assert status == 0
+    assert found["torch"]["state"] == found["optuna"]["state"] == found["runs folder"]["state"] == "ok"
+    assert found["CPU"]["found"].endswith("torch uses 3 threads")
+    assert "extra ray" in found
+    assert found["store"]["found"].endswith("will be made by the first run")
+    assert not list(own_folder.iterdir()), "nothing is written"
+
+
+def test_gpus(ppo_tuner: Invoke, own_folder: Path, quick_devices: Callable[[str], None]) -> None:
+    gpu = {
+        "name": "A100",
+        "capability": [8, 0],
+        "total": 2**36,
+        "free": 2**35,
+        "bf16": True,
+        "flash": True,
+        "graphs": True,
+    }
+    old = {**gpu, "name": "V100", "bf16": False, "flash": False}
+    quick_devices(json.dumps({"threads": 1, "built_for": "12", "gpus": [gpu, old, {**gpu, "free": 1}], "mps": False}))
+    status, found = states(ppo_tuner)
+    assert status == 0
+    assert (
+        found["GPU 0"]["found"]
+        == "A100, 64.00 GiB, 32.00 GiB of it free, compute 8.0: bf16, flash attention, CUDA graphs"
+    )
+    assert [found[f"GPU {i}"]["state"] for i in range(3)] == ["ok", "warning", "warning"]
+    assert "CUDA MPS" in found
+
+
+def test_what_is_broken_exits_1(ppo_tuner: Invoke, own_folder: Path, quick_devices: Callable[[str], None]) -> None:
+    quick_devices("")
+    status, found = states(ppo_tuner)
+    assert (status, found["devices"]["state"]) == (1, "problem")
+    assert found["devices"]["found"] == "torch cannot be used: libcuda: no such file"
+
+
+def test_a_store_that_cannot_be_used(
+    ppo_tuner: Invoke, own_folder: Path, made: str, quick_devices: Callable[[str], None]
+) -> None:
+    assert states(ppo_tuner)[1]["store"]["found"].endswith("holds 1 study")
+    (own_folder / "other.db").write_text("no database at all, but a text that is long enough to be read as one" * 10)
+    status, found = states(ppo_tuner, "--storage", "other.db")
+    assert (status, found["store"]["state"]) == (1, "problem")
+
+
+def test_versions_and_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wanted = ["torch>=99", "no-such-package", "nothing-either; extra == 'more'", "psutil>=1"]
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: wanted)
+    torch, missing, psutil, more = doctor.packages()
+    assert (torch.state, torch.todo) == ("problem", "pip install 'torch>=99'")
+    assert (missing.state, psutil.state) == ("problem", "ok")
+    assert (more.state, more.found, more.todo) == ("ok", "would add nothing-either", "pip install 'ppo-tuner[more]'")
+    monkeypatch.setattr(doctor, "LEAST_FREE", 10**18)
+    assert doctor.folder("runs folder", tmp_path / "runs" / "deep").state == "warning"
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
+    assert doctor.folder("runs folder", tmp_path).state == "problem"

@@ -1,0 +1,223 @@
+"""`ppo-tuner estimate`: how much memory, disk and time a run or a study takes, before it is started."""
+
+import argparse
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ppo_core import checkpoint, declare, fits, output
+from ppo_core.errors import ConfigError, StoreError, TaskError, nearest
+from ppo_core.estimate import ERROR, Estimate
+from ppo_core.fits import Room, amount
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.report import DEVICES, require_device
+from ppo_core.run import config_file
+from ppo_core.run.arguments import HyperparameterParser, hyperparameters_of
+from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK, import_from_working_folder, refuse_unknown
+from ppo_core.task import BUILT_IN
+from ppo_core.task_file import FOLDER_FILES, get_task
+from tuner.cli import storage
+from tuner.cli.arguments import STORAGE_HELP
+from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE
+from tuner.render import new_table
+from tuner.spec import PPO_TRAINER, StudySpec
+from tuner.study_extent import Disk, disk
+
+if TYPE_CHECKING:
+    from ppo_core.measured import Measured
+
+
+def estimate(argv: Sequence[str]) -> int:
+    """Print what a run or a study takes; return 1 where it does not fit into memory or on the disk."""
+    parser = build_parser()
+    args, rest = parser.parse_known_args(list(argv))
+    refuse_unknown(parser, rest)
+    import_from_working_folder()
+    asked = _asked(args)
+    from ppo_core.memory import room  # torch is loaded from here on
+    from ppo_core.model_shapes import TaskShapes
+    from ppo_core.models import resolve_device
+
+    device = resolve_device(asked.device)
+    task = get_task(asked.task)
+    shapes = TaskShapes(task, task.prepare(None), device.type)
+    place = room(device)
+    configs = {name: fits.settled(config, place, shapes.estimate) for name, config in asked.configs.items()}
+    found = {name: shapes.estimate(config) for name, config in configs.items()}
+    worst = max(found, key=lambda name: found[name].peak)
+    config = configs[worst]
+    measured = None
+    if args.measure:
+        from ppo_core.measured import measure
+
+        measured = measure(config, task.name, asked.device)
+    space = asked.disk(found[worst])
+    wrong = [line for line in (fits.why_not(config, place, shapes.estimate), _no_disk(space)) if line is not None]
+    if args.json:
+        print(output.dumps(_data(found, worst, place, space, wrong, config, measured)))
+    else:
+        _print(output.console(), asked, found, worst, place, space, measured)
+        for line in wrong:
+            print(f"{PROG}: {line}")
+    return EXIT_ERROR if wrong else EXIT_OK
+
+
+def build_parser() -> HyperparameterParser:
+    """Return the parser of `estimate`."""
+    parser = HyperparameterParser(
+        prog=f"{PROG} estimate",
+        usage=f"{PROG} estimate TASK|STUDY [--measure] [--json] [--HYPERPARAMETER X ...]",
+        description="Say how much memory and disk a run of a task, or the largest trial of a study, takes, before "
+        "anything is loaded. Exit status 1: it does not fit.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "what",
+        metavar="TASK|STUDY",
+        help=f"a task ({', '.join(BUILT_IN)}, module:attribute, or a path to its file or folder), or a study's TOML "
+        "file or a stored study's name",
+    )
+    parser.add_argument("--measure", action="store_true", help="load it, run one iteration, and print what that took")
+    parser.add_argument("--device", metavar="D", help=f"{' or '.join(DEVICES)} (default: auto, or the study's)")
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+    parser.add_argument("--storage", metavar="URL", help=STORAGE_HELP)
+    parser.add_hyperparameters()
+    return parser
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be estimated."""
+
+    task: str
+    device: str
+    configs: Mapping[str, PPOConfig]
+    """By what they are; of a study the largest one decides."""
+    spec: StudySpec | None = None
+
+    def disk(self, largest: Estimate) -> Disk:
+        """Return what checkpoints take beside what is free."""
+        return disk(largest, self.spec, shutil.disk_usage(_existing(RUNS_FOLDER)).free)
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+
+
+def _asked(args: argparse.Namespace) -> _Asked:
+    values = hyperparameters_of(vars(args))
+    spec = _study(args.what, args.storage)
+    device = require_device(args.device or ("auto" if spec is None else spec.device), "--device")
+    if spec is None:
+        task = get_task(args.what)
+        return _Asked(task.name, device, {"run": config_file.layered(task.reference, {}, values)})
+    if values:
+        raise ConfigError(f"a study states its own values, so it takes no {', '.join(f'--{name}' for name in values)}")
+    if spec.trainer != PPO_TRAINER:
+        raise ConfigError(f'study "{spec.name}" has a trainer of its own, {spec.trainer}; what that takes is not known')
+    return _Asked(spec.task, device, spec.extreme_configs(), spec)
+
+
+def _study(what: str, where: str | None) -> StudySpec | None:
+    """Return the study of a file, a folder or the store; None: a task is meant."""
+    path = Path(what).expanduser()
+    if path.is_dir():
+        is_study = (path / STUDY_FILE).exists() and not any((path / name).exists() for name in FOLDER_FILES)
+        return StudySpec.load(path / STUDY_FILE) if is_study else None
+    if path.suffix == ".toml" and path.is_file():
+        content = declare.read_toml(path, "file")
+        is_study = "task" in content and bool({"name", "search", "trial", "trials"} & set(content))
+        return StudySpec.load(path) if is_study else None
+    if what in BUILT_IN or ":" in what or path.suffix or "/" in what:
+        return None
+    names: list[str] = []
+    with suppress(StoreError), storage.opened(where) as store:  # without a store there are no studies
+        names = [row.name for row in store.studies()]
+        if what in names:
+            return StudySpec.from_dict(store.study(what).spec, f'study "{what}" in the store')
+    there = [*BUILT_IN, *names]
+    raise TaskError(
+        f'"{what}" is neither a task nor a stored study; there are: {", ".join(there)}{nearest(what, there)}'
+    )
+
+
+def _no_disk(space: Disk) -> str | None:
+    if space.most <= space.free:
+        return None
+    return (
+        f"checkpoints of up to {checkpoint.size(space.most)} do not fit into the {checkpoint.size(space.free)} that "
+        "are free; LoRA (use_peft) has small ones, and a study takes --max-disk"
+    )
+
+
+def _print(
+    out: Console,
+    asked: _Asked,
+    found: Mapping[str, Estimate],
+    worst: str,
+    place: Room,
+    space: Disk,
+    measured: "Measured | None",
+) -> None:
+    largest = found[worst]
+    title = f"{output.plain(asked.task)}, {worst}" if asked.spec is None else f"{asked.spec.name}, {worst}"
+    table = new_table("memory", "part", "size", title=title, right=("size",))
+    for part, count in largest.held.items():
+        table.add_row("always", part, amount(count))
+    for moment, parts in largest.moments.items():
+        for part, count in parts.items():
+            table.add_row(moment, part, amount(count))
+    out.print(table)
+    for name, each in found.items():
+        if name != worst:
+            out.print(f"{name}: {amount(fits.predicted(each, place))}", soft_wrap=True)
+    out.print(fits.line(largest, place), soft_wrap=True)
+    if asked.spec is not None:
+        out.print(f"trials side by side: {_side_by_side(largest, place)}, as far as memory goes", soft_wrap=True)
+    out.print(space.line, soft_wrap=True)
+    if measured is not None:
+        share = largest.peak / measured.peak - 1
+        out.print(
+            f"measured: a peak of {amount(measured.peak)} over what the process held before, predicted "
+            f"{amount(largest.peak)} ({share:+.0%}); {measured.iteration_seconds:.1f} s an iteration, "
+            f"{measured.evaluation_seconds:.1f} s an evaluation, so "
+            f"{output.duration(measured.run_seconds(asked.configs[worst]))} for the run",
+            soft_wrap=True,
+        )
+
+
+def _side_by_side(largest: Estimate, place: Room) -> int:
+    """Return how many workers fit on the device at once."""
+    return place.total // fits.predicted(largest, place)
+
+
+def _data(
+    found: Mapping[str, Estimate],
+    worst: str,
+    place: Room,
+    space: Disk,
+    wrong: Sequence[str],
+    config: PPOConfig,
+    measured: "Measured | None",
+) -> dict[str, Any]:
+    largest = found[worst]
+    return {
+        "largest": worst,
+        "held": dict(largest.held),
+        "moments": {name: dict(parts) for name, parts in largest.moments.items()},
+        "peak": largest.peak,
+        "peaks": {name: each.peak for name, each in found.items()},
+        "error": ERROR,
+        "is_rough": largest.is_rough,
+        "room": asdict(place),
+        "side_by_side": _side_by_side(largest, place),
+        "disk": asdict(space),
+        "fits": not wrong,
+        "wrong": list(wrong),
+        "measured": None if measured is None else asdict(measured) | {"run_seconds": measured.run_seconds(config)},
+    }
