@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all browser coverage check dashboard bench clean
+.PHONY: demo test test-all browser coverage check dashboard bench gpu clean
 
 demo: $(STAMP)
 	$(BIN)/ppo-tuner demo
@@ -54,6 +54,13 @@ $(STAMP): pyproject.toml constraints.txt
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/ppo_iteration.py
+
+# What needs a GPU, under a plain python3 with torch, transformers, peft and pytest: no virtual environment, no registry.
+# PART is check, speed, trl or study; WHEELS names a folder with the packages that are missing.
+PART ?= check
+gpu:
+	$(if $(WHEELS),$(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu $(WHEELS)/*.whl)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu $(PYTHON) benchmarks/gpu.py $(PART)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage

@@ -13,7 +13,9 @@ from tuner.status import Objective, Reason
 from tuner.worker_settings import WorkerSettings
 
 GPU_VARIABLE = "PPO_TUNER_GPU"
-"""Names the GPU that a worker was given for itself."""
+"""Names the GPU that a worker was given."""
+SHARED_BY_VARIABLE = "PPO_TUNER_GPU_SHARED_BY"
+"""How many workers that GPU is for."""
 
 
 # Down: what a worker is given to do, and the answer to each of its reports.
@@ -36,6 +38,9 @@ class PrepareTask:
     task: str
     folder: Path
     """The study's, where the worker's output goes meanwhile."""
+    configs: tuple[Mapping[str, HyperValue], ...] = ()
+    """The trials between which all others lie: the largest one's predicted memory is told, or refused."""
+    device: str = "auto"
 
 
 @dataclass(frozen=True)

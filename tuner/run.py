@@ -33,6 +33,7 @@ def run_study(
     runs_folder: Path,
     workers: int | None = None,
     gpus: Sequence[str] = (),
+    trials_per_gpu: int = 1,
     is_file: bool = True,
     trials: int | None = None,
     budget: float | None = None,
@@ -57,6 +58,7 @@ def run_study(
             last run of the study, at first 1, with which the same seed proposes the same trials; with more the
             proposals depend on which trial ends first.
         gpus: One worker process on each, by CUDA_VISIBLE_DEVICES; none: all workers see what this process sees.
+        trials_per_gpu: So many worker processes on each GPU instead.
         is_file: Whether the spec is what a study file says, and not the stored one. What an order `set` changed holds
             until the file's own value changes.
         trials: The study's total; None: the spec's, or what an order made of it.
@@ -76,9 +78,13 @@ def run_study(
         TaskError: the task could not be prepared.
         StoreError: the store or the folder cannot be used.
     """
-    _require_positive(workers=workers, trials=trials, budget=budget, timeout=timeout)
-    if gpus and workers is not None and workers > len(gpus):
-        raise ConfigError(f"workers = {workers} is not allowed: at most {len(gpus)}, one a GPU")
+    _require_positive(workers=workers, trials_per_gpu=trials_per_gpu, trials=trials, budget=budget, timeout=timeout)
+    most_workers = len(gpus) * trials_per_gpu or None
+    if most_workers is not None and workers is not None and workers > most_workers:
+        each = "one" if trials_per_gpu == 1 else str(trials_per_gpu)
+        raise ConfigError(f"workers = {workers} is not allowed: at most {most_workers}, {each} a GPU")
+    if trials_per_gpu > 1 and not gpus:
+        raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
     spec = spec if checkpoint_seconds is None else spec.with_checkpoint_seconds(checkpoint_seconds)
     flags = {name: value for name, value in (("trials", trials), ("budget", budget)) if value is not None}
     if flags:
@@ -93,10 +99,11 @@ def run_study(
                 _require_searched(study, make_scheduler(spec, spec.threads or 1))
                 plan = plan if missing(study.board.rows, spec, plan) else None
             kept = policy.over(study.row)
-            needs = EngineNeeds(workers or len(gpus) or study.row.workers or 1, tuple(gpus), spec.workers)
+            count = workers or most_workers or study.row.workers or 1
+            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu)
             limits = Limits(
                 threads=spec.threads or threads_per_worker(needs.workers),
-                most_workers=len(gpus) or None,
+                most_workers=most_workers,
                 checkpoint_url=kept.url,
                 deadline=None if timeout is None else time.monotonic() + timeout,
                 timeout=timeout,

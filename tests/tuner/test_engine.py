@@ -18,7 +18,7 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_worker import trial_spec
 from tests.tuner.trial_rows import trial_row
 from tests.waiting import SECONDS, until
-from tuner.engine import local
+from tuner.engine import gpu
 from tuner.engine.local import LocalEngine, cores, threads_per_worker
 from tuner.protocol import Answer, Ended, Entered, Failed, Lost, Message, Prepared, PrepareTask, Progress, Stepped
 from tuner.scheduler import answer, guarded
@@ -254,21 +254,53 @@ def test_each_worker_has_a_gpu_of_its_own_which_the_next_takes_over_when_it_dies
     assert "GPU 7" in (tmp_path / "1" / "log.txt").read_text()
 
 
+def test_workers_that_share_gpus_are_spread_evenly_under_one_mps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = tmp_path / "bin" / "nvidia-cuda-mps-control"
+    daemon.parent.mkdir()
+    said = tmp_path / "mps.txt"
+    daemon.write_text(f'#!/bin/sh\n[ "$1" = -d ] || read -r word\necho "$1$word $CUDA_MPS_PIPE_DIRECTORY" >> {said}\n')
+    daemon.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{daemon.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    with LocalEngine(4, gpus=("4", "7"), trials_per_gpu=2) as engine:
+        for number in range(4):
+            engine.start(own_spec(tmp_path / str(number), "loading", number=number))
+        environments = [psutil.Process(process.pid or 0).environ() for process in multiprocessing.active_children()]
+        found = run_out(engine, jobs=4)
+        assert sorted(reading(found[number], "quick/gpu") for number in range(4)) == [4.0, 4.0, 7.0, 7.0]
+    folders = {environment["CUDA_MPS_PIPE_DIRECTORY"] for environment in environments}
+    assert {environment["PPO_TUNER_GPU_SHARED_BY"] for environment in environments} == {"2"} and len(folders) == 1
+    folder = folders.pop()
+    assert said.read_text().splitlines() == [f"-d {folder}", f"quit {folder}"] and not Path(folder).exists()
+
+
+def test_a_gpu_is_shared_evenly_beside_the_contexts_of_its_workers() -> None:
+    gib = 2**30
+    assert gpu.memory_share(16 * gib, 4) == pytest.approx(3.5 / 16)
+    with pytest.raises(ConfigError, match=r"^--trials-per-gpu 4 is not allowed: CUDA alone takes 0.5 GiB for each"):
+        gpu.memory_share(2 * gib, 4)
+
+
 def test_numbers_of_workers_that_cannot_be_are_refused(engine: LocalEngine) -> None:
     with pytest.raises(ConfigError, match="workers 0 is not allowed: at least 1"):
         engine.resize(0)
     with pytest.raises(ConfigError, match="workers 3 is not allowed: one a GPU, and there are 2"):
         LocalEngine(3, gpus=("0", "1"))
+    with pytest.raises(ConfigError, match="workers 7 is not allowed: 3 a GPU, and there are 2"):
+        LocalEngine(7, gpus=("0", "1"), trials_per_gpu=3)
     assert engine.free == 2
 
 
 def test_only_gpus_that_torch_does_not_see_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        local, "_SEES_A_GPU", "import os, sys; sys.exit(os.environ['CUDA_VISIBLE_DEVICES'] not in ('0', '1'))"
+        gpu, "_SEES_A_GPU", "import os, sys; sys.exit(os.environ['CUDA_VISIBLE_DEVICES'] not in ('0', '1'))"
     )
-    local.require_gpus(("0", "1"))
+    gpu.require_gpus(("0", "1"))
     with pytest.raises(ConfigError, match=r"^--gpus 0,7 is not allowed: torch does not see GPU 7 on this machine$"):
-        local.require_gpus(("0", "7"))
+        gpu.require_gpus(("0", "7"))
 
 
 def test_a_worker_keeps_what_it_loaded_from_trial_to_trial(engine: LocalEngine, tmp_path: Path) -> None:

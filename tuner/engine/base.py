@@ -71,9 +71,11 @@ class EngineNeeds:
     workers: int
     """Jobs at a time."""
     gpus: Sequence[str]
-    """As CUDA_VISIBLE_DEVICES names them, one for each job; empty: all see what this process sees."""
+    """As CUDA_VISIBLE_DEVICES names them, each job gets one; empty: all see what this process sees."""
     settings: WorkerSettings
     """After which silence a worker is given up, among others."""
+    trials_per_gpu: int = 1
+    """How many jobs share a GPU."""
 
 
 MakeEngine = Callable[[EngineNeeds], Engine]

@@ -1,4 +1,4 @@
-"""Worker processes on this machine: one a GPU, or a share of the cores each.
+"""Worker processes on this machine: one or several a GPU, or a share of the cores each.
 
 A process is kept from job to job, and replaced after one that raised an error.
 """
@@ -6,9 +6,8 @@ A process is kept from job to job, and replaced after one that raised an error.
 import math
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -16,6 +15,7 @@ from typing import Any
 
 from ppo_core.errors import ConfigError
 from tuner.engine.base import EngineNeeds, JobId
+from tuner.engine.gpu import Mps
 from tuner.engine.process import WorkerProcess
 from tuner.protocol import (
     Answer,
@@ -119,25 +119,6 @@ def threads_per_worker(workers: int) -> int:
     return max(1, cores() // workers)
 
 
-_SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-
-
-def require_gpus(gpus: Sequence[str]) -> None:
-    """Raise ConfigError where torch does not see one of the GPUs, as CUDA_VISIBLE_DEVICES names them.
-
-    A process for each of them asks, with that GPU alone, as a worker has it: this one loads neither torch nor CUDA.
-    """
-    command = [sys.executable, "-c", _SEES_A_GPU]
-    asked = {
-        gpu: subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu}, stderr=subprocess.DEVNULL)
-        for gpu in gpus
-    }
-    unseen = [gpu for gpu, process in asked.items() if process.wait() != 0]
-    if unseen:
-        which = f"GPU{'s' if len(unseen) > 1 else ''} {', '.join(unseen)}"
-        raise ConfigError(f"--gpus {','.join(gpus)} is not allowed: torch does not see {which} on this machine")
-
-
 @dataclass(frozen=True)
 class _Busy:
     """A worker at its job."""
@@ -154,6 +135,7 @@ class LocalEngine:
         workers: int,
         *,
         gpus: Sequence[str] = (),
+        trials_per_gpu: int = 1,
         settings: WorkerSettings = _DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -161,14 +143,17 @@ class LocalEngine:
 
         Args:
             workers: Jobs at a time.
-            gpus: As CUDA_VISIBLE_DEVICES names them; each worker gets one for itself. Empty: no worker is given any.
+            gpus: As CUDA_VISIBLE_DEVICES names them; each worker gets one of them. Empty: no worker is given any.
+            trials_per_gpu: How many workers share a GPU.
             settings: After which silence a worker is killed.
             clock: Seconds that never go back.
 
         Raises:
-            ConfigError: fewer than 1 worker, or more than there are GPUs.
+            ConfigError: fewer than 1 worker, or more than there is room for on the GPUs.
         """
         self._gpus, self._settings, self._clock = tuple(gpus), settings, clock
+        self._trials_per_gpu = trials_per_gpu
+        self._mps = Mps() if gpus and trials_per_gpu > 1 else None
         self._idle: list[WorkerProcess] = []
         self._busy: dict[JobId, _Busy] = {}
         self._waker, self._wake = multiprocessing.Pipe(duplex=False)
@@ -179,9 +164,9 @@ class LocalEngine:
         """Return an engine for a run of a study; it starts nothing yet.
 
         Raises:
-            ConfigError: fewer than 1 worker, or more than there are GPUs.
+            ConfigError: fewer than 1 worker, or more than there is room for on the GPUs.
         """
-        return cls(needs.workers, gpus=needs.gpus, settings=needs.settings)
+        return cls(needs.workers, gpus=needs.gpus, trials_per_gpu=needs.trials_per_gpu, settings=needs.settings)
 
     def __enter__(self) -> "LocalEngine":
         return self
@@ -198,12 +183,13 @@ class LocalEngine:
         """Have so many jobs at a time from now on; where that is fewer, those that run finish first.
 
         Raises:
-            ConfigError: fewer than 1, or more than there are GPUs.
+            ConfigError: fewer than 1, or more than there is room for on the GPUs.
         """
         if workers < 1:
             raise ConfigError(f"workers {workers} is not allowed: at least 1")
-        if self._gpus and workers > len(self._gpus):
-            raise ConfigError(f"workers {workers} is not allowed: one a GPU, and there are {len(self._gpus)}")
+        if self._gpus and workers > len(self._gpus) * self._trials_per_gpu:
+            each = "one" if self._trials_per_gpu == 1 else str(self._trials_per_gpu)
+            raise ConfigError(f"workers {workers} is not allowed: {each} a GPU, and there are {len(self._gpus)}")
         self._limit = workers
         while self._idle and len(self._idle) + len(self._busy) > workers:
             self._idle.pop(0).end()
@@ -261,6 +247,8 @@ class LocalEngine:
         for worker in (*self._idle, *busy):
             worker.end()
         self._idle, self._busy = [], {}
+        if self._mps is not None:
+            self._mps.close()
 
     def _wait(self, timeout: float) -> list[JobId]:
         """Return the jobs whose workers have something to say or are dead, after a wait until then or a deadline."""
@@ -286,7 +274,8 @@ class LocalEngine:
                 self._busy[job_id] = self._at(kept, job)
                 return
             kept.end()  # it died while it waited; the next one may live, and a new one does
-        fresh = WorkerProcess(threads_per_worker(self._limit), self._free_gpu())
+        more = self._mps.variables if self._mps is not None else {}
+        fresh = WorkerProcess(threads_per_worker(self._limit), self._free_gpu(), self._trials_per_gpu, more)
         fresh.give(job)  # where it died at once, `events` tells
         self._busy[job_id] = self._at(fresh, job)
 
@@ -296,8 +285,8 @@ class LocalEngine:
     def _free_gpu(self) -> str | None:
         if not self._gpus:
             return None
-        taken = {worker.gpu for worker in (*self._idle, *(busy.worker for busy in self._busy.values()))}
-        return next(gpu for gpu in self._gpus if gpu not in taken)
+        taken = Counter(worker.gpu for worker in (*self._idle, *(busy.worker for busy in self._busy.values())))
+        return min(self._gpus, key=lambda gpu: taken[gpu])
 
     def _receive(self, job: JobId) -> Message:
         """Return the next that the job's worker said, taking it from the busy ones where that ended its job."""

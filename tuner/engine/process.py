@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context, resource_tracker
 
 from tuner.engine import worker
-from tuner.protocol import GPU_VARIABLE, Answer, Job, Lost, Message
+from tuner.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE, Answer, Job, Lost, Message
 
 _EXIT_SECONDS = 5.0
 """How long a worker whose pipe ended has to end by itself."""
@@ -24,11 +24,22 @@ _NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 class WorkerProcess:
     """One process with its pipe, on one GPU or none."""
 
-    def __init__(self, threads: int, gpu: str | None = None) -> None:
+    def __init__(
+        self, threads: int, gpu: str | None = None, shared_by: int = 1, more: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it.
+
+        Args:
+            threads: Its share of the cores.
+            gpu: As CUDA_VISIBLE_DEVICES names it.
+            shared_by: How many workers that GPU is for.
+            more: Further variables of its environment.
+        """
         self.gpu = gpu
         variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | _NO_BARS
         if gpu is not None:
-            variables |= {"CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu}
+            variables |= {"CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu, SHARED_BY_VARIABLE: str(shared_by)}
+        variables |= more or {}
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         # No daemon, which could have no children of its own (data loaders); it watches for this process's end itself.

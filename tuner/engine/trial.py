@@ -1,7 +1,6 @@
 """One trial in a worker: step, guard, report, save, until its end or the controller's word."""
 
 import math
-import os
 import sys
 import time
 import traceback
@@ -19,8 +18,9 @@ from ppo_core.lookup import import_module
 from ppo_core.report import StepReport, Trainer
 from tuner import remote_checkpoints
 from tuner.budget_watch import WatchState, watch
+from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.guard import GUARD, GuardState, observe
-from tuner.protocol import GPU_VARIABLE, Answer, Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
+from tuner.protocol import Answer, Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
 
 T = TypeVar("T")
 WATCH = "budget_watch"
@@ -183,17 +183,11 @@ def _place(spec: TrialSpec, url: str) -> remote_checkpoints.TrialCheckpoints:
 def _make_trainer(job: TrialSpec | ReadTest, config: PPOConfig, resume_from: Path | None) -> Trainer:
     factory = import_factory(job.trainer)
     _set_torch_threads(job.threads)
+    limit_memory()
     trainer: Trainer = factory(config, job.task, device=job.device, resume_from=resume_from)
     _set_torch_threads(job.threads)  # the factory may have been what imported torch
-    _require_gpu()
+    require_own_gpu()
     return trainer
-
-
-def _require_gpu() -> None:
-    """Raise ConfigError where this worker was given a GPU that torch does not see: it would train on the CPU."""
-    torch, gpu = sys.modules.get("torch"), os.environ.get(GPU_VARIABLE)
-    if torch is not None and gpu is not None and not torch.cuda.is_available():
-        raise ConfigError(f"--gpus names GPU {gpu}, and torch sees no such GPU here")
 
 
 def import_factory(path: str) -> Callable[..., Trainer]:

@@ -24,8 +24,10 @@ from typing import Any, Protocol
 
 from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError
+from ppo_core.hyperparameters import PPOConfig
 from ppo_core.task_file import get_task
 from tuner import trial_log
+from tuner.engine.gpu import limit_memory
 from tuner.engine.trial import read_test, run_trial
 from tuner.protocol import (
     Answer,
@@ -191,7 +193,15 @@ def _begin_log(job: Job) -> None:
 
 
 def _prepare(job: PrepareTask, controller: Controller) -> Prepared:
-    get_task(job.task).prepare(lambda what, share: controller.emit(Progress(what, share)))
+    task = get_task(job.task)
+    assets = task.prepare(lambda what, share: controller.emit(Progress(what, share)))
+    if job.configs:
+        from ppo_core.model_shapes import memory_line  # loads torch, as a trial will
+
+        limit_memory()
+        line = memory_line([PPOConfig.from_dict(config) for config in job.configs], task, assets, job.device)
+        if line is not None:
+            controller.emit(Progress(f"the largest trial's {line}", 1.0))
     return Prepared()
 
 

@@ -1,0 +1,248 @@
+"""One PPO iteration of a policy of real size: seconds of each phase, tokens a second, memory, and what bounds them.
+
+The bound of an iteration is counted, not run: each phase takes at least the time to move its bytes, and at least the
+time to compute its FLOPs, at the rates that the device reaches in a large copy and a large product. Counted are linear
+layers and the head, of prompts and responses as they are needed once:
+
+    generate   prefill 2 W P, then for each token the larger of moving the weights and the KV cache, and 2 (W + H) FLOPs
+    score      a pass of policy and one of reference: 2 W (P + T) + 2 H T each
+    update     per epoch forward and backward: 3 times that (2 times where the weights themselves do not learn)
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.memory import free, peak_mib
+from ppo_core.models import FrozenPolicy, TaskModels, freeze_policy
+from ppo_core.networks import computes_in_bf16
+from ppo_core.task import Progress, Prompt, Prompts, Scored, Task, TaskAssets
+from ppo_core.trainer import PPOTrainer
+
+from .sizes import config_of, random_policy, word_tokenizer, work_of
+
+PHASES = ("generate", "score", "update")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is trained: a size, whole or by adapters, and a rollout batch of equally long episodes."""
+
+    size: str
+    lora: bool
+    episodes: int = 64
+    prompt_tokens: int = 128
+    new_tokens: int = 128
+    mini_batches: int = 4
+    epochs: int = 2
+    micro_batch: int | None = None
+    """Rows of one forward and backward pass; None: the whole mini-batch."""
+    gradient_checkpointing: bool = False
+
+    @property
+    def name(self) -> str:
+        """Unique among the cells of a table."""
+        return f"{self.size} {'LoRA' if self.lora else 'full'} {self.prompt_tokens}+{self.new_tokens}"
+
+    def config(self, value_model: str = "shared") -> PPOConfig:
+        """Return the run's config; it never comes to an end, whose evaluation would be timed."""
+        episodes = self.episodes * 10_000
+        return PPOConfig.from_dict(
+            {
+                "total_episodes": episodes,
+                "eval_every_episodes": episodes,
+                "batch_size": self.episodes,
+                "mini_batch_size": self.episodes // self.mini_batches,
+                "per_device_train_batch_size": self.micro_batch,
+                "num_ppo_epochs": self.epochs,
+                "response_length": self.new_tokens,
+                "stop_token": "none",
+                "temperature": 1.0,
+                "value_model": value_model,
+                "use_peft": self.lora,
+                "lora_target_modules": "all-linear" if self.lora else None,
+                "gradient_checkpointing": self.gradient_checkpointing,
+                "learning_rate": 1e-6,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the device reaches."""
+
+    flops: float
+    """A second, in the precision that runs compute in."""
+    bytes: float
+    """A second, read or written."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An iteration's medians."""
+
+    cell: Cell
+    trainer: str
+    seconds: dict[str, float]
+    """By phase."""
+    tokens_per_second: float
+    """Of prompts and responses, over the whole iteration."""
+    new_tokens_per_second: float
+    """Of responses, over generating them."""
+    step_ms: float
+    """Generating, a token of all rows."""
+    peak_gib: float
+    floor_seconds: dict[str, float]
+
+    @property
+    def floor_share(self) -> float:
+        """Of the iteration's time."""
+        return sum(self.floor_seconds.values()) / sum(self.seconds.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        found = asdict(self) | {"name": self.cell.name, "floor_share": self.floor_share}
+        return {name: None if value != value else value for name, value in found.items()}
+
+
+def measure(cell: Cell, device: torch.device, rates: Rates, *, iterations: int = 4, warm_up: int = 1) -> Measured:
+    """Run some iterations of our trainer; the first ones warm up, and capture what is captured."""
+    trainer = PPOTrainer(cell.config(), cell_models(cell, device))
+    trainer.state.step = 0  # no baseline: it would be an evaluation
+    reports = iter(trainer)
+    for _ in range(warm_up):
+        next(reports)
+    found = [next(reports).metrics for _ in range(iterations)]
+    seconds = {phase: statistics.median(metrics[f"time/{phase}"] for metrics in found) for phase in PHASES}
+    peak = peak_mib(device) / 1024
+    result = summary(cell, "ours", seconds, peak, rates)
+    del trainer, reports
+    free()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return result
+
+
+def summary(cell: Cell, trainer: str, seconds: dict[str, float], peak_gib: float, rates: Rates) -> Measured:
+    """Return a trainer's seconds by phase with what follows from them."""
+    tokens = cell.episodes * (cell.prompt_tokens + cell.new_tokens)
+    generate = seconds.get("generate", float("nan"))
+    return Measured(
+        cell,
+        trainer,
+        seconds,
+        tokens / sum(seconds.values()),
+        cell.episodes * cell.new_tokens / generate,
+        1000 * generate / cell.new_tokens,
+        peak_gib,
+        floor_seconds(cell, rates),
+    )
+
+
+def cell_models(cell: Cell, device: torch.device) -> TaskModels:
+    """Return the cell's policy with random weights, as a loaded task."""
+    config = cell.config()
+    bf16 = computes_in_bf16(config, device)
+    held = FrozenPolicy(("bf16" if cell.lora else "bf16_products") if bf16 else "float32")
+    policy = random_policy(cell.size, device, torch.bfloat16 if held.weights == "bf16" else torch.float32)
+    freeze_policy(policy, device, held, cell.size)
+    vocabulary = policy.config.vocab_size
+    words = torch.randint(2, vocabulary, (4 * cell.episodes, cell.prompt_tokens), generator=torch.Generator())
+    prompts = tuple(Prompt(" ".join(f"w{word}" for word in row)) for row in words.tolist())
+    return TaskModels(
+        _TASK, policy, word_tokenizer(vocabulary), _share_of_even, Prompts(prompts, prompts[:2], ()), cell.prompt_tokens
+    )
+
+
+def _no_assets(progress: Progress | None) -> TaskAssets:
+    raise AssertionError("the models are handed over")
+
+
+_TASK = Task(
+    name="random weights",
+    doc="Nothing to learn.",
+    reference={},
+    advised={},
+    kl_budget=10.0,
+    kl_limit=15.0,
+    eval_temperature=1.0,
+    eval_response_length=1,
+    eval_seed=0,
+    prepare=_no_assets,
+)
+
+
+def _share_of_even(
+    prompts: Sequence[Prompt], responses: Sequence[str], tokens: Sequence[Sequence[str]], ended: Sequence[bool]
+) -> Scored:
+    """A reward that costs nothing: the share of words with an even number."""
+    shares = [sum(word[-1] in "02468" for word in row.split()) / max(1, len(row.split())) for row in responses]
+    return Scored(shares, {"even": shares})
+
+
+# What bounds an iteration
+
+
+def floor_seconds(cell: Cell, rates: Rates, bytes_a_number: int = 2) -> dict[str, float]:
+    """Return the least seconds of each phase (see this module)."""
+    work, rows = work_of(config_of(cell.size)), cell.episodes
+    prompt, new = rows * cell.prompt_tokens, rows * cell.new_tokens
+    context = cell.prompt_tokens + cell.new_tokens / 2
+    moved = bytes_a_number * (work.weights + work.head + rows * context * work.kv_numbers)
+    step = max(moved / rates.bytes, 2 * rows * (work.weights + work.head) / rates.flops)
+    forward = 2 * (work.weights * (prompt + new) + work.head * new) / rates.flops
+    return {
+        "generate": 2 * work.weights * prompt / rates.flops + cell.new_tokens * step,
+        "score": 2 * forward,
+        "update": cell.epochs * (2 if cell.lora else 3) * forward,
+    }
+
+
+def device_rates(device: torch.device, size: int | None = None, repeats: int = 10) -> Rates:
+    """Measure a large square product and a large copy, each the fastest of some repeats."""
+    gpu = device.type == "cuda"
+    dtype, edge = (torch.bfloat16, size or 8192) if gpu else (torch.float32, size or 1024)
+    one, other = (torch.randn(edge, edge, device=device, dtype=dtype) for _ in range(2))
+    block = torch.zeros((2**32 if gpu else 2**26) if size is None else size * size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(block)
+    multiply = min(_seconds(lambda: torch.mm(one, other), device) for _ in range(repeats))
+    copy = min(_seconds(lambda: target.copy_(block), device) for _ in range(repeats))
+    return Rates(2 * edge**3 / multiply, 2 * block.nbytes / copy)
+
+
+def _seconds(run: Any, device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    run()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def table(found: Sequence[Measured]) -> str:
+    """Return the cells as a Markdown table."""
+    lines = [
+        "| cell | trainer | generate s | score s | update s | tokens/s | ms a decode step | peak GiB | floor share |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in found:
+        phases = " | ".join(f"{one.seconds.get(phase, float('nan')):.3f}" for phase in PHASES)
+        lines.append(
+            f"| {one.cell.name} | {one.trainer} | {phases} | {one.tokens_per_second:,.0f} | {one.step_ms:.2f} | "
+            f"{one.peak_gib:.2f} | {one.floor_share:.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def rehearsed(cell: Cell) -> Cell:
+    """Return a cell as a rehearsal runs it: of the same kind, and tiny."""
+    return replace(cell, size="tiny", episodes=4, prompt_tokens=5, new_tokens=4, mini_batches=2)
