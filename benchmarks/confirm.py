@@ -121,6 +121,8 @@ def show(arguments: argparse.Namespace) -> None:
     with closing(Store.open(STORE)) as store:
         view = read_study(store, NAME)
         read = readings(store, view)
+    if len(read) <= TOP:
+        raise PPOTunerError("the confirming runs are not read on the test prompts yet; first: confirm.py run")
     rows = {row.number: replace(row, origin=Origin.REFERENCE if row.number == 0 else row.origin) for row in view.trials}
     found = judge(read, rows, arguments.studies)
     if arguments.json:

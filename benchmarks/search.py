@@ -4,6 +4,7 @@ python benchmarks/search.py record reviews    # trains hundreds of configuration
 python benchmarks/search.py show reviews      # what is recorded
 python benchmarks/search.py replay reviews    # strategies over the recorded runs
 python benchmarks/search.py live --peer       # whole studies, run for real; takes hours, and goes on where it was
+python benchmarks/search.py match reviews     # what another price of KL makes of configurations
 python benchmarks/search.py restarts reviews  # what a trial costs beside training: the replay's constants
 """
 
@@ -12,8 +13,9 @@ import json
 import sys
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
-from support import comparing, live, recorded, recorded_summary, recording, replay_report
+from support import comparing, live, matching, recorded, recorded_summary, recording, replay_report
 from support.recording import DEFAULT_AMOUNTS, OTHER_AMOUNT, Amount
 from support.replaying import MEASURED
 from support.rivals import rivals
@@ -69,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
     lived.add_argument("--json", action="store_true", help="print one line of JSON as well")
     lived.set_defaults(run=_live)
 
+    match = commands.add_parser("match", help="run recorded configurations again at another price of KL")
+    match.add_argument("task", choices=BUILT_IN)
+    match.add_argument("--runs", type=_positive, metavar="N", default=24, help="how many (24)")
+    match.add_argument("--workers", type=_positive, metavar="N", default=2, help="processes (2)")
+    match.set_defaults(run=_match)
+
     restarts = commands.add_parser("restarts", help="measure what it costs to start, pause and resume a trial")
     restarts.add_argument("task", choices=BUILT_IN)
     restarts.add_argument("--rounds", type=_positive, metavar="N", default=5, help="medians are taken over them (5)")
@@ -112,8 +120,22 @@ def _live(arguments: argparse.Namespace) -> int:
     found = live.run_all(sides, spec, arguments.study, arguments.studies, recording.ROOT / live.FOLDER, _tell)
     moment, summaries = live.summarise(found, spec.kl_budget)
     print(live.table(moment, summaries))
+    data: dict[str, Any] = {"cpu_seconds": moment, "budget": spec.budget, "arms": [asdict(one) for one in summaries]}
+    if recorded.file_of(spec.task).exists():
+        runs = recorded.read(recorded.file_of(spec.task))
+        random = comparing.RandomSearch.of(traces_of(runs), runs.spec, MEASURED)
+        ratios = [live.Ratios.of(arm, results, spec.kl_budget, random) for arm, results in found.items()]
+        print(live.ratio_lines(ratios, random))
+        data |= {"random_search": asdict(random), "ratios": [asdict(one) for one in ratios]}
     if arguments.json:
-        print(json.dumps({"cpu_seconds": moment, "budget": spec.budget, "arms": [asdict(one) for one in summaries]}))
+        print(json.dumps(data))
+    return 0
+
+
+def _match(arguments: argparse.Namespace) -> int:
+    recording = recorded.read(recorded.file_of(arguments.task))
+    found = matching.match_runs(recording, arguments.runs, arguments.workers, _tell)
+    print(matching.table(found, recording.spec.kl_budget))
     return 0
 
 

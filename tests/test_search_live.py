@@ -15,7 +15,8 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # as for the scripts there
 
 from support import live  # noqa: E402
-from support.live import Arm, Interval, Result, Seen, arms, run_all, summarise, table  # noqa: E402
+from support.comparing import RandomSearch, Targets  # noqa: E402
+from support.live import Arm, Interval, Ratios, Result, Seen, arms, ratio_lines, run_all, summarise, table  # noqa: E402
 
 STUDY = BENCHMARKS.parent / "studies" / "reviews.toml"
 SPEC = StudySpec.load(STUDY).with_budget(3, "test")
@@ -42,7 +43,29 @@ def test_arms_are_read_after_the_cpu_seconds_of_the_random_search() -> None:
     assert (first.value.mean, first.gain.mean) == (1.5, 0.0)
     assert (second.value.mean, second.gain.mean, second.at_end.mean) == (2.0, 0.5, 5.0)
     assert (second.cpu_seconds, second.wall_seconds, second.trials) == (80.0, 160.0, 3)
+    # Random search comes to 1.5 in the mean; one of its two studies never does.
+    assert (second.speed, first.speed) == (40.0 / 60.0, math.inf)
     assert "after 60 CPU-seconds" in table(moment, [first, second])
+
+
+def test_ratios_are_of_the_median_study_over_the_recorded_random_search() -> None:
+    random = RandomSearch(Targets(ends=1.9, best=2.0, cost=1000.0), to_best=900.0)
+    studies = [
+        _result("ours", seed, [(cost, 3, 1.9, 1.0), (3 * cost, 6, best, 1.0)])
+        for seed, (cost, best) in enumerate([(100.0, 2.0), (200.0, 1.95), (150.0, 2.1)])
+    ]
+    found = Ratios.of("ours", studies, 6.0, random)
+    assert (found.total, found.strategy, found.never) == (0.15, 0.5, (0, 1))
+    worse = Ratios.of("theirs", [_result("theirs", 0, [(10.0, 3, 1.0, 1.0)])], 6.0, random)
+    assert (worse.total, worse.strategy, worse.never) == (math.inf, math.inf, (1, 1))
+    lines = ratio_lines([found, worse], random).splitlines()
+    assert lines[2].split() == ["ours", "0.15", "0", "0.50", "1"] and lines[3].split() == [
+        "theirs",
+        "inf",
+        "1",
+        "inf",
+        "1",
+    ]
 
 
 def test_an_interval_holds_the_means_of_resampled_studies() -> None:

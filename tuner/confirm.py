@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError
+from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import counted
 from tuner.best import ended_well
 from tuner.status import Origin, Role, Status
@@ -90,11 +91,14 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
     """Return the runs of a plan that the study does not have yet, seed by seed, numbered on from its last trial.
 
     Raises:
-        ConfigError: see `chosen`.
+        ConfigError: see `chosen`; or the runs would be shorter than a rollout batch.
     """
     there = [row.config for row in rows if row.role is Role.CONFIRM]
     wanted: list[NewTrial] = []
     parents = chosen(rows, spec, plan.top)
+    least = max(PPOConfig.from_dict(parent.config).batch_sizes(world_size=1).batch_size for parent in parents)
+    if plan.length(spec) < least:
+        raise ConfigError(f"total_episodes = {plan.length(spec)} is not allowed: at least {least}, one rollout batch")
     for seed in fresh_seeds(spec, plan.seeds):
         for parent in parents:
             config = confirming(parent.config, seed, plan.length(spec))

@@ -59,6 +59,7 @@ from tuner.protocol import (
 from tuner.retry import RoomWatch
 from tuner.scheduler import NOTHING_DECIDED, Action, Decision, MakeScheduler, answer
 from tuner.scoring import Evaluations, ended_by_a_person, evaluations_of, extent, judged, outcome, so_far
+from tuner.spec import PPO_TRAINER
 from tuner.status import ENDINGS, Reason, Status, Wanted
 from tuner.store import NewTrial, Order, OrderState, Outcome, TrialRow
 
@@ -238,7 +239,10 @@ class TrialLoop:
 
     def _prepare_task(self) -> bool:
         """Have the task prepared by a worker; return False if a stop was asked for meanwhile."""
-        self._engine.start(PrepareTask(self._study.spec.task, self._study.folder))
+        spec = self._study.spec
+        is_known = spec.trainer == PPO_TRAINER  # what another trainer takes nobody can tell
+        configs = tuple(config.to_dict() for config in spec.extreme_configs().values()) if is_known else ()
+        self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device))
         while not self._is_stopping():
             for _, message in self._engine.events(self._longest_wait()):
                 if isinstance(message, Prepared):

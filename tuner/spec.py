@@ -176,7 +176,9 @@ class StudySpec:
         search, idle = study_file.split_idle(asked, fixed)
         names = warm_start.read_names(content, content["name"], where)
         settled, starts = warm_start.read_tables(content, fixed, search, where)
-        kl_budget, kl_limit = study_file.read_kl(content.get("kl", {}), task, f"{where}: kl")
+        kl_budget, kl_limit = study_file.read_kl(
+            content.get("kl", {}), task, study_file.response_length(task, fixed, asked, listed), f"{where}: kl"
+        )
         guard = declare.table(content.get("guard", {}), f"{where}: guard")
         spec = cls(
             name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
@@ -318,6 +320,14 @@ class StudySpec:
             params[KL_CONTROL] = ADAPTIVE if "kl_target" in given else FIXED
         return {name: value for name, value in params.items() if is_active(name, self.search, params)}
 
+    def extreme_configs(self) -> dict[str, PPOConfig]:
+        """Return the trials between which all others lie, by what they are: what a study takes at most follows."""
+        listed = {f"trial {number}": trial.params for number, trial in enumerate(self.listed)}
+        starts = {start.name: self.params_with(start.params) for start in self.starts}
+        corner = {} if self.listed else {"largest values": self._corner("high", ADAPTIVE)}
+        reference = {} if self.listed else {"trial 0": self.reference_params()}
+        return {name: self.config(params) for name, params in {**reference, **corner, **listed, **starts}.items()}
+
     def origins(self) -> dict[str, ValueSource]:
         """Return where trial 0's value of each fixed or searched hyperparameter comes from, by name."""
         reference = get_task(self.task).reference
@@ -415,7 +425,7 @@ def _task(value: object, where: str) -> Task:
 
 
 def _sampler(value: object, where: str) -> SamplerSpec:
-    values = declare.table(value, where)
+    values = {"name": value} if isinstance(value, str) else declare.table(value, where)
     declare.require_known(values, ("name", "startup_trials"), f"{where}.")
     name = values.get("name", SamplerSpec.name)
     if not isinstance(name, str) or not (name in SAMPLERS or study_file.TRAINER[0].fullmatch(name)):

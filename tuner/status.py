@@ -45,6 +45,8 @@ class Origin(StrEnum):
     """Trial 0: TRL's values and the task's own."""
     SAMPLED = "sampled"
     """The sampler proposed it."""
+    MATCHED = "matched"
+    """A finished trial's, with the β at which its KL should end within the budget (see `tuner.search.matching`)."""
     LISTED = "listed"
     """It stands in the study file, as a trial or as a start of the search."""
     ENQUEUED = "enqueued"

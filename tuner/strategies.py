@@ -23,6 +23,7 @@ from tuner.best import best_trial
 from tuner.protocol import Stepped
 from tuner.scheduler import Action, Decision, guarded, is_audited, is_evaluated
 from tuner.scoring import Evaluations, TrialList, rung_score
+from tuner.search.matching import Match, next_match
 from tuner.search.sampler import Projection
 from tuner.spec import Strategy, StudySpec
 from tuner.status import Origin, Reason, Role, Status, Verdict
@@ -47,6 +48,9 @@ class FullRuns:
         for row in trials.open(self._spec.trials):
             if row.number not in busy:
                 return row.number
+        match = self._match(trials)
+        if match is not None:
+            return self._trial(len(trials), Origin.MATCHED, match.params, label=f"trial {match.trial} at another β")
         promoted = self._promoted(trials)
         if promoted is None and self._may_start(trials):
             return self._new(trials)
@@ -72,15 +76,22 @@ class FullRuns:
         """Return whether all trials have ended or rest, and there is neither budget nor need for more."""
         if not all(row.is_done for row in trials.asked(self._spec.trials)):
             return False
-        return self._promoted(trials) is None and not self._may_start(trials)
+        return self._match(trials) is None and self._promoted(trials) is None and not self._may_start(trials)
+
+    def _match(self, trials: TrialList) -> Match | None:
+        """Return a finished trial's configuration to run to its end at another price of KL, where there is room."""
+        left = self._left(trials) / self._spec.total_episodes
+        return next_match(trials, self._spec, is_last=left < 2) if self._is_room(trials) and left >= 1 else None
+
+    def _is_room(self, trials: TrialList) -> bool:
+        """Return whether the study may have another trial, as far as their number goes."""
+        return self._spec.trials is None or len(trials.counted()) < self._spec.trials
 
     def _promoted(self, trials: TrialList) -> int | None:
         return None
 
     def _may_start(self, trials: TrialList) -> bool:
-        most = self._spec.trials
-        is_room = most is None or len(trials.counted()) < most
-        return is_room and self._left(trials) >= self._spec.total_episodes
+        return self._is_room(trials) and self._left(trials) >= self._spec.total_episodes
 
     def _left(self, trials: TrialList) -> float:
         """Return the episodes of the budget that no trial has spent or was promised."""
@@ -106,22 +117,28 @@ class FullRuns:
     def _new(self, trials: TrialList) -> NewTrial:
         spec, number, counted = self._spec, len(trials), len(trials.counted())
         started = sum(row.origin is Origin.LISTED for row in trials.counted())
-        label = ""
         if spec.listed:
-            params, origin, label = dict(spec.listed[counted].params), Origin.LISTED, spec.listed[counted].label
-            config = spec.config(params)
-        elif counted == 0:
-            params, origin = spec.reference_params(), Origin.REFERENCE
-            config = spec.config(params)
-        elif started < len(spec.starts):
+            return self._trial(number, Origin.LISTED, spec.listed[counted].params, label=spec.listed[counted].label)
+        if counted == 0:
+            return self._trial(number, Origin.REFERENCE, spec.reference_params())
+        if started < len(spec.starts):
             start = spec.starts[started]
-            params, origin, label = spec.params_with(start.params), Origin.LISTED, start.title
-            config = spec.config(params)
-        else:
-            params, config = self._proposed(number, trials)
-            origin = Origin.SAMPLED
-        audited = is_audited(spec, number)
-        return NewTrial(number, origin, config.to_dict(), params, self._threads, label=label, is_audited=audited)
+            return self._trial(number, Origin.LISTED, spec.params_with(start.params), label=start.title)
+        params, config = self._proposed(number, trials)
+        return self._trial(number, Origin.SAMPLED, params, config)
+
+    def _trial(
+        self,
+        number: int,
+        origin: Origin,
+        params: Mapping[str, HyperValue],
+        config: PPOConfig | None = None,
+        label: str = "",
+    ) -> NewTrial:
+        """Return a trial with these searched values, and the configuration that follows from them unless given."""
+        values = (config or self._spec.config(params)).to_dict()
+        audited = is_audited(self._spec, number)
+        return NewTrial(number, origin, values, dict(params), self._threads, label=label, is_audited=audited)
 
     def _proposed(self, number: int, trials: TrialList) -> tuple[dict[str, HyperValue], PPOConfig]:
         """Return the searched values of a trial that the sampler proposes, and its configuration."""
@@ -162,7 +179,8 @@ def rung_episodes(config: PPOConfig, share: float) -> int | None:
 class Rungs(FullRuns):
     """Trials rest at rungs with their exact state, and the best of each rung are promoted past it.
 
-    What people ask for (forks, enqueued trials) runs to its end, and so do audited trials.
+    What people ask for (forks, enqueued trials) runs to its end, and so do audited trials, what is run again at another
+    price of KL, and the reference: it is what the others are compared with.
     """
 
     name: Strategy
@@ -197,7 +215,8 @@ class Rungs(FullRuns):
         return trial.rung < len(rungs) and episode >= rungs[trial.rung]
 
     def _measured(self, row: TrialRow) -> _Length:
-        return _Length.of(row.config, self.shares if row.counts else ())
+        is_whole = not row.counts or row.origin in (Origin.REFERENCE, Origin.MATCHED)
+        return _Length.of(row.config, () if is_whole else self.shares)
 
     def _promoted(self, trials: TrialList) -> int | None:
         """Return the trial to promote now, if there is one: of the furthest rung where one is due, the best."""
@@ -225,8 +244,8 @@ class Rungs(FullRuns):
 
     def _may_start(self, trials: TrialList) -> bool:
         """Return whether to begin a trial: there is budget for it beside what is kept to finish some."""
-        most, whole = self._spec.trials, self._spec.total_episodes
-        if most is not None and len(trials.counted()) >= most:
+        whole = self._spec.total_episodes
+        if not self._is_room(trials):
             return False
         if self._spec.budget is None:
             return True
@@ -316,6 +335,9 @@ class Staged(FullRuns):
         best = best_trial(trials.rows, spec.kl_budget, spec.objective)
         others = {} if best is None else {name: best.config[name] for name in spec.search if name not in names}
         return params, PPOConfig.from_dict({**spec.config(params).to_dict(), **others})
+
+    def _match(self, trials: TrialList) -> Match | None:
+        return None  # the first stage searches the price
 
     def _stage(self, trials: TrialList) -> int:
         """Return the index of the stage that the next trial is made in; a stage that is over does not come back."""

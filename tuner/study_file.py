@@ -42,6 +42,8 @@ REQUIRED_OF_LISTED = ("name", "task")
 """Of a study that lists its trials."""
 
 NAME = (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), "letters, digits, dots, dashes and underscores, at most 100")
+PER_TOKEN = "_per_token"
+"""What ends the names of the [kl] table's values in nats per token."""
 TRAINER = (re.compile(r"[\w.]+:\w+"), '"module:function"')
 
 
@@ -53,15 +55,40 @@ def matching(value: object, pattern: tuple[re.Pattern[str], str], where: str) ->
     return value
 
 
-def read_kl(value: object, task: Task, where: str) -> tuple[float, float]:
-    """Return the KL budget and limit in nats per response: the [kl] table's over the task's."""
+def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[float, float]:
+    """Return the KL budget and limit in nats per response: the [kl] table's over the task's.
+
+    Each may be given per token instead, and is then multiplied by the tokens of the longest response: the budget, of
+    evaluations, by the task's evaluation length, the limit, of training, by the trials' response `length` (None: they
+    differ in it). That is exact for responses of full length, and lenient for shorter ones: what is compared is always
+    the KL of a whole response.
+
+    Raises:
+        ConfigError: a value is given twice or not allowed, or the limit is below the budget.
+    """
     values = declare.table(value, where)
-    declare.require_known(values, ("budget", "limit"), f"{where}.")
-    budget = declare.number(values.get("budget", task.kl_budget), declare.POSITIVE, f"{where}.budget")
-    limit = declare.number(values.get("limit", task.kl_limit), declare.POSITIVE, f"{where}.limit")
+    declare.require_known(
+        values, [f"{name}{unit}" for name in ("budget", "limit") for unit in ("", PER_TOKEN)], f"{where}."
+    )
+    budget = _nats(values, "budget", task.kl_budget, task.eval_response_length, where)
+    limit = _nats(values, "limit", task.kl_limit, length, where)
     if limit < budget:
         raise ConfigError(f"{where}: limit = {limit:g} is below budget = {budget:g}, so good trials would be stopped")
     return budget, limit
+
+
+def _nats(values: Mapping[str, Any], name: str, default: float, length: int | None, where: str) -> float:
+    """Return a KL in nats per response, given so or per token of responses of that length."""
+    per_token = f"{name}{PER_TOKEN}"
+    if per_token not in values:
+        return declare.number(values.get(name, default), declare.POSITIVE, f"{where}.{name}")
+    if name in values:
+        raise ConfigError(f"{where}: {name} and {per_token} are both given; one of them says it")
+    if length is None:
+        raise ConfigError(
+            f"{where}.{per_token} is not allowed: trials differ in response_length; give {name}, in nats per response"
+        )
+    return declare.number(values[per_token], declare.POSITIVE, f"{where}.{per_token}") * length
 
 
 def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
@@ -211,6 +238,16 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
             raise ConfigError(f"{where}: trial {number} lists the same values as trial {first}; take one of them out")
     require_total(declare.whole(content.get("trials", len(listed)), None, f"{where}: trials"), listed, f"{where}: ")
     return listed
+
+
+def response_length(
+    task: Task, fixed: Mapping[str, HyperValue], search: Mapping[str, Range], listed: Sequence[ListedTrial]
+) -> int | None:
+    """Return the response length of all trials, in tokens; None where they differ in it."""
+    name = "response_length"
+    default = fixed.get(name, task.reference.get(name, HYPERPARAMETERS[name].default))
+    lengths = {trial.params.get(name, default) for trial in listed} or {default}
+    return int(lengths.pop() or 0) if name not in search and len(lengths) == 1 else None
 
 
 def require_total(trials: int, listed: Sequence[ListedTrial], where: str = "") -> None:

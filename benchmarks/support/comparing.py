@@ -137,6 +137,26 @@ class Targets:
         )
 
 
+@dataclass(frozen=True)
+class RandomSearch:
+    """What a random search of the recorded runs takes, in device-seconds: medians over orders of them."""
+
+    targets: Targets
+    to_best: float
+    """To `targets.best`."""
+
+    @classmethod
+    def of(
+        cls, traces: Sequence[Trace], spec: StudySpec, costs: Costs, repeats: int = 100, seed: int = 0
+    ) -> "RandomSearch":
+        """Return that of a pool."""
+        full, at_ends = Legs(RANDOM, spec, costs), Legs(ENDS, spec, costs)
+        drawn = orders(traces, spec, None, repeats, seed)
+        targets = Targets.of(at_ends, full, drawn, workers=1)
+        courses = [replay(full, order, workers=1, until=targets.best) for order in drawn]
+        return cls(targets, Spread.of(course.seconds_to(targets.best) for course in courses).median)
+
+
 def compare(
     task: str,
     traces: Sequence[Trace],

@@ -29,6 +29,8 @@ from tuner.events import Event, TrialStepped
 from tuner.run import run_study
 from tuner.spec import StudySpec
 
+from .comparing import RandomSearch
+
 RANDOM, PEER = "random search", "Optuna alone"
 FOLDER = Path("runs", "benchmarks", "search", "live")
 """Where results are kept, from the repository's root."""
@@ -71,6 +73,15 @@ class Result:
             if seen.step > 0 and seen.cpu_seconds <= cpu_seconds and is_within(seen.kl, seen.kl_se, kl_budget)
         ]
         return max(known, default=math.nan)
+
+    def reaches(self, value: float, kl_budget: float) -> float:
+        """Return the CPU-seconds after which it knew a checkpoint within the KL budget worth `value`; inf: never."""
+        times = (
+            seen.cpu_seconds
+            for seen in self.evaluations
+            if seen.step > 0 and seen.reward >= value and is_within(seen.kl, seen.kl_se, kl_budget)
+        )
+        return min(times, default=math.inf)
 
 
 @dataclass(frozen=True)
@@ -251,6 +262,8 @@ class Summary:
     """Best value within the KL budget after the same CPU-seconds as all arms."""
     gain: Interval
     """What that is over the random search of the same seed."""
+    speed: float
+    """Median CPU-seconds to what random search comes to by then in the mean, over these seconds; inf: never."""
     at_end: Interval
     """Best value at the study's own end."""
     picked: Interval | None
@@ -268,6 +281,7 @@ def summarise(found: Mapping[str, Sequence[Result]], kl_budget: float) -> tuple[
     """
     moment = statistics.median(result.cpu_seconds for result in found[RANDOM])
     baseline = [result.best(kl_budget, moment) for result in found[RANDOM]]
+    to_reach = statistics.fmean(baseline)
     summaries = []
     for arm, results in found.items():
         values = [result.best(kl_budget, moment) for result in results]
@@ -278,6 +292,7 @@ def summarise(found: Mapping[str, Sequence[Result]], kl_budget: float) -> tuple[
                 len(results),
                 Interval.of(values),
                 Interval.of([value - other for value, other in zip(values, baseline, strict=True)]),
+                statistics.median(result.reaches(to_reach, kl_budget) for result in results) / moment,
                 Interval.of([result.best(kl_budget) for result in results]),
                 Interval.of(picked) if len(picked) == len(results) else None,
                 statistics.median(result.cpu_seconds for result in results),
@@ -288,18 +303,54 @@ def summarise(found: Mapping[str, Sequence[Result]], kl_budget: float) -> tuple[
     return moment, summaries
 
 
+@dataclass(frozen=True)
+class Ratios:
+    """An arm's CPU-seconds to what 32 random trials come to, over those of a random search of the recorded runs."""
+
+    arm: str
+    total: float
+    """To their best at the ends, over the cost of all 32: the median over the studies; inf: most never reach it."""
+    strategy: float
+    """To their best at any checkpoint, over what random search takes to it."""
+    never: tuple[int, int]
+    """Studies that reach neither."""
+
+    @classmethod
+    def of(cls, arm: str, results: Sequence[Result], kl_budget: float, random: RandomSearch) -> "Ratios":
+        """Return those of an arm's studies."""
+        ends, best = ([r.reaches(to, kl_budget) for r in results] for to in (random.targets.ends, random.targets.best))
+        never = (sum(map(math.isinf, ends)), sum(map(math.isinf, best)))
+        total, strategy = statistics.median(ends) / random.targets.cost, statistics.median(best) / random.to_best
+        return cls(arm, total, strategy, never)
+
+
+def ratio_lines(ratios: Sequence[Ratios], random: RandomSearch) -> str:
+    """Return the ratios as lines for people."""
+    targets = random.targets
+    return "\n".join(
+        [
+            f"Recorded random search: 32 trials come to {targets.ends:.3f} at their ends for {targets.cost:.0f} "
+            f"CPU-seconds; to {targets.best:.3f}, their best checkpoint within the budget, {random.to_best:.0f}.",
+            f"{'':20}{'ratio_total':>14}{'never':>7}{'ratio_strategy':>16}{'never':>7}",
+            *(f"{r.arm:20}{r.total:14.2f}{r.never[0]:7}{r.strategy:16.2f}{r.never[1]:7}" for r in ratios),
+            "The studies' median CPU-seconds to the same values, over those; never: how many do not reach it.",
+        ]
+    )
+
+
 def table(moment: float, summaries: Sequence[Summary]) -> str:
     """Return the summaries as lines for people."""
     lines = [
         f"Best value within the KL budget after {moment:.0f} CPU-seconds, mean over {summaries[0].studies} studies "
         "[95 %, bootstrap]",
-        f"{'':20}{'value':>24}{'over random':>26}{'at its own end':>26}{'CPU s':>8}{'wall s':>8}{'trials':>8}",
+        f"{'':20}{'value':>24}{'over random':>26}{'time to it':>12}{'at its own end':>26}{'CPU s':>8}{'trials':>8}",
     ]
     for one in summaries:
         lines.append(
-            f"{one.arm:20}{one.value!s:>24}{one.gain!s:>26}{one.at_end!s:>26}"
-            f"{one.cpu_seconds:8.0f}{one.wall_seconds:8.0f}{one.trials:8g}"
+            f"{one.arm:20}{one.value!s:>24}{one.gain!s:>26}{one.speed:12.2f}{one.at_end!s:>26}"
+            f"{one.cpu_seconds:8.0f}{one.trials:8g}"
         )
         if one.picked is not None:
             lines.append(f"{'':20}{one.picked!s:>24}  as it picks: completed, within the budget at its end")
+    lines.append("time to it: median CPU-seconds to random search's mean value, as a share of the time that took.")
     return "\n".join(lines)

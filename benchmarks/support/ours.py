@@ -4,7 +4,7 @@ import torch
 
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import peak_mib
-from ppo_core.models import TaskModels, load_policy
+from ppo_core.models import FrozenPolicy, TaskModels, load_policy
 from ppo_core.rewards.combined import load_reward
 from ppo_core.task import Progress, Prompts, RewardPart, Task, TaskAssets
 from ppo_core.trainer import PPOTrainer
@@ -67,7 +67,7 @@ def _config(shape: Shape, value_model: str) -> PPOConfig:
 
 def _load(saved: SavedModels, shape: Shape) -> TaskModels:
     cpu = torch.device("cpu")
-    reference, tokenizer = load_policy(str(saved.policy), cpu, False, "the benchmark")
+    reference, tokenizer = load_policy(str(saved.policy), cpu, FrozenPolicy(), "the benchmark")
     reward = RewardPart("reward", "model", str(saved.reward_model))
     return TaskModels(
         _task(),

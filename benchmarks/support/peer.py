@@ -1,4 +1,4 @@
-"""TRL's PPOTrainer, made comparable: no logging, no samples, no checkpoints, float32 on the CPU.
+"""TRL's PPOTrainer, made comparable: no logging, no samples, no checkpoints; float32 on the CPU, bfloat16 on a GPU.
 
 With gradient_accumulation_steps = 1, per_device_train_batch_size is the whole rollout batch and each mini-batch is one
 forward and backward pass with an optimizer step of its own; with more, TRL 1.12 steps only once an epoch.
@@ -26,6 +26,8 @@ def build_trainer(
     output: Path,
     batch_size: int,
     mini_batches: int,
+    on_gpu: bool = False,
+    peft_config: Any = None,
     **settings: Any,
 ) -> Any:
     """Return a PPOTrainer of TRL; `settings` are fields of its PPOConfig."""
@@ -39,8 +41,8 @@ def build_trainer(
         num_mini_batches=mini_batches,
         local_rollout_forward_batch_size=batch_size,
         num_sample_generations=0,
-        use_cpu=True,
-        bf16=False,
+        use_cpu=not on_gpu,
+        bf16=on_gpu,
         fp16=False,
         gradient_checkpointing=False,
         report_to="none",
@@ -58,6 +60,7 @@ def build_trainer(
         value_model=value_model,
         train_dataset=Dataset.from_dict({"input_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts]}),
         callbacks=[callback],
+        peft_config=peft_config,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -389,6 +389,9 @@ def _drawn(strategy: type[FullRuns]) -> Any:
             trace = self._order[number]
             return NewTrial(number, Origin.SAMPLED, trace.config, trace.params, 1)
 
+        def _match(self, trials: TrialList) -> None:
+            return None  # no other price of KL was recorded
+
         def _measured(self, row: TrialRow) -> Any:
             config, length = self._known_lengths.get(id(row.config), (None, None))
             if config is not row.config:

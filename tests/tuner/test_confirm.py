@@ -77,6 +77,12 @@ def test_what_ran_already_does_not_run_again_and_another_length_is_another_run()
     assert [(n.parent, n.config["total_episodes"]) for n in longer] == [(2, 9_600), (0, 9_600)]
 
 
+def test_a_run_is_at_least_one_rollout_batch_long() -> None:
+    with pytest.raises(ConfigError, match=r"^total_episodes = 63 is not allowed: at least 64, one rollout batch$"):
+        missing(ROWS, SPEC, Plan(top=1, seeds=1, total_episodes=63))
+    assert missing(ROWS, SPEC, Plan(top=1, seeds=1, total_episodes=64))
+
+
 def test_where_there_are_not_so_many_that_is_one_line() -> None:
     assert len(missing(ROWS, SPEC, Plan(seeds=1))) == 4, "up to three where it is not said how many"
     with pytest.raises(ConfigError, match=r"^top = 4 is not allowed: 3 trials of the study ended with a checkpoint"):

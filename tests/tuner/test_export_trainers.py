@@ -90,9 +90,13 @@ def random_config(seed: int) -> dict[str, HyperValue]:
         "bf16": rng.random() < 0.5,
         "use_peft": rng.random() < 0.5,
         "lora_target_modules": rng.choice([None, "q_proj,v_proj"]),
+        "use_rslora": rng.random() < 0.5,
+        "lora_modules_to_save": rng.choice([None, "embed_tokens,lm_head"]),
         "gradient_checkpointing": rng.random() < 0.5,
         "seed": rng.randint(0, 99),
+        "optim": rng.choice(["adamw", "adamw_8bit"]),
     }
+    values["load_in_4bit"] = values["use_peft"] and rng.random() < 0.5
     return values
 
 
@@ -219,12 +223,31 @@ def test_what_cannot_be_mapped_is_listed_with_its_reason() -> None:
         ("skip_nonfinite_updates", True), ("value_lr_scheduler_type", "cosine"), ("log_ratio_clamp", 5.0),
         ("whiten_advantages", False), ("missing_eos_penalty", 2.0), ("overlong_buffer", 6), ("stop_token", "none"),
         ("cliprange_high", 0.4), ("num_generations", 4), ("entropy_coef", 0.02), ("use_kl_loss", True),
+        ("optim", "adamw_8bit"),
     ],
 )  # fmt: skip
 def test_no_value_is_left_out_silently(target: str, name: str, value: HyperValue) -> None:
     plain, changed = export(of(), target)[1], export(of(**{name: value}), target)[1]
     always = target == "verl" and name == "skip_nonfinite_updates"  # it does so whatever is asked
     assert changed.keys != plain.keys or (name in changed.notes) is not always
+
+
+@pytest.mark.parametrize("target", OTHERS)
+@pytest.mark.parametrize(
+    ("name", "value"), [("use_rslora", True), ("lora_modules_to_save", "lm_head"), ("load_in_4bit", True)]
+)
+def test_nothing_of_the_adapters_is_left_out_silently(target: str, name: str, value: HyperValue) -> None:
+    plain, changed = (export(of(use_peft=True, **more), target)[1] for more in ({}, {name: value}))
+    assert changed.keys != plain.keys or name in changed.notes
+
+
+def test_verl_is_told_which_8_bit_adamw() -> None:
+    keys = export(of(optim="adamw_8bit"), "verl")[1].keys
+    for network in ("actor_rollout_ref.actor", "critic"):
+        assert (keys[f"{network}.optim.optimizer_impl"], keys[f"{network}.optim.optimizer"]) == (
+            "bitsandbytes.optim",
+            "AdamW8bit",
+        )
 
 
 def test_openrlhf_counts_prompts_and_is_told_a_switch_by_its_flag_alone() -> None:

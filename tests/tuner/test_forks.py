@@ -80,7 +80,8 @@ def test_values_that_together_state_the_batch_may_not_state_another() -> None:
 def test_every_hyperparameter_that_shapes_the_checkpoint_is_fixed() -> None:
     assert set(HYPERPARAMETERS) - set(CHANGEABLE) == {
         "batch_size", "gradient_accumulation_steps", "num_generations", "advantage_estimator", "value_model",
-        "value_model_path", "use_peft", "lora_r", "lora_alpha", "lora_target_modules", "bf16",
+        "value_model_path", "use_peft", "lora_r", "lora_alpha", "lora_target_modules",
+        "use_rslora", "lora_modules_to_save", "load_in_4bit", "optim", "bf16",
     }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from optuna.trial import TrialState
 from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
+from tuner.search import memory
 from tuner.search.prior import first_params, spread_params
 from tuner.search.sampler import Projection
 from tuner.space import arm_search, sampler_space, suggest
@@ -241,6 +242,23 @@ def test_a_running_trial_is_kept_away_from() -> None:
     crowd = [running(number, {"learning_rate": 1e-3}) for number in range(3, 15)]
     other = [running(number, {"learning_rate": 2e-5}) for number in range(3, 15)]
     assert Projection(spec, rows + crowd).propose(15) != Projection(spec, rows + other).propose(15)
+
+
+def test_of_many_trials_a_sampler_reads_the_best_the_running_and_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MOST_READ", 12)
+    monkeypatch.setattr(memory, "BEST_READ", 4)
+    spec = make_spec(startup_trials=1, search={"learning_rate": "advised"}, objective="end")
+    rows = [trial_row(n, params={"learning_rate": 1e-5 * 1.2**n}, value=n % 10, kl=5.0) for n in range(40)]
+    rows[9] = trial_row(9, params={"learning_rate": 1e-4}, value=99.0, kl=50.0)  # far over the budget
+    rows[3] = running(3, {"learning_rate": 3e-5})
+    projection = Projection(spec, rows)
+    read = projection._views[None]._study.get_trials(deepcopy=False)
+    # The best feasible ones of 0 to 31 are 19 and 29 (9 each), 8 and 18; the last eight are read whatever they are.
+    assert [trial.number for trial in read] == [3, 8, 18, 19, 29, *range(32, 40)]
+    assert len(projection.trials()) == 40
+    proposal = projection.propose(40)
+    rows[10] = trial_row(10, params={"learning_rate": 9e-4}, value=0.5, kl=5.0)
+    assert Projection(spec, rows).propose(40) == proposal, "trial 10 is not among what is read"
 
 
 def learn(spec: StudySpec, told: str) -> list[float]:

@@ -17,6 +17,9 @@ SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 OTHER_TASK = replace(get_task("reviews"), reference={"kl_target": 6.0, "num_ppo_epochs": 2, "temperature": 0.9})
 OTHER_TASK_PATH = "tests.tuner.test_spec:OTHER_TASK"
 
+LONG_TASK = replace(get_task("reviews"), eval_response_length=1024, reference={"response_length": 512})
+LONG_TASK_PATH = "tests.tuner.test_spec:LONG_TASK"
+
 
 def content(**changes: Any) -> dict[str, Any]:
     base = {
@@ -94,6 +97,7 @@ def test_a_sampler_of_ones_own_is_named_by_its_path() -> None:
     mine = spec(sampler={"name": "my_samplers:cautious", "startup_trials": 2})
     assert mine.sampler == SamplerSpec("my_samplers:cautious", 2)
     assert mine.sampler.is_own and not spec(sampler={"name": "gp"}).sampler.is_own
+    assert spec(sampler="gp") == spec(sampler={"name": "gp"})
     assert StudySpec.from_dict(mine.to_dict(), "stored") == mine
 
 
@@ -147,6 +151,13 @@ def test_the_file_decides_nothing_by_its_order() -> None:
         ),
         ({"kl": {"budget": 0}}, "kl.budget = 0 is not allowed | a number over 0"),
         ({"kl": {"budget": 20}}, "kl: limit = 15 is below budget = 20"),
+        ({"kl": {"budget": 6, "budget_per_token": 0.1}}, "kl: budget and budget_per_token are both given"),
+        ({"kl": {"limit_per_token": -1}}, "kl.limit_per_token = -1 is not allowed | a number over 0"),
+        ({"kl": {"limit_per_tokens": 1}}, 'kl.limit_per_tokens: unknown key | "limit_per_token"?'),
+        (
+            search(response_length={"low": 10, "high": 30}) | {"kl": {"limit_per_token": 1.0}},
+            "kl.limit_per_token is not allowed: trials differ in response_length; give limit, in nats per response",
+        ),
         ({"workers": {"save_seconds": 0}}, "workers.save_seconds = 0 is not allowed | a number over 0"),
         ({"threads": 64000}, "threads = 64000 is not allowed | a whole number | 1024"),
         ({"workers": {"checkpoint_seconds": -1}}, "checkpoint_seconds = -1 is not allowed | at least 0"),
@@ -163,6 +174,34 @@ def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], named: 
     """A case a class of mistakes: the key and the rule, what is allowed, and the hint."""
     message = error(**changes)
     assert all(text in message for text in named.split(" | ")), message
+
+
+@pytest.mark.parametrize(
+    ("kl", "fixed", "budget", "limit"),
+    [
+        ({"budget_per_token": 0.0078125}, {}, 8.0, 15.0),
+        ({"limit_per_token": 0.0625}, {}, 6.0, 32.0),
+        ({"limit_per_token": 0.0625}, {"response_length": 2048}, 6.0, 128.0),
+        ({"budget_per_token": 0.03125, "limit_per_token": 0.125}, {}, 32.0, 64.0),
+        ({"budget": 9, "limit_per_token": 0.125}, {}, 9.0, 64.0),
+    ],
+)
+def test_kl_per_token_is_that_of_the_longest_responses(
+    kl: dict[str, float], fixed: dict[str, int], budget: float, limit: float
+) -> None:
+    """The budget is of evaluations, here of 1,024 tokens, the limit of training, of 512 unless a study fixes others."""
+    study = spec(task=LONG_TASK_PATH, kl=kl, fixed=fixed)
+    assert (study.kl_budget, study.kl_limit) == (budget, limit)
+    assert study.to_dict()["kl"] == {"budget": budget, "limit": limit}
+    assert StudySpec.from_dict(study.to_dict(), "stored") == study
+
+
+def test_listed_trials_of_one_length_may_have_a_limit_per_token_and_others_not() -> None:
+    listed: dict[str, Any] = {"search": None, "trials": None, "kl": {"limit_per_token": 0.25}}
+    same = [{"response_length": 128, "gamma": gamma} for gamma in (0.9, 1.0)]
+    assert spec(**listed, trial=same).kl_limit == 32.0
+    message = error(**listed, trial=[*same, {"gamma": 0.8}])
+    assert message.startswith("kl.limit_per_token is not allowed: trials differ in response_length")
 
 
 def test_an_unknown_key_of_any_table_is_named() -> None:

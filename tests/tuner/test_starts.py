@@ -163,12 +163,12 @@ def test_a_strategy_pauses_starts_like_other_trials(tmp_path: Path) -> None:
     quick_study.run(tmp_path, quick(strategy="early_cut", start=starts, trials=3), workers=1)
     rows = quick_study.rows(tmp_path)
     assert [rate for _, _, rate in listed(rows)] == [2e-4, 5e-5]
-    assert [row.is_resting for row in rows] == [True, False, True]
+    assert [row.is_resting for row in rows] == [False, False, True]
     assert rows[1].status is Status.COMPLETED and len(rows[1].rung_scores) == 1
 
 
 def test_show_names_them_and_where_their_values_come_from(ppo_tuner: Invoke, own_folder: Path) -> None:
-    text = f'warm_start = ["trl"]\n{QUICK_STUDY}\n[[start]]\nlearning_rate = 4e-3\n'
+    text = f'warm_start = ["trl"]\n{QUICK_STUDY}\n[sampler]\nname = "random"\n[[start]]\nlearning_rate = 4e-3\n'
     (own_folder / "quick.toml").write_text(text)
     status, stdout, stderr = ppo_tuner("run", "quick.toml")
     assert (status, stderr) == (0, "") and 'note: start "trl": learning_rate 3e-06 moved to 0.0001' in stdout

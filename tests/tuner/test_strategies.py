@@ -221,7 +221,7 @@ def cut_spec(**changes: Any) -> StudySpec:
     return quick_spec(**{**values, **changes})
 
 
-def test_early_cut_finishes_two_of_twelve_as_if_they_had_never_rested(tmp_path: Path) -> None:
+def test_early_cut_finishes_the_reference_and_one_in_six_as_if_they_had_never_rested(tmp_path: Path) -> None:
     finished, events = run(tmp_path, cut_spec(), workers=1)
     assert finished
     found = rows(tmp_path)
@@ -231,9 +231,9 @@ def test_early_cut_finishes_two_of_twelve_as_if_they_had_never_rested(tmp_path: 
         assert (row.episodes, row.rung, len(row.rung_scores)) == (32, 0, 1)
         assert row.reason is not None and row.reason.rule == "early_cut"
         assert checkpoint.complete(tmp_path / "runs" / NAME / str(row.number))[-1].name == "step-000002"
-    assert [(row.rung, len(row.rung_scores), row.attempts) for row in ended] == [(1, 1, 2)] * 2
-    best_of_first_six = max(found[:6], key=lambda row: row.rung_score or 0.0)
-    assert best_of_first_six in ended
+    assert [(row.rung, len(row.rung_scores), row.attempts) for row in ended] == [(0, 0, 1), (1, 1, 2)]
+    best_of_first_six = max(found[1:7], key=lambda row: row.rung_score or 0.0)
+    assert [row.number for row in ended] == [0, best_of_first_six.number], "the reference runs whole"
     (tmp_path / "full").mkdir()
     run(tmp_path / "full", cut_spec(strategy="full"), workers=1)
     whole, cut = curves(tmp_path / "full"), curves(tmp_path)
@@ -266,7 +266,9 @@ def test_a_trial_that_a_kill_left_at_its_rung_rests_there(tmp_path: Path) -> Non
     run(tmp_path / "again", spec, workers=1)
     with sqlite3.connect(tmp_path / "again" / "store.db") as store:
         kept = "UPDATE ppo_trials SET status = 'running', paused_by = NULL, reason = NULL, value = NULL, kl = NULL, "
-        store.execute(f"{kept} rung_scores = NULL, value_step = NULL WHERE number = 0 AND rung = 0")
+        first = "(SELECT MIN(number) FROM ppo_trials WHERE status = 'paused')"
+        changed = store.execute(f"{kept} rung_scores = NULL, value_step = NULL WHERE number = {first}")
+        assert changed.rowcount == 1
         store.execute("UPDATE ppo_studies SET finished_at = NULL")
     finished, events = run(tmp_path / "again", spec, workers=1)
     assert finished and not any(isinstance(event, TrialStarted) for event in events)

@@ -24,7 +24,7 @@ _SIZES = ("batch_size", "mini_batch_size", "num_mini_batches", "per_device_train
           "gradient_accumulation_steps")  # fmt: skip
 MISSING = "???"
 """What stands in the place of a value that is to be filled in: Hydra and the importer know it as that."""
-_LORA = ("lora_r", "lora_alpha", "lora_target_modules")
+_LORA = ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "lora_modules_to_save", "load_in_4bit")
 
 
 @dataclass
@@ -94,6 +94,8 @@ def effective(config: PPOConfig) -> dict[str, HyperValue]:
     sizes = config.batch_sizes(1)
     values |= {name: getattr(sizes, name) for name in _SIZES}
     values["eval_every_episodes"] = config.eval_interval
+    values["bf16"] = config.bf16 is not False  # theirs run on GPUs
+    values["gradient_checkpointing"] = config.gradient_checkpointing is True
     values["whiten_advantages"] = config.whitens_advantages
     values["cliprange_high"] = config.cliprange if config.cliprange_high is None else config.cliprange_high
     for own, shared in _OF_CRITIC.items():
@@ -144,7 +146,8 @@ def _about_adaptive_beta(last: float | None) -> str:
 _TRL_OURS = {ours for ours, _ in trl.TRANSLATED.values()}
 _TRL_SAME = (
     *(name for name in trl.DEFAULTS if name not in {*_TRL_OURS, *_SIZES, "value_model", "value_model_path"}),
-    "total_episodes", "max_grad_norm", "bf16", "gradient_checkpointing", "use_peft",
+    "total_episodes", "max_grad_norm", "bf16", "gradient_checkpointing", "use_peft", "use_rslora", "load_in_4bit",
+    "attn_implementation",
 )  # fmt: skip
 """The fields of TRL's that have our names, and mean the same."""
 _TRL_ESTIMATORS = ("k1", "k3")
@@ -186,7 +189,7 @@ def to_trl(chosen: Chosen, parts: Parts) -> Draft:
             continue
         if values[name] is not None and (name != "kl_estimator" or values[name] in _TRL_ESTIMATORS):
             draft.put(name, name)
-        elif values[name] is None and trl.DEFAULTS[name] is not None:
+        elif values[name] is None and trl.DEFAULTS.get(name) is not None:
             draft.notes[name] = f"there it cannot be unset; its default of {short(trl.DEFAULTS[name])} holds"
     draft.notes["max_grad_norm"] = _TRL_WHY["max_grad_norm"]
     _trl_others(draft)
@@ -235,10 +238,15 @@ def _trl_others(draft: Draft) -> None:
         draft.mapped["stop_token"] = "none"
         if values["stop_token_id"] is not None:
             draft.put("stop_token_id", "stop_token_id")
-    modules = values["lora_target_modules"]
-    if values["use_peft"] and isinstance(modules, str):
-        draft.keys["lora_target_modules"] = modules.split(",")
-        draft.mapped["lora_target_modules"] = modules
+    if values["load_in_4bit"]:
+        draft.keys["use_bnb_nested_quant"] = True  # NF4 is its default
+    if values["optim"] != "adamw":
+        draft.put("optim", "optim")
+    for name in ("lora_target_modules", "lora_modules_to_save"):
+        modules = values[name]
+        if values["use_peft"] and isinstance(modules, str):
+            draft.keys[name] = modules.split(",")
+            draft.mapped[name] = modules
 
 
 # OpenRLHF
@@ -333,6 +341,8 @@ def _openrlhf_others(draft: Draft, has_critic: bool) -> None:
     if values["use_peft"]:
         draft.say("ds.lora.rank", values["lora_r"], "use_peft", "lora_r")
         draft.say("ds.lora.alpha", values["lora_alpha"], "lora_alpha")
+        if values["load_in_4bit"]:
+            draft.say("ds.load_in_4bit", True, "load_in_4bit")
         if isinstance(values["lora_target_modules"], str):
             draft.say("ds.lora.target_modules", values["lora_target_modules"].split(","), "lora_target_modules")
     if values["min_lr_rate"] and {values["lr_scheduler_type"], values["value_lr_scheduler_type"]} != {"cosine"}:
@@ -427,6 +437,9 @@ def _verl_optimizers(draft: Draft, has_critic: bool) -> None:
     networks = {"lr_scheduler_type": f"{theirs.ACTOR}optim", "value_lr_scheduler_type": "critic.optim"}
     for name, optimizer in networks.items() if has_critic else [*networks.items()][:1]:
         draft.say(f"{optimizer}.betas", [values["adam_beta1"], values["adam_beta2"]], "adam_beta1", "adam_beta2")
+        if values["optim"] == "adamw_8bit":
+            draft.say(f"{optimizer}.optimizer_impl", "bitsandbytes.optim", "optim")
+            draft.say(f"{optimizer}.optimizer", "AdamW8bit", "optim")
         schedule = _VERL_SCHEDULES.get(str(values[name]))
         if schedule is not None:
             draft.say(f"{optimizer}.lr_scheduler_type", schedule, name)

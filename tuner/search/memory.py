@@ -1,8 +1,12 @@
 """One study in memory whose trials can be replaced, for Optuna's samplers to read. No torch.
 
 Optuna's own storages let no finished trial change. Here one that was told with a prediction is told again when it ends.
+
+A sampler goes through all trials that it is given for every proposal. Of many it is given the best, which are what TPE
+proposes near (it takes at most 25 for good), and the latest, which tell them from the rest.
 """
 
+import heapq
 from collections.abc import Container, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -16,6 +20,13 @@ from ppo_core.errors import ConfigError
 
 STUDY_NAME = "projection"
 _STUDY_ID = 0
+
+MOST_READ, BEST_READ = 1000, 100
+"""How many trials a sampler reads, and how many of these are the best of the older ones."""
+
+
+def _is_feasible(trial: FrozenTrial) -> bool:
+    return all(violation <= 0 for violation in (trial.constraints or {}).values())
 
 
 class InMemoryTrials(BaseStorage):
@@ -39,6 +50,10 @@ class InMemoryTrials(BaseStorage):
         """Give a trial another value: far cheaper than another trial in its place."""
         self._trials[number].value = value
 
+    def everything(self) -> list[FrozenTrial]:
+        """Return all trials, by number."""
+        return list(self._trials)
+
     def take_back(self) -> None:
         """Drop the trial of the highest number."""
         self._trials.pop()
@@ -48,10 +63,18 @@ class InMemoryTrials(BaseStorage):
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """Return the trials of some states, or all."""
+        """Return the trials of some states, or all; of more than MOST_READ those that a sampler reads."""
         if states == (TrialState.WAITING,):  # what every proposal begins with, and there is none
             return []
-        return list(self._trials) if states is None else [trial for trial in self._trials if trial.state in states]
+        read = self._trials if len(self._trials) <= MOST_READ else self._best_and_latest()
+        return list(read) if states is None else [trial for trial in read if trial.state in states]
+
+    def _best_and_latest(self) -> list[FrozenTrial]:
+        older, latest = self._trials[: BEST_READ - MOST_READ], self._trials[BEST_READ - MOST_READ :]
+        valued = [trial for trial in older if trial.state is TrialState.COMPLETE]
+        best = heapq.nlargest(BEST_READ, valued, key=lambda trial: (_is_feasible(trial), trial.value))
+        running = [trial for trial in older if trial.state is TrialState.RUNNING]
+        return sorted(best + running, key=lambda trial: trial.number) + latest
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Return one trial."""

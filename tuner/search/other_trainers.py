@@ -303,7 +303,7 @@ ADVANTAGES = {"gae": "gae", "rloo": "rloo", "group_norm": "grpo", "grpo": "grpo"
 _OPENRLHF_REASONS = {
     **dict.fromkeys(("kl_target", "algo.kl.target", "kl_horizon", "algo.kl.horizon"), _TARGET),
     **dict.fromkeys(("num_episodes", "train.num_episodes", "max_samples", "data.max_samples"), _LENGTH),
-    **dict.fromkeys(("lora_rank", "lora_alpha", "ds.lora.rank", "ds.lora.alpha"), _ADAPTERS),
+    **dict.fromkeys(("lora_rank", "lora_alpha", "ds.lora.rank", "ds.lora.alpha", "ds.load_in_4bit"), _ADAPTERS),
     "ptx_coef": "there is no mix of pretraining data here",
 }
 

@@ -137,7 +137,7 @@ class _View:
     @property
     def trials(self) -> list[FrozenTrial]:
         """The trials by number."""
-        return self._study.get_trials(deepcopy=False)
+        return self._list.everything()
 
     def put(self, row: TrialRow, told: Told) -> None:
         """Note what a trial tells; one that lacks a dimension tells nothing, and keeps its number."""

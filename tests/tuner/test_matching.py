@@ -1,0 +1,158 @@
+"""A finished configuration is run again at the price of KL with which its KL ends within the budget."""
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.tuner.trial_rows import make_spec, pruned, trial_row
+from tuner.scoring import TrialList
+from tuner.search.matching import Match, next_match
+from tuner.status import Origin, PausedBy, Role, Status
+from tuner.store import NewTrial, TrialRow
+from tuner.strategies import MAKERS
+
+SPEC = make_spec()  # a KL budget of 10 nats: the goal is 7.8
+PARAMS = {"learning_rate": 1e-4, "batch_size": 64, "num_ppo_epochs": 4, "kl_control": "fixed", "vf_coef": 0.5}
+
+
+def ended(number: int, beta: float, kl: float | None, **changes: Any) -> TrialRow:
+    params = {**PARAMS, "kl_coef": beta, **changes.pop("params", {})}
+    config = SPEC.config(params).to_dict() | changes.pop("config", {})
+    return trial_row(number, **{"params": params, "config": config, "end_kl": kl, "episodes": 1920, **changes})
+
+
+def match_of(*rows: TrialRow, **changes: Any) -> Match | None:
+    return next_match(TrialList(list(rows)), make_spec(**changes))
+
+
+def beta_of(*rows: TrialRow) -> float:
+    match = match_of(*rows)
+    assert match is not None
+    beta = match.params["kl_coef"]
+    assert isinstance(beta, float)
+    return beta
+
+
+@pytest.mark.parametrize(
+    ("kl", "beta"),
+    [
+        (12.0, 0.0856699),  # 0.05 * (12 / 7.8) ** 1.25
+        (20.0, 0.1622330),
+        (4.0, 0.0216983),
+        (9.8, None),  # log(9.8 / 7.8) = 0.228 is the first that is away from the goal
+        (9.7, None),
+        (6.3, None),
+        (1.9, None),  # another price alone does not multiply its KL by four
+        (32.0, None),
+        (None, None),
+    ],
+)
+def test_the_price_is_what_brings_the_kl_to_the_goal(kl: float | None, beta: float | None) -> None:
+    match = match_of(ended(0, 0.05, kl))
+    if kl == 9.8:
+        assert match is not None and match.params["kl_coef"] == pytest.approx(0.05 * (9.8 / 7.8) ** 1.25)
+    elif beta is None:
+        assert match is None
+    else:
+        assert match == Match(0, {**PARAMS, "kl_coef": pytest.approx(beta, rel=1e-5)})
+
+
+def test_two_prices_say_how_steep_the_kl_is() -> None:
+    first = ended(0, 0.05, 20.0)
+    # log(20 / 12) / log(0.1 / 0.05) = 0.737: 0.1 * (12 / 7.8) ** (1 / 0.737)
+    assert beta_of(first, ended(1, 0.1, 12.0, origin=Origin.MATCHED)) == pytest.approx(0.179416, rel=1e-4)
+    # The KL hardly moved: a slope under 0.4 is taken for 0.4.
+    assert beta_of(ended(0, 0.02, 14.0), ended(1, 0.04, 13.0)) == pytest.approx(0.04 * (13 / 7.8) ** 2.5)
+    # It went past the goal: between the two, from the nearer one.
+    assert 0.05 < beta_of(first, ended(1, 0.2, 5.5)) < 0.2
+    assert match_of(first, ended(1, 0.1, 8.0)) is None, "it is there"
+    assert match_of(first, ended(1, 0.1, 14.0), ended(2, 0.15, 11.0)) is None, "three prices are enough"
+
+
+@pytest.mark.parametrize("slope", [0.5, 0.8, 1.2, 1.8])
+def test_whatever_the_slope_is_three_prices_end_within_the_budget(slope: float) -> None:
+    rows = [ended(0, 0.04, 16.0)]
+    while (match := match_of(*rows)) is not None:
+        beta = float(str(match.params["kl_coef"]))
+        rows.append(ended(len(rows), beta, 16.0 * (beta / 0.04) ** -slope, origin=Origin.MATCHED))
+    assert len(rows) in (2, 3)
+    assert min(abs(math.log((row.end_kl or 0) / 7.8)) for row in rows) < 0.25
+
+
+def test_what_is_not_a_matter_of_the_price_is_left_alone() -> None:
+    adaptive = {"params": {"kl_control": "adaptive"}, "config": {"kl_target": 6.0}}
+    assert match_of(ended(0, 0.05, 20.0, **adaptive)) is None
+    assert match_of(ended(0, 0.05, 20.0, status=Status.PAUSED, paused_by=PausedBy.STRATEGY)) is None
+    assert match_of(pruned(0, params=PARAMS, config=SPEC.config(PARAMS).to_dict(), end_kl=20.0)) is None
+    assert match_of(ended(0, 0.05, 20.0, role=Role.CONFIRM)) is None
+    assert match_of(ended(0, 0.05, 20.0), ended(1, 0.1, None, status=Status.RUNNING)) is None, "one runs already"
+    assert match_of(ended(0, 0.3, 20.0)) is None, "the price is at the end of its range"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampler": "random"},
+        {"sampler": "qmc"},
+        {"search": {"learning_rate": "advised", "kl_target": "advised"}},
+    ],
+)
+def test_studies_that_only_draw_or_search_no_price_have_none(changes: dict[str, Any]) -> None:
+    assert match_of(ended(0, 0.05, 20.0), **changes) is None
+
+
+def test_the_most_promising_one_comes_first() -> None:
+    one, other = (
+        ended(0, 0.05, 20.0, rung_scores=(1.2,)),
+        ended(1, 0.05, 20.0, rung_scores=(1.9,), params={"learning_rate": 2e-4}),
+    )
+    match = match_of(one, other)
+    assert match is not None and (match.trial, match.params["learning_rate"]) == (1, 2e-4)
+
+
+def closer_of(*rows: TrialRow, is_last: bool = True) -> Match | None:
+    return next_match(TrialList(list(rows)), make_spec(), is_last=is_last)
+
+
+def test_the_last_full_trial_is_the_best_one_closer_to_the_budget() -> None:
+    best = ended(0, 0.05, 7.0, value=1.9)
+    other = ended(1, 0.05, 7.5, value=1.2, params={"learning_rate": 2e-4})
+    # 0.05 * (7 / 9) ** (1 / 0.8)
+    assert closer_of(best, other) == Match(0, {**PARAMS, "kl_coef": pytest.approx(0.0365204, rel=1e-5)})
+    assert closer_of(best, other, is_last=False) is None
+    # Two prices say how steep: log(7 / 14) / log(0.05 / 0.025) = -1, so 0.05 * 7 / 9.
+    assert closer_of(best, ended(2, 0.025, 14.0, value=1.0)) == Match(
+        0, {**PARAMS, "kl_coef": pytest.approx(0.05 * 7 / 9)}
+    )
+    assert closer_of(ended(0, 0.05, 8.1, value=1.9)) is None, "log(9 / 8.1) = 0.105: close enough"
+    assert closer_of(ended(0, 0.05, 9.5, value=1.9)) is None, "only its checkpoint was below"
+    adaptive = ended(2, 0.05, 5.0, value=2.0, params={"kl_control": "adaptive"}, config={"kl_target": 6.0})
+    assert closer_of(best, other, adaptive) is None, "the best one's β is not fixed"
+    running = ended(2, 0.036, None, value=None, status=Status.RUNNING, origin=Origin.MATCHED)
+    assert closer_of(best, other, running) is None, "it runs already"
+    away = ended(1, 0.05, 20.0, value=1.0, params={"learning_rate": 3e-4})
+    match = closer_of(best, away)
+    assert match is not None and match.trial == 1, "one whose KL is away from the goal has more to gain"
+
+
+@pytest.mark.parametrize("strategy", ["early_cut", "asha", "full"])
+def test_it_runs_to_its_end_before_others_while_there_is_budget(strategy: str) -> None:
+    spec = make_spec(strategy=strategy, trials=None, budget=4)
+    scheduler = MAKERS[spec.strategy](spec, 1)
+    rows = [ended(0, 0.05, 20.0, origin=Origin.REFERENCE)]
+    made = scheduler.next(TrialList(rows), ())
+    assert isinstance(made, NewTrial)
+    assert (made.number, made.origin, made.label) == (1, Origin.MATCHED, "trial 0 at another β")
+    assert made.config["kl_coef"] == made.params["kl_coef"] == pytest.approx(0.1622330, rel=1e-5)
+    assert made.config["learning_rate"] == 1e-4
+    running = ended(1, 0.16, None, origin=Origin.MATCHED, status=Status.RUNNING, episodes=192, value=None)
+    following = scheduler.next(TrialList([*rows, running]), (1,))
+    assert isinstance(following, NewTrial) and following.origin is Origin.SAMPLED
+    # Its whole length is promised: 2.2 of 4 are left, and what it will take.
+    assert scheduler.rests(running, [{"episode": 192, "step": 3, "eval/kl": 1.0, "eval/reward": 1.0}]) is None
+    spent = [ended(n, 0.05, 8.0, params={"learning_rate": n * 1e-4}) for n in (1, 2)]
+    last = [*rows, *spent, ended(3, 0.05, 8.0, params={"learning_rate": 5e-4}, episodes=192)]
+    assert scheduler.next(TrialList(last), ()) is None, "0.9 trials are left, too few for a whole one"
+    assert scheduler.is_finished(TrialList(last))
+    assert not scheduler.is_finished(TrialList([rows[0]]))
