@@ -29,6 +29,7 @@ PAGES = {
     "reward_kl": ("reward_kl", ".js-plotly-plot"),
     "samples": ("samples", "[data-testid=stCode], [data-testid=stText]"),
     "compare": ("compare", "[data-testid=stDataFrame]"),
+    "confirm": ("confirm", ".js-plotly-plot"),
     "control": ("control", "[data-testid=stButton]"),
 }
 """Each page's path, and what stands there once it is drawn."""
