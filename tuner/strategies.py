@@ -14,6 +14,7 @@ beat (arXiv 2404.04111); how the two compare here is in docs/search.md.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -70,7 +71,13 @@ class FullRuns:
 
     def promotable(self, trials: TrialList) -> Sequence[int]:
         """Return the trials that the strategy paused, the best first."""
-        return [row.number for row in _ranked(trials.resting())]
+        return [row.number for row in _ranked(trials.resting(), self._usual(trials))]
+
+    def _usual(self, trials: TrialList) -> float:
+        """Return the median value of the trials that ran to their end; infinite where there is none yet."""
+        ended = (row for row in trials if row.teaches and row.status is Status.COMPLETED)
+        values = [row.value for row in ended if row.value is not None]
+        return statistics.median(values) if values else math.inf
 
     def is_finished(self, trials: TrialList) -> bool:
         """Return whether all trials have ended or rest, and there is neither budget nor need for more."""
@@ -233,14 +240,15 @@ class Rungs(FullRuns):
     def _last_finish(self, trials: TrialList) -> int | None:
         """Return the best trial that rests and that there is budget to finish: nothing else will be begun."""
         fitting = [row for row in trials.resting() if row.counts and self._whole(row) <= self._left(trials)]
-        return _ranked(fitting)[0].number if fitting else None
+        return _ranked(fitting, self._usual(trials))[0].number if fitting else None
 
     def _due_at(self, rung: int, trials: TrialList) -> TrialRow | None:
         """Return the best trial that rests at a rung, where promotions are due there."""
         came = sum(len(row.rung_scores) > rung for row in trials.counted())
         promoted = sum(row.rung > rung for row in trials.counted())
-        waiting = _ranked(row for row in trials.resting() if row.counts and row.rung == rung)
-        return waiting[0] if waiting and came // self.one_in > promoted else None
+        waiting = [row for row in trials.resting() if row.counts and row.rung == rung]
+        is_due = bool(waiting) and came // self.one_in > promoted
+        return _ranked(waiting, self._usual(trials))[0] if is_due else None
 
     def _may_start(self, trials: TrialList) -> bool:
         """Return whether to begin a trial: there is budget for it beside what is kept to finish some."""
@@ -279,19 +287,29 @@ class Asha(Rungs):
 
     def _due_at(self, rung: int, trials: TrialList) -> TrialRow | None:
         """Return the best trial that rests at a rung and is among the best 1/η of all that came to it."""
+        usual = self._usual(trials)
         came = [row for row in trials.counted() if len(row.rung_scores) > rung]
-        top = sorted(came, key=lambda row: _order(row, row.rung_scores[rung]))[: len(came) // self.one_in]
+        top = sorted(came, key=lambda row: _order(row, row.rung_scores[rung], usual))[: len(came) // self.one_in]
         return next((row for row in top if row.is_resting and row.rung == rung), None)
 
 
-def _ranked(rows: Iterable[TrialRow]) -> list[TrialRow]:
-    """Return trials that rest, the best first: those at a further rung, then the higher score, then the cheaper."""
-    return sorted(rows, key=lambda row: (-row.rung, *_order(row, row.rung_score)))
+def _ranked(rows: Iterable[TrialRow], usual: float) -> list[TrialRow]:
+    """Return trials that rest, the best first: those at a further rung, then by `_order`."""
+    return sorted(rows, key=lambda row: (-row.rung, *_order(row, row.rung_score, usual)))
 
 
-def _order(row: TrialRow, score: float | None) -> tuple[float, int, int]:
-    """Return what a trial is sorted by, the best first. Of equal scores that with fewer passes over each batch wins."""
-    return (math.inf if score is None else -score), int(row.config.get("num_ppo_epochs") or 0), row.number
+def _order(row: TrialRow, score: float | None, usual: float) -> tuple[float, float, int, int]:
+    """Return what a trial is sorted by, the best first: score, value so far, fewer passes over each batch.
+
+    Scores above what finished trials usually come to count as that: where reward saturates, looking further ahead
+    tells nothing, and the value so far tells more.
+    """
+    passes = int(row.config.get("num_ppo_epochs") or 0)
+    return _last_if_none(score, usual), _last_if_none(row.value, math.inf), passes, row.number
+
+
+def _last_if_none(value: float | None, most: float) -> float:
+    return math.inf if value is None else -min(value, most)
 
 
 # Stages

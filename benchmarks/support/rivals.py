@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from statistics import NormalDist
 
 from ppo_core.declare import HyperValue, Range
-from tuner.scoring import Evaluations, best_within, is_finite
+from tuner.scoring import Evaluations, TrialList, best_within, is_finite
 from tuner.search.prior import AROUND, LINEAR_SIGMA, LOG2_SIGMA, LOG_SIGMA
 from tuner.space import is_active
 from tuner.spec import StudySpec
@@ -38,6 +38,13 @@ class Finish10(EarlyCut):
     """Finishes 1 in 10."""
 
     one_in = 10
+
+
+class FarAhead(EarlyCut):
+    """Ranked by the rung score alone, however far above what finished trials come to."""
+
+    def _usual(self, trials: TrialList) -> float:
+        return math.inf
 
 
 class BestSoFar(EarlyCut):
@@ -94,6 +101,7 @@ def rivals() -> list[Rival]:
         Rival("rung_20", "early_cut, rung at 20 %", Rung20),
         Rival("finish_3", "early_cut, 1 in 3 is finished", Finish3),
         Rival("finish_10", "early_cut, 1 in 10 is finished", Finish10),
+        Rival("far_ahead", "early_cut, ranked by the score alone", FarAhead),
         Rival("best_so_far", "early_cut, ranked by the best so far", BestSoFar),
         Rival("sqrt", "the same, sqrt(B / KL) of a gain over B", SqrtShrink),
         Rival("linear", "the same, B / KL of a gain over B", LinearShrink),
