@@ -4,7 +4,7 @@ python benchmarks/search.py record reviews    # trains hundreds of configuration
 python benchmarks/search.py show reviews      # what is recorded
 python benchmarks/search.py replay reviews    # strategies over the recorded runs
 python benchmarks/search.py live --peer       # whole studies, run for real; takes hours, and goes on where it was
-python benchmarks/search.py match reviews     # what another price of KL makes of configurations
+python benchmarks/search.py match reviews     # what another β makes of configurations
 python benchmarks/search.py restarts reviews  # what a trial costs beside training: the replay's constants
 """
 
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     lived.add_argument("--json", action="store_true", help="print one line of JSON as well")
     lived.set_defaults(run=_live)
 
-    match = commands.add_parser("match", help="run recorded configurations again at another price of KL")
+    match = commands.add_parser("match", help="run recorded configurations again at another β")
     match.add_argument("task", choices=BUILT_IN)
     match.add_argument("--runs", type=_positive, metavar="N", default=24, help="how many (24)")
     match.add_argument("--workers", type=_positive, metavar="N", default=2, help="processes (2)")

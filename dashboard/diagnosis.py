@@ -48,7 +48,7 @@ SIGNALS = (
     Signal("policy/entropy_avg", "either", "the policy narrows, or falls apart"),
     # A schedule lowers it, which no blow-up comes of.
     Signal("lr", "up", "the learning rate rose: a longer or lower warm-up"),
-    Signal("objective/kl_coef", "either", "β changed: an adaptive price of KL that lets go, or already answers"),
+    Signal("objective/kl_coef", "either", "β changed: an adaptive β that lets go, or already answers"),
     Signal("response/length_mean", "either", "responses changed their length, and KL is a sum over their tokens"),
     Signal("loss/value_avg", "up", "the critic lost track, so the advantages mislead: a lower value learning rate"),
 )

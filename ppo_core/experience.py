@@ -221,7 +221,7 @@ def read_policy(
 
 
 def token_kl(config: PPOConfig, reading: PolicyReading, mask: Tensor) -> Tensor:
-    """Return the sampled KL that the config's β prices, in nats per token [B, T], 0 where masked."""
+    """Return the sampled KL that β weighs, in nats per token [B, T], 0 where masked."""
     return sampled_kl(reading.logprobs, reading.ref_logprobs, config.kl_estimator, config.kl_clamp) * mask
 
 

@@ -213,11 +213,11 @@ class PPOConfig:
         "classic 10,000 does nothing in a short trial).",
         source=f"{ZIEGLER}, section 2.2", unit="episodes", valid=COUNT)
     kl_estimator: Literal["k1", "k2", "k3", "abs"] = hyper("k1", "KL estimator",
-        "Per-token estimate of the KL that β prices, of the log-ratio r: k1 = r, k2 = r²/2, k3 = exp(-r) - 1 + r, "
+        "Per-token estimate of the KL that β weighs, of the log-ratio r: k1 = r, k2 = r²/2, k3 = exp(-r) - 1 + r, "
         "abs = |r|.",
         source=f"{TRL} (k1, k3); verl (k2, abs); J. Schulman, Approximating KL Divergence, 2020")
     use_kl_loss: bool = hyper(False, "KL as a loss",
-        "The KL to the reference is a term of the policy's loss, priced by β, instead of a part of the reward.",
+        "The KL to the reference is a term of the policy's loss, weighted by β, instead of a part of the reward.",
         source="OpenRLHF and verl use_kl_loss; Shao et al. 2024, arXiv 2402.03300")
     kl_clamp: float | None = hyper(None, "KL clamp",
         "The sampled KL of a token stays within ± this. Unset: no bound.",

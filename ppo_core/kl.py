@@ -1,4 +1,4 @@
-"""KL(policy ‖ reference): sampled estimates, the exact value, and the controller of its price β.
+"""KL(policy ‖ reference): sampled estimates, the exact value, and the controller of its coefficient β.
 
 With r = log π(a) - log π_ref(a) for a token a sampled from π:
 

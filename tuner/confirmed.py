@@ -29,6 +29,8 @@ from tuner.store import OnTest, Store, TrialRow
 ALPHA = 0.05
 LEAST_RANKED = 3
 """Pairs that a rank correlation needs."""
+LEAST_READ = 0.5
+"""Share of the most seeds that a configuration has; one with fewer ranks behind those with enough."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The configurations that were confirmed at one length, the highest mean first."""
+    """The configurations that were confirmed at one length, the highest mean first, those with few seeds last."""
 
     total_episodes: int
     prompts: int
@@ -257,7 +259,8 @@ def _confirmed(
 
 def compared(length: int, read: Sequence[Confirmed], baseline: OnTest | None) -> Confirmation:
     """Return configurations that were read on fresh seeds, compared with the reference and with the best of them."""
-    ranked = sorted(read, key=lambda one: -math.inf if one.reward is None else one.reward.mean, reverse=True)
+    least = LEAST_READ * max((one.reward.n for one in read if one.reward is not None), default=0)
+    ranked = sorted(read, key=lambda one: _rank(one, least), reverse=True)
     some = [one for one in ranked if one.reward is not None]
     reference = next((one for one in some if one.is_reference), None)
     candidates = sum(not one.is_reference for one in some)
@@ -274,6 +277,10 @@ def compared(length: int, read: Sequence[Confirmed], baseline: OnTest | None) ->
     pairs = [(one.trial.value, one.reward.mean) for one in whole if one.reward is not None]
     order = rank_correlation([(value, mean) for value, mean in pairs if value is not None])
     return Confirmation(length, prompts, baseline, tuple(found), order)
+
+
+def _rank(one: Confirmed, least: float) -> tuple[bool, float]:
+    return (False, -math.inf) if one.reward is None else (one.reward.n >= least, one.reward.mean)
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:

@@ -18,7 +18,7 @@ first if the policy diverges too quickly".
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,7 @@ from tuner.guard import KL, RULES
 from tuner.hacking import Step, values
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
-from tuner.status import Reason, Status
+from tuner.status import Reason, Role, Status
 from tuner.store import Store, TrialRow
 
 NEEDED = (
@@ -128,8 +128,8 @@ class Course:
                 return Diagnosis(rule, finding, name, was, value)
         return None
 
-    def price(self, factor: float) -> tuple[str, float]:
-        """Return the move that makes KL dearer by a factor: of β, or of the target where β adapts to one."""
+    def hold(self, factor: float) -> tuple[str, float]:
+        """Return the move that holds KL down by a factor: a higher β, or a lower target where β adapts to one."""
         return ("kl_coef", factor) if self.config.get("kl_target") is None else ("kl_target", 1 / factor)
 
     def _moved(self, name: str, was: float, factor: float) -> int | float:
@@ -158,10 +158,10 @@ def kl_too_high(course: Course) -> Diagnosis | None:
             f"KL was over the limit of {course.spec.kl_limit:g} {KL_UNIT} after {at:.0%} of the episodes, before β "
             "could answer."
         )
-        return course.change("KL too high", text, ("learning_rate", 0.3), course.price(4.0))
+        return course.change("KL too high", text, ("learning_rate", 0.3), course.hold(4.0))
     factor = min(max(1.2 * reading / budget, 1.5), 8.0)
     text = f"KL ended at {reading:.1f} {KL_UNIT}, over the budget of {budget:g}."
-    return course.change("KL too high", text, course.price(factor), ("learning_rate", 1 / math.sqrt(factor)))
+    return course.change("KL too high", text, course.hold(factor), ("learning_rate", 1 / math.sqrt(factor)))
 
 
 def kl_stuck(course: Course) -> Diagnosis | None:
@@ -171,10 +171,10 @@ def kl_stuck(course: Course) -> Diagnosis | None:
     if course.share < 0.5 or not highest < least:
         return None
     text = f"KL never came over {highest:.2f} {KL_UNIT} in {course.share:.0%} of the episodes: the policy hardly moved."
-    price, usual = course.price(0.25), course.spec.config({}).kl_coef
-    is_dear = price[0] == "kl_target" or float(course.config.get("kl_coef") or 0.0) > usual
+    loose, usual = course.hold(0.25), course.spec.config({}).kl_coef
+    is_high = loose[0] == "kl_target" or float(course.config.get("kl_coef") or 0.0) > usual
     faster = ("learning_rate", 3.0)
-    return course.change("KL stuck at 0", text, *((price, faster) if is_dear else (faster, price)))
+    return course.change("KL stuck at 0", text, *((loose, faster) if is_high else (faster, loose)))
 
 
 def updates_too_large(course: Course) -> Diagnosis | None:
@@ -205,7 +205,7 @@ def reward_hacked(course: Course) -> Diagnosis | None:
     if found.verdict != "suspect":
         return None
     text = f"Reward rises ({found.rise:+.2f}) while {', '.join(found.worse)}."
-    return course.change("Reward hacking", text, course.price(2.0), ("learning_rate", 0.5))
+    return course.change("Reward hacking", text, course.hold(2.0), ("learning_rate", 0.5))
 
 
 def stable_but_slow(course: Course) -> Diagnosis | None:
@@ -223,7 +223,7 @@ def stable_but_slow(course: Course) -> Diagnosis | None:
         f"budget of {budget:g}."
     )
     faster = ("learning_rate", min(max(math.sqrt(0.8 * budget / kl), 1.3), 3.0))
-    return course.change("Stable but slow", text, faster, course.price(0.5))
+    return course.change("Stable but slow", text, faster, course.hold(0.5))
 
 
 RULES_OF_DIAGNOSIS: tuple[Rule, ...] = (
@@ -233,8 +233,40 @@ RULES_OF_DIAGNOSIS: tuple[Rule, ...] = (
 
 
 def diagnose(course: Course) -> list[Diagnosis]:
-    """Return what the rules find in a trial's curves, the change to try first in front; empty: none speaks."""
-    return [found for rule in RULES_OF_DIAGNOSIS if (found := rule(course)) is not None]
+    """Return what the rules find in a trial's curves, the change to try first in front; empty: none speaks.
+
+    Of several that would change one hyperparameter the first one's value holds for all.
+    """
+    found: list[Diagnosis] = []
+    for rule in RULES_OF_DIAGNOSIS:
+        one = rule(course)
+        if one is not None:
+            known = next((other for other in found if other.name == one.name), one)
+            found.append(replace(one, value=known.value))
+    return found
+
+
+NEAR = 1.3
+"""A value that differs by less than this factor from the advised one is the advised one."""
+
+
+def tried(trials: Sequence[TrialRow], trial: TrialRow, found: Diagnosis, spec: StudySpec) -> TrialRow | None:
+    """Return the trial of the study that has the change already, or a greater one; None: there is none."""
+    names = {*spec.search, "kl_target"} - {found.name}
+    there = []
+    for row in trials:
+        value = row.config.get(found.name)
+        is_alike = row.role is Role.SEARCH and all(row.config.get(n) == trial.config.get(n) for n in names)
+        if is_alike and isinstance(value, int | float) and _is_as_far(float(value), found):
+            there.append((abs(math.log(value / float(found.value or 1))), row))
+    return min(there, key=lambda pair: (pair[0], pair[1].number))[1] if there else None
+
+
+def _is_as_far(value: float, found: Diagnosis) -> bool:
+    """Return whether a value goes about as far as the advised one, in its direction, or further."""
+    if not isinstance(found.value, int | float) or min(value, found.value) <= 0:
+        return False
+    return value * NEAR > found.value if _is_up(found) else value < found.value * NEAR
 
 
 def why_nothing(trial: TrialRow) -> str:

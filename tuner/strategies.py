@@ -86,7 +86,7 @@ class FullRuns:
         return self._match(trials) is None and self._promoted(trials) is None and not self._may_start(trials)
 
     def _match(self, trials: TrialList) -> Match | None:
-        """Return a finished trial's configuration to run to its end at another price of KL, where there is room."""
+        """Return a finished trial's configuration to run to its end at another β, where there is room."""
         left = self._left(trials) / self._spec.total_episodes
         return next_match(trials, self._spec, is_last=left < 2) if self._is_room(trials) and left >= 1 else None
 
@@ -187,7 +187,7 @@ class Rungs(FullRuns):
     """Trials rest at rungs with their exact state, and the best of each rung are promoted past it.
 
     What people ask for (forks, enqueued trials) runs to its end, and so do audited trials, what is run again at another
-    price of KL, and the reference: it is what the others are compared with.
+    β, and the reference: it is what the others are compared with.
     """
 
     name: Strategy
@@ -355,7 +355,7 @@ class Staged(FullRuns):
         return params, PPOConfig.from_dict({**spec.config(params).to_dict(), **others})
 
     def _match(self, trials: TrialList) -> Match | None:
-        return None  # the first stage searches the price
+        return None  # the first stage searches β
 
     def _stage(self, trials: TrialList) -> int:
         """Return the index of the stage that the next trial is made in; a stage that is over does not come back."""

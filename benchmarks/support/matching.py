@@ -1,4 +1,4 @@
-"""What another price of KL makes of a configuration: recorded runs whose KL ended off the budget, run again."""
+"""What another β makes of a configuration: recorded runs whose KL ended off the budget, run again."""
 
 import json
 import multiprocessing
@@ -30,16 +30,16 @@ class Matched:
     """A configuration before and after. Values are the best eval reward within the KL budget; KL is at the end."""
 
     run: str
-    price: float
+    beta: float
     kl: float
     value: float
-    new_price: float
+    new_beta: float
     new_kl: float
     new_value: float
 
 
 def runs_to_match(recording: Recording) -> list[tuple[RecordedRun, dict[str, Any]]]:
-    """Return the random runs whose price would be changed, each with its params at the other price, in random order."""
+    """Return the random runs whose β would be changed, each with its params at the other β, in random order."""
     found = []
     for run in recording.runs:
         match = next_match(TrialList([_row(run, recording.spec)]), recording.spec)
@@ -62,7 +62,7 @@ def _row(run: RecordedRun, spec: StudySpec) -> TrialRow:
 
 
 def match_runs(recording: Recording, count: int, workers: int, tell: Callable[[str], None]) -> list[Matched]:
-    """Run so many configurations at their other price; those that ran before are not run again."""
+    """Run so many configurations at their other β; those that ran before are not run again."""
     file = FOLDER / f"{recording.spec.task}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     known = {one.run: one for one in _read(file)}
@@ -106,9 +106,9 @@ def _value(run: RecordedRun, spec: StudySpec) -> float:
 
 
 def table(found: Sequence[Matched], kl_budget: float) -> str:
-    """Return what the other price gained, for runs that had ended over the budget and for those far below it."""
+    """Return what the other β gained, for runs that had ended over the budget and for those far below it."""
     lines = [
-        f"{len(found)} configurations with a fixed β, run again at the price that aims at {GOAL * kl_budget:.2f} of "
+        f"{len(found)} configurations with a fixed β, run again at the β that aims at {GOAL * kl_budget:.2f} of "
         f"{kl_budget:g} nats. Medians [quartiles].",
         f"{'had ended':16}{'n':>4}{'KL then':>20}{'KL now':>20}{'value then':>24}{'value now':>24}  better",
     ]

@@ -390,7 +390,7 @@ def _drawn(strategy: type[FullRuns]) -> Any:
             return NewTrial(number, Origin.SAMPLED, trace.config, trace.params, 1)
 
         def _match(self, trials: TrialList) -> None:
-            return None  # no other price of KL was recorded
+            return None  # no other β was recorded
 
         def _measured(self, row: TrialRow) -> Any:
             config, length = self._known_lengths.get(id(row.config), (None, None))

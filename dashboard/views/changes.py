@@ -6,7 +6,8 @@ from dashboard import access, data, steering
 from dashboard.data import Snapshot
 from dashboard.views import control_parts
 from ppo_core.errors import PPOTunerError
-from tuner.diagnose import Diagnosis, course_of, diagnose, enqueued, label, try_it, why_nothing
+from ppo_core.output import KL_UNIT, measured, plus_minus, short
+from tuner.diagnose import Diagnosis, course_of, diagnose, enqueued, label, tried, try_it, why_nothing
 from tuner.store import Store, TrialRow
 
 
@@ -17,11 +18,16 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
         return
     st.subheader(f"What to change in trial {number}", anchor=False)
     found = diagnose(course_of(store, trial, snapshot.view.spec))
+    advised: set[str] = set()
     for one in found:
-        _advice(store, snapshot, trial, one)
+        if one.advice in advised:
+            st.markdown(f"**{one.rule}.** {one.finding} The same change.")
+        else:
+            _advice(store, snapshot, trial, one)
+        advised.add(one.advice)
     if not found:
         st.text(why_nothing(trial))
-    elif len(found) > 1:
+    elif len(advised) > 1:
         st.caption("One change at a time, the first one first: several at once do not tell which one helped.")
     control_parts.draw_flash()
     control_parts.draw_asked()
@@ -29,6 +35,14 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
 
 def _advice(store: Store, snapshot: Snapshot, trial: TrialRow, one: Diagnosis) -> None:
     view = snapshot.view
+    there = tried(view.trials, trial, one, view.spec)
+    if there is not None:
+        worth = plus_minus(there.value, there.value_se)
+        st.markdown(
+            f"**{one.rule}.** {one.finding} {one.advice} has been tried: trial {there.number}, with "
+            f"{one.name} = {short(there.config[one.name])}, has a value of {worth} at {measured(there.kl)} {KL_UNIT}."
+        )
+        return
     st.markdown(f"**{one.rule}.** {one.finding} Try {one.advice}.")
     values = enqueued(view.spec, trial, one)
     if values is not None and access.may_order():

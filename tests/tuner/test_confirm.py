@@ -164,6 +164,14 @@ def test_a_clear_winner_is_the_one_to_launch() -> None:
     )
 
 
+def test_a_configuration_on_few_seeds_does_not_pass_one_on_many() -> None:
+    found = confirmation({2: around(1.5), 3: [2.5, 2.4], 0: around(1.0)})
+    assert [one.trial.number for one in found.configurations] == [2, 0, 3]
+    assert found.verdict.endswith("The data do not tell it from trial 3 (-0.94 [-2.47, 0.59]).")
+    enough = confirmation({2: around(1.5), 3: [2.5, 2.4, 2.5], 0: around(1.0)})
+    assert [one.trial.number for one in enough.configurations] == [3, 2, 0]
+
+
 def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
     near = confirmation({2: around(1.52), 3: around(1.5, -1.0), 0: around(1.0)})
     assert near.verdict.startswith("Launch trial 2: +0.52")

@@ -10,8 +10,8 @@ import pytest
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
 from tests.tuner.trial_rows import make_spec, trial_row
-from tuner.diagnose import RULES_OF_DIAGNOSIS, Course, Diagnosis, diagnose, enqueued, label, try_it
-from tuner.status import Reason
+from tuner.diagnose import RULES_OF_DIAGNOSIS, Course, Diagnosis, diagnose, enqueued, label, tried, try_it
+from tuner.status import Reason, Role
 
 SPEC = make_spec(search=dict.fromkeys(
     ("learning_rate", "value_learning_rate", "num_ppo_epochs", "cliprange", "kl_coef", "kl_target"), "advised"
@@ -70,7 +70,7 @@ def test_a_healthy_run_trips_no_rule() -> None:
     assert found([]) == [], "nor does a trial without a step"
 
 
-def test_kl_over_the_budget_asks_for_a_higher_price() -> None:
+def test_kl_over_the_budget_asks_for_a_higher_beta() -> None:
     """1.2 x 14 / 10 = 1.68."""
     over = steps(eval__kl=lambda share: 14 * share, objective__kl_exact=lambda share: 14 * share)
     one = only(over)
@@ -80,7 +80,7 @@ def test_kl_over_the_budget_asks_for_a_higher_price() -> None:
     assert found(steps(eval__kl=lambda share: 10.0 * share)) == [], "on the budget is not over it"
 
 
-def test_where_the_price_is_at_its_end_the_rate_is_lowered() -> None:
+def test_where_beta_is_at_its_end_the_rate_is_lowered() -> None:
     over = steps(eval__kl=lambda share: 40 * share)
     highest = SPEC.search["kl_coef"].high
     one = only(over, kl_coef=highest)
@@ -96,7 +96,7 @@ def test_a_run_over_the_limit_at_once_asks_for_a_lower_rate() -> None:
     assert found(late, Reason("kl_limit", "made up", "objective/kl_exact", 16.0))[0].name == "kl_coef"
 
 
-def test_kl_that_stays_at_0_asks_for_a_lower_price_or_a_higher_rate() -> None:
+def test_kl_that_stays_at_0_asks_for_a_lower_beta_or_a_higher_rate() -> None:
     flat = {"eval__kl": lambda share: 0.02, "objective__kl_exact": lambda share: 0.02}
     assert change(only(steps(**flat), kl_coef=0.2)) == ("kl_coef", 0.05), "β is over the reference's"
     assert change(only(steps(**flat))) == ("learning_rate", 6e-4)
@@ -119,7 +119,7 @@ def test_a_critic_that_explains_nothing_asks_for_a_higher_value_rate() -> None:
     assert found(learns) == []
 
 
-def test_reward_that_rises_while_texts_repeat_or_shrink_asks_for_a_higher_price() -> None:
+def test_reward_that_rises_while_texts_repeat_or_shrink_asks_for_a_higher_beta() -> None:
     for curves in (
         {"eval__repetition": lambda share: 0.1 + 0.5 * share},
         {"eval__length": lambda share: 20 - 14 * share},
@@ -144,6 +144,27 @@ def test_a_stable_run_far_below_the_budget_that_still_rises_asks_for_a_higher_ra
 def test_kl_comes_first_and_each_rule_speaks_for_itself() -> None:
     rows = steps(eval__kl=lambda share: 14 * share, policy__approxkl_avg=lambda share: 0.08)
     assert [one.rule for one in found(rows)] == ["KL too high", "Updates too large"]
+
+
+def test_two_rules_on_one_hyperparameter_advise_the_same_value() -> None:
+    rows = steps(eval__kl=lambda share: 14 * share, eval__repetition=lambda share: 0.1 + 0.5 * share)
+    first, second = found(rows, kl_coef=0.05)
+    assert [first.rule, second.rule] == ["KL too high", "Reward hacking"]
+    assert change(first) == change(second)
+
+
+def test_a_change_that_another_trial_has_was_tried() -> None:
+    one = Diagnosis("KL too high", "made up", "kl_coef", 0.05, 0.12)
+    as_it_was, higher = trial_row(0, config={**CONFIG, "kl_coef": 0.05}), {**CONFIG, "kl_coef": 0.1}
+    matched = trial_row(1, config=higher)
+    assert tried([as_it_was, matched], as_it_was, one, SPEC) is matched
+    little = trial_row(2, config={**CONFIG, "kl_coef": 0.08})
+    assert tried([as_it_was, little], as_it_was, one, SPEC) is None
+    further = trial_row(3, config={**CONFIG, "kl_coef": 0.5})
+    assert tried([as_it_was, further, matched], as_it_was, one, SPEC) is matched
+    assert tried([as_it_was, further], as_it_was, one, SPEC) is further
+    others = [trial_row(4, config={**higher, "cliprange": 0.11}), trial_row(5, config=higher, role=Role.CONFIRM)]
+    assert tried([as_it_was, *others], as_it_was, one, SPEC) is None
 
 
 def test_values_stay_in_the_studys_range_and_are_whole_where_they_must() -> None:

@@ -147,12 +147,20 @@ def diagnose(args: argparse.Namespace) -> int:
         return 0
     out = output.console()
     out.print(render.trial_line(trial), soft_wrap=True)
+    advised: set[str] = set()
     for one, command in zip(found, commands, strict=True):
         out.print(f"{one.rule}. {one.finding}", style="bold", soft_wrap=True)
-        out.print(f"  Try {one.advice}:\n  {command}", soft_wrap=True)
+        there = diagnoses.tried(view.trials, trial, one, view.spec)
+        if one.advice in advised:
+            out.print(f"  The same change: {one.advice}.")
+        elif there is not None:
+            out.print(f"  {one.advice} has been tried: {render.trial_line(there)}", soft_wrap=True)
+        else:
+            out.print(f"  Try {one.advice}:\n  {command}", soft_wrap=True)
+        advised.add(one.advice)
     if not found:
         out.print(diagnoses.why_nothing(trial))
-    elif len(found) > 1:
+    elif len(advised) > 1:
         out.print("One change at a time, the first one first: several at once do not tell which one helped.")
     return 0
 

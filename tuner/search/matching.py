@@ -1,4 +1,4 @@
-"""The same configuration at another price of KL, where a finished trial's KL ended away from the budget.
+"""The same configuration at another β, where a finished trial's KL ended away from the budget.
 
 What a configuration is worth within a KL budget depends most of all on where its KL ends: one that ends far over the
 budget is only worth what it was when it crossed, early in its run. Its β is then too low, not the rest of it wrong. So
@@ -6,9 +6,9 @@ a trial with a fixed β that was run to its end is run again with the β at whic
 
     β' = β · (KL / goal)^(1 / s),     goal = GOAL · budget
 
-s is how steeply log KL falls in log β. The first time it is SLOPE; once a configuration was run with two prices, what
-these say of it. The last full trial that the budget has room for is the best configuration again, closer to the budget,
-if it ended well below it. What was measured is in docs/search.md.
+s is how steeply log KL falls in log β. The first time it is SLOPE; once a configuration was run with two values of β,
+what these say of it. The last full trial that the budget has room for is the best configuration again, closer to the
+budget, if it ended well below it. What was measured is in docs/search.md.
 """
 
 import math
@@ -21,7 +21,7 @@ from tuner.spec import StudySpec
 from tuner.status import Status
 from tuner.store import TrialRow
 
-PRICE = "kl_coef"
+BETA = "kl_coef"
 LEARNERS = ("tpe", "gp")
 """Samplers that it complements; `random` and `qmc` propose on their own, and so does one's own sampler."""
 GOAL = 0.78
@@ -29,28 +29,28 @@ GOAL = 0.78
 WINDOW = 0.22
 """In the natural logarithm: a KL this close to the goal is there."""
 SLOPE, LEAST_SLOPE, MOST_SLOPE = 0.8, 0.4, 2.0
-MOST_PRICES = 3
+MOST_BETAS = 3
 """Of one configuration, the first included."""
 LAST_GOAL, LAST_WINDOW = 0.9, 0.11
 """Of the last full trial: one that ends over the budget costs no answer, since the best one is known by then."""
 REACH = math.log(4.0)
-"""In the natural logarithm: a KL further from the goal is not for want of another price."""
+"""In the natural logarithm: a KL further from the goal is not for want of another β."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A trial to run: another one's params at another price."""
+    """A trial to run: another one's params at another β."""
 
     trial: int
     params: Mapping[str, HyperValue]
 
 
 def next_match(trials: TrialList, spec: StudySpec, *, is_last: bool = False) -> Match | None:
-    """Return the configuration to run at another price now, the best at its rung first; None: there is none.
+    """Return the configuration to run at another β now, the best at its rung first; None: there is none.
 
     `is_last` says that the budget has no room for another full trial after it.
     """
-    if PRICE not in spec.search or spec.listed or spec.sampler.name not in LEARNERS:
+    if BETA not in spec.search or spec.listed or spec.sampler.name not in LEARNERS:
         return None
     configurations = _configurations(trials, spec)
     found = [match for runs in configurations if (match := _matched(runs, spec)) is not None]
@@ -70,15 +70,15 @@ def _configurations(trials: TrialList, spec: StudySpec) -> Collection[list[Trial
     for row in trials.counted():
         if row.config.get("kl_target") is None and not row.is_resting:
             values = ((name, row.params.get(name, row.config.get(name))) for name in sorted(spec.search))
-            alike.setdefault(tuple(pair for pair in values if pair[0] != PRICE), []).append(row)
+            alike.setdefault(tuple(pair for pair in values if pair[0] != BETA), []).append(row)
     return alike.values()
 
 
 def _matched(runs: list[TrialRow], spec: StudySpec) -> Match | None:
-    """Return the next price of a configuration; None: it needs none, or none can be had."""
+    """Return the next β of a configuration; None: it needs none, or none can be had."""
     goal = math.log(GOAL * spec.kl_budget)
     known = _points(runs)
-    if len(known) < len(runs) or len(runs) >= MOST_PRICES:
+    if len(known) < len(runs) or len(runs) >= MOST_BETAS:
         return None
     known.sort(key=lambda point: abs(point[2] - goal))
     if not WINDOW < abs(known[0][2] - goal) <= REACH:
@@ -99,21 +99,21 @@ def _closer(trials: TrialList, configurations: Collection[list[TrialRow]], spec:
 
 def _points(runs: list[TrialRow]) -> list[tuple[TrialRow, float, float]]:
     """Return the runs that ended, each with the logarithms of its β and of its KL."""
-    points = [(row, _log(row.config.get(PRICE)), _log(row.end_kl)) for row in runs if row.status is Status.COMPLETED]
-    return [(row, price, kl) for row, price, kl in points if price is not None and kl is not None]
+    points = [(row, _log(row.config.get(BETA)), _log(row.end_kl)) for row in runs if row.status is Status.COMPLETED]
+    return [(row, beta, kl) for row, beta, kl in points if beta is not None and kl is not None]
 
 
 def _at(goal: float, known: list[tuple[TrialRow, float, float]], spec: StudySpec) -> Match | None:
-    """Return the first run's configuration at the price that brings its KL to the goal, by what the second one says."""
-    row, price, kl = known[0]
+    """Return the first run's configuration at the β that brings its KL to the goal, by what the second one says."""
+    row, beta, kl = known[0]
     slope = SLOPE
-    if len(known) > 1 and known[1][1] != price:
-        slope = min(max((kl - known[1][2]) / (known[1][1] - price), LEAST_SLOPE), MOST_SLOPE)
-    span = spec.search[PRICE]
-    wanted = min(max(math.exp(price + (kl - goal) / slope), span.low), span.high)
-    if abs(math.log(wanted) - price) < WINDOW / MOST_SLOPE:
+    if len(known) > 1 and known[1][1] != beta:
+        slope = min(max((kl - known[1][2]) / (known[1][1] - beta), LEAST_SLOPE), MOST_SLOPE)
+    span = spec.search[BETA]
+    wanted = min(max(math.exp(beta + (kl - goal) / slope), span.low), span.high)
+    if abs(math.log(wanted) - beta) < WINDOW / MOST_SLOPE:
         return None
-    return Match(row.number, {**row.params, PRICE: wanted})
+    return Match(row.number, {**row.params, BETA: wanted})
 
 
 def _log(value: object) -> float | None:
