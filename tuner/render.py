@@ -244,6 +244,8 @@ def comparison_tables(
     outcomes.add_row("status", *(_status(trial) for trial in trials))
     outcomes.add_row("value ± SE (reward)", *(plus_minus(t.value, t.value_se) for t in trials))
     outcomes.add_row(f"eval KL ({KL_UNIT})", *(measured(t.kl) for t in trials))
+    if view.spec.objective == "best":
+        outcomes.add_row(f"eval KL at the end ({KL_UNIT})", *(measured(t.end_kl) for t in trials))
     outcomes.add_row(
         f"within {short(view.spec.kl_budget)} {KL_UNIT}",
         *(NOTHING if t.kl is None else "yes" if t.kl <= view.spec.kl_budget else "no" for t in trials),
@@ -359,6 +361,7 @@ def curve_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the trial's curve: its evaluated steps, and others in between up to about a dozen rows."""
     headers = ("step", "episode", "eval reward\n± SE", f"eval KL ± SE\n{KL_UNIT}", *(header for _, header in _CURVE))
     table = new_table(*headers, title="Curve", right=headers)
+    table.caption, table.caption_justify = "Step 0 is the untrained policy.", "left"
     for row in _thinned(rows):
         evaluated = (
             plus_minus(row["eval/reward"], row["eval/reward_se"]),

@@ -114,8 +114,10 @@ def test_a_study_says_the_time_that_is_left_once(monkeypatch: pytest.MonkeyPatch
     with StudyProgress(Console(file=out, width=200)) as progress:
         progress(StudyStarted(spec, Extent(4, 0, 8, 4.0, None), ()))
         progress(TrialStarted(trial_row(0, status=Status.RUNNING), None))
+        progress(TrialEnded(pruned(0, params={}), Extent(5, 0, 8, 5.0, None)))
+        assert "left" not in out.getvalue(), "one that a rule ended says nothing of the others"
         for ended in (5, 6):
-            progress(TrialEnded(pruned(0, params={}), Extent(ended, 0, 8, float(ended), None)))
+            progress(TrialEnded(trial_row(0), Extent(ended, 0, 8, float(ended), None)))
     assert out.getvalue().count("about 3 min left") == out.getvalue().count(" left") == 1
 
 
@@ -203,7 +205,11 @@ def test_versions_and_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     torch, missing, psutil, more = doctor.packages()
     assert (torch.state, torch.todo) == ("problem", "pip install 'torch>=99'")
     assert (missing.state, psutil.state) == ("problem", "ok")
-    assert (more.state, more.found, more.todo) == ("ok", "would add nothing-either", "pip install 'ppo-tuner[more]'")
+    assert (more.state, more.found, more.todo) == (
+        "ok",
+        "not installed; it adds nothing-either",
+        "pip install 'ppo-tuner[more]'",
+    )
     monkeypatch.setattr(doctor, "LEAST_FREE", 10**18)
     assert doctor.folder("runs folder", tmp_path / "runs" / "deep").state == "warning"
 

@@ -106,10 +106,13 @@ def packages() -> Iterator[Finding]:
         missing = [each.name for each in wanted if _package(each).state != "ok"]
         if missing:
             yield Finding(
-                "ok", f"extra {name}", f"would add {', '.join(missing)}", f"pip install '{DISTRIBUTION}[{name}]'"
+                "ok",
+                f"extra {name}",
+                f"not installed; it adds {', '.join(missing)}",
+                f"pip install '{DISTRIBUTION}[{name}]'",
             )
         else:
-            yield Finding("ok", f"extra {name}", "is there")
+            yield Finding("ok", f"extra {name}", "installed")
 
 
 def _package(requirement: Any) -> Finding:

@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -133,13 +134,18 @@ def _study(what: str, where: str | None) -> StudySpec | None:
         content = declare.read_toml(path, "file")
         is_study = "task" in content and bool({"name", "search", "trial", "trials"} & set(content))
         return StudySpec.load(path) if is_study else None
-    if what in BUILT_IN or ":" in what or path.suffix or "/" in what:
+    if ":" in what or path.suffix or "/" in what:
         return None
     names: list[str] = []
     with suppress(StoreError), storage.opened(where) as store:  # without a store there are no studies
         names = [row.name for row in store.studies()]
-        if what in names:
+        if what in names and what in BUILT_IN:
+            note = f'"{what}" is the task here; for the stored study of that name, give its file'
+            print(f"{PROG}: {note}", file=sys.stderr)
+        elif what in names:
             return StudySpec.from_dict(store.study(what).spec, f'study "{what}" in the store')
+    if what in BUILT_IN:
+        return None
     there = [*BUILT_IN, *names]
     raise TaskError(
         f'"{what}" is neither a task nor a stored study; there are: {", ".join(there)}{nearest(what, there)}'

@@ -45,6 +45,7 @@ from tuner.results import read_study
 from tuner.run import run_study
 from tuner.scoring import Extent
 from tuner.spec import PPO_TRAINER, StudySpec
+from tuner.status import Status
 from tuner.store import Order, Store, TrialRow
 from tuner.store.connect import file_of as store_file
 from tuner.store.schema import parse_url, redacted
@@ -191,11 +192,12 @@ class StudyProgress:
         row = event.row
         self._forget(row.number)
         self._say(f"[{_count(event.extent)}] {render.trial_line(row)}", render.STYLES[row.status])
-        self._tell_time_left(event.extent)
+        if row.status is Status.COMPLETED:  # one that a rule ended says nothing of the others
+            self._tell_time_left(event.extent)
         self._show(event.extent)
 
     def _tell_time_left(self, now: Extent) -> None:
-        """Say about how long the study still takes, once: when its first trial of this run has ended."""
+        """Say about how long the study still takes, once: when the first trial of this run came to its end."""
         before, self._extent = self._extent, None
         if before is None or self._began is None or not before.done < now.done < 1:
             return

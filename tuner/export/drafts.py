@@ -135,10 +135,17 @@ _SHARED_CRITIC = "there the critic is a network of its own, here a head on the p
 _ADAPTIVE = "theirs is a mean per token, ours a sum per response, so β is fixed"
 
 
+def _values(chosen: Chosen) -> Values:
+    """Return the values to write: ours, with the β that an adaptive one had come to at the trial's end."""
+    values = effective(chosen.config)
+    is_known = values["kl_target"] is not None and chosen.last_kl_coef is not None
+    return {**values, "kl_coef": chosen.last_kl_coef} if is_known else values
+
+
 def _about_adaptive_beta(last: float | None) -> str:
     """Return what becomes of β where it adapted in the study."""
-    end = "" if last is None else f"; it was {short(last)} at the end of the trial, which is closer to what held the KL"
-    return f"β is fixed at kl_coef here, where the study's adapted{end}"
+    start = "" if last is None else ", at what the study's had adapted to by the end of the trial"
+    return f"β is fixed at kl_coef here{start}, and does not adapt"
 
 
 # TRL
@@ -170,7 +177,7 @@ def to_trl(chosen: Chosen, parts: Parts) -> Draft:
     Raises:
         ConfigError: it has no critic, and TRL's PPO always has one.
     """
-    draft = Draft(effective(chosen.config))
+    draft = Draft(_values(chosen))
     values = draft.values
     if values["advantage_estimator"] != "gae":
         raise ConfigError(
@@ -281,7 +288,7 @@ def _dotted(keys: tuple[str, ...]) -> str | None:
 
 def to_openrlhf(chosen: Chosen, parts: Parts) -> Draft:
     """Return a configuration in the flags of OpenRLHF's PPO; a switch is True or False."""
-    draft = Draft(effective(chosen.config))
+    draft = Draft(_values(chosen))
     values, has_critic = draft.values, chosen.config.has_critic
     models = ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path")
     _places(draft, parts, models, own_reward="reward.remote_url")
@@ -396,7 +403,7 @@ _VERL_WHY = {
 
 def to_verl(chosen: Chosen, parts: Parts) -> Draft:
     """Return a configuration in verl's keys, joined by dots."""
-    draft = Draft(effective(chosen.config))
+    draft = Draft(_values(chosen))
     values, has_critic = draft.values, chosen.config.has_critic
     reward, own_reward = "reward.reward_model.model_path", "reward.custom_reward_function.path"
     _places(draft, parts, ("actor_rollout_ref.model.path", "critic.model.path", reward), own_reward)
