@@ -28,9 +28,9 @@ class Status(StrEnum):
 
 
 _MEANINGS = {
-    Status.WAITING: "To be started, or taken up again, as soon as a worker is free.",
-    Status.RUNNING: "Training, or to be taken up again from its last checkpoint by the next run of the study.",
-    Status.PAUSED: "Set aside at a checkpoint until it is told to go on.",
+    Status.WAITING: "To be started, or resumed, as soon as a worker is free.",
+    Status.RUNNING: "Training, or to be resumed from its last checkpoint by the next run of the study.",
+    Status.PAUSED: "Paused at a checkpoint until it is resumed.",
     Status.COMPLETED: "Ran to its end.",
     Status.PRUNED: "Ended early by a rule; the reason names it, with the evidence.",
     Status.FAILED: "Ended by an error; the reason holds it.",

@@ -1,0 +1,44 @@
+"""docs/reference.md is what the declarations say, and leaves no command out; links in docs lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs import reference
+from tuner.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "benchmarks/README.md",
+]
+
+
+def test_the_reference_is_what_the_declarations_say() -> None:
+    assert reference.FILE.read_text() == reference.text(), "write it again with: python docs/reference.py"
+
+
+def test_every_command_is_in_one_group() -> None:
+    grouped = [name for names in reference.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(COMMANDS)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = page if not path else (page.parent / path)
+        assert there.exists(), f"{page.name} links to {target}"
+        if anchor and there.suffix == ".md":
+            assert anchor in anchors(there), f"{page.name} links to {target}"
