@@ -24,7 +24,7 @@ from tuner.best import best_trial
 from tuner.protocol import Stepped
 from tuner.scheduler import Action, Decision, guarded, is_audited, is_evaluated
 from tuner.scoring import Evaluations, TrialList, rung_score
-from tuner.search.matching import Match, next_match
+from tuner.search.matching import Match, alike, from_the_start, next_match
 from tuner.search.sampler import Projection
 from tuner.spec import Strategy, StudySpec
 from tuner.status import Origin, Reason, Role, Status, Verdict
@@ -51,11 +51,12 @@ class FullRuns:
                 return row.number
         match = self._match(trials)
         if match is not None:
-            return self._trial(len(trials), Origin.MATCHED, match.params, label=f"trial {match.trial} at another β")
+            return self._matched(trials, match)
         promoted = self._promoted(trials)
-        if promoted is None and self._may_start(trials):
-            return self._new(trials)
-        return promoted
+        if promoted is None:
+            return self._new(trials) if self._may_start(trials) else None
+        match = self._from_start(trials, promoted)
+        return promoted if match is None else self._matched(trials, match)
 
     def decide(self, trial: TrialRow, stepped: Stepped) -> Decision:
         """Return what the guard's word means: the trial is evaluated once more and ended, or only goes on noted."""
@@ -90,6 +91,11 @@ class FullRuns:
         left = self._left(trials) / self._spec.total_episodes
         return next_match(trials, self._spec, is_last=left < 2) if self._is_room(trials) and left >= 1 else None
 
+    def _from_start(self, trials: TrialList, promoted: int) -> Match | None:
+        """Return at which β a trial that is to be finished is run from the start; None: it goes on as it is."""
+        is_room = self._is_room(trials) and self._left(trials) >= self._spec.total_episodes
+        return from_the_start(trials, trials[promoted], self._spec) if is_room else None
+
     def _is_room(self, trials: TrialList) -> bool:
         """Return whether the study may have another trial, as far as their number goes."""
         return self._spec.trials is None or len(trials.counted()) < self._spec.trials
@@ -120,6 +126,9 @@ class FullRuns:
         return _Length.of(row.config, ())
 
     # New trials
+
+    def _matched(self, trials: TrialList, match: Match) -> NewTrial:
+        return self._trial(len(trials), Origin.MATCHED, match.params, label=f"trial {match.trial} at another β")
 
     def _new(self, trials: TrialList) -> NewTrial:
         spec, number, counted = self._spec, len(trials), len(trials.counted())
@@ -233,20 +242,27 @@ class Rungs(FullRuns):
                 return row.number
         return None if self._may_start(trials) or not self._is_open_ended(trials) else self._last_finish(trials)
 
+    def _waiting(self, trials: TrialList) -> list[TrialRow]:
+        """Return the trials of the search that rest and were not run from the start at another β."""
+        matched = {alike(row, self._spec) for row in trials.counted() if row.origin is Origin.MATCHED}
+        rests = [row for row in trials.resting() if row.counts]
+        return [row for row in rests if alike(row, self._spec) not in matched] if matched else rests
+
     def _is_open_ended(self, trials: TrialList) -> bool:
         """Return whether budget that is left over finishes more than one in `one_in`."""
         return self._spec.budget is not None or not any(row.rung for row in trials.counted())
 
     def _last_finish(self, trials: TrialList) -> int | None:
         """Return the best trial that rests and that there is budget to finish: nothing else will be begun."""
-        fitting = [row for row in trials.resting() if row.counts and self._whole(row) <= self._left(trials)]
+        fitting = [row for row in self._waiting(trials) if self._whole(row) <= self._left(trials)]
         return _ranked(fitting, self._usual(trials))[0].number if fitting else None
 
     def _due_at(self, rung: int, trials: TrialList) -> TrialRow | None:
         """Return the best trial that rests at a rung, where promotions are due there."""
         came = sum(len(row.rung_scores) > rung for row in trials.counted())
-        promoted = sum(row.rung > rung for row in trials.counted())
-        waiting = [row for row in trials.resting() if row.counts and row.rung == rung]
+        waiting = [row for row in self._waiting(trials) if row.rung == rung]
+        rest = sum(row.counts and row.rung == rung for row in trials.resting())
+        promoted = sum(row.rung > rung for row in trials.counted()) + rest - len(waiting)
         is_due = bool(waiting) and came // self.one_in > promoted
         return _ranked(waiting, self._usual(trials))[0] if is_due else None
 
@@ -290,7 +306,8 @@ class Asha(Rungs):
         usual = self._usual(trials)
         came = [row for row in trials.counted() if len(row.rung_scores) > rung]
         top = sorted(came, key=lambda row: _order(row, row.rung_scores[rung], usual))[: len(came) // self.one_in]
-        return next((row for row in top if row.is_resting and row.rung == rung), None)
+        waiting = {row.number for row in self._waiting(trials) if row.rung == rung}
+        return next((row for row in top if row.number in waiting), None)
 
 
 def _ranked(rows: Iterable[TrialRow], usual: float) -> list[TrialRow]:

@@ -392,6 +392,9 @@ def _drawn(strategy: type[FullRuns]) -> Any:
         def _match(self, trials: TrialList) -> None:
             return None  # no other β was recorded
 
+        def _from_start(self, trials: TrialList, promoted: int) -> None:
+            return None
+
         def _measured(self, row: TrialRow) -> Any:
             config, length = self._known_lengths.get(id(row.config), (None, None))
             if config is not row.config:

@@ -6,22 +6,29 @@ a trial with a fixed β that was run to its end is run again with the β at whic
 
     β' = β · (KL / goal)^(1 / s),     goal = GOAL · budget
 
+A trial that rests at a rung and is to be finished is run from the start at the β that suited the finished ones, where
+its own is far from that or adapts: at the rung β has hardly shown yet, and at the end it decides.
+
 s is how steeply log KL falls in log β. The first time it is SLOPE; once a configuration was run with two values of β,
 what these say of it. The last full trial that the budget has room for is the best configuration again, closer to the
 budget, if it ended well below it. What was measured is in docs/search.md.
 """
 
 import math
+import statistics
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ppo_core.declare import HyperValue
 from tuner.scoring import TrialList
+from tuner.space import FIXED, KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Status
 from tuner.store import TrialRow
 
 BETA = "kl_coef"
+ADAPTIVE_ONLY = ("kl_target", "kl_horizon")
+"""What belongs to an adaptive β."""
 LEARNERS = ("tpe", "gp")
 """Samplers that it complements; `random` and `qmc` propose on their own, and so does one's own sampler."""
 GOAL = 0.78
@@ -35,6 +42,11 @@ LAST_GOAL, LAST_WINDOW = 0.9, 0.11
 """Of the last full trial: one that ends over the budget costs no answer, since the best one is known by then."""
 REACH = math.log(4.0)
 """In the natural logarithm: a KL further from the goal is not for want of another β."""
+NEAREST = 3
+"""Finished trials, those that ended nearest to the goal, whose median says which β suits one that was not finished."""
+
+Alike = tuple[tuple[str, HyperValue], ...]
+"""What a configuration is, but for its β and what controls that."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +62,48 @@ def next_match(trials: TrialList, spec: StudySpec, *, is_last: bool = False) -> 
 
     `is_last` says that the budget has no room for another full trial after it.
     """
-    if BETA not in spec.search or spec.listed or spec.sampler.name not in LEARNERS:
+    if not is_matching(spec):
         return None
     configurations = _configurations(trials, spec)
     found = [match for runs in configurations if (match := _matched(runs, spec)) is not None]
     if not found and is_last:
         return _closer(trials, configurations, spec)
     return min(found, key=lambda match: _order(trials[match.trial]), default=None)
+
+
+def from_the_start(trials: TrialList, row: TrialRow, spec: StudySpec) -> Match | None:
+    """Return at which β a trial that rests is run to its end, from the start; None: it goes on with its own."""
+    if not is_matching(spec):
+        return None
+    goal = math.log(GOAL * spec.kl_budget)
+    fixed = [one for one in trials.counted() if one.config.get("kl_target") is None]
+    known = sorted((abs(kl - goal), beta + (kl - goal) / SLOPE) for _, beta, kl in _points(fixed))
+    near = [beta for distance, beta in known[:NEAREST] if distance <= REACH]
+    if not near:
+        return None
+    suits, own = _within(statistics.median(near), spec), _log(row.config.get(BETA))
+    is_fixed = row.config.get("kl_target") is None
+    if is_fixed and own is not None and abs(math.log(suits) - own) * SLOPE <= WINDOW:
+        return None
+    params = {name: value for name, value in row.params.items() if name not in ADAPTIVE_ONLY}
+    control = {KL_CONTROL: FIXED} if KL_CONTROL in params else {}
+    return Match(row.number, {**params, **control, BETA: suits})
+
+
+def is_matching(spec: StudySpec) -> bool:
+    """Return whether a study's configurations are run at another β."""
+    return BETA in spec.search and not spec.listed and spec.sampler.name in LEARNERS
+
+
+def alike(row: TrialRow, spec: StudySpec) -> Alike:
+    """Return what a trial's configuration is, but for its β and what controls that."""
+    names = (name for name in sorted(spec.search) if name != BETA and name not in ADAPTIVE_ONLY)
+    return tuple((name, row.params.get(name, row.config.get(name))) for name in names)
+
+
+def _within(log_beta: float, spec: StudySpec) -> float:
+    span = spec.search[BETA]
+    return min(max(math.exp(log_beta), span.low), span.high)
 
 
 def _order(row: TrialRow) -> tuple[float, int]:
@@ -66,12 +113,11 @@ def _order(row: TrialRow) -> tuple[float, int]:
 
 def _configurations(trials: TrialList, spec: StudySpec) -> Collection[list[TrialRow]]:
     """Return the trials with a fixed β that ran, or run, to their ends, those that differ in β alone together."""
-    alike: dict[tuple[tuple[str, HyperValue], ...], list[TrialRow]] = {}
+    found: dict[Alike, list[TrialRow]] = {}
     for row in trials.counted():
         if row.config.get("kl_target") is None and not row.is_resting:
-            values = ((name, row.params.get(name, row.config.get(name))) for name in sorted(spec.search))
-            alike.setdefault(tuple(pair for pair in values if pair[0] != BETA), []).append(row)
-    return alike.values()
+            found.setdefault(alike(row, spec), []).append(row)
+    return found.values()
 
 
 def _matched(runs: list[TrialRow], spec: StudySpec) -> Match | None:
@@ -109,8 +155,7 @@ def _at(goal: float, known: list[tuple[TrialRow, float, float]], spec: StudySpec
     slope = SLOPE
     if len(known) > 1 and known[1][1] != beta:
         slope = min(max((kl - known[1][2]) / (known[1][1] - beta), LEAST_SLOPE), MOST_SLOPE)
-    span = spec.search[BETA]
-    wanted = min(max(math.exp(beta + (kl - goal) / slope), span.low), span.high)
+    wanted = _within(beta + (kl - goal) / slope, spec)
     if abs(math.log(wanted) - beta) < WINDOW / MOST_SLOPE:
         return None
     return Match(row.number, {**row.params, BETA: wanted})
