@@ -1,4 +1,4 @@
-"""A finished configuration is run again at the price of KL with which its KL ends within the budget."""
+"""Configurations are run at the β with which their KL ends within the budget: finished ones again, paused ones anew."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from tests.tuner.trial_rows import make_spec, pruned, trial_row
 from tuner.scoring import TrialList
-from tuner.search.matching import Match, next_match
+from tuner.search.matching import Match, from_the_start, next_match
 from tuner.status import Origin, PausedBy, Role, Status
 from tuner.store import NewTrial, TrialRow
 from tuner.strategies import MAKERS
@@ -43,12 +43,12 @@ def beta_of(*rows: TrialRow) -> float:
         (9.8, None),  # log(9.8 / 7.8) = 0.228 is the first that is away from the goal
         (9.7, None),
         (6.3, None),
-        (1.9, None),  # another price alone does not multiply its KL by four
+        (1.9, None),  # another β alone does not multiply its KL by four
         (32.0, None),
         (None, None),
     ],
 )
-def test_the_price_is_what_brings_the_kl_to_the_goal(kl: float | None, beta: float | None) -> None:
+def test_beta_is_what_brings_the_kl_to_the_goal(kl: float | None, beta: float | None) -> None:
     match = match_of(ended(0, 0.05, kl))
     if kl == 9.8:
         assert match is not None and match.params["kl_coef"] == pytest.approx(0.05 * (9.8 / 7.8) ** 1.25)
@@ -58,7 +58,7 @@ def test_the_price_is_what_brings_the_kl_to_the_goal(kl: float | None, beta: flo
         assert match == Match(0, {**PARAMS, "kl_coef": pytest.approx(beta, rel=1e-5)})
 
 
-def test_two_prices_say_how_steep_the_kl_is() -> None:
+def test_two_values_of_beta_say_how_steep_the_kl_is() -> None:
     first = ended(0, 0.05, 20.0)
     # log(20 / 12) / log(0.1 / 0.05) = 0.737: 0.1 * (12 / 7.8) ** (1 / 0.737)
     assert beta_of(first, ended(1, 0.1, 12.0, origin=Origin.MATCHED)) == pytest.approx(0.179416, rel=1e-4)
@@ -67,11 +67,11 @@ def test_two_prices_say_how_steep_the_kl_is() -> None:
     # It went past the goal: between the two, from the nearer one.
     assert 0.05 < beta_of(first, ended(1, 0.2, 5.5)) < 0.2
     assert match_of(first, ended(1, 0.1, 8.0)) is None, "it is there"
-    assert match_of(first, ended(1, 0.1, 14.0), ended(2, 0.15, 11.0)) is None, "three prices are enough"
+    assert match_of(first, ended(1, 0.1, 14.0), ended(2, 0.15, 11.0)) is None, "three values are enough"
 
 
 @pytest.mark.parametrize("slope", [0.5, 0.8, 1.2, 1.8])
-def test_whatever_the_slope_is_three_prices_end_within_the_budget(slope: float) -> None:
+def test_whatever_the_slope_is_three_values_of_beta_end_within_the_budget(slope: float) -> None:
     rows = [ended(0, 0.04, 16.0)]
     while (match := match_of(*rows)) is not None:
         beta = float(str(match.params["kl_coef"]))
@@ -80,14 +80,14 @@ def test_whatever_the_slope_is_three_prices_end_within_the_budget(slope: float) 
     assert min(abs(math.log((row.end_kl or 0) / 7.8)) for row in rows) < 0.25
 
 
-def test_what_is_not_a_matter_of_the_price_is_left_alone() -> None:
+def test_what_is_not_a_matter_of_beta_is_left_alone() -> None:
     adaptive = {"params": {"kl_control": "adaptive"}, "config": {"kl_target": 6.0}}
     assert match_of(ended(0, 0.05, 20.0, **adaptive)) is None
     assert match_of(ended(0, 0.05, 20.0, status=Status.PAUSED, paused_by=PausedBy.STRATEGY)) is None
     assert match_of(pruned(0, params=PARAMS, config=SPEC.config(PARAMS).to_dict(), end_kl=20.0)) is None
     assert match_of(ended(0, 0.05, 20.0, role=Role.CONFIRM)) is None
     assert match_of(ended(0, 0.05, 20.0), ended(1, 0.1, None, status=Status.RUNNING)) is None, "one runs already"
-    assert match_of(ended(0, 0.3, 20.0)) is None, "the price is at the end of its range"
+    assert match_of(ended(0, 0.3, 20.0)) is None, "β is at the end of its range"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_is_not_a_matter_of_the_price_is_left_alone() -> None:
         {"search": {"learning_rate": "advised", "kl_target": "advised"}},
     ],
 )
-def test_studies_that_only_draw_or_search_no_price_have_none(changes: dict[str, Any]) -> None:
+def test_studies_that_only_draw_or_search_no_beta_have_none(changes: dict[str, Any]) -> None:
     assert match_of(ended(0, 0.05, 20.0), **changes) is None
 
 
@@ -111,6 +111,65 @@ def test_the_most_promising_one_comes_first() -> None:
     assert match is not None and (match.trial, match.params["learning_rate"]) == (1, 2e-4)
 
 
+def at_rung(number: int, beta: float, score: float, **changes: Any) -> TrialRow:
+    rests = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_scores": (score,), "episodes": 192}
+    return ended(number, beta, 1.0, **{**rests, **changes})
+
+
+OTHER = {"params": {"learning_rate": 3e-4}}
+ADAPTIVE = {"params": {"kl_control": "adaptive", "kl_target": 6.0, "learning_rate": 3e-4}, "config": {"kl_target": 6.0}}
+
+
+def start_of(row: TrialRow, *finished: TrialRow, **changes: Any) -> float | None:
+    match = from_the_start(TrialList([*finished, row]), row, make_spec(**changes))
+    assert match is None or match.trial == row.number
+    return None if match is None else float(str(match.params["kl_coef"]))
+
+
+def test_a_paused_trial_is_finished_at_the_beta_that_suited_the_finished_ones() -> None:
+    # 0.05 * (12 / 7.8) ** 1.25, and 0.1 itself: the median of two in the logarithm
+    first, second = ended(0, 0.05, 12.0), ended(1, 0.1, 7.8)
+    suits = math.exp((math.log(0.0856699) + math.log(0.1)) / 2)
+    assert start_of(at_rung(2, 0.02, 1.0, **OTHER), first, second) == pytest.approx(suits, rel=1e-5)
+    assert start_of(at_rung(2, 0.2, 1.0, **OTHER), first, second) == pytest.approx(suits, rel=1e-5)
+    assert start_of(at_rung(2, 0.075, 1.0, **OTHER), first, second) is None, "close enough: it goes on"
+    assert start_of(at_rung(2, 0.02, 1.0, **OTHER)) is None, "nothing has ended yet"
+    assert start_of(at_rung(2, 0.02, 1.0, **OTHER), ended(0, 0.05, 40.0)) is None, "too far away to tell"
+    assert start_of(at_rung(2, 0.02, 1.0, **OTHER), first, sampler="random") is None
+    # Of four finished ones the three nearest to the goal count.
+    more = [ended(3, 0.1, 7.8), ended(4, 0.1, 7.8), ended(5, 0.3, 28.0)]
+    assert start_of(at_rung(6, 0.02, 1.0, **OTHER), first, *more) == pytest.approx(0.1)
+
+
+def test_a_paused_trial_with_an_adaptive_beta_is_finished_with_a_fixed_one() -> None:
+    row = at_rung(1, 0.05, 1.0, **ADAPTIVE)
+    match = from_the_start(TrialList([ended(0, 0.1, 7.8), row]), row, SPEC)
+    assert match is not None
+    assert match.params == {**PARAMS, "learning_rate": 3e-4, "kl_coef": pytest.approx(0.1)}
+    assert SPEC.config(match.params).kl_target is None
+
+
+@pytest.mark.parametrize("strategy", ["early_cut", "asha"])
+def test_what_was_run_from_the_start_is_neither_finished_nor_promoted_again(strategy: str) -> None:
+    spec = make_spec(strategy=strategy, trials=None, budget=30)
+    scheduler = MAKERS[spec.strategy](spec, 1)
+    rows = [ended(0, 0.1, 7.8, origin=Origin.REFERENCE)]
+    rows += [at_rung(n, 0.02, 0.1 * n, params={"learning_rate": n * 1e-5}) for n in range(1, 7)]
+    made = scheduler.next(TrialList(rows), ())
+    assert isinstance(made, NewTrial)
+    assert (made.number, made.origin, made.label) == (7, Origin.MATCHED, "trial 6 at another β")
+    assert made.config["kl_coef"] == pytest.approx(0.1) and made.params["learning_rate"] == pytest.approx(6e-5)
+    running = ended(7, 0.1, None, params=made.params, origin=Origin.MATCHED, status=Status.RUNNING, value=None)
+    following = scheduler.next(TrialList([*rows, running]), (7,))
+    if strategy == "early_cut":
+        assert isinstance(following, NewTrial) and following.origin is Origin.SAMPLED, "one in six was due"
+    else:
+        assert isinstance(following, NewTrial) and following.label == "trial 5 at another β", "two of six are due"
+    done = ended(7, 0.1, 7.8, params=made.params, origin=Origin.MATCHED)
+    little = MAKERS[spec.strategy](make_spec(strategy=strategy, trials=None, budget=3.5), 1)
+    assert little.next(TrialList([*rows, done]), ()) == 5, "under a whole trial is left: the next best goes on as it is"
+
+
 def closer_of(*rows: TrialRow, is_last: bool = True) -> Match | None:
     return next_match(TrialList(list(rows)), make_spec(), is_last=is_last)
 
@@ -121,7 +180,7 @@ def test_the_last_full_trial_is_the_best_one_closer_to_the_budget() -> None:
     # 0.05 * (7 / 9) ** (1 / 0.8)
     assert closer_of(best, other) == Match(0, {**PARAMS, "kl_coef": pytest.approx(0.0365204, rel=1e-5)})
     assert closer_of(best, other, is_last=False) is None
-    # Two prices say how steep: log(7 / 14) / log(0.05 / 0.025) = -1, so 0.05 * 7 / 9.
+    # Two values say how steep: log(7 / 14) / log(0.05 / 0.025) = -1, so 0.05 * 7 / 9.
     assert closer_of(best, ended(2, 0.025, 14.0, value=1.0)) == Match(
         0, {**PARAMS, "kl_coef": pytest.approx(0.05 * 7 / 9)}
     )
