@@ -217,7 +217,7 @@ class Ancestor:
 
 
 def lineage(trials: Sequence[TrialRow], number: int) -> list[Ancestor]:
-    """Return how trial `number` came from a trial that was no fork, its own fork last; empty: it is no fork."""
+    """Return how trial `number` came from a trial that was not a fork, its own fork last; empty: it is not a fork."""
     row_of = {row.number: row for row in trials}
     steps: list[Ancestor] = []
     row = row_of.get(number)

@@ -86,7 +86,7 @@ class Launcher:
 
         Raises:
             NotPermitted: the token is none, the dashboard is read-only, or the server is not for this machine alone.
-            ConfigError: the file lies elsewhere or is no study's, or a cap is exceeded.
+            ConfigError: the file lies elsewhere or is not a study's, or a cap is exceeded.
             StudyError: the study runs already.
         """
         access.require_launch(token)
@@ -216,7 +216,7 @@ def allowed_path(text: str) -> Path:
     try:
         path = (root / text).resolve()
     except (OSError, ValueError, RuntimeError):
-        raise ConfigError(f"{text!r} is no path") from None
+        raise ConfigError(f"{text!r} is not a path") from None
     if not path.is_relative_to(root):
         raise ConfigError(f"{text!r} is not allowed: only what lies below {root}")
     if not path.exists():

@@ -97,7 +97,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         text = (folder / MANIFEST).read_bytes()
     except FileNotFoundError as error:
-        raise CheckpointError(f"{folder} is no complete checkpoint: it has no {MANIFEST}") from error
+        raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}") from error
     return parse_manifest(text, str(folder))
 
 
@@ -112,14 +112,14 @@ def parse_manifest(text: bytes, folder: str) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{folder}/{MANIFEST} is damaged: {error}") from error
     if not isinstance(manifest, dict):
-        raise CheckpointError(f"{folder}/{MANIFEST} is damaged: it is no JSON object")
+        raise CheckpointError(f"{folder}/{MANIFEST} is damaged: it is not a JSON object")
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{folder} has checkpoint format {manifest.get('format')}; this version reads {FORMAT}")
     if not isinstance(manifest.get("files"), dict):
         raise CheckpointError(f"{folder}/{MANIFEST} is damaged: it names no files")
     for name in manifest["files"]:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise CheckpointError(f"{folder}/{MANIFEST} is damaged: {name!r} is no file of it")
+            raise CheckpointError(f"{folder}/{MANIFEST} is damaged: {name!r} is not a file of it")
     return manifest
 
 

@@ -250,7 +250,7 @@ _SCALES = ("linear", "log", "log2")
 def require_searchable(hyper: Hyperparameter, where: str) -> None:
     """Raise ConfigError for a hyperparameter that has no range to search."""
     if hyper.kind not in (int, float):
-        raise ConfigError(f"{where}: cannot be searched, since it is no number; set it in [fixed] ({hyper.allowed})")
+        raise ConfigError(f"{where}: cannot be searched, since it is not a number; set it in [fixed] ({hyper.allowed})")
     if hyper.name in _RUN_LENGTH:
         raise ConfigError(f"{where}: cannot be searched; trials are compared at the same length, cadence and seed")
 
@@ -294,4 +294,4 @@ def _check_range(hyper: Hyperparameter, span: Range, where: str) -> None:
     for key, end in (("low", span.low), ("high", span.high)):
         if not math.log2(end).is_integer():
             below = 2 ** math.floor(math.log2(end))
-            raise ConfigError(f"{where}.{key} = {end:g} is no power of two; the nearest are {below} and {2 * below}")
+            raise ConfigError(f"{where}.{key} = {end:g} is not a power of two; the nearest are {below} and {2 * below}")

@@ -308,7 +308,7 @@ def rollout_metrics(
     mask = rollouts.sequences.response_mask
     tokens, lengths = world.sum(mask.sum()), world.gather(rollouts.lengths)
     scores, ended = world.gather(scores), world.gather(rollouts.ended)
-    in_reward = 0.0 if config.use_kl_loss else kl_coef  # as a loss, the KL is no part of what the policy is paid
+    in_reward = 0.0 if config.use_kl_loss else kl_coef  # as a loss, the KL is not part of what the policy is paid
     kls = world.gather(kl.sum(-1))
     penalty = -in_reward * kls
     rewards = scores + penalty

@@ -47,7 +47,7 @@ class SamplingSettings:
         """Return the settings of a run's rollouts.
 
         Raises:
-            ConfigError: stop_token_id is no token of the policy.
+            ConfigError: stop_token_id is not a token of the policy.
         """
         ends = eos_ids(model, tokenizer) if config.stop_token == "eos" else []
         if config.stop_token_id is not None:  # 0 is an id like others

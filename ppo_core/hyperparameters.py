@@ -462,7 +462,7 @@ def _texts(stop_strings: str | None) -> tuple[str, ...]:
     """Return the stop strings one by one; one text that begins with [ is read as a JSON list.
 
     Raises:
-        ConfigError: that list is no list of texts, or a text is empty.
+        ConfigError: that list is not a list of texts, or a text is empty.
     """
     if stop_strings is None:
         return ()

@@ -31,7 +31,7 @@ def import_file(file: Path) -> ModuleType:
     """Return a Python file, run as a module of its own. It may import what lies beside it, as a script may.
 
     Raises:
-        ImportError: it is no file, or not named as Python's are.
+        ImportError: it is not a file, or not named as Python's are.
         Exception: whatever it raises.
     """
     file = file.resolve()
@@ -39,7 +39,7 @@ def import_file(file: Path) -> ModuleType:
     name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise ImportError(f"{file} is no Python file")
+        raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -129,7 +129,7 @@ def room(device: torch.device) -> Room:
         return Room("cuda", name, total, min(free, total), CUDA_CONTEXT)
     memory = psutil.virtual_memory()
     total, free = int(memory.total), int(memory.available)
-    with suppress(OSError, ValueError):  # "max" is no number: there is no limit
+    with suppress(OSError, ValueError):  # "max" is not a number: there is no limit
         limit = int((CGROUP / "memory.max").read_text())
         used = int((CGROUP / "memory.current").read_text())
         total, free = min(total, limit), min(free, limit - used)

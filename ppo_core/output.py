@@ -16,7 +16,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
 
 PLAIN_WIDTH = 100
-"""Columns where the output is no terminal."""
+"""Columns where the output is not a terminal."""
 NOTHING = "-"
 
 KL_UNIT = METRICS["eval/kl"].unit.replace(" per ", "/")

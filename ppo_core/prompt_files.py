@@ -1,4 +1,4 @@
-"""Reading a source's prompts: what is no prompt is left out and told, and the splits are disjoint."""
+"""Reading a source's prompts: what is not a prompt is left out and told, and the splits are disjoint."""
 
 import contextlib
 import csv
@@ -51,7 +51,7 @@ def read_parquet(path: Path, suffix: str, source: PromptSource) -> Split:
         try:
             dataset = Dataset.from_parquet(str(path), cache_dir=cache, keep_in_memory=True)
         except Exception as error:  # whatever a damaged file makes pyarrow or datasets raise
-            raise TaskError(f"{source.where}: {path.name} is no Parquet file: {_why(error)}") from error
+            raise TaskError(f"{source.where}: {path.name} is not a Parquet file: {_why(error)}") from error
     return _split(dataset, suffix)
 
 
@@ -68,7 +68,7 @@ def read_saved(folder: Path, source: PromptSource) -> dict[str, Split]:
         try:
             loaded = load_from_disk(folder)
         except Exception as error:  # whatever a damaged folder makes pyarrow, json or datasets raise
-            raise TaskError(f"{source.where}: the folder is no whole saved dataset: {_why(error)}") from error
+            raise TaskError(f"{source.where}: the folder is not a whole saved dataset: {_why(error)}") from error
     return _splits(loaded) if isinstance(loaded, dict) else {"train": _split(loaded, "")}
 
 
@@ -131,7 +131,7 @@ def read_file(path: Path, suffix: str, source: PromptSource) -> Split:
         TaskError: it is damaged as a whole, or its suffix is none of READERS.
     """
     if path.suffix.lower() not in READERS:
-        raise TaskError(f"{source.where}: {path.name} is no file that can be read: {', '.join(READERS)}")
+        raise TaskError(f"{source.where}: {path.name} is not a file that can be read: {', '.join(READERS)}")
     try:
         return READERS[path.suffix.lower()](path, suffix, source)
     except OSError as error:
@@ -183,7 +183,7 @@ def _read_csv(path: Path, suffix: str, source: PromptSource, delimiter: str) -> 
 
 
 def _csv_lines(reader: Any) -> Iterator[tuple[int, list[str] | str]]:
-    """Yield the line that each row begins on, and its cells or what is wrong; blank lines are no rows."""
+    """Yield the line that each row begins on, and its cells or what is wrong; blank lines are not rows."""
     while True:
         line = reader.line_num + 1
         try:
@@ -331,7 +331,7 @@ def _joined(splits: list[Split]) -> Split:
     return Split(sum(split.count for split in splits), rows)
 
 
-# Reading a source's prompts: what is no prompt is left out and told, and the splits are disjoint.
+# Reading a source's prompts: what is not a prompt is left out and told, and the splits are disjoint.
 
 UNREADABLE_AT_MOST = 0.5
 """Of the rows; with more, it is the wrong file or column."""

@@ -127,7 +127,7 @@ class Split:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A row that is no prompt, and why."""
+    """A row that is not a prompt, and why."""
 
     where: str
     reason: Reason
@@ -154,7 +154,7 @@ ANSWERED_ROLES = ("user", "tool")
 
 
 class NoPromptError(Exception):
-    """A row's value is no prompt; says the reason, and what exactly is wrong."""
+    """A row's value is not a prompt; says the reason, and what exactly is wrong."""
 
     def __init__(self, reason: Reason, why: str = "") -> None:
         super().__init__(reason, why)
@@ -189,7 +189,7 @@ def _checked(text: Any) -> str:
         raise NoPromptError("unreadable", f"no text but {type(text).__name__}")
     try:
         text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, or bytes that were no UTF-8
+    except UnicodeEncodeError:  # half a surrogate pair, or bytes that were not UTF-8
         raise NoPromptError("unreadable", "not UTF-8") from None
     if not text.strip():
         raise NoPromptError("empty")
@@ -315,7 +315,7 @@ def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> lis
     try:
         parts = ReadInstruction.from_spec(spec).to_absolute({name: split.count for name, split in splits.items()})
     except (ValueError, AssertionError) as error:
-        raise TaskError(f'{source.where}: "{spec}" is no split such as train, train[:90%] or train[100:]') from error
+        raise TaskError(f'{source.where}: "{spec}" is not a split such as train, train[:90%] or train[100:]') from error
     return [row for part in parts for row in splits[part.splitname].rows(part.from_, part.to)]
 
 

@@ -162,7 +162,7 @@ def import_task(path: str) -> Task:
     except TaskError:
         raise
     except (TypeError, ValueError) as error:
-        raise TaskError(f'task "{path}" is no import path such as my_package.my_task:TASK') from error
+        raise TaskError(f'task "{path}" is not an import path such as my_package.my_task:TASK') from error
     task = getattr(module, attribute, None)
     if not isinstance(task, Task):
         there_are = [key for key, value in vars(module).items() if isinstance(value, Task)]

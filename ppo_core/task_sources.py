@@ -81,7 +81,7 @@ def file_place(value: str, folder: Path, where: str) -> str:
 
 
 def _local(text: str, folder: Path, where: str, *, is_path: bool) -> Path | None:
-    """Return the absolute path of what is there, or None for a hub id; `is_path`: it can be no hub id."""
+    """Return the absolute path of what is there, or None for a hub id; `is_path`: it cannot be a hub id."""
     path = (folder / Path(text).expanduser()).absolute()
     if path.exists():
         return path

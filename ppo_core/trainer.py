@@ -143,8 +143,8 @@ class PPOTrainer:
     the run; they do not share gradients yet.
 
     Raises:
-        ConfigError: prompt and response do not fit into the model's positions, stop_token_id is no token of it, or the
-            networks cannot be built.
+        ConfigError: prompt and response do not fit into the model's positions, stop_token_id is not one of its tokens,
+            or the networks cannot be built.
     """
 
     def __init__(

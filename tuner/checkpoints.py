@@ -78,7 +78,7 @@ def parse_size(value: object, where: str) -> int:
     """Return a size such as 20GB, 500 MB or 1.5TB in bytes; a number alone is bytes. `where` names it in errors.
 
     Raises:
-        ConfigError: it is no size over 0.
+        ConfigError: it is not a size over 0.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     text = f"{value:f}" if is_number and math.isfinite(float(str(value))) else str(value)
@@ -207,7 +207,7 @@ def _paused(free: Sequence[_Kept], is_kept_elsewhere: _Elsewhere) -> Iterator[tu
     for _, one in sorted(paused, key=lambda pair: (pair[0], pair[1].row.number)):
         for path in dict.fromkeys(path for path in (one.best, one.newest) if path is not None):
             is_safe = path == one.newest and is_kept_elsewhere(path)
-            loss = "it is brought back when the trial goes on" if is_safe else "it begins anew when it goes on"
+            loss = "it is brought back when the trial goes on" if is_safe else "it starts again when it goes on"
             yield one.row.number, path, f"paused; {loss}" if path == one.newest else "the best of a paused trial"
 
 

@@ -146,7 +146,9 @@ class TrialLoop:
         self._finish_files()
         if self._verdict is not None:
             name = self._study.row.name
-            raise StudyError(f"{self._verdict}; mend the cause, then: ppo-tuner retry {name}, and run the study again")
+            raise StudyError(
+                f"{self._verdict}; fix the cause, then run: ppo-tuner retry {name}, and run the study again"
+            )
         return self._stopping
 
     # Waiting
@@ -412,9 +414,7 @@ class TrialLoop:
         """Give a trial to a worker, from the checkpoint `resume_from` of `step`; None: from the beginning."""
         study = self._study
         if step is None and row.episodes > 0:
-            text = (
-                f"trial {row.number} begins anew: none of its checkpoints is left, and {row.episodes} episodes are lost"
-            )
+            text = f"trial {row.number} starts again: no checkpoint of it is left, and {row.episodes} episodes are lost"
             trial_log.note(study.trial_folder(row.number), text)
             self._emit(StudyWarned(text))
         row = study.store.begin_attempt(study.lease, row, step)

@@ -5,8 +5,8 @@ with another config. Which values a checkpoint fixes stands at their declaration
 said at `PPOTrainer.restore`.
 
 The guard goes on with what it remembers of the parent (first readings, highest KL, evidence), since the fork's curve
-up to there is its parent's. Only its patience begins anew: the changed values are given their own steps to mend what
-the old ones broke.
+up to there is its parent's. Only its patience starts again: the changed values are given their own steps to correct
+what the old ones broke.
 """
 
 import json

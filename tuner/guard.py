@@ -260,7 +260,7 @@ class GuardState:
     """What the rule nothing_learned compares with its limit."""
     kl_readings: int = 0
     window: tuple[dict[str, float], ...] = ()
-    """The last steps' evidence. A reading that was no finite number is left out."""
+    """The last steps' evidence. A reading that was not a finite number is left out."""
     noted: tuple[str, ...] = ()
     """Rules that spoke of an audited trial before, and are silent since."""
 

@@ -85,7 +85,7 @@ def resume_point(
 
     Raises:
         StoreError: the folder holds none to go on from, though the trial has steps, and the place cannot be read: it
-            would begin anew.
+            would start again.
     """
     steps = {path: checkpoint.step_of(path) for path in folder.glob("step-*") if path.is_dir()}
     for path, step in steps.items():

@@ -15,7 +15,7 @@ NAME = "log.txt"
 PREPARATION_NAME = "worker.log"
 """In the study's folder: what workers print while they prepare the task."""
 MOST_BYTES = 10_000_000
-"""A log that has grown beyond this is set aside when an attempt begins; what was set aside before is removed then."""
+"""A log that has grown beyond this is moved away when an attempt begins; what was moved away before is removed then."""
 _ATTEMPT = "=== "
 _NOTE = "--- "
 _TAIL_BYTES = 65_536
@@ -61,7 +61,7 @@ def tail(folder: Path, lines: int = 20) -> str:
 
 
 def earlier(folder: Path) -> str:
-    """Return what was set aside of the log of the trial in `folder`; empty where nothing was."""
+    """Return what was moved away of the log of the trial in `folder`; empty where nothing was."""
     try:
         return set_aside(path_of(folder)).read_bytes().decode("utf-8", errors="replace")
     except OSError:

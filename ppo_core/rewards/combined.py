@@ -28,7 +28,7 @@ def load_reward(
 ) -> "WeightedSum":
     """Return the reward of the parts, loaded; models stand on `device`.
 
-    With the task's `prompts`, functions that ask for what is no column are found now instead of when first called.
+    With the task's `prompts`, functions that ask for what is not a column are found now instead of when first called.
 
     Raises:
         TaskError: a part is declared wrongly or cannot be loaded.

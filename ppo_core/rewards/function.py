@@ -34,7 +34,7 @@ class FunctionReward:
             no row of a batch has is still there, as Nones.
 
     Raises:
-        TaskError: the function cannot be had, or asks for what is no column.
+        TaskError: the function cannot be had, or asks for what is not a column.
     """
 
     def __init__(self, part: RewardPart, columns: Sequence[str] | None = None) -> None:
@@ -50,7 +50,7 @@ class FunctionReward:
         """Score the batch.
 
         Raises:
-            RewardError: the function asks for what is no column, raises, or answers with something else than numbers.
+            RewardError: the function asks for what is not a column, raises, or does not answer with numbers.
         """
         complaint = self._lacking((*ALWAYS, *batch.columns(self.columns)))
         if complaint:
@@ -80,7 +80,7 @@ class FunctionReward:
             variadic = parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
             if parameter.name not in names and not variadic and parameter.default is inspect.Parameter.empty:
                 return (
-                    f'{self.who} asks for "{parameter.name}", which is no column; there are: {", ".join(names)}'
+                    f'{self.who} asks for "{parameter.name}", which is not a column; there are: {", ".join(names)}'
                     f"{nearest(parameter.name, names)}"
                 )
         return None
@@ -104,7 +104,7 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
     who = f'reward part "{part.name}"'
     place, _, name = part.where.rpartition(":")
     if not place or not name:
-        raise TaskError(f"{who}: {part.where} is no function such as my_package.rewards:score or rewards.py:score")
+        raise TaskError(f"{who}: {part.where} is not a function such as my_package.rewards:score or rewards.py:score")
     try:
         if place.endswith(".py"):
             path = Path(place).expanduser().resolve()

@@ -36,7 +36,7 @@ class RewardModel:
     left open where the response was cut.
 
     Raises:
-        TaskError: it cannot be loaded, or is no reward model.
+        TaskError: it cannot be loaded, or is not a reward model.
     """
 
     def __init__(self, part: RewardPart, device: torch.device, most_rows: int = MOST_ROWS) -> None:
@@ -227,7 +227,7 @@ def _load(part: RewardPart, device: torch.device) -> tuple[PreTrainedTokenizerBa
         raise TaskError(f"{who}: cannot load the model {part.where}: {one_line(error)}") from error
     if info["missing_keys"]:  # transformers draws them at random
         lacking = ", ".join(sorted(info["missing_keys"])[:3])
-        raise TaskError(f"{who}: {part.where} is no reward model: it was saved without {lacking}")
+        raise TaskError(f"{who}: {part.where} is not a reward model: it was saved without {lacking}")
     if model.config.num_labels != 1:
         raise TaskError(f"{who}: the model {part.where} has {model.config.num_labels} labels; a reward needs one")
     model.to(device).eval()

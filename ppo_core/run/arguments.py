@@ -66,7 +66,7 @@ class Settings:
         missing = [f"--{name}" for name in ("policy", "reward", "prompts") if name not in self.inline]
         if self.inline and missing:
             given = ", ".join(f"--{name}" for name in self.inline if name != "prompt_splits")
-            raise ConfigError(f"{given} alone is no task: {', '.join(missing)} is missing (or name a --task)")
+            raise ConfigError(f"{given} alone is not a task: {', '.join(missing)} is missing (or name a --task)")
 
 
 _AMBIGUOUS = ("task", "study", "model", "best_model", "policy")

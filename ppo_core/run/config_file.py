@@ -105,7 +105,7 @@ def parse(path: Path) -> Mapping[str, Any]:
     """Return the content of a JSON, YAML or TOML file.
 
     Raises:
-        ConfigError: it cannot be read, or is no table; the message names the file.
+        ConfigError: it cannot be read, or is not a table; the message names the file.
     """
     content = _parse(path)
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):

@@ -94,7 +94,7 @@ def _confirmed_here(run: Run) -> ConfirmedReading | None:
 
 
 def _origin(run: Run) -> list[str]:
-    """Return the section on the study that the configuration comes from, and how sure it is; none: it is no study's."""
+    """Return the section on the study that the configuration comes from, and how sure it is; else nothing."""
     if run.origin is None:
         return []
     from_trial = f"The configuration is that of trial {run.origin.trial} of the study {_code(run.origin.study)}"

@@ -139,7 +139,7 @@ def _note(wrong: Sequence[str], start: Reading, end: Reading, best: Reading | No
     what = " and ".join(wrong) or f"its reward of {_reward(end)} was higher before"
     if best is None:
         lack = "no better checkpoint was kept" if within else "no checkpoint was within the budget"
-        return f"take care with the trained policy: {what}; {lack}"
+        return f"be careful with the trained policy: {what}; {lack}"
     lower = f", which is below the start's {_reward(start)}, too" if _fall(start, best) else ""
     found = f"the best within the budget is that of episode {best.episode}: {best.text}{lower}"
     return f"the trained policy is not the best of this run: {what}; {found}"

@@ -116,7 +116,7 @@ def test_only_what_lies_below_the_servers_folder_is_launched(folder: Path, launc
     ("path", "told"),
     [
         ("studies/quik.toml", r"there is no .*quik\.toml; did you mean \"studies/quick\.toml\"\?"),
-        ("nul\0.toml", "is no path"),
+        ("nul\0.toml", "is not a path"),
         ("~/quick.toml", "there is no"),
         ("studies", r"cannot read the study file"),
         ("no-study.toml", "unknown key"),

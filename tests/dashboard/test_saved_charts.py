@@ -155,7 +155,7 @@ def test_an_early_end_named_by_a_setting_reads_as_on_the_live_chart() -> None:
     )  # fmt: skip
     [end] = [trace for trace in copy(chart).data if trace.mode == "markers+text"]
     assert list(end.text) == ["9: β 0.0103 KL over the limit"]
-    assert figures.saved(chart, "{a|b}").layout.title.text == "{a|b}", "a study's name is no pattern"
+    assert figures.saved(chart, "{a|b}").layout.title.text == "{a|b}", "a study's name is not a pattern"
 
 
 def test_no_text_becomes_html_or_a_formula() -> None:

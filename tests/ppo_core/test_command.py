@@ -106,7 +106,7 @@ def test_the_card_says_what_was_trained_and_what_came_of_it(run: Command, folder
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["ppo", "rlhf", "ppo-tuner"],
-    }, "a folder of this machine is no base model for the hub"
+    }, "a folder of this machine is not a base model for the hub"
     assert f"- Base model: `{(folder / 'policy')}`" in card
     assert f"- Reward `count`: function `{folder / 'rewards.py'}:count`, weight 1" in card
     assert "- Prompts: 60 to train on, 10 to evaluate on" in card
@@ -222,7 +222,7 @@ def test_a_better_checkpoint_within_the_budget_is_saved_as_a_model(run: Command,
     status, stdout, _ = run("--task", "strict.toml", *SMALL, "--device", "cpu", "--output", "b")
     assert status == 0 and "is over the budget of 1e-09; no checkpoint was within the budget\n" in stdout
     assert {path.name for path in (folder / "b").iterdir()} == {"model", "ppo_config.json", "run.json", "steps.jsonl"}
-    assert "Warning: take care with the trained policy: its KL" in (folder / "b" / "model" / "README.md").read_text()
+    assert "Warning: be careful with the trained policy: its KL" in (folder / "b" / "model" / "README.md").read_text()
 
     (folder / "wide.toml").write_text(f"kl_budget = 9.0\n{task}")
     flags = ("--learning_rate", "1e-2", "--device", "cpu", "--output", "c")
@@ -358,7 +358,7 @@ def one_error(result: tuple[int, str, str], status: int) -> str:
     ("argv", "status", "message"),
     [
         (["--learnin_rate", "1"], 2, 'unknown flag "--learnin_rate"; did you mean "--learning_rate"?'),
-        (["--policy", "policy"], 2, "--policy alone is no task: --reward, --prompts is missing (or name a --task)"),
+        (["--policy", "policy"], 2, "--policy alone is not a task: --reward, --prompts is missing (or name a --task)"),
         (["--task", "reviews", "--policy", "policy"], 2, "flags: a task and policy are both given"),
         (["--task", "no.toml"], 1, "there is no task file no.toml"),
         ([*PARTS, "--policy", "broken"], 1, 'the tokenizer of policy "'),

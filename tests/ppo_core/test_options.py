@@ -207,7 +207,7 @@ STOPS = [("ab", ["ab"]), ("bca", ["bca"]), ('["\\n\\n", "cc"]', ["\n\n", "cc"]),
 @pytest.mark.parametrize(("stop_strings", "texts"), STOPS, ids=lambda value: repr(value))
 def test_a_stop_string_ends_a_response_that_keeps_it(bytes_folder: Path, stop_strings: str, texts: list[str]) -> None:
     models = load_models(bytes_folder, bytes_folder)
-    # The prompt's own end is no part of what is looked at.
+    # The prompt's own end is not part of what is looked at.
     prompts = ["a", "bc", "ab", "abab", "\n"] * 12
     free = replace(CONFIG, stop_token="none", response_length=16)
     rollouts = respond(models, replace(free, stop_strings=stop_strings), prompts)

@@ -170,7 +170,7 @@ def test_chats_without_a_template_and_a_system_message_without_chats_are_errors(
     [
         ({"column": "promt"}, 'no column "promt"; it has: prompt, answer; did you mean "prompt"?'),
         ({"eval": "trian[:3]"}, 'there is no split "trian"; there are: train; did you mean "train"?'),
-        ({"eval": "train[:3"}, '"train[:3" is no split such as train, train[:90%] or train[100:]'),
+        ({"eval": "train[:3"}, '"train[:3" is not a split such as train, train[:90%] or train[100:]'),
         ({"eval": 12, "test": 9}, "the sizes take more rows than the 20 there are: eval 12, test 9"),
         ({"train": 0.9}, "the sizes take more rows than the 20 there are: train 18, eval 2, test 2"),
         ({"eval": 0.01}, "nothing is left for eval of 20 rows (train 18, eval 0, test 2)"),
@@ -200,7 +200,7 @@ def test_paths_that_cannot_be_read_are_errors_that_say_what_can(
         "name the prompts' column"
     )
     assert refusal(tokenizer, write_lines(tmp_path / "rows.txt", [])) == (
-        f"rows.txt is no file that can be read: {suffixes}"
+        f"rows.txt is not a file that can be read: {suffixes}"
     )
     (tmp_path / "empty").mkdir()
     assert refusal(tokenizer, tmp_path / "empty") == f"the folder has no file that can be read: {suffixes}"
@@ -210,7 +210,7 @@ def test_paths_that_cannot_be_read_are_errors_that_say_what_can(
     assert refusal(tokenizer, write_lines(tmp_path / "bad.json", ["[1, "])).startswith(
         "bad.json is neither a JSON list nor an object a line: "
     )
-    assert refusal(tokenizer, write_lines(tmp_path / "bad.parquet", ["no"])).startswith("bad.parquet is no Parquet")
+    assert refusal(tokenizer, write_lines(tmp_path / "bad.parquet", ["no"])).startswith("bad.parquet is not a Parquet")
     assert refusal(tokenizer, write_lines(tmp_path / "bad.csv", ["prompt,prompt"])) == (
         'bad.csv has the column "prompt" twice'
     )

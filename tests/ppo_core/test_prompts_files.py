@@ -93,7 +93,7 @@ def test_a_damaged_file_is_told_once_and_the_librarys_own_logging_is_as_before(
     logger = logging.getLogger("datasets")
     logger.addHandler(caplog.handler)
     try:
-        with pytest.raises(TaskError, match=r"rows\.parquet is no Parquet file: "):
+        with pytest.raises(TaskError, match=r"rows\.parquet is not a Parquet file: "):
             read(tokenizer, tmp_path / "rows.parquet")
     finally:
         logger.removeHandler(caplog.handler)
@@ -163,7 +163,7 @@ def test_a_saved_dataset_has_its_own_splits(tokenizer: PreTrainedTokenizerBase, 
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
     assert all_rows(read(tokenizer, tmp_path / "one")[0]) == ROWS
     next((tmp_path / "one").glob("*.arrow")).unlink()
-    with pytest.raises(TaskError, match="the folder is no whole saved dataset: "):
+    with pytest.raises(TaskError, match="the folder is not a whole saved dataset: "):
         read(tokenizer, tmp_path / "one")
 
 

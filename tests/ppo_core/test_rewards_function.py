@@ -188,7 +188,7 @@ def test_long_texts_are_cut_in_errors(write: Write) -> None:
     assert len(str(caught.value)) < len(part.where) + 250 and "\n" not in str(caught.value)
 
 
-LACKING = 'asks for "anwser", which is no column; there are: prompts, responses, tokens, ended, answer, level'
+LACKING = 'asks for "anwser", which is not a column; there are: prompts, responses, tokens, ended, answer, level'
 
 
 def test_a_name_that_is_no_column_is_refused_when_called(write: Write) -> None:
@@ -212,8 +212,8 @@ def test_a_name_that_is_no_column_is_refused_when_loaded_where_columns_are_known
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("nothing", ": nothing is no function such as my_package.rewards:score or rewards.py:score"),
-        ("rewards.py:", ": rewards.py: is no function such as my_package.rewards:score or rewards.py:score"),
+        ("nothing", ": nothing is not a function such as my_package.rewards:score or rewards.py:score"),
+        ("rewards.py:", ": rewards.py: is not a function such as my_package.rewards:score or rewards.py:score"),
         ("nowhere.at_all:score", ': function "nowhere.at_all:score": there is no module "nowhere"'),
         (".relative:score", ": importing .relative raised TypeError: "),
         ("{folder}/none.py:score", ": there is no file {folder}/none.py"),

@@ -401,7 +401,7 @@ def test_a_policy_is_no_reward_model(tiny_folder: Path, monkeypatch: pytest.Monk
     with pytest.raises(TaskError) as caught:
         RewardModel(RewardPart("taste", "model", str(tiny_folder)), CPU)
     assert str(caught.value) == (
-        f'reward part "taste": {tiny_folder} is no reward model: it was saved without score.weight'
+        f'reward part "taste": {tiny_folder} is not a reward model: it was saved without score.weight'
     )
     assert not told, "the error says it"
     assert loading.isEnabledFor(logging.WARNING), "of other models it is told"

@@ -45,7 +45,7 @@ def test_a_task_of_ones_own_is_found_by_its_import_path_and_named_by_it() -> Non
             "it has: TASK, BROKEN_TASK",
         ),
         ("math:pi", 'task "math:pi": module "math" has no task "pi"; it has none'),
-        (":TASK", 'task ":TASK" is no import path such as my_package.my_task:TASK'),
+        (":TASK", 'task ":TASK" is not an import path such as my_package.my_task:TASK'),
     ],
 )
 def test_a_task_that_is_not_there_is_an_error_that_says_what_is(name: str, message: str) -> None:

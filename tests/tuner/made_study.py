@@ -35,7 +35,7 @@ SPEC = {
 HOSTILE = "[bold red]wow[/bold red] \x1b[31mred\x07 \u202ertl\nsecond line"
 """Markup, terminal codes, a right-to-left override and a line break: all to be shown, none to be obeyed."""
 TOKENS = TokenReadings((" fine", HOSTILE), (-0.123456, -2.0), (0.5, -0.25), (0.75, float("nan")))
-"""Of a trial without a critic; one reading is no number."""
+"""Of a trial without a critic; one reading is not a number."""
 KL_REASON = Reason(
     "kl_limit",
     "KL 21.5 over the limit 15 for 3 steps, at step 3",

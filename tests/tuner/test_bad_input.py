@@ -63,7 +63,7 @@ FILES: dict[str, str | bytes] = {
     "fresh.toml": changed(('"made"', '"fresh"')),
     "held/readme.txt": "a folder of the name of a stored study",
     "blocked.toml": changed(('"made"', '"blocked"')),
-    # Files that are no study: a class of mistakes each; the single keys are for test_spec.py
+    # Files that are not studies: a class of mistakes each; the single keys are for test_spec.py
     "syntax.toml": changed(("trials = 8", "trials = = 8")),
     "binary.toml": b"\xff\xfe\x00\x01",
     "empty.toml": "",
@@ -134,7 +134,7 @@ STUDIES: list[Case] = [
     ("importance mad", 1, '"made"?'),
     ("audit mad", 1, '"made"?'),
     ("diagnose made 77", 1, "has no trial 77"),
-    ("diagnose made x", 2, "'x' is no trial number"),
+    ("diagnose made x", 2, "'x' is not a trial number"),
     ("run to_fixed.toml", 2, "has trials already | fixed.entropy_coef: 0.02, was 0.01 | another name"),
     ("run held", 1, '"held" is run by process'),
     ("run held.toml", 1, '"held" is run by process | sign of life | stop that one first'),
@@ -150,8 +150,8 @@ READING: list[Case] = [
     ("show made 10", 1, '"made" has no trial 10 | trials 0 to 9'),
     ("show m\x1bade", 1, 'no study "m\\x1bade"'),
     ("show mad\udce9", 2, "'mad\\udce9' is not allowed | UTF-8"),
-    ("show made two", 2, "TRIAL | 'two' is no trial number | at least 0"),
-    (f"show made {10**20}", 2, "is no trial number"),
+    ("show made two", 2, "TRIAL | 'two' is not a trial number | at least 0"),
+    (f"show made {10**20}", 2, "is not a trial number"),
     ("show empty 0", 1, '"empty" has no trial'),
     ("compare made 1 1", 2, "at least two different trials"),
     ("best made --kl-budget nan", 2, "--kl-budget | 'nan' is not allowed | over 0"),
@@ -165,7 +165,7 @@ READING: list[Case] = [
 ]
 UPKEEP: list[Case] = [
     ("export made --format xml", 2, "--format | 'xml' | csv"),
-    ("export made --format csv -o plain_file", 2, "plain_file is there already | no folder"),
+    ("export made --format csv -o plain_file", 2, "plain_file is there already | not a folder"),
     ("export made --format csv -o folder --force", 2, 'folder is there already | "readme.txt"'),
     ("export made --format csv -o plain_file/below", 2, "cannot write the export plain_file/below"),
     ("export made --format optuna --storage none.db", 1, "there is no store | none.db"),
@@ -239,7 +239,7 @@ OTHERS: list[Case] = [
     ("import-config good_trl.yaml --for-study made.tml", 2, "there is no study file made.tml"),
     ("train --task reviews --config unknown.yaml", 2, 'unknown.yaml | lamb | "lam"?'),
     ("train --from made 99", 1, "no trial 99"),
-    ("train --from made two", 2, "--from made two | 'two' is no trial number"),
+    ("train --from made two", 2, "--from made two | 'two' is not a trial number"),
     ("train --from made 1 --task arithmetic", 2, "--from made 1 | reviews"),
 ]
 

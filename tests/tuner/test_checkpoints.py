@@ -162,9 +162,9 @@ def test_what_was_dropped_is_told_with_its_size_and_what_follows(checkpoints: Ch
     rows = [trial_row(7, **PAUSED)]
     size = used(checkpoints.folder)
     (dropped,) = enforce(checkpoints.folder, rows, (), 0, kl_budget=BUDGET)
-    assert dropped == Dropped(7, 4, size, "paused; it begins anew when it goes on")
+    assert dropped == Dropped(7, 4, size, "paused; it starts again when it goes on")
     assert dropped.line == (
-        f"trial 7: dropped the checkpoint of step 4 ({size / 1000:.1f} kB): paused; it begins anew when it goes on"
+        f"trial 7: dropped the checkpoint of step 4 ({size / 1000:.1f} kB): paused; it starts again when it goes on"
     )
     checkpoints.save(7, {4: None})
     (dropped,) = enforce(checkpoints.folder, rows, (), 0, kl_budget=BUDGET, is_kept_elsewhere=lambda _: True)

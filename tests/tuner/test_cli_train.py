@@ -270,7 +270,7 @@ def test_out_of_memory_in_train_is_advice(ppo_tuner: Invoke, monkeypatch: pytest
             "mini_batch_size = 7 does not divide batch_size = 64; the nearest that do: 4 or 8",
         ),
         (["--from", "made", "99"], 1, "has no trial 99"),
-        (["--from", "made", "x"], 2, "--from made x: 'x' is no trial number"),
+        (["--from", "made", "x"], 2, "--from made x: 'x' is not a trial number"),
         (["--from", "made", "1", "--config", "ok.json"], 2, "--config: not allowed with argument --from"),
         (["--config", "c.txt"], 2, "c.txt: a config file ends in .json, .yaml, .yml, .toml"),
         (["--config", "bad.yaml"], 2, "bad.yaml: not valid YAML: "),

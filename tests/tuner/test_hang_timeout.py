@@ -211,7 +211,7 @@ def nursing(engine: LocalEngine, folder: Path) -> list[psutil.Process]:
 
 
 def assert_dead(processes: list[psutil.Process]) -> None:
-    """Wait until all have ended; what nobody has buried yet is dead too."""
+    """Wait until all have ended; what nobody has reaped yet is dead too."""
     until(lambda: not any(map(is_alive, processes)), lambda: [one for one in processes if is_alive(one)])
 
 

@@ -138,7 +138,7 @@ def test_a_manifest_may_name_no_file_outside_of_its_folder(tmp_path: Path) -> No
 
 
 class Failing(MemoryFileSystem):
-    """Has its uploads or all its reading fail by an error that is no OSError, as some stores' are."""
+    """Has its uploads or all its reading fail by an error that is not an OSError, as some stores' are."""
 
     cachable = False
     fails_at: str | None = None

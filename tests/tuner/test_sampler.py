@@ -63,7 +63,7 @@ EVENT = st.tuples(st.integers(0, 5), st.sampled_from((*HOW, *SET_ASIDE)), st.flo
 def test_rows_known_one_by_one_and_rows_read_at_once_give_the_same_proposals(
     events: list[tuple[int, str, float, bool]], sampler: str
 ) -> None:
-    """Up to three trials run at a time, are set aside and go on, and end in any order; some are forks."""
+    """Up to three trials run at a time, are paused and resumed, and end in any order; some are forks."""
     _require_the_same(make_spec(sampler), events)
 
 

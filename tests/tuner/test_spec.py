@@ -131,7 +131,7 @@ def test_the_file_decides_nothing_by_its_order() -> None:
         ({"fixed": {"learning_rate": 1e-4}}, "learning_rate stands in both [fixed] and [search]"),
         ({"search": {}}, "search names nothing to search"),
         (search(total_episodes={"low": 10, "high": 30}), "search.total_episodes: cannot be searched"),
-        (search(whiten_rewards="advised"), "search.whiten_rewards: cannot be searched | no number"),
+        (search(whiten_rewards="advised"), "search.whiten_rewards: cannot be searched | not a number"),
         (search(gamma="advised"), "search.gamma: no range is advised"),
         (search(gamma="advise"), "search.gamma = 'advise' is not allowed | \"advised\" or a range"),
         (search(gamma={"low": 0.9}), "search.gamma.high is missing"),
@@ -144,7 +144,7 @@ def test_the_file_decides_nothing_by_its_order() -> None:
         (search(gamma={"low": 0.5, "high": 1, "scale": "log2"}), "search.gamma: the scale log2 is for whole numbers"),
         (search(kl_coef={"low": 0, "high": 1}), "search.kl_coef: a log scale needs a low over 0"),
         (search(num_ppo_epochs={"low": 1.5, "high": 3}), "search.num_ppo_epochs.low = 1.5 is not allowed | a whole"),
-        (search(batch_size={"low": 24, "high": 64}), "search.batch_size.low = 24 is no power of two | 16 and 32"),
+        (search(batch_size={"low": 24, "high": 64}), "search.batch_size.low = 24 is not a power of two | 16 and 32"),
         (
             search(batch_size={"low": 32, "high": 64, "scale": "linear"}),
             'search.batch_size | divide one another | "log2", not "linear"',

@@ -63,7 +63,7 @@ def test_a_dead_processs_lease_is_taken_over_at_once_and_can_write_no_more(store
     assert store.study("a").is_held
 
 
-def test_a_dead_process_that_nobody_has_buried_is_dead(store: Store) -> None:
+def test_a_dead_process_that_nobody_has_reaped_is_dead(store: Store) -> None:
     store.acquire("a")
     child = subprocess.Popen([sys.executable, "-c", ""])
     zombie = psutil.Process(child.pid)

@@ -31,7 +31,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_dead(processes: list[psutil.Process]) -> None:
-    """Wait until all have ended; what nobody has buried yet is dead too."""
+    """Wait until all have ended; what nobody has reaped yet is dead too."""
     _, alive = psutil.wait_procs(processes, timeout=SECONDS, callback=None)
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 

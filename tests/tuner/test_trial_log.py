@@ -101,7 +101,7 @@ def test_a_log_that_cannot_be_written_costs_no_trial(
 # How it is kept
 
 
-def test_a_log_grown_too_large_is_set_aside_once_when_an_attempt_begins(
+def test_a_log_grown_too_large_is_paused_once_when_an_attempt_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial_log, "MOST_BYTES", 100)

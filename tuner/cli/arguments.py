@@ -20,7 +20,7 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 def trial_number(text: str) -> int:
     """Return a trial's number."""
     if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no trial number: a whole number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a trial number: a whole number of at least 0")
     return int(text)
 
 

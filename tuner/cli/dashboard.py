@@ -48,7 +48,7 @@ def dashboard(args: argparse.Namespace) -> int:
 
 
 def _check(where: str) -> None:
-    """Raise StoreError where a file is no store that can be shown; one that is not there yet may come."""
+    """Raise StoreError where a file is not a store that can be shown; one that is not there yet may come."""
     url = parse_url(where)
     if url.get_backend_name() == "sqlite" and Path(url.database or "").exists():
         Store.open(where).close()

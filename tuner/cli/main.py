@@ -142,7 +142,7 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def _is_text(argument: str) -> bool:
-    """Return whether a store can hold an argument: Python passes on bytes that are no UTF-8 as lone surrogates."""
+    """Return whether a store can hold an argument: Python passes on bytes that are not UTF-8 as lone surrogates."""
     return "\0" not in argument and not any("\ud800" <= character <= "\udfff" for character in argument)
 
 

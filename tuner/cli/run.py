@@ -52,7 +52,7 @@ from tuner.store.schema import parse_url, redacted
 
 # A study's progress: a bar for the study, one for each running trial, and a line for each trial that ended.
 #
-# Where the output is no terminal there are only lines, without control characters.
+# Where the output is not a terminal there are only lines, without control characters.
 
 
 class _WhatFits:
@@ -133,7 +133,7 @@ class StudyProgress:
             case TrialEnded():
                 self._end_trial(event)
             case TrialSetAside():
-                self._set_aside(event.row)
+                self._paused(event.row)
             case ReadingOnTest():
                 self._say(f"reading trial {event.trial} at step {event.step} on the test prompts")
             case OrderDecided():
@@ -205,7 +205,7 @@ class StudyProgress:
         left = (time.monotonic() - self._began) * (1 - now.done) / (now.done - before.done) / at_once
         self._say(f"about {output.duration(left)} left, if all trials take as long as this one")
 
-    def _set_aside(self, row: TrialRow) -> None:
+    def _paused(self, row: TrialRow) -> None:
         self._forget(row.number)
         if row.is_resting:
             self._say(render.trial_line(row), render.STYLES[row.status])
@@ -305,7 +305,7 @@ def _stored_spec(name: str, where: str) -> StudySpec:
 
 
 def _unknown(name: str, stored: str, names: Sequence[str]) -> str:
-    """Return why `name` is no study to run: where it was looked for, and the nearest file or stored study."""
+    """Return why `name` is not a study to run: where it was looked for, and the nearest file or stored study."""
     here = Path.cwd()
     file = f"the folder {name} has no {STUDY_FILE}" if Path(name).is_dir() else f"there is no file {here / name}"
     files = [path.name for path in sorted(here.glob("*.toml"))]
@@ -365,7 +365,7 @@ def _train(
 ) -> StudyStopped | None:
     """Run what is left of a study with its progress shown; return how it stopped short of that, if it did."""
     if args.checkpoints is not None:
-        remote_checkpoints.open(args.checkpoints)  # before anything is made for what is no place
+        remote_checkpoints.open(args.checkpoints)  # before anything is made for what is not a place
     gpus = args.gpus or ()
     if args.trials_per_gpu > 1 and not gpus:
         gpus = visible_gpus()

@@ -94,7 +94,7 @@ class WorkerProcess:
         self.pipe.close()
         if not connection.wait([self.end_signal], _EXIT_SECONDS):
             self._process.kill()
-        self._kill_group()  # before the process is buried: until then nobody else is given its number
+        self._kill_group()  # before the process is reaped: until then nobody else is given its number
         self._process.join()
         code = self._process.exitcode
         self._process.close()

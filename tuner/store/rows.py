@@ -42,7 +42,7 @@ def reading_columns(readings: EvalReadings) -> dict[str, list[Any]]:
 
 
 def token_readings(stored: Mapping[str, Sequence[Any]]) -> TokenReadings:
-    """Return the token readings of a row; NaN stands for what was no finite number."""
+    """Return the token readings of a row; NaN stands for what was not a finite number."""
     numbers = {name: tuple(math.nan if v is None else v for v in stored[name]) for name in _FIELDS if name != "texts"}
     return TokenReadings(texts=tuple(stored["texts"]), **numbers)
 

@@ -199,7 +199,7 @@ def parse_url(storage: str) -> URL:
     """Return the database URL of `storage`, which may also be a plain path of an SQLite file.
 
     Raises:
-        StoreError: it is no URL, or of a database that is not supported; no password is in the message.
+        StoreError: it is not an URL, or of a database that is not supported; no password is in the message.
     """
     if "://" not in storage:
         storage = f"sqlite:///{storage}"

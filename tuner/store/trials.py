@@ -54,7 +54,7 @@ class Curves(Database):
     ) -> list[dict[str, Any]]:
         """Return rows of `trial_id`, `step`, `episode`, `at` and the named metrics, in order of trial and step.
 
-        A metric is None where it was not measured or was no finite number.
+        A metric is None where it was not measured or was not a finite number.
         """
         found = self.step_values(trial_ids, metrics, after_step=after_step, evaluations_only=evaluations_only)
         names = (*STEP_KEYS, *metrics)

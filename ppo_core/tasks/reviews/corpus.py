@@ -302,7 +302,7 @@ def _compressed(total: float) -> float:
 def _worth(word: str, before: Sequence[str]) -> float:
     """Return what the first use of an opinion word adds after the (up to two) words `before` it."""
     last = before[-1] if before else ""
-    # Opinions strung together without a word between them are no review.
+    # Opinions strung together without a word between them are not a review.
     if last in LEVELS:
         return 0.0
     worth = math.copysign(STRENGTHS[abs(LEVELS[word])], LEVELS[word])
