@@ -24,7 +24,7 @@ from tuner.best import best_trial
 from tuner.protocol import Stepped
 from tuner.scheduler import Action, Decision, guarded, is_audited, is_evaluated
 from tuner.scoring import Evaluations, TrialList, rung_score
-from tuner.search.matching import Match, alike, from_the_start, next_match
+from tuner.search.matching import Alike, Match, alike, from_the_start, next_match
 from tuner.search.sampler import Projection
 from tuner.spec import Strategy, StudySpec
 from tuner.status import Origin, Reason, Role, Status, Verdict
@@ -42,6 +42,7 @@ class FullRuns:
         self._spec, self._threads = spec, threads
         self._projection = Projection(spec)
         self._lengths: dict[int, tuple[Mapping[str, HyperValue], _Length]] = {}
+        self._configurations: dict[int, Alike] = {}
         self._episodes = math.inf if spec.budget is None else spec.budget * spec.total_episodes
 
     def next(self, trials: TrialList, busy: Container[int]) -> int | NewTrial | None:
@@ -244,9 +245,14 @@ class Rungs(FullRuns):
 
     def _waiting(self, trials: TrialList) -> list[TrialRow]:
         """Return the trials of the search that rest and were not run from the start at another β."""
-        matched = {alike(row, self._spec) for row in trials.counted() if row.origin is Origin.MATCHED}
+        matched = {self._alike(row) for row in trials.counted() if row.origin is Origin.MATCHED}
         rests = [row for row in trials.resting() if row.counts]
-        return [row for row in rests if alike(row, self._spec) not in matched] if matched else rests
+        return [row for row in rests if self._alike(row) not in matched] if matched else rests
+
+    def _alike(self, row: TrialRow) -> Alike:
+        if row.number not in self._configurations:
+            self._configurations[row.number] = alike(row, self._spec)
+        return self._configurations[row.number]
 
     def _is_open_ended(self, trials: TrialList) -> bool:
         """Return whether budget that is left over finishes more than one in `one_in`."""
