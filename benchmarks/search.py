@@ -124,9 +124,10 @@ def _live(arguments: argparse.Namespace) -> int:
     if recorded.file_of(spec.task).exists():
         runs = recorded.read(recorded.file_of(spec.task))
         random = comparing.RandomSearch.of(traces_of(runs), runs.spec, MEASURED)
-        ratios = [live.Ratios.of(arm, results, spec.kl_budget, random) for arm, results in found.items()]
-        print(live.ratio_lines(ratios, random))
-        data |= {"random_search": asdict(random), "ratios": [asdict(one) for one in ratios]}
+        pace = live.pace(found[live.RANDOM], random)
+        ratios = [live.Ratios.of(arm, results, spec.kl_budget, random, pace) for arm, results in found.items()]
+        print(live.ratio_lines(ratios, random, pace))
+        data |= {"random_search": asdict(random), "ratios": [asdict(one) for one in ratios], "pace": pace}
     if arguments.json:
         print(json.dumps(data))
     return 0

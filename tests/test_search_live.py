@@ -49,16 +49,18 @@ def test_arms_are_read_after_the_cpu_seconds_of_the_random_search() -> None:
 
 
 def test_ratios_are_of_the_median_study_over_the_recorded_random_search() -> None:
-    random = RandomSearch(Targets(ends=1.9, best=2.0, cost=1000.0), to_best=900.0)
+    random = RandomSearch(Targets(ends=1.9, best=2.0, cost=1000.0), to_best=900.0, episode=100.0 / 1920 / 2)
+    pace = live.pace([_result(live.RANDOM, 0, []), _result(live.RANDOM, 1, [])], random)
+    assert pace == pytest.approx(2.0), "the live machine is half as fast"
     studies = [
-        _result("ours", seed, [(cost, 3, 1.9, 1.0), (3 * cost, 6, best, 1.0)])
+        _result("ours", seed, [(2 * cost, 3, 1.9, 1.0), (6 * cost, 6, best, 1.0)])
         for seed, (cost, best) in enumerate([(100.0, 2.0), (200.0, 1.95), (150.0, 2.1)])
     ]
-    found = Ratios.of("ours", studies, 6.0, random)
+    found = Ratios.of("ours", studies, 6.0, random, 2.0)
     assert (found.total, found.strategy, found.never) == (0.15, 0.5, (0, 1))
-    worse = Ratios.of("theirs", [_result("theirs", 0, [(10.0, 3, 1.0, 1.0)])], 6.0, random)
+    worse = Ratios.of("theirs", [_result("theirs", 0, [(10.0, 3, 1.0, 1.0)])], 6.0, random, 2.0)
     assert (worse.total, worse.strategy, worse.never) == (math.inf, math.inf, (1, 1))
-    lines = ratio_lines([found, worse], random).splitlines()
+    lines = ratio_lines([found, worse], random, 2.0).splitlines()
     assert lines[2].split() == ["ours", "0.15", "0", "0.50", "1"] and lines[3].split() == [
         "theirs",
         "inf",

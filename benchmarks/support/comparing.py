@@ -144,6 +144,8 @@ class RandomSearch:
     targets: Targets
     to_best: float
     """To `targets.best`."""
+    episode: float
+    """An episode of its trials."""
 
     @classmethod
     def of(
@@ -154,7 +156,9 @@ class RandomSearch:
         drawn = orders(traces, spec, None, repeats, seed)
         targets = Targets.of(at_ends, full, drawn, workers=1)
         courses = [replay(full, order, workers=1, until=targets.best) for order in drawn]
-        return cls(targets, Spread.of(course.seconds_to(targets.best) for course in courses).median)
+        walked = [full.of(trace, begun(0, trace.config, trace.params)) for trace in traces]
+        episode = sum(leg.seconds for leg in walked) / sum(leg.changes["episodes"] for leg in walked)
+        return cls(targets, Spread.of(course.seconds_to(targets.best) for course in courses).median, episode)
 
 
 def compare(

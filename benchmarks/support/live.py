@@ -305,7 +305,11 @@ def summarise(found: Mapping[str, Sequence[Result]], kl_budget: float) -> tuple[
 
 @dataclass(frozen=True)
 class Ratios:
-    """An arm's CPU-seconds to what 32 random trials come to, over those of a random search of the recorded runs."""
+    """An arm's CPU-seconds to what 32 random trials come to, over those of a random search of the recorded runs.
+
+    The machine may be faster or slower than when these were recorded, so the seconds are scaled by what an episode of
+    the live random search takes, over an episode of the recorded one.
+    """
 
     arm: str
     total: float
@@ -316,15 +320,21 @@ class Ratios:
     """Studies that reach neither."""
 
     @classmethod
-    def of(cls, arm: str, results: Sequence[Result], kl_budget: float, random: RandomSearch) -> "Ratios":
-        """Return those of an arm's studies."""
-        ends, best = ([r.reaches(to, kl_budget) for r in results] for to in (random.targets.ends, random.targets.best))
+    def of(cls, arm: str, results: Sequence[Result], kl_budget: float, random: RandomSearch, pace: float) -> "Ratios":
+        """Return those of an arm's studies; `pace` is the live CPU-seconds of an episode over the recorded ones."""
+        targets = random.targets.ends, random.targets.best
+        ends, best = ([result.reaches(to, kl_budget) / pace for result in results] for to in targets)
         never = (sum(map(math.isinf, ends)), sum(map(math.isinf, best)))
         total, strategy = statistics.median(ends) / random.targets.cost, statistics.median(best) / random.to_best
         return cls(arm, total, strategy, never)
 
 
-def ratio_lines(ratios: Sequence[Ratios], random: RandomSearch) -> str:
+def pace(live: Sequence[Result], random: RandomSearch) -> float:
+    """Return the CPU-seconds that an episode of random search takes live, over one of the recorded random search."""
+    return statistics.median(result.cpu_seconds / result.episodes for result in live) / random.episode
+
+
+def ratio_lines(ratios: Sequence[Ratios], random: RandomSearch, pace: float) -> str:
     """Return the ratios as lines for people."""
     targets = random.targets
     return "\n".join(
@@ -333,7 +343,8 @@ def ratio_lines(ratios: Sequence[Ratios], random: RandomSearch) -> str:
             f"CPU-seconds; to {targets.best:.3f}, their best checkpoint within the budget, {random.to_best:.0f}.",
             f"{'':20}{'ratio_total':>14}{'never':>7}{'ratio_strategy':>16}{'never':>7}",
             *(f"{r.arm:20}{r.total:14.2f}{r.never[0]:7}{r.strategy:16.2f}{r.never[1]:7}" for r in ratios),
-            "The studies' median CPU-seconds to the same values, over those; never: how many do not reach it.",
+            "The studies' median CPU-seconds to the same values, over those; never: how many do not reach it. An "
+            f"episode of random search took {pace:.2f} of the recorded CPU-seconds here; the ratios are freed of that.",
         ]
     )
 
