@@ -7,6 +7,8 @@ once on the test prompts. `tuner.confirmed` says what came of it.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.output import counted
+from ppo_core.output import counted, duration
 from tuner.best import ended_well
 from tuner.status import Origin, Role, Status
 
@@ -105,6 +107,24 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
             if config not in there:
                 wanted.append(_trial(len(rows) + len(wanted), parent, config))
     return wanted
+
+
+def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int) -> str:
+    """Return what runs of a plan take: `9 runs of 1,920 episodes will confirm trials 8 and 2 and the reference, ...`.
+
+    The time is by the median trial that ran to its end.
+    """
+    episodes = int(wanted[0].config["total_episodes"] or 0)
+    first = reference(rows)
+    of = sorted({run.parent for run in wanted if run.parent is not None})
+    names = [f"trial {number}" for number in of if first is None or number != first.number]
+    names += ["the reference"] if first is not None and first.number in of else []
+    text = f"{counted(len(wanted), 'run')} of {episodes:,} episodes will confirm {', '.join(names)}"
+    paces = [row.seconds / row.episodes for row in rows if row.status is Status.COMPLETED and row.episodes]
+    if not paces:
+        return text
+    rounds = math.ceil(len(wanted) / workers)
+    return f"{text}; about {duration(rounds * statistics.median(paces) * episodes)} on {counted(workers, 'worker')}"
 
 
 def fresh_seeds(spec: StudySpec, count: int) -> list[int]:

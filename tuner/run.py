@@ -10,7 +10,7 @@ from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
 from tuner import answer, strategies
 from tuner.checkpoints import LOCAL_ONLY, CheckpointPolicy, TrialFiles
-from tuner.confirm import Plan, missing
+from tuner.confirm import Plan, cost_line, missing
 from tuner.controller import TrialLoop
 from tuner.engine.base import Engine, EngineNeeds, MakeEngine
 from tuner.engine.local import LocalEngine, threads_per_worker
@@ -97,7 +97,8 @@ def run_study(
         with open_study(store, spec, runs_folder / spec.name) as study:
             if plan is not None:  # what is refused is refused before anything is changed
                 _require_searched(study, make_scheduler(spec, spec.threads or 1))
-                plan = plan if missing(study.board.rows, spec, plan) else None
+                wanted = missing(study.board.rows, spec, plan)
+                plan = plan if wanted else None
             kept = policy.over(study.row)
             count = workers or most_workers or study.row.workers or 1
             needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu)
@@ -110,7 +111,8 @@ def run_study(
             )
             files = TrialFiles(study, kept, lambda line: on_event(StudyWarned(line)))
             changes = tuple(reconcile(study, flags, is_file=is_file))
-            notes = (*study.spec.notes, *changes)
+            cost = () if plan is None else (cost_line(wanted, study.board.rows, count),)
+            notes = (*study.spec.notes, *changes, *cost)
             on_event(StudyStarted(study.spec, extent(study.board.rows, study.spec), notes))
             engine = partial(make_engine, needs)
             return _run_held(study, files, engine, needs.workers, stop, limits, make_scheduler, on_event, plan)

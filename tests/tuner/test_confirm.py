@@ -16,7 +16,7 @@ from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, 
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.trial_rows import make_spec, pruned, trial_row
 from tuner import confirmed
-from tuner.confirm import Plan, candidates, due_step, missing
+from tuner.confirm import Plan, candidates, cost_line, due_step, missing
 from tuner.confirmed import Confirmation, Confirmed, confirmations, difference, t_interval
 from tuner.results import as_view, read_study
 from tuner.scoring import to_optuna
@@ -128,6 +128,18 @@ def test_differences_are_paired_by_seed_and_wider_among_several() -> None:
     assert alone.low == pytest.approx(2.0 - 4.3027 / math.sqrt(3), abs=1e-4)
     assert among.low == pytest.approx(2.0 - 7.6489 / math.sqrt(3), abs=1e-4)
     assert difference({1: 1.0}, {2: 1.0}, 1) is None
+
+
+def test_what_confirming_takes_is_said_before() -> None:
+    wanted = missing(ROWS, SPEC, Plan(top=2, seeds=3))
+    numbers = sorted({run.parent for run in wanted})
+    rows = [replace(row, seconds=0.05 * row.episodes) for row in ROWS]
+    text = cost_line(wanted, rows, 2)
+    trials = ", ".join(f"trial {number}" for number in numbers if number)
+    # 5 rounds of 1,920 episodes at 0.05 s
+    assert text == f"9 runs of 1,920 episodes will confirm {trials}, the reference; about 8 min on 2 workers"
+    unknown = cost_line(wanted, [replace(row, episodes=0) for row in ROWS], 2)
+    assert unknown.endswith(", the reference")
 
 
 # What it comes to
