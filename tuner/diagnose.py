@@ -9,7 +9,7 @@
 | updates too large: approx KL, clip fraction | fewer epochs; with one or two of them a tighter cliprange    |
 | the critic explains nothing                 | a higher value learning rate                                 |
 | reward rises while texts repeat or shrink   | a higher β or a lower target                                 |
-| stable, rising, and far below the budget    | a higher learning rate                                       |
+| stable, rising, and far below the budget    | a lower β or a higher target                                 |
 
 Each is one change, since several at once do not tell which one helped. KL first: "adjust β or the adaptive KL target
 first if the policy diverges too quickly".
@@ -28,6 +28,7 @@ from ppo_core.output import KL_UNIT, short
 from tuner import hacking
 from tuner.guard import KL, RULES
 from tuner.hacking import Step, values
+from tuner.search.matching import GOAL, SLOPE
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Reason, Role, Status
@@ -159,7 +160,7 @@ def kl_too_high(course: Course) -> Diagnosis | None:
             "could answer."
         )
         return course.change("KL too high", text, ("learning_rate", 0.3), course.hold(4.0))
-    factor = min(max(1.2 * reading / budget, 1.5), 8.0)
+    factor = _to_the_goal(reading, budget)
     text = f"KL ended at {reading:.1f} {KL_UNIT}, over the budget of {budget:g}."
     return course.change("KL too high", text, course.hold(factor), ("learning_rate", 1 / math.sqrt(factor)))
 
@@ -223,7 +224,12 @@ def stable_but_slow(course: Course) -> Diagnosis | None:
         f"budget of {budget:g}."
     )
     faster = ("learning_rate", min(max(math.sqrt(0.8 * budget / kl), 1.3), 3.0))
-    return course.change("Stable but slow", text, faster, course.hold(0.5))
+    return course.change("Stable but slow", text, course.hold(1 / _to_the_goal(kl, budget)), faster)
+
+
+def _to_the_goal(kl: float, budget: float) -> float:
+    """Return by how much to change β for a KL to end just within the budget (see `tuner.search.matching`)."""
+    return min(max(math.exp(abs(math.log(kl / (GOAL * budget))) / SLOPE), 1.5), 8.0)
 
 
 RULES_OF_DIAGNOSIS: tuple[Rule, ...] = (

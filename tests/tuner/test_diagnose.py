@@ -71,12 +71,12 @@ def test_a_healthy_run_trips_no_rule() -> None:
 
 
 def test_kl_over_the_budget_asks_for_a_higher_beta() -> None:
-    """1.2 x 14 / 10 = 1.68."""
+    """(14 / 7.8) ** (1 / 0.8) = 2.08."""
     over = steps(eval__kl=lambda share: 14 * share, objective__kl_exact=lambda share: 14 * share)
     one = only(over)
-    assert (one.rule, change(one)) == ("KL too high", ("kl_coef", 0.084))
+    assert (one.rule, change(one)) == ("KL too high", ("kl_coef", 0.104))
     assert one.finding == "KL ended at 14.0 nats/response, over the budget of 10."
-    assert change(only(over, kl_target=8.0)) == ("kl_target", pytest.approx(8 / 1.68, abs=0.01))
+    assert change(only(over, kl_target=8.0)) == ("kl_target", pytest.approx(8 / 2.08, abs=0.01))
     assert found(steps(eval__kl=lambda share: 10.0 * share)) == [], "on the budget is not over it"
 
 
@@ -84,7 +84,7 @@ def test_where_beta_is_at_its_end_the_rate_is_lowered() -> None:
     over = steps(eval__kl=lambda share: 40 * share)
     highest = SPEC.search["kl_coef"].high
     one = only(over, kl_coef=highest)
-    assert change(one) == ("learning_rate", pytest.approx(2e-4 / math.sqrt(4.8), rel=0.01))
+    assert change(one) == ("learning_rate", pytest.approx(2e-4 / math.sqrt((40 / 7.8) ** 1.25), rel=0.01))
 
 
 def test_a_run_over_the_limit_at_once_asks_for_a_lower_rate() -> None:
@@ -130,12 +130,14 @@ def test_reward_that_rises_while_texts_repeat_or_shrink_asks_for_a_higher_beta()
     assert found(falls) == [], "reward does not rise"
 
 
-def test_a_stable_run_far_below_the_budget_that_still_rises_asks_for_a_higher_rate() -> None:
-    """sqrt(0.8 x 10 / 2) = 2."""
+def test_a_stable_run_far_below_the_budget_that_still_rises_asks_for_a_lower_beta() -> None:
+    """(7.8 / 2) ** (1 / 0.8) = 5.48; where β is at its end, sqrt(0.8 x 10 / 2) = 2 times the rate."""
     slow = {"eval__kl": lambda share: 2 * share, "objective__kl_exact": lambda share: 2 * share,
             "eval__reward": lambda share: 0.4 + share}  # fmt: skip
     one = only(steps(**slow))
-    assert (one.rule, change(one)) == ("Stable but slow", ("learning_rate", 4e-4))
+    assert (one.rule, change(one)) == ("Stable but slow", ("kl_coef", 0.01)), "the end of its range"
+    assert change(only(steps(**slow), kl_coef=0.16)) == ("kl_coef", pytest.approx(0.16 / 5.48, rel=0.01))
+    assert change(only(steps(**slow), kl_coef=0.01)) == ("learning_rate", 4e-4)
     flat = slow | {"eval__reward": lambda share: min(1.0, 0.4 + 2 * share)}
     assert found(steps(**flat)) == [], "it rises no more"
     assert found(steps(15, **slow)) == [], "it is not at its end"
