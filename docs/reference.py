@@ -17,22 +17,13 @@ from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import short
 from tuner.cli import estimate
-from tuner.cli.main import COMMANDS, build_parser
+from tuner.cli.main import COMMANDS, GROUPS, build_parser
 from tuner.environment import PROG
 from tuner.guard import RULES
 from tuner.status import Status
 from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
 
 FILE = Path(__file__).with_name("reference.md")
-
-GROUPS = {
-    "Train": ("demo", "train", "new-task", "estimate", "doctor"),
-    "Study": ("run", "confirm", "import-config"),
-    "Look": ("list", "show", "compare", "best", "diagnose", "importance", "audit", "logs", "orders", "dashboard"),
-    "Steer": ("stop", "prune", "pause", "resume", "retry", "enqueue", "fork", "set"),
-    "Hand over and look after": ("report", "export", "copy", "delete", "rename", "archive", "migrate"),
-}  # fmt: skip
-"""Every command, by what one wants."""
 
 
 def text() -> str:

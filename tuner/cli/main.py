@@ -3,8 +3,10 @@
 import importlib
 import io
 import os
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppo_core import __version__
@@ -48,42 +50,56 @@ class Command:
     function: str
 
 
-COMMANDS = {
-    "demo": Command("tune PPO on the built-in task reviews (a few minutes on two cores)", "run", "demo"),
-    "run": Command("run the study of a TOML file, or go on with it", "run", "run"),
-    "confirm": Command(
-        "run a study's best configurations again on fresh seeds, and say which to launch", "run", "confirm"
-    ),
-    "train": Command("train once, with a configuration of your own or one that a study found", "train", "train"),
-    "estimate": Command(
-        "say how much memory, disk and time a run or a study takes, before it is started", "estimate", "estimate"
-    ),
-    "doctor": Command("check that what runs need is there and works", "doctor", "doctor"),
-    "new-task": Command("write a folder with a task of your own to begin with", "train", "new_task"),
-    "import-config": Command(
-        "print the start of a study that a configuration of TRL's PPO, OpenRLHF or verl is", "import_config", "run"
-    ),
-    "list": Command("list the studies of a store", "read", "studies"),
-    "show": Command("show a study, or one of its trials with curves and samples", "read", "show"),
-    "compare": Command("show where trials differ, and their outcomes", "read", "compare"),
-    "best": Command("show the best trial within a KL budget", "read", "best"),
-    "diagnose": Command("show what is wrong with a trial, and the change to try next", "trust", "diagnose"),
-    "importance": Command("show which hyperparameters mattered, and how sure that is", "trust", "importance"),
-    "audit": Command("show what the guard and the strategy threw away, by the trials that ran on", "trust", "audit"),
-    "report": Command("write a study as one HTML file, to mail or attach", "html_report", "write"),
-    "logs": Command("print what a trial wrote while it ran", "read", "logs"),
-    "dashboard": Command("open the dashboard", "dashboard", "dashboard"),
-    "export": Command(
-        "write a study as plain files or for Optuna's tools, or a configuration for another trainer", "manage", "export"
-    ),
-    "copy": Command("copy a study to another store", "manage", "copy"),
-    "delete": Command("delete a study with its checkpoints", "manage", "delete"),
-    "rename": Command("give a study another name", "manage", "rename"),
-    "archive": Command("hide a study from the list, until it runs again", "manage", "archive"),
-    "migrate": Command("bring an older store to this version, after a backup", "manage", "migrate"),
-    **{kind.name: Command(kind.doc, "steer", "place") for kind in KINDS.values()},
-    "orders": Command("list what a study was ordered to do, and what became of it", "steer", "orders"),
+GROUPS: Mapping[str, Mapping[str, Command]] = {
+    "Search": {
+        "demo": Command("tune PPO on the built-in task reviews (a few minutes on two cores)", "run", "demo"),
+        "run": Command("run the study of a TOML file, or resume it", "run", "run"),
+        "confirm": Command(
+            "run a study's best configurations again on fresh seeds, and say which to launch", "run", "confirm"
+        ),
+        "import-config": Command(
+            "print a configuration of TRL's PPO, OpenRLHF or verl as the start of a study", "import_config", "run"
+        ),
+    },
+    "Train": {
+        "train": Command("train once, with a configuration of your own or one that a study found", "train", "train"),
+        "new-task": Command("write a folder with a task of your own to begin with", "train", "new_task"),
+        "estimate": Command(
+            "say how much memory, disk and time a run or a study takes, before it is started", "estimate", "estimate"
+        ),
+        "doctor": Command("check that what runs need is there and works", "doctor", "doctor"),
+    },
+    "Look": {
+        "dashboard": Command("open the dashboard", "dashboard", "dashboard"),
+        "list": Command("list the studies of a store", "read", "studies"),
+        "show": Command("show a study, or one of its trials with curves and samples", "read", "show"),
+        "compare": Command("show where trials differ, and their outcomes", "read", "compare"),
+        "best": Command("show the best trial within a KL budget", "read", "best"),
+        "diagnose": Command("show what is wrong with a trial, and the change to try next", "trust", "diagnose"),
+        "importance": Command("show which hyperparameters mattered, and how sure that is", "trust", "importance"),
+        "audit": Command(
+            "show what the guard and the strategy threw away, by the trials that ran on", "trust", "audit"
+        ),
+        "logs": Command("print what a trial wrote while it ran", "read", "logs"),
+        "orders": Command("list what a study was ordered to do, and what became of it", "steer", "orders"),
+    },
+    "Steer": {kind.name: Command(kind.doc, "steer", "place") for kind in KINDS.values()},
+    "Hand over and look after": {
+        "report": Command("write a study as one HTML file, to mail or attach", "html_report", "write"),
+        "export": Command(
+            "write a study as plain files or for Optuna's tools, or a configuration for another trainer",
+            "manage",
+            "export",
+        ),
+        "copy": Command("copy a study to another store", "manage", "copy"),
+        "delete": Command("delete a study with its checkpoints", "manage", "delete"),
+        "rename": Command("give a study another name", "manage", "rename"),
+        "archive": Command("hide a study from the list, until it runs again", "manage", "archive"),
+        "migrate": Command("bring an older store to this version, after a backup", "manage", "migrate"),
+    },
 }
+"""The commands by what one wants, as the help and the reference list them."""
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 """Every command by name."""
 READING = ("list", "show", "compare", "best", "diagnose", "importance", "audit")
 """Those that show what is stored, on request as JSON."""
@@ -153,16 +169,32 @@ def _function(name: str) -> Callable[..., int]:
     return function
 
 
+class _Overview(Parser):
+    """Lists the commands in groups in its help."""
+
+    def format_help(self) -> str:
+        width = min(100, shutil.get_terminal_size().columns) - 2
+        indent = " " * (max(map(len, COMMANDS)) + 4)
+        lines = [f"usage: {PROG} COMMAND ...", "", *textwrap.wrap(self.description or "", width)]
+        for title, commands in GROUPS.items():
+            lines += ["", f"{title}:"]
+            for name, command in commands.items():
+                first = f"  {name}".ljust(len(indent))
+                lines += textwrap.wrap(command.does, width, initial_indent=first, subsequent_indent=indent)
+        lines += ["", f"{PROG} --version prints the version. {self.epilog}", ""]
+        return "\n".join(lines)
+
+
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
     """Return the parser of the command line, and each command's own by name."""
-    parser = Parser(
+    parser = _Overview(
         prog=PROG,
         allow_abbrev=False,
         description="Find the PPO configuration that learns most within a KL budget, and see why the others failed.",
         epilog=f"{PROG} COMMAND --help tells more. Start with: {PROG} demo",
     )
     parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     commands = {
         name: subparsers.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".", allow_abbrev=False)
         for name, does in ((name, command.does) for name, command in COMMANDS.items())
