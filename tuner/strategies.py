@@ -72,8 +72,11 @@ class FullRuns:
         return rung_score(evaluations, self._spec.kl_budget, self._spec.total_episodes)
 
     def promotable(self, trials: TrialList) -> Sequence[int]:
-        """Return the trials that the strategy paused, the best first."""
-        return [row.number for row in _ranked(trials.resting(), self._usual(trials))]
+        """Return the trials that the strategy paused and may promote, the best first."""
+        return [row.number for row in _ranked(self._waiting(trials), self._usual(trials))]
+
+    def _waiting(self, trials: TrialList) -> list[TrialRow]:
+        return trials.resting()
 
     def _usual(self, trials: TrialList) -> float:
         """Return the median value of the trials that ran to their end; infinite where there is none yet."""

@@ -157,9 +157,11 @@ def test_what_was_run_from_the_start_is_neither_finished_nor_promoted_again(stra
     rows += [at_rung(n, 0.02, 0.1 * n, params={"learning_rate": n * 1e-5}) for n in range(1, 7)]
     made = scheduler.next(TrialList(rows), ())
     assert isinstance(made, NewTrial)
+    assert scheduler.promotable(TrialList(rows)) == [6, 5, 4, 3, 2, 1]
     assert (made.number, made.origin, made.label) == (7, Origin.MATCHED, "trial 6 at another β")
     assert made.config["kl_coef"] == pytest.approx(0.1) and made.params["learning_rate"] == pytest.approx(6e-5)
     running = ended(7, 0.1, None, params=made.params, origin=Origin.MATCHED, status=Status.RUNNING, value=None)
+    assert scheduler.promotable(TrialList([*rows, running])) == [5, 4, 3, 2, 1]
     following = scheduler.next(TrialList([*rows, running]), (7,))
     if strategy == "early_cut":
         assert isinstance(following, NewTrial) and following.origin is Origin.SAMPLED, "one in six was due"
