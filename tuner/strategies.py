@@ -250,7 +250,7 @@ class Rungs(FullRuns):
         """Return the trials of the search that rest and were not run from the start at another β."""
         matched = {self._alike(row) for row in trials.counted() if row.origin is Origin.MATCHED}
         rests = [row for row in trials.resting() if row.counts]
-        return [row for row in rests if self._alike(row) not in matched] if matched else rests
+        return [row for row in rests if not self._alike(row) or self._alike(row) not in matched] if matched else rests
 
     def _alike(self, row: TrialRow) -> Alike:
         if row.number not in self._configurations:

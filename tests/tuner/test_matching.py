@@ -149,6 +149,13 @@ def test_a_paused_trial_with_an_adaptive_beta_is_finished_with_a_fixed_one() -> 
     assert SPEC.config(match.params).kl_target is None
 
 
+def test_a_search_of_beta_alone_finishes_what_it_proposed() -> None:
+    spec = make_spec(search={"kl_coef": "advised"}, trials=None, budget=30)
+    rows = [ended(0, 0.05, 12.0), ended(1, 0.0857, 7.8, origin=Origin.MATCHED)]
+    rows += [at_rung(n, 0.01 * n, 0.1 * n) for n in range(2, 8)]
+    assert MAKERS["early_cut"](spec, 1).next(TrialList(rows), ()) == 7
+
+
 @pytest.mark.parametrize("strategy", ["early_cut", "asha"])
 def test_what_was_run_from_the_start_is_neither_finished_nor_promoted_again(strategy: str) -> None:
     spec = make_spec(strategy=strategy, trials=None, budget=30)

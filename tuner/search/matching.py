@@ -73,7 +73,7 @@ def next_match(trials: TrialList, spec: StudySpec, *, is_last: bool = False) -> 
 
 def from_the_start(trials: TrialList, row: TrialRow, spec: StudySpec) -> Match | None:
     """Return at which β a trial that rests is run to its end, from the start; None: it goes on with its own."""
-    if not is_matching(spec):
+    if not is_matching(spec) or not alike(row, spec):  # a search of β alone is to try what it proposes
         return None
     goal = math.log(GOAL * spec.kl_budget)
     fixed = [one for one in trials.counted() if one.config.get("kl_target") is None]
