@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all browser coverage check dashboard bench gpu clean
+.PHONY: demo test test-all browser coverage check docs dashboard bench gpu clean
 
 demo: $(STAMP)
 	$(BIN)/ppo-tuner demo
@@ -22,8 +22,8 @@ test: check
 	$(PYTEST) -m "not ($(REST))"
 	$(BIN)/python -m tests.chromium
 
-# All other tests: every page in the browser, PostgreSQL, kills at random moments.
-test-all: test
+# All other tests (every page in the browser, PostgreSQL, kills at random moments), and the site of the docs.
+test-all: test docs
 	$(PYTEST) -m "$(REST)"
 
 # Chromium for the tests, by any way this machine has, apt-get among them.
@@ -38,6 +38,10 @@ coverage: $(STAMP)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --sort=cover
 
+# The pages of docs/ as a site in build/docs; a warning is an error.
+docs: $(STAMP)
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -47,7 +51,7 @@ check: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "PPO Tuner needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,postgres]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,postgres]'
 	@touch $@
 
 # Beside TRL 1.12, the last release with a PPO trainer; not part of the tests.

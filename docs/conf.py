@@ -1,0 +1,13 @@
+"""How Sphinx builds these pages: `make docs`."""
+
+from ppo_core import __version__
+
+project = "PPO Tuner"
+release = __version__
+extensions = ["myst_parser"]
+myst_enable_extensions = ["attrs_inline"]
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = project
+exclude_patterns = ["_build"]
+suppress_warnings = ["myst.xref_missing"]  # files beside docs/, which are not pages; tests/test_reference.py holds links
