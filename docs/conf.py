@@ -9,5 +9,6 @@ myst_enable_extensions = ["attrs_inline"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = project
+html_show_copyright = False
 exclude_patterns = ["_build"]
-suppress_warnings = ["myst.xref_missing"]  # files beside docs/, which are not pages; tests/test_reference.py holds links
+suppress_warnings = ["myst.xref_missing"]  # files beside docs/ are not pages; tests/test_reference.py holds links

@@ -10,7 +10,7 @@
 
 Schedules (learning rate, β) are those of the whole length from the first step on, so a trial that is promoted goes on
 as if it had never rested. asha: Li et al. 2020 (arXiv 1810.05934), algorithm 2. early_cut: a constant cut is hard to
-beat (arXiv 2404.04111); how the two compare here is in docs/search.md.
+beat (arXiv 2404.04111); how the two compare here is in docs/searching.md.
 """
 
 import math

@@ -89,7 +89,7 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
 
 def test_the_docs_name_every_column() -> None:
     text = (REPOSITORY / "docs" / "export.md").read_text()
-    sections = {section.split("\n")[0]: section for section in text.split("\n## ")[1:]}
+    sections = {section.split("\n")[0]: section for section in text.split("\n### ")[1:]}
     assert list(sections) == [table.name for table in folder.TABLES]
     for table in folder.TABLES:
         rows = [line.split("|")[1] for line in sections[table.name].split("\n") if line.startswith("| `")]

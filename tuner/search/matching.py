@@ -11,7 +11,7 @@ its own is far from that or adapts: at the rung β has hardly shown yet, and at 
 
 s is how steeply log KL falls in log β. The first time it is SLOPE; once a configuration was run with two values of β,
 what these say of it. The last full trial that the budget has room for is the best configuration again, closer to the
-budget, if it ended well below it. What was measured is in docs/search.md.
+budget, if it ended well below it. What was measured is in docs/searching.md.
 """
 
 import math
