@@ -110,7 +110,7 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
 
 
 def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int) -> str:
-    """Return what runs of a plan take: `9 runs of 1,920 episodes will confirm trials 8 and 2 and the reference, ...`.
+    """Return what runs of a plan take: `9 runs of 1,920 episodes will confirm trial 8, trial 2 and the reference; ...`.
 
     The time is by the median trial that ran to its end.
     """
@@ -119,7 +119,8 @@ def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int
     of = sorted({run.parent for run in wanted if run.parent is not None})
     names = [f"trial {number}" for number in of if first is None or number != first.number]
     names += ["the reference"] if first is not None and first.number in of else []
-    text = f"{counted(len(wanted), 'run')} of {episodes:,} episodes will confirm {', '.join(names)}"
+    listed = " and ".join([*([", ".join(names[:-1])] if names[1:] else []), *names[-1:]])
+    text = f"{counted(len(wanted), 'run')} of {episodes:,} episodes will confirm {listed}"
     paces = [row.seconds / row.episodes for row in rows if row.status is Status.COMPLETED and row.episodes]
     if not paces:
         return text

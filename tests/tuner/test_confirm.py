@@ -137,9 +137,9 @@ def test_what_confirming_takes_is_said_before() -> None:
     text = cost_line(wanted, rows, 2)
     trials = ", ".join(f"trial {number}" for number in numbers if number)
     # 5 rounds of 1,920 episodes at 0.05 s
-    assert text == f"9 runs of 1,920 episodes will confirm {trials}, the reference; about 8 min on 2 workers"
+    assert text == f"9 runs of 1,920 episodes will confirm {trials} and the reference; about 8 min on 2 workers"
     unknown = cost_line(wanted, [replace(row, episodes=0) for row in ROWS], 2)
-    assert unknown.endswith(", the reference")
+    assert unknown.endswith(" and the reference")
 
 
 # What it comes to
