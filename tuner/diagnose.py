@@ -4,8 +4,7 @@
 |---------------------------------------------|--------------------------------------------------------------|
 | KL ends over the budget, or at the guard's  | a higher β or a lower KL target; where it was over the limit |
 | limit                                       | within the first fifth, a lower learning rate                |
-| KL hardly leaves 0                          | a lower β or a higher target; where β is low already, a      |
-|                                             | higher learning rate                                         |
+| KL hardly leaves 0                          | a higher learning rate; where a fixed β is high, a lower one |
 | updates too large: approx KL, clip fraction | fewer epochs; with one or two of them a tighter cliprange    |
 | the critic explains nothing                 | a higher value learning rate                                 |
 | reward rises while texts repeat or shrink   | a higher β or a lower target                                 |
@@ -173,8 +172,11 @@ def kl_stuck(course: Course) -> Diagnosis | None:
         return None
     text = f"KL never came over {highest:.2f} {KL_UNIT} in {course.share:.0%} of the episodes: the policy hardly moved."
     loose, usual = course.hold(0.25), course.spec.config({}).kl_coef
-    is_high = loose[0] == "kl_target" or float(course.config.get("kl_coef") or 0.0) > usual
-    faster = ("learning_rate", 3.0)
+    is_high = course.config.get("kl_target") is None and float(course.config.get("kl_coef") or 0.0) > usual
+    faster = (
+        "learning_rate",
+        3.0,
+    )  # first where β adapts: it has come down by itself, and another target gains nothing
     return course.change("KL stuck at 0", text, *((loose, faster) if is_high else (faster, loose)))
 
 

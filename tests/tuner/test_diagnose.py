@@ -100,6 +100,7 @@ def test_kl_that_stays_at_0_asks_for_a_lower_beta_or_a_higher_rate() -> None:
     flat = {"eval__kl": lambda share: 0.02, "objective__kl_exact": lambda share: 0.02}
     assert change(only(steps(**flat), kl_coef=0.2)) == ("kl_coef", 0.05), "β is over the reference's"
     assert change(only(steps(**flat))) == ("learning_rate", 6e-4)
+    assert change(only(steps(**flat), kl_coef=0.2, kl_target=8.0)) == ("learning_rate", 6e-4), "β adapts by itself"
     assert only(steps(**flat)).rule == "KL stuck at 0"
     assert found(steps(12, **flat)) == [], "too early to say"
 
