@@ -54,6 +54,8 @@ FAR = 0.5
 LARGE_APPROX_KL = 0.05
 """Nats per token in an iteration; OpenAI Spinning Up stops its epochs at 0.01 to 0.05."""
 LARGE_CLIP_FRACTION = 0.3
+LEAST_EVALUATIONS = 4
+"""Evaluations under which nothing is said of how reward went."""
 UNEXPLAINED = 0.05
 """Explained variance under which the critic is hardly better than the mean return."""
 
@@ -205,7 +207,7 @@ def critic_explains_nothing(course: Course) -> Diagnosis | None:
 def reward_hacked(course: Course) -> Diagnosis | None:
     """Reward that rises while texts repeat, shrink, grow or narrow (see `tuner.hacking`)."""
     found = hacking.check(0, course.steps, math.inf)
-    if found.verdict != "suspect":
+    if found.verdict != "suspect" or len(course.evaluations) < LEAST_EVALUATIONS:
         return None
     text = f"Reward rises ({found.rise:+.2f}) while {', '.join(found.worse)}."
     return course.change("Reward hacking", text, course.hold(2.0), ("learning_rate", 0.5))
@@ -214,7 +216,7 @@ def reward_hacked(course: Course) -> Diagnosis | None:
 def stable_but_slow(course: Course) -> Diagnosis | None:
     """Reward that still rises at the end, with most of the KL budget unspent."""
     evaluated, kl, budget = course.evaluations, course.end_kl, course.spec.kl_budget
-    if course.share < 0.9 or len(evaluated) < 4 or not STUCK * budget <= kl < FAR * budget:
+    if course.share < 0.9 or len(evaluated) < LEAST_EVALUATIONS or not STUCK * budget <= kl < FAR * budget:
         return None
     earlier, last = evaluated[-1 - len(evaluated) // 3], evaluated[-1]
     rise = last["eval/reward"] - earlier["eval/reward"]

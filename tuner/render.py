@@ -22,6 +22,7 @@ from tuner.forks import Answer
 from tuner.guard import RULES
 from tuner.paired import Difference
 from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
+from tuner.search import matching
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Role, Status
@@ -103,7 +104,9 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
     kl = f"eval KL\n{KL_UNIT}"
     numbers = ("trial", "value ± SE\nreward", kl, "episodes", "seconds")
     table = new_table("trial", "status", *numbers[1:], "reason", title="Trials", right=numbers)
+    again = {trial.label: trial.number for trial in trials if trial.origin is Origin.MATCHED}
     for trial in trials:
+        finished = again.get(matching.label(trial.number)) if trial.is_resting else None
         mark = "* " if best is not None and trial.number == best.number else ""
         table.add_row(
             f"{mark}{trial.number}",
@@ -112,7 +115,7 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
             measured(trial.kl),
             str(trial.episodes),
             f"{trial.seconds:.0f}",
-            "best" if mark else _why(trial),
+            "best" if mark else _why(trial) + ("" if finished is None else f"; finished as trial {finished}"),
         )
     if any(trial.is_audited for trial in trials):
         fatal = ", ".join(rule.name for rule in RULES.values() if rule.is_fatal)

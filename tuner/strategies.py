@@ -24,7 +24,7 @@ from tuner.best import best_trial
 from tuner.protocol import Stepped
 from tuner.scheduler import Action, Decision, guarded, is_audited, is_evaluated
 from tuner.scoring import Evaluations, TrialList, rung_score
-from tuner.search.matching import Alike, Match, alike, from_the_start, next_match
+from tuner.search.matching import Alike, Match, alike, from_the_start, label, next_match
 from tuner.search.sampler import Projection
 from tuner.spec import Strategy, StudySpec
 from tuner.status import Origin, Reason, Role, Status, Verdict
@@ -132,7 +132,7 @@ class FullRuns:
     # New trials
 
     def _matched(self, trials: TrialList, match: Match) -> NewTrial:
-        return self._trial(len(trials), Origin.MATCHED, match.params, label=f"trial {match.trial} at another β")
+        return self._trial(len(trials), Origin.MATCHED, match.params, label=label(match.trial))
 
     def _new(self, trials: TrialList) -> NewTrial:
         spec, number, counted = self._spec, len(trials), len(trials.counted())

@@ -39,8 +39,8 @@ def _advice(store: Store, snapshot: Snapshot, trial: TrialRow, one: Diagnosis) -
     if there is not None:
         worth = plus_minus(there.value, there.value_se)
         st.markdown(
-            f"**{one.rule}.** {one.finding} {one.advice} has been tried: trial {there.number}, with "
-            f"{one.name} = {short(there.config[one.name])}, has a value of {worth} at {measured(there.kl)} {KL_UNIT}."
+            f"**{one.rule}.** {one.finding} Tried already, with {one.name} = {short(there.config[one.name])}: trial "
+            f"{there.number} has a value of {worth} at {measured(there.kl)} {KL_UNIT}."
         )
         return
     st.markdown(f"**{one.rule}.** {one.finding} Try {one.advice}.")

@@ -146,7 +146,7 @@ def _study(what: str, where: str | None) -> StudySpec | None:
             return StudySpec.from_dict(store.study(what).spec, f'study "{what}" in the store')
     if what in BUILT_IN:
         return None
-    there = [*BUILT_IN, *names]
+    there = list(dict.fromkeys([*BUILT_IN, *names]))
     raise TaskError(
         f'"{what}" is neither a task nor a stored study; there are: {", ".join(there)}{nearest(what, there)}'
     )
@@ -175,6 +175,7 @@ def _print(
     table = new_table("memory", "part", "size", title=title, right=("size",))
     for part, count in largest.held.items():
         table.add_row("always", part, amount(count))
+    table.add_row("always", "the process itself", amount(place.process))
     for moment, parts in largest.moments.items():
         for part, count in parts.items():
             table.add_row(moment, part, amount(count))

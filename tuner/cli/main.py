@@ -261,6 +261,7 @@ def _add_confirm_arguments(parser: Parser) -> None:
         type=positive_int,
         help="the runs' length, such as that of the launch (default: the study's)",
     )
+    parser.add_argument("--show", action="store_true", help="run nothing: print what was confirmed so far")
     _add_worker_flags(parser)
 
 

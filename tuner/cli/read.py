@@ -13,6 +13,7 @@ from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import EXIT_INTERRUPTED
 from tuner import forks, render, results, trial_log
 from tuner.cli import report, storage
+from tuner.confirmed import recommendation
 from tuner.paired import over
 from tuner.results import StudyView, read_study
 from tuner.status import Status
@@ -127,6 +128,9 @@ def best(args: argparse.Namespace) -> int:
             print(output.dumps(results.best_data(store, view, trial, kl_budget) | kept))
         else:
             report.print_winner(output.console(), store, view, trial, kl_budget, where)
+            sure = recommendation(store, view) if args.kl_budget is None else None
+            if sure is not None:
+                output.console().print(sure, soft_wrap=True)
     return 0
 
 

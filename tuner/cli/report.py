@@ -47,7 +47,8 @@ def print_trials(out: Console, store: Store, view: StudyView) -> None:
     if view.confirming:
         runs = output.counted(len(view.confirming), "confirming run")
         numbers = f"trial {view.confirming[0].number} to {view.confirming[-1].number}"
-        out.print(f"Not in these tables: {runs} ({numbers}).")
+        again = to_copy(["confirm", view.row.name, "--show"])
+        out.print(f"Not in these tables: {runs} ({numbers}). What they say: {again}", soft_wrap=True)
 
 
 def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> None:

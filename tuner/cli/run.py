@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from ppo_core import output
-from ppo_core.errors import NO_ROOM, ConfigError, nearest
+from ppo_core.errors import NO_ROOM, ConfigError, StudyError, nearest
 from ppo_core.report import StepReport
 from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK
 from tuner import remote_checkpoints, render, results, study_file
@@ -320,6 +320,8 @@ def confirm(args: argparse.Namespace) -> int:
     """Run what confirms a study's best configurations, or go on with it, and print what came of it."""
     where = storage.location(args.storage)
     spec = _stored_spec(args.study, where)
+    if args.show:
+        return _show_confirmed(args, where)
     plan = Plan(args.top, args.seeds, args.total_episodes)
     stopped = _train(spec, args, where, is_file=False, plan=plan)
     with closing(Store.open(where)) as store:
@@ -335,6 +337,22 @@ def confirm(args: argparse.Namespace) -> int:
     top = [] if args.top is None else ["--top", str(args.top)]
     words = ["confirm", spec.name, *top, "--seeds", str(args.seeds), *length]
     return _tell_stop(stopped, spec.name, words, where)
+
+
+def _show_confirmed(args: argparse.Namespace, where: str) -> int:
+    """Print what was confirmed so far, and run nothing."""
+    with closing(Store.open(where)) as store:
+        view = read_study(store, args.study)
+        found = [one for one in confirmations(store, view) if one.best is not None]
+        if args.json:
+            print(output.dumps([confirmation_data(one) | {"study": args.study} for one in found]))
+        elif not found:
+            confirm_it = to_copy(["confirm", args.study])
+            raise StudyError(f'nothing of study "{args.study}" is confirmed yet; run: {confirm_it}')
+        else:
+            for one in found:
+                trust.print_confirmation(output.console(), view, one, where)
+    return EXIT_OK
 
 
 def _run(

@@ -54,7 +54,10 @@ def confirmation_table(found: Confirmation) -> Table:
     )
     title = f"On fresh seeds, {found.total_episodes} episodes each, read on {found.prompts} test prompts"
     table = render.new_table(*columns, title=title, right=columns[1:])
-    table.caption = "In brackets: 95 % over the seeds; of differences, 95 % for all of them together."
+    table.caption = (
+        "In brackets: 95 % over the seeds; of differences, 95 % for all of them together. Reward and KL are of each "
+        "run's best checkpoint; the last column counts the runs that also end within the KL budget."
+    )
     table.caption_justify = "left"
     for one in found.configurations:
         intervals = (one.reward, one.kl, one.over_reference)
@@ -154,7 +157,8 @@ def diagnose(args: argparse.Namespace) -> int:
         if one.advice in advised:
             out.print(f"  The same change: {one.advice}.")
         elif there is not None:
-            out.print(f"  {one.advice} has been tried: {render.trial_line(there)}", soft_wrap=True)
+            value = output.short(there.config[one.name])
+            out.print(f"  Tried already, with {one.name} = {value}: {render.trial_line(there)}", soft_wrap=True)
         else:
             out.print(f"  Try {one.advice}:\n  {command}", soft_wrap=True)
         advised.add(one.advice)

@@ -38,8 +38,10 @@ def choose(store: Store, view: StudyView, number: int | None) -> Chosen | None:
         StudyError: there is no such trial, or its stored configuration is not whole.
         ConfigError: its stored configuration is not allowed in this version.
     """
-    confirmation = longest_read(confirmations(store, view)) if number is None else None
+    confirmation = longest_read(confirmations(store, view))
     launch = None if confirmation is None else confirmation.best
+    if number is not None and (launch is None or launch.trial.number != number):
+        confirmation = None
     if number is not None:
         trial: TrialRow | None = store.trial(view.row, number)
     else:

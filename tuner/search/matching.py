@@ -90,6 +90,11 @@ def from_the_start(trials: TrialList, row: TrialRow, spec: StudySpec) -> Match |
     return Match(row.number, {**params, **control, BETA: suits})
 
 
+def label(number: int) -> str:
+    """Return what a trial is called that is trial `number` at another β."""
+    return f"trial {number} at another β"
+
+
 def is_matching(spec: StudySpec) -> bool:
     """Return whether a study's configurations are run at another β."""
     return BETA in spec.search and not spec.listed and spec.sampler.name in LEARNERS
