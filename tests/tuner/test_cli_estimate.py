@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,11 @@ def test_what_does_not_fit_exits_1_with_the_setting(
     last = stdout.splitlines()[-1]
     assert status == 1 and "does not fit into" in last
     assert "local_rollout_forward_batch_size = " in last
+
+
+def test_the_parts_add_up_to_the_peak(ppo_tuner: Invoke, own_folder: Path) -> None:
+    out = ppo_tuner("estimate", "arithmetic")[1]
+    assert re.search(r"^ always +the process itself +\d", out, flags=re.MULTILINE)
 
 
 def test_nothing_of_that_name(ppo_tuner: Invoke, own_folder: Path) -> None:

@@ -314,8 +314,11 @@ def test_a_study_that_goes_on_or_cannot_be_read_is_refused_in_one_line(
 def test_the_command_prints_the_verdict_and_what_launches_it(ppo_tuner: Invoke, own_folder: Path) -> None:
     run(own_folder, spec())
     where = ["--storage", storage(own_folder)]
+    status, _, err = ppo_tuner("confirm", NAME, "--show", *where)
+    assert status == 1 and err.endswith(f'nothing of study "{NAME}" is confirmed yet; run: ppo-tuner confirm {NAME}\n')
     status, out, err = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "2", *where)
     assert status == 0 and err == ""
+    assert "160 episodes will confirm trial" in out
     assert "On fresh seeds, 160 episodes each, read on 4 test prompts" in out
     assert "At another length it is not." in out
     told = " ".join(out.split())
@@ -323,6 +326,14 @@ def test_the_command_prints_the_verdict_and_what_launches_it(ppo_tuner: Invoke, 
     data = json.loads(out)
     assert status == 0 and data["study"] == NAME and data["is_whole"] is True
     assert data["verdict"] in told and f"train --from quick {data['launch']} " in told
+    before = rows(own_folder)
+    status, shown, _ = ppo_tuner("confirm", NAME, "--show", *where)
+    assert status == 0 and data["verdict"] in " ".join(shown.split()) and rows(own_folder) == before
+    [again] = json.loads(ppo_tuner("confirm", NAME, "--show", "--json", *where)[1])
+    assert again == data
+    assert data["verdict"] in " ".join(ppo_tuner("best", NAME, *where)[1].split())
+    exported = ppo_tuner("export", NAME, str(data["launch"]), "--to", "yaml", *where)[1]
+    assert "Confirmed on 2 fresh seeds" in exported
     status, out, _ = ppo_tuner("show", NAME, "5", *where)
     assert status == 0 and "confirms trial" in out
     status, _, err = ppo_tuner("confirm", NAME, "--top", "9", *where)

@@ -11,6 +11,8 @@ from ppo_core.output import console, counted, measured
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner import render
 from tuner.scoring import Extent
+from tuner.search.matching import label
+from tuner.status import Origin, PausedBy, Status
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,13 @@ def test_one_thing_is_not_several() -> None:
     assert [Extent(ended, 0, total, 0.0, None).text for ended, total in ((0, 1), (3, 8), (5, 2))] == [
         "0 of 1 trial ended", "3 of 8 trials ended", "5 trials ended, 2 asked for"
     ]  # fmt: skip
+
+
+def test_the_table_of_trials_says_which_trial_finished_a_paused_one() -> None:
+    rests = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_scores": (1.2,)}
+    trials = [trial_row(0, **rests), trial_row(1, **rests), trial_row(2, origin=Origin.MATCHED, label=label(0))]
+    reasons = list(render.trials_table(trials).columns[-1].cells)
+    assert reasons == ["rung score 1.20; finished as trial 2", "rung score 1.20", ""]
 
 
 def test_the_table_of_trials_marks_the_audited_ones_and_says_what_that_means() -> None:
