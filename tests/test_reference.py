@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from docs import reference
+from ppo_core import task_file
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -18,6 +19,12 @@ PAGES = [
 
 def test_the_reference_is_what_the_declarations_say() -> None:
     assert reference.FILE.read_text() == reference.text(), "write it again with: python docs/reference.py"
+
+
+def test_the_page_on_tasks_names_every_key_of_a_task_file() -> None:
+    page = (ROOT / "docs" / "tasks.md").read_text()
+    keys = {*task_file.KEYS, *task_file.REWARD_KEYS, *task_file.PROMPT_KEYS, *task_file.EVAL_KEYS}
+    assert not [key for key in keys if f"`{key}`" not in page]
 
 
 def anchors(page: Path) -> set[str]:
