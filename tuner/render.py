@@ -272,7 +272,7 @@ def difference_line(base: TrialRow, other: TrialRow, found: Difference | None) -
 
 def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of `list` from its JSON objects."""
-    headers = ("trials", "best\ntrial", "best value\nreward", f"its KL\n{KL_UNIT}")
+    headers = ("trials\nended", "best\ntrial", "best value\nreward", f"its KL\n{KL_UNIT}")
     table = new_table("study", "task", "state", *headers, right=headers)
     for view in views:
         best = NOTHING if view["best"] is None else str(view["best"])
