@@ -22,7 +22,7 @@ from tuner.forks import Answer
 from tuner.guard import RULES
 from tuner.paired import Difference
 from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
-from tuner.search import matching
+from tuner.search.matching import finished_by
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Role, Status
@@ -104,9 +104,9 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
     kl = f"eval KL\n{KL_UNIT}"
     numbers = ("trial", "value ± SE\nreward", kl, "episodes", "seconds")
     table = new_table("trial", "status", *numbers[1:], "reason", title="Trials", right=numbers)
-    again = {trial.label: trial.number for trial in trials if trial.origin is Origin.MATCHED}
+    by = finished_by(trials)
     for trial in trials:
-        finished = again.get(matching.label(trial.number)) if trial.is_resting else None
+        finished = by.get(trial.number)
         mark = "* " if best is not None and trial.number == best.number else ""
         table.add_row(
             f"{mark}{trial.number}",

@@ -19,6 +19,7 @@ from tuner.best import RULE
 from tuner.confirmed import recommendation
 from tuner.results import StudyView
 from tuner.search import fidelity
+from tuner.search.matching import finished_by
 from tuner.spec import OBJECTIVES
 from tuner.status import Objective, Status
 from tuner.store import Store, StudyRow
@@ -189,9 +190,10 @@ def _at_rungs(view: StudyView) -> tuple[_Card, ...]:
     """Return the card of a strategy that pauses trials; none of another one."""
     if view.spec.strategy not in fidelity.SHARES:
         return ()
-    promoted = sum(row.rung > 0 for row in view.trials)
+    promoted = sum(row.rung > 0 for row in view.trials) + len(finished_by(view.trials))
     help_text = (
-        "Trials that the strategy paused. They wait for nobody: each goes on if it is promoted. Below: how many were."
+        "Trials that the strategy paused. One that is promoted goes on, or is run from the start at another β. Below: "
+        "how many were promoted."
     )
     return (("Paused at a rung", f"{view.extent.resting}", f"{promoted} promoted", help_text),)
 

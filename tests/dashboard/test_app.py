@@ -143,7 +143,7 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
         "Cost so far": ("3 min", "18 s each, 13% pruned"),
     }
     assert any(
-        text == "Strategy early_cut: pauses every trial at a tenth of its episodes, and finishes the best sixth. "
+        text == "Strategy early_cut: pauses trials at a tenth of their episodes, and finishes the best sixth. "
         "Objective best: a trial is worth the best checkpoint within the KL budget."
         for text in texts(app)
     )

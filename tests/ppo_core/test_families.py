@@ -222,9 +222,9 @@ def test_it_trains_and_what_is_saved_is_what_was_trained(
     config = replace(CONFIG, value_model="separate", use_peft=True, lora_r=4, learning_rate=5e-2) if lora else CONFIG
     trainer = PPOTrainer(replace(config, lora_target_modules=LORA_TARGETS.get(name) if lora else None), models)
     baseline, first, second = trainer
-    assert baseline.metrics["eval/kl"] == 0
-    assert first.metrics["objective/kl_exact"] == 0 == first.metrics["objective/kl"]
-    assert second.metrics["objective/kl_exact"] > 0, "it learned"
+    for kl in (baseline.metrics["eval/kl"], first.metrics["objective/kl_exact"], first.metrics["objective/kl"]):
+        assert kl == pytest.approx(0, abs=1e-6), "but for what a processor's kernels round differently"
+    assert second.metrics["objective/kl_exact"] > 1e-3, "it learned"
     for report in (first, second):  # one mini-batch and one epoch: the policy is the one that sampled
         assert report.metrics["sampler/mismatch"] < 1e-4
         assert report.metrics["val/ratio"] == pytest.approx(1, abs=1e-5)

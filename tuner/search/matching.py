@@ -16,14 +16,14 @@ budget, if it ended well below it. What was measured is in docs/searching.md.
 
 import math
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ppo_core.declare import HyperValue
 from tuner.scoring import TrialList
 from tuner.space import FIXED, KL_CONTROL
 from tuner.spec import StudySpec
-from tuner.status import Status
+from tuner.status import Origin, Status
 from tuner.store import TrialRow
 
 BETA = "kl_coef"
@@ -93,6 +93,16 @@ def from_the_start(trials: TrialList, row: TrialRow, spec: StudySpec) -> Match |
 def label(number: int) -> str:
     """Return what a trial is called that is trial `number` at another β."""
     return f"trial {number} at another β"
+
+
+def finished_by(trials: Iterable[TrialRow]) -> dict[int, int]:
+    """Return by the number of each paused trial that was finished at another β the first trial that did so."""
+    rows = list(trials)
+    again: dict[str, int] = {}
+    for row in rows:
+        if row.origin is Origin.MATCHED:
+            again.setdefault(row.label, row.number)
+    return {row.number: again[label(row.number)] for row in rows if row.is_resting and label(row.number) in again}
 
 
 def is_matching(spec: StudySpec) -> bool:
