@@ -191,7 +191,8 @@ def test_a_study_runs_in_a_process_of_its_own_that_has_no_token(
     launched = launch(launcher, storage="sqlite:///other.db")
     process = psutil.Process(launched.pid)
     path = str(folder / "studies" / "quick.toml")
-    assert process.cmdline() == [sys.executable, "-m", "tuner.cli.main", "run", path, "--workers", "1"]
+    command = until(process.cmdline)  # while a program is being loaded it has none
+    assert command == [sys.executable, "-m", "tuner.cli.main", "run", path, "--workers", "1"]
     assert process.environ()["PPO_TUNER_STORAGE"] == "sqlite:///other.db"
     assert TOKEN not in process.environ().values()
     assert os.getsid(launched.pid) == launched.pid != os.getsid(0)
