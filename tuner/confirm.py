@@ -119,7 +119,8 @@ def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int
     of = sorted({run.parent for run in wanted if run.parent is not None})
     names = [f"trial {number}" for number in of if first is None or number != first.number]
     names += ["the reference"] if first is not None and first.number in of else []
-    listed = " and ".join([*([", ".join(names[:-1])] if names[1:] else []), *names[-1:]])
+    *others, last = names
+    listed = f"{', '.join(others)} and {last}" if others else last
     text = f"{counted(len(wanted), 'run')} of {episodes:,} episodes will confirm {listed}"
     paces = [row.seconds / row.episodes for row in rows if row.status is Status.COMPLETED and row.episodes]
     if not paces:

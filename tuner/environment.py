@@ -23,6 +23,11 @@ STUDY_FILE = "study.toml"
 """What a study's file is called in a folder of its own."""
 
 
+def existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that is there: where it would be made."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+
+
 def to_copy(words: Sequence[str]) -> str:
     """Return a `ppo-tuner` command for people to copy: with its path where it is not on the shell's PATH."""
     started = Path(sys.argv[0])

@@ -268,10 +268,11 @@ class Rungs(FullRuns):
 
     def _due_at(self, rung: int, trials: TrialList) -> TrialRow | None:
         """Return the best trial that rests at a rung, where promotions are due there."""
-        came = sum(len(row.rung_scores) > rung for row in trials.counted())
+        counted = trials.counted()
+        came = sum(len(row.rung_scores) > rung for row in counted)
         waiting = [row for row in self._waiting(trials) if row.rung == rung]
-        rest = sum(row.counts and row.rung == rung for row in trials.resting())
-        promoted = sum(row.rung > rung for row in trials.counted()) + rest - len(waiting)
+        rest = sum(row.is_resting and row.rung == rung for row in counted)
+        promoted = sum(row.rung > rung for row in counted) + rest - len(waiting)
         is_due = bool(waiting) and came // self.one_in > promoted
         return _ranked(waiting, self._usual(trials))[0] if is_due else None
 

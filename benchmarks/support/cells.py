@@ -21,9 +21,10 @@ from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import free, peak_mib
 from ppo_core.models import FrozenPolicy, TaskModels, freeze_policy
 from ppo_core.networks import computes_in_bf16
-from ppo_core.task import Progress, Prompt, Prompts, Scored, Task, TaskAssets
+from ppo_core.task import Prompt, Prompts, Scored
 from ppo_core.trainer import PPOTrainer
 
+from .shape import TIMED
 from .sizes import config_of, random_policy, word_tokenizer, work_of
 
 PHASES = ("generate", "score", "update")
@@ -155,26 +156,8 @@ def cell_models(cell: Cell, device: torch.device) -> TaskModels:
     words = torch.randint(2, vocabulary, (4 * cell.episodes, cell.prompt_tokens), generator=torch.Generator())
     prompts = tuple(Prompt(" ".join(f"w{word}" for word in row)) for row in words.tolist())
     return TaskModels(
-        _TASK, policy, word_tokenizer(vocabulary), _share_of_even, Prompts(prompts, prompts[:2], ()), cell.prompt_tokens
+        TIMED, policy, word_tokenizer(vocabulary), _share_of_even, Prompts(prompts, prompts[:2], ()), cell.prompt_tokens
     )
-
-
-def _no_assets(progress: Progress | None) -> TaskAssets:
-    raise AssertionError("the models are handed over")
-
-
-_TASK = Task(
-    name="random weights",
-    doc="Nothing to learn.",
-    reference={},
-    advised={},
-    kl_budget=10.0,
-    kl_limit=15.0,
-    eval_temperature=1.0,
-    eval_response_length=1,
-    eval_seed=0,
-    prepare=_no_assets,
-)
 
 
 def _share_of_even(

@@ -6,11 +6,11 @@ from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import peak_mib
 from ppo_core.models import FrozenPolicy, TaskModels, load_policy
 from ppo_core.rewards.combined import load_reward
-from ppo_core.task import Progress, Prompts, RewardPart, Task, TaskAssets
+from ppo_core.task import Prompts, RewardPart
 from ppo_core.trainer import PPOTrainer
 
 from .models import SavedModels
-from .shape import Shape
+from .shape import TIMED, Shape
 from .turns import Lap, Start, Track
 
 _ENOUGH_LAPS = 100_000
@@ -70,29 +70,10 @@ def _load(saved: SavedModels, shape: Shape) -> TaskModels:
     reference, tokenizer = load_policy(str(saved.policy), cpu, FrozenPolicy(), "the benchmark")
     reward = RewardPart("reward", "model", str(saved.reward_model))
     return TaskModels(
-        _task(),
+        TIMED,
         reference,
         tokenizer,
         load_reward([reward], cpu),
         Prompts.of_texts(saved.prompts, saved.prompts[:2], ()),
         shape.prompt_tokens,
     )
-
-
-def _task() -> Task:
-    return Task(
-        name="timing",
-        doc="Random models; nothing to learn.",
-        reference={},
-        advised={},
-        kl_budget=10.0,
-        kl_limit=15.0,
-        eval_temperature=1.0,
-        eval_response_length=1,
-        eval_seed=0,
-        prepare=_no_assets,
-    )
-
-
-def _no_assets(progress: Progress | None) -> TaskAssets:
-    raise AssertionError("the models are handed over")

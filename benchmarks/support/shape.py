@@ -2,6 +2,27 @@
 
 from dataclasses import dataclass
 
+from ppo_core.task import Progress, Task, TaskAssets
+
+
+def _no_assets(progress: Progress | None) -> TaskAssets:
+    raise AssertionError("the models are handed over")
+
+
+TIMED = Task(
+    name="timing",
+    doc="Random models; nothing to learn.",
+    reference={},
+    advised={},
+    kl_budget=10.0,
+    kl_limit=15.0,
+    eval_temperature=1.0,
+    eval_response_length=1,
+    eval_seed=0,
+    prepare=_no_assets,
+)
+"""What timings train."""
+
 
 @dataclass(frozen=True)
 class Shape:

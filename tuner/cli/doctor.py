@@ -23,7 +23,7 @@ from ppo_core.errors import PPOTunerError
 from ppo_core.fits import amount
 from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
 from tuner.cli import storage
-from tuner.environment import RUNS_FOLDER
+from tuner.environment import RUNS_FOLDER, existing
 from tuner.store import Store
 from tuner.store.connect import file_of
 from tuner.store.schema import parse_url, redacted
@@ -214,32 +214,34 @@ def store(where: str) -> Finding:
         path = file_of(url)
         if path is not None:
             return _store_file(path)
-        with closing(Store.open(where)) as opened:
-            count = len(opened.studies())
+        return _holds(where, redacted(url))
     except PPOTunerError as error:
         return Finding("problem", "store", str(error), "give another one by --storage, or start its server")
-    return Finding("ok", "store", f"{redacted(url)} holds {count} {'study' if count == 1 else 'studies'}")
 
 
 def _store_file(path: Path) -> Finding:
     if not path.exists():
-        place = _existing(path.parent)
+        place = existing(path.parent)
         if os.access(place, os.W_OK):
             return Finding("ok", "store", f"{path} will be made by the first run")
         return Finding("problem", "store", f"{path} cannot be made", f"make {place} writable, or give --storage")
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         return Finding("problem", "store", f"{path} cannot be written", "make it and its folder writable")
     try:
-        with closing(Store.open(str(path))) as opened:
-            count = len(opened.studies())
+        return _holds(str(path), str(path))
     except PPOTunerError as error:
         return Finding("problem", "store", str(error), "ppo-tuner migrate brings an older store to this version")
-    return Finding("ok", "store", f"{path} holds {count} {'study' if count == 1 else 'studies'}")
+
+
+def _holds(where: str, name: str) -> Finding:
+    with closing(Store.open(where)) as opened:
+        count = len(opened.studies())
+    return Finding("ok", "store", f"{name} holds {count} {'study' if count == 1 else 'studies'}")
 
 
 def folder(about: str, path: Path) -> Finding:
     """Return whether a folder, or the one that it will be made in, can be written, and what its disk has left."""
-    place = _existing(path)
+    place = existing(path)
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
@@ -250,10 +252,6 @@ def folder(about: str, path: Path) -> Finding:
     if free < LEAST_FREE:
         return Finding("warning", about, text, "checkpoints and models may not fit: free some")
     return Finding("ok", about, text)
-
-
-def _existing(path: Path) -> Path:
-    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
 def _cache() -> Path:

@@ -24,7 +24,7 @@ from ppo_core.task import BUILT_IN
 from ppo_core.task_file import FOLDER_FILES, get_task
 from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP
-from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE
+from tuner.environment import PROG, RUNS_FOLDER, STUDY_FILE, existing
 from tuner.render import new_table
 from tuner.spec import PPO_TRAINER, StudySpec
 from tuner.study_extent import Disk, disk
@@ -103,11 +103,7 @@ class _Asked:
 
     def disk(self, largest: Estimate) -> Disk:
         """Return what checkpoints take beside what is free."""
-        return disk(largest, self.spec, shutil.disk_usage(_existing(RUNS_FOLDER)).free)
-
-
-def _existing(folder: Path) -> Path:
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        return disk(largest, self.spec, shutil.disk_usage(existing(RUNS_FOLDER)).free)
 
 
 def _asked(args: argparse.Namespace) -> _Asked:
