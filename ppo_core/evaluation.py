@@ -1,4 +1,7 @@
-"""Evaluation on held-out prompts: the same prompts, settings and random numbers at every step of every trial."""
+"""Evaluation on held-out prompts: the same prompts, settings and random numbers at every step of every trial.
+
+Several processes share the prompts between them: each takes a block of them, and all report the same.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ppo_core.advantages import gae
-from ppo_core.experience import PolicyReading, on_last_token, part_metrics, read_policy, repetition
+from ppo_core.experience import PolicyReading, mean_of_all, on_last_token, part_metrics, read_policy, repetition
 from ppo_core.generation import Generator, Request, Rollouts, SamplingSettings
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.models import TaskModels
@@ -16,6 +19,7 @@ from ppo_core.randomness import Key, Purpose
 from ppo_core.report import EvalReadings, Sample, SplitReading, TokenReadings
 from ppo_core.run_state import RunState
 from ppo_core.task import Prompt, Scored
+from ppo_core.world import World, together
 
 SAMPLES_KEPT = 8
 """The first eval prompts, whose responses are kept at every evaluation."""
@@ -64,7 +68,7 @@ def _evaluate(
     *,
     with_values: bool,
 ) -> Evaluation:
-    config, task = state.config, models.task
+    config, task, world = state.config, models.task, state.world
     sampling = replace(
         SamplingSettings.of(config, models.reference, models.tokenizer),
         temperature=task.eval_temperature,
@@ -72,7 +76,10 @@ def _evaluate(
         top_k=None,
         top_p=1.0,
     )
-    requests = [Request(row, prompt) for row, prompt in enumerate(prompts)]
+    first, count, each = _block(len(prompts), world)
+    # All processes take as many rows, to go through the model in step; those beyond the prompts count nowhere.
+    requests = [Request(row, prompts[row % len(prompts)]) for row in range(first, first + each)]
+    own = [request.prompt for request in requests]
     rollouts = generator.generate(requests, sampling, key)
     reading = read_policy(
         state.network,
@@ -83,26 +90,33 @@ def _evaluate(
         with_values=with_values,
     )
     texts = models.token_texts(rollouts.sequences)
-    scored = models.reward(prompts, rollouts.responses, texts, rollouts.ended.tolist())
-    reward_mean, reward_se = mean_and_error(torch.tensor(scored.totals, dtype=torch.float64))
-    kls = reading.kl_exact.sum(-1).double().cpu()
-    kl_mean, kl_se = mean_and_error(kls)
+    scored = together(world, lambda: models.reward(own, rollouts.responses, texts, rollouts.ended.tolist()))
+    totals = world.gather_objects([float(total) for total in scored.totals[:count]])
+    kls = world.gather_objects(reading.kl_exact.sum(-1).double().tolist()[:count])
+    lengths = world.gather_objects(rollouts.lengths.tolist()[:count])
+    reward_mean, reward_se = mean_and_error(torch.tensor(totals, dtype=torch.float64))
+    kl_mean, kl_se = mean_and_error(torch.tensor(kls, dtype=torch.float64))
     metrics = {
         "eval/reward": reward_mean,
         "eval/reward_se": reward_se,
         "eval/kl": kl_mean,
         "eval/kl_se": kl_se,
-        "eval/entropy": float(reading.entropy.sum() / rollouts.sequences.response_mask.sum()),
-        "eval/length": float(rollouts.lengths.mean()),
-        "eval/repetition": repetition(rollouts.sequences),
+        "eval/entropy": float(world.sum(reading.entropy[:count].sum()) / sum(lengths)),
+        "eval/length": sum(lengths) / len(lengths),
+        "eval/repetition": mean_of_all(repetition(rollouts.sequences)[:count], world),
     }
-    readings = EvalReadings(
-        tuple(float(total) for total in scored.totals),
-        tuple(kls.tolist()),
-        tuple(int(length) for length in rollouts.lengths.tolist()),
-    )
-    samples = _samples(config, rollouts, reading, scored, texts)
-    return Evaluation(metrics | part_metrics(scored, "eval/"), samples, readings)
+    parts = {name: values[:count] for name, values in scored.parts.items()}
+    readings = EvalReadings(tuple(totals), tuple(kls), tuple(int(length) for length in lengths))
+    shown = min(count, max(0, SAMPLES_KEPT - first))
+    samples = world.gather_objects(_samples(config, rollouts, reading, scored, texts, first, shown))
+    return Evaluation(metrics | part_metrics(parts, "eval/", world), tuple(samples), readings)
+
+
+def _block(prompts: int, world: World) -> tuple[int, int, int]:
+    """Return the first prompt of this process's block, how many of the prompts lie in it, and how long a block is."""
+    each = -(-prompts // world.size)
+    first = world.rank * each
+    return first, max(0, min(each, prompts - first)), each
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float]:
@@ -113,12 +127,19 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
 
 
 def _samples(
-    config: PPOConfig, rollouts: Rollouts, reading: PolicyReading, scored: Scored, texts: Sequence[Sequence[str]]
-) -> tuple[Sample, ...]:
+    config: PPOConfig,
+    rollouts: Rollouts,
+    reading: PolicyReading,
+    scored: Scored,
+    texts: Sequence[Sequence[str]],
+    first: int,
+    shown: int,
+) -> list[Sample]:
+    """Return the first `shown` rows' samples; row 0 is the prompt `first`."""
     advantages = _advantages(config, rollouts, reading, scored)
-    return tuple(
+    return [
         Sample(
-            prompt_index=i,
+            prompt_index=first + i,
             prompt=rollouts.prompts[i].text,
             response=rollouts.responses[i],
             reward=float(scored.totals[i]),
@@ -134,8 +155,8 @@ def _samples(
                 values=() if reading.values is None else _row(reading.values, i, len(texts[i])),
             ),
         )
-        for i in range(min(SAMPLES_KEPT, len(rollouts.prompts)))
-    )
+        for i in range(shown)
+    ]
 
 
 def _row(values: Tensor, row: int, length: int) -> tuple[float, ...]:

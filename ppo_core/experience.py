@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypedDict
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from ppo_core.advantages import broadcast, distribution, gae, grpo, masked_var, masked_whiten, rloo
@@ -27,6 +28,7 @@ from ppo_core.world import ONE_PROCESS, World
 # Sources: Chan, Golub & LeVeque 1983 (merging means and sums of squares); trlx `scale_reward` (running or reference);
 # Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 13 (the overlong cost).
 
+Moved = TypeVar("Moved")
 Normalization = Literal["none", "running", "reference"]
 NO_SPREAD = 1e-8
 """A standard deviation up to this, relative to the mean where that is over 1, is rounding and no spread."""
@@ -185,6 +187,39 @@ class Experience:
             self.kl_loss_coef,
         )
 
+    def of_all(self, world: World) -> "Experience":
+        """Return the rows of all processes, in the order of ranks, padded to the widest.
+
+        A mini-batch is then made of the same rows however the rollout batch was spread. It is small beside the
+        activations of one pass: some 40 bytes a token.
+        """
+        if world.size == 1:
+            return self
+        device = self.advantages.device
+        parts = world.gather_objects([moved(self, torch.device("cpu"))])
+        sequences = Sequences.cat([part.sequences for part in parts])
+
+        def joined(name: str) -> Any:
+            tensors = [getattr(part, name) for part in parts]
+            if tensors[0] is None:
+                return None
+            return torch.cat([pad(tensor, (0, sequences.response_width - tensor.shape[1])) for tensor in tensors])
+
+        columns = {name: joined(name) for name in ("logprobs", "ref_logprobs", "advantages", "values", "returns")}
+        return moved(replace(self, sequences=sequences, **columns), device)
+
+
+def moved(value: Moved, device: torch.device) -> Moved:
+    """Return a dataclass with its tensors, and those of the dataclasses in it, on a device."""
+    changed: dict[str, Any] = {}
+    for item in fields(value):  # type: ignore[arg-type]
+        part = getattr(value, item.name)
+        if isinstance(part, Tensor):
+            changed[item.name] = part.to(device)
+        elif is_dataclass(part):
+            changed[item.name] = moved(part, device)
+    return replace(value, **changed)  # type: ignore[type-var]
+
 
 @torch.no_grad()
 def read_policy(
@@ -208,7 +243,7 @@ def read_policy(
         if reads_values:
             readings.append(network.values(states, rows) * rows.response_mask)
         missing = sequences.response_width - rows.response_width
-        return [torch.nn.functional.pad(reading, (0, missing)) for reading in readings]
+        return [pad(reading, (0, missing)) for reading in readings]
 
     def attempt(rows: int) -> list[Tensor]:
         parts = [read(sequences.rows(index)) for index in order.split(rows)]
@@ -338,14 +373,16 @@ def rollout_metrics(
     metrics = dict(zip(values, torch.stack([value.double() for value in values.values()]).tolist(), strict=True))
     for name, sample in (("objective/scores", scores), ("objective/rlhf_reward", rewards)):
         metrics |= {f"{name}_{suffix}": value for suffix, value in distribution(sample).items()}
-    return metrics | {"objective/kl_coef": kl_coef, "response/repetition": repetition(rollouts.sequences, world)}
+    return metrics | {"objective/kl_coef": kl_coef, "response/repetition": mean_of_all(repetition(rollouts.sequences), world)}
 
 
-def part_metrics(scored: Scored, prefix: str = "", world: World = ONE_PROCESS) -> dict[str, float]:
+def part_metrics(
+    parts: Mapping[str, Sequence[float]], prefix: str = "", world: World = ONE_PROCESS
+) -> dict[str, float]:
     """Return each reward part's mean, where there are several."""
-    if len(scored.parts) < 2:
+    if len(parts) < 2:
         return {}
-    return {f"{prefix}reward/{name}": _mean(values, world) for name, values in scored.parts.items()}
+    return {f"{prefix}reward/{name}": mean_of_all(values, world) for name, values in parts.items()}
 
 
 def critic_metrics(experience: Experience, world: World = ONE_PROCESS) -> dict[str, float]:
@@ -357,16 +394,16 @@ def critic_metrics(experience: Experience, world: World = ONE_PROCESS) -> dict[s
     return {"val/var_explained": float(1 - unexplained / masked_var(returns, mask, world).clamp(min=1e-8))}
 
 
-def repetition(sequences: Sequences, world: World = ONE_PROCESS) -> float:
-    """Return the mean share of a response's tokens that already stood earlier in it."""
+def repetition(sequences: Sequences) -> list[float]:
+    """Return the share of each response's tokens that already stood earlier in it."""
     shares = []
     for ids, mask in zip(sequences.response_ids.tolist(), sequences.response_mask.tolist(), strict=True):
         used = [token for token, on in zip(ids, mask, strict=True) if on]
         shares.append(1 - len(set(used)) / max(1, len(used)))
-    return _mean(shares, world)
+    return shares
 
 
-def _mean(values: Sequence[float], world: World) -> float:
+def mean_of_all(values: Sequence[float], world: World) -> float:
     """Return the mean of all processes' numbers."""
-    everywhere = world.gather(torch.tensor(values, dtype=torch.float64)).tolist()
+    everywhere = world.gather_objects(values)
     return float(sum(everywhere) / len(everywhere))

@@ -358,6 +358,17 @@ class PPOConfig:
             accumulation=self.gradient_accumulation_steps,
         )
 
+    def spread_over(self, world_size: int) -> "PPOConfig":
+        """Return the same run with a batch size that no longer depends on the number of processes.
+
+        Raises:
+            ConfigError: its batch cannot be spread over so many.
+        """
+        sizes = self.batch_sizes(world_size)
+        if world_size == 1:
+            return self
+        return dataclasses.replace(self, batch_size=sizes.batch_size, gradient_accumulation_steps=None)
+
     def num_iterations(self, world_size: int = 1) -> int:
         """Return how many rollout batches the run has: total_episodes / batch_size, rounded up."""
         return math.ceil(self.total_episodes / self.batch_sizes(world_size).batch_size)

@@ -6,7 +6,7 @@ from ppo_core.estimate import seconds_left
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import peak_mib, resident
 from ppo_core.report import iteration_seconds
-from ppo_core.trainer import ppo_trainer
+from ppo_core.trainer import own_trainer
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def measure(config: PPOConfig, task_name: str, device: str) -> Measured:
         PPOTunerError: the run cannot be begun, or does not fit into memory.
     """
     before = resident()
-    trainer = ppo_trainer(config, task_name, device=device)
+    trainer = own_trainer(config, task_name, device)
     reports = iter(trainer)
     baseline, first = next(reports), next(reports)
     where = trainer.network.policy.device

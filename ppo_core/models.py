@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ppo_core import quantized
+from ppo_core import process_group, quantized
 from ppo_core.captured import cast_products
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.generation import TokenTexts
@@ -57,12 +57,13 @@ def resolve_device(device: str) -> torch.device:
     """Return the device accelerate finds (`auto`), or the CPU (`cpu`, and where the found one has no float64).
 
     Raises:
-        ConfigError: another name, or a launch with several processes, which this trainer does not spread over.
+        ConfigError: another name, or a launch of more processes than there are GPUs.
     """
-    accelerator = Accelerator(cpu=require_device(device, "device") == "cpu")
-    if accelerator.num_processes > 1:
-        raise ConfigError(f"a run uses one process, not {accelerator.num_processes}; start it without a launcher")
-    found = torch.device(accelerator.device)
+    on_cpu = require_device(device, "device") == "cpu"
+    process_group.joined()  # accelerate would start a group without gloo
+    if not on_cpu:
+        process_group.require_own_gpu()
+    found = torch.device(Accelerator(cpu=on_cpu).device)
     if found.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 in what is left of float32 products: reward models
     if _has_float64(found):

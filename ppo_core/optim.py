@@ -14,6 +14,7 @@ from torch.optim import AdamW, Optimizer
 from ppo_core import quantized
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.policy import ActorCritic
+from ppo_core.world import World, add_up_in_place
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class Optimizers:
         """Set all gradients to None, which frees their memory."""
         for optimizer in self.both:
             optimizer.zero_grad(set_to_none=True)
+
+    def add_up_gradients(self, world: World) -> None:
+        """Have all processes hold the sum of their gradients, each of its own share of a mini-batch."""
+        for own in self._parameters:
+            add_up_in_place(world, [p.grad for p in own if p.grad is not None])
 
     def step(self, *, policy_learns: bool = True) -> StepNorms:
         """Clip, step and clear; during the critic's warm-up the policy stays as it is."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 # Sets of token ids, in as little memory as their sizes allow.
 #
@@ -82,7 +83,7 @@ def ragged_range(starts: Tensor, counts: Tensor) -> Tensor:
 
 def pack_bits(flags: Tensor) -> Tensor:
     """Return booleans [..., V] as bytes [..., ceil(V / 8)]."""
-    padded = torch.nn.functional.pad(flags, (0, -flags.shape[-1] % 8))
+    padded = pad(flags, (0, -flags.shape[-1] % 8))
     weights = 2 ** torch.arange(8, device=flags.device, dtype=torch.uint8)
     packed: Tensor = (padded.unflatten(-1, (-1, 8)).to(torch.uint8) * weights).sum(-1, dtype=torch.uint8)
     return packed
@@ -109,6 +110,19 @@ class Sequences:
     """P."""
     allowed: TokenSets | None = None
     """Which tokens top-k and top-p left to choose from, one set a response token, row by row; None: all."""
+
+    @classmethod
+    def cat(cls, parts: Sequence["Sequences"]) -> "Sequences":
+        """Return the rows of all parts, of which there is at least one, padded to the widest prompt and response."""
+        prompt, response = (max(getattr(part, name) for part in parts) for name in ("prompt_width", "response_width"))
+
+        def joined(name: str) -> Tensor:
+            widths = [(prompt - part.prompt_width, response - part.response_width) for part in parts]
+            return torch.cat([pad(getattr(part, name), width) for part, width in zip(parts, widths, strict=True)])
+
+        allowed = [part.allowed for part in parts if part.allowed is not None]
+        sets = TokenSets.cat(allowed) if allowed else None
+        return cls(joined("ids"), joined("attention_mask"), prompt, sets)
 
     @property
     def response_ids(self) -> Tensor:

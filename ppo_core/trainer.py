@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ppo_core import process_group
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.evaluation import evaluate, evaluate_on_test
 from ppo_core.experience import (
@@ -43,33 +44,48 @@ from ppo_core.generation import (
     TransformersGenerator,
 )
 from ppo_core.hyperparameters import PPOConfig
+from ppo_core.launched import Leader
 from ppo_core.memory import peak_mib
 from ppo_core.model_shapes import with_checkpointing
 from ppo_core.models import FrozenPolicy, TaskModels, load_task
 from ppo_core.optim import lr_factor
 from ppo_core.policy import ActorCritic
+from ppo_core.process_group import ProcessGroup
 from ppo_core.randomness import Key, Purpose, prompt_rows
-from ppo_core.report import SplitReading, StepReport
+from ppo_core.report import SplitReading, StepReport, Trainer
 from ppo_core.run_state import RunState
 from ppo_core.task_file import get_task
 from ppo_core.update import ppo_epochs
-from ppo_core.world import ONE_PROCESS, World
+from ppo_core.world import ONE_PROCESS, World, together
 
 
 def ppo_trainer(
     config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: str | os.PathLike[str] | None = None
-) -> "PPOTrainer":
+) -> Trainer:
     """Return a trainer on a task, by its name or path; new, or continuing from the checkpoint folder `resume_from`.
+
+    In a launch of several processes, of which this is rank 0, the others make one, too, and follow this one.
 
     Raises:
         ConfigError: `device` is not one of `DEVICES`, or the configuration does not fit the task's models.
         TaskError: the task cannot be prepared or loaded.
         CheckpointError: the checkpoint is damaged, or of another task or network shape.
     """
+    world = process_group.joined()
+    if isinstance(world, ProcessGroup):
+        return Leader.of(world, own_trainer, config, task_name, device, resume_from)
+    return own_trainer(config, task_name, device, resume_from)
+
+
+def own_trainer(
+    config: PPOConfig, task_name: str, device: str = "auto", resume_from: str | os.PathLike[str] | None = None
+) -> "PPOTrainer":
+    """Return this process's trainer, as `ppo_trainer` does; in a launch of several all are to make theirs."""
     config = with_checkpointing(config, get_task(task_name), device)
     if config.gradient_checkpointing:
         logging.getLogger(__name__).info("gradient checkpointing is on")
-    trainer = PPOTrainer(config, load_task(task_name, device, FrozenPolicy.of(config, device)))
+    models = load_task(task_name, device, FrozenPolicy.of(config, device))
+    trainer = PPOTrainer(config, models, world=process_group.joined())
     if resume_from is not None:
         trainer.restore(Path(resume_from))
     return trainer
@@ -96,14 +112,15 @@ def score(state: RunState, models: TaskModels, rollouts: Rollouts) -> tuple[Expe
     config, world, kl_coef = state.config, state.world, state.kl_controller.coef
     sequences = rollouts.sequences
     texts = models.token_texts(sequences)
-    scored = models.reward(rollouts.prompts, rollouts.responses, texts, rollouts.ended.tolist())
+    ended = rollouts.ended.tolist()
+    scored = together(world, lambda: models.reward(rollouts.prompts, rollouts.responses, texts, ended))
     scores = torch.tensor(scored.totals, dtype=torch.float32, device=sequences.ids.device)
     shaped = token_scores(config, state.reward_statistics, scored, rollouts)
     reading = read_policy(state.network, models.reference, sequences, config.temperature, state.chunks.scoring)
     kl = token_kl(config, reading, sequences.response_mask)
     experience = build_experience(config, rollouts, reading, kl, shaped, kl_coef, world)
     metrics = rollout_metrics(config, rollouts, reading, kl, scores, kl_coef, world)
-    return experience, metrics | critic_metrics(experience, world) | part_metrics(scored, world=world)
+    return experience, metrics | critic_metrics(experience, world) | part_metrics(scored.parts, world=world)
 
 
 def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str, float]:
@@ -140,11 +157,11 @@ class PPOTrainer:
     """PPO of one config on one task. Iterate over it; see `ppo_core.report.Trainer`.
 
     Responses are sampled with transformers, or by what `make_generator` returns. `world` is the processes that share
-    the run; they do not share gradients yet.
+    the run: each has all weights, collects and learns from its share of every batch, and reports the same.
 
     Raises:
         ConfigError: prompt and response do not fit into the model's positions, stop_token_id is not one of its tokens,
-            or the networks cannot be built.
+            the batch cannot be spread over the processes, or the networks cannot be built.
     """
 
     def __init__(
@@ -156,6 +173,7 @@ class PPOTrainer:
         make_generator: MakeGenerator | None = None,
     ) -> None:
         _require_room(config, models)
+        _require_whole_groups(config, world)
         SamplingSettings.of(config, models.reference, models.tokenizer)  # what is wrong with them is raised here
         self.models = models
         self.state = RunState.begin(config, models, world)
@@ -206,7 +224,7 @@ class PPOTrainer:
         metrics |= watch.seconds
         metrics["eps"] = state.sizes.batch_size / seconds
         metrics["time/tokens_per_second"] = float(state.world.sum(rollouts.lengths.sum())) / seconds
-        metrics["memory/peak"] = peak_mib(rollouts.sequences.ids.device)
+        metrics["memory/peak"] = max(state.world.gather_objects([peak_mib(rollouts.sequences.ids.device)]))
         report = StepReport(self.step, self.episode, metrics)
         return self.evaluated(report) if self._evaluation_is_due() else report
 
@@ -274,6 +292,17 @@ class _Stopwatch:
         start = time.perf_counter()
         yield
         self.seconds[f"time/{name}"] = time.perf_counter() - start
+
+
+def _require_whole_groups(config: PPOConfig, world: World) -> None:
+    """Raise ConfigError where a prompt's responses, which are compared with each other, would lie on two processes."""
+    share = config.batch_sizes(world.size).local_batch_size
+    if share % config.num_generations:
+        raise ConfigError(
+            f"num_generations = {config.num_generations} is not allowed with {world.size} processes: each collects "
+            f"{share} responses of a rollout batch, so not all of a prompt; set batch_size to a multiple of "
+            f"{config.num_generations * world.size}"
+        )
 
 
 def _require_room(config: PPOConfig, models: TaskModels) -> None:

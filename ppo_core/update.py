@@ -15,7 +15,7 @@ from ppo_core.optim import Optimizers, StepNorms
 from ppo_core.policy import ActorCritic, response_states, token_readings
 from ppo_core.ppo_loss import policy_loss, value_loss
 from ppo_core.randomness import mini_batch_order
-from ppo_core.world import ONE_PROCESS, World
+from ppo_core.world import ONE_PROCESS, World, add_up
 
 Sums = dict[str, Tensor]
 
@@ -77,20 +77,22 @@ def ppo_epochs(
 ) -> UpdateStatistics:
     """Learn from one rollout batch: num_ppo_epochs x num_mini_batches optimizer steps, or fewer with max_approxkl.
 
-    `experience` holds this process's rows. Losses are divided by the tokens of all processes' mini-batch, and the
-    statistics are of all.
+    `experience` holds this process's rows. A mini-batch is drawn from the rows of all processes and spread over them
+    again; losses are divided by its tokens, gradients are added up, and the statistics are of all.
     """
     sizes = config.batch_sizes(world.size)
     policy_learns = iteration >= config.critic_warmup
+    experience = experience.of_all(world)
     gradients = _Gradients(network, optimizers, experience, config, policy_learns)
     statistics = UpdateStatistics()
     for epoch in range(config.num_ppo_epochs):
         statistics.epochs += 1
-        order = torch.tensor(mini_batch_order(config.seed, iteration, epoch, sizes.local_batch_size))
-        for rows in order.to(experience.advantages.device).split(sizes.local_mini_batch_size):
-            tokens = world.sum(experience.sequences.response_mask[rows].sum())
-            own_sums = chunk.run(partial(gradients.of, rows, tokens), most=len(rows))
-            sums = {name: world.sum(value) for name, value in own_sums.items()}
+        order = torch.tensor(mini_batch_order(config.seed, iteration, epoch, sizes.batch_size))
+        for rows in order.to(experience.advantages.device).split(sizes.mini_batch_size):
+            tokens = experience.sequences.response_mask[rows].sum()
+            own = rows.split(sizes.local_mini_batch_size)[world.rank]
+            sums = add_up(world, chunk.run(partial(gradients.of, own, tokens), most=len(own)))
+            optimizers.add_up_gradients(world)
             norms = optimizers.step(policy_learns=policy_learns)
             _record(statistics, sums, norms)
             if _moved_too_far(config, sums):

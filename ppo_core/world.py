@@ -1,15 +1,22 @@
-"""The processes that run one trial together, each on rows of its own of every rollout batch.
+"""The processes that train one run together, each on rows of its own of every rollout batch.
 
 What is of the whole batch (means and deviations to whiten by, statistics of scores, metrics, the tokens that a loss is
 divided by) goes through a world, so that it does not depend on how the batch is spread. All methods are collective:
 every process calls the same ones in the same order, else the others wait. Tensors may lie on any device, and results
-lie where they do. `ppo_core.testing.check_world` tells whether an implementation does what is written here.
+lie where they do. `ppo_core.process_group` has the one over torch.distributed; `ppo_core.testing.check_world` tells
+whether an implementation does what is written here.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
+
+from ppo_core.errors import PPOTunerError
+
+T = TypeVar("T")
 
 
 class World(Protocol):
@@ -36,6 +43,10 @@ class World(Protocol):
         """Return the rows of all processes along dimension 0, in the order of ranks; all have as many."""
         ...
 
+    def gather_objects(self, rows: Sequence[T]) -> list[T]:
+        """Return all processes' rows, in the order of ranks: any objects that pickle, as many as each process has."""
+        ...
+
     def agree(self, yes: bool) -> bool:
         """Return whether all processes say yes."""
         ...
@@ -56,9 +67,58 @@ class OneProcess:
         """Return the tensor."""
         return tensor
 
+    def gather_objects(self, rows: Sequence[T]) -> list[T]:
+        """Return the rows."""
+        return list(rows)
+
     def agree(self, yes: bool) -> bool:
         """Return what this process says."""
         return yes
 
 
 ONE_PROCESS = OneProcess()
+
+
+def together(world: World, work: Callable[[], T]) -> T:
+    """Return what `work` returns here; an error of ours that it raises in one process is raised in all.
+
+    For work of one process that may fail alone (a reward, a file): the others would wait for it in their next call.
+    """
+    result: list[T] = []
+    own: PPOTunerError | None = None
+    try:
+        result.append(work())
+    except PPOTunerError as error:
+        own = error
+    raised = world.gather_objects([] if own is None else [own])
+    if raised:
+        raise own or raised[0]
+    return result[0]
+
+
+def add_up(world: World, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return each scalar's sum over all processes, which have the same names; float64 where there are several."""
+    if world.size == 1 or not scalars:
+        return scalars
+    total = world.sum(torch.stack([value.double() for value in scalars.values()]))
+    return dict(zip(scalars, total.unbind(), strict=True))
+
+
+BUCKET = 2**24
+"""Numbers that are added up at once: enough for the network, and little beside the gradients themselves."""
+
+
+@torch.no_grad()
+def add_up_in_place(world: World, tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor by its sum over all processes, which have the same shapes in the same order."""
+    if world.size == 1:
+        return
+    bucket: list[Tensor] = []
+    for position, tensor in enumerate(tensors):
+        bucket.append(tensor)
+        is_last = position == len(tensors) - 1
+        if is_last or sum(each.numel() for each in bucket) + tensors[position + 1].numel() > BUCKET:
+            total = world.sum(torch.cat([each.flatten() for each in bucket]))
+            for each, part in zip(bucket, total.split([each.numel() for each in bucket]), strict=True):
+                each.copy_(part.view_as(each))
+            bucket = []

@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from ppo_core import launched
 from ppo_core.errors import ConfigError, PPOTunerError, nearest
 
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
@@ -80,7 +82,8 @@ def run(name: str, work: Callable[[], int]) -> int:
         sys.stdout.flush()
         return status
     except PPOTunerError as error:
-        print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        if launched.rank() == 0:  # the other processes of a launch meet the same
+            print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
     except BrokenPipeError:
         # Python flushes stdout once more at exit, which must not fail again.
@@ -102,18 +105,26 @@ INTERRUPTED = "interrupted"
 _REASONS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: "told to end by SIGTERM"}
 
 
+_PASSED_ON_SECONDS = 5.0
+"""A launcher passes on to its processes the Ctrl-C that they had from the terminal already."""
+
+
 class StopRequest:
     """Whether a stop was asked for, and why."""
 
     def __init__(self) -> None:
         self.why: str | None = None
+        self._since = 0.0
         self.on_request: Callable[[], None] = lambda: None
         """Called in the signal's handler, to end a wait."""
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
         """Note the first signal; raise KeyboardInterrupt at the second."""
         if self.why is not None:
+            if launched.size() > 1 and time.monotonic() - self._since < _PASSED_ON_SECONDS:
+                return
             raise KeyboardInterrupt
+        self._since = time.monotonic()
         self.why = _REASONS[signal.Signals(number)]
         self.on_request()
 

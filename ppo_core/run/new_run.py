@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ppo_core import launched
 from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.hyperparameters import PPOConfig
@@ -188,6 +189,7 @@ def resolve(plan: Plan, progress: Progress, repo: HubRepo | None = None) -> Run:
         name = str(plan.task_path)
     task = get_task(name)
     config, save_every = _config(plan, task, progress)
+    config = config.spread_over(launched.size())
     return Run(
         task=name,
         config=config,

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ppo_core import checkpoint, output
+from ppo_core import checkpoint, launched, output
 from ppo_core.agreement import AgreementWatch
 from ppo_core.checkpoint import CheckpointKeeper, DiskUse
 from ppo_core.errors import OutOfMemory, PPOTunerError
@@ -37,6 +37,7 @@ def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
     told = [
         f"task {plain(run.task)}, KL budget {short(kl_budget)} {KL_UNIT}, output {run.output}",
         _length(run),
+        *([f"{launched.size()} processes"] if launched.size() > 1 else []),
         f"other than the defaults: {params_line(changed)}" if changed else "all hyperparameters have their defaults",
         *(f"note: {line}" for line in cautions(run.config)),
     ]

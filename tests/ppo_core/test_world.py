@@ -149,7 +149,7 @@ def learned_from(world: World) -> tuple[dict[str, float], Tensor, Tensor]:
     experience = build_experience(CONFIG, rollouts, reading, kl, shaped, CONFIG.kl_coef, world)
     scores = torch.tensor(scored.totals, dtype=torch.float64)
     metrics = rollout_metrics(CONFIG, rollouts, reading, kl, scores, CONFIG.kl_coef, world)
-    metrics |= critic_metrics(experience, world) | part_metrics(scored, world=world)
+    metrics |= critic_metrics(experience, world) | part_metrics(scored.parts, world=world)
     assert experience.returns is not None
     return metrics, experience.advantages, experience.returns
 

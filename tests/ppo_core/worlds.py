@@ -53,6 +53,9 @@ class ThreadWorld:
     def gather(self, tensor: Tensor) -> Tensor:
         return torch.cat(self._everyones(tensor))
 
+    def gather_objects(self, rows: Sequence[Result]) -> list[Result]:
+        return [row for own in self._everyones(list(rows)) for row in own]
+
     def agree(self, yes: bool) -> bool:
         return all(self._everyones(yes))
 

@@ -1,0 +1,91 @@
+"""The processes that a launcher started for one run, as a world: torch.distributed, begun as accelerate would.
+
+torchrun and `accelerate launch` tell each process of the others by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+MASTER_PORT (`ppo_core.launched`). Tensors are added up over NCCL on GPUs and gloo on CPUs; objects and yes-or-no
+questions go over gloo.
+"""
+
+import functools
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+from ppo_core import launched
+from ppo_core.errors import ConfigError
+from ppo_core.world import ONE_PROCESS, World
+
+T = TypeVar("T")
+_PATIENCE = timedelta(days=30)
+"""For objects: between two steps the others wait for rank 0, which may wait for a person."""
+_SILENCE = timedelta(minutes=30)
+"""For tensors, which are sent in the middle of a step: a process that takes longer has died or hangs."""
+
+
+class ProcessGroup:
+    """The world of torch.distributed's default group."""
+
+    def __init__(self) -> None:
+        self.size, self.rank = distributed.get_world_size(), distributed.get_rank()
+        self._objects = distributed.new_group(backend="gloo", timeout=_PATIENCE)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum over all processes' tensors."""
+        total = tensor.clone()
+        distributed.all_reduce(total)
+        return total
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Return the rows of all processes along dimension 0, in the order of ranks."""
+        rows = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor.contiguous()
+        parts = [torch.empty_like(rows) for _ in range(self.size)]
+        distributed.all_gather(parts, rows)
+        return torch.cat(parts).to(tensor.dtype)
+
+    def gather_objects(self, rows: Sequence[T]) -> list[T]:
+        """Return all processes' rows, in the order of ranks."""
+        parts: list[list[T]] = [[]] * self.size
+        distributed.all_gather_object(parts, list(rows), group=self._objects)
+        return [row for part in parts for row in part]
+
+    def agree(self, yes: bool) -> bool:
+        """Return whether all processes say yes."""
+        answer = torch.tensor(int(yes))
+        distributed.all_reduce(answer, distributed.ReduceOp.MIN, group=self._objects)
+        return bool(answer)
+
+    def from_first(self, value: object = None) -> object:
+        """Return what rank 0 gave; what the others give is ignored."""
+        box = [value]
+        distributed.broadcast_object_list(box, src=0, group=self._objects)
+        return box[0]
+
+
+@functools.cache
+def joined() -> World:
+    """Return the world of this process, which meets the others of its launch the first time; alone: `ONE_PROCESS`."""
+    if launched.size() == 1:
+        return ONE_PROCESS
+    if not distributed.is_initialized():
+        on_gpus = torch.cuda.is_available()
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=_SILENCE)
+    return ProcessGroup()
+
+
+def require_own_gpu() -> None:
+    """Raise ConfigError where torch sees GPUs and this process of a launch has none to itself."""
+    number, count = launched.local_rank(), torch.cuda.device_count()
+    if launched.size() > 1 and 0 < count <= number:
+        raise ConfigError(
+            f"{launched.size()} processes are not allowed: process {launched.rank()} would take GPU {number} of its "
+            f"host, which has {count}; start one process a GPU, or use --device cpu"
+        )
+
+
+def leave() -> None:
+    """Leave the others, if this process ever met them."""
+    joined.cache_clear()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
