@@ -10,7 +10,12 @@ from ppo_core.run.arguments import core_parser
 from ppo_core.run.command_line import refuse_unknown
 from ppo_core.run.training import Program, train
 
-PROGRAM = Program("ppo_core", lambda words: shlex.join(["python", "-m", "ppo_core", *words]))
+
+def _to_copy(words: Sequence[str]) -> str:
+    return shlex.join([*launched.command_prefix("python"), "-m", "ppo_core", *words])
+
+
+PROGRAM = Program("ppo_core", _to_copy)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -373,7 +373,10 @@ def rollout_metrics(
     metrics = dict(zip(values, torch.stack([value.double() for value in values.values()]).tolist(), strict=True))
     for name, sample in (("objective/scores", scores), ("objective/rlhf_reward", rewards)):
         metrics |= {f"{name}_{suffix}": value for suffix, value in distribution(sample).items()}
-    return metrics | {"objective/kl_coef": kl_coef, "response/repetition": mean_of_all(repetition(rollouts.sequences), world)}
+    return metrics | {
+        "objective/kl_coef": kl_coef,
+        "response/repetition": mean_of_all(repetition(rollouts.sequences), world),
+    }
 
 
 def part_metrics(

@@ -369,6 +369,20 @@ class PPOConfig:
             return self
         return dataclasses.replace(self, batch_size=sizes.batch_size, gradient_accumulation_steps=None)
 
+    def share_of(self, world_size: int) -> "PPOConfig":
+        """Return a run of what one of so many processes does of this one: it takes the same memory on a device."""
+        sizes = self.batch_sizes(world_size)
+        if world_size == 1:
+            return self
+        return dataclasses.replace(
+            self,
+            total_episodes=max(1, self.total_episodes // world_size),
+            batch_size=sizes.local_batch_size,
+            mini_batch_size=sizes.local_mini_batch_size,
+            num_mini_batches=None,
+            gradient_accumulation_steps=None,
+        )
+
     def num_iterations(self, world_size: int = 1) -> int:
         """Return how many rollout batches the run has: total_episodes / batch_size, rounded up."""
         return math.ceil(self.total_episodes / self.batch_sizes(world_size).batch_size)

@@ -44,6 +44,12 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def command_prefix(alone: str) -> list[str]:
+    """Return what starts as many processes on a host as this launch, for a command to copy; `alone` starts one."""
+    here = os.environ.get("LOCAL_WORLD_SIZE", str(size()))
+    return ["torchrun", "--nproc_per_node", here] if size() > 1 else [alone]
+
+
 def require_known() -> None:
     """Raise ConfigError where the launcher asks for what is not done here."""
     for variable, what in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):

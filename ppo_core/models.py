@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from ppo_core import process_group, quantized
 from ppo_core.captured import cast_products
-from ppo_core.errors import ConfigError, TaskError
+from ppo_core.errors import TaskError
 from ppo_core.generation import TokenTexts
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.networks import computes_in_bf16, load_pretrained, prepare_layers, quiet_loading

@@ -11,7 +11,7 @@ from tuner import forks
 from tuner.best import best_trial
 from tuner.confirm import due_step
 from tuner.held_study import OpenStudy
-from tuner.protocol import ReadTest
+from tuner.protocol import ReadTest, Resources
 from tuner.status import Role
 from tuner.store import TrialRow
 
@@ -40,4 +40,15 @@ def reading(study: OpenStudy, row: TrialRow, step: int) -> ReadTest:
     """Return the job that reads a trial's checkpoint, or at step 0 the untrained policy."""
     spec, folder = study.spec, study.trial_folder(row.number)
     path = checkpoint.step_folder(folder, step) if step > 0 else None
-    return ReadTest(spec.name, row.number, row.config, spec.task, spec.trainer, spec.device, row.threads, folder, path)
+    return ReadTest(
+        spec.name,
+        row.number,
+        row.config,
+        spec.task,
+        spec.trainer,
+        spec.device,
+        row.threads,
+        folder,
+        path,
+        Resources(spec.gpus_per_trial),
+    )

@@ -53,6 +53,7 @@ from tuner.protocol import (
     Progress,
     Read,
     ReadTest,
+    Resources,
     Stepped,
     TrialSpec,
 )
@@ -243,7 +244,8 @@ class TrialLoop:
         """Have the task prepared by a worker; return False if a stop was asked for meanwhile."""
         spec = self._study.spec
         is_known = spec.trainer == PPO_TRAINER  # what another trainer takes nobody can tell
-        configs = tuple(config.to_dict() for config in spec.extreme_configs().values()) if is_known else ()
+        extremes = [config.share_of(spec.gpus_per_trial) for config in spec.extreme_configs().values()]
+        configs = tuple(config.to_dict() for config in extremes) if is_known else ()
         self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device))
         while not self._is_stopping():
             for _, message in self._engine.events(self._longest_wait()):
@@ -437,6 +439,7 @@ class TrialLoop:
                 checkpoint_seconds=study.spec.workers.checkpoint_seconds,
                 checkpoint_url=self._limits.checkpoint_url,
                 is_audited=row.is_audited,
+                resources=Resources(study.spec.gpus_per_trial),
             )
         )
         self._emit(TrialStarted(row, step))

@@ -26,9 +26,7 @@ class Resources:
     """What one trial is given."""
 
     ranks: int = 1
-    """Processes that train it together."""
-    devices: int = 1
-    """GPUs of each of them, where the engine has any."""
+    """Processes that train it together, on a GPU each where the engine has any."""
 
 
 @dataclass(frozen=True)

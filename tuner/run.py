@@ -57,8 +57,9 @@ def run_study(
         workers: Trials at a time, each in a process of its own with its share of the cores. None: as many as in the
             last run of the study, at first 1, with which the same seed proposes the same trials; with more the
             proposals depend on which trial ends first.
-        gpus: One worker process on each, by CUDA_VISIBLE_DEVICES; none: all workers see what this process sees.
-        trials_per_gpu: So many worker processes on each GPU instead.
+        gpus: One trial on each, or on as many as the spec's gpus_per_trial, by CUDA_VISIBLE_DEVICES; none: all
+            workers see what this process sees.
+        trials_per_gpu: So many trials on each GPU instead.
         is_file: Whether the spec is what a study file says, and not the stored one. What an order `set` changed holds
             until the file's own value changes.
         trials: The study's total; None: the spec's, or what an order made of it.
@@ -79,12 +80,7 @@ def run_study(
         StoreError: the store or the folder cannot be used.
     """
     _require_positive(workers=workers, trials_per_gpu=trials_per_gpu, trials=trials, budget=budget, timeout=timeout)
-    most_workers = len(gpus) * trials_per_gpu or None
-    if most_workers is not None and workers is not None and workers > most_workers:
-        each = "one" if trials_per_gpu == 1 else str(trials_per_gpu)
-        raise ConfigError(f"workers = {workers} is not allowed: at most {most_workers}, {each} a GPU")
-    if trials_per_gpu > 1 and not gpus:
-        raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
+    most_workers = _most_workers(spec, gpus, trials_per_gpu, workers)
     spec = spec if checkpoint_seconds is None else spec.with_checkpoint_seconds(checkpoint_seconds)
     flags = {name: value for name, value in (("trials", trials), ("budget", budget)) if value is not None}
     if flags:
@@ -101,9 +97,9 @@ def run_study(
                 plan = plan if wanted else None
             kept = policy.over(study.row)
             count = workers or most_workers or study.row.workers or 1
-            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu)
+            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, spec.gpus_per_trial)
             limits = Limits(
-                threads=spec.threads or threads_per_worker(needs.workers),
+                threads=spec.threads or threads_per_worker(needs.workers * needs.gpus_per_trial),
                 most_workers=most_workers,
                 checkpoint_url=kept.url,
                 deadline=None if timeout is None else time.monotonic() + timeout,
@@ -158,6 +154,28 @@ def _require_searched(study: OpenStudy, scheduler: Scheduler) -> None:
     if not scheduler.is_finished(TrialList(searched)):
         how_far = extent(searched, study.spec).text
         raise StudyError(f'study "{name}" is not finished ({how_far}); first: {to_copy(["run", name])}')
+
+
+def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, workers: int | None) -> int | None:
+    """Return how many trials there is room for at a time; None: as many as asked for.
+
+    Raises:
+        ConfigError: there is room for none, or for fewer than were asked for.
+    """
+    each = spec.gpus_per_trial
+    if trials_per_gpu > 1 and not gpus:
+        raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
+    if trials_per_gpu > 1 and each > 1:
+        raise ConfigError(f"trials_per_gpu is not allowed beside gpus_per_trial = {each}: a trial has its GPUs alone")
+    if not gpus:
+        return None
+    most = len(gpus) // each * trials_per_gpu
+    if most == 0:
+        raise ConfigError(f"gpus_per_trial = {each} is not allowed: there are {len(gpus)} GPUs ({', '.join(gpus)})")
+    if workers is not None and workers > most:
+        share = f"{each} GPUs a trial" if each > 1 else f"{'one' if trials_per_gpu == 1 else trials_per_gpu} a GPU"
+        raise ConfigError(f"workers = {workers} is not allowed: at most {most}, {share}")
+    return most
 
 
 def _require_positive(**values: float | None) -> None:

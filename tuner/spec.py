@@ -98,6 +98,8 @@ class StudySpec:
     device: str
     threads: int | None
     """CPU threads of a trial; None: each worker's share of the cores. The same count gives the same results."""
+    gpus_per_trial: int
+    """How many processes train a trial together, on a GPU each; without GPUs, on the CPU. It changes no result."""
     fixed: Mapping[str, HyperValue]
     search: Mapping[str, Range]
     """The searched hyperparameters, in the order of their declaration."""
@@ -193,6 +195,7 @@ class StudySpec:
             threads=None
             if content.get("threads") is None
             else declare.whole(content["threads"], THREADS, f"{where}: threads"),
+            gpus_per_trial=declare.whole(content.get("gpus_per_trial", 1), Bounds(1), f"{where}: gpus_per_trial"),
             fixed=fixed,
             search=search,
             idle=idle,
@@ -224,6 +227,7 @@ class StudySpec:
             "seed": self.seed,
             "device": self.device,
             "threads": self.threads,
+            "gpus_per_trial": self.gpus_per_trial,
             "fixed": dict(self.fixed),
             **({"trial": [trial.to_dict() for trial in self.listed]} if self.listed else searched),
             **({"start": [start.to_dict() for start in self.starts]} if self.starts else {}),
@@ -347,7 +351,7 @@ class StudySpec:
         ]
         told += [
             _change(key, getattr(old, key), getattr(self, key))
-            for key in ("trials", "budget", "device", "threads", "audit")
+            for key in ("trials", "budget", "device", "threads", "gpus_per_trial", "audit")
         ]
         told.append(_change("kl.budget", old.kl_budget, self.kl_budget))
         old_workers, new_workers = old.workers.to_dict(), self.workers.to_dict()
@@ -402,7 +406,7 @@ class StudySpec:
     def _check_each(self, trials: Mapping[str, Mapping[str, HyperValue]], where: str) -> None:
         for which, params in trials.items():
             try:
-                self.config(params)
+                self.config(params).batch_sizes(self.gpus_per_trial)
             except ConfigError as error:
                 raise ConfigError(f"{where}: {which}: {error}") from None
 

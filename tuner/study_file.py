@@ -25,6 +25,7 @@ TOP_LEVEL = (
     "seed",
     "device",
     "threads",
+    "gpus_per_trial",
     "audit",
     "fixed",
     "search",

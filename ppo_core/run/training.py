@@ -187,7 +187,7 @@ class _Session:
         """Say the run's predicted peak before anything is loaded; OutOfMemory where it cannot fit."""
         from ppo_core.model_shapes import memory_line
 
-        line = memory_line([self._run.config], self._task, assets, self._run.device)
+        line = memory_line([self._run.config.share_of(launched.size())], self._task, assets, self._run.device)
         if line is not None:
             self._print(line)
 

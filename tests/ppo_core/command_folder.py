@@ -10,6 +10,8 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 KILL_AT = "COMMAND_TEST_KILL_AT"
 """The call of the reward at which it kills its process, as a power failure would."""
+KILL_RANK = "COMMAND_TEST_KILL_RANK"
+"""Which process of a launch that is; unset: all of them."""
 
 REWARD = f'''
 import os, signal
@@ -20,7 +22,8 @@ def count(prompts, responses):
     """How often a response says w3."""
     global calls
     calls += 1
-    if calls == int(os.environ.get("{KILL_AT}", 0)):
+    rank = os.environ.get("RANK", "0")
+    if calls == int(os.environ.get("{KILL_AT}", 0)) and rank == os.environ.get("{KILL_RANK}", rank):
         os.kill(os.getpid(), signal.SIGKILL)
     return [float(response.split().count("w3")) for response in responses]
 

@@ -1,5 +1,6 @@
 """Worlds to test with: threads of this process, and processes that talk through torch.distributed."""
 
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, multiprocessing
 
+from ppo_core import process_group
 from ppo_core.world import World
 
 Result = TypeVar("Result")
@@ -80,28 +82,6 @@ def run_threads(n: int, function: Callable[[World], Result]) -> list[Result]:
     return [future.result() for future in futures]
 
 
-@dataclass(frozen=True)
-class GlooWorld:
-    """One of several processes; torch.distributed has begun with gloo, on CPUs."""
-
-    size: int
-    rank: int
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        total = tensor.clone()
-        distributed.all_reduce(total)
-        return total
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        rows = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
-        parts = [torch.empty_like(rows) for _ in range(self.size)]
-        distributed.all_gather(parts, rows)
-        return torch.cat(parts).to(tensor.dtype)
-
-    def agree(self, yes: bool) -> bool:
-        return bool(self.sum(torch.tensor(int(yes))) == self.size)
-
-
 def run_gloo(n: int, function: Callable[[World], Result]) -> Sequence[Result]:
     """Return what the function, one of a module, returns in each of `n` processes."""
     with tempfile.TemporaryDirectory() as folder:
@@ -111,6 +91,7 @@ def run_gloo(n: int, function: Callable[[World], Result]) -> Sequence[Result]:
 
 def _in_gloo(rank: int, n: int, function: Callable[[World], Any], folder: str) -> None:
     torch.set_num_threads(1)
+    os.environ.update(WORLD_SIZE=str(n), RANK=str(rank), LOCAL_RANK=str(rank))
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=n)
-    torch.save(function(GlooWorld(n, rank)), Path(folder) / str(rank))
-    distributed.destroy_process_group()
+    torch.save(function(process_group.joined()), Path(folder) / str(rank))
+    process_group.leave()

@@ -389,6 +389,8 @@ def _train(
         gpus = visible_gpus()
         if not gpus:
             raise ConfigError("--trials-per-gpu is not allowed: torch sees no GPU on this machine")
+    elif spec.gpus_per_trial > 1 and not gpus and spec.device != "cpu":
+        gpus = visible_gpus()
     elif gpus and spec.trainer == PPO_TRAINER and (args.workers or 0) <= len(gpus) * args.trials_per_gpu:
         require_gpus(gpus)  # another trainer may need no torch
     with StudyProgress(output.console(sys.stderr if args.json else sys.stdout)) as progress:

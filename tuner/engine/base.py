@@ -71,11 +71,20 @@ class EngineNeeds:
     workers: int
     """Jobs at a time."""
     gpus: Sequence[str]
-    """As CUDA_VISIBLE_DEVICES names them, each job gets one; empty: all see what this process sees."""
+    """As CUDA_VISIBLE_DEVICES names them, each job gets its own; empty: all see what this process sees."""
     settings: WorkerSettings
     """After which silence a worker is given up, among others."""
     trials_per_gpu: int = 1
     """How many jobs share a GPU."""
+    gpus_per_trial: int = 1
+    """How many processes train a trial together, on a GPU each; without GPUs, on the CPU."""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The GPUs of one job each, as CUDA_VISIBLE_DEVICES names them; what is too few for a job is left out."""
+        each = self.gpus_per_trial
+        whole = len(self.gpus) // each * each
+        return tuple(",".join(self.gpus[first : first + each]) for first in range(0, whole, each))
 
 
 MakeEngine = Callable[[EngineNeeds], Engine]

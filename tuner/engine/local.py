@@ -136,6 +136,7 @@ class LocalEngine:
         *,
         gpus: Sequence[str] = (),
         trials_per_gpu: int = 1,
+        gpus_per_trial: int = 1,
         settings: WorkerSettings = _DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -143,8 +144,10 @@ class LocalEngine:
 
         Args:
             workers: Jobs at a time.
-            gpus: As CUDA_VISIBLE_DEVICES names them; each worker gets one of them. Empty: no worker is given any.
-            trials_per_gpu: How many workers share a GPU.
+            gpus: What each worker sees of them, as CUDA_VISIBLE_DEVICES says it: one, or several for a trial of
+                several processes. Empty: no worker is given any.
+            trials_per_gpu: How many workers share them.
+            gpus_per_trial: How many processes a trial has.
             settings: After which silence a worker is killed.
             clock: Seconds that never go back.
 
@@ -152,7 +155,7 @@ class LocalEngine:
             ConfigError: fewer than 1 worker, or more than there is room for on the GPUs.
         """
         self._gpus, self._settings, self._clock = tuple(gpus), settings, clock
-        self._trials_per_gpu = trials_per_gpu
+        self._trials_per_gpu, self._ranks = trials_per_gpu, gpus_per_trial
         self._mps = Mps() if gpus and trials_per_gpu > 1 else None
         self._idle: list[WorkerProcess] = []
         self._busy: dict[JobId, _Busy] = {}
@@ -166,7 +169,13 @@ class LocalEngine:
         Raises:
             ConfigError: fewer than 1 worker, or more than there is room for on the GPUs.
         """
-        return cls(needs.workers, gpus=needs.gpus, trials_per_gpu=needs.trials_per_gpu, settings=needs.settings)
+        return cls(
+            needs.workers,
+            gpus=needs.places,
+            trials_per_gpu=needs.trials_per_gpu,
+            gpus_per_trial=needs.gpus_per_trial,
+            settings=needs.settings,
+        )
 
     def __enter__(self) -> "LocalEngine":
         return self
@@ -188,8 +197,7 @@ class LocalEngine:
         if workers < 1:
             raise ConfigError(f"workers {workers} is not allowed: at least 1")
         if self._gpus and workers > len(self._gpus) * self._trials_per_gpu:
-            each = "one" if self._trials_per_gpu == 1 else str(self._trials_per_gpu)
-            raise ConfigError(f"workers {workers} is not allowed: {each} a GPU, and there are {len(self._gpus)}")
+            raise ConfigError(f"workers {workers} is not allowed: at most {len(self._gpus) * self._trials_per_gpu}")
         self._limit = workers
         while self._idle and len(self._idle) + len(self._busy) > workers:
             self._idle.pop(0).end()
@@ -198,16 +206,14 @@ class LocalEngine:
         """Have a worker do a job.
 
         Raises:
-            ConfigError: it asks for several processes, or for several GPUs, which workers of this machine do not get.
+            ConfigError: it asks for more processes than this engine's trials have.
         """
         if isinstance(job, PrepareTask):
             self._give(None, job)
             return
-        asked = job.resources
-        if asked.ranks != 1 or asked.devices != 1:
+        if job.resources.ranks > self._ranks:
             raise ConfigError(
-                f"trial {job.number} asks for {asked.ranks} processes with {asked.devices} GPUs each; a worker is one "
-                "process, on one GPU at most"
+                f"trial {job.number} asks for {job.resources.ranks} processes, and trials have {self._ranks} here"
             )
         self._give(job.number, job)
 
@@ -275,18 +281,20 @@ class LocalEngine:
                 return
             kept.end()  # it died while it waited; the next one may live, and a new one does
         more = self._mps.variables if self._mps is not None else {}
-        fresh = WorkerProcess(threads_per_worker(self._limit), self._free_gpu(), self._trials_per_gpu, more)
+        fresh = WorkerProcess(
+            threads_per_worker(self._limit * self._ranks), self._free_gpus(), self._trials_per_gpu, more
+        )
         fresh.give(job)  # where it died at once, `events` tells
         self._busy[job_id] = self._at(fresh, job)
 
     def _at(self, worker: WorkerProcess, job: Job) -> _Busy:
         return _Busy(worker, HangTimeout(self._settings, job, self._clock()))
 
-    def _free_gpu(self) -> str | None:
+    def _free_gpus(self) -> str | None:
         if not self._gpus:
             return None
         taken = Counter(worker.gpu for worker in (*self._idle, *(busy.worker for busy in self._busy.values())))
-        return min(self._gpus, key=lambda gpu: taken[gpu])
+        return min(self._gpus, key=lambda gpus: taken[gpus])
 
     def _receive(self, job: JobId) -> Message:
         """Return the next that the job's worker said, taking it from the busy ones where that ended its job."""
@@ -297,7 +305,8 @@ class LocalEngine:
             del self._busy[job]
         elif isinstance(message, Prepared | Read | Ended | Left | Failed):
             del self._busy[job]
-            if isinstance(message, Failed) or (isinstance(message, Ended) and message.is_worker_spent):
+            is_spent = isinstance(message, Failed) or (isinstance(message, Ended) and message.is_worker_spent)
+            if is_spent or self._ranks > 1:  # a process can be rank 0 of one trial only
                 busy.worker.kill()
                 busy.worker.end()
             else:

@@ -18,6 +18,7 @@ from ppo_core.lookup import import_module
 from ppo_core.report import StepReport, Trainer
 from tuner import remote_checkpoints
 from tuner.budget_watch import WatchState, watch
+from tuner.engine import ranks
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.guard import GUARD, GuardState, observe
 from tuner.protocol import Answer, Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
@@ -33,10 +34,16 @@ Ask = Callable[[Stepped | NoRoom], Answer]
 def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Left:
     """Run one trial; each step's report goes to `ask`, whose answer decides how it goes on.
 
+    The other processes of a trial of several are started first, and end with it.
     A checkpoint is saved only after its step was answered: the store then holds every step up to it. Where there is no
     room for one, `ask` decides whether to try again. `enter` is called before a checkpoint is saved, before each of its
     files is uploaded, and before the next step.
     """
+    with ranks.started(spec.resources.ranks):
+        return _run_trial(spec, ask, enter)
+
+
+def _run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None]) -> Ended | Left:
     clock = _Clock()
     config = PPOConfig.from_dict(spec.config)
     total_episodes = config.whole_episodes()
@@ -102,6 +109,11 @@ def _save_last(
 
 def read_test(job: ReadTest) -> Read:
     """Return what a checkpoint comes to on the test prompts."""
+    with ranks.started(job.resources.ranks):
+        return _read_test(job)
+
+
+def _read_test(job: ReadTest) -> Read:
     trainer = _make_trainer(job, PPOConfig.from_dict(job.config), job.checkpoint)
     tested = getattr(trainer, "tested", None)
     if tested is None:

@@ -1,0 +1,135 @@
+"""`python -m ppo_core` under torchrun and `accelerate launch`, with two processes on the CPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ppo_core import launched
+from ppo_core.errors import ConfigError
+from tests.ppo_core.command_folder import KILL_AT, KILL_RANK, PARTS, REPOSITORY, SMALL, fill, process, steps
+from tests.waiting import until
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "ppo_core")
+ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2")
+SECONDS = 240
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, which is the working directory."""
+    fill(tmp_path, tiny_folder)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **more}
+
+
+def launch(launcher: tuple[str, ...], *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*launcher, *argv], capture_output=True, text=True, env=environment(**env), timeout=SECONDS)
+
+
+def require_alike(found: Path, expected: Path) -> None:
+    """Require the same steps but for rounding; shares of tokens may differ by one that lies on an edge."""
+    ours, theirs = steps(found), steps(expected)
+    assert [step["step"] for step in ours] == [step["step"] for step in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.keys() == other.keys()
+        for name in ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl", "loss/policy_avg"):
+            if name in one:
+                assert one[name] == pytest.approx(other[name], rel=0.05, abs=5e-3), f"step {one['step']}, {name}"
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(folder: Path) -> None:
+    flags = (*PARTS, *SMALL, "--per_device_train_batch_size", "2")
+    assert process(folder, *flags, "--output", "one").returncode == 0
+    two = launch(TORCHRUN, *flags, "--output", "two")
+    assert two.returncode == 0, two.stderr
+    assert two.stdout.count("2 processes\n") == 1, "rank 0 alone speaks"
+    assert two.stdout.count("saved the model in two/model") == 1
+    require_alike(Path("two"), Path("one"))
+
+
+@pytest.mark.slow
+def test_trls_batch_sizes_count_the_processes(folder: Path) -> None:
+    sizes = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "3", "--num_mini_batches", "3")
+    done = launch(TORCHRUN, *PARTS, "--total_episodes", "24", "--response_length", "6", *sizes, "--output", "run")
+    assert done.returncode == 0, done.stderr
+    assert "2 iterations of 12 episodes" in done.stdout, "P x G x W = 2 x 3 x 2"
+    stored = json.loads(Path("run/ppo_config.json").read_text())
+    assert (stored["batch_size"], stored["gradient_accumulation_steps"]) == (12, None)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_all_and_one_process_resumes(folder: Path) -> None:
+    flags = (*PARTS, *SMALL, "--save_every_episodes", "16")
+    assert process(folder, *flags, "--output", "whole").returncode == 0
+    began = time.monotonic()
+    killed = launch(TORCHRUN, *flags, "--output", "killed", **{KILL_AT: "6", KILL_RANK: "1"})
+    assert killed.returncode != 0 and "SIGKILL" in killed.stderr
+    assert time.monotonic() - began < SECONDS / 2, "the other one does not wait for it"
+    assert 0 < len(steps(Path("killed"))) < 7
+    resumed = process(folder, "--resume", "killed")
+    assert resumed.returncode == 0, resumed.stderr
+    require_alike(Path("killed"), Path("whole"))
+
+
+@pytest.mark.slow
+def test_an_interrupt_that_the_launcher_passes_on_saves_once(folder: Path) -> None:
+    flags = (*PARTS, *SMALL, "--total_episodes", "4000", "--output", "run")
+    restored = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    with Path("output.txt").open("w") as output:
+        running = subprocess.Popen(
+            [sys.executable, "-c", restored, *TORCHRUN, *flags],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+            start_new_session=True,
+        )
+    until(lambda: "\nstep   2/" in Path("output.txt").read_text(), lambda: Path("output.txt").read_text())
+    os.killpg(running.pid, signal.SIGINT)  # the terminal's Ctrl-C, which torchrun sends to them again
+    running.wait(SECONDS)
+    said = Path("output.txt").read_text()
+    assert "ppo_core: interrupted; " in said and "torchrun --nproc_per_node 2 -m ppo_core --resume run" in said
+    newest = max(saved.name for saved in Path("run/checkpoints").iterdir())
+    assert newest == f"step-{steps(Path('run'))[-1]['step']:06d}"
+
+
+@pytest.mark.slow
+def test_accelerate_launch_starts_two_without_its_cpu_flag(folder: Path) -> None:
+    flags = (*PARTS, *SMALL, "--total_episodes", "16", "--output", "run")
+    done = launch((*ACCELERATE, "--multi_gpu", "-m", "ppo_core"), *flags)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes\n" in done.stdout
+    alone = launch((*ACCELERATE, "--cpu", "-m", "ppo_core"), *flags)
+    assert alone.returncode != 0
+    assert "ppo_core: error: accelerate launch was asked for several processes and started one" in alone.stderr
+
+
+@pytest.mark.slow
+def test_a_mistake_is_one_line_and_ends_all(folder: Path) -> None:
+    wrong = launch(TORCHRUN, *PARTS, "--batch_size", "9", "--mini_batch_size", "9")
+    assert wrong.returncode != 0
+    (line,) = [line for line in wrong.stderr.splitlines() if line.startswith("ppo_core: error:")]
+    assert "the number of processes = 2 does not divide mini_batch_size = 9" in line
+
+
+@pytest.mark.parametrize(
+    ("variable", "what"), [("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")]
+)
+def test_what_launchers_ask_for_and_is_not_done_is_refused(
+    variable: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(ConfigError, match=f"{what} is not supported"):
+        launched.drive(lambda: 0)

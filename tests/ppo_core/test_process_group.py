@@ -1,0 +1,160 @@
+"""A run of several processes is the run of one: the same steps, samples and weights, and checkpoints of either."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppo_core import PPOConfig
+from ppo_core.errors import ConfigError, RewardError
+from ppo_core.models import TaskModels
+from ppo_core.task import Prompts, Scored
+from ppo_core.trainer import PPOTrainer
+from ppo_core.world import ONE_PROCESS, World, together
+from tests.ppo_core.conftest import tiny_models
+from tests.ppo_core.worlds import run_gloo, run_threads
+
+TINY, SAVED = "TESTS_TINY_MODEL", "TESTS_CHECKPOINTS"
+BASE: dict[str, Any] = {
+    "total_episodes": 48,
+    "batch_size": 16,
+    "mini_batch_size": 8,
+    "num_ppo_epochs": 2,
+    "response_length": 6,
+    "temperature": 1.0,
+    "learning_rate": 1e-2,
+    "value_learning_rate": 1e-2,
+    "eval_every_episodes": 16,
+    "adam_epsilon": 1e-3,  # else rounding in a gradient near 0 decides its sign
+    "kl_target": 0.5,
+    "kl_horizon": 64,
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "shared critic": {"normalize_rewards": "running", "whiten_rewards": True},
+    "separate critic": {"value_model": "separate", "per_device_train_batch_size": 2, "entropy_coef": 0.01},
+    "LoRA": {"use_peft": True, "value_model": "separate"},
+    "LoRA, shared": {"use_peft": True, "top_k": 8, "top_p": 0.9, "max_approxkl": 0.05},
+    "groups": {"advantage_estimator": "grpo", "num_generations": 4, "use_kl_loss": True, "kl_estimator": "k2"},
+}
+NOT_COMPARED = ("time/", "memory/", "eps", "sampler/mismatch")
+COUNTED = ("policy/clipfrac_avg", "val/clipfrac_avg")
+"""Shares of tokens: rounding moves one that lies on the edge."""
+
+
+def driven(world: World, models: TaskModels, config: PPOConfig, name: str, saved_by: int | None) -> dict[str, Any]:
+    """Return what a run came to. It saves after step 1, or resumes from what so many processes saved then."""
+    folder = Path(os.environ[SAVED])
+    trainer = PPOTrainer(config, models, world=world)
+    if saved_by is not None:
+        trainer.restore(folder / f"{name} by {saved_by}")
+    steps = []
+    for report in trainer:
+        kept = {key: value for key, value in report.metrics.items() if not key.startswith(NOT_COMPARED)}
+        samples = [[sample.prompt_index, sample.prompt, sample.response] for sample in report.samples]
+        assert report.readings is not None
+        steps.append([report.step, kept, samples, list(report.readings.rewards)])
+        if report.step == 1 and saved_by is None and world.rank == 0:
+            trainer.save(folder / f"{name} by {world.size}")
+    tested = trainer.tested()
+    assert tested is not None
+    return {
+        "steps": steps,
+        "test": [tested.reward, tested.kl],
+        "weights": {key: weight.detach() for key, weight in trainer.network.trained().items()},
+    }
+
+
+def runs(world: World, saved_by: int | None = None) -> dict[str, Any]:
+    models = tiny_models(Path(os.environ[TINY]))
+    return {name: driven(world, models, PPOConfig(**BASE | own), name, saved_by) for name, own in RUNS.items()}
+
+
+def runs_and_resumed(world: World) -> dict[str, Any]:
+    return {"whole": runs(world), "resumed": runs(world, saved_by=1)}
+
+
+def require_same(found: dict[str, Any], expected: dict[str, Any], which: str) -> None:
+    for (step, metrics, samples, rewards), wanted in zip(found["steps"], expected["steps"], strict=True):
+        assert [step, samples] == [wanted[0], wanted[2]], which
+        metrics = dict(metrics)
+        for name in COUNTED:
+            assert metrics.pop(name, 0.0) == pytest.approx(wanted[1].get(name, 0.0), abs=0.02), f"{which}, step {step}"
+        rest = {name: value for name, value in wanted[1].items() if name not in COUNTED}
+        assert metrics == pytest.approx(rest, rel=2e-3, abs=2e-5), f"{which}, step {step}"
+        assert rewards == pytest.approx(wanted[3]), f"{which}, step {step}"
+    assert found["test"] == pytest.approx(expected["test"], rel=1e-4), which
+    for name, weight in found["weights"].items():
+        apart = float((weight - expected["weights"][name]).abs().max())
+        assert apart < 2e-5, f"{which}: {name} is {apart:g} apart"
+
+
+def test_two_processes_learn_what_one_does_and_either_resumes_from_the_other(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TINY, str(tiny_folder))
+    monkeypatch.setenv(SAVED, str(tmp_path))
+    one = runs(ONE_PROCESS)
+    two, other = run_gloo(2, runs_and_resumed)
+    resumed = runs(ONE_PROCESS, saved_by=2)
+    for name, expected in one.items():
+        assert len(expected["steps"]) == 4
+        require_same(two["whole"][name], expected, name)
+        later = expected | {"steps": expected["steps"][2:]}
+        require_same(two["resumed"][name], later, f"{name}, resumed by two from one")
+        require_same(resumed[name], later, f"{name}, resumed by one from two")
+        for which in ("whole", "resumed"):
+            assert two[which][name]["steps"] == other[which][name]["steps"], "both processes report the same"
+            for weight, its in zip(
+                two[which][name]["weights"].values(), other[which][name]["weights"].values(), strict=True
+            ):
+                assert weight.equal(its), "both processes hold the same weights, bit for bit"
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_eval_prompts_are_shared_out_whatever_their_number(n: int, tiny: TaskModels) -> None:
+    config = PPOConfig(**BASE | {"total_episodes": 16, "learning_rate": 0.0})
+    for count in (1, 3, 7, 8):
+        prompts = replace(tiny.prompts, eval=tiny.prompts.eval[:count])
+
+        def baseline(world: World, prompts: Prompts = prompts) -> list[Any]:
+            models = replace(tiny, prompts=prompts, baseline={})
+            report = next(iter(PPOTrainer(config, models, world=world)))
+            assert report.readings is not None
+            metrics = {
+                name: report.metrics[name] for name in ("eval/reward", "eval/reward_se", "eval/kl", "eval/length")
+            }
+            return [metrics, [sample.prompt_index for sample in report.samples], report.readings.lengths]
+
+        expected = baseline(ONE_PROCESS)
+        assert expected[1] == list(range(count))
+        for metrics, shown, lengths in run_threads(n, baseline):
+            assert metrics == pytest.approx(expected[0], rel=1e-5, abs=1e-6)
+            assert (shown, lengths) == (expected[1], expected[2])
+
+
+def test_an_error_of_one_processs_reward_is_raised_in_all(tiny: TaskModels) -> None:
+    def fails(world: World) -> str:
+        def reward() -> Scored:
+            if world.rank == 1:
+                raise RewardError('reward part "one": it returned nan for response 3')
+            return Scored([1.0], {"one": [1.0]})
+
+        with pytest.raises(RewardError) as caught:
+            together(world, reward)
+        return str(caught.value)
+
+    assert run_threads(3, fails) == ['reward part "one": it returned nan for response 3'] * 3
+
+
+def test_a_prompts_responses_are_not_torn_apart(tiny: TaskModels) -> None:
+    config = PPOConfig(**BASE | {"advantage_estimator": "rloo", "num_generations": 8, "batch_size": 16})
+
+    def refused(world: World) -> str:
+        with pytest.raises(ConfigError) as caught:
+            PPOTrainer(config, tiny, world=world)
+        return str(caught.value)
+
+    (found, *_) = run_threads(4, refused)
+    assert "num_generations = 8 is not allowed with 4 processes" in found and "a multiple of 32" in found
