@@ -26,7 +26,7 @@ from ppo_core.kl_budget import Point, Rank
 from ppo_core.report import StepReport, Trainer
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 """How safetensors tells which error the system had."""

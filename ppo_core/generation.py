@@ -234,7 +234,8 @@ class TransformersGenerator:
     ) -> None:
         self._network, self._tokenizer, self._chunk = network, tokenizer, chunk
         self._weight_version = 0
-        policy, on_gpu = network.policy, network.policy.device.type == "cuda"
+        # Copies and captured graphs are of weights that lie whole where they are.
+        policy, on_gpu = network.policy, network.policy.device.type == "cuda" and not network.is_sharded
         self._casts = CastWeights(policy) if network.bf16 and (on_gpu or fixed) else None
         self._model = policy if self._casts is None else self._casts.model
         fixed = on_gpu and getattr(policy, IS_FIXED, False) if fixed is None else fixed

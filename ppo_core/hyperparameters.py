@@ -318,6 +318,10 @@ class PPOConfig:
         "Which kernels compute the policy's attention, as transformers names them: sdpa, eager, flash_attention_2 and "
         "others. Unset: transformers' choice.",
         source="TRL ModelConfig; transformers")
+    use_fsdp: bool = hyper(False, "FSDP",
+        "With several processes, each holds a share of the weights, gradients and AdamW's moments (FSDP2) and gathers "
+        "a layer's weights when it works: for full fine-tuning that is too large for one GPU. The same steps.",
+        source="Zhao et al. 2023, arXiv 2304.11277; PyTorch fully_shard")
     gradient_checkpointing: bool | None = hyper(None, "Gradient checkpointing",
         "Compute the layers' activations again in the backward pass instead of keeping them, in the policy and the "
         "critic: less memory, more time, the same gradients. Unset: on a GPU that is too small for the run otherwise.",
@@ -468,6 +472,10 @@ def _check(config: PPOConfig) -> None:
         )
     if config.load_in_4bit and not config.use_peft:
         raise ConfigError("load_in_4bit = true needs use_peft = true: 4-bit weights are frozen, adapters learn")
+    for name, other in (("use_peft", True), ("optim", "adamw_8bit")):
+        if config.use_fsdp and getattr(config, name) == other:
+            why = "adapters learn on weights that the reference holds whole" if name == "use_peft" else "it is sharded"
+            raise ConfigError(f"use_fsdp is not allowed beside {name} = {str(other).lower()}: {why}")
     if config.value_model_path is not None and config.value_model == "shared":
         raise ConfigError('value_model_path needs value_model = "separate": a shared critic is a head on the policy')
     _texts(config.stop_strings)
@@ -516,7 +524,12 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
         return "there are no adapters; set use_peft = true"
     if name == "overlong_penalty" and fixed.get("overlong_buffer") is None:
         return "it belongs to overlong_buffer; set that"
-    if name in ("local_rollout_forward_batch_size", "per_device_train_batch_size", "gradient_checkpointing"):
+    if name in (
+        "local_rollout_forward_batch_size",
+        "per_device_train_batch_size",
+        "gradient_checkpointing",
+        "use_fsdp",
+    ):
         return "it decides memory, not the experiment"
     return None
 

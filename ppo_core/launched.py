@@ -9,7 +9,7 @@ there is something to train.
     make(...)                   make(...)           `Leader.of`; an error of one is raised in all
     next(trainer)               next(trainer)       each step, together
     evaluated, tested           the same
-    save, save_model            nothing: all processes hold the same weights
+    save, save_model            the same, to hand over sharded weights; rank 0 writes
     dismiss()                   end
 """
 
@@ -55,8 +55,8 @@ def require_known() -> None:
     for variable, what in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
         if os.environ.get(variable, "false").lower() in ("true", "1"):
             raise ConfigError(
-                f"{what} is not supported: every process holds all weights; use accelerate's MULTI_GPU or torchrun, "
-                "and for a model that is too large LoRA (use_peft), load_in_4bit or optim = adamw_8bit"
+                f"accelerate's {what} plugin is not used: start the processes with torchrun or accelerate's MULTI_GPU, "
+                "and shard their weights with use_fsdp = true"
             )
     if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_PORT" in os.environ and "RANK" not in os.environ:
         raise ConfigError(
@@ -116,6 +116,7 @@ class Leader:
 
     def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint; any number of processes can resume from it."""
+        self._world.from_first(_Call("save", (folder, extra)))
         self._trainer.save(folder, extra)
 
     def checkpoint_bytes(self) -> int:
@@ -124,6 +125,7 @@ class Leader:
 
     def save_model(self, folder: Path) -> None:
         """Write the trained policy as a folder that transformers or peft loads."""
+        self._world.from_first(_Call("save_model", (folder,)))
         self._trainer.save_model(folder)
 
 

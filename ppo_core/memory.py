@@ -31,7 +31,13 @@ class ChunkRows:
     All processes of a trial have the same: they do the work in step, and share what an optimizer step needs.
     """
 
-    def __init__(self, work: str, rows: int, world: World = ONE_PROCESS) -> None:
+    def __init__(self, work: str, rows: int, world: World = ONE_PROCESS, *, may_halve: bool = True) -> None:
+        """Begin with `rows`.
+
+        Without `may_halve` an attempt asks the other processes for weights, which would wait for one whose memory ran
+        out: that one's error is raised as it is, and ends its process.
+        """
+        self._may_halve = may_halve
         self.work = work
         self.rows = rows
         self._world = world
@@ -52,7 +58,7 @@ class ChunkRows:
             try:
                 result = attempt(rows)
             except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error):
+                if not (self._may_halve and _is_out_of_memory(error)):
                     raise
                 # With rows left to halve the error is dropped: its traceback would keep the failed pass's tensors.
                 fitted, cause = False, error if rows == 1 else None

@@ -174,7 +174,7 @@ def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[P
     if is_tied and not _has_tied_head(model):
         raise _cannot_save(config, "embeddings and head are one tensor; name it embed_tokens or lm_head")
     _train_in_float32(model)
-    return model, lambda folder: adapted.save_pretrained(str(folder))
+    return model, lambda folder, **_: adapted.save_pretrained(str(folder))
 
 
 def _modules_to_save(model: PreTrainedModel, config: PPOConfig, task: str) -> tuple[list[str], bool]:

@@ -4,14 +4,16 @@ Weight decay is of matrices alone: biases and norms' weights have a group of the
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, assert_never
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from ppo_core import quantized
+from ppo_core import quantized, sharding
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.policy import ActorCritic
 from ppo_core.world import World, add_up_in_place
@@ -33,6 +35,8 @@ class Optimizers:
     def __init__(self, network: ActorCritic, config: PPOConfig) -> None:
         policy, value = network.policy_parameters(), network.value_parameters()
         norms = _norm_weights(network)
+        self._network = network
+        self._names = {parameter: name for name, parameter in network.trained().items()}
         self.policy = _adamw(policy, norms, config.learning_rate, config)
         self.value = _adamw(value, norms, config.value_learning_rate, config) if value else None
         self._parameters = (policy, value)
@@ -57,19 +61,23 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def add_up_gradients(self, world: World) -> None:
-        """Have all processes hold the sum of their gradients, each of its own share of a mini-batch."""
+        """Have all processes hold the sum of their gradients, each of its own share of a mini-batch.
+
+        Those of sharded weights were added up in the backward pass.
+        """
         for own in self._parameters:
-            add_up_in_place(world, [p.grad for p in own if p.grad is not None])
+            add_up_in_place(world, [p.grad for p in own if p.grad is not None and not isinstance(p, DTensor)])
 
     def step(self, *, policy_learns: bool = True) -> StepNorms:
         """Clip, step and clear; during the critic's warm-up the policy stays as it is."""
         learning = self.both if policy_learns else self.both[1:]
         each = zip(self.both, self._parameters, self._clips, strict=False)
-        norms = {id(o): nn.utils.clip_grad_norm_(own, clip) for o, own, clip in each if o in learning}
+        norms = {id(o): sharding.clip_grad_norm(own, clip) for o, own, clip in each if o in learning}
         skipped = self._skips and not bool(torch.isfinite(torch.stack(list(norms.values()))).all())
         if not skipped:
             for optimizer in learning:
                 optimizer.step()
+        sharding.drop_gathered(self._network)
         self.clear()
         none = torch.zeros(())
         value = none if self.value is None else norms[id(self.value)]
@@ -81,25 +89,51 @@ class Optimizers:
         each = quantized.bytes_of_8bit_moments if self._in_8_bits else _bytes_of_moments
         return sum(each(p) for own in self._parameters for p in own)
 
-    def state_dict(self) -> dict[str, dict[str, object]]:
-        """Return AdamW's state by network: `policy`, and with a critic `value`."""
-        return {name: o.state_dict() for name, o in zip(("policy", "value"), self.both, strict=False)}
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Return AdamW's state of each weight by its name, whole; sharded, all processes ask at the same time."""
+        return {
+            self._names[parameter]: {key: _whole(value) for key, value in optimizer.state[parameter].items()}
+            for optimizer in self.both
+            for parameter in self._of(optimizer)
+            if parameter in optimizer.state
+        }
 
-    def load_state_dict(self, state: dict[str, dict[str, object]]) -> None:
-        """Take over a checkpoint's moments; betas, epsilon and weight decay stay this run's own."""
-        for name, optimizer in zip(("policy", "value"), self.both, strict=False):
-            own = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-            optimizer.load_state_dict(state[name])
-            for group, options in zip(optimizer.param_groups, own, strict=True):
-                group.update(options)
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over a checkpoint's moments; betas, epsilon and weight decay stay this run's own.
+
+        Raises:
+            ValueError: they are of other weights.
+        """
+        if not state.keys() <= set(self._names.values()):
+            raise ValueError(
+                f"it holds the moments of other weights, such as {min(state.keys() - self._names.values())}"
+            )
+        for optimizer in self.both:
+            named = [(number, self._names[p], p) for number, p in enumerate(self._of(optimizer))]
+            own = optimizer.state_dict()
+            own["state"] = {
+                number: {key: _spread(value, parameter) for key, value in state[name].items()}
+                for number, name, parameter in named
+                if name in state
+            }
+            optimizer.load_state_dict(own)
+
+    @staticmethod
+    def _of(optimizer: Optimizer) -> list[nn.Parameter]:
+        """Return an optimizer's weights in the order in which its state numbers them."""
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _adamw(parameters: list[nn.Parameter], norms: set[nn.Parameter], rate: float, config: PPOConfig) -> Optimizer:
-    """Return an optimizer of two groups, or of one where the other would be empty."""
+    """Return an optimizer with a group of the decayed weights and one of the others, sharded ones in their own."""
     decayed = {p for p in parameters if p.ndim > 1} - norms
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p in decayed], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p not in decayed], "weight_decay": 0.0},
+        {
+            "params": [p for p in parameters if (p in decayed) == decays and isinstance(p, DTensor) == is_sharded],
+            "weight_decay": config.weight_decay if decays else 0.0,
+        }
+        for is_sharded in (False, True)
+        for decays in (True, False)
     ]
     groups = [group for group in groups if group["params"]]
     options: dict[str, Any] = {
@@ -110,6 +144,14 @@ def _adamw(parameters: list[nn.Parameter], norms: set[nn.Parameter], rate: float
     if config.optim == "adamw_8bit":
         return quantized.adamw_8bit(groups, **options)
     return AdamW(groups, **options, fused=True)
+
+
+def _whole(value: Any) -> Any:
+    return sharding.whole(value) if isinstance(value, Tensor) else value
+
+
+def _spread(value: Any, parameter: nn.Parameter) -> Any:
+    return sharding.like(value, parameter) if isinstance(value, Tensor) else value
 
 
 def _bytes_of_moments(parameter: nn.Parameter) -> int:

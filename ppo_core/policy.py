@@ -8,8 +8,7 @@ Shapes: B rows, T response columns, N response tokens of a batch (the mask's one
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +23,11 @@ from ppo_core.sequences import Sequences, TokenSets, position_ids
 LOGITS_AT_ONCE = 2**25
 """Logits that may always be held at once beyond what one backward pass keeps (128 MiB in float32)."""
 
-SavePolicy = Callable[[Path], Any]
-"""Writes the policy as a folder that transformers, or peft, loads."""
+SavePolicy = Callable[..., Any]
+"""Writes the policy into a folder as transformers, or peft, loads it; of sharded weights it is given `state_dict`."""
+
+TRUNK = "sharded_trunk"
+"""The name by which a model with sharded weights runs its trunk (`ppo_core.sharding`)."""
 
 FILTERED = -1e9
 """The logit of a token that top-k or top-p left out: its exp is exactly 0, and no product with it is NaN."""
@@ -76,7 +78,7 @@ class LanguageHead:
 def response_states(model: nn.Module, sequences: Sequences) -> Tensor:
     """Return the last hidden state that predicts each response token, [B, T, H], without any logits."""
     trunk = model.base_model if isinstance(model, PreTrainedModel) else model
-    output = trunk(
+    output = getattr(model, TRUNK, trunk)(
         input_ids=sequences.ids,
         attention_mask=sequences.attention_mask,
         position_ids=position_ids(sequences.attention_mask),
@@ -206,6 +208,7 @@ class ActorCritic(nn.Module):
         self.value_head = value_head
         self.save_policy = save_policy
         self.bf16 = bf16
+        self.is_sharded = False
         self._recomputed = tuple(recomputed)
         self.head = LanguageHead.of(policy)
         self.eval()  # dropout would make the ratio differ from 1 before any update
@@ -236,6 +239,13 @@ class ActorCritic(nn.Module):
         with torch.autocast(states.device.type, enabled=False):
             values: Tensor = self.value_head(states.float()).squeeze(-1)
         return values
+
+    def shard(self, how: Callable[[PreTrainedModel], None]) -> None:
+        """Spread the weights of both networks over processes; value heads, which are small, stay whole."""
+        how(self.policy)
+        if self.critic is not None:
+            how(cast(PreTrainedModel, self.critic))
+        self.is_sharded = True
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """Return what learns at `learning_rate`."""

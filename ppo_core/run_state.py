@@ -6,6 +6,7 @@ What a step does to it is in `ppo_core.trainer`; what a task's runs share and ne
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ppo_core import checkpoint
+from ppo_core import checkpoint, sharding
 from ppo_core.batch_sizes import BatchSizes
 from ppo_core.errors import CheckpointError
 from ppo_core.experience import RewardStatistics
@@ -46,7 +47,13 @@ class Chunks:
         forward = config.local_rollout_forward_batch_size
         training = config.batch_sizes(world.size).per_device_train_batch_size
         works = {"generation": forward, "scoring": forward, "training": training}
-        return cls(**{work: ChunkRows(work, rows, world) for work, rows in works.items()})
+        is_sharded = config.use_fsdp and world.size > 1
+        return cls(
+            **{
+                work: ChunkRows(work, rows, world, may_halve=not (is_sharded and work == "training"))
+                for work, rows in works.items()
+            }
+        )
 
     @property
     def all(self) -> tuple[ChunkRows, ...]:
@@ -82,6 +89,8 @@ class RunState:
             ConfigError: the networks cannot be built, or the batch cannot be spread over the processes.
         """
         network = build_network(config, models.reference, models.reward_model)
+        if config.use_fsdp and world.size > 1:
+            network.shard(partial(sharding.shard, world=world))
         return cls(
             config,
             models.task.name,
@@ -113,7 +122,14 @@ class RunState:
         return self.optimizers.moment_bytes + sum(p.numel() * p.element_size() for p in self.network.trained().values())
 
     def save(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint of everything the next step depends on; `extra` is the driver's own JSON."""
+        """Write a checkpoint of everything the next step depends on; `extra` is the driver's own JSON.
+
+        All processes of the run are to be asked, and rank 0 writes.
+        """
+        weights = {name: sharding.whole(weight) for name, weight in self.network.trained().items()}
+        moments = self.optimizers.state_dict()
+        if self.world.rank != 0:
+            return
         state = {
             "step": self.step,
             "optimizer_steps": self.optimizer_steps,
@@ -125,8 +141,8 @@ class RunState:
             "threads": torch.get_num_threads(),
         }
         files = {
-            NETWORK_FILE: lambda path: save_file(_contiguous(self.network.trained()), path),
-            OPTIMIZERS_FILE: lambda path: _save(self.optimizers.state_dict(), path),
+            NETWORK_FILE: lambda path: save_file(_contiguous(weights), path),
+            OPTIMIZERS_FILE: lambda path: _save(moments, path),
         }
         checkpoint.write(Path(folder), files, state=state, extra=extra)
 
@@ -203,4 +219,4 @@ def _load_weights(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> No
             raise ValueError(f"{name} has shape {tuple(saved[name].shape)}, not {tuple(weight.shape)}")
     with torch.no_grad():
         for name, weight in mine.items():
-            weight.copy_(saved[name])
+            weight.copy_(sharding.like(saved[name], weight))

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from ppo_core import process_group
+from ppo_core import process_group, sharding
 from ppo_core.errors import ConfigError, TaskError
 from ppo_core.evaluation import evaluate, evaluate_on_test
 from ppo_core.experience import (
@@ -213,10 +214,11 @@ class PPOTrainer:
 
     def _iterate(self) -> StepReport:
         state, watch = self.state, _Stopwatch()
-        with watch.phase("generate"):
-            rollouts = collect(state, self.models, self.generator)
-        with watch.phase("score"):
-            experience, metrics = score(state, self.models, rollouts)
+        with sharding.gathered(self.network):
+            with watch.phase("generate"):
+                rollouts = collect(state, self.models, self.generator)
+            with watch.phase("score"):
+                experience, metrics = score(state, self.models, rollouts)
         with watch.phase("update"):
             metrics |= learn(state, experience, metrics["objective/kl_exact"])
         self.generator.update_weights(state.optimizer_steps)
@@ -250,14 +252,15 @@ class PPOTrainer:
 
     def _evaluated(self, report: StepReport, *, with_values: bool) -> StepReport:
         watch = _Stopwatch()
-        with watch.phase("evaluate"):
+        with watch.phase("evaluate"), sharding.gathered(self.network):
             evaluation = evaluate(self.state, self.models, self.generator, with_values=with_values)
         metrics = report.metrics | evaluation.metrics | watch.seconds
         return replace(report, metrics=metrics, samples=evaluation.samples, readings=evaluation.readings)
 
     def tested(self) -> SplitReading | None:
         """Return what the policy as it is now comes to on the task's test prompts; None: the task has none."""
-        return evaluate_on_test(self.state, self.models, self.generator)
+        with sharding.gathered(self.network):
+            return evaluate_on_test(self.state, self.models, self.generator)
 
     def save(self, folder: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint of everything the next step depends on; `extra` is the driver's own JSON."""
@@ -276,9 +279,25 @@ class PPOTrainer:
         return self.state.checkpoint_bytes()
 
     def save_model(self, folder: str | os.PathLike[str]) -> None:
-        """Write the trained policy, or its adapters, with the tokenizer as a folder that transformers or peft loads."""
-        self.network.save_policy(Path(folder))
+        """Write the trained policy, or its adapters, with the tokenizer as a folder that transformers or peft loads.
+
+        All processes of the run are to be asked, and rank 0 writes.
+        """
+        options = {"state_dict": _whole_state(self.network.policy)} if self.network.is_sharded else {}
+        if self.state.world.rank != 0:
+            return
+        self.network.save_policy(Path(folder), **options)
         self.models.tokenizer.save_pretrained(folder)
+
+
+def _whole_state(policy: nn.Module) -> dict[str, Tensor]:
+    """Return a sharded policy's weights whole, on the CPU; names of one tensor share it, as tied embeddings do."""
+    shared: dict[int, Tensor] = {}
+    state = policy.state_dict(keep_vars=True)
+    for weight in state.values():
+        if id(weight) not in shared:
+            shared[id(weight)] = sharding.whole(weight.detach()).cpu()
+    return {name: shared[id(weight)] for name, weight in state.items()}
 
 
 @dataclass

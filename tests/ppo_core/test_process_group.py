@@ -10,6 +10,7 @@ import pytest
 from ppo_core import PPOConfig
 from ppo_core.errors import ConfigError, RewardError
 from ppo_core.models import TaskModels
+from ppo_core.sharding import whole
 from ppo_core.task import Prompts, Scored
 from ppo_core.trainer import PPOTrainer
 from ppo_core.world import ONE_PROCESS, World, together
@@ -36,6 +37,14 @@ RUNS: dict[str, dict[str, Any]] = {
     "separate critic": {"value_model": "separate", "per_device_train_batch_size": 2, "entropy_coef": 0.01},
     "LoRA": {"use_peft": True, "value_model": "separate"},
     "LoRA, shared": {"use_peft": True, "top_k": 8, "top_p": 0.9, "max_approxkl": 0.05},
+    "FSDP, shared critic": {"use_fsdp": True, "max_grad_norm": 0.5},
+    "FSDP, separate critic": {
+        "use_fsdp": True,
+        "value_model": "separate",
+        "per_device_train_batch_size": 2,
+        "gradient_checkpointing": True,
+        "weight_decay": 0.1,
+    },
     "groups": {"advantage_estimator": "grpo", "num_generations": 4, "use_kl_loss": True, "kl_estimator": "k2"},
 }
 NOT_COMPARED = ("time/", "memory/", "eps", "sampler/mismatch")
@@ -55,14 +64,14 @@ def driven(world: World, models: TaskModels, config: PPOConfig, name: str, saved
         samples = [[sample.prompt_index, sample.prompt, sample.response] for sample in report.samples]
         assert report.readings is not None
         steps.append([report.step, kept, samples, list(report.readings.rewards)])
-        if report.step == 1 and saved_by is None and world.rank == 0:
+        if report.step == 1 and saved_by is None:
             trainer.save(folder / f"{name} by {world.size}")
     tested = trainer.tested()
     assert tested is not None
     return {
         "steps": steps,
         "test": [tested.reward, tested.kl],
-        "weights": {key: weight.detach() for key, weight in trainer.network.trained().items()},
+        "weights": {key: whole(weight.detach()) for key, weight in trainer.network.trained().items()},
     }
 
 

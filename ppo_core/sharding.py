@@ -1,0 +1,105 @@
+"""Weights, gradients and AdamW's moments spread over the processes of a run: FSDP2 (`torch.distributed.fsdp`).
+
+Each process holds a share of every tensor at rest. In passes with gradients a layer's weights are gathered just before
+it works and dropped behind it, and its gradients are added up into each process's share. Sampling and scoring gather
+all weights once (`gathered`): responses end at different steps in different processes, which then could not gather
+layer by layer in step.
+
+Source: Zhao et al. 2023, arXiv 2304.11277; PyTorch's `fully_shard`.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ppo_core.errors import ConfigError
+from ppo_core.policy import TRUNK
+from ppo_core.world import World
+
+
+def shard(model: PreTrainedModel, world: World) -> None:
+    """Spread a model's weights over the processes, layer by layer.
+
+    Raises:
+        ConfigError: the architecture's layers are not known as such.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(f"use_fsdp is not allowed: {type(model).__name__} has no layers that could be sharded")
+    # FSDP's outputs are views here, which nothing changes in place.
+    warnings.filterwarnings("ignore", message=".*returned a view tensor.*")
+    mesh = init_device_mesh(model.device.type, (world.size,))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    # What is left belongs to the model itself: embeddings, the last norm and the head, which is applied behind it.
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    for module in _sharded(model):
+        module.set_gradient_divide_factor(1.0)  # losses are divided by the tokens of all processes already
+        module.set_force_sum_reduction_for_comms(True)
+    trunk = model.base_model
+    if trunk is not model:
+        setattr(model, TRUNK, lambda **inputs: trunk(**inputs))
+        register_fsdp_forward_method(model, TRUNK)
+
+
+@contextmanager
+def gathered(network: nn.Module) -> Iterator[None]:
+    """Have all weights whole in every process inside; for passes without gradients."""
+    modules = _sharded(network)
+    for module in modules:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        roots = {id(model) for model in network.modules() if hasattr(model, TRUNK)}
+        for module in modules:
+            module.set_reshard_after_forward(id(module) not in roots, recurse=False)
+        drop_gathered(network)
+
+
+def drop_gathered(network: nn.Module) -> None:
+    """Have every process hold its share alone again; after an optimizer step what was gathered is out of date."""
+    for module in _sharded(network):
+        module.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor whole; of one that is sharded, all processes ask at the same time."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(value: Tensor, parameter: Tensor) -> Tensor:
+    """Return a whole tensor spread as the parameter is; as it is where it has another shape, or that is whole, too."""
+    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value
+    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+
+
+def clip_grad_norm(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
+    """Scale the gradients down to a norm of at most `most` over all weights, sharded or not, and return their norm."""
+    kinds: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+    for parameter in parameters:
+        if parameter.grad is not None:
+            kinds[isinstance(parameter, DTensor)].append(parameter)
+    if not kinds[True]:
+        norm: Tensor = nn.utils.clip_grad_norm_(kinds[False], most)
+        return norm
+    norms = [whole(nn.utils.get_total_norm([cast(Tensor, p.grad) for p in kind])) for kind in kinds if kind]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    for kind in kinds:
+        nn.utils.clip_grads_with_norm_(kind, most, total)
+    return total
+
+
+def _sharded(network: nn.Module) -> list[Any]:
+    return [module for module in network.modules() if isinstance(module, FSDPModule)]
