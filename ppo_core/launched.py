@@ -50,14 +50,22 @@ def command_prefix(alone: str) -> list[str]:
     return ["torchrun", "--nproc_per_node", here] if size() > 1 else [alone]
 
 
+def asks_for_fsdp() -> bool:
+    """Return whether the launcher asks for sharded weights."""
+    return _is_on("ACCELERATE_USE_FSDP")
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "false").lower() in ("true", "1")
+
+
 def require_known() -> None:
     """Raise ConfigError where the launcher asks for what is not done here."""
-    for variable, what in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
-        if os.environ.get(variable, "false").lower() in ("true", "1"):
-            raise ConfigError(
-                f"accelerate's {what} plugin is not used: start the processes with torchrun or accelerate's MULTI_GPU, "
-                "and shard their weights with use_fsdp = true"
-            )
+    if _is_on("ACCELERATE_USE_DEEPSPEED"):
+        raise ConfigError("DeepSpeed is not supported; FSDP2 shards as ZeRO-3 does: accelerate launch --use_fsdp")
+    version = os.environ.get("FSDP_VERSION", "1")
+    if asks_for_fsdp() and version != "2":
+        raise ConfigError(f"FSDP version {version} is not supported; use: accelerate launch --fsdp_version 2")
     if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_PORT" in os.environ and "RANK" not in os.environ:
         raise ConfigError(
             "accelerate launch was asked for several processes and started one, as it does with --cpu; use: "

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from ppo_core import launched
 from ppo_core.errors import ConfigError
@@ -117,6 +118,20 @@ def test_accelerate_launch_starts_two_without_its_cpu_flag(folder: Path) -> None
 
 
 @pytest.mark.slow
+def test_accelerates_fsdp2_shards_and_saves_whole_models(folder: Path) -> None:
+    flags = (*PARTS, *SMALL, "--adam_epsilon", "1e-3")
+    assert process(folder, *flags, "--output", "one").returncode == 0
+    fsdp = ("--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "NO_WRAP", "-m", "ppo_core")
+    done = launch((*ACCELERATE, *fsdp), *flags, "--output", "two")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(Path("two/ppo_config.json").read_text())["use_fsdp"] is True
+    require_alike(Path("two"), Path("one"))
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(f"{run}/model") for run in ("two", "one"))
+    for (name, weight), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert float((weight - other).abs().max()) < 1e-3, name
+
+
+@pytest.mark.slow
 def test_a_mistake_is_one_line_and_ends_all(folder: Path) -> None:
     wrong = launch(TORCHRUN, *PARTS, "--batch_size", "9", "--mini_batch_size", "9")
     assert wrong.returncode != 0
@@ -125,7 +140,7 @@ def test_a_mistake_is_one_line_and_ends_all(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "what"), [("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")]
+    ("variable", "what"), [("ACCELERATE_USE_FSDP", "FSDP version 1"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")]
 )
 def test_what_launchers_ask_for_and_is_not_done_is_refused(
     variable: str, what: str, monkeypatch: pytest.MonkeyPatch
