@@ -18,8 +18,10 @@ from ppo_core.policy import LanguageHead, compare, response_states
 from ppo_core.report import StepReport
 from ppo_core.testing import check_generator
 from ppo_core.trainer import PPOTrainer
+from tests.ppo_core.command_folder import PARTS, SMALL, fill, process
 from tests.ppo_core.families import FAMILIES, load_models, save_family
 from tests.ppo_core.test_captured import FIXED
+from tests.ppo_core.test_launched import TORCHRUN, launch, require_alike
 
 pytestmark = [
     pytest.mark.gpu,
@@ -169,3 +171,17 @@ def test_rows_are_halved_when_the_gpu_is_full(tiny_folder: Path) -> None:
 
     assert chunk.run(attempt) <= 15
     assert chunk.rows in (8, 4)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch finds fewer than two CUDA devices")
+@pytest.mark.parametrize("flags", [(), ("--use_fsdp", "true"), ("--use_peft", "true")])
+def test_two_gpus_learn_what_one_does(
+    flags: tuple[str, ...], tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, tiny_folder)
+    monkeypatch.chdir(tmp_path)
+    parts = (*PARTS[: PARTS.index("--device")], *SMALL, *flags, "--bf16", "false", "--adam_epsilon", "1e-3")
+    assert process(tmp_path, *parts, "--output", "one", CUDA_VISIBLE_DEVICES="0").returncode == 0
+    two = launch(TORCHRUN, *parts, "--output", "two")
+    assert two.returncode == 0, two.stderr
+    require_alike(Path("two"), Path("one"))
