@@ -83,7 +83,7 @@ def check(setting: Setting) -> bool:
 
 
 def speed(setting: Setting) -> bool:
-    """Measure every cell; one that fails is named, and the others go on."""
+    """Measure every cell; one that fails is named, and the others still run."""
     return _measure(setting, SPEED, _rates(setting))
 
 

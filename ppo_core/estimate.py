@@ -418,7 +418,7 @@ def learning_moments(config: PPOConfig, models: Models, per: BytesPer) -> dict[s
 
 
 def seconds_left(config: PPOConfig, step: int, last_step: int, iteration: float, evaluation: float) -> float:
-    """Return how long a run takes from behind `step` to `last_step`, at so many seconds an iteration and evaluation."""
+    """Return how long a run takes from after `step` to `last_step`, at so many seconds an iteration and evaluation."""
     batch, every = config.batch_sizes(1).batch_size, config.eval_interval
     due = last_step * batch // every - step * batch // every
     evaluations = min(last_step - step, due + (last_step * batch % every >= batch))

@@ -42,7 +42,7 @@ class Metric:
 
 
 QUANTILES = {"min": "minimum", "q25": "lower quartile", "q50": "median", "q75": "upper quartile", "max": "maximum"}
-"""How a distribution is told beside its mean and spread, by suffix."""
+"""What is reported of a distribution beside its mean and spread, by suffix."""
 
 _NATS = "nats per response"
 _TOKEN = "nats per token"

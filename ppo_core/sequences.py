@@ -122,7 +122,7 @@ class Sequences:
 
     @property
     def response_width(self) -> int:
-        """T: the columns behind the prompts."""
+        """T: the columns after the prompts."""
         return self.ids.shape[1] - self.prompt_width
 
     def rows(self, index: slice | Tensor) -> "Sequences":

@@ -277,7 +277,7 @@ class GuardState:
 def observe(
     settings: GuardSettings, state: GuardState, report: StepReport, total_episodes: int
 ) -> tuple[GuardState, Reason | None]:
-    """Return the state after `report`, and why to end the trial of `total_episodes` there (None: go on)."""
+    """Return the state after `report`, and why to end the trial of `total_episodes` there (None: keep running)."""
     progress = report.episode / total_episodes
     in_grace = progress <= settings.grace
     state = _remember(settings, state, report, in_grace)

@@ -27,7 +27,7 @@ def check_trial_order(kind: str, row: TrialRow) -> None:
     if kind == "pause" and row.status is Status.PAUSED:
         raise ConfigError(f"trial {row.number} is paused already")
     if kind in ("stop", "prune", "pause") and row.status.is_final:
-        raise ConfigError(f"trial {row.number} is {status}; it cannot be told to {kind}")
+        raise ConfigError(f"trial {row.number} is {status}; {kind} does not apply to it")
 
 
 def check_study_order(kind: str, study: StudyRow) -> None:
@@ -161,7 +161,7 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
         retried((*view.trials, *view.confirming), trial)
     elif kind == "fork":
         if row is None:
-            raise ConfigError("a fork names the trial that it goes on from")
+            raise ConfigError("a fork names the trial that it starts from")
         _check_fork(view, row, arguments["values"], arguments.get("episode"))
     elif row is not None:
         check_trial_order(kind, row)

@@ -25,11 +25,14 @@ KINDS: Mapping[str, OrderKind] = {
         ),
         OrderKind("prune", "needed", "end a trial where it is, as one that is not worth its time"),
         OrderKind("pause", "allowed", "have a trial save and wait; without a trial: the whole study"),
-        OrderKind("resume", "allowed", "have a paused trial go on; without a trial: the whole study"),
+        OrderKind("resume", "allowed", "resume a paused trial; without a trial: the whole study"),
         OrderKind("retry", "allowed", "try a failed trial again; without a trial: all that failed"),
         OrderKind("enqueue", "none", "run a configuration of your own next", ("values", "label")),
         OrderKind(
-            "fork", "needed", "go on from a trial's checkpoint with changed values", ("values", "episode", "label")
+            "fork",
+            "needed",
+            "start a new trial from a trial's checkpoint, with changed values",
+            ("values", "episode", "label"),
         ),
         OrderKind("set", "none", "change the study's trials, budget, workers or KL budget", ("changes",)),
     )

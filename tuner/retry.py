@@ -11,7 +11,7 @@ from tuner.store import TrialRow
 from tuner.trial_log import last_words
 
 LIMIT_SECONDS = 3_600.0
-"""How long a controller waits for its store, unless told otherwise."""
+"""How long a controller waits for its store, by default."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds before the first new attempt, which double with each, and the most they become."""
 _SLICE = 0.5  # seconds between two looks at whether a stop was asked for
@@ -122,7 +122,7 @@ class RoomWatch:
         del self._due[number]
 
     def found(self, number: int) -> None:
-        """Note that a trial goes on, whether or not it waited before."""
+        """Note that a trial is running again, whether or not it waited before."""
         if number in self._began:
             self._emit(f"trial {number}: there is room again after {duration(self._clock() - self._began[number])}")
         self.forget(number)

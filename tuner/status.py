@@ -1,4 +1,4 @@
-"""A trial's statuses and origins, declared once: what each means and how it is told. Never imports torch."""
+"""A trial's statuses and origins, declared once: what each means and how it is shown. Never imports torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -68,7 +68,7 @@ class Role(StrEnum):
     CONFIRM = "confirm"
     """A recommended configuration with a fresh seed, to be read on the test prompts."""
     FORK = "fork"
-    """It goes on from another trial's checkpoint, so its end says little of its configuration alone."""
+    """It starts from another trial's checkpoint, so its end says little of its configuration alone."""
 
 
 class PausedBy(StrEnum):

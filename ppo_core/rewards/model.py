@@ -166,7 +166,7 @@ class RewardModel:
     def _tell_cut(self, count: int) -> None:
         if count and not self.cut_texts:
             logger.warning(
-                "%s: %d texts are longer than the %d tokens it can read; only their ends count (told once)",
+                "%s: %d texts are longer than the %d tokens it can read; only their ends count (reported once)",
                 self.who,
                 count,
                 self._longest,
@@ -179,11 +179,11 @@ class _Endings:
     """How a reward model is shown that a response ended, or did not; by default it is not shown."""
 
     text_eos: list[int] = field(default_factory=list)
-    """The ids behind a text whose response ended: EOS, or none."""
+    """The ids after a text whose response ended: EOS, or none."""
     chat_eos: list[int] = field(default_factory=list)
     """The same of a chat that was rendered by the template."""
     chat_closing: str = ""
-    """What the template writes behind the last message, taken off where the response was cut."""
+    """What the template writes after the last message, removed where the response was cut."""
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "_Endings":
@@ -195,13 +195,13 @@ class _Endings:
 
 
 def _closes_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the tokenizer puts special tokens behind every text."""
+    """Return whether the tokenizer puts special tokens after every text."""
     whole, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
     return bool(whole[-1:] != bare[-1:])
 
 
 def _chat_closing(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return what the chat template writes behind an assistant's last message; None where that is not known."""
+    """Return what the chat template writes after an assistant's last message; None where that is not known."""
     if tokenizer.chat_template is None:
         return None
     probe = "a probe of the template"

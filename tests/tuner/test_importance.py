@@ -79,14 +79,16 @@ def test_only_trials_that_can_tell_count() -> None:
 
 
 def test_too_few_trials_at_a_rung_are_refused_as_such() -> None:
-    assert importance.refusal(studied(7), SEARCH, at_rung=True).startswith("7 trials came to the rung; what mattered")
+    assert importance.refusal(studied(7), SEARCH, at_rung=True).startswith(
+        "7 trials reached the rung; importance needs 10"
+    )
 
 
 def test_the_command_tells_both_with_how_sure_it_is_or_why_it_cannot(ppo_tuner: Invoke, own_folder: Path) -> None:
     where = ["--storage", storage(own_folder)]
     run(own_folder, quick_spec(trials=6))
     status, _, err = ppo_tuner("importance", NAME, *where)
-    assert status == 1 and "what mattered is told from 10 on, and " in err
+    assert status == 1 and "importance needs 10, so " in err
     run(own_folder, quick_spec(trials=14))
     status, out, _ = ppo_tuner("importance", NAME, *where)
     assert status == 0

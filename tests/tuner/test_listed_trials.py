@@ -91,7 +91,7 @@ def test_what_does_nothing_in_its_trial_is_told() -> None:
 def test_a_study_may_list_more_trials_later_and_change_none() -> None:
     longer = spec(trial=[*BETAS, {"kl_coef": 0.5}])
     assert longer.changes_to(spec()).refused == []
-    assert longer.changes_to(spec()).told == ["trials: 4, was 3"]
+    assert longer.changes_to(spec()).allowed == ["trials: 4, was 3"]
     (changed,) = spec(trial=[{"kl_coef": 0.2}, *BETAS[1:]]).changes_to(spec()).refused
     assert changed.startswith(
         "trial 0: {'kl_coef': 0.2}, was {'label': 'low', 'kl_coef': 0.01}; give the study another"

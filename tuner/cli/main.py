@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
     except KeyboardInterrupt:
         goes_on = arguments[:1] in (["demo"], ["run"], ["confirm"])
-        _tell(f"interrupted; go on with: {to_copy(_without_secrets(arguments))}" if goes_on else "interrupted")
+        _tell(f"interrupted; to resume: {to_copy(_without_secrets(arguments))}" if goes_on else "interrupted")
         return EXIT_INTERRUPTED
 
 
@@ -230,7 +230,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _add_run_flags(parser: Parser) -> None:
-    parser.epilog = "A study of that name that exists already goes on; a finished one prints its result."
+    parser.epilog = "If a study of that name exists, it resumes; a finished one prints its result."
     parser.add_argument("--trials", metavar="N", type=positive_int, help="the most trials that the study starts")
     parser.add_argument("--budget", metavar="N", type=budget, help=SETTINGS["budget"])
     _add_worker_flags(parser)
@@ -239,7 +239,7 @@ def _add_run_flags(parser: Parser) -> None:
 def _add_confirm_arguments(parser: Parser) -> None:
     parser.epilog = (
         "Each run's checkpoint is chosen on the eval prompts, as in the search, and read once on the test prompts. "
-        "Given again it goes on where it was; more --top or --seeds add to what there is."
+        "Given again, the command resumes; a larger --top or --seeds adds to what there is."
     )
     parser.add_argument("study", metavar="STUDY", help="a finished study's name")
     parser.add_argument(
@@ -306,7 +306,7 @@ def _add_new_task_arguments(parser: Parser) -> None:
 
 def _add_import_arguments(parser: Parser) -> None:
     parser.epilog = (
-        "The [[start]] table is printed for a study file to hold; what became of the configuration is told on stderr."
+        "The [[start]] table goes to stdout, to append to a study file. What became of each key goes to stderr."
     )
     parser.add_argument(
         "file", metavar="FILE", help="YAML, JSON or TOML, or the shell script that launches the trainer"
@@ -340,7 +340,7 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     commands["report"].add_argument("-o", "--output", metavar="FILE", help="(default: STUDY-report.html)")
     commands["report"].add_argument("--force", action="store_true", help="replace a file that is there")
     commands["logs"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
-    commands["logs"].add_argument("-f", "--follow", action="store_true", help="go on printing until the trial ends")
+    commands["logs"].add_argument("-f", "--follow", action="store_true", help="keep printing until the trial ends")
     commands["logs"].add_argument("-n", "--lines", metavar="N", type=positive_int, help="its last lines alone")
     commands["list"].add_argument("--all", action="store_true", help="archived studies too")
     commands[
@@ -379,7 +379,7 @@ def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     export.epilog = (
         "With --to the trial is by default the one that a confirmation says to launch, else the study's best. What the "
-        "trainer cannot be told is listed with the reason."
+        "trainer has no key for is listed with the reason."
     )
     export.add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number, for --to")
     what = export.add_mutually_exclusive_group(required=True)
@@ -398,10 +398,10 @@ def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
     export.add_argument(
         "--follow",
         action="store_true",
-        help="for optuna: go on with an earlier export, and add what is new until the study has ended, or Ctrl-C",
+        help="for optuna: continue an earlier export, and add what is new until the study ends or Ctrl-C",
     )
     copy = commands["copy"]
-    copy.epilog = "Its checkpoints stay where they are; what that means for going on is said."
+    copy.epilog = "Its checkpoints stay where they are; the command says what that means for resuming the copy."
     copy.add_argument("--to", metavar="URL", required=True, help="the other store, made where there is none")
     copy.add_argument("--name", metavar="NEW", help="the copy's name (default: the study's)")
     commands["delete"].add_argument("--yes", action="store_true", help="do not ask")

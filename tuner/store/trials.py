@@ -166,7 +166,7 @@ def step_values(report: StepReport) -> dict[str, Any]:
 # Trials: added, begun, recorded step by step, and finished, each in one transaction.
 
 JUDGEMENT = ("value", "value_se", "kl", "violation", "value_step", "end_kl")
-"""What follows from a trial's evaluations, and is judged anew where the KL budget changes."""
+"""What follows from a trial's evaluations, and is judged again where the KL budget changes."""
 
 _CONSTANT = ("config", "params")
 """Columns of a trial that are written once."""
