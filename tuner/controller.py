@@ -311,7 +311,7 @@ class TrialLoop:
         left = study.board.left_out(study.spec.trials)
         if left:
             numbers = ", ".join(map(str, left))
-            self._emit(StudyWarned(f"trial {numbers} is left where it is: the total is {study.spec.trials} now"))
+            self._emit(StudyWarned(f"trial {numbers} is left as it is: the total is {study.spec.trials} now"))
 
     def _start_trials(self) -> bool:
         """Start as many trials as there are workers free; return whether to wait for anything."""
@@ -414,7 +414,7 @@ class TrialLoop:
         """Give a trial to a worker, from the checkpoint `resume_from` of `step`; None: from the beginning."""
         study = self._study
         if step is None and row.episodes > 0:
-            text = f"trial {row.number} starts again: no checkpoint of it is left, and {row.episodes} episodes are lost"
+            text = f"trial {row.number} restarts: it has no checkpoint left, and {row.episodes} episodes are lost"
             trial_log.note(study.trial_folder(row.number), text)
             self._emit(StudyWarned(text))
         row = study.store.begin_attempt(study.lease, row, step)

@@ -42,7 +42,7 @@ def check(config: Mapping[str, HyperValue], changes: Mapping[str, object], episo
     values = {name: require_name(name, "fork").coerce(value) for name, value in changes.items()}
     changed = {name: value for name, value in values.items() if value != getattr(before, name)}
     if not changed:
-        raise ConfigError("a fork changes at least one value; with none it would be its parent again")
+        raise ConfigError("a fork must change at least one value, or it would repeat its parent")
     for name in changed:
         why = HYPERPARAMETERS[name].fixed_by_checkpoint
         if why:
@@ -72,7 +72,7 @@ def choose(parent_folder: Path, at_episode: int | None) -> tuple[Path, int, int]
             damage = f": {error}"
             continue
         return kept[episode], checkpoint.step_of(kept[episode]), episode
-    raise ConfigError(f"trial {parent_folder.name} keeps no checkpoint that a fork could begin at{damage}")
+    raise ConfigError(f"trial {parent_folder.name} has no checkpoint that a fork could start from{damage}")
 
 
 def fork_files(source: Path, fork_folder: Path) -> Path:

@@ -166,7 +166,7 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
     elif row is not None:
         check_trial_order(kind, row)
     elif kind == "stop" and not view.row.is_held:
-        raise StudyError(f'nothing runs study "{view.row.name}", so there is no run of it to end')
+        raise StudyError(f'nothing runs study "{view.row.name}", so there is no run of it to stop')
     else:
         check_study_order(kind, view.row)
 
@@ -177,7 +177,7 @@ def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], ep
     A trial without checkpoints here may have some elsewhere, or soon: then the controller decides.
     """
     if not parent.attempts and parent.role is not Role.FORK:  # which begins with a copy of a checkpoint
-        raise ConfigError(f"trial {parent.number} has not started yet; a fork begins at a checkpoint")
+        raise ConfigError(f"trial {parent.number} has not started yet; a fork starts from a checkpoint")
     folder = upkeep.own_folder(view.row)
     if folder is not None and checkpoint.complete(folder / str(parent.number)):
         _, _, episode = forks.choose(folder / str(parent.number), episode)

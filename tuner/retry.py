@@ -124,7 +124,9 @@ class RoomWatch:
     def found(self, number: int) -> None:
         """Note that a trial is running again, whether or not it waited before."""
         if number in self._began:
-            self._emit(f"trial {number}: there is room again after {duration(self._clock() - self._began[number])}")
+            self._emit(
+                f"trial {number}: there is disk space again after {duration(self._clock() - self._began[number])}"
+            )
         self.forget(number)
 
     def forget(self, number: int) -> None:
@@ -136,7 +138,7 @@ class RoomWatch:
         """Return what to say if a trial waited for too long, or None."""
         for number, began in self._began.items():
             if self._clock() - began >= self._limit:
-                return f"trial {number} found no room for a checkpoint for {duration(self._limit)}"
+                return f"trial {number} found no disk space for a checkpoint for {duration(self._limit)}"
         return None
 
 

@@ -381,7 +381,7 @@ class StudySpec:
             return
         if not self.search:
             why = f"; {self.notes[0]}" if self.notes else ""
-            raise ConfigError(f"{where}: search names nothing to search, so all trials would be the same{why}")
+            raise ConfigError(f"{where}: [search] is empty, so all trials would be the same{why}")
         self._check_extent(f"{where}: ")
         study_file.require_disjoint({**self.search, **self.idle}, self.fixed, where)
         study_file.require_batches_fit(self.search, self.fixed, where)

@@ -83,7 +83,7 @@ def _nats(values: Mapping[str, Any], name: str, default: float, length: int | No
     if per_token not in values:
         return declare.number(values.get(name, default), declare.POSITIVE, f"{where}.{name}")
     if name in values:
-        raise ConfigError(f"{where}: {name} and {per_token} are both given; one of them says it")
+        raise ConfigError(f"{where}: {name} and {per_token} are both given; give only one")
     if length is None:
         raise ConfigError(
             f"{where}.{per_token} is not allowed: trials differ in response_length; give {name}, in nats per response"
@@ -132,7 +132,7 @@ def require_disjoint(search: Mapping[str, Range], fixed: Mapping[str, HyperValue
     """Raise ConfigError for a hyperparameter that is both fixed and searched."""
     for name in search:
         if name in fixed:
-            raise ConfigError(f"{where}: {name} stands in both [fixed] and [search]; take it out of one of them")
+            raise ConfigError(f"{where}: {name} is in both [fixed] and [search]; remove it from one of them")
 
 
 def require_batches_fit(search: Mapping[str, Range], fixed: Mapping[str, HyperValue], where: str) -> None:
@@ -227,7 +227,7 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
         return ()
     for key in _ONLY_SEARCHED:
         if key in content:
-            raise ConfigError(f"{where}: {key} does nothing beside [[trial]] tables; take one of them out")
+            raise ConfigError(f"{where}: {key} has no effect beside [[trial]] tables; remove one of them")
     found = content["trial"]
     if not isinstance(found, Sequence) or isinstance(found, str) or not found:
         raise ConfigError(f"{where}: trial = {found!r} is not allowed: [[trial]] tables, one a trial")
@@ -235,7 +235,7 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
     for number, trial in enumerate(listed):
         first = next(i for i, other in enumerate(listed) if other.params == trial.params)
         if first < number:
-            raise ConfigError(f"{where}: trial {number} lists the same values as trial {first}; take one of them out")
+            raise ConfigError(f"{where}: trial {number} lists the same values as trial {first}; remove one of them")
     require_total(declare.whole(content.get("trials", len(listed)), None, f"{where}: trials"), listed, f"{where}: ")
     return listed
 
@@ -298,5 +298,5 @@ def read_trial(values: object, fixed: Mapping[str, HyperValue], where: str) -> L
     params = read_fixed(own, where)
     for name in params:
         if name in fixed:
-            raise ConfigError(f"{where}.{name}: it stands in [fixed], too; take it out of one of them")
+            raise ConfigError(f"{where}.{name}: it is also in [fixed]; remove it from one of them")
     return ListedTrial(params, label)

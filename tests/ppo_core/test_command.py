@@ -402,8 +402,7 @@ def test_help_is_by_group_and_needs_no_torch() -> None:
     headings = [line for line in done.stdout.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings[1:3] == ["the run:", "Length, evaluation and seed:"] and "KL from the reference:" in headings
     assert (
-        "--cliprange X The probability ratio earns nothing outside [1-ε, 1+ε]. [a number in (0, 1); default: 0.2]"
-        in text
+        "--cliprange X No gain from a probability ratio outside [1-ε, 1+ε]. [a number in (0, 1); default: 0.2]" in text
     )
     assert "the task's reference, which replaces the defaults below" in text
     assert "default: None" not in text

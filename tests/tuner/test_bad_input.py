@@ -98,6 +98,7 @@ COMMAND_LINES: list[Case] = [
 ]
 STORES: list[Case] = [
     ("list --storage none.db", 1, "there is no store | none.db | `ppo-tuner run`"),
+    ("completion tcsh", 2, "tcsh | bash | zsh | fish"),
     ("migrate --storage none.db", 1, "there is no store | none.db"),
     ("show made --storage folder", 1, "folder is a folder | a file in it"),
     ("list --storage plain_file", 1, "plain_file is not an SQLite database | --storage"),
@@ -120,7 +121,7 @@ STUDIES: list[Case] = [
     ("run binary.toml", 2, "binary.toml | UTF-8"),
     ("run empty.toml", 2, "empty.toml | name is missing"),
     ("run key.toml", 2, 'key.toml | trails: unknown key | allowed: | "trials"?'),
-    ("run nothing.toml", 2, "nothing.toml | search names nothing"),
+    ("run nothing.toml", 2, "nothing.toml | [search] is empty"),
     ("run listed --trials 3", 2, "trials = 3 is not allowed | [[trial]]"),
     ("confirm made", 1, 'study "made" is not finished | 7 of 10 trials ended | ppo-tuner run made'),
     ("confirm mad", 2, '"mad" is neither a study file nor a stored study | "made"?'),
@@ -212,7 +213,7 @@ ORDERS: list[Case] = [
     ("enqueue made", 2, "enqueue needs values to run, such as: ppo-tuner enqueue made --set learning_rate=1e-05"),
     ("enqueue listed", 2, "such as: ppo-tuner enqueue listed --set kl_coef=0.2"),
     ("enqueue made --set", 2, "--set: expected at least one argument"),
-    ("fork made 1", 2, "a fork changes at least one value"),
+    ("fork made 1", 2, "a fork must change at least one value"),
     ("fork made 1 --set batch_size=32", 2, "batch_size = 32 is not allowed | a fork cannot change it"),
     ("fork made 1 --set kl_coeff=0.1", 2, 'unknown hyperparameter | "kl_coeff" | "kl_coef"?'),
     ("fork made 1 --set kl_coef=-1", 2, "kl_coef = | is not allowed | at least 0"),

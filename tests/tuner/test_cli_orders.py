@@ -98,7 +98,7 @@ def _refused_by_the_controller(ppo_tuner: Invoke, folder: Path) -> None:
         shutil.rmtree(path)
     status, stdout, stderr = ppo_tuner("fork", "quick", "1", "--set", "cliprange=0.3", "--json")
     assert (status, json.loads(stdout)["state"]) == (1, "refused")
-    refused = r"order \d+ was refused: trial 1 keeps no checkpoint that a fork could begin at$"
+    refused = r"order \d+ was refused: trial 1 has no checkpoint that a fork could start from$"
     assert re.match(refused, one_error(stderr))
 
 

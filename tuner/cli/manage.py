@@ -76,9 +76,7 @@ def _opened(given: str | None) -> Iterator[Store]:
 def _is_meant(store: Store, study: StudyRow, keep_files: bool) -> bool:
     """Ask, and return whether the study's name was typed; ConfigError where nobody can be asked."""
     if not sys.stdin.isatty():
-        raise ConfigError(
-            f'deleting study "{study.name}" is asked about on a terminal; without one, confirm with --yes'
-        )
+        raise ConfigError(f'deleting study "{study.name}" needs a confirmation on a terminal; without one, give --yes')
     trials = len(store.trials(study))
     folder = None if keep_files else upkeep.own_folder(study)
     files = "" if folder is None else f" and {size(study_folder.bytes_of(folder))} of checkpoints"

@@ -76,7 +76,7 @@ def offered(spec: StudySpec) -> list[Fidelity]:
             f"Eval KL at the rung ({_KL.unit})",
             ("KL at the rung", "Rung score"),
             f"All trials that came to the rung at {share:.0%} of their episodes, each as it read there, whether it "
-            "were finished or not. The reward is the rung score, by which the strategy ranks them.",
+            "was finished or not. The reward is the rung score, by which the strategy ranks them.",
         )
         for rung, share in enumerate(SHARES.get(spec.strategy, ()))
     ]

@@ -28,7 +28,7 @@ from tuner.store import TrialRow
 Outcome = Literal["reward", "KL"]
 MEANING = (
     "PED-ANOVA: how much the best quarter's values (at least five trials) differ from all trials' values. It says "
-    "which values go with good outcomes, and not why."
+    "which values go with good outcomes, not why."
 )
 LEAST = 10
 """Trials under which nothing is said: a share of so few is chance."""
@@ -128,7 +128,7 @@ def certainty(found: Sequence[Importance], count: int) -> str:
     per = count / max(1, len(found))
     size = f"With {count} trials for {len(found)} searched hyperparameters ({per:.1f} each)"
     if not sure:
-        return f"{size}, none stands out from chance: take nothing from this order."
+        return f"{size}, none stands out from chance: do not rely on this order."
     return (
         f"{size}, {', '.join(sure)} {'stands' if len(sure) == 1 else 'stand'} out from chance, and the rest may be "
         f"noise. Where nothing matters, about {CHANCE * len(found):.1f} of {len(found)} would stand out all the same."
