@@ -275,7 +275,7 @@ class CheckpointKeeper:
             kl_budget: Highest eval KL + one standard error of the best checkpoint, in nats per response.
             every_episodes: A checkpoint is due whenever the run passes a multiple of this; None: never for that.
             every_seconds: The longest time between two checkpoints; None: without end.
-            front: Most checkpoints of the run's front that are kept besides; the caller saves at each evaluation.
+            front: Most checkpoints of the run's front that are kept as well; the caller saves at each evaluation.
             after_save: Called when a checkpoint was saved and those not kept were removed.
         """
         self._folder = folder

@@ -1,4 +1,4 @@
-"""How much memory and disk a run will take, reckoned from its configuration and its networks' shapes. No torch.
+"""How much memory and disk a run will take, computed from its configuration and its networks' shapes. No torch.
 
 Bytes are counted tensor by tensor, as the code of this package and transformers' layers hold them. A run holds some of
 them all the time (weights, AdamW's moments), the others at moments of an iteration; the peak is what is always held
@@ -155,7 +155,7 @@ class Estimate:
     held: Mapping[str, int]
     """Held all the time once the first optimizer step was taken, by part."""
     moments: Mapping[str, Mapping[str, int]]
-    """What is held besides at each moment of an iteration, by part."""
+    """What else is held at each moment of an iteration, by part."""
     checkpoint: int
     """One checkpoint on disk."""
     model: int

@@ -271,13 +271,13 @@ class PPOConfig:
         source="transformers GenerationConfig")
 
     value_model: Literal["shared", "separate"] = hyper("shared", "Critic",
-        "shared: a value head on the policy's own trunk. separate: a network of its own, begun as the policy's copy "
+        "shared: a value head on the policy's own trunk. separate: its own network, initialized from the policy "
         "or from value_model_path.",
         heading="Networks", source="trlx (shared); TRL, OpenRLHF and verl (separate)", fixed_by_checkpoint=CRITIC)
     value_model_path: str | None = hyper(None, "Critic's start",
-        "Where a separate critic begins: a path or hub id of the policy's architecture and tokenizer, or "
-        "reward_model. Unset: as the policy.",
-        source="Stiennon et al. 2020 and OpenRLHF begin it as the reward model; TRL reward_model_path",
+        "What a separate critic is initialized from: a path or hub id of the policy's architecture and tokenizer, or "
+        "reward_model. Unset: from the policy.",
+        source="Stiennon et al. 2020 and OpenRLHF start it from the reward model; TRL reward_model_path",
         fixed_by_checkpoint=CRITIC)
     use_peft: bool = hyper(False, "LoRA",
         "Train low-rank adapters on frozen weights, which are then the reference, too. A separate critic has "

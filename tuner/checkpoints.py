@@ -302,7 +302,7 @@ class FileWork:
             follow()
 
     def close(self, *, wait: bool = True) -> None:
-        """Forget what has not begun and, unless `wait` is false, let what has begun come to its end."""
+        """Forget what has not started and, unless `wait` is false, let what has started finish."""
         try:
             while True:
                 self._given.get_nowait()

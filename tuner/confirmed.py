@@ -30,7 +30,7 @@ ALPHA = 0.05
 LEAST_RANKED = 3
 """Pairs that a rank correlation needs."""
 LEAST_READ = 0.5
-"""Share of the most seeds that a configuration has; one with fewer ranks behind those with enough."""
+"""Share of the most seeds that a configuration has; one with fewer ranks after those with enough."""
 
 
 @dataclass(frozen=True)

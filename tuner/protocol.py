@@ -71,7 +71,7 @@ class TrialSpec:
     checkpoint_seconds: float = WorkerSettings.checkpoint_seconds
     """The longest time between two checkpoints; there is one at every evaluation, too."""
     checkpoint_url: str | None = None
-    """Where the study's checkpoints are kept besides, for `tuner.remote_checkpoints`; None: nowhere else."""
+    """The second place of the study's checkpoints, for `tuner.remote_checkpoints`; None: nowhere else."""
     is_audited: bool = False
     """Whether each rule of the guard speaks only once, and the trial then keeps running."""
     resources: Resources = Resources()

@@ -64,7 +64,7 @@ def run_study(
         trials: The study's total; None: the spec's, or what an order made of it.
         budget: What it may spend, in trials of full length; None: the same.
         timeout: Seconds after which to stop.
-        policy: Where checkpoints are kept besides, and their quota; what it leaves open is as in the last run.
+        policy: The second place of checkpoints, and their quota; what it leaves open is as in the last run.
         checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
         plan: What is to be confirmed once the search has ended; None: nothing more than was asked for before.
         make_engine: Returns what runs the trials; worker processes on this machine by default.

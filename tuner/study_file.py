@@ -270,7 +270,7 @@ def notes(listed: Sequence[ListedTrial], fixed: Mapping[str, HyperValue]) -> lis
 
 
 def changes(old: Sequence[ListedTrial], new: Sequence[ListedTrial]) -> list[str]:
-    """Return where `new` says otherwise than `old` of the trials that `old` lists, one line each."""
+    """Return where `new` differs from `old` in the trials that `old` lists, one line each."""
     if bool(old) != bool(new):
         return [f"trials: {'listed' if new else 'searched'}, were {'listed' if old else 'searched'}"]
     lines = []

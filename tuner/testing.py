@@ -426,7 +426,7 @@ class _Simulated:
         elif decision.action is Action.PAUSE:
             evaluations = self.evaluations[number]
             assert self.scheduler.rests(row, evaluations) == decision.reason, (
-                "a trial that a kill leaves here rests, too"
+                "a trial that a kill leaves here is paused, too"
             )
             scores = (*row.rung_scores[: row.rung], self.scheduler.score(evaluations))
             self.trials.put(replace(row, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_scores=scores))
@@ -452,7 +452,7 @@ def _finishes(make_scheduler: Callable[[StudySpec], Scheduler], spec: StudySpec,
     study.run()
     assert study.scheduler.is_finished(study.trials), "a study in which nothing is left to run is finished"
     most = math.inf if spec.trials is None else spec.trials
-    assert len(study.trials.counted()) <= most, f"more than {most} trials were begun"
+    assert len(study.trials.counted()) <= most, f"more than {most} trials were started"
     used = extent(study.trials.rows, spec).spent
     assert used <= (spec.budget or math.inf), f"{used:.3g} was spent, of a budget of {spec.budget}"
     assert any(row.status is Status.COMPLETED for row in study.trials), "no trial came to its end"

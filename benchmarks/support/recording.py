@@ -110,7 +110,7 @@ def built_in_study(task: str) -> StudySpec:
 def record_run(spec: StudySpec, planned: Planned, make_trainer: MakeTrainer) -> RecordedRun:
     """Train one configuration to its end, whatever the guard would say, and return what it reported.
 
-    It is evaluated at step 0 and every tenth of its episodes, besides at the first step after EARLY of them, and where
+    It is evaluated at step 0 and every tenth of its episodes, also at the first step after EARLY of them, and where
     the watch on the KL budget says so. It stops where it raises, or where a core metric is not finite.
     """
     config = run_config(spec, planned)

@@ -1,4 +1,4 @@
-"""`ppo-tuner doctor`: whether what studies need is there and works. It leaves nothing behind, and never hangs."""
+"""`ppo-tuner doctor`: whether this machine has what studies need. It writes nothing that stays, and never hangs."""
 
 import argparse
 import importlib.metadata

@@ -34,7 +34,7 @@ from tuner.store import Store, TrialRow
 def print_trials(out: Console, store: Store, view: StudyView) -> None:
     """Print the tables of trials and searched values, the legend of trial 0 and how many were pruned for KL."""
     if not view.trials:
-        out.print("No trial has begun yet.")
+        out.print("No trial has started yet.")
         return
     out.print(render.trials_table(view.trials, view.best()))
     for table in render.params_tables(view.trials, view.spec):

@@ -15,7 +15,7 @@ import psutil
 
 _PROC = Path("/proc")
 _STATE, _STARTED = 0, 19
-"""Where fields 3 and 22 of `/proc/<pid>/stat` are behind the command's name; see proc(5)."""
+"""Where fields 3 and 22 of `/proc/<pid>/stat` are after the command's name; see proc(5)."""
 
 
 @dataclass(frozen=True)

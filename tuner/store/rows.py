@@ -14,7 +14,7 @@ from tuner.store.processes import ProcessKey, is_alive
 # Samples as rows of the store: what a column cannot hold is left out, and token readings are made small.
 
 DIGITS = 4
-"""Significant digits of a token's readings: they are looked at, not reckoned with."""
+"""Significant digits of a token's readings: they are looked at, not computed with."""
 READING_DIGITS = 7
 """Significant digits of what an evaluation read of each prompt: those of single precision."""
 
@@ -98,7 +98,7 @@ class StudyRow:
     workers: int | None = None
     """How many trials its controller runs at a time."""
     checkpoint_url: str | None = None
-    """Where its checkpoints are kept besides, if anywhere."""
+    """The second place of its checkpoints, if any."""
     max_disk: float | None = None
     """Most bytes that its checkpoints take; None: any number."""
     overrides: dict[str, dict[str, float]] | None = None
