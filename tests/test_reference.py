@@ -1,12 +1,20 @@
 """docs/reference.md is what the declarations say, and leaves no command out; links in docs lead somewhere."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from docs import reference
+from docs import json_shapes, reference
 from ppo_core import task_file
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.metrics import METRICS
+from tuner import study_file
+from tuner.cli.main import COMMANDS
+from tuner.guard import RULES
+from tuner.status import Origin, Role, Status
+from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -19,6 +27,23 @@ PAGES = [
 
 def test_the_reference_is_what_the_declarations_say() -> None:
     assert reference.FILE.read_text() == reference.text(), "write it again with: python docs/reference.py"
+    assert reference.STATES.read_text() == reference.states(), "write it again with: python docs/reference.py"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [COMMANDS, HYPERPARAMETERS, METRICS, RULES, study_file.TOP_LEVEL, WORKER_SETTINGS, *json_shapes.OBJECTS.values()],
+)
+def test_nothing_that_is_declared_is_missing(names: Iterable[str]) -> None:
+    page = reference.text()
+    assert not [name for name in names if f"`{name}`" not in page and f"`ppo-tuner {name}`" not in page]
+
+
+def test_the_states_page_has_every_status_origin_and_role() -> None:
+    page = reference.states()
+    for kind in (Status, Origin, Role):
+        for member in kind:
+            assert re.search(rf"^\| `{member.value}` \| \w", page, flags=re.MULTILINE), f"{member} lacks a meaning"
 
 
 def test_the_page_on_tasks_names_every_key_of_a_task_file() -> None:

@@ -21,11 +21,11 @@ least 0.1.
 
 A trial at a rung is reported with a predicted value: its rung score plus the median of what finished trials gained
 after theirs. To the study's own sampler every trial with a value is reported as COMPLETE: TPE puts all COMPLETE
-trials before all PRUNED ones, and ranks those by their last step, so that a poor finisher would outrank the best
-prediction. The states of the table are those of an exported study.
+trials before all PRUNED ones, and ranks those by their last step, so a poor finisher would outrank the best prediction.
+The states of the table are those of an exported study.
 
-A fork did not come to its end with its configuration alone, and repeats say nothing new of where to search; FAIL keeps
-their numbers.
+A fork did not get where it is with its configuration alone, and repeats say nothing new about where to search. FAIL
+keeps their numbers.
 """
 
 import math

@@ -426,7 +426,7 @@ def _task(value: object, where: str) -> Task:
 
 def _sampler(value: object, where: str) -> SamplerSpec:
     values = {"name": value} if isinstance(value, str) else declare.table(value, where)
-    declare.require_known(values, ("name", "startup_trials"), f"{where}.")
+    declare.require_known(values, study_file.SAMPLER, f"{where}.")
     name = values.get("name", SamplerSpec.name)
     if not isinstance(name, str) or not (name in SAMPLERS or study_file.TRAINER[0].fullmatch(name)):
         allowed = ", ".join(SAMPLERS)

@@ -14,28 +14,41 @@ from ppo_core.hyperparameters import HYPERPARAMETERS, inert, require_name
 from ppo_core.task import Task
 from tuner.space import Encoded
 
-TOP_LEVEL = (
-    "name",
-    "task",
-    "trainer",
-    "trials",
-    "budget",
-    "objective",
-    "strategy",
-    "seed",
-    "device",
-    "threads",
-    "audit",
-    "fixed",
-    "search",
-    "start",
-    "warm_start",
-    "trial",
-    "kl",
-    "guard",
-    "sampler",
-    "workers",
-)
+TOP_LEVEL: Mapping[str, str] = {
+    "name": "results are stored under this name, and found again by it",
+    "task": "a built-in task's name, a task file's or folder's path, `module:TASK`, or a table with a task file's keys",
+    "trainer": "`module:function` of a trainer of your own; unset: PPO",
+    "trials": "the most trials that the search starts, trial 0 included; this, `budget` or both",
+    "budget": "what the search may spend, in trials of full length; this, `trials` or both",
+    "objective": "what a trial is worth",
+    "strategy": "how the search spends its budget",
+    "seed": "of every trial and of the sampler; 0 unless set",
+    "device": "`auto` (unless set) or `cpu`; CUDA_VISIBLE_DEVICES picks GPUs",
+    "threads": "CPU threads of a trial; unset: each worker's share of the cores. The same count gives the same numbers",
+    "audit": "share of the trials that run to the end whatever the rules say, so that the rules' cost can be measured",
+    "fixed": "a table of hyperparameters that are the same in all trials",
+    "search": 'a table of what is searched: `"advised"`, or `{ low = ..., high = ..., scale = ... }`',
+    "start": "`[[start]]` tables: configurations that run first, in the study's ranges",
+    "warm_start": "names of published recipes, or `study:NAME`, whose configurations run first",
+    "trial": "`[[trial]]` tables: exactly these trials run, and nothing is searched",
+    "kl": "a table: the KL budget and the KL limit",
+    "guard": "a table: the limits of the rules that end trials early",
+    "sampler": "what proposes configurations: a name, or a table",
+    "workers": "a table: checkpoint interval and time limits of worker processes",
+}
+"""The keys of a study file, and what each is."""
+KL: Mapping[str, str] = {
+    "budget": "eval KL that a recommended policy may have, in nats per response; the task's unless set",
+    "limit": "training KL at which the guard ends a trial, in nats per response; the task's unless set",
+    "budget_per_token": "the budget in nats per token; multiplied by the tokens of an evaluation's longest response",
+    "limit_per_token": "the limit in nats per token; multiplied by `response_length`",
+}
+"""The keys of the [kl] table."""
+SAMPLER: Mapping[str, str] = {
+    "name": "one of the samplers, or `module:callable`: called with `seed`, it returns an Optuna sampler",
+    "startup_trials": "trials with a value that the sampler waits for, of each kind of β control; 4 unless set",
+}
+"""The keys of the [sampler] table."""
 
 REQUIRED = ("name", "task", "search")
 REQUIRED_OF_LISTED = ("name", "task")
@@ -67,9 +80,7 @@ def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[
         ConfigError: a value is given twice or not allowed, or the limit is below the budget.
     """
     values = declare.table(value, where)
-    declare.require_known(
-        values, [f"{name}{unit}" for name in ("budget", "limit") for unit in ("", PER_TOKEN)], f"{where}."
-    )
+    declare.require_known(values, KL, f"{where}.")
     budget = _nats(values, "budget", task.kl_budget, task.eval_response_length, where)
     limit = _nats(values, "limit", task.kl_limit, length, where)
     if limit < budget:
