@@ -9,6 +9,7 @@ trial can be. A test fails where a file is not what this writes.
 import argparse
 import ast
 import inspect
+import json
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from docs import json_shapes
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import short
+from ppo_core.run import trl
 from tuner import scoring, study_file
 from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
@@ -48,6 +50,7 @@ def text() -> str:
         *_workers(),
         *_metrics(),
         *_json(),
+        *_trl(),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -181,6 +184,23 @@ def _json() -> Iterator[str]:
             yield f"All keys of a {base}, and:"
             keys = {key: does for key, does in keys.items() if json_shapes.OBJECTS[base].get(key) != does}
         yield _table(("key", "is"), _named(keys))
+
+
+def _trl() -> Iterator[str]:
+    yield "## Fields of TRL's PPO"
+    yield (
+        "What `--config` does with a file of TRL's PPOConfig, ModelConfig and ScriptArguments. A field with the name of a "
+        "hyperparameter above is read as it is. [Coming from TRL](trl.md) says more."
+    )
+    yield "Translated:"
+    yield _table(("field", "becomes"), ((f"`{field}`", f"`{ours}`") for field, (ours, _) in trl.TRANSLATED.items()))
+    yield "Not followed, with a warning unless it has a harmless value:"
+    rows = (
+        (f"`{field}`", ", ".join(f"`{json.dumps(value)}`" for value in harmless), why)
+        for field, (harmless, why) in trl.WARNED.items()
+    )
+    yield _table(("field", "harmless", "instead"), rows)
+    yield "Ignored, without effect here or in TRL's PPO: " + ", ".join(f"`{field}`" for field in trl.IGNORED) + "."
 
 
 def states() -> str:
