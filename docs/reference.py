@@ -189,8 +189,8 @@ def _json() -> Iterator[str]:
 def _trl() -> Iterator[str]:
     yield "## Fields of TRL's PPO"
     yield (
-        "What `--config` does with a file of TRL's PPOConfig, ModelConfig and ScriptArguments. A field with the name of a "
-        "hyperparameter above is read as it is. [Coming from TRL](trl.md) says more."
+        "What `--config` does with a file of TRL's PPOConfig, ModelConfig and ScriptArguments. A field with the name "
+        "of a hyperparameter above is read as it is. [Coming from TRL](trl.md) says more."
     )
     yield "Translated:"
     yield _table(("field", "becomes"), ((f"`{field}`", f"`{ours}`") for field, (ours, _) in trl.TRANSLATED.items()))

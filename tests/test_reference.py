@@ -10,6 +10,7 @@ from docs import json_shapes, reference
 from ppo_core import task_file
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
+from ppo_core.run import trl
 from tuner import study_file
 from tuner.cli.main import COMMANDS
 from tuner.guard import RULES
@@ -32,7 +33,16 @@ def test_the_reference_is_what_the_declarations_say() -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [COMMANDS, HYPERPARAMETERS, METRICS, RULES, study_file.TOP_LEVEL, WORKER_SETTINGS, *json_shapes.OBJECTS.values()],
+    [
+        COMMANDS,
+        HYPERPARAMETERS,
+        METRICS,
+        RULES,
+        trl.FIELDS,
+        study_file.TOP_LEVEL,
+        WORKER_SETTINGS,
+        *json_shapes.OBJECTS.values(),
+    ],
 )
 def test_nothing_that_is_declared_is_missing(names: Iterable[str]) -> None:
     page = reference.text()
