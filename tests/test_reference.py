@@ -13,7 +13,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.run import trl
 from tuner import study_file
 from tuner.cli.main import COMMANDS
-from tuner.guard import RULES
+from tuner.guard import RULES, GuardSettings
 from tuner.status import Origin, Role, Status
 from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
 
@@ -60,6 +60,16 @@ def test_the_page_on_tasks_names_every_key_of_a_task_file() -> None:
     page = (ROOT / "docs" / "tasks.md").read_text()
     keys = {*task_file.KEYS, *task_file.REWARD_KEYS, *task_file.PROMPT_KEYS, *task_file.EVAL_KEYS}
     assert not [key for key in keys if f"`{key}`" not in page]
+
+
+def test_the_page_on_the_guard_has_every_rule_with_its_default() -> None:
+    page = (ROOT / "docs" / "guard.md").read_text()
+    for rule in RULES.values():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{rule.name}`")]
+        texts = (f" {rule.limit:g} ", f" {100 * rule.limit:g} % ")
+        assert rule.limit is True or any(text in row for text in texts), f"{rule.name} is not {rule.limit}"
+    for name, default in (("patience", GuardSettings.patience), ("grace", GuardSettings.grace)):
+        assert f"`{name} = {default:g}`" in page
 
 
 def anchors(page: Path) -> set[str]:
