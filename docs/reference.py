@@ -169,7 +169,7 @@ def _json() -> Iterator[str]:
     yield "## JSON"
     yield (
         "What a command prints on stdout with `--json`. Times are seconds since the epoch, KL is in nats per response, "
-        "and a number that is not finite is null. `train` without a study, and every command's progress, go to stderr."
+        "and a number that is not finite is null. Progress and errors go to stderr."
     )
     yield _table(("command", "prints"), _named(json_shapes.COMMANDS))
     for name, keys in json_shapes.OBJECTS.items():
