@@ -80,7 +80,7 @@ TRIAL = {
     "rung_scores": "what it is ranked by at each rung that it reached",
 }
 REASON = {
-    "rule": "the rule of the guard, `strategy`, `person` or `error`",
+    "rule": "a guard rule, a strategy, `person`, `error`, `out_of_memory`, `worker_lost` or `disk_quota`",
     "message": "one line",
     "metric": "which metric the rule read",
     "value": "what it read",
