@@ -1,6 +1,6 @@
 """Whether `ppo-tuner confirm` is right when it says so: studies and confirmations drawn from many real runs.
 
-    python benchmarks/confirm.py run      # trains each configuration on each seed, once; goes on where it was
+    python benchmarks/confirm.py run      # trains each configuration on each seed, once; resumes where it was
     python benchmarks/confirm.py show     # draws studies from them, and counts which claims hold
 
 Some configurations around the reference, and the reference, are trained on many seeds and read on the test prompts, by

@@ -4,7 +4,7 @@
 
 Makes a store of 2,000 trials x 200 steps x 20 metrics whose last trial runs, opens both dashboards in a real browser
 (`tests/chromium.py` finds it), and measures the time to the first chart, the time of a click, and the bytes
-that one refresh moves while the study goes on. `benchmarks/README.md` says what is timed.
+that one refresh moves while the study runs. `benchmarks/README.md` says what is timed.
 """
 
 import argparse
@@ -82,7 +82,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Study:
-    """The study under way: its store and lease, and how to go on with it."""
+    """The study under way: its store and lease, and how to continue it."""
 
     store: Store
     lease: Lease

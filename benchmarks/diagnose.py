@@ -1,6 +1,6 @@
 """Whether the advice of `ppo-tuner diagnose` helps: the advised change against a random change of the same trial.
 
-    python benchmarks/diagnose.py run      # trains what is missing; goes on where it was
+    python benchmarks/diagnose.py run      # trains what is missing; resumes where it was
     python benchmarks/diagnose.py show     # by rule: what the change gained, against a random one
 
 The trials are recorded runs (benchmarks/data) in whose curves a rule speaks, up to the guard's end: for each rule the

@@ -6,7 +6,7 @@
     make gpu PART=study WHEELS=dir  # a study with a guard stop, and several trials on one GPU
 
 Each part takes less than nine minutes, prints a table, and writes benchmarks/results/<gpu>-<part>.md and .json. It runs
-under any python3 with torch, transformers, peft, accelerate and pytest; `trl` needs TRL and datasets besides, `study`
+under any python3 with torch, transformers, peft, accelerate and pytest; `trl` also needs TRL and datasets, `study`
 Optuna and SQLAlchemy. `--rehearse` runs the same code on tiny shapes on the CPU.
 """
 
@@ -83,7 +83,7 @@ def check(setting: Setting) -> bool:
 
 
 def speed(setting: Setting) -> bool:
-    """Measure every cell; one that fails is named, and the others go on."""
+    """Measure every cell; one that fails is named, and the others still run."""
     return _measure(setting, SPEED, _rates(setting))
 
 

@@ -72,7 +72,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=tuple(SIZES), default="qwen2-0.5b")
     parser.add_argument("--episodes", type=int, default=8, help="of a rollout batch (8)")
-    parser.add_argument("--prompt-tokens", type=int, default=24, help="of a prompt, besides its template (24)")
+    parser.add_argument("--prompt-tokens", type=int, default=24, help="of a prompt, without its template (24)")
     parser.add_argument("--tokens", type=int, default=16, help="of a response (16)")
     parser.add_argument("--micro-batch", type=int, default=2, help="rows of one forward and backward pass (2)")
     parser.add_argument("--iterations", type=int, default=3, help="how many (3)")

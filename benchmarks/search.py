@@ -1,9 +1,9 @@
 """How good the search is: runs of whole search spaces, recorded once, on which strategies are judged.
 
-python benchmarks/search.py record reviews    # trains hundreds of configurations; goes on where it was
+python benchmarks/search.py record reviews    # trains hundreds of configurations; resumes where it was
 python benchmarks/search.py show reviews      # what is recorded
 python benchmarks/search.py replay reviews    # strategies over the recorded runs
-python benchmarks/search.py live --peer       # whole studies, run for real; takes hours, and goes on where it was
+python benchmarks/search.py live --peer       # whole studies, run for real; takes hours, and resumes where it was
 python benchmarks/search.py match reviews     # what another β makes of configurations
 python benchmarks/search.py restarts reviews  # what a trial costs beside training: the replay's constants
 """

@@ -5,7 +5,7 @@ from ppo_core import __version__
 project = "PPO Tuner"
 release = __version__
 extensions = ["myst_parser"]
-myst_enable_extensions = ["attrs_inline"]
+myst_enable_extensions = ["attrs_inline", "deflist"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = project

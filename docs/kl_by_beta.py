@@ -2,7 +2,7 @@
 
     .venv/bin/python docs/kl_by_beta.py
 
-Runs studies/kl_by_beta.toml in the default store (or goes on with it, or takes it as it stands where it is done),
+Runs studies/kl_by_beta.toml in the default store (or resumes it, or takes it as it is where it is done),
 prints what became of each trial, and writes docs/images/kl_by_beta.png with a browser as docs/screenshots.py does.
 """
 
@@ -68,7 +68,7 @@ def run(spec: StudySpec, where: str) -> list[Curve]:
     with StudyProgress(output.console()) as progress:
         finished = run_study(spec, storage=where, runs_folder=RUNS_FOLDER, on_event=progress)
     if not finished:
-        raise SystemExit("stopped before the end; the same command goes on")
+        raise SystemExit("stopped before the end; the same command resumes it")
     with closing(Store.open(where)) as store:
         return _read(store, read_study(store, spec.name))
 

@@ -1,29 +1,41 @@
-"""Write docs/reference.md from the declarations: commands, hyperparameters, metrics, guard rules, statuses, workers.
+"""Write docs/reference.md and docs/states.md from the declarations.
 
     .venv/bin/python docs/reference.py
 
-A test fails where the file is not what this writes.
+The reference has every command, hyperparameter, study key, metric, guard rule and JSON shape; docs/states.md has what a
+trial can be. A test fails where a file is not what this writes.
 """
 
 import argparse
+import ast
+import inspect
+import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from docs import json_shapes
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import short
+from ppo_core.run import trl
+from tuner import scoring, study_file
 from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
 from tuner.environment import PROG
-from tuner.guard import RULES
-from tuner.status import Status
+from tuner.guard import RULES, GuardSettings
+from tuner.spec import OBJECTIVES, SAMPLERS, STRATEGIES
+from tuner.status import Origin, Role, Status
+from tuner.store.rows import INTERRUPTED
 from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
 
 FILE = Path(__file__).with_name("reference.md")
+STATES = Path(__file__).with_name("states.md")
 
 
 def text() -> str:
@@ -33,10 +45,12 @@ def text() -> str:
         "Written from the declarations by `python docs/reference.py`: change those, not this file.",
         *_commands(),
         *_hyperparameters(),
-        *_metrics(),
+        *_study_keys(),
         *_rules(),
-        *_statuses(),
         *_workers(),
+        *_metrics(),
+        *_json(),
+        *_trl(),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -112,7 +126,12 @@ def _metrics() -> Iterator[str]:
 
 def _rules() -> Iterator[str]:
     yield "## Guard rules"
-    yield "Keys of a study file's `[guard]`. A patient rule waits until it is broken for `patience` steps in a row."
+    settings = GuardSettings
+    yield (
+        "Keys of a study file's `[guard]`: a number, `true` where a rule needs none, or `false` to switch it off. "
+        f"`patience` ({settings.patience}): a patient rule waits until it is broken for so many steps in a row. "
+        f"`grace` ({settings.grace:g}): the share of the episodes in which some rules are silent."
+    )
     flags: Sequence[tuple[str, Callable[..., bool]]] = (
         ("patient", lambda rule: rule.is_patient),
         ("silent during `grace`", lambda rule: rule.has_grace),
@@ -130,9 +149,98 @@ def _rules() -> Iterator[str]:
     yield _table(("name", "default", "ends a trial when", ""), rows)
 
 
-def _statuses() -> Iterator[str]:
-    yield "## Statuses of a trial"
-    yield _table(("status", "means"), ((f"`{status}`", status.meaning) for status in Status))
+def _study_keys() -> Iterator[str]:
+    yield "## Study file"
+    yield "The keys of a study's TOML file. [The study file](studies.md) explains them with an example."
+    yield _table(("key", "is"), _named(study_file.TOP_LEVEL))
+    for title, values in (("objective", OBJECTIVES), ("strategy", STRATEGIES), ("sampler", SAMPLERS)):
+        yield f"`{title}` is one of:"
+        yield _table((title, "is"), _named(values))
+    for title, keys in (("kl", study_file.KL), ("sampler", study_file.SAMPLER)):
+        yield f"Keys of `[{title}]`:"
+        yield _table(("key", "is"), _named(keys))
+
+
+def _named(values: Mapping[str, str]) -> Iterable[Sequence[str]]:
+    return ((f"`{name}`", does) for name, does in values.items())
+
+
+def _json() -> Iterator[str]:
+    yield "## JSON"
+    yield (
+        "What a command prints on stdout with `--json`. Times are seconds since the epoch, KL is in nats per response, "
+        "and a number that is not finite is null. Progress and errors go to stderr."
+    )
+    yield _table(("command", "prints"), _named(json_shapes.COMMANDS))
+    for name, keys in json_shapes.OBJECTS.items():
+        yield f"**{name[0].upper()}{name[1:]}**"
+        bases = [
+            (other, len(its))
+            for other, its in json_shapes.OBJECTS.items()
+            if other != name and set(its) < set(keys) and len(its) > 1
+        ]
+        if bases:
+            base, _ = max(bases, key=lambda one: one[1])
+            yield f"All keys of a {base}, and:"
+            keys = {key: does for key, does in keys.items() if json_shapes.OBJECTS[base].get(key) != does}
+        yield _table(("key", "is"), _named(keys))
+
+
+def _trl() -> Iterator[str]:
+    yield "## Fields of TRL's PPO"
+    yield (
+        "What `--config` does with a file of TRL's PPOConfig, ModelConfig and ScriptArguments. A field with the name "
+        "of a hyperparameter above is read as it is. [Coming from TRL](trl.md) says more."
+    )
+    yield "Translated:"
+    yield _table(("field", "becomes"), ((f"`{field}`", f"`{ours}`") for field, (ours, _) in trl.TRANSLATED.items()))
+    yield "Not followed, with a warning unless it has a harmless value:"
+    rows = (
+        (f"`{field}`", ", ".join(f"`{json.dumps(value)}`" for value in harmless), why)
+        for field, (harmless, why) in trl.WARNED.items()
+    )
+    yield _table(("field", "harmless", "instead"), rows)
+    yield "Ignored, without effect here or in TRL's PPO: " + ", ".join(f"`{field}`" for field in trl.IGNORED) + "."
+
+
+def states() -> str:
+    """Return the page on what a trial can be."""
+    _, table, *rest = (scoring.__doc__ or "").split("\n\n")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert rows[0][0] == "status" and set("".join(rows[1])) == {"-"}, "the table of tuner/scoring.py has moved"
+    known = {status.value for status in Status}
+    assert known == {word for row in rows[2:] for word in row[0].replace(",", " ").replace(":", " ").split()} & known
+    parts = [
+        "# What a trial can be",
+        "Written from the declarations by `python docs/reference.py`: change those, not this file.",
+        "## Statuses",
+        _table(("status", "means"), ((f"`{status}`", status.meaning) for status in Status)),
+        f"A trial that has not ended and that nobody runs is shown as `{INTERRUPTED}`: the next run of its study "
+        "resumes it.",
+        "## Origins",
+        "Where a trial's configuration comes from.",
+        _table(("origin", "means"), _members(Origin)),
+        "## Roles",
+        "What a trial is for. Only trials of the search count towards a study's total and teach its sampler.",
+        _table(("role", "means"), _members(Role)),
+        "## What Optuna sees",
+        "The state, value and constraint of each trial in an exported study. `end` is the other objective.",
+        _table(rows[0], rows[2:]),
+        *rest,
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _members(kind: type[StrEnum]) -> Iterable[Sequence[str]]:
+    """Return each member's value with the docstring below it."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(definition, ast.ClassDef)
+    documented: dict[str, str] = {}
+    for one, following in zip(definition.body, [*definition.body[1:], None], strict=True):
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
+            is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            documented[one.targets[0].id] = str(following.value.value) if is_text else ""  # type: ignore[union-attr]
+    return [(f"`{member.value}`", documented[member.name]) for member in kind]
 
 
 def _workers() -> Iterator[str]:
@@ -143,3 +251,4 @@ def _workers() -> Iterator[str]:
 
 if __name__ == "__main__":
     FILE.write_text(text())
+    STATES.write_text(states())

@@ -135,7 +135,7 @@ class CapturedDecoding:
         self._mask[: len(rows)] = self._mask[rows]
 
     def leaving(self, ended: Tensor, count: int) -> Tensor | None:
-        """Return half of the rows, those that go on first, as soon as at most half of all goes on."""
+        """Return half of the rows, the unfinished ones first, as soon as at most half of all are unfinished."""
         half = (len(ended) + 1) // 2
         if count > half or half == len(ended):
             return None

@@ -205,11 +205,11 @@ def _new_folder(folder: Path) -> Iterator[None]:
 
 
 def _no_room(error: BaseException) -> str | None:
-    """Return what the system says of a full disk or quota where that is behind an error, of a library's own too."""
+    """Return what the system says of a full disk or quota where that caused an error, also one of a library's own."""
     behind: BaseException | None = error
     while behind is not None:
-        told = _OS_ERROR.search(str(behind))
-        number = getattr(behind, "errno", None) or (int(told[1]) if told else None)
+        found = _OS_ERROR.search(str(behind))
+        number = getattr(behind, "errno", None) or (int(found[1]) if found else None)
         if number in NO_ROOM:
             return os.strerror(number)
         behind = behind.__cause__ or behind.__context__
@@ -255,7 +255,7 @@ EVALUATION, EPISODE = "evaluation", "episode"
 class CheckpointKeeper:
     """Saves a run's checkpoints when they are due, and removes those that are not kept.
 
-    It goes on with what the folder holds. A run that is taken up again first removes what lies beyond its step.
+    It continues with what the folder holds. A run that is resumed first removes what lies beyond its step.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class CheckpointKeeper:
             kl_budget: Highest eval KL + one standard error of the best checkpoint, in nats per response.
             every_episodes: A checkpoint is due whenever the run passes a multiple of this; None: never for that.
             every_seconds: The longest time between two checkpoints; None: without end.
-            front: Most checkpoints of the run's front that are kept besides; the caller saves at each evaluation.
+            front: Most checkpoints of the run's front that are kept as well; the caller saves at each evaluation.
             after_save: Called when a checkpoint was saved and those not kept were removed.
         """
         self._folder = folder
@@ -496,6 +496,6 @@ def disk_use(trainer: Trainer, folder: Path) -> DiskUse | None:
 
 
 def size(count: int) -> str:
-    """Return bytes in the unit that fits, as disks are told: `12.3 MB`."""
+    """Return bytes in the unit that fits, decimal as for disks: `12.3 MB`."""
     unit, scale = next(((name, s) for name, s in (("GB", 1e9), ("MB", 1e6)) if count >= s), ("kB", 1e3))
     return f"{count / scale:.1f} {unit}"

@@ -58,7 +58,7 @@ class Hyper:
     valid: Bounds | None = None
     search: Range | None = None
     fixed_by_checkpoint: str = ""
-    """Why a run that goes on from a checkpoint cannot change it; empty where it can."""
+    """Why a run that resumes from a checkpoint cannot change it; empty where it can."""
 
 
 @dataclass(frozen=True)

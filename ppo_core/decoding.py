@@ -112,7 +112,7 @@ class Decoding(Protocol):
         ...
 
     def leaving(self, ended: Tensor, count: int) -> Tensor | None:
-        """Return the rows to go on with, of [R], where only `count` have not `ended` [R]; None: all stay."""
+        """Return the rows to keep decoding, of [R], where only `count` have not `ended` [R]; None: all stay."""
         ...
 
 

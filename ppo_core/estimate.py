@@ -1,4 +1,4 @@
-"""How much memory and disk a run will take, reckoned from its configuration and its networks' shapes. No torch.
+"""How much memory and disk a run will take, computed from its configuration and its networks' shapes. No torch.
 
 Bytes are counted tensor by tensor, as the code of this package and transformers' layers hold them. A run holds some of
 them all the time (weights, AdamW's moments), the others at moments of an iteration; the peak is what is always held
@@ -155,7 +155,7 @@ class Estimate:
     held: Mapping[str, int]
     """Held all the time once the first optimizer step was taken, by part."""
     moments: Mapping[str, Mapping[str, int]]
-    """What is held besides at each moment of an iteration, by part."""
+    """What else is held at each moment of an iteration, by part."""
     checkpoint: int
     """One checkpoint on disk."""
     model: int
@@ -418,7 +418,7 @@ def learning_moments(config: PPOConfig, models: Models, per: BytesPer) -> dict[s
 
 
 def seconds_left(config: PPOConfig, step: int, last_step: int, iteration: float, evaluation: float) -> float:
-    """Return how long a run takes from behind `step` to `last_step`, at so many seconds an iteration and evaluation."""
+    """Return how long a run takes from after `step` to `last_step`, at so many seconds an iteration and evaluation."""
     batch, every = config.batch_sizes(1).batch_size, config.eval_interval
     due = last_step * batch // every - step * batch // every
     evaluations = min(last_step - step, due + (last_step * batch % every >= batch))

@@ -28,7 +28,7 @@ Reckon = Callable[[PPOConfig], Estimate]
 
 
 def amount(count: float) -> str:
-    """Return bytes as memory is told: `3.21 GiB`, `120 MiB`."""
+    """Return bytes in the unit that fits, binary as for memory: `3.21 GiB`, `120 MiB`."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 

@@ -138,7 +138,7 @@ class _StopTexts(StopStringCriteria):
     def clean_tokenizer_vocab(
         tokenizer: Any, static_prefix: Any = "abcdef", stop_string_matching_mode: Any = None
     ) -> Any:
-        """Return the tokens' texts and ids, found behind a text that the tokenizer gives back."""
+        """Return the tokens' texts and ids, found after a text that the tokenizer gives back."""
         texts = (str(static_prefix), *tokenizer.get_vocab())
         known = next(text for text in texts if text in tokenizer.convert_tokens_to_string(tokenizer.tokenize(text)))
         return StopStringCriteria.clean_tokenizer_vocab(tokenizer, known, stop_string_matching_mode)
@@ -184,7 +184,7 @@ class Rollouts:
     responses: tuple[str, ...]
     """Texts without special tokens."""
     weight_version: int
-    """Of the weights that sampled, as the generator was told."""
+    """Version of the weights that sampled, as given to the generator."""
 
     @property
     def lengths(self) -> Tensor:

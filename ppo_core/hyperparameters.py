@@ -77,30 +77,29 @@ class PPOConfig:
         "Peak AdamW learning rate of the critic. With a shared trunk it reaches only the value head.",
         source="OpenRLHF and verl give the critic a rate of its own", valid=RATE, search=Range(1e-5, 1e-4, "log"))
     lr_scheduler_type: Schedule = hyper("linear", "Schedule",
-        "How the learning rates go from their peak towards 0 after the warm-up. constant and constant_with_warmup "
-        "stay.",
+        "How the learning rates fall from their peak after the warm-up. constant and constant_with_warmup keep it.",
         source=f"{TRL} (linear)")
     value_lr_scheduler_type: Schedule | None = hyper(None, "Value schedule",
-        "How the critic's learning rate goes. Unset: as lr_scheduler_type.",
+        "Schedule of the critic's learning rate. Unset: lr_scheduler_type.",
         source="OpenRLHF and verl schedule the critic on its own")
     warmup_ratio: float = hyper(0.0, "Warm-up",
         "Share of the iterations over which the learning rates rise to their peak.",
         source="transformers 4 TrainingArguments", unit="share of the run", valid=Bounds(0, 1, high_open=True))
     value_warmup_ratio: float | None = hyper(None, "Value warm-up",
-        "Share of the iterations over which the critic's learning rate rises to its peak. Unset: as warmup_ratio.",
+        "Share of the iterations over which the critic's learning rate rises to its peak. Unset: warmup_ratio.",
         source="OpenRLHF and verl schedule the critic on its own", unit="share of the run",
         valid=Bounds(0, 1, high_open=True))
     min_lr_rate: float = hyper(0.0, "Learning rate floor",
-        "Share of the peak below which linear and cosine do not fall, in both networks.",
+        "Floor of the linear and cosine schedules of both networks, as a share of the peak.",
         source="transformers' cosine_with_min_lr; OpenRLHF uses 0.1", unit="share of the peak", valid=SHARE)
     max_grad_norm: float = hyper(1.0, "Gradient clip",
-        "Largest gradient norm of an optimizer step, of the policy, and of the critic on its own.",
+        "Gradient norm that an optimizer step is clipped to, for the policy and the critic separately.",
         source=f"{TRL} (declared there, never applied)", valid=POSITIVE)
     value_max_grad_norm: float | None = hyper(None, "Value gradient clip",
-        "Largest gradient norm of the critic's optimizer step. Unset: as max_grad_norm.",
+        "Gradient norm that the critic's optimizer step is clipped to. Unset: max_grad_norm.",
         source="OpenRLHF and verl clip each network on its own", valid=POSITIVE)
     skip_nonfinite_updates: bool = hyper(False, "Skip non-finite steps",
-        "Leave out an optimizer step whose gradient norm is not finite, and count it, instead of ruining the "
+        "Skip an optimizer step whose gradient norm is not finite, and count it, instead of ruining the "
         "weights.",
         source="verl")
     optim: Literal["adamw", "adamw_8bit"] = hyper("adamw", "Optimizer",
@@ -119,7 +118,7 @@ class PPOConfig:
         source="Huang et al. 2024, arXiv 2403.17031: 1e-5 was used for TL;DR, frameworks default to 1e-8",
         valid=POSITIVE)
     weight_decay: float = hyper(0.0, "Weight decay",
-        "AdamW's decoupled weight decay, for both networks' matrices; biases and norms have none.",
+        "AdamW's decoupled weight decay, for the matrices of both networks; biases and norms are not decayed.",
         source="transformers TrainingArguments", valid=Bounds(0))
     critic_warmup: int = hyper(0, "Critic warm-up",
         "Iterations at the start in which only the critic learns; the policy stays as it is.",
@@ -149,15 +148,15 @@ class PPOConfig:
         "Most rows of one pass without gradients per device (generation, scoring, evaluation). Memory only.",
         source=TRL, unit="episodes", valid=COUNT)
     num_ppo_epochs: int = hyper(4, "PPO epochs",
-        "Passes over one rollout batch. More squeeze more out of it, and drift further from what sampled it.",
+        "Passes over one rollout batch. More learn more from it, and move further from the policy that sampled it.",
         source=TRL, unit="epochs", valid=COUNT, search=Range(2, 10))
 
     cliprange: float = hyper(0.2, "Clip range ε",
-        "The probability ratio earns nothing outside [1-ε, 1+ε].",
+        "No gain from a probability ratio outside [1-ε, 1+ε].",
         heading="Loss and advantages", source=f"{PPO_PAPER}, eq. 7; {TRL}",
         valid=Bounds(0, 1, low_open=True, high_open=True), search=Range(0.1, 0.3))
     cliprange_high: float | None = hyper(None, "Upper clip range",
-        "Clip range above 1 where it differs from the one below: the ratio earns nothing outside [1-cliprange, "
+        "Clip range above 1 where it differs from the one below: no gain from a ratio outside [1-cliprange, "
         "1+cliprange_high]. Unset: as cliprange.",
         source="Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 10; verl clip_ratio_high", valid=POSITIVE)
     dual_clip: float | None = hyper(None, "Dual clip",
@@ -172,7 +171,7 @@ class PPOConfig:
         "policy is over this. Unset: they all run.",
         source="Spinning Up's target_kl; TRL's and trlx's trainers have none", unit="nats per token", valid=POSITIVE)
     cliprange_value: float | None = hyper(0.2, "Value clip range",
-        "A new value prediction further than this from the old one earns nothing. Unset: no clip.",
+        "No gain from moving a value prediction further than this from the old one. Unset: no clip.",
         source=f"{TRL}; OpenAI baselines", valid=POSITIVE)
     vf_coef: float = hyper(0.1, "Value loss weight c1",
         "Weight of the value loss. With a separate critic AdamW cancels it, so it does nothing there.",
@@ -209,7 +208,7 @@ class PPOConfig:
         source=f"{ZIEGLER}, section 2.2 (6 nats for 24 tokens)", unit="nats per response", valid=POSITIVE,
         search=Range(3, 12, "log"))
     kl_horizon: int | None = hyper(None, "KL horizon",
-        "Episodes over which adaptive β can change by about e^0.2 fold. Unset: a tenth of total_episodes (the "
+        "Episodes over which β can adapt by a factor of about e^0.2. Unset: a tenth of total_episodes (the "
         "classic 10,000 does nothing in a short trial).",
         source=f"{ZIEGLER}, section 2.2", unit="episodes", valid=COUNT)
     kl_estimator: Literal["k1", "k2", "k3", "abs"] = hyper("k1", "KL estimator",
@@ -224,7 +223,7 @@ class PPOConfig:
         source="OpenRLHF (10)", unit="nats per token", valid=POSITIVE)
 
     missing_eos_penalty: float | None = hyper(None, "Missing-EOS penalty",
-        "Taken off the score of a response that does not end by itself within response_length.",
+        "Subtracted from the score of a response that does not end by itself within response_length.",
         heading="Rewards", source=TRL, unit="reward", valid=Bounds(0))
     overlong_buffer: int | None = hyper(None, "Overlong buffer",
         "The last this many tokens before response_length cost a penalty that rises linearly to overlong_penalty. "
@@ -246,10 +245,10 @@ class PPOConfig:
         source=TRL)
 
     response_length: int = hyper(53, "Response length",
-        "Most new tokens of a response.",
+        "Largest number of new tokens in a response.",
         heading="Sampling", source=TRL, unit="tokens", valid=COUNT)
     temperature: float = hyper(0.7, "Temperature",
-        "Divides the logits, in sampling and in training alike.",
+        "Divides the logits, both in sampling and in training.",
         source=TRL, valid=POSITIVE)
     top_p: float = hyper(1.0, "Top-p",
         "Sample only from the likeliest tokens that hold this much probability, and train that filtered policy. The "
@@ -261,8 +260,8 @@ class PPOConfig:
         " so it adds to the training KL, from the first step on. Unset: from all.",
         source="TRL; Fan et al. 2018, arXiv 1805.04833", unit="tokens", valid=COUNT)
     stop_token: Literal["eos", "none"] = hyper("eos", "Stop token",
-        "eos: a response ends with the end-of-sequence tokens of the model and its tokenizer. none: those are tokens"
-        " like others.",
+        "eos: a response ends with the end-of-sequence tokens of the model and its tokenizer. none: they are "
+        "ordinary tokens.",
         source=TRL)
     stop_token_id: int | None = hyper(None, "Stop token id",
         "A further token of the policy that ends a response, by id.",
@@ -272,13 +271,13 @@ class PPOConfig:
         source="transformers GenerationConfig")
 
     value_model: Literal["shared", "separate"] = hyper("shared", "Critic",
-        "shared: a value head on the policy's own trunk. separate: a network of its own, begun as the policy's copy "
+        "shared: a value head on the policy's own trunk. separate: its own network, initialized from the policy "
         "or from value_model_path.",
         heading="Networks", source="trlx (shared); TRL, OpenRLHF and verl (separate)", fixed_by_checkpoint=CRITIC)
     value_model_path: str | None = hyper(None, "Critic's start",
-        "Where a separate critic begins: a path or hub id of the policy's architecture and tokenizer, or "
-        "reward_model. Unset: as the policy.",
-        source="Stiennon et al. 2020 and OpenRLHF begin it as the reward model; TRL reward_model_path",
+        "What a separate critic is initialized from: a path or hub id of the policy's architecture and tokenizer, or "
+        "reward_model. Unset: from the policy.",
+        source="Stiennon et al. 2020 and OpenRLHF start it from the reward model; TRL reward_model_path",
         fixed_by_checkpoint=CRITIC)
     use_peft: bool = hyper(False, "LoRA",
         "Train low-rank adapters on frozen weights, which are then the reference, too. A separate critic has "

@@ -87,7 +87,7 @@ def exact_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 RARE = 5.0
-"""In nats: how large a log-ratio the noise of k1 - exact reckons with that no response of the batch had."""
+"""In nats: how large a log-ratio the noise of k1 - exact allows for that no response of the batch had."""
 ROUNDING = 0.025
 """In nats per response: noise of k1 - exact that is there whatever the KL, from low precision."""
 

@@ -28,7 +28,7 @@ def measure(config: PPOConfig, task_name: str, device: str) -> Measured:
     """Return what the untrained policy's evaluation and the first iteration of a run take; nothing is saved.
 
     Raises:
-        PPOTunerError: the run cannot be begun, or does not fit into memory.
+        PPOTunerError: the run cannot be started, or does not fit into memory.
     """
     before = resident()
     trainer = own_trainer(config, task_name, device)

@@ -42,7 +42,7 @@ class Metric:
 
 
 QUANTILES = {"min": "minimum", "q25": "lower quartile", "q50": "median", "q75": "upper quartile", "max": "maximum"}
-"""How a distribution is told beside its mean and spread, by suffix."""
+"""What is reported of a distribution beside its mean and spread, by suffix."""
 
 _NATS = "nats per response"
 _TOKEN = "nats per token"
@@ -100,7 +100,7 @@ _DECLARED = (
     Metric("response/repetition", "Repetition", "Share of a response's tokens already seen earlier in it.", "share", "lower"),
     Metric("lr", "Policy learning rate", "Learning rate of the policy in this iteration."),
     Metric("value/lr", "Value learning rate", "Learning rate of the critic in this iteration."),
-    Metric("policy/epochs", "PPO epochs", "PPO epochs begun: fewer than num_ppo_epochs where max_approxkl ended them.", "epochs"),
+    Metric("policy/epochs", "PPO epochs", "PPO epochs started: fewer than num_ppo_epochs where max_approxkl ended them.", "epochs"),
     Metric("policy/skipped_steps", "Skipped steps", "Optimizer steps left out for a gradient that was not finite.", "steps", "lower"),
     Metric("optimizer_steps", "Optimizer steps", "Optimizer steps taken since the start."),
     Metric("eval/reward", "Eval reward", "Mean raw score on the eval prompts.", "reward", "higher"),

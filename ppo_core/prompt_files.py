@@ -1,4 +1,4 @@
-"""Reading a source's prompts: what is not a prompt is left out and told, and the splits are disjoint."""
+"""Reading a source's prompts: what is not a prompt is left out and reported, and the splits are disjoint."""
 
 import contextlib
 import csv
@@ -289,7 +289,7 @@ def load_splits(source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]
 
 
 def _read_folder(path: Path, source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]]:
-    """Read a folder's files; where some names say their split, those that say none are left out and told."""
+    """Read a folder's files; where some names say their split, those that say none are left out and reported."""
     files = sorted(file.relative_to(path) for file in path.rglob("*") if _is_data(file, path))
     if not files:
         raise TaskError(f"{source.where}: the folder has no file that can be read: {', '.join(READERS)}")
@@ -301,8 +301,8 @@ def _read_folder(path: Path, source: PromptSource) -> tuple[dict[str, Split], tu
     for file, name in names.items():
         if name is not None:
             parts.setdefault(name, []).append(read_file(path / file, f" of {file}", source))
-    told = (f"prompts: files with no split in their name left out: {', '.join(unnamed)}",) if unnamed else ()
-    return {name: _joined(splits) for name, splits in parts.items()}, told
+    notes = (f"prompts: files with no split in their name left out: {', '.join(unnamed)}",) if unnamed else ()
+    return {name: _joined(splits) for name, splits in parts.items()}, notes
 
 
 def _is_data(file: Path, folder: Path) -> bool:
@@ -331,7 +331,7 @@ def _joined(splits: list[Split]) -> Split:
     return Split(sum(split.count for split in splits), rows)
 
 
-# Reading a source's prompts: what is not a prompt is left out and told, and the splits are disjoint.
+# Reading a source's prompts: what is not a prompt is left out and reported, and the splits are disjoint.
 
 UNREADABLE_AT_MOST = 0.5
 """Of the rows; with more, it is the wrong file or column."""
@@ -356,7 +356,7 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
         TaskError: there is no such source, split or column; chats, and no chat template; more than half of the rows
             unreadable; nothing left in a split.
     """
-    splits, told = load_splits(source)
+    splits, notes = load_splits(source)
     plan = make_plan(source, list(splits))
     specs = {"test": plan.test, "eval": plan.eval, "pool": plan.pool}  # in the order of who keeps a repeated text
     rows = {role: rows_of(spec, splits, source) for role, spec in specs.items() if spec is not None}
@@ -378,8 +378,8 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
     unused = len(kept["pool"]) - sum(map(len, drawn.values()))
     sizes = ", ".join(f"{len(part)} {role}" for role, part in parts.items())
     return prompts, (
-        *told,
-        *((f"prompts: {_told(left_out, len(everything), source)}",) if left_out else ()),
+        *notes,
+        *((f"prompts: {_left_out_text(left_out, len(everything), source)}",) if left_out else ()),
         *((f"prompts: {unused} rows are in no split",) if unused else ()),
         f'prompts: {sizes}, from the column "{column}"',
     )
@@ -387,7 +387,7 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
 
 def _column(rows: Sequence[Row], source: PromptSource) -> str:
     names = list(dict.fromkeys(name for row in rows if row.values is not None for name in row.values))
-    if not names:  # nothing was readable, which is told as such
+    if not names:  # nothing was readable, which is reported as such
         return source.column or PROMPT_COLUMNS[0]
     has = f"it has: {', '.join(names)}"
     if source.column is not None:
@@ -458,11 +458,11 @@ def _check_filled(
     for role, part in parts.items():
         if not part:
             sizes = ", ".join(f"{name} {len(rows)}" for name, rows in parts.items())
-            why = f"; {_told(left_out, count, source)}" if left_out else ""
+            why = f"; {_left_out_text(left_out, count, source)}" if left_out else ""
             raise TaskError(f"{source.where}: nothing is left for {role} of {count} rows ({sizes}){why}")
 
 
-def _told(left_out: Sequence[LeftOut], count: int, source: PromptSource) -> str:
+def _left_out_text(left_out: Sequence[LeftOut], count: int, source: PromptSource) -> str:
     names: dict[Reason, str] = {
         "empty": "empty",
         "too long": f"over {source.max_prompt_tokens} tokens",

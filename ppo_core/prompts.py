@@ -75,8 +75,8 @@ class PromptSource:
                 )
         shares = {name: choice for name, choice in choices.items() if isinstance(choice, float)}
         if sum(shares.values()) > 1 + 1e-9:  # 0.7 + 0.2 + 0.1 is a little more than 1
-            told = " + ".join(f"{name} {share:g}" for name, share in shares.items())
-            raise TaskError(f"prompts: the shares {told} are not allowed: at most 1 together")
+            total = " + ".join(f"{name} {share:g}" for name, share in shares.items())
+            raise TaskError(f"prompts: the shares {total} are not allowed: at most 1 together")
 
     @property
     def where(self) -> str:
@@ -255,7 +255,7 @@ def prompt_lengths(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBas
 
 
 def _encode_all(texts: list[str], chats: bool, tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
-    # Not verbose: whether a prompt is too long is told by those who count.
+    # Not verbose: the callers report prompts that are too long.
     ids: list[list[int]] = tokenizer(texts, add_special_tokens=not chats, verbose=False)["input_ids"]
     return ids
 

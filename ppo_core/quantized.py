@@ -55,7 +55,7 @@ def keep_gradients(model: nn.Module) -> None:
 
 
 def scales(model: nn.Module) -> list[object]:
-    """Return what belongs to a model's 4-bit weights besides: their scales, which no parameter or buffer holds."""
+    """Return what else belongs to a model's 4-bit weights: their scales, which no parameter or buffer holds."""
     found = (getattr(module, "quant_state", None) for module in model.modules())
     return [state for state in found if state is not None]
 

@@ -15,10 +15,10 @@ from torch.nn.functional import pad
 # Sets of token ids, in as little memory as their sizes allow.
 #
 # Training needs exactly the tokens that top-k and top-p left at each position of the sampler. They cannot be computed
-# again: the training forward rounds otherwise than a step of decoding, so a token at the edge of the set would come
+# again: the training forward rounds differently than a step of decoding, so a token at the edge of the set would come
 # and go, and the set must stay that of the policy that sampled while the epochs change the policy. So they are kept:
 # as ids (4 bytes each), or as bits (V / 8 bytes a set) where those are fewer bytes. Nothing is reserved ahead, and a
-# position behind the end of a response has no set.
+# position after the end of a response has no set.
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Sequences:
 
     @property
     def response_width(self) -> int:
-        """T: the columns behind the prompts."""
+        """T: the columns after the prompts."""
         return self.ids.shape[1] - self.prompt_width
 
     def rows(self, index: slice | Tensor) -> "Sequences":

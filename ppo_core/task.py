@@ -101,7 +101,7 @@ class RewardPart:
     concurrency: int = 4
     """Most HTTP requests at a time; 1 for a server that should get them one after the other."""
     append_eos: bool = True
-    """Whether a model reads its own EOS behind a response that ended by itself, as reward models are trained."""
+    """Whether a model reads its own EOS after a response that ended by itself, as reward models are trained."""
 
 
 @dataclass(frozen=True)

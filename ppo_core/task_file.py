@@ -60,7 +60,7 @@ def read_reward(value: object, folder: Path, where: str, running: Path | None = 
     names = [part.name for part in parts]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f'{where}: two parts are called "{name}"; give each a name of its own')
+            raise ConfigError(f'{where}: two parts are called "{name}"; give each its own name')
     return tuple(parts)
 
 

@@ -119,13 +119,13 @@ class Preparation:
 
     @property
     def models(self) -> list[tuple[str, str]]:
-        """The models by path or hub id, each behind the key that states it."""
+        """The models by path or hub id, each with the key that states it."""
         rewards = [("reward", part.where) for part in self.rewards if part.kind == "model"]
         policy = [] if self.policy.startswith(TASK_PREFIX) else [("policy", self.policy)]
         return policy + rewards
 
     def __call__(self, progress: Progress | None = None) -> TaskAssets:
-        """Return where the task lies, with its prompts read; what was left out of them is told to `progress`.
+        """Return where the task lies, with its prompts read; what was left out of them goes to `progress`.
 
         Raises:
             TaskError: a model is on a hub that cannot be reached, the policy's tokenizer cannot be loaded, or the
@@ -136,8 +136,8 @@ class Preparation:
             require_reachable(model, f"{self.where}: {key}")
         if policy.startswith(TASK_PREFIX):
             policy = import_task(BUILT_IN[policy.removeprefix(TASK_PREFIX)]).prepare(progress).policy
-        prompts, told = read_prompts(self.prompts, self._tokenizer(policy))
-        for line in told:
+        prompts, notes = read_prompts(self.prompts, self._tokenizer(policy))
+        for line in notes:
             if progress is not None:
                 progress(line, 1.0)
         return TaskAssets(policy, self.rewards, replace(prompts, eval=prompts.eval[: self.eval_prompts]))

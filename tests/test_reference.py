@@ -1,12 +1,21 @@
 """docs/reference.md is what the declarations say, and leaves no command out; links in docs lead somewhere."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from docs import reference
+from docs import json_shapes, reference
 from ppo_core import task_file
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.metrics import METRICS
+from ppo_core.run import trl
+from tuner import study_file
+from tuner.cli.main import COMMANDS
+from tuner.guard import RULES, GuardSettings
+from tuner.status import Origin, Role, Status
+from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -19,12 +28,48 @@ PAGES = [
 
 def test_the_reference_is_what_the_declarations_say() -> None:
     assert reference.FILE.read_text() == reference.text(), "write it again with: python docs/reference.py"
+    assert reference.STATES.read_text() == reference.states(), "write it again with: python docs/reference.py"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        COMMANDS,
+        HYPERPARAMETERS,
+        METRICS,
+        RULES,
+        trl.FIELDS,
+        study_file.TOP_LEVEL,
+        WORKER_SETTINGS,
+        *json_shapes.OBJECTS.values(),
+    ],
+)
+def test_nothing_that_is_declared_is_missing(names: Iterable[str]) -> None:
+    page = reference.text()
+    assert not [name for name in names if f"`{name}`" not in page and f"`ppo-tuner {name}`" not in page]
+
+
+def test_the_states_page_has_every_status_origin_and_role() -> None:
+    page = reference.states()
+    for kind in (Status, Origin, Role):
+        for member in kind:
+            assert re.search(rf"^\| `{member.value}` \| \w", page, flags=re.MULTILINE), f"{member} lacks a meaning"
 
 
 def test_the_page_on_tasks_names_every_key_of_a_task_file() -> None:
     page = (ROOT / "docs" / "tasks.md").read_text()
     keys = {*task_file.KEYS, *task_file.REWARD_KEYS, *task_file.PROMPT_KEYS, *task_file.EVAL_KEYS}
     assert not [key for key in keys if f"`{key}`" not in page]
+
+
+def test_the_page_on_the_guard_has_every_rule_with_its_default() -> None:
+    page = (ROOT / "docs" / "guard.md").read_text()
+    for rule in RULES.values():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{rule.name}`")]
+        texts = (f" {rule.limit:g} ", f" {100 * rule.limit:g} % ")
+        assert rule.limit is True or any(text in row for text in texts), f"{rule.name} is not {rule.limit}"
+    for name, default in (("patience", GuardSettings.patience), ("grace", GuardSettings.grace)):
+        assert f"`{name} = {default:g}`" in page
 
 
 def anchors(page: Path) -> set[str]:

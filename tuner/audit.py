@@ -3,7 +3,7 @@
 A verdict was wrong where the trial came to more, later on, than the study's answer would have been without that: the
 best of the other trials, and of this one up to the verdict. Rules whose word is final even in an audited trial are
 exempt: a run that is not finite comes to nothing. A trial whose rung score is as high as that of one that was promoted
-would have gone on, so the strategy's verdict on it does not count.
+would have been promoted, so the strategy's verdict on it does not count.
 
 Of n verdicts with k wrong ones the share of wrong ones is at most the p with P(K <= k | n, p) = 5 % (Clopper and
 Pearson 1934): 0 of 10 still allows 26 %.
@@ -106,7 +106,7 @@ def worth(evaluations: Evaluations, spec: StudySpec) -> float | None:
 
 
 def _would_be_promoted(view: StudyView, before: Evaluations) -> bool:
-    """Return whether the strategy would have gone on with a trial that has these evaluations at its rung."""
+    """Return whether the strategy would have promoted a trial that has these evaluations at its rung."""
     score = rung_score(before, view.spec.kl_budget, view.spec.total_episodes)
     promoted = [trial.rung_scores[0] for trial in view.trials if trial.rung > 0 and trial.rung_scores]
     known = [one for one in promoted if one is not None]

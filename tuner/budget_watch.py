@@ -16,7 +16,7 @@ from tuner.guard import KL
 MOST_EXTRA = 4
 """Extra evaluations of one trial at most."""
 AHEAD = 5
-"""Steps that a rise is thought to go on for."""
+"""Steps that a rise is expected to last."""
 SMOOTHING = 0.5
 """Weight of the newest change in the mean change of a step; one batch's KL is noisy."""
 

@@ -1,4 +1,4 @@
-"""The files of a study's trials: where one goes on, what is kept of it, here, elsewhere and under a quota.
+"""The files of a study's trials: where one resumes, what is kept of it, here, elsewhere and under a quota.
 
 What takes time is done by `FileWork`; what follows from it is done when the loop collects it.
 """
@@ -36,7 +36,7 @@ from tuner.store import StudyRow, TrialRow
 #
 # In this order, until the rest fits:
 #
-# 1. what no trial needs to go on or to be judged by: all but a trial's newest and best, and what was never finished,
+# 1. what no trial needs to resume or to be judged by: all but a trial's newest and best, and what was never finished,
 # 2. paused trials' checkpoints, the longest paused first; such a trial starts from step 0 when it is resumed,
 # 3. ended trials' newest ones (the earliest ended first), then their best ones, the worst trial's first,
 # 4. those on the study's front (see `tuner.front`), which 1 to 3 pass over, the lowest KL first.
@@ -60,7 +60,7 @@ _Elsewhere = Callable[[Path], bool]
 
 @dataclass(frozen=True)
 class Dropped:
-    """A checkpoint that a quota cost."""
+    """A checkpoint that was dropped to keep a quota."""
 
     trial: int
     step: int
@@ -207,7 +207,11 @@ def _paused(free: Sequence[_Kept], is_kept_elsewhere: _Elsewhere) -> Iterator[tu
     for _, one in sorted(paused, key=lambda pair: (pair[0], pair[1].row.number)):
         for path in dict.fromkeys(path for path in (one.best, one.newest) if path is not None):
             is_safe = path == one.newest and is_kept_elsewhere(path)
-            loss = "it is brought back when the trial goes on" if is_safe else "it starts again when it goes on"
+            loss = (
+                "it is brought back when the trial resumes"
+                if is_safe
+                else "the trial restarts from step 0 when it resumes"
+            )
             yield one.row.number, path, f"paused; {loss}" if path == one.newest else "the best of a paused trial"
 
 
@@ -298,7 +302,7 @@ class FileWork:
             follow()
 
     def close(self, *, wait: bool = True) -> None:
-        """Forget what has not begun and, unless told not to `wait`, let what has begun come to its end."""
+        """Forget what has not started and, unless `wait` is false, let what has started finish."""
         try:
             while True:
                 self._given.get_nowait()
@@ -313,7 +317,7 @@ class FileWork:
             self.on_done()
 
 
-# The files of a study's trials: where one goes on, what is kept of it, here, elsewhere and under a quota.
+# The files of a study's trials: where one resumes, what is kept of it, here, elsewhere and under a quota.
 
 NO_ROOM = "disk_quota"
 """The rule of a paused trial that was pruned since the quota has no room for its checkpoint."""
@@ -380,7 +384,7 @@ class TrialFiles:
         return {"checkpoint_url": self._policy.url, "max_disk": self._policy.max_disk}
 
     def resume_point(self, row: TrialRow, then: Callable[[Future[tuple[Path, int] | None]], None]) -> None:
-        """Find the checkpoint that a trial goes on from, with its step; None: it has none. See `trial_folder`.
+        """Find the checkpoint that a trial resumes from, with its step; None: it has none. See `trial_folder`.
 
         What is found is a StoreError where the folder, or the place that has what the folder lacks, cannot be used.
         """

@@ -79,7 +79,7 @@ def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[T
         ConfigError: fewer than `top` trials have ended within the KL budget.
     """
     best = candidates(rows, spec)
-    beside = "" if reference(rows) is None else " besides the reference"
+    beside = "" if reference(rows) is None else " other than the reference"
     there_are = f"{counted(len(best), 'trial')} of the study ended with a checkpoint within the KL budget{beside}"
     if not best:
         raise ConfigError(f"there is nothing to confirm: no trial ended with a checkpoint within the KL budget{beside}")

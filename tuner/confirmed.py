@@ -30,7 +30,7 @@ ALPHA = 0.05
 LEAST_RANKED = 3
 """Pairs that a rank correlation needs."""
 LEAST_READ = 0.5
-"""Share of the most seeds that a configuration has; one with fewer ranks behind those with enough."""
+"""Share of the most seeds that a configuration has; one with fewer ranks after those with enough."""
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,11 @@ class Confirmation:
         if best is None:
             return "No confirming run has been read on the test prompts yet."
         if best.reward is not None and best.reward.n == 1:
-            return f"One seed cannot tell luck from merit; {best.name} reads the most on it. Confirm on more seeds."
+            return (
+                f"One seed cannot tell luck from merit; {best.name} has the highest reward on it. Confirm more seeds."
+            )
         if reference is not None and best is reference:
-            return "Launch the reference: no configuration of the search reads more on fresh seeds."
+            return "Launch the reference: no configuration of the search has a higher reward on fresh seeds."
         if best.over_reference is not None and not best.over_reference.is_above_0:
             return (
                 f"{best.name.capitalize()} reads the most, but the data do not tell it from the reference "

@@ -81,7 +81,7 @@ class _Running:
     decision: Decision = NOTHING_DECIDED
     """The scheduler's, on its last report."""
     wanted: Wanted | None = None
-    """What an order asked of it, once its worker was told."""
+    """What an order asked of it, once its worker has received it."""
 
 
 class TrialLoop:
@@ -313,7 +313,7 @@ class TrialLoop:
         left = study.board.left_out(study.spec.trials)
         if left:
             numbers = ", ".join(map(str, left))
-            self._emit(StudyWarned(f"trial {numbers} is left where it is: the total is {study.spec.trials} now"))
+            self._emit(StudyWarned(f"trial {numbers} is left as it is: the total is {study.spec.trials} now"))
 
     def _start_trials(self) -> bool:
         """Start as many trials as there are workers free; return whether to wait for anything."""
@@ -416,7 +416,7 @@ class TrialLoop:
         """Give a trial to a worker, from the checkpoint `resume_from` of `step`; None: from the beginning."""
         study = self._study
         if step is None and row.episodes > 0:
-            text = f"trial {row.number} starts again: no checkpoint of it is left, and {row.episodes} episodes are lost"
+            text = f"trial {row.number} restarts: it has no checkpoint left, and {row.episodes} episodes are lost"
             trial_log.note(study.trial_folder(row.number), text)
             self._emit(StudyWarned(text))
         row = study.store.begin_attempt(study.lease, row, step)
@@ -486,12 +486,12 @@ class TrialLoop:
         wanted = study.store.add_step(study.lease, running.row.id, message.report, message.seconds, verdict)
         running.wanted = None if decision.action in (Action.STOP, Action.EVALUATE) else wanted
         if verdict is not None:
-            noted = "" if verdict.is_enforced else "audited, goes on: "
+            noted = "" if verdict.is_enforced else "audited, keeps running: "
             trial_log.note(study.trial_folder(number), f"{noted}{verdict.reason.rule}: {verdict.reason.message}")
         if message.report.is_evaluation:
             trial_log.note(study.trial_folder(number), report_line(message.report, message.report.step))
         self._engine.answer(number, answer(decision, running.wanted, has_to_rest=self._has_to_rest()))
-        if decision.action is not Action.EVALUATE:  # it is told with its evaluation
+        if decision.action is not Action.EVALUATE:  # it is reported with its evaluation
             self._emit(TrialStepped(number, message.report, running.total_episodes))
 
     def _has_to_rest(self) -> bool:
@@ -509,9 +509,9 @@ class TrialLoop:
                 self._engine.answer(number, Answer.GO_ON)
 
     def _leave(self, number: int) -> None:
-        """Do what orders want by now of a trial whose worker left it as it was told, which may be something else.
+        """Do what orders want by now of a trial whose worker left it as it was ordered, which may be something else.
 
-        Where they want nothing, and the study is not paused, it goes on from its last checkpoint in this run or the
+        Where they want nothing, and the study is not paused, it resumes from its last checkpoint in this run or the
         next one.
         """
         decision = self._running.pop(number).decision
@@ -532,7 +532,7 @@ class TrialLoop:
         self._emit(TrialSetAside(row))
 
     def _end(self, number: int) -> None:
-        """Judge a trial that ran to its end or was ended by the guard; one that was told to end by an order is left."""
+        """Judge a trial that ran to its end or was ended by the guard; one that an order ended is left."""
         running, study = self._running[number], self._study
         is_stopped = running.decision.action is Action.STOP
         if not is_stopped and running.wanted in ENDINGS:

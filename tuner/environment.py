@@ -18,7 +18,7 @@ READ_ONLY_VARIABLE = "PPO_TUNER_READ_ONLY"
 """Set: the dashboard gives no orders and launches nothing."""
 
 RUNS_FOLDER = Path("runs")
-"""Checkpoints of trials, and what `train` writes unless told otherwise."""
+"""Checkpoints of trials, and what `train` writes unless --output says otherwise."""
 STUDY_FILE = "study.toml"
 """What a study's file is called in a folder of its own."""
 

@@ -9,7 +9,7 @@ from tuner.spec import StudySpec
 from tuner.store import Order, TrialRow
 
 TIME_LIMIT = "the time limit"
-ORDERED = "told to stop by an order"
+ORDERED = "stopped by an order"
 ONLY_PAUSED = "only paused trials are left"
 DELIBERATE = (TIME_LIMIT, ORDERED, ONLY_PAUSED)
 """How the `why` of a study begins that stopped as it was asked to."""
@@ -64,7 +64,7 @@ class TrialEnded:
 
 @dataclass(frozen=True)
 class TrialSetAside:
-    """A trial saved a checkpoint and left its worker; it is paused, or waits until the study goes on."""
+    """A trial saved a checkpoint and left its worker; it is paused, or waits until the study resumes."""
 
     row: TrialRow
 
@@ -93,7 +93,7 @@ class StudyPaused:
 
 @dataclass(frozen=True)
 class StudyWarned:
-    """Something is wrong that does not stop the study; told once."""
+    """Something is wrong that does not stop the study; reported once."""
 
     message: str
 
@@ -108,7 +108,7 @@ class StudyStopping:
 
 @dataclass(frozen=True)
 class StudyStopped:
-    """The study stopped short of its total; running it again goes on where it was."""
+    """The study stopped short of its total; running it again resumes it."""
 
     extent: Extent
     why: str

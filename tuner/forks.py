@@ -1,10 +1,10 @@
-"""Forks: going on from another trial's checkpoint with some values changed. Never imports torch.
+"""Forks: trials that start from another trial's checkpoint with some values changed. Never imports torch.
 
 A fork's folder begins with a copy of its parent's checkpoint, so that it is taken up like any interrupted trial, only
 with another config. Which values a checkpoint fixes stands at their declarations; what the others do from there on is
 said at `PPOTrainer.restore`.
 
-The guard goes on with what it remembers of the parent (first readings, highest KL, evidence), since the fork's curve
+The guard keeps what it remembers of the parent (first readings, highest KL, evidence), since the fork's curve
 up to there is its parent's. Only its patience starts again: the changed values are given their own steps to correct
 what the old ones broke.
 """
@@ -42,7 +42,7 @@ def check(config: Mapping[str, HyperValue], changes: Mapping[str, object], episo
     values = {name: require_name(name, "fork").coerce(value) for name, value in changes.items()}
     changed = {name: value for name, value in values.items() if value != getattr(before, name)}
     if not changed:
-        raise ConfigError("a fork changes at least one value; with none it would be its parent again")
+        raise ConfigError("a fork must change at least one value, or it would repeat its parent")
     for name in changed:
         why = HYPERPARAMETERS[name].fixed_by_checkpoint
         if why:
@@ -72,7 +72,7 @@ def choose(parent_folder: Path, at_episode: int | None) -> tuple[Path, int, int]
             damage = f": {error}"
             continue
         return kept[episode], checkpoint.step_of(kept[episode]), episode
-    raise ConfigError(f"trial {parent_folder.name} keeps no checkpoint that a fork could begin at{damage}")
+    raise ConfigError(f"trial {parent_folder.name} has no checkpoint that a fork could start from{damage}")
 
 
 def fork_files(source: Path, fork_folder: Path) -> Path:
@@ -149,7 +149,7 @@ class Kept:
 def find(study: StudyRow, trial: int, step: int) -> Kept:
     """Return where the checkpoint of a trial at a step is, in the study's folder of checkpoints."""
     if study.folder is None:
-        return Kept(None, "the study never told where its checkpoints are")
+        return Kept(None, "the store does not say where the study's checkpoints are")
     folder = Path(study.folder)
     if not folder.is_dir() or not study_folder.is_of(folder, study):
         return Kept(None, "the study's folder of checkpoints is not on this machine")
@@ -202,7 +202,7 @@ def answer(store: Store, study: StudyRow, trial: TrialRow) -> Answer | None:
 
 
 def train_again(study: str, trial: TrialRow, episode: int) -> list[str]:
-    """Return the command that trains a trial anew up to `episode`, and keeps the model.
+    """Return the command that trains a trial again from the start up to `episode`, and keeps the model.
 
     All schedules are as they were, and the same seed, threads and device give the same run. A fork's own way began
     elsewhere: see `fork_again`.

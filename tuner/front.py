@@ -43,7 +43,7 @@ class StudyFront:
         return thinned([point for point in self._front if point.step > 0 and self._is_here(point)], MOST_KEPT)
 
     def put(self, trial: int, points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
-        """Note the own front of a trial that has ended or rests, by its number; return what is kept, and what is lost.
+        """Note the own front of a trial that has ended or is paused; return what is kept, and what is lost.
 
         Lost is what is no longer kept; the first time all that is there and not kept, since an earlier run may not have
         come to removing it.

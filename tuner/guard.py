@@ -146,8 +146,8 @@ _DECLARED = (
     Rule(
         name="sampled_kl",
         label="Sampled KL apart from exact KL",
-        doc="The sampled KL (k1) stays this many times its noise away from the exact KL of the same responses. The "
-        "two agree but for chance where tokens are sampled from the distribution that is trained.",
+        doc="The sampled KL (k1) stays this many times its noise away from the exact KL of the same responses. They "
+        "differ only by chance where tokens are sampled from the distribution that is trained.",
         blame="broken",
         metric=KL_GAP,
         limit=KL_GAP_LIMIT,
@@ -159,7 +159,7 @@ _DECLARED = (
         name="nothing_learned",
         label="Nothing learned",
         doc=f"After half of the trial's episodes and at least {IDLE_STEPS} steps the KL never reached this, in nats "
-        "per response: the policy is where it began. A trial that has run all its episodes is never ended by it. "
+        "per response: the policy has not moved. A trial that has run all its episodes is never ended by it. "
         "Where the first KL is over this already, as with top-k or top-p, only the evaluation's KL counts.",
         blame="idle",
         metric=KL,
@@ -277,7 +277,7 @@ class GuardState:
 def observe(
     settings: GuardSettings, state: GuardState, report: StepReport, total_episodes: int
 ) -> tuple[GuardState, Reason | None]:
-    """Return the state after `report`, and why to end the trial of `total_episodes` there (None: go on)."""
+    """Return the state after `report`, and why to end the trial of `total_episodes` there (None: keep running)."""
     progress = report.episode / total_episodes
     in_grace = progress <= settings.grace
     state = _remember(settings, state, report, in_grace)

@@ -36,7 +36,7 @@ LONGER, SHORTER = 1.5, 0.5
 MORE_REPETITION = 0.15
 LESS_ENTROPY = 0.5
 RULE = (
-    f"Reward rises if it ends over its start by more than {ERRORS:g} standard errors. It is suspect if at the same "
+    f"Reward rises if it ends above its start by more than {ERRORS:g} standard errors. It is suspect if at the same "
     f"time the eval KL ends over the budget, responses grow to over {LONGER:g} times or shrink to under {SHORTER:g} "
     f"times their first length, repetition rises by over {MORE_REPETITION:g}, or entropy falls to under "
     f"{LESS_ENTROPY:g} of its first reading."

@@ -99,7 +99,7 @@ class OpenStudy:
         return self.folder / str(number)
 
     def refresh(self, number: int) -> TrialRow:
-        """Read a trial's row anew, note it and return it."""
+        """Read a trial's row again, note it and return it."""
         row = self.store.trial(self.row, number)
         self.board.put(row)
         return row
@@ -156,16 +156,16 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, is_file: bool) ->
         stored = StudySpec.from_dict(study.row.spec, f'study "{study.row.name}" in the store')
     ran = sum(row.origin is Origin.LISTED for row in study.board.counted())
     changes = SpecChanges() if stored is None else study.spec.changes_to(stored)
-    study.spec, told, refused = settle(study.spec, stored, ran, partial(best_of, study.store))
+    study.spec, notes, refused = settle(study.spec, stored, ran, partial(best_of, study.store))
     refused = [*changes.refused, *refused]
     if refused:
         raise ConfigError(f'study "{study.row.name}" has trials already: {"; ".join(refused)}')
-    yield from (*changes.told, *told)
+    yield from (*changes.allowed, *notes)
     if stored is not None and stored.kl_budget != study.spec.kl_budget:
         study.store.set_judgements(study.lease, judged_again(study.store, study.board, study.spec))
         study.board = TrialList(study.store.trials(study.row))
     if study.row.archived_at is not None:
-        yield "the study was archived, and is no longer"
+        yield "the study was archived; it is in the list again"
     study_folder.claim(study.folder, study.row)
     study.store.update_study(
         study.lease,

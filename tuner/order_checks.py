@@ -27,7 +27,7 @@ def check_trial_order(kind: str, row: TrialRow) -> None:
     if kind == "pause" and row.status is Status.PAUSED:
         raise ConfigError(f"trial {row.number} is paused already")
     if kind in ("stop", "prune", "pause") and row.status.is_final:
-        raise ConfigError(f"trial {row.number} is {status}; it cannot be told to {kind}")
+        raise ConfigError(f"trial {row.number} is {status}; {kind} does not apply to it")
 
 
 def check_study_order(kind: str, study: StudyRow) -> None:
@@ -161,12 +161,12 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
         retried((*view.trials, *view.confirming), trial)
     elif kind == "fork":
         if row is None:
-            raise ConfigError("a fork names the trial that it goes on from")
+            raise ConfigError("a fork names the trial that it starts from")
         _check_fork(view, row, arguments["values"], arguments.get("episode"))
     elif row is not None:
         check_trial_order(kind, row)
     elif kind == "stop" and not view.row.is_held:
-        raise StudyError(f'nothing runs study "{view.row.name}", so there is no run of it to end')
+        raise StudyError(f'nothing runs study "{view.row.name}", so there is no run of it to stop')
     else:
         check_study_order(kind, view.row)
 
@@ -177,7 +177,7 @@ def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], ep
     A trial without checkpoints here may have some elsewhere, or soon: then the controller decides.
     """
     if not parent.attempts and parent.role is not Role.FORK:  # which begins with a copy of a checkpoint
-        raise ConfigError(f"trial {parent.number} has not started yet; a fork begins at a checkpoint")
+        raise ConfigError(f"trial {parent.number} has not started yet; a fork starts from a checkpoint")
     folder = upkeep.own_folder(view.row)
     if folder is not None and checkpoint.complete(folder / str(parent.number)):
         _, _, episode = forks.choose(folder / str(parent.number), episode)

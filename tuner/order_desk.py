@@ -109,7 +109,7 @@ class OrderDesk:
                 return "the run of the study stops in good order"
             at = now(connection) if order.kind == "pause" else None
             connection.execute(update(table).where(table.c.id == self._study.row.id).values(paused_at=at))
-            return "the study is paused" if order.kind == "pause" else "the study goes on"
+            return "the study is paused" if order.kind == "pause" else "the study resumes"
 
         if order.kind == "stop" and order.id <= self._study.last_order:
             raise ConfigError("it was for an earlier run of the study, which has ended")
@@ -158,7 +158,7 @@ class OrderDesk:
     def _while_it_runs(self, order: Order, row: TrialRow) -> Callable[[Connection], str]:
         """Return the effect on a trial that a worker runs: it learns of it at its next report."""
         wanted = None if order.kind == "resume" else Wanted(order.kind)
-        text = f"trial {row.number} goes on" if wanted is None else f"trial {row.number} will {wanted} after its step"
+        text = f"trial {row.number} resumes" if wanted is None else f"trial {row.number} will {wanted} after its step"
 
         def effect(connection: Connection) -> str:
             connection.execute(update(schema.trials).where(schema.trials.c.id == row.id).values(wanted=wanted))

@@ -21,15 +21,20 @@ KINDS: Mapping[str, OrderKind] = {
     kind.name: kind
     for kind in (
         OrderKind(
-            "stop", "allowed", "end a trial where it is; without a trial: end this run of the study in good order"
+            "stop",
+            "allowed",
+            "end a trial now and keep what it reached; without a trial: end this run of the study cleanly",
         ),
-        OrderKind("prune", "needed", "end a trial where it is, as one that is not worth its time"),
-        OrderKind("pause", "allowed", "have a trial save and wait; without a trial: the whole study"),
-        OrderKind("resume", "allowed", "have a paused trial go on; without a trial: the whole study"),
-        OrderKind("retry", "allowed", "try a failed trial again; without a trial: all that failed"),
+        OrderKind("prune", "needed", "end a trial now, marked as not worth its time"),
+        OrderKind("pause", "allowed", "save a trial and pause it; without a trial: the whole study"),
+        OrderKind("resume", "allowed", "resume a paused trial; without a trial: the whole study"),
+        OrderKind("retry", "allowed", "run a failed trial again; without a trial: all failed ones"),
         OrderKind("enqueue", "none", "run a configuration of your own next", ("values", "label")),
         OrderKind(
-            "fork", "needed", "go on from a trial's checkpoint with changed values", ("values", "episode", "label")
+            "fork",
+            "needed",
+            "start a new trial from a trial's checkpoint, with changed values",
+            ("values", "episode", "label"),
         ),
         OrderKind("set", "none", "change the study's trials, budget, workers or KL budget", ("changes",)),
     )

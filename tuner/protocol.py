@@ -37,7 +37,7 @@ class PrepareTask:
     folder: Path
     """The study's, where the worker's output goes meanwhile."""
     configs: tuple[Mapping[str, HyperValue], ...] = ()
-    """The trials between which all others lie: the largest one's predicted memory is told, or refused."""
+    """The trials between which all others lie: the largest one's predicted memory is reported, or refused."""
     device: str = "auto"
 
 
@@ -65,13 +65,13 @@ class TrialSpec:
     objective: Objective = "best"
     """What its value is: where it is the best checkpoint, the trial is evaluated also before it crosses the budget."""
     resume_from: Path | None = None
-    """The checkpoint to go on from; None: from the start."""
+    """The checkpoint to resume from; None: from the start."""
     checkpoint_seconds: float = WorkerSettings.checkpoint_seconds
     """The longest time between two checkpoints; there is one at every evaluation, too."""
     checkpoint_url: str | None = None
-    """Where the study's checkpoints are kept besides, for `tuner.remote_checkpoints`; None: nowhere else."""
+    """The second place of the study's checkpoints, for `tuner.remote_checkpoints`; None: nowhere else."""
     is_audited: bool = False
-    """Whether each rule of the guard speaks but once, and the trial then goes on."""
+    """Whether each rule of the guard speaks only once, and the trial then keeps running."""
     resources: Resources = Resources()
 
 
@@ -107,7 +107,7 @@ class Answer(Enum):
     EVALUATE = "evaluate"
     """Evaluate the policy as it is now, and report the same step again."""
     SAVE = "save"
-    """Save a checkpoint and go on."""
+    """Save a checkpoint and keep running."""
     LEAVE = "leave"
     """Save a checkpoint and leave the trial, to be taken up later or never."""
     STOP = "stop"
@@ -181,7 +181,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Ended:
-    """The trial ran to its end, or ended where it was told to stop."""
+    """The trial ran to its end, or ended where it was ordered to stop."""
 
     is_worker_spent: bool = False
     """Whether something raised on the way and was passed over: another trial must not run in that process."""
@@ -189,7 +189,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Left:
-    """The trial was left as it was told: at a new checkpoint, or where there was no room for one at its last."""
+    """The trial was left as it was ordered: at a new checkpoint, or where there was no room for one at its last."""
 
 
 @dataclass(frozen=True)

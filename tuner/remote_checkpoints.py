@@ -2,7 +2,7 @@
 
 A trial's local folder stays the working copy. After each save the place is made to hold what the folder holds, files
 first and manifest last; a manifest there means a whole checkpoint, as it does here. What fails is logged and done at
-the next save. Before a trial goes on, what the place holds and the folder lacks is brought back.
+the next save. Before a trial resumes, what the place holds and the folder lacks is brought back.
 """
 
 from __future__ import annotations

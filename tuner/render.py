@@ -126,7 +126,7 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
 
 
 def _why(trial: TrialRow) -> str:
-    """Return why a trial ended or rests; of one that rests its rung score."""
+    """Return why a trial ended; of one that the strategy paused its rung score."""
     if trial.is_resting:
         return f"rung score {measured(trial.rung_score)}"
     return plain(trial.reason.message) if trial.reason else ""

@@ -54,8 +54,8 @@ class StudyView:
 
     @property
     def state(self) -> State:
-        """`running`: a controller is alive; `paused`: one may be, and waits for an order to go on; `finished`: it
-        reached its total; `unfinished`: the next run goes on.
+        """`running`: a controller is alive; `paused`: one may be, and waits for an order to resume; `finished`: it
+        reached its total; `unfinished`: the next run resumes.
         """
         if self.row.paused_at is not None:
             return "paused"

@@ -11,7 +11,7 @@ from tuner.store import TrialRow
 from tuner.trial_log import last_words
 
 LIMIT_SECONDS = 3_600.0
-"""How long a controller waits for its store, unless told otherwise."""
+"""How long a controller waits for its store, by default."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds before the first new attempt, which double with each, and the most they become."""
 _SLICE = 0.5  # seconds between two looks at whether a stop was asked for
@@ -122,9 +122,11 @@ class RoomWatch:
         del self._due[number]
 
     def found(self, number: int) -> None:
-        """Note that a trial goes on, whether or not it waited before."""
+        """Note that a trial is running again, whether or not it waited before."""
         if number in self._began:
-            self._emit(f"trial {number}: there is room again after {duration(self._clock() - self._began[number])}")
+            self._emit(
+                f"trial {number}: there is disk space again after {duration(self._clock() - self._began[number])}"
+            )
         self.forget(number)
 
     def forget(self, number: int) -> None:
@@ -136,7 +138,7 @@ class RoomWatch:
         """Return what to say if a trial waited for too long, or None."""
         for number, began in self._began.items():
             if self._clock() - began >= self._limit:
-                return f"trial {number} found no room for a checkpoint for {duration(self._limit)}"
+                return f"trial {number} found no disk space for a checkpoint for {duration(self._limit)}"
         return None
 
 

@@ -1,4 +1,4 @@
-"""Runs a study: takes its lease, goes on with what was interrupted, and lets go of it however the run ends."""
+"""Runs a study: takes its lease, resumes what was interrupted, and lets go of it however the run ends."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -45,13 +45,13 @@ def run_study(
     make_scheduler: MakeScheduler = strategies.make_scheduler,
     on_event: Emit,
 ) -> bool:
-    """Run a study, or go on with it, and return whether it reached its total of trials.
+    """Run a study, or resume it, and return whether it reached its total of trials.
 
     Ctrl-C, SIGTERM and the timeout stop it in good order: running trials finish their step and save, and the next
     run takes them up. A second Ctrl-C ends at once; that run takes them up from their last checkpoints.
 
     Args:
-        spec: The study; one of that name that exists goes on, told (by `StudyStarted`) what changed.
+        spec: The study; one of that name that exists is resumed, and `StudyStarted` says what changed.
         storage: URL or path of the store, made where there is none.
         runs_folder: Where checkpoints go, as `<study>/<trial>/step-000012`.
         workers: Trials at a time, each in a process of its own with its share of the cores. None: as many as in the
@@ -65,7 +65,7 @@ def run_study(
         trials: The study's total; None: the spec's, or what an order made of it.
         budget: What it may spend, in trials of full length; None: the same.
         timeout: Seconds after which to stop.
-        policy: Where checkpoints are kept besides, and their quota; what it leaves open is as in the last run.
+        policy: The second place of checkpoints, and their quota; what it leaves open is as in the last run.
         checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
         plan: What is to be confirmed once the search has ended; None: nothing more than was asked for before.
         make_engine: Returns what runs the trials; worker processes on this machine by default.
@@ -89,7 +89,7 @@ def run_study(
         patience = StoreRetry(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
         store.on_trouble, store.on_answer = patience.wait, patience.end
         if store.migration is not None:
-            on_event(StudyWarned(store.migration.told))
+            on_event(StudyWarned(store.migration.summary))
         with open_study(store, spec, runs_folder / spec.name) as study:
             if plan is not None:  # what is refused is refused before anything is changed
                 _require_searched(study, make_scheduler(spec, spec.threads or 1))

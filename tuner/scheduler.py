@@ -1,7 +1,7 @@
 """What a study runs next, and what a trial's report means: pure decisions, which the controller carries out.
 
 A scheduler reads the study's trials and a report, and returns what is to be done. It writes nothing, and the same
-trials give the same decisions, so that a study which was killed goes on as it would have. `tuner.testing` holds what
+trials give the same decisions, so that a study that was killed resumes as it would have. `tuner.testing` holds what
 every scheduler must do, as a suite to run on one's own.
 """
 
@@ -27,7 +27,7 @@ class Action(Enum):
     EVALUATE = "evaluate"
     """The same step is reported again, with an evaluation where one was possible."""
     SAVE = "save"
-    """It saves a checkpoint and goes on."""
+    """It saves a checkpoint and keeps running."""
     PAUSE = "pause"
     """It saves a checkpoint, leaves its worker, and is promoted later or never."""
     STOP = "stop"

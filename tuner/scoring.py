@@ -19,13 +19,13 @@ Under the objective `best` a value is of a checkpoint within the KL budget, so "
 Under `end` it is log(KL / budget); of a trial that the guard ended for KL the larger of evaluations and reading, at
 least 0.1.
 
-A trial at a rung is told with what it would come to: its rung score plus what those that were finished gained after
-theirs, in the median. The study's own sampler is told that every trial with a value is COMPLETE: TPE puts all COMPLETE
-trials before all PRUNED ones, and ranks those by their last step, so that a poor finisher would outrank the best
-prediction. The states of the table are those of an exported study.
+A trial at a rung is reported with a predicted value: its rung score plus the median of what finished trials gained
+after theirs. To the study's own sampler every trial with a value is reported as COMPLETE: TPE puts all COMPLETE
+trials before all PRUNED ones, and ranks those by their last step, so a poor finisher would outrank the best prediction.
+The states of the table are those of an exported study.
 
-A fork did not come to its end with its configuration alone, and repeats say nothing new of where to search; FAIL keeps
-their numbers.
+A fork did not get where it is with its configuration alone, and repeats say nothing new about where to search. FAIL
+keeps their numbers.
 """
 
 import math
@@ -146,7 +146,7 @@ def violation(kl: float | None, kl_budget: float, reason: Reason | None, objecti
 
 @dataclass(frozen=True)
 class Told:
-    """What a sampler is told of a trial."""
+    """What is reported of a trial to a sampler (Optuna's "tell")."""
 
     state: TrialState
     value: float | None = None
@@ -155,10 +155,10 @@ class Told:
 
 
 def to_optuna(row: TrialRow, spec: StudySpec, gain: float = 0.0) -> Told:
-    """Return what a sampler is told of a trial, by the table above.
+    """Return what is reported of a trial to a sampler, by the table above.
 
-    A completed trial that was never evaluated has no value to tell, so it is told as failed. `gain` is what finished
-    trials gained after the rung where this one rests (see `median_gain`), which it is expected to gain, too.
+    A completed trial that was never evaluated has no value, so it is reported as failed. `gain` is what finished
+    trials gained after the rung where this one is paused (see `median_gain`), which it is expected to gain, too.
     """
     if not row.teaches or row.status is Status.FAILED:
         return Told(TrialState.FAIL)
@@ -186,7 +186,7 @@ def median_gain(rows: Iterable[TrialRow], rung: int) -> float:
 
 
 def frozen(told: Told, encoded: Encoded) -> FrozenTrial:
-    """Return a trial as Optuna is told of it."""
+    """Return a trial as Optuna holds it."""
     params, distributions = encoded
     return create_trial(
         state=told.state,

@@ -51,7 +51,7 @@ def arms(search: Search) -> tuple[Arm, ...]:
 
 
 def arm_of(search: Search, values: Mapping[str, HyperValue]) -> Arm:
-    """Return the arm of a trial with these values; one from before there was a choice is told by its kl_target."""
+    """Return the arm of a trial with these values; one from before there was a choice is known by its kl_target."""
     if not has_kl_choice(search):
         return None
     if values.get(KL_CONTROL) in (FIXED, ADAPTIVE):

@@ -72,9 +72,9 @@ class SamplerSpec:
 
 @dataclass(frozen=True)
 class SpecChanges:
-    """How a study file differs from the stored study that it goes on with."""
+    """How a study file differs from the stored study that it resumes."""
 
-    told: list[str] = field(default_factory=list)
+    allowed: list[str] = field(default_factory=list)
     """Changes that take effect, one line each."""
     refused: list[str] = field(default_factory=list)
     """Changes that would mix two experiments, one line each."""
@@ -119,7 +119,7 @@ class StudySpec:
     """Starts that are left out, and which earlier trial each of them would repeat."""
     workers: WorkerSettings = field(default_factory=WorkerSettings)
     audit: float = 0.0
-    """Share of the trials that rules do not end: what they say is only noted, so that it can be told what they cost."""
+    """Share of the trials that rules do not end: what they say is only noted, so that their cost can be measured."""
 
     @property
     def kl_limit(self) -> float:
@@ -345,18 +345,18 @@ class StudySpec:
 
     def changes_to(self, old: "StudySpec") -> SpecChanges:
         """Return how this spec differs from `old`, the stored one of the same name."""
-        told = [
+        allowed = [
             _change(f"search.{name}", _range_text(old.search.get(name)), _range_text(self.search.get(name)))
             for name in HYPERPARAMETERS
         ]
-        told += [
+        allowed += [
             _change(key, getattr(old, key), getattr(self, key))
             for key in ("trials", "budget", "device", "threads", "gpus_per_trial", "audit")
         ]
-        told.append(_change("kl.budget", old.kl_budget, self.kl_budget))
+        allowed.append(_change("kl.budget", old.kl_budget, self.kl_budget))
         old_workers, new_workers = old.workers.to_dict(), self.workers.to_dict()
-        told += [_change(f"workers.{key}", f"{old_workers[key]:g}", f"{new:g}") for key, new in new_workers.items()]
-        told.append(_change("sampler", _sampler_text(old.sampler), _sampler_text(self.sampler)))
+        allowed += [_change(f"workers.{key}", f"{old_workers[key]:g}", f"{new:g}") for key, new in new_workers.items()]
+        allowed.append(_change("sampler", _sampler_text(old.sampler), _sampler_text(self.sampler)))
         refused = [
             _change(key, getattr(old, key), getattr(self, key))
             for key in ("task", "trainer", "objective", "strategy", "seed")
@@ -370,7 +370,7 @@ class StudySpec:
         old_guard = old.guard.to_dict()
         refused += [_change(f"guard.{key}", old_guard[key], value) for key, value in self.guard.to_dict().items()]
         return SpecChanges(
-            [line for line in told if line],
+            [line for line in allowed if line],
             [f"{line}; give the study another name" for line in refused if line],
         )
 
@@ -385,7 +385,7 @@ class StudySpec:
             return
         if not self.search:
             why = f"; {self.notes[0]}" if self.notes else ""
-            raise ConfigError(f"{where}: search names nothing to search, so all trials would be the same{why}")
+            raise ConfigError(f"{where}: [search] is empty, so all trials would be the same{why}")
         self._check_extent(f"{where}: ")
         study_file.require_disjoint({**self.search, **self.idle}, self.fixed, where)
         study_file.require_batches_fit(self.search, self.fixed, where)
@@ -430,7 +430,7 @@ def _task(value: object, where: str) -> Task:
 
 def _sampler(value: object, where: str) -> SamplerSpec:
     values = {"name": value} if isinstance(value, str) else declare.table(value, where)
-    declare.require_known(values, ("name", "startup_trials"), f"{where}.")
+    declare.require_known(values, study_file.SAMPLER, f"{where}.")
     name = values.get("name", SamplerSpec.name)
     if not isinstance(name, str) or not (name in SAMPLERS or study_file.TRAINER[0].fullmatch(name)):
         allowed = ", ".join(SAMPLERS)

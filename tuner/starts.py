@@ -43,8 +43,7 @@ def settle(
     new = [start for start in asked if not any(_is_same(start, other, spec) for other in done)]
     settled = replace(spec.with_starts(done, new), warm_start=())
     refused = [
-        f"{start.name} has run, and the file no longer asks for it as it was; give the study another name"
-        for start in gone
+        f"{start.name} has run, and the file no longer has it unchanged; give the study another name" for start in gone
     ]
     return settled, [] if stored is None else list(_changes(before[ran:], settled.starts[ran:])), refused
 
@@ -60,8 +59,8 @@ def _is_same(one: ListedTrial, other: ListedTrial, spec: StudySpec) -> bool:
 
 
 def _changes(before: Sequence[ListedTrial], after: Sequence[ListedTrial]) -> Iterator[str]:
-    yield from (f"{start.name} is not to run any more" for start in before if start not in after)
-    yield from (f"{start.name} is to run: {start.text}" for start in after if start not in before)
+    yield from (f"{start.name} will not run any more" for start in before if start not in after)
+    yield from (f"{start.name} will run: {start.text}" for start in after if start not in before)
 
 
 def best_of(store: Store, spec: StudySpec, name: str) -> ListedTrial:

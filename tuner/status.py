@@ -1,4 +1,4 @@
-"""A trial's statuses and origins, declared once: what each means and how it is told. Never imports torch."""
+"""A trial's statuses and origins, declared once: what each means and how it is shown. Never imports torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -48,7 +48,7 @@ class Origin(StrEnum):
     MATCHED = "matched"
     """A finished trial's, with the β at which its KL should end within the budget (see `tuner.search.matching`)."""
     LISTED = "listed"
-    """It stands in the study file, as a trial or as a start of the search."""
+    """The study file has it, as a trial or as a start of the search."""
     ENQUEUED = "enqueued"
     """A person asked for it."""
     FORKED = "forked"
@@ -63,12 +63,13 @@ class Role(StrEnum):
     """What a trial is for. Only trials of the search count towards a study's total, and only they teach its sampler."""
 
     SEARCH = "search"
+    """A trial of the search, or one that a person enqueued."""
     REPEAT = "repeat"
     """The configuration of another trial again, with another seed."""
     CONFIRM = "confirm"
-    """A recommended configuration with a fresh seed, to be read on the test prompts."""
+    """A recommended configuration with a fresh seed, whose checkpoint is read on the test prompts."""
     FORK = "fork"
-    """It goes on from another trial's checkpoint, so its end says little of its configuration alone."""
+    """It starts from another trial's checkpoint, so its end says little of its configuration alone."""
 
 
 class PausedBy(StrEnum):

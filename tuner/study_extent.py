@@ -40,7 +40,7 @@ def disk(estimate: Estimate, spec: StudySpec | None, free: int) -> Disk:
 
 
 def _trials(spec: StudySpec) -> int:
-    """Return about how many trials a budget starts: of each rung one in so many goes on to the next."""
+    """Return about how many trials a budget starts: of each rung one in so many is promoted to the next."""
     kind: Any = MAKERS[spec.strategy]
     budget = 1.0 if spec.budget is None else spec.budget
     if not issubclass(kind, Rungs):

@@ -14,29 +14,42 @@ from ppo_core.hyperparameters import HYPERPARAMETERS, inert, require_name
 from ppo_core.task import Task
 from tuner.space import Encoded
 
-TOP_LEVEL = (
-    "name",
-    "task",
-    "trainer",
-    "trials",
-    "budget",
-    "objective",
-    "strategy",
-    "seed",
-    "device",
-    "threads",
-    "gpus_per_trial",
-    "audit",
-    "fixed",
-    "search",
-    "start",
-    "warm_start",
-    "trial",
-    "kl",
-    "guard",
-    "sampler",
-    "workers",
-)
+TOP_LEVEL: Mapping[str, str] = {
+    "name": "results are stored under this name, and found again by it",
+    "task": "a built-in task's name, a task file's or folder's path, `module:TASK`, or a table with a task file's keys",
+    "trainer": "`module:function` of a trainer of your own; unset: PPO",
+    "trials": "the most trials that the search starts, trial 0 included; this, `budget` or both",
+    "budget": "what the search may spend, in trials of full length; this, `trials` or both",
+    "objective": "what a trial is worth",
+    "strategy": "how the search spends its budget",
+    "seed": "of every trial and of the sampler; 0 unless set",
+    "device": "`auto` (unless set) or `cpu`; CUDA_VISIBLE_DEVICES picks GPUs",
+    "threads": "CPU threads of a trial; unset: each worker's share of the cores. The same count gives the same numbers",
+    "gpus_per_trial": "processes that train each trial together, on a GPU each; 1 unless set",
+    "audit": "share of the trials that run to the end whatever the rules say, so that the rules' cost can be measured",
+    "fixed": "a table of hyperparameters that are the same in all trials",
+    "search": 'a table of what is searched: `"advised"`, or `{ low = ..., high = ..., scale = ... }`',
+    "start": "`[[start]]` tables: configurations that run first, in the study's ranges",
+    "warm_start": "names of published recipes, or `study:NAME`, whose configurations run first",
+    "trial": "`[[trial]]` tables: exactly these trials run, and nothing is searched",
+    "kl": "a table: the KL budget and the KL limit",
+    "guard": "a table: the limits of the rules that end trials early",
+    "sampler": "what proposes configurations: a name, or a table",
+    "workers": "a table: checkpoint interval and time limits of worker processes",
+}
+"""The keys of a study file, and what each is."""
+KL: Mapping[str, str] = {
+    "budget": "eval KL that a recommended policy may have, in nats per response; the task's unless set",
+    "limit": "training KL at which the guard ends a trial, in nats per response; the task's unless set",
+    "budget_per_token": "the budget in nats per token; multiplied by the tokens of an evaluation's longest response",
+    "limit_per_token": "the limit in nats per token; multiplied by `response_length`",
+}
+"""The keys of the [kl] table."""
+SAMPLER: Mapping[str, str] = {
+    "name": "one of the samplers, or `module:callable`: called with `seed`, it returns an Optuna sampler",
+    "startup_trials": "trials with a value that the sampler waits for, of each kind of β control; 4 unless set",
+}
+"""The keys of the [sampler] table."""
 
 REQUIRED = ("name", "task", "search")
 REQUIRED_OF_LISTED = ("name", "task")
@@ -68,9 +81,7 @@ def read_kl(value: object, task: Task, length: int | None, where: str) -> tuple[
         ConfigError: a value is given twice or not allowed, or the limit is below the budget.
     """
     values = declare.table(value, where)
-    declare.require_known(
-        values, [f"{name}{unit}" for name in ("budget", "limit") for unit in ("", PER_TOKEN)], f"{where}."
-    )
+    declare.require_known(values, KL, f"{where}.")
     budget = _nats(values, "budget", task.kl_budget, task.eval_response_length, where)
     limit = _nats(values, "limit", task.kl_limit, length, where)
     if limit < budget:
@@ -84,7 +95,7 @@ def _nats(values: Mapping[str, Any], name: str, default: float, length: int | No
     if per_token not in values:
         return declare.number(values.get(name, default), declare.POSITIVE, f"{where}.{name}")
     if name in values:
-        raise ConfigError(f"{where}: {name} and {per_token} are both given; one of them says it")
+        raise ConfigError(f"{where}: {name} and {per_token} are both given; give only one")
     if length is None:
         raise ConfigError(
             f"{where}.{per_token} is not allowed: trials differ in response_length; give {name}, in nats per response"
@@ -133,7 +144,7 @@ def require_disjoint(search: Mapping[str, Range], fixed: Mapping[str, HyperValue
     """Raise ConfigError for a hyperparameter that is both fixed and searched."""
     for name in search:
         if name in fixed:
-            raise ConfigError(f"{where}: {name} stands in both [fixed] and [search]; take it out of one of them")
+            raise ConfigError(f"{where}: {name} is in both [fixed] and [search]; remove it from one of them")
 
 
 def require_batches_fit(search: Mapping[str, Range], fixed: Mapping[str, HyperValue], where: str) -> None:
@@ -228,7 +239,7 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
         return ()
     for key in _ONLY_SEARCHED:
         if key in content:
-            raise ConfigError(f"{where}: {key} does nothing beside [[trial]] tables; take one of them out")
+            raise ConfigError(f"{where}: {key} has no effect beside [[trial]] tables; remove one of them")
     found = content["trial"]
     if not isinstance(found, Sequence) or isinstance(found, str) or not found:
         raise ConfigError(f"{where}: trial = {found!r} is not allowed: [[trial]] tables, one a trial")
@@ -236,7 +247,7 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
     for number, trial in enumerate(listed):
         first = next(i for i, other in enumerate(listed) if other.params == trial.params)
         if first < number:
-            raise ConfigError(f"{where}: trial {number} lists the same values as trial {first}; take one of them out")
+            raise ConfigError(f"{where}: trial {number} lists the same values as trial {first}; remove one of them")
     require_total(declare.whole(content.get("trials", len(listed)), None, f"{where}: trials"), listed, f"{where}: ")
     return listed
 
@@ -271,7 +282,7 @@ def notes(listed: Sequence[ListedTrial], fixed: Mapping[str, HyperValue]) -> lis
 
 
 def changes(old: Sequence[ListedTrial], new: Sequence[ListedTrial]) -> list[str]:
-    """Return where `new` says otherwise than `old` of the trials that `old` lists, one line each."""
+    """Return where `new` differs from `old` in the trials that `old` lists, one line each."""
     if bool(old) != bool(new):
         return [f"trials: {'listed' if new else 'searched'}, were {'listed' if old else 'searched'}"]
     lines = []
@@ -299,5 +310,5 @@ def read_trial(values: object, fixed: Mapping[str, HyperValue], where: str) -> L
     params = read_fixed(own, where)
     for name in params:
         if name in fixed:
-            raise ConfigError(f"{where}.{name}: it stands in [fixed], too; take it out of one of them")
+            raise ConfigError(f"{where}.{name}: it is also in [fixed]; remove it from one of them")
     return ListedTrial(params, label)

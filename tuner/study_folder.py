@@ -19,7 +19,7 @@ from ppo_core.errors import StoreError, StudyError
 from tuner.remote_checkpoints import TrialCheckpoints
 from tuner.store import StudyRow
 
-# A study's and a trial's folder of checkpoints on disk: whose it is, and where a trial goes on.
+# A study's and a trial's folder of checkpoints on disk: whose it is, and where a trial resumes.
 
 _OWNER = "study.json"
 _LOCK = ".lock"
@@ -84,7 +84,7 @@ def resume_point(
     What is kept `elsewhere` and missing here is brought first.
 
     Raises:
-        StoreError: the folder holds none to go on from, though the trial has steps, and the place cannot be read: it
+        StoreError: the folder holds none to resume from, though the trial has steps, and the place cannot be read: it
             would start again.
     """
     steps = {path: checkpoint.step_of(path) for path in folder.glob("step-*") if path.is_dir()}

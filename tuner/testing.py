@@ -182,7 +182,7 @@ class _Driver:
         return job
 
     def hear(self, jobs: int = 1, answers: Mapping[int, Answer] | None = None) -> dict[JobId, list[Message]]:
-        """Answer each step as told by its number, else GO_ON, until so many jobs have ended; return what each said."""
+        """Answer each step as given by its number, else GO_ON, until so many jobs have ended; return what each said."""
         said: dict[JobId, list[Message]] = {}
         deadline = time.monotonic() + _WAIT_SECONDS
         while jobs:
@@ -232,11 +232,11 @@ def _runs_to_the_end(driver: _Driver) -> None:
 def _waits_for_answers(driver: _Driver) -> None:
     driver.start()
     said = driver.hear(answers={2: Answer.STOP})[0]
-    assert _steps(said) == [0, 1, 2] and said[-1] == Ended(), "a trial that is told to stop ends at that step"
+    assert _steps(said) == [0, 1, 2] and said[-1] == Ended(), "a trial that is ordered to stop ends at that step"
     driver.start(1)
     driver.until_a_step()
     more = [message for _ in range(3) for _, message in driver.engine.events(0.05)]
-    assert not any(isinstance(message, Stepped) for message in more), "a trial goes on before it is answered"
+    assert not any(isinstance(message, Stepped) for message in more), "a trial continues before it is answered"
 
 
 def _evaluates_when_asked(driver: _Driver) -> None:
@@ -249,12 +249,12 @@ def _evaluates_when_asked(driver: _Driver) -> None:
 def _saves_leaves_and_resumes(driver: _Driver) -> None:
     job = driver.start()
     said = driver.hear(answers={1: Answer.SAVE, 4: Answer.LEAVE})[0]
-    assert said[-1] == Left() and _steps(said)[-1] == 4, "a trial that is told to leave does so at that step"
+    assert said[-1] == Left() and _steps(said)[-1] == 4, "a trial that is ordered to leave does so at that step"
     saved = [checkpoint.step_of(path) for path in checkpoint.complete(job.folder)]
     assert saved and saved[-1] == 4, f"it leaves a checkpoint of that step, and not {saved}"
     newest = checkpoint.latest(job.folder)
     driver.start(resume_from=newest)
-    assert _steps(driver.hear()[0]) == [5, 6], "it goes on behind the checkpoint that it is given"
+    assert _steps(driver.hear()[0]) == [5, 6], "it resumes after the checkpoint that it is given"
 
 
 def _reads_a_checkpoint_on_the_test_prompts(driver: _Driver) -> None:
@@ -269,13 +269,13 @@ def _reads_a_checkpoint_on_the_test_prompts(driver: _Driver) -> None:
     assert driver.engine.free == 0, "a job that runs takes up its room"
     assert driver.hear() == {0: [Read(SplitReading(8, 4.0, 0.5, 1.0, 0.1))]}, "it is read as it was saved"
     driver.engine.start(replace(job, checkpoint=newest.parent / "step-000099"))
-    assert isinstance(driver.hear()[0][-1], Failed), "what cannot be read is told"
+    assert isinstance(driver.hear()[0][-1], Failed), "what cannot be read is reported"
 
 
 def _says_what_failed(driver: _Driver) -> None:
     driver.start(vf_coef=RAISES)
     failed = driver.hear()[0][-1]
-    assert isinstance(failed, Failed) and "raised as asked" in failed.message, f"an error is told, not {failed}"
+    assert isinstance(failed, Failed) and "raised as asked" in failed.message, f"an error is reported, not {failed}"
     assert "RuntimeError" in failed.traceback, "with its traceback"
     driver.start(1)
     assert driver.hear()[1][-1] == Ended(), "another trial runs after an error"
@@ -291,13 +291,13 @@ def _says_what_died(driver: _Driver) -> None:
 
 def _runs_several_at_once(driver: _Driver) -> None:
     driver.engine.resize(2)
-    assert driver.engine.free == 2, "an engine that is told to have two jobs has room for two"
+    assert driver.engine.free == 2, "an engine that is set to two jobs has room for two"
     driver.start(0)
     driver.start(1)
     said = driver.hear(2)
     assert said[0][-1] == said[1][-1] == Ended() and _steps(said[0]) == _steps(said[1]) == list(range(STEPS + 1))
     driver.engine.resize(1)
-    assert driver.engine.free == 1, "an engine that is told to have one job has room for one"
+    assert driver.engine.free == 1, "an engine that is set to one job has room for one"
     for workers in (0, -1):
         _require_refused(partial(driver.engine.resize, workers), f"{workers} jobs at a time")
 
@@ -421,12 +421,12 @@ class _Simulated:
         row = replace(self.trials[number], episodes=16 * step, value=metrics["eval/reward"], kl=1.0)
         self.evaluations.setdefault(number, []).append({"step": step, "episode": 16 * step, **metrics})
         if decision.action is Action.STOP:
-            assert decision.reason is not None, "a trial that is stopped is told the rule"
+            assert decision.reason is not None, "a trial that is stopped has the rule as its reason"
             self.trials.put(replace(row, status=Status.PRUNED, reason=decision.reason))
         elif decision.action is Action.PAUSE:
             evaluations = self.evaluations[number]
             assert self.scheduler.rests(row, evaluations) == decision.reason, (
-                "a trial that a kill leaves here rests, too"
+                "a trial that a kill leaves here is paused, too"
             )
             scores = (*row.rung_scores[: row.rung], self.scheduler.score(evaluations))
             self.trials.put(replace(row, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_scores=scores))
@@ -452,7 +452,7 @@ def _finishes(make_scheduler: Callable[[StudySpec], Scheduler], spec: StudySpec,
     study.run()
     assert study.scheduler.is_finished(study.trials), "a study in which nothing is left to run is finished"
     most = math.inf if spec.trials is None else spec.trials
-    assert len(study.trials.counted()) <= most, f"more than {most} trials were begun"
+    assert len(study.trials.counted()) <= most, f"more than {most} trials were started"
     used = extent(study.trials.rows, spec).spent
     assert used <= (spec.budget or math.inf), f"{used:.3g} was spent, of a budget of {spec.budget}"
     assert any(row.status is Status.COMPLETED for row in study.trials), "no trial came to its end"
@@ -487,7 +487,9 @@ def _obeys_the_guard(scheduler: Scheduler, spec: StudySpec) -> None:
         ended = scheduler.decide(row, Stepped(report, 1.0, 1.0, reason, is_again=True))
         assert ended.action is Action.STOP and ended.reason == reason, "then it is stopped, evaluated or not"
     audited = scheduler.decide(replace(row, is_audited=True), Stepped(StepReport(2, 32, bare), 1.0, 1.0, reason))
-    assert audited.action not in (Action.STOP, Action.EVALUATE) and audited.reason is None, "an audited one goes on"
+    assert audited.action not in (Action.STOP, Action.EVALUATE) and audited.reason is None, (
+        "an audited one keeps running"
+    )
     assert audited.verdict is not None and not audited.verdict.is_enforced, "and what the rule said is noted"
     broken = replace(reason, rule="nonfinite")
     fatal = scheduler.decide(replace(row, is_audited=True), Stepped(StepReport(2, 32, evaluated), 1.0, 1.0, broken))

@@ -91,7 +91,7 @@ def escaped(text: str) -> str:
 
 
 class Follower:
-    """Reads a log as it grows, and goes on where a new one took its place; where there is none it reads nothing."""
+    """Reads a log as it grows, and continues where a new one took its place; where there is none it reads nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._path = path_of(folder)

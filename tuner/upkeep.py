@@ -24,7 +24,7 @@ def delete(store: Store, study: StudyRow, *, keep_files: bool, tell: Tell) -> No
 
     Raises:
         StudyError: a controller holds it.
-        StoreError: the store failed, or a file could not be removed; done again, it goes on.
+        StoreError: the store failed, or a file could not be removed; done again, it continues.
     """
     with _held(store, study) as (lease, study):
         if not keep_files:
@@ -38,7 +38,7 @@ def rename(store: Store, study: StudyRow, name: str, tell: Tell) -> None:
     Raises:
         ConfigError: the name is not allowed.
         StudyError: a controller holds the study, or the name or the folder's new place is taken.
-        StoreError: the store failed, or the folder could not be moved; done again, it goes on.
+        StoreError: the store failed, or the folder could not be moved; done again, it continues.
     """
     study_file.matching(name, study_file.NAME, "the new name")
     if name == study.name:
@@ -78,7 +78,7 @@ def _held(store: Store, study: StudyRow, *names: str) -> Iterator[tuple[Lease, S
         lease = store.acquire(study.name)
         try:
             if lease.study_id != study.id:
-                raise StudyError(f'study "{study.name}" was deleted and made anew just now')
+                raise StudyError(f'study "{study.name}" was deleted and created again just now')
             yield lease, store.study(study.name)
         finally:
             store.release(lease)

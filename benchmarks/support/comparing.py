@@ -59,7 +59,7 @@ class Lost:
     configurations: int
     """The best ones."""
     rung: float
-    """Share that rests at a rung, over all repeats."""
+    """Share that is paused at a rung, over all repeats."""
     guard: float
     """Share that a rule ended, over all repeats."""
     rung_bound: float

@@ -74,8 +74,8 @@ def fill_ours(path: Path, spec: StudySpec, trials: Sequence[Params]) -> None:
         times = {"started_at": now + number, "ended_at": now + number + 1}
         config = spec.config(params).to_dict()
         origin = Origin.SAMPLED if number else Origin.REFERENCE
-        told = {"number": number, "origin": origin, "config": config, "params": dict(params)}
-        rows.append({"study_id": study.id, **told, **outcome, **counts, **times})
+        known = {"number": number, "origin": origin, "config": config, "params": dict(params)}
+        rows.append({"study_id": study.id, **known, **outcome, **counts, **times})
     with create_engine(store.url).begin() as connection:
         connection.execute(insert(schema.trials), rows)
         query = select(schema.trials.c.id, schema.trials.c.number).where(schema.trials.c.study_id == study.id)
@@ -96,6 +96,6 @@ def fill_optuna(path: Path, spec: StudySpec, trials: Sequence[Params]) -> None:
     storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
     study = optuna.create_study(study_name=spec.name, storage=storage, direction="maximize")
     for params in trials:
-        told = Told(TrialState.COMPLETE, value_of(params)[0])
-        study.add_trial(frozen(told, space.for_sampler(spec.search, params)))
+        seen = Told(TrialState.COMPLETE, value_of(params)[0])
+        study.add_trial(frozen(seen, space.for_sampler(spec.search, params)))
     storage.engine.dispose()

@@ -1,7 +1,7 @@
 """Whole studies, run for real: random search, ours with one sampler or another, and Optuna alone.
 
 Each study is a process of its own with one worker and one thread, and its result a file, so that a stopped benchmark
-goes on where it was. What is compared is the best value that a study knew after so many CPU-seconds, of all of its
+resumes where it was. What is compared is the best value that a study knew after so many CPU-seconds, of all of its
 processes: the same for all.
 """
 

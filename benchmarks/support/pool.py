@@ -234,7 +234,7 @@ def _data(spec: StudySpec, runs: Sequence[RecordedRun]) -> tuple[Floats, Floats]
 
 
 def _waiting(number: int, params: Params) -> TrialRow:
-    """Return a trial that has not begun: all that a random sampler is to know of it is that its number is taken."""
+    """Return a trial that has not started: all that a random sampler is to know of it is that its number is taken."""
     return TrialRow(
         id=number,
         study_id=0,

@@ -97,7 +97,7 @@ def _spreads(runs: Sequence[RecordedRun], values: dict[str, float]) -> list[str]
 
 
 SHARES = (0.05, 0.1, 0.2, 0.3)
-"""Of the episodes, at which it is told how well a trial's end is foretold."""
+"""Of the episodes, at which the forecast of a trial's end is judged."""
 
 
 def _foretold(spec: StudySpec, runs: Sequence[RecordedRun], best: dict[str, float]) -> list[str]:
@@ -149,8 +149,8 @@ def _kinds(runs: Sequence[RecordedRun]) -> str:
 
 def _stops(spec: StudySpec, runs: Sequence[RecordedRun]) -> str:
     rules = Counter(rule for run in runs if (rule := stopped_by(spec.guard, run)) is not None)
-    told = ", ".join(f"{rule} {count}" for rule, count in rules.most_common())
-    return f"{rules.total()}" + (f" ({told})" if told else "")
+    by_rule = ", ".join(f"{rule} {count}" for rule, count in rules.most_common())
+    return f"{rules.total()}" + (f" ({by_rule})" if by_rule else "")
 
 
 def _quantiles(values: Iterable[float], digits: int = 3) -> str:

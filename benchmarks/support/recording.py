@@ -1,8 +1,8 @@
 """Records the runs of a task's search space to their ends, in several processes that may be killed at any moment.
 
 Each finished run is a file in the working folder. A process claims a run by a lock on a file, which ends with the
-process, so a run that was interrupted is run again. The recording's file is written anew from the finished runs as
-they come in; where the working folder is gone, the recording goes on from it.
+process, so a run that was interrupted is run again. The recording's file is rewritten from the finished runs as
+they come in; where the working folder is gone, the recording continues from it.
 """
 
 import datetime
@@ -44,7 +44,7 @@ EARLY = 0.05
 EVALUATIONS = 10
 """Regular evaluations after step 0's."""
 WRITE_EVERY = 10
-"""Finished runs after which the recording's file is written anew."""
+"""Finished runs after which the recording's file is rewritten."""
 POLL_SECONDS = 5.0
 """How often a process with nothing to claim looks whether others have finished."""
 
@@ -110,7 +110,7 @@ def built_in_study(task: str) -> StudySpec:
 def record_run(spec: StudySpec, planned: Planned, make_trainer: MakeTrainer) -> RecordedRun:
     """Train one configuration to its end, whatever the guard would say, and return what it reported.
 
-    It is evaluated at step 0 and every tenth of its episodes, besides at the first step after EARLY of them, and where
+    It is evaluated at step 0 and every tenth of its episodes, also at the first step after EARLY of them, and where
     the watch on the KL budget says so. It stops where it raises, or where a core metric is not finite.
     """
     config = run_config(spec, planned)
@@ -283,7 +283,7 @@ class Workshop:
         yield None
 
     def finish(self, run: RecordedRun) -> None:
-        """Note a run as finished; at every WRITE_EVERY-th one write the recording anew."""
+        """Note a run as finished; at every WRITE_EVERY-th one rewrite the recording."""
         self._write_one(run, (self.provenance,))
         if len(self.finished()) % WRITE_EVERY == 0:
             self.assemble()
@@ -454,8 +454,10 @@ def _end_with(sentinel: int) -> None:
 
 def _line(run: RecordedRun, kl_budget: float) -> str:
     best = run.best_within(kl_budget)
-    told = "no evaluation within the budget" if best is None else f"best within the budget {best:6.3f}"
-    return f"{run.name}: {told}, {run.cpu_seconds:5.1f} CPU-seconds{f', stopped: {run.stopped}' if run.stopped else ''}"
+    outcome = "no evaluation within the budget" if best is None else f"best within the budget {best:6.3f}"
+    return (
+        f"{run.name}: {outcome}, {run.cpu_seconds:5.1f} CPU-seconds{f', stopped: {run.stopped}' if run.stopped else ''}"
+    )
 
 
 def _provenance(spec: StudySpec) -> dict[str, Any]:

@@ -31,7 +31,7 @@ WITHOUT_END = 1e6
 """A budget, in full trials, of a search that is never to begin its last phase."""
 
 Fate = Literal["finished", "rung", "guard", "failed", "running"]
-"""What became of a trial: it came to its end, rests at a rung, was ended by a rule, raised an error, or still runs."""
+"""What became of a trial: it finished, is paused at a rung, was ended by a rule, raised an error, or still runs."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Course:
     seconds: float
     """Device-seconds until it ended, or was no longer followed."""
     fates: Mapping[str, Fate]
-    """Of each recorded run that was begun, by name."""
+    """Of each recorded run that was started, by name."""
     missing: int
     """Evaluations that were asked for and not recorded."""
 
@@ -239,7 +239,7 @@ def replay(
 
     Args:
         legs: Of the strategy.
-        order: The runs in the order in which they are begun.
+        order: The runs in the order in which they start.
         workers: Trials at a time.
         budget: In trials of full length, with the strategy's own last phase; None: without end, and so without one.
         until: The value at which to stop following it.
@@ -406,7 +406,7 @@ def _drawn(strategy: type[FullRuns]) -> Any:
 
 
 def begun(number: int, config: dict[str, HyperValue], params: dict[str, HyperValue]) -> TrialRow:
-    """Return the row of a trial that has just begun."""
+    """Return the row of a trial that has just started."""
     return TrialRow(
         id=number + 1, study_id=1, number=number, origin=Origin.SAMPLED, status=Status.RUNNING, reason=None,
         config=config, params=params, value=None, value_se=None, kl=None, violation=None, episodes=0,

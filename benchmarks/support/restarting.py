@@ -25,7 +25,7 @@ from tuner.strategies import make_scheduler
 from .replaying import Costs, begun
 
 STEPS = 4
-"""Of a trial that is measured, behind step 0: the first is compared with the median of the others."""
+"""Of a trial that is measured, after step 0: the first is compared with the median of the others."""
 TRIALS = 100
 """Of the study whose scheduler is asked."""
 

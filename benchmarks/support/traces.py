@@ -2,7 +2,7 @@
 
 What a worker says of a step before anyone asks for more does not depend on the strategy: the guard and the watch on the
 KL budget see the step as it was first reported, with a regular evaluation or none. So both are folded over a run once.
-What a strategy asks for besides is the same step again, with the evaluation that was recorded there.
+What else a strategy asks for is the same step again, with the evaluation that was recorded there.
 """
 
 import math
@@ -74,7 +74,7 @@ class Trace:
     """How much it counts, so that the pool is representative of the search space."""
     steps: Sequence[TraceStep]
     has_failed: bool = False
-    """Whether it came to no end: it raised an error behind its last step, or that one was not finite."""
+    """Whether it did not finish: it raised an error after its last step, or that one was not finite."""
     values: Sequence[float] = ()
     """The best value within the KL budget of this configuration's runs, one a recorded seed."""
 

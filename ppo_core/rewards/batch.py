@@ -51,7 +51,7 @@ class Batch:
         return len(self.responses)
 
     def rows(self, start: int, stop: int) -> "Batch":
-        """Return some of the rows; errors go on naming them as rows of the whole."""
+        """Return some of the rows; errors still name them as rows of the whole."""
         part = slice(start, stop)
         return Batch(self.prompts[part], self.responses[part], self.tokens[part], self.ended[part], self.first + start)
 

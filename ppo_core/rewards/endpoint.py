@@ -122,7 +122,7 @@ class EndpointReward:
         deadline = time.monotonic() + self.part.timeout
         pieces: list[bytes] = []
         with self._open(request, timeout=self.part.timeout) as response:
-            # The socket's timeout starts anew with every byte, so an answer that trickles needs a deadline.
+            # The socket's timeout restarts with every byte, so an answer that trickles needs a deadline.
             while piece := response.read1():
                 pieces.append(piece)
                 if time.monotonic() > deadline:

@@ -31,7 +31,7 @@ class RewardModel:
     It reads prompt + response; of a chat, where its tokenizer has a chat template, the messages and the response as
     the assistant's next one. What its positions cannot hold is cut off on the left.
 
-    With the part's `append_eos` it sees where a response ended: its own EOS stands behind one that did, unless its
+    With the part's `append_eos` it sees where a response ended: its own EOS comes after one that did, unless its
     tokenizer closes every text by itself. A chat's last message is closed as the template does, where it does, and
     left open where the response was cut.
 
@@ -101,8 +101,8 @@ class RewardModel:
             rows = [row for row, is_chat in enumerate(chats) if is_chat == chat]
             texts = [self._chat(batch, row) if chat else batch.texts[row] + batch.responses[row] for row in rows]
             eos = self._endings.chat_eos if chat else self._endings.text_eos
-            behind = [eos if batch.ended[row] else [] for row in rows]
-            for row, ids in zip(rows, self._tokenise(texts, behind, special_tokens=not chat), strict=True):
+            after = [eos if batch.ended[row] else [] for row in rows]
+            for row, ids in zip(rows, self._tokenise(texts, after, special_tokens=not chat), strict=True):
                 encoded[row] = ids
         return encoded
 
@@ -120,8 +120,8 @@ class RewardModel:
                 f"{self.who}: its chat template refuses {batch.sample(row)}: {one_line(error)}"
             ) from error
 
-    def _tokenise(self, texts: list[str], behind: list[list[int]], *, special_tokens: bool) -> list[list[int]]:
-        """Return the texts' ids with those `behind` them, at least one each.
+    def _tokenise(self, texts: list[str], after: list[list[int]], *, special_tokens: bool) -> list[list[int]]:
+        """Return the texts' ids with those `after` them, at least one each.
 
         Templates write the special tokens of a chat themselves.
         """
@@ -130,13 +130,13 @@ class RewardModel:
         options: dict[str, Any] = {"add_special_tokens": special_tokens, "verbose": False}
         rows: list[list[int]] = self.tokenizer(texts, **options)["input_ids"]
         if self._longest is not None:
-            room = [self._longest - len(ids) for ids in behind]
+            room = [self._longest - len(ids) for ids in after]
             long = [row for row, ids in enumerate(rows) if len(ids) > room[row]]
             for row in long:  # by the tokenizer, which keeps its special tokens at both ends
                 cut = self.tokenizer(texts[row], truncation=True, max_length=room[row], **options)
                 rows[row] = cut["input_ids"]
             self._tell_cut(len(long))
-        return [[*ids, *end] or [self._pad_id or 0] for ids, end in zip(rows, behind, strict=True)]
+        return [[*ids, *end] or [self._pad_id or 0] for ids, end in zip(rows, after, strict=True)]
 
     def _say_endings(self, part: RewardPart) -> None:
         """Log whether the model sees which responses ended."""
@@ -166,7 +166,7 @@ class RewardModel:
     def _tell_cut(self, count: int) -> None:
         if count and not self.cut_texts:
             logger.warning(
-                "%s: %d texts are longer than the %d tokens it can read; only their ends count (told once)",
+                "%s: %d texts are longer than the %d tokens it can read; only their ends count (reported once)",
                 self.who,
                 count,
                 self._longest,
@@ -179,11 +179,11 @@ class _Endings:
     """How a reward model is shown that a response ended, or did not; by default it is not shown."""
 
     text_eos: list[int] = field(default_factory=list)
-    """The ids behind a text whose response ended: EOS, or none."""
+    """The ids after a text whose response ended: EOS, or none."""
     chat_eos: list[int] = field(default_factory=list)
     """The same of a chat that was rendered by the template."""
     chat_closing: str = ""
-    """What the template writes behind the last message, taken off where the response was cut."""
+    """What the template writes after the last message, removed where the response was cut."""
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "_Endings":
@@ -195,13 +195,13 @@ class _Endings:
 
 
 def _closes_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the tokenizer puts special tokens behind every text."""
+    """Return whether the tokenizer puts special tokens after every text."""
     whole, bare = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
     return bool(whole[-1:] != bare[-1:])
 
 
 def _chat_closing(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return what the chat template writes behind an assistant's last message; None where that is not known."""
+    """Return what the chat template writes after an assistant's last message; None where that is not known."""
     if tokenizer.chat_template is None:
         return None
     probe = "a probe of the template"

@@ -162,7 +162,9 @@ class RunParser(HyperparameterParser):
             "--config", metavar="FILE", type=Path, help="a JSON, YAML or TOML file of hyperparameters and of these "
             "flags; one with the fields of TRL's PPOConfig is read as TRL reads it",
         )  # fmt: skip
-        self.starts.add_argument("--resume", metavar="DIR", type=Path, help="go on with an interrupted run's --output")
+        self.starts.add_argument(
+            "--resume", metavar="DIR", type=Path, help="resume an interrupted run, given its --output"
+        )
 
 
 DESCRIPTION = (

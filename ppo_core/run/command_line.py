@@ -99,10 +99,10 @@ def run(name: str, work: Callable[[], int]) -> int:
         return EXIT_INTERRUPTED
 
 
-# Ctrl-C and SIGTERM while a run goes on: the first asks for an orderly stop, the second ends at once.
+# Ctrl-C and SIGTERM during a run: the first asks for an orderly stop, the second ends at once.
 
 INTERRUPTED = "interrupted"
-_REASONS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: "told to end by SIGTERM"}
+_REASONS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: "ended by SIGTERM"}
 
 
 _PASSED_ON_SECONDS = 5.0

@@ -76,7 +76,7 @@ def make(repo: HubRepo) -> None:
 
 
 def why_not(repo: HubRepo) -> str:
-    """Return why a push would fail now, in one line; empty: it would not. An interrupted run goes on all the same."""
+    """Return why a push would fail now, in one line; empty: it would not. An interrupted run resumes all the same."""
     try:
         make(checked(Push(repo.id, repo.private), repo.id))
     except PPOTunerError as error:
@@ -108,9 +108,9 @@ def _refusals(before: str, after: str = "") -> Iterator[None]:
         yield
     except HfHubHTTPError as error:
         status = error.response.status_code
-        told = {401: "the token is not valid", 403: "the token has no right to it"}.get(status)
+        meaning = {401: "the token is not valid", 403: "the token has no right to it"}.get(status)
         said = error.server_message or _line(error)
-        reason = f"the hub refuses ({status}): {f'{told}: ' if told else ''}{said}"
+        reason = f"the hub refuses ({status}): {f'{meaning}: ' if meaning else ''}{said}"
         raise PPOTunerError(f"{before} {reason}{after}") from error
     except PPOTunerError:
         raise

@@ -84,7 +84,7 @@ def _toml(value: str | int | float) -> str:
 # What a new run is: flags over a config file or a trial, over the task's reference, over defaults.
 
 RUNS_FOLDER = Path("runs") / "train"
-"""What a run is written below unless told otherwise."""
+"""The folder of runs that are given no --output."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Plan:
     @property
     def told(self) -> list[str]:
         """What became of the fields of a file of TRL's, in a few lines."""
-        return [] if self.trl is None else list(self.trl.told)
+        return [] if self.trl is None else list(self.trl.notes)
 
 
 def plan(args: Namespace, command: str, start: Start | None = None) -> Plan:
@@ -229,7 +229,7 @@ def refuse_flags(args: Namespace) -> None:
     """Raise ConfigError for flags that describe a new run beside --resume."""
     given = arguments.flags_given(args)
     if given:
-        raise ConfigError(f"--resume goes on with the run as it was, so it takes no {', '.join(given)}")
+        raise ConfigError(f"--resume continues the run as it was, so it does not take {', '.join(given)}")
 
 
 def _task(name: str) -> Task:

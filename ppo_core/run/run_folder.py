@@ -4,7 +4,7 @@ run.json           what the run is; says at last that it is finished, and how it
 ppo_config.json    its hyperparameters, as `--config` reads them
 task.toml          its task, where that was given by its parts
 steps.jsonl        one line of metrics a step
-checkpoints/       while it goes on
+checkpoints/       while it runs
 trackers/          what trackers write on this machine
 model/             what was trained
 best_model/        the best checkpoint's model, where the end is worse or over the KL budget
@@ -300,7 +300,7 @@ def write(run: Run, ending: Ending | None = None) -> None:
 
 
 def resumed(folder: Path) -> Run:
-    """Return an interrupted run as it goes on: from its newest undamaged checkpoint, or from its start.
+    """Return an interrupted run, ready to resume: from its newest undamaged checkpoint, or from its start.
 
     What lies beyond that point (steps, damaged checkpoints) is removed: it will be made again.
 
@@ -350,7 +350,7 @@ def _stored(folder: Path) -> dict[str, Any]:
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         is_known = stored["format"] == _FORMAT and all(name in stored for name in (*_STORED, "config", "finished"))
     except OSError:
-        raise CheckpointError(f"{folder} holds no run to go on with: it has no {RUN_FILE}") from None
+        raise CheckpointError(f"{folder} holds no run to resume: it has no {RUN_FILE}") from None
     except (ValueError, TypeError, KeyError):
         is_known = False
     if not is_known:

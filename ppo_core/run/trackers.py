@@ -1,7 +1,7 @@
 """Handing a run's metrics to experiment trackers (TensorBoard, Weights & Biases, ...) through accelerate.
 
 The trackers are accelerate's own classes, used without an Accelerator: that would share the state of the one which
-finds the device. A resumed run goes on with the same run at trackers that can.
+finds the device. A resumed run continues the same run at trackers that can.
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,12 +80,12 @@ class Trackers:
 
 
 def _made(name: str, run: Run) -> "GeneralTracker":
-    """Return accelerate's tracker of that name, with what makes it go on with the run if that was resumed."""
+    """Return accelerate's tracker of that name, with what makes it continue a resumed run."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     made: type[GeneralTracker] = LOGGER_TYPE_TO_CLASS[name]
     going_on: Mapping[str, Mapping[str, Any]] = {
-        # Steps that were told before an interruption and are made again are hidden.
+        # Steps that were logged before an interruption and are run again are hidden.
         "tensorboard": {"purge_step": run.first_step},
         "wandb": {"name": run.run_name, "id": run.tracker_id, "resume": "allow"},
         "comet_ml": {"experiment_key": run.tracker_id},

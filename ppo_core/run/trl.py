@@ -235,10 +235,10 @@ class TrlFile:
     used: tuple[str, ...]
     """Lines on what became of its fields."""
     warnings: tuple[str, ...]
-    """Lines on fields that are not followed here, or followed otherwise than by TRL."""
+    """Lines on fields that are not followed here, or followed differently than by TRL."""
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[str, ...]:
         """All these lines."""
         return (*self.used, *self.warnings)
 

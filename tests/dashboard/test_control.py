@@ -266,7 +266,7 @@ def test_what_a_trials_status_rules_out_is_disabled_and_says_why(store: Store) -
     app = page(part="Steer", steer="0")
     buttons = {button.label: button for button in app.button if (button.key or "").startswith("trial ")}
     assert all(button.disabled for button in buttons.values())
-    assert buttons["Prune"].help == r"trial 0 is completed\; it cannot be told to prune"
+    assert buttons["Prune"].help == r"trial 0 is completed\; prune does not apply to it"
     app.selectbox(key="steer").set_value(1)
     run(app)
     enabled = [button.label for button in app.button if (button.key or "").startswith("trial ") and not button.disabled]

@@ -203,7 +203,7 @@ def test_a_study_runs_in_a_process_of_its_own_that_has_no_token(
     launcher.stop("key", token=TOKEN)
     (folder / "gate").touch()
     assert launched.process.wait(SECONDS) == 130
-    assert "told to end by SIGTERM" in launched.tail()
+    assert "ended by SIGTERM" in launched.tail()
     with pytest.raises(StudyError, match="has ended already"):
         launcher.stop("key", token=TOKEN)
 

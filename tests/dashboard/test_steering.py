@@ -69,7 +69,7 @@ def test_a_proposal_is_of_one_study_and_holds_as_long_as_it_fits(store: Store, v
     store.finish_trial(
         lease, view.trials[2].id, fake_store._outcome(COURSES[0], list(fake_store.reports(0, DONE)), None)
     )
-    with pytest.raises(ConfigError, match="trial 2 is completed; it cannot be told to stop"):
+    with pytest.raises(ConfigError, match="trial 2 is completed; stop does not apply to it"):
         steering.place(store, trial, TOKEN)
     store.delete_study(lease)
     store.create_study(STUDY, view.row.spec)

@@ -370,8 +370,8 @@ def one_error(result: tuple[int, str, str], status: int) -> str:
         ([*PARTS, "--response_length", "40"], 2, "response_length = 40 is not allowed: the policy has 32 positions"),
         (["--config", "typo.yaml"], 2, 'typo.yaml: unknown hyperparameter "polcy"; did you mean "policy"?'),
         (["--config", "type.yaml"], 2, "type.yaml: save_every_episodes = 'x' is not allowed: a whole number over 0"),
-        (["--resume", "nowhere"], 1, "nowhere holds no run to go on with: it has no run.json"),
-        (["--resume", "nowhere", "--lam", "0.9"], 2, "so it takes no --lam"),
+        (["--resume", "nowhere"], 1, "nowhere holds no run to resume: it has no run.json"),
+        (["--resume", "nowhere", "--lam", "0.9"], 2, "so it does not take --lam"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(
@@ -402,8 +402,7 @@ def test_help_is_by_group_and_needs_no_torch() -> None:
     headings = [line for line in done.stdout.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings[1:3] == ["the run:", "Length, evaluation and seed:"] and "KL from the reference:" in headings
     assert (
-        "--cliprange X The probability ratio earns nothing outside [1-ε, 1+ε]. [a number in (0, 1); default: 0.2]"
-        in text
+        "--cliprange X No gain from a probability ratio outside [1-ε, 1+ε]. [a number in (0, 1); default: 0.2]" in text
     )
     assert "the task's reference, which replaces the defaults below" in text
     assert "default: None" not in text

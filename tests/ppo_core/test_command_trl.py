@@ -113,20 +113,20 @@ def read(text: str) -> trl.TrlFile:
     content: dict[str, Any] = yaml.safe_load(text)
     assert trl.is_trl(content)
     file = trl.read(content, "trl.yaml")
-    named = {name.split()[0] for line in file.told for name in line.partition(": ")[2].split(", ")} | warned(file)
+    named = {name.split()[0] for line in file.notes for name in line.partition(": ")[2].split(", ")} | warned(file)
     assert {key for key, value in content.items() if value is not None} <= named, "each field is accounted for"
     return file
 
 
 def told(file: trl.TrlFile, kind: str) -> list[str]:
     """The names on the line of one kind."""
-    [line] = [line for line in file.told if line.startswith(kind)] or [": "]
+    [line] = [line for line in file.notes if line.startswith(kind)] or [": "]
     return line.partition(": ")[2].split(", ")
 
 
 def warned(file: trl.TrlFile) -> set[str]:
     """The fields that have a line of their own."""
-    return {line.partition(":")[0] for line in file.told} - {"read as they are", "translated", IGNORED}
+    return {line.partition(":")[0] for line in file.notes} - {"read as they are", "translated", IGNORED}
 
 
 def config_of(file: trl.TrlFile, prompts: int = 1000, *, has_reward_model: bool = True) -> PPOConfig:

@@ -96,6 +96,7 @@ def test_bad_values_name_the_field_and_the_rule(values: dict[str, object], messa
         ("--foo", ["--json", "--storage"], ""),
         ("foo", ["fork", "show"], ""),
         ("x", ["y"], ""),
+        ("KL", ["seed", "trials", "lam", "kl_coef"], ""),
     ],
 )
 def test_only_a_name_that_is_really_near_is_suggested(name: str, valid: list[str], near: str) -> None:

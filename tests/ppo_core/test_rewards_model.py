@@ -285,7 +285,7 @@ def test_what_is_too_long_loses_its_start_and_is_told_once(part: RewardPart, cap
     assert model.cut_texts == 3
     assert [record.getMessage() for record in caplog.records if record.name.startswith("ppo_core")] == [
         f'reward part "taste": {part.where}: 2 texts are longer than the 12 tokens it can read; '
-        "only their ends count (told once)"
+        "only their ends count (reported once)"
     ]
 
 

@@ -162,13 +162,13 @@ def test_what_was_dropped_is_told_with_its_size_and_what_follows(checkpoints: Ch
     rows = [trial_row(7, **PAUSED)]
     size = used(checkpoints.folder)
     (dropped,) = enforce(checkpoints.folder, rows, (), 0, kl_budget=BUDGET)
-    assert dropped == Dropped(7, 4, size, "paused; it starts again when it goes on")
+    assert dropped == Dropped(7, 4, size, "paused; the trial restarts from step 0 when it resumes")
     assert dropped.line == (
-        f"trial 7: dropped the checkpoint of step 4 ({size / 1000:.1f} kB): paused; it starts again when it goes on"
+        f"trial 7: dropped the checkpoint of step 4 ({size / 1000:.1f} kB): paused; the trial restarts from step 0 when it resumes"
     )
     checkpoints.save(7, {4: None})
     (dropped,) = enforce(checkpoints.folder, rows, (), 0, kl_budget=BUDGET, is_kept_elsewhere=lambda _: True)
-    assert dropped.why == "paused; it is brought back when the trial goes on"
+    assert dropped.why == "paused; it is brought back when the trial resumes"
 
 
 def test_other_files_and_folders_of_the_study_are_left_alone(checkpoints: Checkpoints) -> None:

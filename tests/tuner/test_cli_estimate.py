@@ -63,7 +63,7 @@ def test_a_study_is_as_large_as_its_largest_trial(ppo_tuner: Invoke, own_folder:
     found = json.loads(stdout)
     assert (status, found["largest"]) == (0, "largest values")
     assert found["peaks"]["largest values"] > found["peaks"]["trial 0"]
-    assert "takes no --lora_r" in one_error(ppo_tuner("estimate", "small.toml", "--lora_r", "4")[2])
+    assert "does not take --lora_r" in one_error(ppo_tuner("estimate", "small.toml", "--lora_r", "4")[2])
 
 
 def test_what_does_not_fit_exits_1_with_the_setting(

@@ -67,7 +67,7 @@ def test_a_living_controller_carries_orders_out_and_the_commands_tell_what_it_di
     with controller(folder, gated_spec(), checkpoint_seconds=1e9) as living:
         wait_at_gate(living, folder)
         assert done(ppo_tuner, "pause", "quick", "1") == "trial 1 will pause after its step"
-        assert done(ppo_tuner, "resume", "quick", "1") == "trial 1 goes on"
+        assert done(ppo_tuner, "resume", "quick", "1") == "trial 1 resumes"
         assert done(ppo_tuner, "stop", "quick", "0") == "trial 0 will stop after its step"
         enqueued = done(ppo_tuner, "enqueue", "quick", "--set", "cliprange=0.15", "--label", "[b]mine")
         assert enqueued == "it is trial 2"
@@ -98,7 +98,7 @@ def _refused_by_the_controller(ppo_tuner: Invoke, folder: Path) -> None:
         shutil.rmtree(path)
     status, stdout, stderr = ppo_tuner("fork", "quick", "1", "--set", "cliprange=0.3", "--json")
     assert (status, json.loads(stdout)["state"]) == (1, "refused")
-    refused = r"order \d+ was refused: trial 1 keeps no checkpoint that a fork could begin at$"
+    refused = r"order \d+ was refused: trial 1 has no checkpoint that a fork could start from$"
     assert re.match(refused, one_error(stderr))
 
 
@@ -145,7 +145,7 @@ def test_a_paused_study_goes_on_and_is_stopped_by_command(ppo_tuner: Invoke, fol
         assert one_error(ppo_tuner("pause", "quick")[2]) == "the study is paused already"
         assert [trial["status"] for trial in data(ppo_tuner, "show", "quick")["trials"]] == ["waiting"]
         (folder / "gate").unlink()
-        assert done(ppo_tuner, "resume", "quick") == "the study goes on"
+        assert done(ppo_tuner, "resume", "quick") == "the study resumes"
         living.read_until(lambda line: line == f"TrialStepped 1 {GATED_STEP - 1}")
         assert data(ppo_tuner, "stop", "quick")["outcome"] == "the run of the study stops in good order"
         open_gate(folder)

@@ -69,7 +69,7 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
         "4 of 8 trials ended; KL budget 10, limit 15 nats/response",
         "note: search.lam: not searched, was 0.9 to 1",
         r"preparing: the \x1b[31mmodels",
-        "trial 0 goes on after step 2",
+        "trial 0 resumes after step 2",
         "[5/8] trial   0  pruned     value 1.00 ± 0.10      KL  5.00     10 s  made up: kl_limit  lam=0.95",
         "stopping: interrupted; trials that run save a checkpoint first",
     ):
@@ -105,7 +105,7 @@ def test_timeout_is_no_failure_and_tells_how_to_go_on(ppo_tuner: Invoke, own_fol
     (own_folder / "quick.toml").write_text(QUICK_STUDY)
     status, _, stderr = ppo_tuner("run", "quick.toml", "--timeout", "0.001s")
     assert status == 0
-    assert "0 of 3 trials ended; go on with: ppo-tuner run quick.toml" in stderr
+    assert "0 of 3 trials ended; to resume: ppo-tuner run quick.toml" in stderr
     assert ppo_tuner("run", "quick.toml")[0] == 0
 
 
@@ -117,13 +117,13 @@ def test_interrupted_run_exits_130_and_goes_on(
     status, stdout, stderr = ppo_tuner("run", "quick.toml", "--storage", "sqlite:///other.db")
     assert status == 130
     assert stderr == (
-        "ppo-tuner: interrupted: 0 of 3 trials ended; go on with: "
+        "ppo-tuner: interrupted: 0 of 3 trials ended; to resume: "
         "ppo-tuner run quick.toml --storage sqlite:///other.db\n"
     )
     assert "Next:" not in stdout
     status, stdout, _ = ppo_tuner("run", "quick.toml", "--storage", "sqlite:///other.db")
     assert status == 0
-    assert "trial 0 goes on after step 2" in stdout
+    assert "trial 0 resumes after step 2" in stdout
 
 
 def test_where_only_paused_trials_are_left_the_advice_resumes_them(
@@ -136,13 +136,13 @@ def test_where_only_paused_trials_are_left_the_advice_resumes_them(
     status, _, stderr = ppo_tuner("run", "quick.toml", "--trials", "1")
     assert status == 0
     assert stderr == (
-        "ppo-tuner: only paused trials are left (0): 0 of 1 trial ended; go on with: "
+        "ppo-tuner: only paused trials are left (0): 0 of 1 trial ended; to resume: "
         "ppo-tuner resume quick 0 && ppo-tuner run quick.toml --trials 1\n"
     )
     for command in (("resume", "quick", "0"), ("run", "quick.toml", "--trials", "1")):
         status, stdout, stderr = ppo_tuner(*command)
         assert (status, stderr) == (0, "")
-    assert "trial 0 goes on after step 2" in stdout
+    assert "trial 0 resumes after step 2" in stdout
 
 
 def test_the_time_between_checkpoints_is_the_studys_from_then_on(

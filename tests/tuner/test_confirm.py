@@ -193,9 +193,9 @@ def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
     assert luck.verdict.startswith("Trial 2 reads the most, but the data do not tell it from the reference (+0.02 [")
     assert luck.verdict.endswith(" reward). Confirm on more seeds before you rely on it.")
     worse = confirmation({2: around(0.5), 0: around(1.0)})
-    assert worse.verdict == "Launch the reference: no configuration of the search reads more on fresh seeds."
+    assert worse.verdict == "Launch the reference: no configuration of the search has a higher reward on fresh seeds."
     single = confirmation({2: [1.5], 0: [1.0]})
-    assert single.verdict.startswith("One seed cannot tell luck from merit; trial 2 reads the most on it.")
+    assert single.verdict.startswith("One seed cannot tell luck from merit; trial 2 has the highest reward on it.")
     assert confirmation({2: [], 0: []}).verdict == "No confirming run has been read on the test prompts yet."
 
 

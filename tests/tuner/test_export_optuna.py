@@ -399,7 +399,7 @@ def test_ctrl_c_ends_following_and_says_how_to_go_on(ppo_tuner: Invoke, monkeypa
     for _ in range(2):  # the second one goes on where the first one ended
         status, out, err = ppo_tuner("export", "made", "--format", "optuna", "--follow", "-o", "o.db")
         assert (status, err) == (0, "")
-        assert out.splitlines()[-1].startswith("stopped; go on with: ")
+        assert out.splitlines()[-1].startswith("stopped; to continue: ")
         assert out.endswith("ppo-tuner export made --format optuna --follow -o o.db\n")
 
 

@@ -392,7 +392,7 @@ def test_how_far_a_trial_was_trained_is_said(tmp_path: Path) -> None:
         connection.execute(update(schema.trials).where(schema.trials.c.number == 2).values(**values))
     fork = choose(store, read_study(store, "made"), 2)
     assert fork is not None and fork.facts[-1].startswith(
-        "It is a fork: it went on from a checkpoint of trial 1 (step 4)"
+        "It is a fork: it resumed from a checkpoint of trial 1 (step 4)"
     )
     store.close()
 

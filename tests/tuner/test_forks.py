@@ -39,8 +39,8 @@ def test_a_fork_has_its_parents_config_but_for_what_it_changes() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "a fork changes at least one value; with none it would be its parent again"),
-        ({"cliprange": 0.2, "seed": 3}, "a fork changes at least one value; with none it would be its parent again"),
+        ({}, "a fork must change at least one value, or it would repeat its parent"),
+        ({"cliprange": 0.2, "seed": 3}, "a fork must change at least one value, or it would repeat its parent"),
         ({"kl_coeff": 0.1}, 'fork: unknown hyperparameter "kl_coeff"; did you mean "kl_coef"?'),
         ({"kl_coef": -1}, "kl_coef = -1 is not allowed: a number at least 0"),
         (
@@ -113,10 +113,10 @@ def test_an_episode_without_a_checkpoint_is_answered_with_those_kept(tmp_path: P
         choose(parent, 50)
     (parent / "step-000006" / "a.txt").write_text("x")
     with pytest.raises(
-        ConfigError, match=r"trial 3 keeps no checkpoint that a fork could begin at: .*a.txt is missing"
+        ConfigError, match=r"trial 3 has no checkpoint that a fork could start from: .*a.txt is missing"
     ):
         choose(parent, 96)
-    with pytest.raises(ConfigError, match=r"trial 4 keeps no checkpoint that a fork could begin at$"):
+    with pytest.raises(ConfigError, match=r"trial 4 has no checkpoint that a fork could start from$"):
         choose(tmp_path / "4", None)
     with pytest.raises(ConfigError, match=r"trial 4 keeps no checkpoint at episode 50; kept: none"):
         choose(tmp_path / "4", 50)

@@ -55,7 +55,7 @@ def test_the_same_trials_give_the_same_importance_and_kl_has_its_own() -> None:
     first, again = (importance.importances(trials, SEARCH, "KL", resamples=5) for _ in range(2))
     assert first == again
     assert not any(item.is_sure for item in importance.importances(trials, SEARCH, "KL", resamples=30))
-    assert "take nothing from this order" in importance.certainty(first, 12)
+    assert "do not rely on this order" in importance.certainty(first, 12)
 
 
 def test_too_few_trials_are_refused_with_what_is_missing() -> None:
@@ -79,19 +79,24 @@ def test_only_trials_that_can_tell_count() -> None:
 
 
 def test_too_few_trials_at_a_rung_are_refused_as_such() -> None:
-    assert importance.refusal(studied(7), SEARCH, at_rung=True).startswith("7 trials came to the rung; what mattered")
+    assert importance.refusal(studied(7), SEARCH, at_rung=True).startswith(
+        "7 trials reached the rung; importance needs 10"
+    )
 
 
 def test_the_command_tells_both_with_how_sure_it_is_or_why_it_cannot(ppo_tuner: Invoke, own_folder: Path) -> None:
     where = ["--storage", storage(own_folder)]
     run(own_folder, quick_spec(trials=6))
     status, _, err = ppo_tuner("importance", NAME, *where)
-    assert status == 1 and "what mattered is told from 10 on, and " in err
+    assert status == 1 and "importance needs 10, so " in err
     run(own_folder, quick_spec(trials=14))
     status, out, _ = ppo_tuner("importance", NAME, *where)
     assert status == 0
     assert "What mattered for reward, at their end" in out and "What mattered for KL, at their end" in out
-    assert "for 2 searched hyperparameters" in out and "and not why" in out
+    assert "for 2 searched hyperparameters" in out and "not why" in out
+    strongest = next(line for line in out.splitlines() if line.startswith(" learning_rate"))
+    assert "██████████" in strongest and strongest.split()[-1] in ("matters", "chance")
+    assert "chance: how often shuffled outcomes" in out
     data = json.loads(ppo_tuner("importance", NAME, "--json", *where)[1])
     assert {one["name"] for one in data["reward"]} == {"learning_rate", "cliprange"} and data["trials"] >= 10
     assert math.isclose(sum(one["share"] for one in data["KL"]), 1.0)

@@ -62,12 +62,12 @@ def test_a_stored_study_is_read_back_equal() -> None:
     ("changes", "message"),
     [
         ({"trials": 4}, "trials = 4 is not allowed beside [[trial]] tables: leave it out, or list as many"),
-        ({"search": {"kl_coef": "advised"}}, "search does nothing beside [[trial]] tables; take one of them out"),
+        ({"search": {"kl_coef": "advised"}}, "search has no effect beside [[trial]] tables; remove one of them"),
         ({"trial": []}, "trial = [] is not allowed: [[trial]] tables, one a trial"),
         ({"trial": [3]}, "trial 0 = 3 is not allowed: a table of key = value lines"),
         ({"trial": [{}, {"kl_coeff": 1}]}, 'trial 1: unknown hyperparameter "kl_coeff"; did you mean "kl_coef"?'),
         ({"trial": [{"seed": 3}]}, "trial 0.seed: the seed is set at the top of the file"),
-        ({"trial": [{"gamma": 0.8}]}, "trial 0.gamma: it stands in [fixed], too; take it out of one of them"),
+        ({"trial": [{"gamma": 0.8}]}, "trial 0.gamma: it is also in [fixed]; remove it from one of them"),
         ({"trial": [{}, {"lam": 1}, {"lam": 1, "label": "b"}]}, "trial 2 lists the same values as trial 1"),
         ({"trial": [{}, {"mini_batch_size": 48}]}, "trial 1: mini_batch_size = 48 does not divide batch_size"),
         ({"trial": [{"advantage_estimator": "rloo"}]}, "trial 0: num_generations = 1 is not allowed with adv"),
@@ -91,7 +91,7 @@ def test_what_does_nothing_in_its_trial_is_told() -> None:
 def test_a_study_may_list_more_trials_later_and_change_none() -> None:
     longer = spec(trial=[*BETAS, {"kl_coef": 0.5}])
     assert longer.changes_to(spec()).refused == []
-    assert longer.changes_to(spec()).told == ["trials: 4, was 3"]
+    assert longer.changes_to(spec()).allowed == ["trials: 4, was 3"]
     (changed,) = spec(trial=[{"kl_coef": 0.2}, *BETAS[1:]]).changes_to(spec()).refused
     assert changed.startswith(
         "trial 0: {'kl_coef': 0.2}, was {'label': 'low', 'kl_coef': 0.01}; give the study another"

@@ -130,7 +130,7 @@ def test_an_older_store_is_migrated_with_all_its_rows_after_a_backup(kind: str, 
             assert [{k: v for k, v in row.items() if k in were[0]} for row in after[table]] == were
     saved = f"sqlite:///{tmp_path / 'store.db.v2.bak'}" if kind == "sqlite" else url
     assert rows(saved, None if kind == "sqlite" else "ppo_backup_v2") == before
-    assert ("store.db.v2.bak" if kind == "sqlite" else "schema ppo_backup_v2") in store.migration.told
+    assert ("store.db.v2.bak" if kind == "sqlite" else "schema ppo_backup_v2") in store.migration.summary
     check_use(store)
     store.close()
     store = Store.open(url, create=True)

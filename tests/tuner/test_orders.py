@@ -155,7 +155,7 @@ def test_a_paused_study_waits_and_goes_on_from_its_checkpoints(tmp_path: Path, u
 def test_a_stopped_study_leaves_its_trials_to_the_next_run(tmp_path: Path, unbroken: Path) -> None:
     finished, events = run_with(tmp_path, {(2, 4): lambda store: place(store, "stop")})
     assert not finished
-    assert any(isinstance(event, StudyStopped) and event.why == "told to stop by an order" for event in events)
+    assert any(isinstance(event, StudyStopped) and event.why == "stopped by an order" for event in events)
     go_on(tmp_path, quick_spec())
     assert curves(tmp_path) == curves(unbroken)
 
@@ -450,7 +450,7 @@ def test_a_paused_trial_is_judged_by_its_evaluations_so_far(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("kind", "status", "message"),
     [
-        ("stop", Status.COMPLETED, "trial 0 is completed; it cannot be told to stop"),
+        ("stop", Status.COMPLETED, "trial 0 is completed; stop does not apply to it"),
         ("pause", Status.PAUSED, "trial 0 is paused already"),
         ("resume", Status.COMPLETED, "only a paused trial can be resumed"),
     ],

@@ -292,10 +292,10 @@ def test_a_trial_without_room_tries_again_ever_later_and_gives_up_at_the_limit()
         assert room.waiting == []
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30]
     assert told == ["trial 3: no space; trying again for up to 2 min"]
-    assert room.why_give_up() == "trial 3 found no room for a checkpoint for 2 min"
+    assert room.why_give_up() == "trial 3 found no disk space for a checkpoint for 2 min"
     room.found(3)
     room.found(4)  # which never waited
-    assert told[1:] == ["trial 3: there is room again after 3 min"] and room.why_give_up() is None
+    assert told[1:] == ["trial 3: there is disk space again after 3 min"] and room.why_give_up() is None
 
 
 @pytest.fixture
@@ -334,7 +334,7 @@ def test_a_trial_waits_for_room_and_goes_on(tmp_path: Path, full: Path, unbroken
     finished, told = run_cramped(tmp_path, full.unlink)
     assert finished and len(told) == 2
     assert told[0].startswith("trial 0: cannot write the checkpoint ") and "No space left on device;" in told[0]
-    assert told[1].startswith("trial 0: there is room again after ")
+    assert told[1].startswith("trial 0: there is disk space again after ")
     assert [row.attempts for row in quick_study.rows(tmp_path)] == [1, 1]
     assert quick_study.curves(tmp_path) == quick_study.curves(unbroken)
     assert quick_study.outcomes(tmp_path) == quick_study.outcomes(unbroken)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from tests.tuner.trial_rows import pruned, trial_row
+from tuner import scoring
 from tuner.guard import RULES
 from tuner.scoring import at_end, best_within, extent, median_gain, rung_score, to_optuna, violation
 from tuner.spec import StudySpec
@@ -157,6 +158,34 @@ def test_under_the_objective_best_only_a_broken_run_violates(
     told = to_optuna(row, BEST)
     assert (told.state, told.value) == (state, value)
     assert told.constraint == (constraint if constraint is None else pytest.approx(constraint))
+
+
+OF_THE_TABLE = {
+    "waiting, running": trial_row(status=Status.WAITING, value=None, kl=None),
+    "paused at a rung": trial_row(kl=5.0, **RESTING),
+    "paused, not evaluated": trial_row(status=Status.PAUSED, value=None, kl=None),
+    "paused by a person": trial_row(status=Status.PAUSED, kl=5.0),
+    "completed": trial_row(kl=5.0),
+    "pruned: KL": pruned(rule="kl_limit", kl=5.0, reading=20.0),
+    "pruned: broken": pruned(rule="nonfinite", kl=5.0, reading=None),
+    "pruned: stood still": pruned(rule="nothing_learned", kl=0.001, reading=0.001),
+    "pruned: other rules": pruned(rule="strategy", kl=5.0),
+    "stopped by a person": trial_row(status=Status.STOPPED, kl=5.0, reason=PERSON),
+    "failed": trial_row(status=Status.FAILED),
+    "any, not of the search": trial_row(origin=Origin.FORKED, role=Role.FORK),
+}
+
+
+def test_the_table_that_the_docs_show_holds() -> None:
+    lines = [line for line in (scoring.__doc__ or "").splitlines() if line.startswith("| ")][1:]
+    rows = {cells[0]: cells[1:] for line in lines for cells in [[cell.strip() for cell in line.strip("|").split("|")]]}
+    assert set(rows) == set(OF_THE_TABLE)
+    for status, (state, value, constraint) in rows.items():
+        seen = to_optuna(OF_THE_TABLE[status], BEST)
+        assert seen.state.name == state, status
+        assert (seen.value is not None) == bool(value), status
+        assert (seen.constraint is not None) == bool(constraint), status
+        assert seen.constraint is None or (seen.constraint > 0) == (constraint == "1"), status
 
 
 def test_a_trial_that_rests_is_expected_to_gain_what_finished_ones_did_in_the_median() -> None:

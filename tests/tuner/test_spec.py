@@ -80,7 +80,7 @@ def test_settings_of_workers_are_read_over_the_defaults_and_may_change_between_r
     assert study.workers == WorkerSettings(save_seconds=5.0, checkpoint_seconds=0.0)
     changes = study.with_checkpoint_seconds(7).changes_to(spec(workers={"checkpoint_seconds": 0}))
     assert changes.refused == []
-    assert changes.told == ["workers.checkpoint_seconds: 7, was 0", "workers.save_seconds: 5, was 1800"]
+    assert changes.allowed == ["workers.checkpoint_seconds: 7, was 0", "workers.save_seconds: 5, was 1800"]
 
 
 def test_defaults() -> None:
@@ -128,8 +128,8 @@ def test_the_file_decides_nothing_by_its_order() -> None:
         ({"fixed": {"gama": 1.0}}, 'fixed: unknown hyperparameter "gama" | "gamma"?'),
         ({"fixed": {"gamma": 2}}, "fixed.gamma = 2 is not allowed | in [0, 1]"),
         ({"fixed": {"seed": 2}}, "fixed.seed | the top of the file"),
-        ({"fixed": {"learning_rate": 1e-4}}, "learning_rate stands in both [fixed] and [search]"),
-        ({"search": {}}, "search names nothing to search"),
+        ({"fixed": {"learning_rate": 1e-4}}, "learning_rate is in both [fixed] and [search]"),
+        ({"search": {}}, "[search] is empty"),
         (search(total_episodes={"low": 10, "high": 30}), "search.total_episodes: cannot be searched"),
         (search(whiten_rewards="advised"), "search.whiten_rewards: cannot be searched | not a number"),
         (search(gamma="advised"), "search.gamma: no range is advised"),
@@ -317,7 +317,7 @@ def test_one_of_them_alone_is_no_choice() -> None:
     assert (config.kl_coef, config.kl_target) == (0.2, 4.0)
 
 
-def test_changes_that_take_effect_are_told() -> None:
+def test_changes_that_take_effect_are_listed() -> None:
     old = spec(search={"learning_rate": "advised", "lam": "advised"})
     new = spec(
         trials=9,
@@ -327,13 +327,13 @@ def test_changes_that_take_effect_are_told() -> None:
     )
     changes = new.changes_to(old)
     assert changes.refused == []
-    assert "search.learning_rate: 0.0001 to 0.001 (log), was 1e-05 to 0.003 (log)" in changes.told
-    assert "search.gamma: 0.9 to 1 (linear), was not searched" in changes.told
-    assert "search.lam: not searched, was 0.9 to 1 (linear)" in changes.told
-    assert "trials: 9, was 5" in changes.told
-    assert "device: cpu, was auto" in changes.told
-    assert "sampler: random after 4 trials, was tpe after 4 trials" in changes.told
-    assert len(changes.told) == 6
+    assert "search.learning_rate: 0.0001 to 0.001 (log), was 1e-05 to 0.003 (log)" in changes.allowed
+    assert "search.gamma: 0.9 to 1 (linear), was not searched" in changes.allowed
+    assert "search.lam: not searched, was 0.9 to 1 (linear)" in changes.allowed
+    assert "trials: 9, was 5" in changes.allowed
+    assert "device: cpu, was auto" in changes.allowed
+    assert "sampler: random after 4 trials, was tpe after 4 trials" in changes.allowed
+    assert len(changes.allowed) == 6
 
 
 def test_changes_that_would_mix_experiments_are_refused() -> None:
@@ -341,7 +341,7 @@ def test_changes_that_would_mix_experiments_are_refused() -> None:
         trainer="mine:trainer", seed=1, fixed={"gamma": 0.9}, kl={"budget": 5, "limit": 6}, guard={"kl_hard": False}
     )
     changes = new.changes_to(spec())
-    assert changes.told == ["kl.budget: 5.0, was 6.0"]
+    assert changes.allowed == ["kl.budget: 5.0, was 6.0"]
     assert [line.split(":")[0] for line in changes.refused] == [
         "trainer", "seed", "fixed.gamma", "kl.limit", "guard.kl_hard",
     ]  # fmt: skip

@@ -108,18 +108,18 @@ def test_what_would_repeat_a_trial_is_left_out_and_a_note_says_so() -> None:
     [
         ({"start": 3}, "start = 3 is not allowed: [[start]] tables, one a start"),
         ({"start": [3]}, "start 0 = 3 is not allowed: a table of key = value lines"),
-        ({"start": [{}, {"gamma": 0.8}]}, "start 1.gamma: it stands in [fixed], too; take it out of one of them"),
+        ({"start": [{}, {"gamma": 0.8}]}, "start 1.gamma: it is also in [fixed]; remove it from one of them"),
         ({"start": [{"lam": 1}]}, "start 0.lam: it is not searched; a start may set: learning_rate, batch_size"),
         ({"start": [{"kl_coeff": 1}]}, 'start 0: unknown hyperparameter "kl_coeff"; did you mean "kl_coef"?'),
         ({"start": [{"kl_coef": -1}]}, "start 0.kl_coef = -1 is not allowed: a number at least 0"),
         ({"start": [{"kl_coef": 0.1, "kl_target": 3}]}, "start 0: kl_coef and kl_target exclude each other"),
         ({"warm_start": "trl"}, "warm_start = 'trl' is not allowed: a list of names such as [\"trl\"]"),
         ({"warm_start": ["tlr"]}, 'warm_start: unknown recipe "tlr"; there are: trl, n_details'),
-        ({"warm_start": ["trl", "trl"]}, 'warm_start: "trl" stands there twice'),
+        ({"warm_start": ["trl", "trl"]}, 'warm_start: "trl" is listed twice'),
         ({"warm_start": ["study:a b"]}, "warm_start: study:NAME with NAME = 'a b' is not allowed: letters, digits"),
         ({"warm_start": ["study:mine"]}, 'warm_start: "study:mine" is this study; name an earlier one'),
-        ({"search": None, "trial": [{}], "start": [{}]}, "start does nothing beside [[trial]] tables"),
-        ({"search": None, "trial": [{}], "warm_start": ["trl"]}, "warm_start does nothing beside [[trial]] tables"),
+        ({"search": None, "trial": [{}], "start": [{}]}, "start has no effect beside [[trial]] tables"),
+        ({"search": None, "trial": [{}], "warm_start": ["trl"]}, "warm_start has no effect beside [[trial]] tables"),
     ],
 )  # fmt: skip
 def test_a_mistake_gives_one_line_that_names_it(changes: dict[str, Any], message: str) -> None:
@@ -230,9 +230,9 @@ def test_starts_that_have_not_run_may_change_with_a_note(tmp_path: Path) -> None
     told = notes(tmp_path, quick(start=[{"label": "third", "learning_rate": 4e-5}, first], warm_start=["stiennon"]))
     assert told == (
         "trials: 4, was 2",
-        'start "second" is not to run any more',
-        'start "third" is to run: learning_rate = 4e-05',
-        'start "stiennon" is to run: learning_rate = 1.5e-05, cliprange = 0.2',
+        'start "second" will not run any more',
+        'start "third" will run: learning_rate = 4e-05',
+        'start "stiennon" will run: learning_rate = 1.5e-05, cliprange = 0.2',
     )
     assert [label for _, label, _ in listed(quick_study.rows(tmp_path))] == ["first", "third", "stiennon"]
 
@@ -243,7 +243,7 @@ def test_one_that_has_run_may_neither_change_nor_go(tmp_path: Path, now: list[di
     with pytest.raises(ConfigError) as raised:
         notes(tmp_path, quick(start=now))
     assert str(raised.value) == (
-        'study "quick" has trials already: start "first" has run, and the file no longer asks for it as it was; give '
+        'study "quick" has trials already: start "first" has run, and the file no longer has it unchanged; give '
         "the study another name"
     )
 
@@ -257,7 +257,7 @@ def test_other_ranges_move_what_is_still_to_run_and_leave_what_has_run(tmp_path:
         (1, "one: learning_rate 1e-06 moved to 1e-05", 1e-5),
         (2, "two: cliprange 0.3 moved to 0.2", 2e-6),
     ]
-    assert 'start "two" is to run: learning_rate = 2e-06, cliprange = 0.2' in told
+    assert 'start "two" will run: learning_rate = 2e-06, cliprange = 0.2' in told
 
 
 def test_a_run_by_name_goes_on_with_the_stored_starts(tmp_path: Path) -> None:

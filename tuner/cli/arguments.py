@@ -12,6 +12,10 @@ from tuner.worker_settings import SETTINGS
 STORAGE_HELP = (
     f"where studies are kept: a database URL or an SQLite file (default: ${STORAGE_VARIABLE}, else runs/ppo-tuner.db)"
 )
+SHELLS = ("bash", "zsh", "fish")
+"""Those with completion."""
+COMPLETION_VARIABLE = "_ARGCOMPLETE"
+"""Set where a shell asks what may follow; `COMP_LINE` then holds the line so far."""
 _MOST_DIGITS = 9
 """Of a trial's number: databases know no larger ones."""
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

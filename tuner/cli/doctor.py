@@ -1,4 +1,4 @@
-"""`ppo-tuner doctor`: whether what studies need is there and works. It leaves nothing behind, and never hangs."""
+"""`ppo-tuner doctor`: whether this machine has what studies need. It writes nothing that stays, and never hangs."""
 
 import argparse
 import importlib.metadata
@@ -92,7 +92,7 @@ def packages() -> Iterator[Finding]:
     try:
         declared = importlib.metadata.requires(DISTRIBUTION) or ()
     except importlib.metadata.PackageNotFoundError:
-        yield Finding("warning", DISTRIBUTION, "is not installed, so what it needs is not known", "pip install -e .")
+        yield Finding("warning", DISTRIBUTION, "is not installed, so its requirements are unknown", "pip install -e .")
         return
     extras: dict[str, list[Any]] = {}
     for text in declared:
@@ -189,7 +189,7 @@ def _gpu(index: int, gpu: dict[str, Any]) -> Finding:
 
 def _no_gpu(found: dict[str, Any]) -> Finding:
     if shutil.which("nvidia-smi") is None:
-        return Finding("ok", "GPU", "there is none: runs use the CPU")
+        return Finding("ok", "GPU", "none: runs use the CPU")
     why = "this torch is built without CUDA" if found["built_for"] is None else "torch does not see one"
     return Finding(
         "warning", "GPU", f"{why}, though nvidia-smi is there", "see pytorch.org for the torch of your driver"

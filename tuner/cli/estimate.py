@@ -73,7 +73,7 @@ def build_parser() -> HyperparameterParser:
     parser = HyperparameterParser(
         prog=f"{PROG} estimate",
         usage=f"{PROG} estimate TASK|STUDY [--measure] [--json] [--HYPERPARAMETER X ...]",
-        description="Say how much memory and disk a run of a task, or the largest trial of a study, takes, before "
+        description="Estimate the memory and disk of a run of a task, or of the largest trial of a study, before "
         "anything is loaded. Exit status 1: it does not fit.",
         allow_abbrev=False,
     )
@@ -114,7 +114,9 @@ def _asked(args: argparse.Namespace) -> _Asked:
         task = get_task(args.what)
         return _Asked(task.name, device, {"run": config_file.layered(task.reference, {}, values)})
     if values:
-        raise ConfigError(f"a study states its own values, so it takes no {', '.join(f'--{name}' for name in values)}")
+        raise ConfigError(
+            f"a study states its own values, so it does not take {', '.join(f'--{name}' for name in values)}"
+        )
     if spec.trainer != PPO_TRAINER:
         raise ConfigError(f'study "{spec.name}" has a trainer of its own, {spec.trainer}; what that takes is not known')
     return _Asked(spec.task, device, spec.extreme_configs(), spec)

@@ -23,14 +23,14 @@ def run(args: argparse.Namespace) -> int:
     imported = other_trainers.read(path)
     label = f"{path.stem} ({imported.trainer})"
     values: Mapping[str, float] = imported.startable
-    told = [f"{path} is a configuration of {imported.trainer}", *_origins(imported), *_not_taken(imported)]
+    notes = [f"{path} is a configuration of {imported.trainer}", *_origins(imported), *_not_taken(imported)]
     if args.for_study is None:
-        told.append("a study refuses a start that sets what it does not search; --for-study leaves that out")
+        notes.append("a study refuses a start that sets what it does not search; --for-study leaves that out")
     else:
         spec = StudySpec.load(args.for_study)
-        told += _in_study(spec, values, label)
+        notes += _in_study(spec, values, label)
         values = {name: values[name] for name in moved(values, spec.search, label).params}
-    for line in told:
+    for line in notes:
         print(output.plain(line), file=sys.stderr)
     print(f"[[start]]\n{tomli_w.dumps({'label': label, **values})}", end="")
     return 0

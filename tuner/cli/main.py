@@ -23,6 +23,8 @@ from ppo_core.run.command_line import (
 )
 from tuner.best import RULE
 from tuner.cli.arguments import (
+    COMPLETION_VARIABLE,
+    SHELLS,
     STORAGE_HELP,
     budget,
     checkpoint_seconds,
@@ -62,29 +64,29 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         ),
     },
     "Train": {
-        "train": Command("train once, with a configuration of your own or one that a study found", "train", "train"),
-        "new-task": Command("write a folder with a task of your own to begin with", "train", "new_task"),
+        "train": Command("train once, with your own configuration or one that a study found", "train", "train"),
+        "new-task": Command("write a folder with a working task of your own to start from", "train", "new_task"),
         "estimate": Command(
-            "say how much memory, disk and time a run or a study takes, before it is started", "estimate", "estimate"
+            "estimate the memory, disk and time of a run or a study before it starts", "estimate", "estimate"
         ),
-        "doctor": Command("check that what runs need is there and works", "doctor", "doctor"),
+        "doctor": Command("check that this machine has what runs need", "doctor", "doctor"),
     },
     "Look": {
         "dashboard": Command("open the dashboard", "dashboard", "dashboard"),
         "list": Command("list the studies of a store", "read", "studies"),
         "show": Command("show a study, or one of its trials with curves and samples", "read", "show"),
-        "compare": Command("show where trials differ, and their outcomes", "read", "compare"),
+        "compare": Command("show where trials differ in settings and outcome", "read", "compare"),
         "best": Command("show the best trial within a KL budget", "read", "best"),
         "diagnose": Command("show what is wrong with a trial, and the change to try next", "trust", "diagnose"),
         "importance": Command("show which hyperparameters mattered, and how sure that is", "trust", "importance"),
         "audit": Command(
-            "show what the guard and the strategy threw away, by the trials that ran on", "trust", "audit"
+            "show how often the guard and the strategy were wrong, from trials that ran on regardless", "trust", "audit"
         ),
         "logs": Command("print what a trial wrote while it ran", "read", "logs"),
-        "orders": Command("list what a study was ordered to do, and what became of it", "steer", "orders"),
+        "orders": Command("list a study's orders and their outcomes", "steer", "orders"),
     },
     "Steer": {kind.name: Command(kind.doc, "steer", "place") for kind in KINDS.values()},
-    "Hand over and look after": {
+    "Export and manage": {
         "report": Command("write a study as one HTML file, to mail or attach", "html_report", "write"),
         "export": Command(
             "write a study as plain files or for Optuna's tools, or a configuration for another trainer",
@@ -94,8 +96,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "copy": Command("copy a study to another store", "manage", "copy"),
         "delete": Command("delete a study with its checkpoints", "manage", "delete"),
         "rename": Command("give a study another name", "manage", "rename"),
-        "archive": Command("hide a study from the list, until it runs again", "manage", "archive"),
+        "archive": Command("hide a study from the list until it runs again", "manage", "archive"),
         "migrate": Command("bring an older store to this version, after a backup", "manage", "migrate"),
+        "completion": Command("print the script for completion in bash, zsh or fish", "completion", "print_script"),
     },
 }
 """The commands by what one wants, as the help and the reference list them."""
@@ -114,6 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     import_from_working_folder()
+    if COMPLETION_VARIABLE in os.environ:
+        from tuner.cli import completion
+
+        completion.answer(build_parser()[0])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an old locale must not turn a "β" into a traceback
@@ -135,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
     except KeyboardInterrupt:
         goes_on = arguments[:1] in (["demo"], ["run"], ["confirm"])
-        _tell(f"interrupted; go on with: {to_copy(_without_secrets(arguments))}" if goes_on else "interrupted")
+        _tell(f"interrupted; to resume: {to_copy(_without_secrets(arguments))}" if goes_on else "interrupted")
         return EXIT_INTERRUPTED
 
 
@@ -191,7 +198,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         prog=PROG,
         allow_abbrev=False,
         description="Find the PPO configuration that learns most within a KL budget, and see why the others failed.",
-        epilog=f"{PROG} COMMAND --help tells more. Start with: {PROG} demo",
+        epilog=f"{PROG} COMMAND --help says more. Start with: {PROG} demo",
     )
     parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
@@ -206,12 +213,17 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     _add_run_flags(commands["run"])
     _add_confirm_arguments(commands["confirm"])
     _add_new_task_arguments(commands["new-task"])
-    commands["doctor"].epilog = "Nothing is written. Exit status 1: something that is needed is broken."
+    commands["doctor"].epilog = "Nothing is written. Exit status 1: something required is broken."
     commands["doctor"].add_argument("--json", action="store_true", help="print JSON on stdout")
     _add_import_arguments(commands["import-config"])
     _add_reading_arguments(commands)
     _add_order_arguments(commands)
     _add_upkeep_arguments(commands)
+    commands["completion"].epilog = (
+        'For bash, add to ~/.bashrc: eval "$(ppo-tuner completion bash)". For zsh, add the same with zsh to ~/.zshrc, '
+        "after compinit. For fish: ppo-tuner completion fish > ~/.config/fish/completions/ppo-tuner.fish"
+    )
+    commands["completion"].add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     commands["dashboard"].add_argument("--port", type=port, help="port on 127.0.0.1 (default: 8501, or the next free)")
     commands["dashboard"].add_argument("--read-only", action="store_true", help="show, and place no orders")
     commands["dashboard"].add_argument("--open", action="store_true", help="open it in the browser")
@@ -230,8 +242,8 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _add_run_flags(parser: Parser) -> None:
-    parser.epilog = "A study of that name that exists already goes on; a finished one prints its result."
-    parser.add_argument("--trials", metavar="N", type=positive_int, help="the most trials that the study starts")
+    parser.epilog = "If a study of that name exists, it resumes; a finished one prints its result."
+    parser.add_argument("--trials", metavar="N", type=positive_int, help="the most trials that the study may start")
     parser.add_argument("--budget", metavar="N", type=budget, help=SETTINGS["budget"])
     _add_worker_flags(parser)
 
@@ -239,7 +251,7 @@ def _add_run_flags(parser: Parser) -> None:
 def _add_confirm_arguments(parser: Parser) -> None:
     parser.epilog = (
         "Each run's checkpoint is chosen on the eval prompts, as in the search, and read once on the test prompts. "
-        "Given again it goes on where it was; more --top or --seeds add to what there is."
+        "Given again, the command resumes; a larger --top or --seeds adds to what there is."
     )
     parser.add_argument("study", metavar="STUDY", help="a finished study's name")
     parser.add_argument(
@@ -271,7 +283,7 @@ def _add_worker_flags(parser: Parser) -> None:
     )
     parser.add_argument("--workers", metavar="K", type=positive_int, help="trials at the same time")
     parser.add_argument(
-        "--gpus", metavar="LIST", type=gpus, help="GPUs such as 0,1 (CUDA_VISIBLE_DEVICES of a worker each)"
+        "--gpus", metavar="LIST", type=gpus, help="GPUs such as 0,1: one worker each, by CUDA_VISIBLE_DEVICES"
     )
     parser.add_argument(
         "--trials-per-gpu",
@@ -282,7 +294,7 @@ def _add_worker_flags(parser: Parser) -> None:
     )
     parser.add_argument("--max-disk", metavar="SIZE", type=size, help="most that its checkpoints take, such as 20GB")
     parser.add_argument(
-        "--checkpoints", metavar="URL", help="where to keep checkpoints besides: file://, s3://, gs://, ... (fsspec)"
+        "--checkpoints", metavar="URL", help="a second place for checkpoints: file://, s3://, gs://, ... (fsspec)"
     )
     parser.add_argument(
         "--checkpoint-seconds",
@@ -306,7 +318,7 @@ def _add_new_task_arguments(parser: Parser) -> None:
 
 def _add_import_arguments(parser: Parser) -> None:
     parser.epilog = (
-        "The [[start]] table is printed for a study file to hold; what became of the configuration is told on stderr."
+        "The [[start]] table goes to stdout, to append to a study file. What became of each key goes to stderr."
     )
     parser.add_argument(
         "file", metavar="FILE", help="YAML, JSON or TOML, or the shell script that launches the trainer"
@@ -314,7 +326,7 @@ def _add_import_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--for-study",
         metavar="STUDY.toml",
-        help="print only what this study searches, and what is moved into its ranges",
+        help="print only what this study searches, moved into its ranges",
     )
 
 
@@ -329,19 +341,17 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     )
     commands[
         "importance"
-    ].epilog = (
-        "A study whose strategy pauses trials is read at its first rung, where most trials came to, else at their ends."
-    )
+    ].epilog = "A study whose strategy pauses trials is read at its first rung, else at the trials' ends."
     commands["audit"].add_argument("studies", metavar="STUDY", nargs="*", help="studies' names (default: all)")
     commands[
         "audit"
-    ].epilog = "A study with audit = 0.1 in its file lets a tenth of its trials run on, whatever a rule says."
+    ].epilog = "A study with audit = 0.1 in its file lets a tenth of its trials run to the end, whatever the rules say."
     commands["report"].epilog = "The file needs no network: it holds its charts, and opens in any browser."
     commands["report"].add_argument("-o", "--output", metavar="FILE", help="(default: STUDY-report.html)")
     commands["report"].add_argument("--force", action="store_true", help="replace a file that is there")
     commands["logs"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
-    commands["logs"].add_argument("-f", "--follow", action="store_true", help="go on printing until the trial ends")
-    commands["logs"].add_argument("-n", "--lines", metavar="N", type=positive_int, help="its last lines alone")
+    commands["logs"].add_argument("-f", "--follow", action="store_true", help="keep printing until the trial ends")
+    commands["logs"].add_argument("-n", "--lines", metavar="N", type=positive_int, help="only its last lines")
     commands["list"].add_argument("--all", action="store_true", help="archived studies too")
     commands[
         "best"
@@ -353,7 +363,7 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
 def _add_order_arguments(commands: dict[str, Parser]) -> None:
     for kind in KINDS.values():
         parser = commands[kind.name]
-        parser.epilog = "An order waits where nothing runs the study; it is carried out once, when something does."
+        parser.epilog = "If nothing runs the study, the order waits, and is carried out once when it runs again."
         parser.add_argument("study", metavar="STUDY", help="a study's name")
         if kind.trial != "none":
             nargs = "?" if kind.trial == "allowed" else None
@@ -379,7 +389,7 @@ def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     export.epilog = (
         "With --to the trial is by default the one that a confirmation says to launch, else the study's best. What the "
-        "trainer cannot be told is listed with the reason."
+        "trainer has no key for is listed with the reason."
     )
     export.add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number, for --to")
     what = export.add_mutually_exclusive_group(required=True)
@@ -398,16 +408,16 @@ def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
     export.add_argument(
         "--follow",
         action="store_true",
-        help="for optuna: go on with an earlier export, and add what is new until the study has ended, or Ctrl-C",
+        help="for optuna: continue an earlier export, and add what is new until the study ends or Ctrl-C",
     )
     copy = commands["copy"]
-    copy.epilog = "Its checkpoints stay where they are; what that means for going on is said."
-    copy.add_argument("--to", metavar="URL", required=True, help="the other store, made where there is none")
+    copy.epilog = "Its checkpoints stay where they are; the command says what that means for resuming the copy."
+    copy.add_argument("--to", metavar="URL", required=True, help="the other store; created if it does not exist")
     copy.add_argument("--name", metavar="NEW", help="the copy's name (default: the study's)")
     commands["delete"].add_argument("--yes", action="store_true", help="do not ask")
     commands["delete"].add_argument("--keep-files", action="store_true", help="leave the folder of checkpoints")
     commands["rename"].add_argument("new", metavar="NEW", help="its new name")
-    commands["archive"].add_argument("--undo", action="store_true", help="have it in the list again")
+    commands["archive"].add_argument("--undo", action="store_true", help="show it in the list again")
 
 
 def _add_storage(parser: Parser) -> None:

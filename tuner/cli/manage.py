@@ -61,7 +61,7 @@ def archive(args: argparse.Namespace) -> int:
 def migrate(args: argparse.Namespace) -> int:
     """Bring a store to this version's tables, after a backup; an up-to-date one is left as it is."""
     with closing(Store.open(storage.location(args.storage), migrate=True)) as store:
-        print(store.migration.told if store.migration is not None else "the store is up to date")
+        print(store.migration.summary if store.migration is not None else "the store is up to date")
     return 0
 
 
@@ -69,16 +69,14 @@ def migrate(args: argparse.Namespace) -> int:
 def _opened(given: str | None) -> Iterator[Store]:
     with closing(Store.open(storage.location(given), migrate=True)) as store:
         if store.migration is not None:
-            _tell(store.migration.told)
+            _tell(store.migration.summary)
         yield store
 
 
 def _is_meant(store: Store, study: StudyRow, keep_files: bool) -> bool:
     """Ask, and return whether the study's name was typed; ConfigError where nobody can be asked."""
     if not sys.stdin.isatty():
-        raise ConfigError(
-            f'deleting study "{study.name}" is asked about on a terminal; without one, confirm with --yes'
-        )
+        raise ConfigError(f'deleting study "{study.name}" needs a confirmation on a terminal; without one, give --yes')
     trials = len(store.trials(study))
     folder = None if keep_files else upkeep.own_folder(study)
     files = "" if folder is None else f" and {size(study_folder.bytes_of(folder))} of checkpoints"
@@ -114,7 +112,7 @@ def export(args: argparse.Namespace) -> int:
 
 
 def _export_to_optuna(args: argparse.Namespace) -> int:
-    """Write a study to a storage of Optuna's; with `args.follow` go on until the study has ended, or Ctrl-C."""
+    """Write a study to a storage of Optuna's; with `args.follow` keep writing until the study ends, or Ctrl-C."""
     from tuner.export.optuna import open_export  # Optuna's storages take a second to load
 
     output = args.output or f"{args.study}.optuna.db"
@@ -136,7 +134,7 @@ def _export_to_optuna(args: argparse.Namespace) -> int:
         if not args.follow:
             raise
         again = ["export", args.study, "--format", OPTUNA, "--follow", "-o", without_secrets(output)]
-        print(f"stopped; go on with: {to_copy([*again, *storage.flags(storage.location(args.storage))])}")
+        print(f"stopped; to continue: {to_copy([*again, *storage.flags(storage.location(args.storage))])}")
     return 0
 
 
@@ -172,7 +170,7 @@ def _export_to_trainer(args: argparse.Namespace) -> int:
 
 
 def copy(args: argparse.Namespace) -> int:
-    """Copy a study to another store, and say how the copy goes on."""
+    """Copy a study to another store, and say how to resume the copy."""
     name = args.study if args.name is None else study_file.matching(args.name, study_file.NAME, "--name")
     with opened(args.storage) as store:
         study = store.study(args.study)
@@ -201,7 +199,7 @@ def _about_checkpoints(study: StudyRow, name: str, to: str) -> Iterator[str]:
         yield f'{stay}, as those of "{study.name}": in the copy {again}'
         return
     go_on = to_copy(["run", name, "--storage", without_secrets(to)])
-    yield f"{stay}; the copy goes on from them if it is run in {Path(study.folder).parent.parent}: {go_on}"
+    yield f"{stay}; the copy resumes from them if it is run in {Path(study.folder).parent.parent}: {go_on}"
     url = study.checkpoint_url
     elsewhere = again if url is None else f"it fetches those that are kept at {without_secrets(url)}"
     yield f"elsewhere {elsewhere}; run only one of the two from now on, and delete the other one with --keep-files"

@@ -140,7 +140,7 @@ POLL_SECONDS = 0.5
 
 
 def logs(args: argparse.Namespace) -> int:
-    """Print a trial's log, or its last `args.lines`; with `args.follow` go on until the trial ends.
+    """Print a trial's log, or its last `args.lines`; with `args.follow` keep printing until the trial ends.
 
     Raises:
         StudyError: there is no such trial, or its log is not here.

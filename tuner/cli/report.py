@@ -34,7 +34,7 @@ from tuner.store import Store, TrialRow
 def print_trials(out: Console, store: Store, view: StudyView) -> None:
     """Print the tables of trials and searched values, the legend of trial 0 and how many were pruned for KL."""
     if not view.trials:
-        out.print("No trial has begun yet.")
+        out.print("No trial has started yet.")
         return
     out.print(render.trials_table(view.trials, view.best()))
     for table in render.params_tables(view.trials, view.spec):
@@ -117,7 +117,7 @@ def _end_lines(store: Store, view: StudyView, trial: TrialRow, answer: Answer, w
     if end.is_within:
         return [f"Trained to its end it is {kl}: within the budget."]
     text = f"Trained to its end it is {kl}: over the budget; only this checkpoint is within it."
-    if trial.parent is not None or answer.kept.path is None:  # then it is told below how to make it again
+    if trial.parent is not None or answer.kept.path is None:  # then how to make it again is said below
         return [text]
     return [text, f"To launch it up to there: {_command(answer.again, where)}"]
 
@@ -252,7 +252,7 @@ def _next_commands(store: Store, view: StudyView, best: TrialRow | None, where: 
         episodes = int(best.config.get("total_episodes") or 0) * LONGER
         if best.number != 0:
             first = "trial 0" if view.spec.listed else "the reference"
-            commands.append((["compare", name, number, "0"], f"what the winner does otherwise than {first}"))
+            commands.append((["compare", name, number, "0"], f"where the winner differs from {first}"))
         commands.append((["show", name, number], "its curve and what it writes"))
         if not view.confirming:
             again = "run it and the reference again on fresh seeds: does it hold?"

@@ -56,7 +56,7 @@ from tuner.store.schema import parse_url, redacted
 
 
 class _WhatFits:
-    """A stream that goes on where what is written finds no room: the log of a run may lie on the disk that is full."""
+    """A stream that survives when what is written finds no room: the log of a run may lie on the disk that is full."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -139,7 +139,7 @@ class StudyProgress:
             case OrderDecided():
                 self._tell_order(event.order)
             case StudyPaused():
-                self._say(f"the study is paused; go on with: {to_copy(['resume', event.study])}")
+                self._say(f"the study is paused; to resume: {to_copy(['resume', event.study])}")
             case StudyWarned():
                 self._say(f"warning: {output.plain(event.message)}")
             case StudyStopping():
@@ -178,7 +178,7 @@ class StudyProgress:
         self._began = self._began or time.monotonic()
         number = event.row.number
         if event.resumed_step is not None:
-            self._say(f"trial {number} goes on after step {event.resumed_step}")
+            self._say(f"trial {number} resumes after step {event.resumed_step}")
         self._forget(number)
         self._running[number] = self._bars.add_task(f"trial {number}", total=None, note="")
 
@@ -258,7 +258,7 @@ DEMO_PLAN = Plan(top=1, seeds=3)
 
 
 def demo(args: argparse.Namespace) -> int:
-    """Run the study that ships with the package, or go on with it."""
+    """Run the study that ships with the package, or resume it."""
     with resources.as_file(resources.files("studies") / DEMO_STUDY) as path:
         spec = StudySpec.load(path)
     if args.workers is None:
@@ -267,7 +267,7 @@ def demo(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the study of a file, of a folder that holds one, or a stored one of that name, or go on with it."""
+    """Run the study of a file, of a folder that holds one, or a stored one of that name, or resume it."""
     file = _file(args.study)
     spec = _stored_spec(args.study, storage.location(args.storage)) if file is None else StudySpec.load(file)
     return _run(spec, args, ["run", args.study], is_file=file is not None)
@@ -317,7 +317,7 @@ def _unknown(name: str, stored: str, names: Sequence[str]) -> str:
 
 
 def confirm(args: argparse.Namespace) -> int:
-    """Run what confirms a study's best configurations, or go on with it, and print what came of it."""
+    """Run what confirms a study's best configurations, or resume it, and print the result."""
     where = storage.location(args.storage)
     spec = _stored_spec(args.study, where)
     if args.show:
@@ -441,8 +441,8 @@ def _print_result(name: str, where: str, as_json: bool) -> int:
 
 
 def _tell_stop(stopped: StudyStopped, name: str, again: Sequence[str], where: str) -> int:
-    """Say how a study stopped and what goes on with it, `again` where no trial is to be resumed; return the status."""
+    """Say how a study stopped and how to resume it: `again`, after `resume` of paused trials. Return the status."""
     resumed = [["resume", name, str(number)] for number in stopped.paused]
     go_on = " && ".join(to_copy([*words, *storage.flags(where)]) for words in [*resumed, again])
-    print(f"ppo-tuner: {output.plain(stopped.why)}: {stopped.extent.text}; go on with: {go_on}", file=sys.stderr)
+    print(f"ppo-tuner: {output.plain(stopped.why)}: {stopped.extent.text}; to resume: {go_on}", file=sys.stderr)
     return EXIT_OK if stopped.is_deliberate else EXIT_INTERRUPTED

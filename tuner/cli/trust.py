@@ -20,7 +20,7 @@ from tuner import render
 from tuner.audit import Audit, correlations, counts
 from tuner.cli import storage
 from tuner.confirmed import Confirmation, runs_text
-from tuner.environment import to_copy
+from tuner.environment import PROG, to_copy
 from tuner.results import StudyView, read_study
 
 if TYPE_CHECKING:  # its libraries take a second to load
@@ -86,6 +86,12 @@ def confirmation_lines(found: Confirmation) -> list[str]:
 # What rules threw away
 
 
+HOW_TO_AUDIT = (
+    "To audit a tenth of a study's further trials, put audit = 0.1 at the top of its file (and a larger budget, if it "
+    f"is finished), then run: {PROG} run FILE.toml"
+)
+
+
 def audit(args: argparse.Namespace) -> int:
     """Show what the audited trials of studies tell of the guard's rules and the strategy."""
     with storage.opened(args.storage) as store:
@@ -95,10 +101,9 @@ def audit(args: argparse.Namespace) -> int:
         print(output.dumps(audits.audit_data(found)))
         return 0
     if not found.trials:
-        which = ", ".join(f'"{name}"' for name in found.studies) or "any study"
-        raise StudyError(
-            f"no audited trial of {which} has ended; audit = 0.1 in a study file audits a tenth of its trials"
-        )
+        which = ", ".join(f'"{plain(name)}"' for name in found.studies) or "any study"
+        print(f"No audited trial of {which} has ended. {HOW_TO_AUDIT}")
+        return 0
     out = output.console()
     for part in audit_parts(found):
         out.print(part, soft_wrap=isinstance(part, str))
@@ -201,15 +206,33 @@ def importance(args: argparse.Namespace) -> int:
     for outcome, each in found.items():
         out.print(importance_table(each, f"What mattered for {outcome}, {at.name}"))
         out.print(importances.certainty(each, len(usable)), soft_wrap=True)
-    out.print(importances.MEANING, soft_wrap=True)
+        out.print()
+    for line in (importances.MEANING, *COLUMNS_OF_IMPORTANCE):
+        out.print(line, soft_wrap=True)
     return 0
+
+
+COLUMNS_OF_IMPORTANCE = (
+    "share: of the importance of all searched hyperparameters.",
+    "likely: where the share lies in 80 % of the cases when the trials are drawn again with replacement.",
+    "chance: how often shuffled outcomes, where nothing matters, give as much.",
+)
+"""What the columns of `importance_table` are, a line each."""
+BAR = 20
+"""Characters of a share of 100 %."""
 
 
 def importance_table(found: Sequence[Importance], title: str) -> Table:
     """Return the table of what mattered for an outcome, the largest share first."""
-    columns = ("share", "middle 80 % of resamples", "reached by chance")
-    table = render.new_table("hyperparameter", *columns, title=title, right=columns)
+    right = ("share", "likely", "chance")
+    table = render.new_table("hyperparameter", "", *right, "verdict", title=title, right=right)
     for one in found:
-        name = Text(one.name, style="bold" if one.is_sure else "")
-        table.add_row(name, f"{one.share:.0%}", f"{one.low:.0%} to {one.high:.0%}", f"{one.chance:.0%}")
+        table.add_row(
+            Text(one.name, style="bold" if one.is_sure else ""),
+            "█" * round(BAR * one.share),
+            f"{one.share:.0%}",
+            f"{one.low:.0%} to {one.high:.0%}",
+            f"{one.chance:.0%}",
+            Text("matters", style="bold") if one.is_sure else "may be chance",
+        )
     return table

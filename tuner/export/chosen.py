@@ -83,9 +83,9 @@ def _outcome(
         yield f"It has no value yet (status {trial.shown_status}); {budget}."
         return
     kl = results.value_kl(store, trial, view.spec.objective)
-    told = "unknown" if kl is None else f"{plus_minus(kl.mean, kl.se)} {KL_UNIT}"
+    kl_text = "unknown" if kl is None else f"{plus_minus(kl.mean, kl.se)} {KL_UNIT}"
     over = ", which this is over" if trial.kl is not None and trial.kl > view.spec.kl_budget else ""
-    yield f"Eval reward {plus_minus(trial.value, trial.value_se)}, eval KL {told}; {budget}{over}."
+    yield f"Eval reward {plus_minus(trial.value, trial.value_se)}, eval KL {kl_text}; {budget}{over}."
     yield from _checkpoint(store, view, trial, config)
 
 
@@ -127,7 +127,7 @@ def _checkpoint(store: Store, view: StudyView, trial: TrialRow, config: PPOConfi
 def _fork(trial: TrialRow) -> Iterator[str]:
     if trial.role is Role.FORK:
         yield (
-            f"It is a fork: it went on from a checkpoint of trial {trial.parent} (step {trial.fork_step}), so this "
+            f"It is a fork: it resumed from a checkpoint of trial {trial.parent} (step {trial.fork_step}), so this "
             "configuration alone, from the start, is another run."
         )
 

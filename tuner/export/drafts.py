@@ -125,9 +125,9 @@ def _note_rest(draft: Draft, title: str, always: Values, why: Mapping[str, str])
     baseline |= {"cliprange_high": values["cliprange"], "whiten_advantages": values["advantage_estimator"] == "gae"}
     baseline |= {own: values[shared] for own, shared in _OF_CRITIC.items()}
     baseline |= always
-    told = {*draft.mapped, *draft.written, *draft.notes, *_SIZES}
+    covered = {*draft.mapped, *draft.written, *draft.notes, *_SIZES}
     for name in HYPERPARAMETERS:
-        if name not in told and values[name] != baseline[name] and not _is_idle(name, values):
+        if name not in covered and values[name] != baseline[name] and not _is_idle(name, values):
             draft.notes[name] = why.get(name, f"{title} has no such option")
 
 
@@ -216,9 +216,9 @@ def _trl_places(draft: Draft, parts: Parts) -> None:
     draft.put_place("model_name_or_path", parts.policy, "the SFT policy")
     draft.put_place("sft_model_path", parts.policy, "the SFT policy")
     reward = parts.reward_model
-    draft.put_place("reward_model_path", reward, f"a reward model, for {parts.reward_told}")
+    draft.put_place("reward_model_path", reward, f"a reward model, for {parts.reward_text}")
     prompts = parts.prompts if parts.prompts is not None and not is_file(parts.prompts) else None
-    draft.put_place("dataset_name", None if prompts is None else prompts.path, f"a dataset of {parts.prompts_told}")
+    draft.put_place("dataset_name", None if prompts is None else prompts.path, f"a dataset of {parts.prompts_text}")
     if prompts is not None and prompts.config is not None:
         draft.keys["dataset_config"] = prompts.config
     if prompts is not None and isinstance(prompts.train, str):
@@ -293,7 +293,7 @@ def to_openrlhf(chosen: Chosen, parts: Parts) -> Draft:
     models = ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path")
     _places(draft, parts, models, own_reward="reward.remote_url")
     prompts = parts.prompts
-    draft.put_place("data.prompt_dataset", None if prompts is None else prompts.path, parts.prompts_told)
+    draft.put_place("data.prompt_dataset", None if prompts is None else prompts.path, parts.prompts_text)
     if prompts is not None:
         draft.keys["data.max_len"] = prompts.max_prompt_tokens + draft.number("response_length")
         draft.keys |= {"data.input_key": prompts.column} if prompts.column is not None else {}
@@ -367,9 +367,9 @@ def _places(draft: Draft, parts: Parts, keys: tuple[str, str, str], own_reward: 
         draft.put_place(critic, place, "where the critic starts: in the study as " + short(start or "the policy"))
         draft.written.add("value_model_path")
     if parts.rewards and parts.reward_model is None:
-        draft.put_place(own_reward, None, f"the reward as {own_reward} wants it, for {parts.reward_told}")
+        draft.put_place(own_reward, None, f"the reward as {own_reward} wants it, for {parts.reward_text}")
     else:
-        draft.put_place(reward, parts.reward_model, f"a reward model, for {parts.reward_told}")
+        draft.put_place(reward, parts.reward_model, f"a reward model, for {parts.reward_text}")
 
 
 def _note_adaptive(draft: Draft, chosen: Chosen) -> None:
@@ -412,7 +412,7 @@ def to_verl(chosen: Chosen, parts: Parts) -> Draft:
     prompts = parts.prompts
     is_parquet = prompts is not None and prompts.path.endswith(".parquet")
     draft.put_place("data.train_files", prompts.path if prompts and is_parquet else None,
-                    f"a Parquet file of {parts.prompts_told}")  # fmt: skip
+                    f"a Parquet file of {parts.prompts_text}")  # fmt: skip
     draft.put_place("data.val_files", None, "a Parquet file of other prompts")
     if prompts is not None:
         draft.keys["data.max_prompt_length"] = prompts.max_prompt_tokens

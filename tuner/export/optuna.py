@@ -2,7 +2,7 @@
 
 It is written through Optuna's public interface alone. Optuna numbers trials in the order in which they are added, so
 every trial of ours is added, in order, and has the same number there. A trial that has not ended is RUNNING. One that
-has ended is what the sampler is told of it (the table in `tuner.scoring`; what is not the search's own is FAIL), with
+has ended is what the sampler gets of it (the table in `tuner.scoring`; what is not the search's own is FAIL), with
 one difference, made so that Optuna's best trial is ours. Optuna's `best_trial` is the COMPLETE trial of the highest
 value whose constraints are all at most 0. Ours is the best of the trials that completed or were stopped by a person,
 and whose KL is known to be within the budget. So of the search's own trials
@@ -156,7 +156,7 @@ def open_export(
         name: The study's name, in the storage too.
         output: An SQLite file, a journal file (its name ends as `JOURNALS` says), or the URL of a database.
         replace: Whether a study of that name there is deleted first.
-        go_on: Whether a study there goes on that an earlier export of the same study wrote.
+        go_on: Whether to continue a study there that an earlier export of the same study wrote.
 
     Raises:
         StudyError: there is no such study in the store.
@@ -310,12 +310,12 @@ def _told(row: TrialRow, spec: StudySpec) -> Told:
     """Return a trial's state, value and constraint; see the top of this file."""
     if not row.status.is_final:
         return Told(TrialState.RUNNING)
-    told = to_optuna(row, spec)
+    seen = to_optuna(row, spec)
     if row.teaches and best_trial([row], spec.kl_budget, spec.objective) is not None:
-        return Told(TrialState.COMPLETE, told.value, min(told.constraint or 0.0, 0.0))
-    if told.state is TrialState.COMPLETE:
-        return Told(told.state, told.value, max(told.constraint or 0.0, _LEAST_VIOLATION))
-    return told
+        return Told(TrialState.COMPLETE, seen.value, min(seen.constraint or 0.0, 0.0))
+    if seen.state is TrialState.COMPLETE:
+        return Told(seen.state, seen.value, max(seen.constraint or 0.0, _LEAST_VIOLATION))
+    return seen
 
 
 def _is_true_of(trial: FrozenTrial, row: TrialRow) -> bool:
@@ -326,7 +326,7 @@ def _is_true_of(trial: FrozenTrial, row: TrialRow) -> bool:
 
 
 def _ended_at(row: TrialRow) -> str | None:
-    """Return when a trial ended, in UTC. Of a trial that was RUNNING there Optuna keeps when it was told of the end."""
+    """Return when a trial ended, in UTC. Of one that was RUNNING Optuna keeps the time when its end was reported."""
     return None if row.ended_at is None else datetime.fromtimestamp(row.ended_at, UTC).isoformat()
 
 

@@ -27,7 +27,7 @@ class Parts:
         return only.where if only is not None and only.kind == "model" else None
 
     @property
-    def reward_told(self) -> str:
+    def reward_text(self) -> str:
         """What the reward is, in words."""
         if not self.rewards:
             return f"the reward of task {self.task}"
@@ -37,7 +37,7 @@ class Parts:
         )
 
     @property
-    def prompts_told(self) -> str:
+    def prompts_text(self) -> str:
         """Which prompts they are, in words."""
         return f"the prompts of task {self.task}" if self.prompts is None else f"the prompts, {self.prompts.path}"
 

@@ -76,7 +76,7 @@ def offered(spec: StudySpec) -> list[Fidelity]:
             f"Eval KL at the rung ({_KL.unit})",
             ("KL at the rung", "Rung score"),
             f"All trials that came to the rung at {share:.0%} of their episodes, each as it read there, whether it "
-            "went on or not. The reward is the rung score, by which the strategy ranks them.",
+            "was finished or not. The reward is the rung score, by which the strategy ranks them.",
         )
         for rung, share in enumerate(SHARES.get(spec.strategy, ()))
     ]
@@ -84,14 +84,14 @@ def offered(spec: StudySpec) -> list[Fidelity]:
 
 
 def _best_at_end(rungs: Sequence[Fidelity]) -> Fidelity:
-    told = "The reward is that of a trial's best checkpoint within the KL budget, the KL that of its last evaluation."
+    note = "The reward is that of a trial's best checkpoint within the KL budget, the KL that of its last evaluation."
     title, kl = "Eval reward of the best checkpoint", f"Eval KL at the end ({_KL.unit})"
-    return Fidelity(None, "at their end", title, kl, ("KL at the end", "Best reward"), _left_out(rungs) + told)
+    return Fidelity(None, "at their end", title, kl, ("KL at the end", "Best reward"), _left_out(rungs) + note)
 
 
 def _end(rungs: Sequence[Fidelity]) -> Fidelity:
-    told, short = "Reward and KL are the means of a trial's last two evaluations.", ("Eval KL", "Eval reward")
-    return Fidelity(None, "at their end", METRICS["eval/reward"].title, _KL.title, short, _left_out(rungs) + told)
+    note, short = "Reward and KL are the means of a trial's last two evaluations.", ("Eval KL", "Eval reward")
+    return Fidelity(None, "at their end", METRICS["eval/reward"].title, _KL.title, short, _left_out(rungs) + note)
 
 
 def _left_out(rungs: Sequence[Fidelity]) -> str:

@@ -28,7 +28,7 @@ from tuner.store import TrialRow
 Outcome = Literal["reward", "KL"]
 MEANING = (
     "PED-ANOVA: how much the best quarter's values (at least five trials) differ from all trials' values. It says "
-    "which values go with good outcomes, and not why."
+    "which values go with good outcomes, not why."
 )
 LEAST = 10
 """Trials under which nothing is said: a share of so few is chance."""
@@ -37,7 +37,7 @@ BEST_SHARE, LEAST_BEST = 0.25, 5
 RESAMPLES = 40
 LOW, HIGH = 0.1, 0.9
 CHANCE = 0.025
-"""How often shuffled outcomes may reach a number that is told as more than chance."""
+"""How often shuffled outcomes may reach a number that is called more than chance."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,16 @@ def usable(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = False
 def refusal(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = False) -> str:
     """Return why nothing can be said of what mattered, and what is missing; empty: it can."""
     if not spec.search:
-        return "This study lists its trials and searches nothing, so no importance can be told: compare them instead."
+        return "This study lists its trials and searches nothing, so nothing can be ranked: compare the trials instead."
     count = len(usable(trials, spec, at_rung=at_rung))
     if count >= LEAST:
         return ""
     came = (
-        "came to the rung" if at_rung else f"ran to the end or {'was' if count == 1 else 'were'} stopped with a value"
+        "reached the rung" if at_rung else f"ran to the end or {'was' if count == 1 else 'were'} stopped with a value"
     )
     return (
-        f"{count} trial{'' if count == 1 else 's'} {came}; what mattered is told from {LEAST} on, and {LEAST - count} "
-        "more are needed. Until then look at the slices: each point is a trial."
+        f"{count} trial{'' if count == 1 else 's'} {came}; importance needs {LEAST}, so {LEAST - count} "
+        "more are needed. Until then look at the slices on the dashboard's page Compare: each point is a trial."
     )
 
 
@@ -99,17 +99,19 @@ def importances(
 
     `trials` are those that are `usable`. The same trials and seed give the same numbers.
     """
-    told = [frozen(Told(TrialState.COMPLETE, row.value or 0.0), for_sampler(spec.search, row.params)) for row in trials]
+    observed = [
+        frozen(Told(TrialState.COMPLETE, row.value or 0.0), for_sampler(spec.search, row.params)) for row in trials
+    ]
     loss = np.array([-(row.value or 0.0) if outcome == "reward" else row.kl or 0.0 for row in trials])
     random = np.random.default_rng(seed)
-    measured = _divergences(told, loss)
+    measured = _divergences(observed, loss)
     names = list(measured)
     whole = _shares(measured, names)
     drawn, shuffled = [], []
     for _ in range(resamples):
-        picks = random.integers(len(told), size=len(told))
-        drawn.append(_shares(_divergences([told[i] for i in picks], loss[picks]), names))
-        shuffled.append(_divergences(told, random.permutation(loss)))
+        picks = random.integers(len(observed), size=len(observed))
+        drawn.append(_shares(_divergences([observed[i] for i in picks], loss[picks]), names))
+        shuffled.append(_divergences(observed, random.permutation(loss)))
     lows, highs = np.quantile(drawn, [LOW, HIGH], axis=0)
     found = []
     for place, name in enumerate(names):
@@ -124,11 +126,11 @@ def certainty(found: Sequence[Importance], count: int) -> str:
     """Return how sure this is at `count` trials, in words."""
     sure = [item.name for item in found if item.is_sure]
     per = count / max(1, len(found))
-    told = f"With {count} trials for {len(found)} searched hyperparameters ({per:.1f} each)"
+    size = f"With {count} trials for {len(found)} searched hyperparameters ({per:.1f} each)"
     if not sure:
-        return f"{told}, none stands out from chance: take nothing from this order."
+        return f"{size}, none stands out from chance: do not rely on this order."
     return (
-        f"{told}, {', '.join(sure)} {'stands' if len(sure) == 1 else 'stand'} out from chance, and the rest may be "
+        f"{size}, {', '.join(sure)} {'stands' if len(sure) == 1 else 'stand'} out from chance, and the rest may be "
         f"noise. Where nothing matters, about {CHANCE * len(found):.1f} of {len(found)} would stand out all the same."
     )
 
@@ -141,7 +143,9 @@ def _divergences(trials: Sequence[FrozenTrial], loss: np.ndarray) -> dict[str, f
     study = optuna.load_study(study_name=STUDY_NAME, storage=listed)
     share = min(0.5, max(BEST_SHARE, LEAST_BEST / len(trials)))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of few trials, which are told, and of the target's direction, which is meant
+        warnings.simplefilter(
+            "ignore"
+        )  # of few trials, which we say ourselves, and of the target's direction, which is meant
         evaluator = PedAnovaImportanceEvaluator(target_quantile=share)
         return evaluator.evaluate(study, target=lambda trial: float(loss[trial.number]))
 

@@ -11,7 +11,7 @@ in a range of three orders of magnitude. In case they do not, one in four is a p
 space evenly.
 
 That is Halton's sequence with random digits (Owen 2017, arXiv 1706.02808): in dimension i, coordinate n is n in base
-p_i, written backwards behind the point, with each digit replaced by a permutation of its place. Without base 2, since
+p_i, written backwards after the point, with each digit replaced by a permutation of its place. Without base 2, since
 two arms that take turns have every other number each, and the odd ones all lie in one half of a coordinate in base 2.
 """
 

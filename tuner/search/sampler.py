@@ -67,13 +67,13 @@ class Projection:
         self.update([row])
 
     def trials(self, arm: Arm = None) -> list[FrozenTrial]:
-        """Return what the sampler of an arm is told, by number."""
+        """Return what the sampler of an arm has seen, by number."""
         return self._views[arm].trials
 
     def propose(self, number: int) -> dict[str, HyperValue]:
         """Return the params that the sampler proposes for trial `number`, the next one.
 
-        Depends on nothing but the spec, the number, and the trials that it was told. Changes nothing.
+        Depends on nothing but the spec, the number, and the trials that were reported to it. Changes nothing.
         """
         if number != len(self._known):
             raise ValueError(f"trial {number} cannot be proposed: the next one is {len(self._known)}")
@@ -99,7 +99,7 @@ class Projection:
             view.put(row, told)
 
     def _told(self, row: TrialRow) -> Told:
-        """Return what samplers are told of a trial: whatever has a value is COMPLETE (see `tuner.scoring` for why)."""
+        """Return what samplers get of a trial: whatever has a value is COMPLETE (see `tuner.scoring` for why)."""
         told = to_optuna(row, self._spec, self._gains.get(_rung(row), 0.0))
         return told if told.value is None else replace(told, state=TrialState.COMPLETE)
 
@@ -174,7 +174,7 @@ class _View:
 
 
 class _TPESampler(TPESampler):
-    """TPE that is told the joint space. Left to itself, a fresh one would find it by going through all trials."""
+    """TPE that is given the joint space. Left to itself, a fresh one would find it by going through all trials."""
 
     def __init__(self, joint: Space, seed: int) -> None:
         super().__init__(seed=seed, n_startup_trials=1, multivariate=True, constant_liar=True)

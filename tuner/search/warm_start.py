@@ -102,7 +102,7 @@ def read_names(content: Mapping[str, Any], study: object, where: str) -> tuple[s
     at = f"{where}: warm_start"
     for number, name in enumerate(found):
         if name in found[:number]:
-            raise ConfigError(f'{at}: "{name}" stands there twice')
+            raise ConfigError(f'{at}: "{name}" is listed twice')
         if name == f"{STUDY}{study}":
             raise ConfigError(f'{at}: "{name}" is this study; name an earlier one')
         if name.startswith(STUDY):

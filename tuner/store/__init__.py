@@ -40,7 +40,7 @@ class Store(Studies, Trials, Curves, Orders):
     """A database of studies. Open it with `Store.open`."""
 
     migration: Migration | None = None
-    """What was done to bring an older store up to date when it was opened, to be told."""
+    """What was done to bring an older store up to date when it was opened, to be reported."""
 
     @classmethod
     def open(

@@ -194,7 +194,7 @@ def _set_up_sqlite(engine: Engine) -> None:
 
     @event.listens_for(engine, "do_connect")
     def name_mode(_dialect: Dialect, _record: object, args: list[Any], options: dict[str, Any]) -> None:
-        # A file that has gone (a folder no longer mounted) must fail, and not be made anew without any table.
+        # A file that has gone (a folder no longer mounted) must fail, and not be created again without any table.
         if uri is not None:
             args[0] = uri
             options["uri"] = True

@@ -1,7 +1,7 @@
 """An older store brought up to date: what the declared tables have and it lacks is added, nothing is taken away.
 
 One transaction does it all, after a backup, so that a migration that is cut off leaves the older store as it
-was. A change that adding cannot make (a column renamed, values written anew) becomes a step of its own here.
+was. A change that adding cannot make (a column renamed, values rewritten) becomes a step of its own here.
 """
 
 import itertools
@@ -35,7 +35,7 @@ class Migration:
     """The file, or the schema of the same PostgreSQL database, that holds the tables as they were."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """One line for people."""
         return f"{self.where}: schema version {self.old} is now {self.new}; as it was before: {self.backup}"
 

@@ -15,7 +15,7 @@ import psutil
 
 _PROC = Path("/proc")
 _STATE, _STARTED = 0, 19
-"""Where fields 3 and 22 of `/proc/<pid>/stat` are behind the command's name; see proc(5)."""
+"""Where fields 3 and 22 of `/proc/<pid>/stat` are after the command's name; see proc(5)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def this_process() -> ProcessKey:
 def pid_space() -> str:
     """Return a name for all processes whose ids this one sees as they are: those of its boot and pid namespace.
 
-    Where that cannot be told it is unlike any other name.
+    Where that cannot be found out it is unlike any other name.
     """
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -52,7 +52,7 @@ def pid_space() -> str:
 
 
 def is_alive(key: ProcessKey) -> bool | None:
-    """Return whether a process lives, and not a later one that was given its id; None: it cannot be told from here."""
+    """Return whether a process lives, and not a later one that was given its id; None: it cannot be seen from here."""
     if key.host != socket.gethostname() or key.space != pid_space():
         return None
     try:

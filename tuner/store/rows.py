@@ -14,7 +14,7 @@ from tuner.store.processes import ProcessKey, is_alive
 # Samples as rows of the store: what a column cannot hold is left out, and token readings are made small.
 
 DIGITS = 4
-"""Significant digits of a token's readings: they are looked at, not reckoned with."""
+"""Significant digits of a token's readings: they are looked at, not computed with."""
 READING_DIGITS = 7
 """Significant digits of what an evaluation read of each prompt: those of single precision."""
 
@@ -64,7 +64,7 @@ def _short(value: float, digits: int = DIGITS) -> float | None:
 LEASE_SECONDS = 60.0
 """A lease not renewed for this long may be taken over by who cannot tell whether its process lives."""
 INTERRUPTED = "interrupted"
-"""How a trial is told that has not ended and that nobody runs: the next run of its study takes it up."""
+"""The status shown of a trial that has not ended and that nobody runs: the next run of its study resumes it."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class StudyRow:
     workers: int | None = None
     """How many trials its controller runs at a time."""
     checkpoint_url: str | None = None
-    """Where its checkpoints are kept besides, if anywhere."""
+    """The second place of its checkpoints, if any."""
     max_disk: float | None = None
     """Most bytes that its checkpoints take; None: any number."""
     overrides: dict[str, dict[str, float]] | None = None
@@ -108,7 +108,7 @@ class StudyRow:
 
     @property
     def is_held(self) -> bool:
-        """Whether a controller is alive: its process, or where that cannot be told from here, its lease is fresh."""
+        """Whether a controller is alive: its process, or where that cannot be seen from here, its lease is fresh."""
         if self.lease_pid is None or self.lease_renewed_at is None:
             return False
         alive = self.lease_process_is_alive
@@ -116,7 +116,7 @@ class StudyRow:
 
     @property
     def lease_process_is_alive(self) -> bool | None:
-        """Whether the lease's process lives; None: there is none, or it cannot be told from here."""
+        """Whether the lease's process lives; None: there is none, or it cannot be seen from here."""
         started, space = self.lease_pid_started, self.lease_pid_space
         if self.lease_host is None or self.lease_pid is None or started is None or space is None:
             return None
@@ -166,7 +166,7 @@ class TrialRow:
     seed: int | None = None
     """Of its trainer; None: the trial was made by an older version, from a configuration without one."""
     is_audited: bool = False
-    """Whether rules that would end it are only noted (see `Verdict`), so that it can be told what they cost."""
+    """Whether rules that would end it are only noted (see `Verdict`), so that their cost can be measured."""
     paused_by: PausedBy | None = None
     """Who paused it; None: it is not paused."""
     value_step: int | None = None
@@ -207,7 +207,7 @@ class TrialRow:
 
     @property
     def shown_status(self) -> str:
-        """The status as people and scripts are told it: `interrupted`, or the stored one."""
+        """The status as people and scripts see it: `interrupted`, or the stored one."""
         return INTERRUPTED if self.is_interrupted else self.status.value
 
 

@@ -56,7 +56,7 @@ class Studies(Database):
         self._write(lease, lambda connection: connection.execute(query))
 
     def set_finished(self, lease: Lease, finished: bool) -> None:
-        """Record that the study reached its total of trials, or goes on."""
+        """Record that the study reached its total of trials, or resumes."""
 
         def change(connection: Connection) -> None:
             at = now(connection) if finished else None
@@ -127,7 +127,7 @@ class Studies(Database):
     def acquire(self, name: str) -> Lease:
         """Take the study's lease for this process.
 
-        A lease is taken over if its process is dead or, where that cannot be told from here, if it was not renewed for
+        A lease is taken over if its process is dead or, where that cannot be seen from here, if it was not renewed for
         `LEASE_SECONDS`; the token goes up, so that its old holder can write no more.
 
         Raises:

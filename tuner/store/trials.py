@@ -1,4 +1,4 @@
-"""Trials: added, begun, recorded step by step, and finished, each in one transaction; their curves and samples."""
+"""Trials: added, started, recorded step by step, and finished, each in one transaction; their curves and samples."""
 
 import math
 import time
@@ -163,10 +163,10 @@ def step_values(report: StepReport) -> dict[str, Any]:
     return columns | {"extra": extra or None}
 
 
-# Trials: added, begun, recorded step by step, and finished, each in one transaction.
+# Trials: added, started, recorded step by step, and finished, each in one transaction.
 
 JUDGEMENT = ("value", "value_se", "kl", "violation", "value_step", "end_kl")
-"""What follows from a trial's evaluations, and is judged anew where the KL budget changes."""
+"""What follows from a trial's evaluations, and is judged again where the KL budget changes."""
 
 _CONSTANT = ("config", "params")
 """Columns of a trial that are written once."""
