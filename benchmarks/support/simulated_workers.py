@@ -1,8 +1,8 @@
 """An engine of workers that are simulated in the controller's own process: trials that take no time. No torch.
 
-Each trial is a generator that says what a worker would say, with the real guard and the real watch over its reports, and
-writes real, small checkpoints. A report comes as soon as the last one is answered, so what a trial takes is what the
-controller takes for it.
+Each trial is a generator that says what a worker would say, with the real guard and the real watch over its reports,
+and writes real, small checkpoints. A report comes as soon as the last one is answered, so what a trial takes is what
+the controller takes for it.
 """
 
 import math
