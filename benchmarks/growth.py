@@ -28,37 +28,41 @@ from tuner.run import run_study
 from tuner.spec import STRATEGIES
 
 COUNTS = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
+"""Trials that have begun where a row of the table begins; the last row ends with the run."""
 EVERY = 50
 """Trials between two marks."""
 LEAST_WINDOW, WINDOW = 100, 0.1
-"""A row of the table is over the last so many trials before it: that share of them, and at least so many."""
+"""A row is over so many trials: at least 100, or a tenth of those before it."""
 POSTGRES = "postgresql"
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a window of trials took, up to `trials` that were begun."""
+    """What a window of trials cost. All times are the controller's alone, without the simulated workers."""
 
-    trials: int
+    begin: int
+    """Trials that had begun before it."""
+    end: int
     a_second: float
     """Trials begun a second, with what the simulated workers take."""
-    milliseconds: float
-    """Wall time of the controller a trial: without the simulated workers."""
-    cpu_milliseconds: float
-    """Processor time of the controller's thread a trial: without the simulated workers and without a server."""
     choosing: float
-    """Of that wall time: what to run next, the proposal included; in milliseconds a trial, as are the next three."""
-    deciding: float
-    """What a report means, and what a trial is ranked by."""
-    storing: float
-    """Reading and writing the store."""
-    rest: float
+    """What to run next, the proposal included; wall time in milliseconds a trial."""
+    a_report: float
+    """All else, in milliseconds a report: recording it, what it means, and what follows when a trial ends or rests."""
     reports: float
-    """Reports a trial in this window: mind it when rows are compared."""
+    """Reports a trial: more where more trials are finished."""
+    cpu: float
+    """Processor time of the controller's thread, in milliseconds a trial: without a database server."""
+    storing: float
+    """Of the wall time: reading and writing the store, in milliseconds a report."""
     rss: float
     """Of the process, simulated workers included, in MiB."""
     store: float
     """In MiB."""
+
+    def of(self, reports: float) -> float:
+        """Return what a trial with so many reports costs here, in milliseconds."""
+        return self.choosing + self.a_report * reports
 
 
 def main() -> None:
@@ -69,7 +73,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with _storage(arguments.storage, folder) as url:
             marks = run(arguments, url, folder)
-    rows = table_rows(marks, arguments.trials)
+    rows = table_rows(marks)
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows]))
         return
@@ -139,35 +143,33 @@ def _profiled(path: Path | None) -> AbstractContextManager[object]:
     return stack
 
 
-def table_rows(marks: Sequence[Mark], trials: int) -> list[Row]:
-    """Return a row for each of `COUNTS` that the run came to, and for its total."""
-    counts = sorted({*(count for count in COUNTS if count <= trials), trials})
-    rows = []
-    for count in counts:
-        last = max((mark for mark in marks if mark.trials <= count), key=lambda mark: mark.trials)
-        begin = last.trials - max(LEAST_WINDOW, int(WINDOW * count))
-        first = min(marks, key=lambda mark: abs(mark.trials - max(begin, EVERY)))
-        if last.trials > first.trials:
-            rows.append(_row(first, last))
-    return rows
+def table_rows(marks: Sequence[Mark]) -> list[Row]:
+    """Return a row from each of `COUNTS` on that the run has trials for, and one for its last trials."""
+    total = marks[-1].trials
+
+    def at(trials: float) -> Mark:
+        return min(marks, key=lambda mark: abs(mark.trials - trials))
+
+    begins = [count for count in COUNTS if count + max(LEAST_WINDOW, WINDOW * count) < (1 - WINDOW) * total]
+    rows = [_row(at(begin), at(begin + max(LEAST_WINDOW, WINDOW * begin))) for begin in begins]
+    return [*rows, _row(at(total - max(LEAST_WINDOW, WINDOW * total)), marks[-1])]
 
 
 def _row(first: Mark, last: Mark) -> Row:
-    trials = last.trials - first.trials
+    trials, reports = last.trials - first.trials, last.reports - first.reports
 
-    def each(name: str) -> float:
-        return float(1e3 * (getattr(last, name) - getattr(first, name)) / trials)
+    def spent(name: str) -> float:
+        return float(1e3 * (getattr(last, name) - getattr(first, name)))
 
-    wall = each("wall") - each("engine")
-    parts = {name: each(name) for name in ("choosing", "deciding", "storing")}
     return Row(
-        trials=last.trials,
+        begin=first.trials,
+        end=last.trials,
         a_second=trials / (last.wall - first.wall),
-        milliseconds=wall,
-        cpu_milliseconds=each("cpu") - each("engine_cpu"),
-        **parts,
-        rest=wall - sum(parts.values()),
-        reports=(last.reports - first.reports) / trials,
+        choosing=spent("choosing") / trials,
+        a_report=(spent("wall") - spent("engine") - spent("choosing")) / reports,
+        reports=reports / trials,
+        cpu=(spent("cpu") - spent("engine_cpu")) / trials,
+        storing=spent("storing") / reports,
         rss=last.rss / 2**20,
         store=last.store / 2**20,
     )
@@ -175,38 +177,39 @@ def _row(first: Mark, last: Mark) -> Row:
 
 def table(rows: Sequence[Row]) -> str:
     """Return the result as people read it."""
+    usual = sum(row.reports for row in rows) / len(rows)
     lines = [
-        "milliseconds of the controller a trial, over the trials before each count:",
+        "milliseconds of the controller, without its simulated workers:",
         "",
-        f"{'trials':>7} {'trials/s':>8} {'in all':>7} {'CPU':>7}   {'choose':>7} {'decide':>7} {'store':>7} {'rest':>7}"
-        f"   {'reports':>7} {'RSS MiB':>8} {'store MiB':>9}",
+        f"{'trials':>13} {'trials/s':>8}   {'to choose':>9} {'a report':>8} {'(store)':>7} {'reports':>7}"
+        f" {f'a trial of {usual:.1f}':>15} {'CPU':>5}   {'RSS MiB':>7} {'store MiB':>9}",
     ]
     lines += [
-        f"{row.trials:>7} {row.a_second:>8.1f} {row.milliseconds:>7.1f} {row.cpu_milliseconds:>7.1f}   "
-        f"{row.choosing:>7.1f} {row.deciding:>7.1f} {row.storing:>7.1f} {row.rest:>7.1f}   "
-        f"{row.reports:>7.1f} {row.rss:>8.0f} {row.store:>9.1f}"
+        f"{row.begin:>6}-{row.end:>6} {row.a_second:>8.1f}   {row.choosing:>9.1f} {row.a_report:>8.2f} "
+        f"{row.storing:>7.2f} {row.reports:>7.1f} {row.of(usual):>15.1f} {row.cpu:>5.1f}   "
+        f"{row.rss:>7.0f} {row.store:>9.1f}"
         for row in rows
     ]
-    ratio, cpu = (getattr(rows[-1], name) / getattr(rows[0], name) for name in ("milliseconds", "cpu_milliseconds"))
-    return "\n".join([*lines, "", f"the last row over the first: {ratio:.2f} in all, {cpu:.2f} CPU"])
+    ratio = rows[-1].of(usual) / rows[0].of(usual)
+    return "\n".join([*lines, "", f"a trial of {usual:.1f} reports, the last row over the first: {ratio:.2f}"])
 
 
 def draw(marks: Sequence[Mark]) -> go.Figure:
     """Return the course of the run: throughput, the controller's time a trial by part, memory, the store."""
-    titles = ("Throughput", "Controller's time a trial", "Memory of the process", "Store")
+    titles = ("Throughput", "Controller's time", "Memory of the process", "Store")
     figure = make_subplots(rows=4, cols=1, shared_xaxes=True, vertical_spacing=0.05, subplot_titles=titles)
     step = max(1, LEAST_WINDOW // EVERY)
     rows = [_row(first, last) for first, last in zip(marks, marks[step:], strict=False)]
     series = (
         *((1, name, label) for name, label in [("a_second", "trials a second")]),
-        *((2, name, name) for name in ("choosing", "deciding", "storing", "rest")),
+        (2, "choosing", "to choose (ms a trial)"),
+        (2, "a_report", "a report (ms)"),
         (3, "rss", "RSS"),
         (4, "store", "store"),
     )
     for place, name, label in series:
-        stacked = {"stackgroup": "parts"} if place == 2 else {}
         values = [getattr(row, name) for row in rows]
-        figure.add_scatter(x=[row.trials for row in rows], y=values, name=label, row=place, col=1, **stacked)
+        figure.add_scatter(x=[row.end for row in rows], y=values, name=label, row=place, col=1)
     for place, unit in enumerate(("trials/s", "ms", "MiB", "MiB"), start=1):
         figure.update_yaxes(title_text=unit, rangemode="tozero", row=place, col=1)
     figure.update_xaxes(title_text="trials begun", row=4, col=1)

@@ -5,6 +5,7 @@ What takes time is done by `FileWork`; what follows from it is done when the loo
 
 import logging
 import math
+import os
 import re
 import shutil
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -91,9 +93,65 @@ def parse_size(value: object, where: str) -> int:
     raise ConfigError(f"{where} = {value!r} is not allowed: a size over 0 such as 20GB, 500 MB or 1.5TB{hint}")
 
 
-def used(folder: Path) -> int:
-    """Return what the checkpoints below a study's folder take, in bytes, those under way included."""
-    return sum(map(checkpoint.bytes_of, folder.glob("*/step-*")))
+@dataclass(frozen=True)
+class _Held:
+    """The checkpoints in one trial's folder, under a KL budget."""
+
+    kl_budget: float
+    changed_at: int
+    """When something was last added to the folder or removed from it, in nanoseconds since 1970."""
+    complete: list[Path]
+    """The oldest first."""
+    best: Path | None
+    unfinished: list[Path]
+    bytes: int
+
+
+_NOTHING = _Held(0.0, 0, [], None, [], 0)
+_RECENT_SECONDS = 5.0
+"""A folder that changed so lately is looked at again: what comes next may bear the same time."""
+
+
+class Holdings:
+    """What the trials' folders of a study hold, each looked at again only where something was added or removed.
+
+    Thousands of trials have ended or rest, and few folders change between two looks.
+    """
+
+    def __init__(self, folder: Path, kl_budget: float) -> None:
+        """Look below a study's folder, and tell a trial's best checkpoint by this KL budget."""
+        self._folder, self.kl_budget = folder, kl_budget
+        self._known: dict[str, _Held] = {}
+
+    def used(self, running: Collection[int] = ()) -> int:
+        """Return what the study's checkpoints take, in bytes, those under way included; see `of` for `running`."""
+        try:
+            with os.scandir(self._folder) as entries:
+                names = [entry.name for entry in entries if entry.is_dir()]
+        except FileNotFoundError:
+            return 0
+        return sum(self.of(name, is_running=name.isdecimal() and int(name) in running).bytes for name in names)
+
+    def of(self, name: str, *, is_running: bool) -> _Held:
+        """Return what one folder holds. Of a trial that runs all is looked at: its worker also writes below it."""
+        folder = self._folder / name
+        try:
+            changed_at = folder.stat().st_mtime_ns
+        except OSError:
+            return _NOTHING
+        known = self._known.pop(name, None)
+        if known is None or is_running or (known.kl_budget, known.changed_at) != (self.kl_budget, changed_at):
+            known = self._look(folder, changed_at)
+        if not is_running and not known.unfinished and time.time() - changed_at / 1e9 > _RECENT_SECONDS:
+            self._known[name] = known
+        return known
+
+    def _look(self, folder: Path, changed_at: int) -> _Held:
+        complete = checkpoint.complete(folder)
+        unfinished = [path for path in folder.glob("step-*") if path not in complete]
+        best = next(iter(checkpoint.by_rank(folder, self.kl_budget)), None) if complete else None
+        size = sum(map(checkpoint.bytes_of, (*complete, *unfinished)))
+        return _Held(self.kl_budget, changed_at, complete, best, unfinished, size)
 
 
 def enforce(
@@ -102,7 +160,7 @@ def enforce(
     running: Collection[int],
     limit: int,
     *,
-    kl_budget: float,
+    holdings: Holdings,
     objective: Objective = "best",
     promotable: Collection[int] = (),
     front: Sequence[tuple[int, int]] = (),
@@ -110,26 +168,27 @@ def enforce(
 ) -> list[Dropped]:
     """Drop checkpoints below a study's folder until they take at most `limit` bytes, and return what was dropped.
 
-    What must be kept may be more than that: see `used`.
+    What must be kept may be more than that: see `Holdings.used`.
 
     Args:
         folder: The study's; a trial's folder is named by its number.
         trials: The study's trials as they stand.
         running: Numbers of the trials that a worker runs now.
         limit: In bytes.
-        kl_budget: Highest eval KL of a trial's best checkpoint and of the best trial, in nats per response.
+        holdings: Of the folder, with the KL budget of a trial's best checkpoint and of the best trial.
         objective: Of the study, which decides what the best trial is.
         promotable: Numbers of the trials that the strategy paused and may promote.
         front: The study's front, as numbers and steps, by rising KL.
         is_kept_elsewhere: Tells of a paused trial's checkpoint whether it can be brought back from another place.
     """
-    excess = used(folder) - limit
+    excess = holdings.used(running) - limit
     dropped: list[Dropped] = []
     if excess <= 0:
         return dropped
-    kept, winner = (*running, *promotable), best_trial(trials, kl_budget, objective)
+    needed, winner = {*running, *promotable}, best_trial(trials, holdings.kl_budget, objective)
+    kept = [_Kept(row, holdings.of(str(row.number), is_running=row.number in running)) for row in trials]
     last = [(number, checkpoint.step_folder(folder / str(number), step)) for number, step in front]
-    for number, path, why in _expendable(folder, trials, running, kept, kl_budget, winner, last, is_kept_elsewhere):
+    for number, path, why in _expendable(kept, running, needed, winner, last, is_kept_elsewhere):
         if excess <= 0:
             break
         count = checkpoint.bytes_of(path)
@@ -148,10 +207,15 @@ class _Kept:
     """One trial's checkpoints."""
 
     row: TrialRow
-    complete: list[Path]
-    """The oldest first."""
-    best: Path | None
-    unfinished: list[Path]
+    held: _Held
+
+    @property
+    def complete(self) -> list[Path]:
+        return self.held.complete
+
+    @property
+    def best(self) -> Path | None:
+        return self.held.best
 
     @property
     def newest(self) -> Path | None:
@@ -165,37 +229,30 @@ class _Kept:
 
 
 def _expendable(
-    folder: Path,
-    trials: Sequence[TrialRow],
+    kept: Sequence[_Kept],
     running: Collection[int],
     needed: Collection[int],
-    kl_budget: float,
     winner: TrialRow | None,
     front: Sequence[tuple[int, Path]],
     is_kept_elsewhere: _Elsewhere,
 ) -> Iterator[tuple[int, Path, str]]:
     """Yield what may be dropped, first what goes first, each with its trial's number and what it is."""
-    kept = [_kept(folder / str(row.number), row, kl_budget) for row in trials]
     free = [one for one in kept if one.row.number not in needed]
-    surplus = [item for one in kept for item in _surplus(one, one.row.number in running)]
+    surplus = (item for one in kept for item in _surplus(one, one.row.number in running))
     answer = {path for one in kept if winner is not None and one.row.number == winner.number for path in one.answer}
-    found = [one for one in (*surplus, *_paused(free, is_kept_elsewhere), *_ended(free)) if one[1] not in answer]
-    protected = {path for _, path in front}
-    yield from (one for one in found if one[1] not in protected)
-    expendable = {path for _, path, _ in found}
+    protected, passed_over = {path for _, path in front}, set[Path]()
+    for number, path, why in chain(surplus, _paused(free, is_kept_elsewhere), _ended(free)):
+        if path in protected:
+            passed_over.add(path)
+        elif path not in answer:
+            yield number, path, why
     for number, path in front:
-        if path in expendable:
+        if path in passed_over - answer:
             yield number, path, "on the study's front: the best under another KL budget"
 
 
-def _kept(folder: Path, row: TrialRow, kl_budget: float) -> _Kept:
-    complete = checkpoint.complete(folder)
-    unfinished = [path for path in folder.glob("step-*") if path not in complete]
-    return _Kept(row, complete, next(iter(checkpoint.by_rank(folder, kl_budget)), None), unfinished)
-
-
 def _surplus(kept: _Kept, is_running: bool) -> Iterator[tuple[int, Path, str]]:
-    for path in () if is_running else kept.unfinished:
+    for path in () if is_running else kept.held.unfinished:
         yield kept.row.number, path, "it was never finished"
     for path in kept.complete[: -NEWEST if is_running else -1]:
         if path != kept.best:
@@ -369,6 +426,9 @@ class TrialFiles:
         self._measured_at = 0.0
         self._is_measuring = False
         self._is_over = False
+        self._holdings = Holdings(study.folder, study.spec.kl_budget)
+        self._safe: dict[int, list[Path]] = {}
+        """Of paused trials the checkpoints that are known to be elsewhere, too. Only pieces of work use it."""
         self._without_room: list[int] = []
         if policy.url is not None:
             self._remote = remote_checkpoints.open(policy.url)
@@ -523,22 +583,25 @@ class TrialFiles:
         spec: StudySpec,
     ) -> tuple[list[Dropped], int]:
         """Drop what the quota costs; return that, and the bytes that are left."""
+        holdings = self._holdings
+        holdings.kl_budget = spec.kl_budget
         for row in rows:
             if row.status is Status.PAUSED and (elsewhere := self._elsewhere(row.number)) is not None:
-                elsewhere.add()
-        folder = self._study.folder
+                here = holdings.of(str(row.number), is_running=False).complete
+                if self._safe.get(row.number) != here and elsewhere.add():
+                    self._safe[row.number] = here
         dropped = enforce(
-            folder,
+            self._study.folder,
             rows,
             running,
             limit,
-            kl_budget=spec.kl_budget,
+            holdings=holdings,
             objective=spec.objective,
             promotable=promotable,
             front=[(point.trial, point.step) for point in front.kept()],
             is_kept_elsewhere=self._is_elsewhere,
         )
-        return dropped, used(folder)
+        return dropped, holdings.used(running)
 
     def _tell_quota(self, dropped: Sequence[Dropped], taken: int, limit: int, *, is_all: bool) -> None:
         for one in dropped:

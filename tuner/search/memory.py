@@ -48,6 +48,8 @@ class InMemoryTrials(BaseStorage):
         """Of each trial whose value is predicted the rung where it rests, and its score there."""
         self._ranked: defaultdict[int | None, Ordered[_Rank]] = defaultdict(Ordered)
         """The trials with a value by the rung where it is predicted, the best first, without what is gained after."""
+        self._read: list[FrozenTrial] | None = None
+        """What a sampler reads, several times for each proposal; None: something has changed since."""
 
     def __len__(self) -> int:
         return len(self._trials)
@@ -57,6 +59,7 @@ class InMemoryTrials(BaseStorage):
 
         With a `rung` its value is its score there, and what it is read with is that and the rung's gain.
         """
+        self._read = None
         if number < len(self._trials):
             self._rank(number, -1)
             self._scores.pop(number, None)
@@ -68,6 +71,7 @@ class InMemoryTrials(BaseStorage):
 
     def set_gain(self, rung: int, gain: float) -> None:
         """Have trials whose value is predicted at a rung be read with so much more than their scores there."""
+        self._read = None
         self._gains[rung] = gain
 
     def _rank(self, number: int, sign: int) -> None:
@@ -83,6 +87,7 @@ class InMemoryTrials(BaseStorage):
 
     def take_back(self) -> None:
         """Drop the trial of the highest number."""
+        self._read = None
         self._trials.pop()
 
     # What a sampler reads, and a proposal writes
@@ -93,8 +98,10 @@ class InMemoryTrials(BaseStorage):
         """Return the trials of some states, or all; of more than MOST_READ those that a sampler reads."""
         if states == (TrialState.WAITING,):  # what every proposal begins with, and there is none
             return []
-        read = self._predicted(self._trials if len(self._trials) <= MOST_READ else self._best_and_latest())
-        return read if states is None else [trial for trial in read if trial.state in states]
+        if self._read is None:
+            few = len(self._trials) <= MOST_READ
+            self._read = self._predicted(self._trials if few else self._best_and_latest())
+        return [trial for trial in self._read if states is None or trial.state in states]
 
     def _predicted(self, trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
         """Return trials, each with the value that it is read with now."""
@@ -113,7 +120,7 @@ class InMemoryTrials(BaseStorage):
     def _best(self, before: int) -> list[int]:
         """Return the best trials by the values that they are read with, of those with a number under `before`."""
         best: list[_Rank] = []
-        for rank in heapq.merge(*(self._read(rung) for rung in self._ranked)):
+        for rank in heapq.merge(*(self._with_gain(rung) for rung in self._ranked)):
             if rank[-1] >= before:
                 continue
             if len(best) >= BEST_READ and rank[:2] > best[-1][:2]:
@@ -122,7 +129,7 @@ class InMemoryTrials(BaseStorage):
         best.sort()  # two different scores may come to the same value
         return [number for _, _, number in best[:BEST_READ]]
 
-    def _read(self, rung: int | None) -> Iterator[_Rank]:
+    def _with_gain(self, rung: int | None) -> Iterator[_Rank]:
         gain = 0.0 if rung is None else self._gains.get(rung, 0.0)
         for is_over, turned, number in self._ranked[rung]:
             yield is_over, -(-turned + gain), number
@@ -147,6 +154,7 @@ class InMemoryTrials(BaseStorage):
             datetime_start=datetime.now(),
             datetime_complete=None,
         )
+        self._read = None
         self._trials.append(running)
         return number
 
