@@ -72,14 +72,16 @@ def main() -> None:
         folder = Path(arguments.keep or made)
         folder.mkdir(parents=True, exist_ok=True)
         with _storage(arguments.storage, folder) as url:
-            marks = run(arguments, url, folder)
-    rows = table_rows(marks)
+            meter = run(arguments, url, folder)
+    rows = table_rows(meter.marks)
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows]))
         return
     print(table(rows))
+    last = meter.last
+    print(f"in all: {last.trials} trials and {last.reports} reports in {last.wall:.0f} s")
     arguments.html.parent.mkdir(parents=True, exist_ok=True)
-    draw(marks).write_html(arguments.html, include_plotlyjs=True)
+    draw(meter.marks).write_html(arguments.html, include_plotlyjs=True)
     print(f"\nthe whole course: {arguments.html}")
 
 
@@ -104,8 +106,8 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def run(arguments: argparse.Namespace, url: str, folder: Path) -> Sequence[Mark]:
-    """Run the study, and return what was noted on the way."""
+def run(arguments: argparse.Namespace, url: str, folder: Path) -> Meter:
+    """Run the study, and return the clocks around it."""
     spec = make_spec("growth", arguments.strategy, arguments.trials, arguments.budget)
     engine = SimulatedEngine(arguments.workers)
     meter = Meter(engine, url, EVERY)
@@ -120,7 +122,7 @@ def run(arguments: argparse.Namespace, url: str, folder: Path) -> Sequence[Mark]
             make_scheduler=meter.make_scheduler,
             on_event=meter.note,
         )
-    return meter.marks
+    return meter
 
 
 def _storage(name: str, folder: Path) -> AbstractContextManager[str]:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Mark:
-    """What the clocks say once so many trials were begun. Seconds from any beginning, and bytes."""
+    """What the clocks say once so many trials were begun. Seconds from the start, and bytes."""
 
     trials: int
     reports: int
@@ -50,7 +50,10 @@ class Meter:
     def __init__(self, engine: SimulatedEngine, url: str, every: int) -> None:
         """Note a mark every so many trials of a run on `engine` whose store is at `url`."""
         self.marks: list[Mark] = []
+        self.last: Mark
+        """How the clocks stood when the run had ended."""
         self._engine, self._every = engine, every
+        self._start = time.perf_counter()
         self._url = parse_url(url)
         self._begun, self._reports, self._marked = 0, 0, 0
         self._seconds = dict.fromkeys(("choosing", "deciding", "storing"), 0.0)
@@ -68,6 +71,7 @@ class Meter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.last = self._mark()
         Database._persistently = self._whole  # type: ignore[method-assign]
         if self._server is not None:
             self._server.dispose()
@@ -99,7 +103,7 @@ class Meter:
         return Mark(
             trials=self._begun,
             reports=self._reports,
-            wall=time.perf_counter(),
+            wall=time.perf_counter() - self._start,
             cpu=time.thread_time(),
             engine=self._engine.seconds,
             engine_cpu=self._engine.cpu_seconds,
