@@ -1,5 +1,6 @@
-"""Clocks around a run of a study: what its choices, decisions and store take, and how large process and store are."""
+"""Clocks around a run of a study: what its choices and its store take, and how large process and store are."""
 
+import sys
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -38,8 +39,9 @@ class Mark:
     engine_cpu: float
     """What the simulated workers took of both."""
     choosing: float
-    deciding: float
+    choosing_cpu: float
     storing: float
+    """Wall time and processor time of choices, and wall time of the store."""
     rss: int
     store: int
 
@@ -56,7 +58,7 @@ class Meter:
         self._start = time.perf_counter()
         self._url = parse_url(url)
         self._begun, self._reports, self._marked = 0, 0, 0
-        self._seconds = dict.fromkeys(("choosing", "deciding", "storing"), 0.0)
+        self._seconds = dict.fromkeys(("choosing", "choosing_cpu", "storing"), 0.0)
         self._process = psutil.Process()
         self._whole = Database._persistently
         self._server = None if self._url.get_backend_name() == "sqlite" else create_engine(self._url)
@@ -72,17 +74,26 @@ class Meter:
 
     def __exit__(self, *_: object) -> None:
         self.last = self._mark()
+        print(file=sys.stderr)
         Database._persistently = self._whole  # type: ignore[method-assign]
         if self._server is not None:
             self._server.dispose()
 
     def timed(self, part: str, work: Callable[[], T]) -> T:
-        """Do `work`, and count its time."""
+        """Do `work`, and count its wall time."""
         start = time.perf_counter()
         try:
             return work()
         finally:
             self._seconds[part] += time.perf_counter() - start
+
+    def choose(self, work: Callable[[], T]) -> T:
+        """Do `work`, which is a choice, and count its wall time and its processor time."""
+        start = time.thread_time()
+        try:
+            return self.timed("choosing", work)
+        finally:
+            self._seconds["choosing_cpu"] += time.thread_time() - start
 
     def make_scheduler(self, spec: StudySpec, threads: int) -> "MeteredScheduler":
         """Return the strategy's scheduler with clocks around it."""
@@ -97,6 +108,7 @@ class Meter:
             if self._begun >= self._marked + self._every:
                 self._marked = self._begun
                 self.marks.append(self._mark())
+                print(f"\r{self._begun} trials, {self.marks[-1].wall:.0f} s", end="", file=sys.stderr, flush=True)
 
     def _mark(self) -> Mark:
         size = self._process.memory_info().rss, self._store_bytes()
@@ -124,22 +136,22 @@ class MeteredScheduler:
     """A scheduler with clocks around it."""
 
     def __init__(self, scheduler: Scheduler, meter: Meter) -> None:
-        self._scheduler, self._timed = scheduler, meter.timed
+        self._scheduler, self._choose = scheduler, meter.choose
 
     def next(self, trials: TrialList, busy: Container[int]) -> int | NewTrial | None:
-        return self._timed("choosing", lambda: self._scheduler.next(trials, busy))
+        return self._choose(lambda: self._scheduler.next(trials, busy))
 
     def decide(self, trial: TrialRow, stepped: Stepped) -> Decision:
-        return self._timed("deciding", lambda: self._scheduler.decide(trial, stepped))
+        return self._scheduler.decide(trial, stepped)
 
     def rests(self, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
-        return self._timed("deciding", lambda: self._scheduler.rests(trial, evaluations))
+        return self._scheduler.rests(trial, evaluations)
 
     def score(self, evaluations: Evaluations) -> float | None:
-        return self._timed("deciding", lambda: self._scheduler.score(evaluations))
+        return self._scheduler.score(evaluations)
 
     def promotable(self, trials: TrialList) -> Sequence[int]:
-        return self._timed("choosing", lambda: self._scheduler.promotable(trials))
+        return self._choose(lambda: self._scheduler.promotable(trials))
 
     def is_finished(self, trials: TrialList) -> bool:
-        return self._timed("choosing", lambda: self._scheduler.is_finished(trials))
+        return self._choose(lambda: self._scheduler.is_finished(trials))
