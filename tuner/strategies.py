@@ -32,7 +32,7 @@ from tuner.status import Origin, Reason, Role, Status, Verdict
 from tuner.store import NewTrial, TrialRow
 
 FINISH_SHARE = 0.2
-"""Share of the budget that is kept for finishing trials: when no more is left, none is begun."""
+"""Share of the budget that is kept for finishing trials: when no more is left, no trial starts."""
 
 
 class FullRuns:
@@ -63,7 +63,7 @@ class FullRuns:
         return promoted if match is None else self._matched(trials, match)
 
     def decide(self, trial: TrialRow, stepped: Stepped) -> Decision:
-        """Return what the guard's word means: the trial is evaluated once more and ended, or only goes on noted."""
+        """Return what the guard's word means: the trial is evaluated once more and ended, or the word is only noted."""
         return guarded(trial, stepped)
 
     def rests(self, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
@@ -257,7 +257,7 @@ class Rungs(FullRuns):
         return self._spec.budget is not None or not self._standing(trials).past[0]
 
     def _last_finish(self, trials: TrialList) -> int | None:
-        """Return the best trial that rests and that there is budget to finish: nothing else will be begun."""
+        """Return the best trial that rests and that there is budget to finish: no other trial will start."""
         standing, left = self._standing(trials), self._left(trials)
         if standing.least_missing > left:
             return None
@@ -325,7 +325,7 @@ class Staged(FullRuns):
 
     Each stage has the best values of those before. The first is over when two of the last three trials that ended are
     within the KL budget at their end, or 30 % of the budget is spent; the second at 65 %. A stage without a searched
-    value is passed over. Which stage a trial was made in is told by its params: they are that stage's values alone.
+    value is passed over. A trial's params say which stage made it: they are that stage's values alone.
     """
 
     def __init__(self, spec: StudySpec, threads: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError
 from tests.tuner.trial_rows import trial_row
-from tuner.checkpoints import Dropped, Holdings, enforce, parse_size
+from tuner.quota import Dropped, Holdings, enforce, parse_size
 from tuner.status import PausedBy, Status
 from tuner.store import TrialRow
 

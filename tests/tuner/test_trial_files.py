@@ -10,8 +10,9 @@ import pytest
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError
 from tests.tuner.quick_study import curves, quick_spec, run, storage
-from tuner.checkpoints import CheckpointPolicy, Holdings
+from tuner.checkpoints import CheckpointPolicy
 from tuner.events import Event, StudyWarned, TrialStarted, TrialStepped
+from tuner.quota import Holdings
 from tuner.run import run_study
 from tuner.store import Store
 

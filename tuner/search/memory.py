@@ -1,6 +1,6 @@
 """One study in memory whose trials can be replaced, for Optuna's samplers to read. No torch.
 
-Optuna's own storages let no finished trial change. Here one that was told with a prediction is told again when it ends.
+Optuna's own storages let no finished trial change. Here one that was read with a prediction is replaced when it ends.
 
 A sampler goes through all trials that it is given for every proposal. Of many it is given the best, which are what TPE
 proposes near (it takes at most 25 for good), and the latest, which tell them from the rest.

@@ -77,13 +77,13 @@ class Projection:
         self.update([row])
 
     def trials(self, arm: Arm = None) -> list[FrozenTrial]:
-        """Return what the sampler of an arm is told, by number."""
+        """Return what the sampler of an arm reads of each trial, by number."""
         return self._views[arm].trials
 
     def propose(self, number: int) -> dict[str, HyperValue]:
         """Return the params that the sampler proposes for trial `number`, the next one.
 
-        Depends on nothing but the spec, the number, and the trials that it was told. Changes nothing.
+        Depends on nothing but the spec, the number, and the trials that it knows. Changes nothing.
         """
         if number != len(self._known):
             raise ValueError(f"trial {number} cannot be proposed: the next one is {len(self._known)}")
@@ -188,7 +188,7 @@ class _View:
 
 
 class _TPESampler(TPESampler):
-    """TPE that is told the joint space. Left to itself, a fresh one would find it by going through all trials."""
+    """TPE that knows the joint space. Left to itself, a fresh one would find it by going through all trials."""
 
     def __init__(self, joint: Space, seed: int) -> None:
         super().__init__(seed=seed, n_startup_trials=1, multivariate=True, constant_liar=True)
