@@ -1,6 +1,7 @@
 """The benchmarks: what they count, how their sides take turns, and when they say that curves agree."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -202,6 +203,20 @@ def _script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_wrong_number_of_rounds_or_seeds_is_an_error() -> None:
     assert "--pairs = 4 is not allowed: at least 5" in _script("ppo_iteration.py", "--pairs", "4").stderr
     assert "--seeds = 1 is not allowed: at least 2" in _script("against_trl.py", "--seeds", "1").stderr
+
+
+@pytest.mark.slow
+def test_a_growing_study_is_measured_in_windows(tmp_path: Path) -> None:
+    page = tmp_path / "growth.html"
+    flags = ("--trials", "300", "--workers", "8", "--storage", "sqlite", "--html", str(page))
+    done = _script("growth.py", *flags)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^ +(\d+)- +(\d+) +([\d.]+)", done.stdout, re.MULTILINE)
+    assert [(int(begin), int(end)) for begin, end, _ in found] == [(100, 200), (200, 300)]
+    assert all(3 <= float(reports) <= 20 for _, _, reports in found)
+    assert re.search(r"in all: 300 trials and \d+ reports", done.stdout)
+    assert page.stat().st_size > 100_000
+    assert "at least 200" in _script("growth.py", "--trials", "100").stderr
 
 
 @pytest.mark.skipif(importlib.util.find_spec("trl") is not None, reason="TRL is installed")

@@ -36,16 +36,16 @@ def best_trial(trials: Sequence[TrialRow], kl_budget: float, objective: Objectiv
     The rule is `RULE`. `trials` are as they are worth under that budget. Under `best` the untrained policy is no
     answer. Of equal values the lower KL wins, then the lower number.
     """
-    ranked = [
-        (-trial.value, trial.kl, trial.number, trial)
-        for trial in trials
-        if is_eligible(trial, objective)
-        and trial.value is not None
-        and math.isfinite(trial.value)
-        and trial.kl is not None
-        and trial.kl <= kl_budget
-    ]
-    return min(ranked)[-1] if ranked else None
+    ranked = [(rank, trial) for trial in trials if (rank := best_rank(trial, kl_budget, objective)) is not None]
+    return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
+
+
+def best_rank(trial: TrialRow, kl_budget: float, objective: Objective) -> tuple[float, float, int] | None:
+    """Return what trials are ordered by where the best is looked for, the best first; None: it cannot be the best."""
+    value, kl = trial.value, trial.kl
+    if value is None or kl is None or not math.isfinite(value) or not is_eligible(trial, objective):
+        return None
+    return (-value, kl, trial.number) if kl <= kl_budget else None
 
 
 def is_eligible(trial: TrialRow, objective: Objective) -> bool:

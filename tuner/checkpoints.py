@@ -3,13 +3,10 @@
 What takes time is done by `FileWork`; what follows from it is done when the loop collects it.
 """
 
-import logging
-import math
-import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,226 +15,19 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from ppo_core import checkpoint
-from ppo_core.checkpoint import NEWEST, size
+from ppo_core.checkpoint import NEWEST
 from ppo_core.declare import HyperValue
-from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, StoreError, nearest
+from ppo_core.errors import CheckpointError, PPOTunerError, StoreError
 from ppo_core.kl_budget import Point
 from tuner import forks, remote_checkpoints, study_folder
-from tuner.best import best_trial
 from tuner.front import StudyFront, own_front
 from tuner.held_study import OpenStudy
+from tuner.quota import Dropped, Holdings, enforce
 from tuner.remote_checkpoints import RemoteCheckpoints, TrialCheckpoints
 from tuner.scoring import evaluations_of
 from tuner.spec import StudySpec
-from tuner.status import Objective, Status
+from tuner.status import Status
 from tuner.store import StudyRow, TrialRow
-
-# A study's checkpoints under a quota on disk: which are dropped first, and which never.
-#
-# In this order, until the rest fits:
-#
-# 1. what no trial needs to resume or to be judged by: all but a trial's newest and best, and what was never finished,
-# 2. paused trials' checkpoints, the longest paused first; such a trial starts from step 0 when it is resumed,
-# 3. ended trials' newest ones (the earliest ended first), then their best ones, the worst trial's first,
-# 4. those on the study's front (see `tuner.front`), which 1 to 3 pass over, the lowest KL first.
-#
-# Never dropped: the newest one of a trial that runs or waits for a worker, its best one, and of the study's best trial
-# the one that its value was read at, and its best. Nor those of a trial that the strategy paused and may promote: where
-# nothing else is left, the lowest ranked of these is pruned, and is an ended trial from then on. Of a running trial,
-# whose worker writes meanwhile, only what is older than its two newest is looked at. Never imports torch.
-
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15} | {
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
-
-_log = logging.getLogger(__name__)
-_Elsewhere = Callable[[Path], bool]
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """A checkpoint that was dropped to keep a quota."""
-
-    trial: int
-    step: int
-    bytes: int
-    why: str
-    """What it was, and what follows from its loss."""
-
-    @property
-    def line(self) -> str:
-        """What to tell of it."""
-        return f"trial {self.trial}: dropped the checkpoint of step {self.step} ({size(self.bytes)}): {self.why}"
-
-
-def parse_size(value: object, where: str) -> int:
-    """Return a size such as 20GB, 500 MB or 1.5TB in bytes; a number alone is bytes. `where` names it in errors.
-
-    Raises:
-        ConfigError: it is not a size over 0.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    text = f"{value:f}" if is_number and math.isfinite(float(str(value))) else str(value)
-    match = _SIZE.fullmatch(text.strip())
-    unit = match[2].upper() or "B" if match else ""
-    count = float(match[1]) * _UNITS[unit] if match and unit in _UNITS else 0.0
-    if 1 <= count < math.inf:
-        return int(count)
-    hint = nearest(unit, _UNITS) if unit and unit not in _UNITS else ""
-    raise ConfigError(f"{where} = {value!r} is not allowed: a size over 0 such as 20GB, 500 MB or 1.5TB{hint}")
-
-
-def used(folder: Path) -> int:
-    """Return what the checkpoints below a study's folder take, in bytes, those under way included."""
-    return sum(map(checkpoint.bytes_of, folder.glob("*/step-*")))
-
-
-def enforce(
-    folder: Path,
-    trials: Sequence[TrialRow],
-    running: Collection[int],
-    limit: int,
-    *,
-    kl_budget: float,
-    objective: Objective = "best",
-    promotable: Collection[int] = (),
-    front: Sequence[tuple[int, int]] = (),
-    is_kept_elsewhere: Callable[[Path], bool] = lambda _: False,
-) -> list[Dropped]:
-    """Drop checkpoints below a study's folder until they take at most `limit` bytes, and return what was dropped.
-
-    What must be kept may be more than that: see `used`.
-
-    Args:
-        folder: The study's; a trial's folder is named by its number.
-        trials: The study's trials as they stand.
-        running: Numbers of the trials that a worker runs now.
-        limit: In bytes.
-        kl_budget: Highest eval KL of a trial's best checkpoint and of the best trial, in nats per response.
-        objective: Of the study, which decides what the best trial is.
-        promotable: Numbers of the trials that the strategy paused and may promote.
-        front: The study's front, as numbers and steps, by rising KL.
-        is_kept_elsewhere: Tells of a paused trial's checkpoint whether it can be brought back from another place.
-    """
-    excess = used(folder) - limit
-    dropped: list[Dropped] = []
-    if excess <= 0:
-        return dropped
-    kept, winner = (*running, *promotable), best_trial(trials, kl_budget, objective)
-    last = [(number, checkpoint.step_folder(folder / str(number), step)) for number, step in front]
-    for number, path, why in _expendable(folder, trials, running, kept, kl_budget, winner, last, is_kept_elsewhere):
-        if excess <= 0:
-            break
-        count = checkpoint.bytes_of(path)
-        try:
-            checkpoint.remove(path)
-        except OSError as error:
-            _log.warning("cannot remove %s: %s", path, error.strerror or error)
-            continue
-        excess -= count
-        dropped.append(Dropped(number, checkpoint.step_of(path), count, why))
-    return dropped
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """One trial's checkpoints."""
-
-    row: TrialRow
-    complete: list[Path]
-    """The oldest first."""
-    best: Path | None
-    unfinished: list[Path]
-
-    @property
-    def newest(self) -> Path | None:
-        return self.complete[-1] if self.complete else None
-
-    @property
-    def answer(self) -> list[Path]:
-        """What is kept of the study's best trial: the checkpoint that its value was read at, and its best."""
-        read = [path for path in self.complete if checkpoint.step_of(path) == self.row.value_step]
-        return [path for path in (*read, self.best or self.newest) if path is not None]
-
-
-def _expendable(
-    folder: Path,
-    trials: Sequence[TrialRow],
-    running: Collection[int],
-    needed: Collection[int],
-    kl_budget: float,
-    winner: TrialRow | None,
-    front: Sequence[tuple[int, Path]],
-    is_kept_elsewhere: _Elsewhere,
-) -> Iterator[tuple[int, Path, str]]:
-    """Yield what may be dropped, first what goes first, each with its trial's number and what it is."""
-    kept = [_kept(folder / str(row.number), row, kl_budget) for row in trials]
-    free = [one for one in kept if one.row.number not in needed]
-    surplus = [item for one in kept for item in _surplus(one, one.row.number in running)]
-    answer = {path for one in kept if winner is not None and one.row.number == winner.number for path in one.answer}
-    found = [one for one in (*surplus, *_paused(free, is_kept_elsewhere), *_ended(free)) if one[1] not in answer]
-    protected = {path for _, path in front}
-    yield from (one for one in found if one[1] not in protected)
-    expendable = {path for _, path, _ in found}
-    for number, path in front:
-        if path in expendable:
-            yield number, path, "on the study's front: the best under another KL budget"
-
-
-def _kept(folder: Path, row: TrialRow, kl_budget: float) -> _Kept:
-    complete = checkpoint.complete(folder)
-    unfinished = [path for path in folder.glob("step-*") if path not in complete]
-    return _Kept(row, complete, next(iter(checkpoint.by_rank(folder, kl_budget)), None), unfinished)
-
-
-def _surplus(kept: _Kept, is_running: bool) -> Iterator[tuple[int, Path, str]]:
-    for path in () if is_running else kept.unfinished:
-        yield kept.row.number, path, "it was never finished"
-    for path in kept.complete[: -NEWEST if is_running else -1]:
-        if path != kept.best:
-            yield kept.row.number, path, "neither the newest nor the best"
-
-
-def _paused(free: Sequence[_Kept], is_kept_elsewhere: _Elsewhere) -> Iterator[tuple[int, Path, str]]:
-    paused = [(_saved_at(one.newest), one) for one in free if one.row.status is Status.PAUSED and one.newest]
-    for _, one in sorted(paused, key=lambda pair: (pair[0], pair[1].row.number)):
-        for path in dict.fromkeys(path for path in (one.best, one.newest) if path is not None):
-            is_safe = path == one.newest and is_kept_elsewhere(path)
-            loss = (
-                "it is brought back when the trial resumes"
-                if is_safe
-                else "the trial restarts from step 0 when it resumes"
-            )
-            yield one.row.number, path, f"paused; {loss}" if path == one.newest else "the best of a paused trial"
-
-
-def _saved_at(path: Path) -> float:
-    """Return when a checkpoint was written: of a paused trial's newest, when it was paused. In seconds since 1970."""
-    try:
-        return (path / checkpoint.MANIFEST).stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _ended(free: Sequence[_Kept]) -> Iterator[tuple[int, Path, str]]:
-    ended = [one for one in free if one.row.status.is_final]
-    for one in sorted(ended, key=lambda one: (one.row.ended_at or 0.0, one.row.number)):
-        if one.newest is not None and one.newest != one.best:
-            yield one.row.number, one.newest, f"the newest of a {one.row.status} trial"
-    for one in sorted(ended, key=lambda one: (_worth(one.row), one.row.number)):
-        if one.best is not None:
-            yield one.row.number, one.best, f"the best of a {one.row.status} trial"
-
-
-def _worth(row: TrialRow) -> tuple[bool, float]:
-    """Return how little of value a trial is, the least first: those over the KL budget before those within it."""
-    value = row.value if row.value is not None and math.isfinite(row.value) else -math.inf
-    return row.violation is not None and row.violation <= 0, value
-
 
 # File work beside the controller's loop: one thread that does one piece after the other, in the order given. No
 # torch.
@@ -373,6 +163,9 @@ class TrialFiles:
         self._measured_at = 0.0
         self._is_measuring = False
         self._is_over = False
+        self._holdings = Holdings(study.folder, study.spec.kl_budget)
+        self._safe: dict[int, list[Path]] = {}
+        """Of paused trials the checkpoints that are known to be elsewhere, too. Only pieces of work use it."""
         self._without_room: list[int] = []
         if policy.url is not None:
             self._remote = remote_checkpoints.open(policy.url)
@@ -405,19 +198,19 @@ class TrialFiles:
         """
         study, kl_budget, front = self._study, self._study.spec.kl_budget, self._front
         own = own_front(row, evaluations_of(study.store, row)) if study.spec.objective == "best" else []
-        # One of these that is started meanwhile finds its checkpoint by a later piece of work.
-        idle = {one.number: _newest_of(one) for one in study.board if one.is_done}
+        # As they are now: one that is started meanwhile finds its checkpoint by a later piece of work.
+        rows = list(study.board.rows)
 
         def settle() -> None:
             kept, lost = front.put(row.number, own)
             steps = [point.step for point in kept if point.trial == row.number]
             folder, elsewhere = self._folder(row.number), self._elsewhere(row.number)
-            checkpoint.prune_all_but_best(folder, kl_budget=kl_budget, newest=idle[row.number], steps=steps)
+            checkpoint.prune_all_but_best(folder, kl_budget=kl_budget, newest=_newest_of(row), steps=steps)
             if elsewhere is not None:
                 elsewhere.keep()
             for point in lost:
-                if point.trial in idle and point.trial != row.number:
-                    self._remove_spare(point, kl_budget, idle[point.trial])
+                if point.trial != row.number and rows[point.trial].is_done:
+                    self._remove_spare(point, kl_budget, _newest_of(rows[point.trial]))
 
         self.work.give(settle, Future.result)
 
@@ -527,22 +320,25 @@ class TrialFiles:
         spec: StudySpec,
     ) -> tuple[list[Dropped], int]:
         """Drop what the quota costs; return that, and the bytes that are left."""
+        holdings = self._holdings
+        holdings.kl_budget = spec.kl_budget
         for row in rows:
             if row.status is Status.PAUSED and (elsewhere := self._elsewhere(row.number)) is not None:
-                elsewhere.add()
-        folder = self._study.folder
+                here = holdings.of(str(row.number), is_running=False).complete
+                if self._safe.get(row.number) != here and elsewhere.add():
+                    self._safe[row.number] = here
         dropped = enforce(
-            folder,
+            self._study.folder,
             rows,
             running,
             limit,
-            kl_budget=spec.kl_budget,
+            holdings=holdings,
             objective=spec.objective,
             promotable=promotable,
             front=[(point.trial, point.step) for point in front.kept()],
             is_kept_elsewhere=self._is_elsewhere,
         )
-        return dropped, used(folder)
+        return dropped, holdings.used(running)
 
     def _tell_quota(self, dropped: Sequence[Dropped], taken: int, limit: int, *, is_all: bool) -> None:
         for one in dropped:

@@ -378,7 +378,7 @@ class TrialLoop:
             self._stopping = f"{ONLY_PAUSED} ({numbers})"
 
     def _emit_end(self, row: TrialRow) -> None:
-        self._emit(TrialEnded(row, extent(self._study.board.rows, self._study.spec)))
+        self._emit(TrialEnded(row, extent(self._study.board, self._study.spec)))
 
     def _reconcile(self, row: TrialRow) -> None:
         """Do what orders want by now of a trial that has no worker: it ends, is paused, or waits for another one."""

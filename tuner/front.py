@@ -50,7 +50,10 @@ class StudyFront:
         """
         gone = set(self._points.get(trial, ())) - set(points)
         self._points[trial] = points
-        self._front = self._whole() if gone else front([*self._front, *points])  # all trials' points take long to sort
+        if gone.isdisjoint(self._front):  # what beat them still does; all trials' points take long to sort
+            self._front = front([*self._front, *points])
+        else:
+            self._front = self._whole()
         if self._kept is None:
             self._kept = [point for points in self._points.values() for point in points if self._is_here(point)]
         before, self._kept = self._kept, self.kept()

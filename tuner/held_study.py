@@ -100,7 +100,8 @@ class OpenStudy:
 
     def refresh(self, number: int) -> TrialRow:
         """Read a trial's row again, note it and return it."""
-        row = self.store.trial(self.row, number)
+        is_known = number < len(self.board)
+        row = self.store.read_again(self.board[number]) if is_known else self.store.trial(self.row, number)
         self.board.put(row)
         return row
 

@@ -101,8 +101,11 @@ class TrialCheckpoints:
                 _line(error),
             )
 
-    def add(self) -> None:
-        """Have the place hold what the folder holds, and leave what else it has; what fails is logged."""
+    def add(self) -> bool:
+        """Have the place hold what the folder holds, and leave what else it has; return False where that failed.
+
+        What fails is logged.
+        """
         try:
             for local in reversed(checkpoint.complete(self.folder)):
                 self._upload(local)
@@ -110,6 +113,8 @@ class TrialCheckpoints:
             _log.warning(
                 "checkpoints of trial %s are not all at %s: %s", self.folder.name, self.place.url, _line(error)
             )
+            return False
+        return True
 
     def drop(self, names: Iterable[str]) -> None:
         """Remove checkpoints from the place by name; what fails is logged."""

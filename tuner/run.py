@@ -109,7 +109,7 @@ def run_study(
             changes = tuple(reconcile(study, flags, is_file=is_file))
             cost = () if plan is None else (cost_line(wanted, study.board.rows, count),)
             notes = (*study.spec.notes, *changes, *cost)
-            on_event(StudyStarted(study.spec, extent(study.board.rows, study.spec), notes))
+            on_event(StudyStarted(study.spec, extent(study.board, study.spec), notes))
             engine = partial(make_engine, needs)
             return _run_held(study, files, engine, needs.workers, stop, limits, make_scheduler, on_event, plan)
 
@@ -144,7 +144,7 @@ def _run_held(
     study.store.set_finished(study.lease, finished)
     if not finished:
         paused = study.board.paused(study.spec.trials) if str(why).startswith(ONLY_PAUSED) else ()
-        emit(StudyStopped(extent(study.board.rows, study.spec), str(why), tuple(paused)))
+        emit(StudyStopped(extent(study.board, study.spec), str(why), tuple(paused)))
     return finished
 
 

@@ -29,7 +29,6 @@ keeps their numbers.
 """
 
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -154,35 +153,23 @@ class Told:
     """Set, and finite, for every trial that a sampler learns from."""
 
 
-def to_optuna(row: TrialRow, spec: StudySpec, gain: float = 0.0) -> Told:
+def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
     """Return what is reported of a trial to a sampler, by the table above.
 
-    A completed trial that was never evaluated has no value, so it is reported as failed. `gain` is what finished
-    trials gained after the rung where this one is paused (see `median_gain`), which it is expected to gain, too.
+    A completed trial that was never evaluated has no value, so it is reported as failed. The value of one that
+    rests is its score at the rung: the sampler adds what finished trials gained after it.
     """
     if not row.teaches or row.status is Status.FAILED:
         return Told(TrialState.FAIL)
     constraint = violation(row.kl, spec.kl_budget, row.reason, spec.objective)
     if row.is_resting and row.rung_score is not None:
-        return Told(TrialState.COMPLETE, row.rung_score + gain, constraint)
+        return Told(TrialState.COMPLETE, row.rung_score, constraint)
     if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
         return Told(TrialState.RUNNING)
     if row.status is Status.COMPLETED and row.value is None:
         return Told(TrialState.FAIL)
     state = TrialState.COMPLETE if row.status is Status.COMPLETED else TrialState.PRUNED
     return Told(state, row.value, constraint)
-
-
-def median_gain(rows: Iterable[TrialRow], rung: int) -> float:
-    """Return how much value trials that were finished gained after a rung, by its index; 0 without any."""
-    gains = [
-        row.value - score
-        for row in rows
-        if row.teaches and row.status is Status.COMPLETED and row.value is not None
-        for score in row.rung_scores[rung : rung + 1]
-        if score is not None
-    ]
-    return statistics.median(gains) if gains else 0.0
 
 
 def frozen(told: Told, encoded: Encoded) -> FrozenTrial:
@@ -275,10 +262,20 @@ def ended_by_a_person(wanted: Wanted) -> tuple[Status, Reason]:
 
 
 class TrialList:
-    """A study's trials by number. Numbers have no gaps."""
+    """A study's trials by number. Numbers have no gaps.
 
-    def __init__(self, rows: Sequence[TrialRow]) -> None:
-        self.rows = list(rows)
+    What is asked at each turn of the loop is counted as trials change, so that no answer goes through all of them.
+    """
+
+    def __init__(self, rows: Iterable[TrialRow] = ()) -> None:
+        self.rows: list[TrialRow] = []
+        self.log: list[int] = []
+        """Where in `rows` each change was, in order; see `Changes`."""
+        self.tally = Tally()
+        self._counted: list[int] = []
+        self._unended: set[int] = set()
+        for row in rows:
+            self._put(len(self.rows), row)
 
     def __iter__(self) -> Iterator[TrialRow]:
         return iter(self.rows)
@@ -291,37 +288,92 @@ class TrialList:
 
     def put(self, row: TrialRow) -> None:
         """Note how a trial stands now."""
-        self.rows[row.number : row.number + 1] = [row]
+        self._put(row.number, row)
+
+    def _put(self, place: int, row: TrialRow) -> None:
+        if place < len(self.rows):
+            self.tally.add(self.rows[place], -1)
+        elif row.counts:  # neither its role nor its origin ever changes
+            self._counted.append(place)
+        self.tally.add(row)
+        self.rows[place : place + 1] = [row]
+        self.log.append(place)
+        (self._unended.discard if row.is_done else self._unended.add)(place)
+
+    @property
+    def count(self) -> int:
+        """How many trials the study's total counts."""
+        return len(self._counted)
 
     def counted(self) -> list[TrialRow]:
         """Return the trials that the study's total counts."""
-        return [row for row in self.rows if row.counts]
+        return [self.rows[place] for place in self._counted]
 
-    def asked(self, total: int | None) -> list[TrialRow]:
-        """Return the trials that a study of `total` trials asks for so far: the first ones, and what people added.
+    def unended(self, total: int | None) -> list[TrialRow]:
+        """Return the trials that keep a study of `total` unfinished, by number: they have not ended and do not rest.
 
-        None: the study bounds their number by its budget alone.
+        It asks for the first so many that count, and for all that people added. None: for as many as its budget allows.
         """
-        beyond = set() if total is None else {row.number for row in self.counted()[total:]}
-        return [row for row in self.rows if row.number not in beyond]
+        return [self.rows[place] for place in sorted(self._unended) if not self._is_beyond(place, total)]
 
     def open(self, total: int | None) -> list[TrialRow]:
-        """Return those of them that have not ended and may run: the interrupted first, then the waiting."""
-        unended = [row for row in self.asked(total) if row.status in (Status.RUNNING, Status.WAITING)]
-        return sorted(unended, key=lambda row: (row.status is Status.WAITING, row.number))
+        """Return those of them that may run: the interrupted first, then the waiting."""
+        rows = [row for row in self.unended(total) if row.status is not Status.PAUSED]
+        return sorted(rows, key=lambda row: (row.status is Status.WAITING, row.number))
 
     def paused(self, total: int | None) -> list[int]:
         """Return the numbers of those of them that a person paused."""
-        return [row.number for row in self.asked(total) if row.status is Status.PAUSED and not row.is_resting]
+        return [row.number for row in self.unended(total) if row.status is Status.PAUSED]
 
     def left_out(self, total: int | None) -> list[int]:
         """Return the numbers of the trials that have not ended and that a study of `total` does not ask for."""
-        asked = {row.number for row in self.asked(total)}
-        return [row.number for row in self.rows if not row.is_done and row.number not in asked]
+        return [self.rows[place].number for place in sorted(self._unended) if self._is_beyond(place, total)]
 
     def resting(self) -> list[TrialRow]:
         """Return the trials that the strategy paused."""
         return [row for row in self.rows if row.is_resting]
+
+    def _is_beyond(self, place: int, total: int | None) -> bool:
+        if total is None or len(self._counted) <= total:
+            return False
+        return place >= self._counted[total] and self.rows[place].counts
+
+
+class Changes:
+    """Which trials of a list have changed since they were last taken: what is kept of trials is kept up by these."""
+
+    def __init__(self) -> None:
+        self._trials: TrialList | None = None
+        self._taken = 0
+
+    def take(self, trials: TrialList) -> tuple[bool, list[TrialRow]]:
+        """Return whether this is another list than the last time, and the rows that changed, or all, by number."""
+        is_other = trials is not self._trials
+        if is_other:
+            self._trials, self._taken = trials, 0
+        places = sorted(set(trials.log[self._taken :]))
+        self._taken = len(trials.log)
+        return is_other, [trials[place] for place in places]
+
+
+class Tally:
+    """Sums over a study's trials, to which a trial can be added and taken off again."""
+
+    def __init__(self, rows: Iterable[TrialRow] = ()) -> None:
+        self.ended = self.resting = self.added = self.episodes = self.confirming = self.confirmed = 0
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: TrialRow, sign: int = 1) -> None:
+        """Add a trial as it stands; with the sign -1 take it off."""
+        if row.role is Role.CONFIRM:
+            self.confirming += sign
+            self.confirmed += sign * row.status.is_final
+            return
+        self.ended += sign * row.status.is_final
+        self.resting += sign * row.is_resting
+        self.added += sign * (not row.counts)
+        self.episodes += sign * row.episodes * row.counts
 
 
 @dataclass(frozen=True)
@@ -370,17 +422,15 @@ class Extent:
         return min(1.0, (self.ended + self.resting) / self.total) if self.total else 0.0
 
 
-def extent(rows: Sequence[TrialRow], spec: StudySpec) -> Extent:
+def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:
     """Return how far a study with these trials is."""
-    confirming = [row for row in rows if row.role is Role.CONFIRM]
-    searched = [row for row in rows if row.role is not Role.CONFIRM]
-    added = sum(not row.counts for row in searched)
+    tally = rows.tally if isinstance(rows, TrialList) else Tally(rows)
     return Extent(
-        ended=sum(row.status.is_final for row in searched),
-        resting=sum(row.is_resting for row in searched),
-        total=None if spec.trials is None else spec.trials + added,
-        spent=sum(row.episodes for row in searched if row.counts) / spec.total_episodes,
+        ended=tally.ended,
+        resting=tally.resting,
+        total=None if spec.trials is None else spec.trials + tally.added,
+        spent=tally.episodes / spec.total_episodes,
         budget=spec.budget,
-        confirming=len(confirming),
-        confirmed=sum(row.status.is_final for row in confirming),
+        confirming=tally.confirming,
+        confirmed=tally.confirmed,
     )

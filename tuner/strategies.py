@@ -1,6 +1,6 @@
 """How a search spends its budget: which trial runs next, which are paused at a rung, and which of those are finished.
 
-| strategy  | a new trial runs                                   | and goes on past its rung                          |
+| strategy  | a new trial runs                                   | and continues past its rung                        |
 |-----------|----------------------------------------------------|----------------------------------------------------|
 | full      | to its end                                         |                                                    |
 | early_cut | to the first rung, 1/10 of its episodes            | if it is the best that rests there, 1 in 6         |
@@ -8,30 +8,31 @@
 | staged    | to its end, with β or the target, then rates and   |                                                    |
 |           | batch sizes, then all the rest searched            |                                                    |
 
-Schedules (learning rate, β) are those of the whole length from the first step on, so a trial that is promoted goes on
+Schedules (learning rate, β) are those of the whole length from the first step on, so a trial that is promoted continues
 as if it had never rested. asha: Li et al. 2020 (arXiv 1810.05934), algorithm 2. early_cut: a constant cut is hard to
 beat (arXiv 2404.04111); how the two compare here is in docs/searching.md.
 """
 
 import math
-import statistics
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import PPOConfig
-from tuner.best import best_trial
+from tuner.best import best_rank
 from tuner.protocol import Stepped
 from tuner.scheduler import Action, Decision, guarded, is_audited, is_evaluated
-from tuner.scoring import Evaluations, TrialList, rung_score
-from tuner.search.matching import Alike, Match, alike, from_the_start, label, next_match
+from tuner.scoring import Changes, Evaluations, TrialList, rung_score
+from tuner.search.matching import Match, Matching, alike, label
 from tuner.search.sampler import Projection
 from tuner.spec import Strategy, StudySpec
+from tuner.standings import Ordered, Rules, Standings
 from tuner.status import Origin, Reason, Role, Status, Verdict
 from tuner.store import NewTrial, TrialRow
 
 FINISH_SHARE = 0.2
-"""Share of the budget that is kept for finishing trials: when no more is left, none is begun."""
+"""Share of the budget that is kept for finishing trials: when no more is left, no trial starts."""
 
 
 class FullRuns:
@@ -41,9 +42,11 @@ class FullRuns:
         """Decide for a study of `spec`, whose new trials get `threads` CPU threads."""
         self._spec, self._threads = spec, threads
         self._projection = Projection(spec)
-        self._lengths: dict[int, tuple[Mapping[str, HyperValue], _Length]] = {}
-        self._configurations: dict[int, Alike] = {}
-        self._episodes = math.inf if spec.budget is None else spec.budget * spec.total_episodes
+        self._matching = Matching(spec)
+        self._lengths: dict[int, tuple[TrialRow, _Length]] = {}
+        self._standings = Standings(Rules(self._promised, self._missing, lambda row: alike(row, spec)))
+        self._whole_episodes = spec.total_episodes
+        self._episodes = math.inf if spec.budget is None else spec.budget * self._whole_episodes
 
     def next(self, trials: TrialList, busy: Container[int]) -> int | NewTrial | None:
         """Return what was interrupted, then what waits, then a trial to promote or a new one, while there is budget."""
@@ -60,7 +63,7 @@ class FullRuns:
         return promoted if match is None else self._matched(trials, match)
 
     def decide(self, trial: TrialRow, stepped: Stepped) -> Decision:
-        """Return what the guard's word means: the trial is evaluated once more and ended, or only goes on noted."""
+        """Return what the guard's word means: the trial is evaluated once more and ended, or the word is only noted."""
         return guarded(trial, stepped)
 
     def rests(self, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
@@ -73,57 +76,60 @@ class FullRuns:
 
     def promotable(self, trials: TrialList) -> Sequence[int]:
         """Return the trials that the strategy paused and may promote, the best first."""
-        return [row.number for row in _ranked(self._waiting(trials), self._usual(trials))]
+        return [row.number for row in self._standing(trials).best_first(self._usual(trials))]
 
-    def _waiting(self, trials: TrialList) -> list[TrialRow]:
-        return trials.resting()
+    def _standing(self, trials: TrialList) -> Standings:
+        return self._standings.follow(trials)
 
     def _usual(self, trials: TrialList) -> float:
-        """Return the median value of the trials that ran to their end; infinite where there is none yet."""
-        ended = (row for row in trials if row.teaches and row.status is Status.COMPLETED)
-        values = [row.value for row in ended if row.value is not None]
-        return statistics.median(values) if values else math.inf
+        """Return the score above which all count the same: the median value of the trials that ran to their end.
+
+        Where reward saturates, looking further ahead says nothing, and the value so far says more.
+        """
+        return self._standing(trials).usual
 
     def is_finished(self, trials: TrialList) -> bool:
         """Return whether all trials have ended or rest, and there is neither budget nor need for more."""
-        if not all(row.is_done for row in trials.asked(self._spec.trials)):
+        if trials.unended(self._spec.trials):
             return False
         return self._match(trials) is None and self._promoted(trials) is None and not self._may_start(trials)
 
     def _match(self, trials: TrialList) -> Match | None:
         """Return a finished trial's configuration to run to its end at another β, where there is room."""
-        left = self._left(trials) / self._spec.total_episodes
-        return next_match(trials, self._spec, is_last=left < 2) if self._is_room(trials) and left >= 1 else None
+        left = self._left(trials) / self._whole_episodes
+        return self._matching.next(trials, is_last=left < 2) if self._is_room(trials) and left >= 1 else None
 
     def _from_start(self, trials: TrialList, promoted: int) -> Match | None:
-        """Return at which β a trial that is to be finished is run from the start; None: it goes on as it is."""
-        is_room = self._is_room(trials) and self._left(trials) >= self._spec.total_episodes
-        return from_the_start(trials, trials[promoted], self._spec) if is_room else None
+        """Return at which β a trial that is to be finished is run from the start; None: it continues as it is."""
+        is_room = self._is_room(trials) and self._left(trials) >= self._whole_episodes
+        return self._matching.from_the_start(trials, trials[promoted]) if is_room else None
 
     def _is_room(self, trials: TrialList) -> bool:
         """Return whether the study may have another trial, as far as their number goes."""
-        return self._spec.trials is None or len(trials.counted()) < self._spec.trials
+        return self._spec.trials is None or trials.count < self._spec.trials
 
     def _promoted(self, trials: TrialList) -> int | None:
         return None
 
     def _may_start(self, trials: TrialList) -> bool:
-        return self._is_room(trials) and self._left(trials) >= self._spec.total_episodes
+        return self._is_room(trials) and self._left(trials) >= self._whole_episodes
 
     def _left(self, trials: TrialList) -> float:
         """Return the episodes of the budget that no trial has spent or was promised."""
-        if math.isinf(self._episodes):
-            return math.inf
-        return self._episodes - sum(self._promised(row) for row in trials.counted())
+        return self._episodes - self._standing(trials).promised
 
     def _promised(self, row: TrialRow) -> int:
         """Return the episodes that a trial has spent, or will have when it next ends or rests."""
         return row.episodes if row.is_done else self._length(row).until(row.rung)
 
+    def _missing(self, row: TrialRow) -> int:
+        """Return the episodes from where a trial rests to its end."""
+        return self._length(row).whole - row.episodes
+
     def _length(self, row: TrialRow) -> "_Length":
         known = self._lengths.get(row.number)
-        if known is None or known[0] is not row.config:
-            known = self._lengths[row.number] = (row.config, self._measured(row))
+        if known is None or known[0].config != row.config or known[0].origin is not row.origin:
+            known = self._lengths[row.number] = (row, self._measured(row))
         return known[1]
 
     def _measured(self, row: TrialRow) -> "_Length":
@@ -135,8 +141,8 @@ class FullRuns:
         return self._trial(len(trials), Origin.MATCHED, match.params, label=label(match.trial))
 
     def _new(self, trials: TrialList) -> NewTrial:
-        spec, number, counted = self._spec, len(trials), len(trials.counted())
-        started = sum(row.origin is Origin.LISTED for row in trials.counted())
+        spec, number, counted = self._spec, len(trials), trials.count
+        started = self._standing(trials).listed
         if spec.listed:
             return self._trial(number, Origin.LISTED, spec.listed[counted].params, label=spec.listed[counted].label)
         if counted == 0:
@@ -162,7 +168,7 @@ class FullRuns:
 
     def _proposed(self, number: int, trials: TrialList) -> tuple[dict[str, HyperValue], PPOConfig]:
         """Return the searched values of a trial that the sampler proposes, and its configuration."""
-        self._projection.update(trials)
+        self._projection.follow(trials)
         params = self._projection.propose(number)
         return params, self._spec.config(params)
 
@@ -241,59 +247,45 @@ class Rungs(FullRuns):
     def _promoted(self, trials: TrialList) -> int | None:
         """Return the trial to promote now, if there is one: of the furthest rung where one is due, the best."""
         for rung in reversed(range(len(self.shares))):
-            row = self._due_at(rung, trials)
-            if row is not None and self._cost(row) <= self._left(trials):
-                return row.number
+            number = self._due_at(rung, trials)
+            if number is not None and self._cost(trials[number]) <= self._left(trials):
+                return number
         return None if self._may_start(trials) or not self._is_open_ended(trials) else self._last_finish(trials)
-
-    def _waiting(self, trials: TrialList) -> list[TrialRow]:
-        """Return the trials of the search that rest and were not run from the start at another β."""
-        matched = {self._alike(row) for row in trials.counted() if row.origin is Origin.MATCHED}
-        rests = [row for row in trials.resting() if row.counts]
-        return [row for row in rests if not self._alike(row) or self._alike(row) not in matched] if matched else rests
-
-    def _alike(self, row: TrialRow) -> Alike:
-        if row.number not in self._configurations:
-            self._configurations[row.number] = alike(row, self._spec)
-        return self._configurations[row.number]
 
     def _is_open_ended(self, trials: TrialList) -> bool:
         """Return whether budget that is left over finishes more than one in `one_in`."""
-        return self._spec.budget is not None or not any(row.rung for row in trials.counted())
+        return self._spec.budget is not None or not self._standing(trials).past[0]
 
     def _last_finish(self, trials: TrialList) -> int | None:
-        """Return the best trial that rests and that there is budget to finish: nothing else will be begun."""
-        fitting = [row for row in self._waiting(trials) if self._whole(row) <= self._left(trials)]
-        return _ranked(fitting, self._usual(trials))[0].number if fitting else None
+        """Return the best trial that rests and that there is budget to finish: no other trial will start."""
+        standing, left = self._standing(trials), self._left(trials)
+        if standing.least_missing > left:
+            return None
+        ranked = standing.best_first(self._usual(trials))
+        return next((row.number for row in ranked if self._missing(row) <= left), None)
 
-    def _due_at(self, rung: int, trials: TrialList) -> TrialRow | None:
+    def _due_at(self, rung: int, trials: TrialList) -> int | None:
         """Return the best trial that rests at a rung, where promotions are due there."""
-        counted = trials.counted()
-        came = sum(len(row.rung_scores) > rung for row in counted)
-        waiting = [row for row in self._waiting(trials) if row.rung == rung]
-        rest = sum(row.is_resting and row.rung == rung for row in counted)
-        promoted = sum(row.rung > rung for row in counted) + rest - len(waiting)
-        is_due = bool(waiting) and came // self.one_in > promoted
-        return _ranked(waiting, self._usual(trials))[0] if is_due else None
+        standing = self._standing(trials)
+        waiting, came = standing.waiting[rung], len(standing.came[rung])
+        promoted = standing.past[rung] + standing.resting[rung] - len(waiting)
+        return next(waiting.best_first(self._usual(trials)), None) if came // self.one_in > promoted else None
 
     def _may_start(self, trials: TrialList) -> bool:
         """Return whether to begin a trial: there is budget for it beside what is kept to finish some."""
-        whole = self._spec.total_episodes
+        whole = self._whole_episodes
         if not self._is_room(trials):
             return False
         if self._spec.budget is None:
             return True
         rung = self.shares[0] * whole
         finishes = max(1, math.floor(FINISH_SHARE * self._episodes / (whole - rung)))
-        is_first = not trials.counted()
+        is_first = not trials.count
         return is_first or self._left(trials) - rung >= finishes * (whole - rung) - 1e-9
 
     def _cost(self, row: TrialRow) -> int:
         """Return the episodes from where a trial rests to its next rung or its end."""
         return self._length(row).until(row.rung + 1) - row.episodes
-
-    def _whole(self, row: TrialRow) -> int:
-        return self._length(row).whole - row.episodes
 
 
 class EarlyCut(Rungs):
@@ -311,32 +303,11 @@ class Asha(Rungs):
     shares = (0.1, 0.3)
     one_in = 3
 
-    def _due_at(self, rung: int, trials: TrialList) -> TrialRow | None:
+    def _due_at(self, rung: int, trials: TrialList) -> int | None:
         """Return the best trial that rests at a rung and is among the best 1/η of all that came to it."""
-        usual = self._usual(trials)
-        came = [row for row in trials.counted() if len(row.rung_scores) > rung]
-        top = sorted(came, key=lambda row: _order(row, row.rung_scores[rung], usual))[: len(came) // self.one_in]
-        waiting = {row.number for row in self._waiting(trials) if row.rung == rung}
-        return next((row for row in top if row.number in waiting), None)
-
-
-def _ranked(rows: Iterable[TrialRow], usual: float) -> list[TrialRow]:
-    """Return trials that rest, the best first: those at a further rung, then by `_order`."""
-    return sorted(rows, key=lambda row: (-row.rung, *_order(row, row.rung_score, usual)))
-
-
-def _order(row: TrialRow, score: float | None, usual: float) -> tuple[float, float, int, int]:
-    """Return what a trial is sorted by, the best first: score, value so far, fewer passes over each batch.
-
-    Scores above what finished trials usually come to count as that: where reward saturates, looking further ahead
-    tells nothing, and the value so far tells more.
-    """
-    passes = int(row.config.get("num_ppo_epochs") or 0)
-    return _last_if_none(score, usual), _last_if_none(row.value, math.inf), passes, row.number
-
-
-def _last_if_none(value: float | None, most: float) -> float:
-    return math.inf if value is None else -min(value, most)
+        standing, usual = self._standing(trials), self._usual(trials)
+        came, best = standing.came[rung], next(standing.waiting[rung].best_first(usual), None)
+        return best if best is not None and came.place(best, usual) < len(came) // self.one_in else None
 
 
 # Stages
@@ -354,7 +325,7 @@ class Staged(FullRuns):
 
     Each stage has the best values of those before. The first is over when two of the last three trials that ended are
     within the KL budget at their end, or 30 % of the budget is spent; the second at 65 %. A stage without a searched
-    value is passed over. Which stage a trial was made in is told by its params: they are that stage's values alone.
+    value is passed over. A trial's params say which stage made it: they are that stage's values alone.
     """
 
     def __init__(self, spec: StudySpec, threads: int) -> None:
@@ -367,27 +338,36 @@ class Staged(FullRuns):
         )
         found = (frozenset(filter(test, spec.search)) for test in tests)
         self._stages = [names for names in found if names]
+        parts = ({name: span for name, span in spec.search.items() if name in names} for names in self._stages)
+        self._parts = [Projection(replace(spec, search=part)) for part in parts]
+        """What the sampler knows in each stage."""
+        self._taught = [Changes() for _ in self._stages]
+        self._ends = _Ends(spec)
 
     def _proposed(self, number: int, trials: TrialList) -> tuple[dict[str, HyperValue], PPOConfig]:
         """Return this stage's values as the sampler proposes them, and a configuration with the best trial's others."""
         stage, spec = self._stage(trials), self._spec
-        names = self._stages[stage]
-        part = Projection(replace(spec, search={name: span for name, span in spec.search.items() if name in names}))
-        for row in trials:
-            teaches = _is_of(row, names) or (stage == 0 and row.origin is Origin.REFERENCE)
-            part.tell(row if teaches else replace(row, role=Role.REPEAT))
+        names, part = self._stages[stage], self._parts[stage]
+        _, changed = self._taught[stage].take(trials)
+        part.update(self._as_taught(row, stage) for row in changed)
         params = part.propose(number)
-        best = best_trial(trials.rows, spec.kl_budget, spec.objective)
-        others = {} if best is None else {name: best.config[name] for name in spec.search if name not in names}
+        best = self._ends.follow(trials).best
+        others = {} if best is None else {name: trials[best].config[name] for name in spec.search if name not in names}
         return params, PPOConfig.from_dict({**spec.config(params).to_dict(), **others})
+
+    def _as_taught(self, row: TrialRow, stage: int) -> TrialRow:
+        """Return a trial as it is when it teaches a stage's sampler, or as one that keeps its number alone."""
+        teaches = _is_of(row, self._stages[stage]) or (stage == 0 and row.origin is Origin.REFERENCE)
+        return row if teaches else replace(row, role=Role.REPEAT)
 
     def _match(self, trials: TrialList) -> Match | None:
         return None  # the first stage searches β
 
     def _stage(self, trials: TrialList) -> int:
         """Return the index of the stage that the next trial is made in; a stage that is over does not come back."""
-        made = [index for row in trials.counted() for index, names in enumerate(self._stages) if _is_of(row, names)]
-        current = max(made, default=0)
+        made = self._ends.follow(trials).made
+        begun = [index for index, names in enumerate(self._stages) if any(made[name] for name in names)]
+        current = max(begun, default=0)
         last = len(self._stages) - 1
         share = self._share(trials)
         if self._stages[current] & set(CONTROL) and (share >= STAGE_SHARES[0] or self._is_settled(trials)):
@@ -400,14 +380,59 @@ class Staged(FullRuns):
         """Return the share of the study's budget, or of its trials, that is promised."""
         if self._spec.budget is not None:
             return 1 - self._left(trials) / self._episodes
-        return len(trials.counted()) / (self._spec.trials or 1)
+        return trials.count / (self._spec.trials or 1)
 
     def _is_settled(self, trials: TrialList) -> bool:
-        ended = sorted((row for row in trials.counted() if row.status.is_final), key=lambda row: row.ended_at or 0.0)
-        return sum(self._is_within(row) for row in ended[-_LAST:]) >= _NEEDED
+        latest = self._ends.follow(trials).latest
+        return sum(self._is_within(trials[number]) for number in latest) >= _NEEDED
 
     def _is_within(self, row: TrialRow) -> bool:
         return row.status is Status.COMPLETED and row.end_kl is not None and row.end_kl <= self._spec.kl_budget
+
+
+class _Ends:
+    """What the stages ask of the trials that have ended, kept up as trials change."""
+
+    def __init__(self, spec: StudySpec) -> None:
+        self._spec, self._changes = spec, Changes()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rows: dict[int, TrialRow] = {}
+        self.made: Counter[str] = Counter()
+        """How many proposed trials that count have each searched value."""
+        self._by_time = Ordered[tuple[float, int]]()
+        self._by_rank = Ordered[tuple[float, float, int]]()
+
+    @property
+    def latest(self) -> list[int]:
+        """The trials that count and ended last."""
+        return [number for _, number in self._by_time.tail(_LAST)]
+
+    @property
+    def best(self) -> int | None:
+        """The best trial (see `tuner.best`)."""
+        return None if self._by_rank.first is None else self._by_rank.first[-1]
+
+    def follow(self, trials: TrialList) -> "_Ends":
+        is_other, rows = self._changes.take(trials)
+        if is_other:
+            self._clear()
+        for row in rows:
+            if row.number in self._rows:
+                self._count(self._rows[row.number], -1)
+            self._rows[row.number] = row
+            self._count(row, 1)
+        return self
+
+    def _count(self, row: TrialRow, sign: int) -> None:
+        if row.counts and row.origin is Origin.SAMPLED:
+            self.made.update(dict.fromkeys(row.params, sign))
+        if row.counts and row.status.is_final:
+            self._by_time.change((row.ended_at or 0.0, row.number), sign)
+        rank = best_rank(row, self._spec.kl_budget, self._spec.objective)
+        if rank is not None:
+            self._by_rank.change(rank, sign)
 
 
 def _is_of(row: TrialRow, names: frozenset[str]) -> bool:

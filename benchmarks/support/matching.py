@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.scoring import TrialList
-from tuner.search.matching import GOAL, next_match
+from tuner.search.matching import GOAL, Matching
 from tuner.spec import StudySpec
 from tuner.status import Origin, Status
 from tuner.store import TrialRow
@@ -42,7 +42,7 @@ def runs_to_match(recording: Recording) -> list[tuple[RecordedRun, dict[str, Any
     """Return the random runs whose β would be changed, each with its params at the other β, in random order."""
     found = []
     for run in recording.runs:
-        match = next_match(TrialList([_row(run, recording.spec)]), recording.spec)
+        match = Matching(recording.spec).next(TrialList([_row(run, recording.spec)]))
         if run.kind == "random" and match is not None:
             found.append((run, dict(match.params)))
     random.Random(SEED).shuffle(found)

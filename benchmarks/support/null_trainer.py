@@ -14,7 +14,7 @@ from ppo_core.report import StepReport
 from ppo_core.task import Advice, Progress, Prompts, Task, TaskAssets
 
 STEPS = 20
-_BATCH = 32
+BATCH = 32
 
 
 def _prepare(progress: Progress | None) -> TaskAssets:
@@ -24,7 +24,7 @@ def _prepare(progress: Progress | None) -> TaskAssets:
 TASK = Task(
     name="null",
     doc="Nothing.",
-    reference={"total_episodes": STEPS * _BATCH, "batch_size": _BATCH, "eval_every_episodes": STEPS * _BATCH},
+    reference={"total_episodes": STEPS * BATCH, "batch_size": BATCH, "eval_every_episodes": STEPS * BATCH},
     advised={"learning_rate": Advice(Range(1e-5, 1e-3, "log"), "made up")},
     kl_budget=10.0,
     kl_limit=15.0,
@@ -60,7 +60,7 @@ class NullTrainer:
                 "loss/policy_avg": -0.01,
                 "val/var_explained": share,
             }
-            report = StepReport(self._step, _BATCH * self._step, metrics)
+            report = StepReport(self._step, BATCH * self._step, metrics)
             yield self.evaluated(report) if self._step in (0, STEPS) else report
 
     def evaluated(self, report: StepReport) -> StepReport:

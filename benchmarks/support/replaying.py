@@ -252,7 +252,7 @@ class _Search:
         self._legs, self._order, self._workers = legs, order, workers
         spec = replace(legs.spec, budget=WITHOUT_END if budget is None else budget)
         self._scheduler: FullRuns = _drawn(legs.rival.strategy)(spec, order, legs.lengths, budget is not None)
-        self._trials = Board()
+        self._trials = TrialList()
         self._running: dict[int, Leg] = {}
         self._events: list[tuple[float, int, int]] = []
         """When a trial leaves its worker, the trial's number, the worker's."""
@@ -323,43 +323,6 @@ class _PoolIsEmpty(Exception):
     pass
 
 
-class Board(TrialList):
-    """Answers as any list of trials does in which each trial counts, without going through all of them each time."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-        self._running: dict[int, TrialRow] = {}
-        self._resting: dict[int, TrialRow] = {}
-        self._changes: list[tuple[TrialRow | None, TrialRow]] = []
-
-    def put(self, row: TrialRow) -> None:
-        """Note how a trial stands now."""
-        number = row.number
-        self._changes.append((self.rows[number] if number < len(self.rows) else None, row))
-        super().put(row)
-        for rows, belongs in ((self._running, row.status is Status.RUNNING), (self._resting, row.is_resting)):
-            rows.pop(number, None)
-            if belongs:
-                rows[number] = row
-
-    def counted(self) -> list[TrialRow]:
-        """Return all trials."""
-        return self.rows
-
-    def open(self, total: int | None) -> list[TrialRow]:
-        """Return those that run."""
-        return [self._running[number] for number in sorted(self._running)]
-
-    def resting(self) -> list[TrialRow]:
-        """Return those that the strategy paused."""
-        return [self._resting[number] for number in sorted(self._resting)]
-
-    def take_changes(self) -> list[tuple[TrialRow | None, TrialRow]]:
-        """Return how trials stood before and stand now, of all changes since it was last asked for."""
-        changes, self._changes = self._changes, []
-        return changes
-
-
 def _drawn(strategy: type[FullRuns]) -> Any:
     """Return the strategy with recorded runs for its new trials, as a subclass."""
 
@@ -369,12 +332,6 @@ def _drawn(strategy: type[FullRuns]) -> Any:
         ) -> None:
             super().__init__(spec, 1)
             self._order, self._known_lengths, self._ends = order, lengths, ends
-            self._sum = 0
-
-        def _left(self, trials: Board) -> float:
-            for before, now in trials.take_changes():
-                self._sum += self._promised(now) - (0 if before is None else self._promised(before))
-            return float(self._episodes - self._sum)
 
         def _may_start(self, trials: TrialList) -> bool:
             if not self._ends:

@@ -9,7 +9,7 @@ import pytest
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError
 from tests.tuner.trial_rows import trial_row
-from tuner.checkpoints import Dropped, enforce, parse_size, used
+from tuner.quota import Dropped, Holdings, enforce, parse_size
 from tuner.status import PausedBy, Status
 from tuner.store import TrialRow
 
@@ -47,6 +47,7 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clock = 1_000_000_000
+        self.holdings = Holdings(folder, BUDGET)
 
     def save(self, number: int, steps: dict[int, float | None]) -> None:
         """Save a trial's checkpoints; the steps with a number were evaluated to that reward."""
@@ -66,7 +67,7 @@ class Checkpoints:
         """Enforce a quota of about `count` checkpoints and return what it cost, as (trial, step), in order."""
         most = max(map(checkpoint.bytes_of, self.folder.glob("*/step-*")))
         before, limit = self.left(), count * most
-        dropped = enforce(self.folder, trials, running, limit, kl_budget=BUDGET, **settings)
+        dropped = enforce(self.folder, trials, running, limit, holdings=self.holdings, **settings)
         lost = [(one.trial, one.step) for one in dropped]
         assert before - self.left() == set(lost) and len(lost) == len(set(lost))
         return lost
@@ -117,7 +118,7 @@ def test_a_running_trial_keeps_its_two_newest_and_what_it_is_writing(checkpoints
     half = checkpoint.step_folder(checkpoints.folder / "0", 4)
     half.mkdir()
     (half / "a.bin").write_bytes(b"a" * BYTES)
-    assert used(checkpoints.folder) > 4 * BYTES
+    assert checkpoints.holdings.used((0,)) > 4 * BYTES
     assert checkpoints.drop(0, [trial_row(0, **RUNNING)], (0,)) == [(0, 1)]
     assert checkpoints.drop(0, [trial_row(0, **RUNNING)], ()) == [(0, 4), (0, 2)]  # interrupted: nobody writes
     assert checkpoints.left() == {(0, 3)}
@@ -160,15 +161,58 @@ def test_the_studys_front_goes_last_the_lowest_kl_first(
 def test_what_was_dropped_is_told_with_its_size_and_what_follows(checkpoints: Checkpoints) -> None:
     checkpoints.save(7, {4: None})
     rows = [trial_row(7, **PAUSED)]
-    size = used(checkpoints.folder)
-    (dropped,) = enforce(checkpoints.folder, rows, (), 0, kl_budget=BUDGET)
+    size = checkpoints.holdings.used()
+    (dropped,) = enforce(checkpoints.folder, rows, (), 0, holdings=checkpoints.holdings)
     assert dropped == Dropped(7, 4, size, "paused; the trial restarts from step 0 when it resumes")
     assert dropped.line == (
         f"trial 7: dropped the checkpoint of step 4 ({size / 1000:.1f} kB): paused; the trial restarts from step 0 when it resumes"
     )
     checkpoints.save(7, {4: None})
-    (dropped,) = enforce(checkpoints.folder, rows, (), 0, kl_budget=BUDGET, is_kept_elsewhere=lambda _: True)
+    (dropped,) = enforce(
+        checkpoints.folder, rows, (), 0, holdings=checkpoints.holdings, is_kept_elsewhere=lambda _: True
+    )
     assert dropped.why == "paused; it is brought back when the trial resumes"
+
+
+def test_a_folder_is_looked_at_again_where_something_was_added_or_removed_or_a_worker_writes(
+    checkpoints: Checkpoints,
+) -> None:
+    def rest_since(number: int) -> None:
+        os.utime(checkpoints.folder / str(number), (checkpoints.clock, checkpoints.clock))
+
+    def grow(number: int, step: int) -> None:
+        (checkpoint.step_folder(checkpoints.folder / str(number), step) / "a.bin").write_bytes(b"a" * 3 * BYTES)
+
+    for number in (0, 1):
+        checkpoints.save(number, {1: 1.0})
+        rest_since(number)
+    holdings = checkpoints.holdings
+    before = holdings.used()
+    grow(0, 1)
+    assert holdings.used() == before, "no checkpoint of trial 0 came or went"
+    assert holdings.used((0,)) == before + 2 * BYTES, "its worker may write"
+    checkpoints.save(1, {2: 2.0})
+    one = checkpoint.bytes_of(checkpoint.step_folder(checkpoints.folder / "1", 2))
+    assert holdings.used() == before + 2 * BYTES + one
+    assert holdings.of("1", is_running=False).best == checkpoint.step_folder(checkpoints.folder / "1", 2)
+    rest_since(1)
+    checkpoint.remove(checkpoint.step_folder(checkpoints.folder / "1", 2))
+    assert holdings.used() == before + 2 * BYTES
+    half = checkpoint.step_folder(checkpoints.folder / "1", 3)
+    half.mkdir()
+    rest_since(1)
+    assert holdings.used() == before + 2 * BYTES
+    (half / "a.bin").write_bytes(b"a" * BYTES)
+    assert holdings.used() == before + 3 * BYTES, "what is not complete may grow"
+
+
+def test_under_another_budget_another_checkpoint_is_the_best(checkpoints: Checkpoints) -> None:
+    checkpoints.save(0, {1: 1.0, 2: 0.5})
+    os.utime(checkpoints.folder / "0", (checkpoints.clock, checkpoints.clock))
+    first = checkpoint.step_folder(checkpoints.folder / "0", 1)
+    assert checkpoints.holdings.of("0", is_running=False).best == first
+    checkpoints.holdings.kl_budget = 4.0
+    assert checkpoints.holdings.of("0", is_running=False).best is None, "both have a KL of 5"
 
 
 def test_other_files_and_folders_of_the_study_are_left_alone(checkpoints: Checkpoints) -> None:

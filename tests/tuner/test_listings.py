@@ -50,3 +50,20 @@ def test_a_reward_of_several_parts_is_shown_part_by_part(ppo_tuner: Invoke, made
     lines = ppo_tuner("show", made, "2")[1].splitlines()
     assert "[0] reward 0.500 (liked 0.750, [b]brief -0.250), KL 1.00 nats/response, 4 tokens" in lines
     assert "[1] reward 0.100, KL 2.00 nats/response, 9 tokens" in lines
+
+
+def test_of_a_study_with_many_trials_the_best_the_latest_and_the_unended_are_listed(
+    ppo_tuner: Invoke, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed(*flags: str) -> list[int]:
+        text = ppo_tuner("show", made, *flags)[1].partition("Searched values")[0]
+        return [int(number) for number in re.findall(r"^ +(?:\* )?(\d+) +[a-z]+ ", text, re.MULTILINE)]
+
+    assert listed() == [0, 1, 2, 3, 4, 5, 6, 7]
+    monkeypatch.setattr("tuner.cli.report.MOST_LISTED", 5)
+    monkeypatch.setattr("tuner.cli.report.LISTED_EACH", 1)
+    assert listed() == [2, 7]
+    assert listed("--all") == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert (
+        "2 of 8 trials: the 1 best, the 1 latest, and those that have not ended. All of them: ppo-tuner show made --all"
+    ) in ppo_tuner("show", made)[1].splitlines()

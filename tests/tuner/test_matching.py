@@ -7,7 +7,7 @@ import pytest
 
 from tests.tuner.trial_rows import make_spec, pruned, trial_row
 from tuner.scoring import TrialList
-from tuner.search.matching import Match, from_the_start, next_match
+from tuner.search.matching import Match, Matching
 from tuner.status import Origin, PausedBy, Role, Status
 from tuner.store import NewTrial, TrialRow
 from tuner.strategies import MAKERS
@@ -23,7 +23,7 @@ def ended(number: int, beta: float, kl: float | None, **changes: Any) -> TrialRo
 
 
 def match_of(*rows: TrialRow, **changes: Any) -> Match | None:
-    return next_match(TrialList(list(rows)), make_spec(**changes))
+    return Matching(make_spec(**changes)).next(TrialList(rows))
 
 
 def beta_of(*rows: TrialRow) -> float:
@@ -121,7 +121,7 @@ ADAPTIVE = {"params": {"kl_control": "adaptive", "kl_target": 6.0, "learning_rat
 
 
 def start_of(row: TrialRow, *finished: TrialRow, **changes: Any) -> float | None:
-    match = from_the_start(TrialList([*finished, row]), row, make_spec(**changes))
+    match = Matching(make_spec(**changes)).from_the_start(TrialList([*finished, row]), row)
     assert match is None or match.trial == row.number
     return None if match is None else float(str(match.params["kl_coef"]))
 
@@ -143,7 +143,7 @@ def test_a_paused_trial_is_finished_at_the_beta_that_suited_the_finished_ones() 
 
 def test_a_paused_trial_with_an_adaptive_beta_is_finished_with_a_fixed_one() -> None:
     row = at_rung(1, 0.05, 1.0, **ADAPTIVE)
-    match = from_the_start(TrialList([ended(0, 0.1, 7.8), row]), row, SPEC)
+    match = Matching(SPEC).from_the_start(TrialList([ended(0, 0.1, 7.8), row]), row)
     assert match is not None
     assert match.params == {**PARAMS, "learning_rate": 3e-4, "kl_coef": pytest.approx(0.1)}
     assert SPEC.config(match.params).kl_target is None
@@ -180,7 +180,7 @@ def test_what_was_run_from_the_start_is_neither_finished_nor_promoted_again(stra
 
 
 def closer_of(*rows: TrialRow, is_last: bool = True) -> Match | None:
-    return next_match(TrialList(list(rows)), make_spec(), is_last=is_last)
+    return Matching(make_spec()).next(TrialList(rows), is_last=is_last)
 
 
 def test_the_last_full_trial_is_the_best_one_closer_to_the_budget() -> None:

@@ -358,8 +358,17 @@ def test_predictions_follow_the_median_gain_of_the_finished_trials_after_the_sam
         4.0,
         4.0,
     ]
+    more[1] = replace(more[1], value=5.5)
+    projection.update(more)
+    assert projection.trials()[2].value == 0.75 + 1.0, "the median of 1.0, 0.5 and 2.0"
+    no_lesson = [
+        trial_row(5, params={"learning_rate": 4e-4}, value=9.0),  # it never rested
+        pruned(6, params={"learning_rate": 4e-4}, value=0.0, rung_scores=(0.5, 5.0)),
+    ]
+    projection.update(no_lesson)
+    assert projection.trials()[2].value == 0.75 + 1.0
     promoted = replace(rows[1], status=Status.RUNNING, paused_by=None, value=None, rung=1)
-    projection.update([rows[0], promoted, rows[2], *more])
+    projection.update([promoted])
     assert projection.trials()[1].state is TrialState.RUNNING and projection.trials()[1].value is None
 
 

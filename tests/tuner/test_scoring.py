@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner import scoring
 from tuner.guard import RULES
-from tuner.scoring import at_end, best_within, extent, median_gain, rung_score, to_optuna, violation
+from tuner.scoring import at_end, best_within, extent, rung_score, to_optuna, violation
 from tuner.spec import StudySpec
 from tuner.status import Origin, PausedBy, Reason, Role, Status
 from tuner.store import TrialRow
@@ -132,13 +132,6 @@ def test_the_state_table_of_the_objective_end(
 
 
 RESTING = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_scores": (0.7,)}
-FINISHED = [
-    trial_row(0, value=1.5, rung_scores=(1.0,)),
-    trial_row(1, value=1.2, rung_scores=(1.1,)),
-    trial_row(2, value=2.0, rung_scores=(1.1, 1.7)),
-    trial_row(3, value=9.0),  # it never rested
-    pruned(4, value=0.0, rung_scores=(5.0,)),
-]
 
 
 @pytest.mark.parametrize(
@@ -188,12 +181,9 @@ def test_the_table_that_the_docs_show_holds() -> None:
         assert seen.constraint is None or (seen.constraint > 0) == (constraint == "1"), status
 
 
-def test_a_trial_that_rests_is_expected_to_gain_what_finished_ones_did_in_the_median() -> None:
-    assert median_gain(FINISHED, 0) == pytest.approx(0.5)  # of 0.5, 0.1 and 0.9
-    assert median_gain(FINISHED, 1) == pytest.approx(0.3)  # one came to a second rung
-    assert median_gain([], 0) == 0.0
-    told = to_optuna(trial_row(kl=5.0, **RESTING), BEST, 0.3)
-    assert (told.value, told.constraint) == (pytest.approx(1.0), pytest.approx(math.log(0.5)))
+def test_a_trial_that_rests_is_worth_its_score_at_the_rung() -> None:
+    told = to_optuna(trial_row(kl=5.0, **RESTING), BEST)
+    assert (told.value, told.constraint) == (pytest.approx(0.7), pytest.approx(math.log(0.5)))
 
 
 def test_how_far_a_study_is() -> None:

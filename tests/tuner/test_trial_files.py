@@ -10,8 +10,9 @@ import pytest
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError
 from tests.tuner.quick_study import curves, quick_spec, run, storage
-from tuner.checkpoints import CheckpointPolicy, used
+from tuner.checkpoints import CheckpointPolicy
 from tuner.events import Event, StudyWarned, TrialStarted, TrialStepped
+from tuner.quota import Holdings
 from tuner.run import run_study
 from tuner.store import Store
 
@@ -67,12 +68,12 @@ def test_a_place_that_holds_another_study_of_that_name_is_refused_before_anythin
 def test_a_quota_is_kept_and_what_it_costs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.checkpoints.QUOTA_SECONDS", 0.0)
     whole, _ = run(tmp_path, quick_spec())
-    room = used(tmp_path / "runs" / "quick")
+    room = Holdings(tmp_path / "runs" / "quick", 10.0).used()
     free = tmp_path / "bounded"
     free.mkdir()
     finished, events = run(free, quick_spec(), policy=CheckpointPolicy(max_disk=room // 2))
     assert whole and finished
-    assert used(free / "runs" / "quick") <= room // 2
+    assert Holdings(free / "runs" / "quick", 10.0).used() <= room // 2
     told = [event.message for event in events if isinstance(event, StudyWarned)]
     assert any("dropped the checkpoint of step" in line for line in told)
     assert curves(free) == curves(tmp_path)

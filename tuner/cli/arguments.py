@@ -53,7 +53,7 @@ def gpus(text: str) -> tuple[str, ...]:
 
 def size(text: str) -> int:
     """Return the bytes of a size such as 20GB."""
-    from tuner.checkpoints import parse_size
+    from tuner.quota import parse_size
 
     try:
         return parse_size(text, "the size")

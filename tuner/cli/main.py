@@ -334,6 +334,7 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     for name in ("show", "compare", "best", "diagnose", "importance", "report", "logs"):
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     commands["show"].add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number")
+    commands["show"].add_argument("--all", action="store_true", help="list all trials of a study with many, too")
     commands["diagnose"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
     commands["compare"].add_argument("trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two")
     commands["best"].add_argument(

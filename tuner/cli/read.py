@@ -54,7 +54,7 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
         return
     out = output.console()
     out.print(render.study_line(view), style="bold")
-    report.print_trials(out, store, view)
+    report.print_trials(out, store, view, is_all=args.all)
     best = view.best()
     if best is not None:
         where = storage.location(args.storage)

@@ -8,7 +8,7 @@ from rich.console import Console
 from ppo_core import output
 from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
 from tuner import forks, render
-from tuner.best import closest_trial
+from tuner.best import best_rank, closest_trial
 from tuner.cli import storage, trust
 from tuner.confirmed import confirmations, longest_read, recommendation
 from tuner.environment import to_copy
@@ -30,15 +30,26 @@ from tuner.results import (
 from tuner.status import Status
 from tuner.store import Store, TrialRow
 
+MOST_LISTED, LISTED_EACH = 200, 50
+"""Of a study with more trials the tables list the best, the latest, and those that have not ended."""
 
-def print_trials(out: Console, store: Store, view: StudyView) -> None:
-    """Print the tables of trials and searched values, the legend of trial 0 and how many were pruned for KL."""
+
+def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = False) -> None:
+    """Print the tables of trials and searched values, the legend of trial 0 and how many were pruned for KL.
+
+    Of a large study they list some trials (see `MOST_LISTED`), unless `is_all`.
+    """
     if not view.trials:
         out.print("No trial has started yet.")
         return
-    out.print(render.trials_table(view.trials, view.best()))
-    for table in render.params_tables(view.trials, view.spec):
+    listed = view.trials if is_all else _listed(view)
+    out.print(render.trials_table(listed, view.best()))
+    for table in render.params_tables(listed, view.spec):
         out.print(table)
+    if len(listed) < len(view.trials):
+        which = f"the {LISTED_EACH} best, the {LISTED_EACH} latest, and those that have not ended"
+        again = to_copy(["show", view.row.name, "--all"])
+        out.print(f"{len(listed)} of {len(view.trials)} trials: {which}. All of them: {again}", soft_wrap=True)
     legend = render.reference_legend(view)
     if legend is not None:
         out.print(legend)
@@ -49,6 +60,15 @@ def print_trials(out: Console, store: Store, view: StudyView) -> None:
         numbers = f"trial {view.confirming[0].number} to {view.confirming[-1].number}"
         again = to_copy(["confirm", view.row.name, "--show"])
         out.print(f"Not in these tables: {runs} ({numbers}). What they say: {again}", soft_wrap=True)
+
+
+def _listed(view: StudyView) -> Sequence[TrialRow]:
+    if len(view.trials) <= MOST_LISTED:
+        return view.trials
+    ranks = (best_rank(row, view.spec.kl_budget, view.spec.objective) for row in view.trials)
+    best = sorted(rank for rank in ranks if rank is not None)[:LISTED_EACH]
+    chosen = {number for _, _, number in best} | {row.number for row in view.trials[-LISTED_EACH:]}
+    return [row for row in view.trials if row.number in chosen or not row.is_done]
 
 
 def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> None:

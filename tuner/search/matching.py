@@ -16,13 +16,14 @@ budget, if it ended well below it. What was measured is in docs/searching.md.
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppo_core.declare import HyperValue
-from tuner.scoring import TrialList
+from tuner.scoring import Changes, TrialList
 from tuner.space import FIXED, KL_CONTROL
 from tuner.spec import StudySpec
+from tuner.standings import Ordered
 from tuner.status import Origin, Status
 from tuner.store import TrialRow
 
@@ -57,37 +58,105 @@ class Match:
     params: Mapping[str, HyperValue]
 
 
-def next_match(trials: TrialList, spec: StudySpec, *, is_last: bool = False) -> Match | None:
-    """Return the configuration to run at another β now, the best at its rung first; None: there is none.
+class Matching:
+    """Which configurations of a study are to be run at another β, kept up as its trials change."""
 
-    `is_last` says that the budget has no room for another full trial after it.
-    """
-    if not is_matching(spec):
-        return None
-    configurations = _configurations(trials, spec)
-    found = [match for runs in configurations if (match := _matched(runs, spec)) is not None]
-    if not found and is_last:
-        return _closer(trials, configurations, spec)
-    return min(found, key=lambda match: _order(trials[match.trial]), default=None)
+    def __init__(self, spec: StudySpec) -> None:
+        self._spec, self._is_matching = spec, is_matching(spec)
+        self._changes = Changes()
+        self._clear()
 
+    def _clear(self) -> None:
+        self._rows: dict[int, TrialRow] = {}
+        self._runs: dict[Alike, dict[int, TrialRow]] = {}
+        """The trials with a fixed β that ran, or run, to their ends, those that differ in β alone together."""
+        self._due: dict[Alike, Match] = {}
+        """By configuration what is to be run of it next."""
+        self._near = Ordered[tuple[float, float, int]]()
+        """Of those that ended how far their KL is from the goal, and the logarithm of the β that would have met it."""
+        self._best = Ordered[tuple[float, int]]()
+        """The completed trials with a value, the best first."""
 
-def from_the_start(trials: TrialList, row: TrialRow, spec: StudySpec) -> Match | None:
-    """Return at which β a trial that rests is run to its end, from the start; None: it goes on with its own."""
-    if not is_matching(spec) or not alike(row, spec):  # a search of β alone is to try what it proposes
-        return None
-    goal = math.log(GOAL * spec.kl_budget)
-    fixed = [one for one in trials.counted() if one.config.get("kl_target") is None]
-    known = sorted((abs(kl - goal), beta + (kl - goal) / SLOPE) for _, beta, kl in _points(fixed))
-    near = [beta for distance, beta in known[:NEAREST] if distance <= REACH]
-    if not near:
-        return None
-    suits, own = _within(statistics.median(near), spec), _log(row.config.get(BETA))
-    is_fixed = row.config.get("kl_target") is None
-    if is_fixed and own is not None and abs(math.log(suits) - own) * SLOPE <= WINDOW:
-        return None
-    params = {name: value for name, value in row.params.items() if name not in ADAPTIVE_ONLY}
-    control = {KL_CONTROL: FIXED} if KL_CONTROL in params else {}
-    return Match(row.number, {**params, **control, BETA: suits})
+    def next(self, trials: TrialList, *, is_last: bool = False) -> Match | None:
+        """Return the configuration to run at another β now, the best at its rung first; None: there is none.
+
+        `is_last` says that the budget has no room for another full trial after it.
+        """
+        if not self._is_matching:
+            return None
+        self._follow(trials)
+        if not self._due and is_last:
+            return self._closer()
+        return min(self._due.values(), key=lambda match: _order(self._rows[match.trial]), default=None)
+
+    def from_the_start(self, trials: TrialList, row: TrialRow) -> Match | None:
+        """Return at which β a trial that rests is run to its end, from the start; None: it continues with its own."""
+        if not self._is_matching or not alike(row, self._spec):  # a search of β alone is to try what it proposes
+            return None
+        self._follow(trials)
+        near = [beta for distance, beta, _ in self._near.head(NEAREST) if distance <= REACH]
+        if not near:
+            return None
+        suits, own = _within(statistics.median(near), self._spec), _log(row.config.get(BETA))
+        is_fixed = row.config.get("kl_target") is None
+        if is_fixed and own is not None and abs(math.log(suits) - own) * SLOPE <= WINDOW:
+            return None
+        params = {name: value for name, value in row.params.items() if name not in ADAPTIVE_ONLY}
+        control = {KL_CONTROL: FIXED} if KL_CONTROL in params else {}
+        return Match(row.number, {**params, **control, BETA: suits})
+
+    def _follow(self, trials: TrialList) -> None:
+        is_other, rows = self._changes.take(trials)
+        if is_other:
+            self._clear()
+        changed: set[Alike] = set()
+        for row in rows:
+            if row.number in self._rows:
+                changed |= self._count(self._rows[row.number], -1)
+            self._rows[row.number] = row
+            changed |= self._count(row, 1)
+        for configuration in changed:
+            self._due.pop(configuration, None)
+            runs = self._in_order(configuration)
+            match = _matched(runs, self._spec) if runs else None
+            if match is not None:
+                self._due[configuration] = match
+
+    def _count(self, row: TrialRow, sign: int) -> set[Alike]:
+        """Add a trial, or with the sign -1 take it off; return the configuration that it changes, if it does."""
+        if not row.counts:
+            return set()
+        if row.status is Status.COMPLETED and row.value is not None:
+            self._best.change((-row.value, row.number), sign)
+        if row.config.get("kl_target") is not None or row.is_resting:
+            return set()
+        goal = math.log(GOAL * self._spec.kl_budget)
+        for _, beta, kl in _points([row]):
+            self._near.change((abs(kl - goal), beta + (kl - goal) / SLOPE, row.number), sign)
+        configuration = alike(row, self._spec)
+        runs = self._runs.setdefault(configuration, {})
+        if sign > 0:
+            runs[row.number] = row
+        else:
+            del runs[row.number]
+            if not runs:
+                del self._runs[configuration]
+        return {configuration}
+
+    def _in_order(self, configuration: Alike) -> list[TrialRow]:
+        runs = self._runs.get(configuration, {})
+        return [runs[number] for number in sorted(runs)]
+
+    def _closer(self) -> Match | None:
+        """Return the best trial's configuration closer to the budget; None: it is close, or its β is not fixed."""
+        if self._best.first is None:
+            return None
+        best = self._best.first[-1]
+        runs = self._in_order(alike(self._rows[best], self._spec))
+        goal = math.log(LAST_GOAL * self._spec.kl_budget)
+        known = sorted(_points(runs), key=lambda point: (point[0].number != best, abs(point[2] - goal)))
+        is_known = bool(known) and len(known) == len(runs) and known[0][0].number == best
+        return _at(goal, known, self._spec) if is_known and LAST_WINDOW < goal - known[0][2] <= REACH else None
 
 
 def label(number: int) -> str:
@@ -126,16 +195,7 @@ def _order(row: TrialRow) -> tuple[float, int]:
     return -best, row.number
 
 
-def _configurations(trials: TrialList, spec: StudySpec) -> Collection[list[TrialRow]]:
-    """Return the trials with a fixed β that ran, or run, to their ends, those that differ in β alone together."""
-    found: dict[Alike, list[TrialRow]] = {}
-    for row in trials.counted():
-        if row.config.get("kl_target") is None and not row.is_resting:
-            found.setdefault(alike(row, spec), []).append(row)
-    return found.values()
-
-
-def _matched(runs: list[TrialRow], spec: StudySpec) -> Match | None:
+def _matched(runs: Sequence[TrialRow], spec: StudySpec) -> Match | None:
     """Return the next β of a configuration; None: it needs none, or none can be had."""
     goal = math.log(GOAL * spec.kl_budget)
     known = _points(runs)
@@ -147,18 +207,7 @@ def _matched(runs: list[TrialRow], spec: StudySpec) -> Match | None:
     return _at(goal, known, spec)
 
 
-def _closer(trials: TrialList, configurations: Collection[list[TrialRow]], spec: StudySpec) -> Match | None:
-    """Return the best trial's configuration closer to the budget; None: it is close, or its β is not fixed."""
-    valued = [row for row in trials.counted() if row.status is Status.COMPLETED and row.value is not None]
-    best = max(valued, key=lambda row: (row.value, -row.number), default=None)
-    runs = next((runs for runs in configurations if best in runs), [])
-    goal = math.log(LAST_GOAL * spec.kl_budget)
-    known = sorted(_points(runs), key=lambda point: (point[0] is not best, abs(point[2] - goal)))
-    is_known = bool(known) and len(known) == len(runs) and known[0][0] is best
-    return _at(goal, known, spec) if is_known and LAST_WINDOW < goal - known[0][2] <= REACH else None
-
-
-def _points(runs: list[TrialRow]) -> list[tuple[TrialRow, float, float]]:
+def _points(runs: Sequence[TrialRow]) -> list[tuple[TrialRow, float, float]]:
     """Return the runs that ended, each with the logarithms of its β and of its KL."""
     points = [(row, _log(row.config.get(BETA)), _log(row.end_kl)) for row in runs if row.status is Status.COMPLETED]
     return [(row, beta, kl) for row, beta, kl in points if beta is not None and kl is not None]

@@ -1,14 +1,14 @@
 """One study in memory whose trials can be replaced, for Optuna's samplers to read. No torch.
 
-Optuna's own storages let no finished trial change. Here one that was reported with a prediction is reported again
-when it ends.
+Optuna's own storages let no finished trial change. Here one that was read with a prediction is replaced when it ends.
 
 A sampler goes through all trials that it is given for every proposal. Of many it is given the best, which are what TPE
 proposes near (it takes at most 25 for good), and the latest, which tell them from the rest.
 """
 
 import heapq
-from collections.abc import Container, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -18,12 +18,16 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.errors import ConfigError
+from tuner.standings import Ordered
 
 STUDY_NAME = "projection"
 _STUDY_ID = 0
 
 MOST_READ, BEST_READ = 1000, 100
 """How many trials a sampler reads, and how many of these are the best of the older ones."""
+
+_Rank = tuple[bool, float, int]
+"""Whether a trial violates its constraint, its value with the sign turned, and its number: the best trial is least."""
 
 
 def _is_feasible(trial: FrozenTrial) -> bool:
@@ -38,25 +42,52 @@ class InMemoryTrials(BaseStorage):
 
     def __init__(self) -> None:
         self._trials: list[FrozenTrial] = []
+        self._running: set[int] = set()
+        self._gains: dict[int, float] = {}
+        self._scores: dict[int, tuple[int, float]] = {}
+        """Of each trial whose value is predicted the rung where it rests, and its score there."""
+        self._ranked: defaultdict[int | None, Ordered[_Rank]] = defaultdict(Ordered)
+        """The trials with a value by the rung where it is predicted, the best first, without what is gained after."""
+        self._read: list[FrozenTrial] | None = None
+        """What a sampler reads, several times for each proposal; None: something has changed since."""
 
     def __len__(self) -> int:
         return len(self._trials)
 
-    def put(self, number: int, trial: FrozenTrial) -> None:
-        """Add the trial of the next number, or replace one."""
+    def put(self, number: int, trial: FrozenTrial, rung: int | None = None) -> None:
+        """Add the trial of the next number, or replace one.
+
+        With a `rung` its value is its score there, and what it is read with is that and the rung's gain.
+        """
+        self._read = None
+        if number < len(self._trials):
+            self._rank(number, -1)
+            self._scores.pop(number, None)
         trial.number = trial._trial_id = number
         self._trials[number : number + 1] = [trial]
+        if rung is not None and trial.value is not None:
+            self._scores[number] = rung, trial.value
+        self._rank(number, 1)
 
-    def set_value(self, number: int, value: float | None) -> None:
-        """Give a trial another value: far cheaper than another trial in its place."""
-        self._trials[number].value = value
+    def set_gain(self, rung: int, gain: float) -> None:
+        """Have trials whose value is predicted at a rung be read with so much more than their scores there."""
+        self._read = None
+        self._gains[rung] = gain
+
+    def _rank(self, number: int, sign: int) -> None:
+        trial = self._trials[number]
+        if trial.state is TrialState.COMPLETE and trial.value is not None:
+            rung, value = self._scores.get(number, (None, trial.value))
+            self._ranked[rung].change((not _is_feasible(trial), -value, number), sign)
+        (self._running.add if sign > 0 and trial.state is TrialState.RUNNING else self._running.discard)(number)
 
     def everything(self) -> list[FrozenTrial]:
         """Return all trials, by number."""
-        return list(self._trials)
+        return self._predicted(self._trials)
 
     def take_back(self) -> None:
         """Drop the trial of the highest number."""
+        self._read = None
         self._trials.pop()
 
     # What a sampler reads, and a proposal writes
@@ -67,15 +98,41 @@ class InMemoryTrials(BaseStorage):
         """Return the trials of some states, or all; of more than MOST_READ those that a sampler reads."""
         if states == (TrialState.WAITING,):  # what every proposal begins with, and there is none
             return []
-        read = self._trials if len(self._trials) <= MOST_READ else self._best_and_latest()
-        return list(read) if states is None else [trial for trial in read if trial.state in states]
+        if self._read is None:
+            few = len(self._trials) <= MOST_READ
+            self._read = self._predicted(self._trials if few else self._best_and_latest())
+        return [trial for trial in self._read if states is None or trial.state in states]
+
+    def _predicted(self, trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+        """Return trials, each with the value that it is read with now."""
+        read = list(trials)
+        for trial in read:
+            if trial.number in self._scores:
+                rung, score = self._scores[trial.number]
+                trial.value = score + self._gains.get(rung, 0.0)
+        return read
 
     def _best_and_latest(self) -> list[FrozenTrial]:
-        older, latest = self._trials[: BEST_READ - MOST_READ], self._trials[BEST_READ - MOST_READ :]
-        valued = [trial for trial in older if trial.state is TrialState.COMPLETE]
-        best = heapq.nlargest(BEST_READ, valued, key=lambda trial: (_is_feasible(trial), trial.value))
-        running = [trial for trial in older if trial.state is TrialState.RUNNING]
-        return sorted(best + running, key=lambda trial: trial.number) + latest
+        first = len(self._trials) - (MOST_READ - BEST_READ)
+        older = [*self._best(first), *(number for number in self._running if number < first)]
+        return [self._trials[number] for number in sorted(older)] + self._trials[first:]
+
+    def _best(self, before: int) -> list[int]:
+        """Return the best trials by the values that they are read with, of those with a number under `before`."""
+        best: list[_Rank] = []
+        for rank in heapq.merge(*(self._with_gain(rung) for rung in self._ranked)):
+            if rank[-1] >= before:
+                continue
+            if len(best) >= BEST_READ and rank[:2] > best[-1][:2]:
+                break
+            best.append(rank)
+        best.sort()  # two different scores may come to the same value
+        return [number for _, _, number in best[:BEST_READ]]
+
+    def _with_gain(self, rung: int | None) -> Iterator[_Rank]:
+        gain = 0.0 if rung is None else self._gains.get(rung, 0.0)
+        for is_over, turned, number in self._ranked[rung]:
+            yield is_over, -(-turned + gain), number
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Return one trial."""
@@ -97,6 +154,7 @@ class InMemoryTrials(BaseStorage):
             datetime_start=datetime.now(),
             datetime_complete=None,
         )
+        self._read = None
         self._trials.append(running)
         return number
 

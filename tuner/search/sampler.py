@@ -3,7 +3,7 @@
 Our tables are the truth. What Optuna holds is made from them, and can be made again at any time.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -17,11 +17,12 @@ from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.lookup import import_module
 from ppo_core.rewards.batch import cut, one_line
-from tuner.scoring import Told, frozen, median_gain, to_optuna
+from tuner.scoring import Changes, Told, TrialList, frozen, to_optuna
 from tuner.search.memory import STUDY_NAME, InMemoryTrials
 from tuner.search.prior import first_params, spread_params
 from tuner.space import KL_CONTROL, Arm, arm_of, arm_search, arms, in_arm, sampler_space, suggest
 from tuner.spec import StudySpec
+from tuner.standings import Ordered
 from tuner.status import Status
 from tuner.store import TrialRow
 
@@ -47,11 +48,20 @@ class Projection:
         self._spec = spec
         self._views = {arm: _View(spec, arm) for arm in arms(spec.search)}
         self._turns: Counter[Arm] = Counter()
+        self._changes = Changes()
         self._known: list[TrialRow] = []
-        self._resting: dict[int, TrialRow] = {}
-        self._finished: dict[int, TrialRow] = {}
+        self._resting: Counter[int] = Counter()
+        """How many trials rest, by the last rung that they came to."""
+        self._gained: defaultdict[int, Ordered[tuple[float, int]]] = defaultdict(Ordered)
+        """How much value each finished trial gained after each rung."""
         self._gains: dict[int, float] = {}
+        """The median of that, for each rung where trials rest."""
         self.update(rows)
+
+    def follow(self, trials: TrialList) -> None:
+        """Take over how a study's trials stand; of a list that was followed before, only what has changed since."""
+        _, changed = self._changes.take(trials)
+        self.update(changed)
 
     def update(self, rows: Iterable[TrialRow]) -> None:
         """Take over how the trials stand; of rows that were given before, only those that are other objects now."""
@@ -67,13 +77,13 @@ class Projection:
         self.update([row])
 
     def trials(self, arm: Arm = None) -> list[FrozenTrial]:
-        """Return what the sampler of an arm has seen, by number."""
+        """Return what the sampler of an arm reads of each trial, by number."""
         return self._views[arm].trials
 
     def propose(self, number: int) -> dict[str, HyperValue]:
         """Return the params that the sampler proposes for trial `number`, the next one.
 
-        Depends on nothing but the spec, the number, and the trials that were reported to it. Changes nothing.
+        Depends on nothing but the spec, the number, and the trials that it knows. Changes nothing.
         """
         if number != len(self._known):
             raise ValueError(f"trial {number} cannot be proposed: the next one is {len(self._known)}")
@@ -87,32 +97,32 @@ class Projection:
             raise ValueError(f"trial {number} cannot be noted before trial {len(self._known)}")
         if number == len(self._known):
             self._turns[arm_of(self._spec.search, {**row.config, **row.params})] += row.counts
+        else:
+            self._count(self._known[number], -1)
         self._known[number : number + 1] = [row]
-        self._resting.pop(number, None)
-        self._finished.pop(number, None)
-        if row.status is Status.COMPLETED and row.rung_scores:
-            self._finished[number] = row
-        elif row.is_resting:
-            self._resting[number] = row
-        told = self._told(row)
+        self._count(row, 1)
+        told = to_optuna(row, self._spec)
+        if told.value is not None:  # see `tuner.scoring` for why
+            told = replace(told, state=TrialState.COMPLETE)
         for view in self._views.values():
             view.put(row, told)
 
-    def _told(self, row: TrialRow) -> Told:
-        """Return what samplers get of a trial: whatever has a value is COMPLETE (see `tuner.scoring` for why)."""
-        told = to_optuna(row, self._spec, self._gains.get(_rung(row), 0.0))
-        return told if told.value is None else replace(told, state=TrialState.COMPLETE)
+    def _count(self, row: TrialRow, sign: int) -> None:
+        if row.is_resting:
+            self._resting[_rung(row)] += sign
+        elif row.teaches and row.status is Status.COMPLETED and row.value is not None:
+            for rung, score in enumerate(row.rung_scores):
+                if score is not None:
+                    self._gained[rung].change((row.value - score, row.number), sign)
 
     def _predict(self) -> None:
         """Predict again what trials at a rung would come to, where the finished trials say something else by now."""
-        gains = {rung: median_gain(self._finished.values(), rung) for rung in set(map(_rung, self._resting.values()))}
-        moved = {rung for rung, gain in gains.items() if gain != self._gains.get(rung, 0.0)}
-        self._gains |= gains
-        for row in self._resting.values():
-            if _rung(row) in moved:
-                value = self._told(row).value
+        for rung in [rung for rung, count in self._resting.items() if count]:
+            gain = self._gained[rung].median() or 0.0
+            if gain != self._gains.get(rung, 0.0):
                 for view in self._views.values():
-                    view.set_value(row.number, value)
+                    view.predict(rung, gain)
+            self._gains[rung] = gain
 
 
 def _rung(row: TrialRow) -> int:
@@ -140,21 +150,25 @@ class _View:
         return self._list.everything()
 
     def put(self, row: TrialRow, told: Told) -> None:
-        """Note what a trial tells; one that lacks a dimension tells nothing, and keeps its number."""
+        """Note what a trial tells; one that lacks a dimension tells nothing, and keeps its number.
+
+        To the score of one that rests at a rung comes what `predict` says of that rung.
+        """
         number, values = row.number, {**row.config, **row.params}
         params = in_arm(self._spec.search, self._arm, number, values)
         if params is None:
             told = Told(TrialState.FAIL)
-        self._list.put(number, frozen(told, ({}, {}) if params is None else (params, self._space)))
+        is_predicted = row.is_resting and row.rung_score is not None and told.value is not None
+        encoded = ({}, {}) if params is None else (params, self._space)
+        self._list.put(number, frozen(told, encoded), _rung(row) if is_predicted else None)
         self._read.discard(number)
         has_something = told.value is not None or row.rung_score is not None
         if has_something and told.state is not TrialState.FAIL and arm_of(self._spec.search, values) == self._arm:
             self._read.add(number)
 
-    def set_value(self, number: int, value: float | None) -> None:
-        """Note another value of a trial, if it tells one."""
-        if self._list.get_trial(number).state is TrialState.COMPLETE:
-            self._list.set_value(number, value)
+    def predict(self, rung: int, gain: float) -> None:
+        """Have trials that rest at a rung count so much more than their scores there."""
+        self._list.set_gain(rung, gain)
 
     def propose(self, number: int) -> dict[str, HyperValue]:
         """Return the value of each dimension for trial `number`, the next one."""
@@ -174,7 +188,7 @@ class _View:
 
 
 class _TPESampler(TPESampler):
-    """TPE that is given the joint space. Left to itself, a fresh one would find it by going through all trials."""
+    """TPE that knows the joint space. Left to itself, a fresh one would find it by going through all trials."""
 
     def __init__(self, joint: Space, seed: int) -> None:
         super().__init__(seed=seed, n_startup_trials=1, multivariate=True, constant_liar=True)

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from sys import intern
 from typing import Any
 
 from sqlalchemy import (
@@ -195,7 +196,7 @@ class NewTrial:
         return int(seed) if isinstance(seed, int) else None
 
 
-# Every step of a trial executes these, and to build a statement takes longer than to execute it.
+# Every trial, and every step of it, executes these, and to build a statement takes longer than to execute it.
 _ONE_STEP = and_(schema.steps.c.trial_id == bindparam("trial"), schema.steps.c.step == bindparam("of_step"))
 _FIND_STEP = select(schema.steps.c.step, schema.steps.c.eval_reward, schema.steps.c.extra).where(_ONE_STEP)
 _COUNT_STEP = (
@@ -203,6 +204,20 @@ _COUNT_STEP = (
     .where(schema.trials.c.id == bindparam("trial"))
     .values(episodes=bindparam("reached"), seconds=schema.trials.c.seconds + bindparam("more"))
     .returning(schema.trials.c.wanted)
+)
+_THIS_TRIAL = schema.trials.c.id == bindparam("trial")
+_READ_AGAIN = select(*(column for column in schema.trials.c if column.name not in _CONSTANT)).where(_THIS_TRIAL)
+_DROP_STEPS_AFTER = tuple(
+    delete(rows).where(and_(rows.c.trial_id == bindparam("trial"), rows.c.step > bindparam("last_kept")))
+    for rows in schema.OF_TRIALS.values()
+)
+_KEPT_EPISODES = select(func.coalesce(func.max(schema.steps.c.episode), 0)).where(
+    schema.steps.c.trial_id == bindparam("trial")
+)
+_BEGIN = (
+    update(schema.trials)
+    .where(_THIS_TRIAL)
+    .values(attempts=bindparam("attempt"), status=Status.RUNNING, episodes=_KEPT_EPISODES.scalar_subquery())
 )
 
 
@@ -226,7 +241,7 @@ class Trials(Database):
             new = [row["number"] for row in rows if row["id"] not in constant]
             if new:
                 found = connection.execute(fixed.where(table.c.number >= min(new))).all()
-                constant.update({row.id: {"config": row.config, "params": row.params} for row in found})
+                constant.update({row.id: {"config": _lean(row.config), "params": row.params} for row in found})
             return [_to_trial(row | constant[row["id"]], is_held) for row in rows if row["id"] in constant]
 
         return self._read(read)
@@ -246,6 +261,10 @@ class Trials(Database):
 
         return trial_row(self._read(find), study.is_held)
 
+    def read_again(self, known: TrialRow) -> TrialRow:
+        """Return a trial of a study that this process holds as it stands now; what never changes is not read again."""
+        return self._read(lambda connection: _read_again(connection, known))
+
     def add_trial(self, lease: Lease, trial: NewTrial) -> TrialRow:
         """Record a trial. One of that number that is there already is returned as it is."""
         return self._write(lease, lambda connection: insert_trial(connection, lease, trial))
@@ -253,15 +272,12 @@ class Trials(Database):
     def begin_attempt(self, lease: Lease, trial: TrialRow, resumed_step: int | None) -> TrialRow:
         """Count an attempt and drop the rows after the checkpoint it starts from (all, where there is none)."""
         last_kept = -1 if resumed_step is None else resumed_step
-        table = schema.trials
 
         def begin(connection: Connection) -> TrialRow:
-            for rows in schema.OF_TRIALS.values():
-                connection.execute(delete(rows).where(and_(rows.c.trial_id == trial.id, rows.c.step > last_kept)))
-            kept = select(func.coalesce(func.max(schema.steps.c.episode), 0)).where(schema.steps.c.trial_id == trial.id)
-            values = {"attempts": trial.attempts + 1, "status": Status.RUNNING, "episodes": kept.scalar_subquery()}
-            connection.execute(update(table).where(table.c.id == trial.id).values(**values))
-            return trial_row(connection.execute(select(table).where(table.c.id == trial.id)).one())
+            for statement in _DROP_STEPS_AFTER:
+                connection.execute(statement, {"trial": trial.id, "last_kept": last_kept})
+            connection.execute(_BEGIN, {"trial": trial.id, "attempt": trial.attempts + 1})
+            return _read_again(connection, trial)
 
         return self._write(lease, begin)
 
@@ -438,9 +454,19 @@ def _is_evaluated(found: Row[Any, Any, Any]) -> bool:
     return found.eval_reward is not None or "eval/reward" in (found.extra or {})
 
 
+def _read_again(connection: Connection, known: TrialRow) -> TrialRow:
+    changed = connection.execute(_READ_AGAIN, {"trial": known.id}).one()
+    return _to_trial({**changed._mapping, "config": known.config, "params": known.params}, is_held=True)
+
+
 def trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
     """Return a row of the trials table as a value; `is_held`: whether a controller runs its study."""
-    return _to_trial(dict(row._mapping), is_held)
+    return _to_trial({**row._mapping, "config": _lean(row.config)}, is_held)
+
+
+def _lean(config: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+    """Return a configuration whose names are those of all others in memory, and not its own: half its size."""
+    return {intern(name): value for name, value in config.items()}
 
 
 def _to_trial(values: dict[str, Any], is_held: bool) -> TrialRow:
