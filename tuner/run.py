@@ -42,6 +42,7 @@ def run_study(
     checkpoint_seconds: float | None = None,
     plan: Plan | None = None,
     make_engine: MakeEngine = LocalEngine.of,
+    threads_per_trial: Callable[[int], int] = threads_per_worker,
     make_scheduler: MakeScheduler = strategies.make_scheduler,
     on_event: Emit,
 ) -> bool:
@@ -68,6 +69,7 @@ def run_study(
         checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
         plan: What is to be confirmed once the search has ended; None: nothing more than was asked for before.
         make_engine: Returns what runs the trials; worker processes on this machine by default.
+        threads_per_trial: Returns each trial's share of the CPU cores that the engine has, by their number.
         make_scheduler: Returns what decides which trial runs, and for how long.
         on_event: Told all that happens, in this thread.
 
@@ -83,8 +85,6 @@ def run_study(
     if most_workers is not None and workers is not None and workers > most_workers:
         each = "one" if trials_per_gpu == 1 else str(trials_per_gpu)
         raise ConfigError(f"workers = {workers} is not allowed: at most {most_workers}, {each} a GPU")
-    if trials_per_gpu > 1 and not gpus:
-        raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
     spec = spec if checkpoint_seconds is None else spec.with_checkpoint_seconds(checkpoint_seconds)
     flags = {name: value for name, value in (("trials", trials), ("budget", budget)) if value is not None}
     if flags:
@@ -101,9 +101,9 @@ def run_study(
                 plan = plan if wanted else None
             kept = policy.over(study.row)
             count = workers or most_workers or study.row.workers or 1
-            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu)
+            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, spec.trainer, kept.url)
             limits = Limits(
-                threads=spec.threads or threads_per_worker(needs.workers),
+                threads=spec.threads or threads_per_trial(needs.workers),
                 most_workers=most_workers,
                 checkpoint_url=kept.url,
                 deadline=None if timeout is None else time.monotonic() + timeout,
