@@ -5,6 +5,7 @@ next message. Its outcome, or that the actor or its node died, comes to a queue;
 """
 
 import importlib.metadata
+import io
 import logging
 import math
 import os
@@ -15,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -52,6 +54,9 @@ DISTRIBUTION = "ppo-tuner"
 _LOCAL = "local"
 _STORE_BYTES = 80 * 2**20
 """Of a cluster started here, for objects: what crosses is a few kilobytes at a time."""
+
+_STARTS = 20
+"""How often an actor is asked for before it is told that none comes up: Ray may still count on a node that has died."""
 
 _log = logging.getLogger(__name__)
 
@@ -91,8 +96,9 @@ class RayCluster:
         if self.address == _LOCAL:
             more = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it has a word of advice for each start
         try:
-            ray.init(self.address, log_to_driver=False, logging_level=logging.WARNING, **more)
+            ray.init(self.address, log_to_driver=False, logging_level=logging.ERROR, **more)
         except Exception as error:  # a connection fails in many ways, and each has a class of its own
             raise ConfigError(f"cannot use the Ray cluster at {self.address}: {_line(error)}") from error
         self._stdout = sys.stdout
@@ -100,8 +106,9 @@ class RayCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with redirect_stdout(io.StringIO()):  # it prints what its threads held back
+            ray.shutdown()
         sys.stdout = self._stdout
-        ray.shutdown()
 
     def nodes(self) -> list[Node]:
         """Return the nodes that trials may run on: those with a GPU, if any has one, else those with a CPU."""
@@ -176,6 +183,14 @@ class _Busy:
     relay: _Relay
     watch: HangTimeout | None = None
     """None: its actor waits for room in the cluster."""
+    call: Any = None
+    """What its actor was asked last."""
+    starts: int = 1
+    """Actors that it was given before one came up."""
+
+
+_Outcome = tuple[_Busy, Any, "Future[Any]"]
+"""Of a call for a job."""
 
 
 class RayEngine:
@@ -211,7 +226,7 @@ class RayEngine:
         self._is_apart = False
         self._idle: list[_Relay] = []
         self._busy: list[_Busy] = []
-        self._heard: SimpleQueue[tuple[_Busy, Future[Any]] | None] = SimpleQueue()
+        self._heard: SimpleQueue[_Outcome | None] = SimpleQueue()
         self.resize(needs.workers)
 
     def __enter__(self) -> "RayEngine":
@@ -270,8 +285,8 @@ class RayEngine:
 
         A worker that has owed one for too long is killed, and `Lost`.
         """
-        for busy, outcome in self._wait(timeout):
-            if busy in self._busy:  # what was given up meanwhile is not heard
+        for busy, call, outcome in self._wait(timeout):
+            if busy in self._busy and busy.call is call:  # what was given up meanwhile is not heard
                 message = self._hear(busy, outcome)
                 if message is not None:
                     yield busy.id, message
@@ -355,16 +370,17 @@ class RayEngine:
         self._expect(busy, busy.relay.actor.exchange.remote(word, self._is_apart))
 
     def _expect(self, busy: _Busy, call: Any) -> None:
-        call.future().add_done_callback(lambda outcome: self._heard.put((busy, outcome)))
+        busy.call = call
+        call.future().add_done_callback(lambda outcome: self._heard.put((busy, call, outcome)))
 
     # What comes back
 
-    def _wait(self, timeout: float) -> list[tuple[_Busy, "Future[Any]"]]:
+    def _wait(self, timeout: float) -> "list[_Outcome]":
         """Return the calls that ended, after a wait until one does, a deadline, or until it is woken."""
         watches = [busy.watch for busy in self._busy if busy.watch is not None]
         before = self._clock()
         seconds = max(0.0, min(timeout, min((watch.deadline for watch in watches), default=math.inf) - before))
-        found: list[tuple[_Busy, Future[Any]] | None] = []
+        found: list[_Outcome | None] = []
         try:
             found.append(self._heard.get(timeout=seconds))
             while True:
@@ -382,7 +398,13 @@ class RayEngine:
         try:
             said = outcome.result()
         except RayError as error:
-            return self._ended(busy, self._lost(busy, error))
+            lost = self._lost(busy, error)
+            if isinstance(lost, Lost) and busy.watch is None and busy.id is not None and busy.starts < _STARTS:
+                _kill(busy.relay)
+                busy.relay, busy.starts = self._new_relay(busy.relay.share), busy.starts + 1
+                self._expect(busy, busy.relay.actor.greet.remote())
+                return None
+            return self._ended(busy, lost)
         if isinstance(said, Greeting):
             return self._met(busy, said)
         assert isinstance(said, Reply)
@@ -430,8 +452,7 @@ class RayEngine:
         if is_spent:
             _kill(busy.relay)
         else:
-            self._idle.append(busy.relay)
-            self.resize(self._limit)
+            self._keep(busy.relay)
         if busy.id is not None:
             return message
         others = [each for each in self._busy if each.id is None]
@@ -443,6 +464,19 @@ class RayEngine:
         if others and isinstance(message, Failed) and not message.message.startswith("node "):
             return replace(message, message=f"node {busy.relay.node}: {message.message}")
         return Lost(f"{message.how}, on node {busy.relay.node}") if others and isinstance(message, Lost) else message
+
+    def _keep(self, relay: _Relay) -> None:
+        """Have a worker that is free do a job that waits for room, which this worker's may be, or keep it for later."""
+        waiting = next((busy for busy in self._busy if busy.watch is None and busy.id is not None), None)
+        if waiting is None:
+            self._idle.append(relay)
+            self.resize(self._limit)
+        elif waiting.relay.share == relay.share:
+            _kill(waiting.relay)
+            waiting.relay = relay
+            self._begin(waiting)
+        else:
+            _kill(relay)
 
     def _lost(self, busy: _Busy, error: RayError) -> Failed | Lost:
         """Return what to tell of an actor that did not answer."""
