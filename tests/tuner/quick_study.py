@@ -113,7 +113,15 @@ class Controller:
     """A study's controller in a process of its own, as a user starts one; `role` tells several apart."""
 
     def __init__(
-        self, folder: Path, spec: StudySpec, *, role: str = "first", clock: float = 0.0, host: str = "", **keywords: Any
+        self,
+        folder: Path,
+        spec: StudySpec,
+        *,
+        role: str = "first",
+        clock: float = 0.0,
+        host: str = "",
+        cwd: Path = ROOT,
+        **keywords: Any,
     ) -> None:
         arguments = [json.dumps(spec.to_dict()), json.dumps({"workers": 2} | keywords)]
         self.errors = folder / f"stderr-{role}.txt"
@@ -122,7 +130,7 @@ class Controller:
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.tuner.quick_study", str(folder), *arguments],
-                cwd=ROOT,
+                cwd=cwd,
                 env=os.environ | {"QUICK_FOLDER": str(folder), CLOCK_VARIABLE: str(clock), HOST_VARIABLE: host},
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -10,15 +10,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import tomli_w
 
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError
-from tests.tuner.quick_study import controller, curves, outcomes, quick_spec, rows, run
+from tests.tuner.quick_study import MODULE, controller, curves, outcomes, quick_spec, rows, run
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.ray_nodes import ROOT, Nodes, nodes
 from tests.tuner.test_worker import trial_spec
@@ -27,7 +25,7 @@ from tuner import trial_log
 from tuner.engine.base import Engine, EngineNeeds
 from tuner.engine.ray import RayCluster
 from tuner.protocol import Answer, Lost, Message, Resources, Stepped
-from tuner.spec import PPO_TRAINER
+from tuner.spec import PPO_TRAINER, StudySpec
 from tuner.testing import check_engine
 from tuner.worker_settings import WorkerSettings
 
@@ -132,21 +130,25 @@ def test_a_worker_that_is_silent_for_too_long_is_killed(tmp_path: Path) -> None:
 # Nodes that do not see the runs folder
 
 
-def add_apart(two: Nodes, name: str, folder: Path) -> None:
-    """Add a node that sees an empty folder where the controller's runs are."""
-    (folder / "runs").mkdir(exist_ok=True)
-    mount = f'mount -t tmpfs none {folder / "runs"} && exec "$@"'
-    two.add_process(name, "unshare", "--mount", "sh", "-c", mount, "sh")
+def require_mounts() -> None:
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting needs root")
+
+
+def add_without(cluster: Nodes, name: str, folder: Path) -> None:
+    """Add a node that sees an empty folder in place of this one."""
+    mount = f'mount -t tmpfs none {folder} && exec "$@"'
+    cluster.add_process(name, "unshare", "--mount", "sh", "-c", mount, "sh")
 
 
 @pytest.fixture
 def apart(tmp_path: Path) -> Iterator[Nodes]:
     """Two nodes that see neither the controller's runs folder nor each other's."""
-    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting needs root")
+    require_mounts()
+    (tmp_path / "runs").mkdir()
     with nodes() as made:
         for name in ("first", "second"):
-            add_apart(made, name, tmp_path)
+            add_without(made, name, tmp_path / "runs")
         yield made
 
 
@@ -183,9 +185,9 @@ def test_they_exchange_checkpoints_by_a_place_that_all_see(apart: Nodes, tmp_pat
 # What a node lacks
 
 
-def refused(folder: Path, address: str, **changes: Any) -> str:
+def refused(folder: Path, address: str, spec: StudySpec) -> str:
     """Return the error of a study that ends before it has a trial."""
-    with controller(folder, quick_spec(**changes), ray=address) as started:
+    with controller(folder, spec, ray=address, cwd=folder) as started:
         assert started.end() == 1
     return started.errors.read_text().splitlines()[-1]
 
@@ -196,7 +198,7 @@ def test_a_node_with_other_sources_is_named(two: Nodes, tmp_path: Path) -> None:
     with (tmp_path / "other" / "tuner" / "status.py").open("a") as file:
         file.write("# later\n")
     two.add_process("third", PYTHONPATH=f"{tmp_path / 'other'}:{ROOT}")
-    line = refused(tmp_path, two.address)
+    line = refused(tmp_path, two.address, quick_spec())
     assert re.search(
         r"node third on \S+ has ppo-tuner 0\.1\.0, sources \w{8}, and the controller 0\.1\.0, sources ", line
     )
@@ -206,26 +208,24 @@ def test_a_node_without_the_project_is_named(two: Nodes, tmp_path: Path) -> None
     (tmp_path / "other" / "tuner").mkdir(parents=True)
     (tmp_path / "other" / "tuner" / "__init__.py").touch()
     two.add_process("third", PYTHONPATH=f"{tmp_path / 'other'}:{ROOT}")
-    line = refused(tmp_path, two.address)
-    assert re.search(r"node third on \S+ cannot run ppo-tuner: No module named 'tuner\.engine'", line)
+    line = refused(tmp_path, two.address, quick_spec())
+    assert re.search(r"node third on \S+ cannot run ppo-tuner: No module named 'tuner\.engine", line)
 
 
 def test_a_node_without_the_task_is_named(two: Nodes, tmp_path: Path) -> None:
-    (tmp_path / "only").mkdir()
-    (tmp_path / "only" / "mine.py").write_text("from tests.tuner.quick_trainer import TASK\n")
-    two.add_process("third", PYTHONPATH=f"{ROOT}:{tmp_path / 'only'}")
-    two.remove("second")
-    line = refused(tmp_path, two.address, task="mine:TASK")
-    assert re.search(r'node first on \S+: task "mine:TASK": there is no module "mine"', line), line
+    require_mounts()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "task.py").write_text("from tests.tuner.quick_trainer import TASK\n")
+    add_without(two, "third", tmp_path / "mine")
+    line = refused(tmp_path, two.address, replace(quick_spec(), task=str(tmp_path / "mine" / "task.py")))
+    assert re.search(r"node third on \S+: there is no task file \S+/mine/task.py", line), line
 
 
 def test_a_gpu_that_torch_does_not_see_is_named(tmp_path: Path) -> None:
     with nodes() as made:
         made.add_process("third", gpus=1)
-        line = refused(
-            tmp_path, made.address, trainer=PPO_TRAINER, task="reviews", search={"cliprange": {"low": 0.1, "high": 0.3}}
-        )
-    assert "has no GPU 0 that torch sees, though Ray counts one" in line
+        line = refused(tmp_path, made.address, replace(quick_spec(), trainer=PPO_TRAINER))
+    assert "node third on " in line and "has no GPU 0 that torch sees, though Ray counts one" in line, line
 
 
 def test_a_trial_gets_as_much_of_a_gpu_as_it_asks_for_or_is_refused(tmp_path: Path) -> None:
@@ -248,13 +248,26 @@ def test_a_cluster_without_a_gpu_has_none_to_share() -> None:
 
 # The command line
 
+STUDY = f"""
+name = "quick"
+task = "{MODULE}:TASK"
+trainer = "{MODULE}:factory"
+trials = 6
+strategy = "full"
+objective = "end"
+seed = 5
+sampler = {{ name = "random" }}
+search = {{ learning_rate = "advised", cliprange = {{ low = 0.1, high = 0.3 }} }}
+"""
+"""`quick_spec`, in a file."""
+
 
 def test_the_command_runs_a_study_on_a_remote_cluster(tmp_path: Path, unbroken: Path) -> None:
     pytest.importorskip("grpc")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    (tmp_path / "study.toml").write_text(tomli_w.dumps(quick_spec().to_dict()))
+    (tmp_path / "study.toml").write_text(STUDY)
     with nodes(ray_client_server_port=port) as made:
         made.add("first")
         until(lambda: is_open(port))

@@ -55,6 +55,8 @@ _LOCAL = "local"
 _STORE_BYTES = 80 * 2**20
 """Of a cluster started here, for objects: what crosses is a few kilobytes at a time."""
 
+_LONGEST = 400
+"""Characters of an error that is told whole."""
 _STARTS = 20
 """How often an actor is asked for before it is told that none comes up: Ray may still count on a node that has died."""
 
@@ -224,6 +226,7 @@ class RayEngine:
         )
         self._token: Path | None = None
         self._is_apart = False
+        self._prepares_on = 0
         self._idle: list[_Relay] = []
         self._busy: list[_Busy] = []
         self._heard: SimpleQueue[_Outcome | None] = SimpleQueue()
@@ -269,7 +272,9 @@ class RayEngine:
             return
         job = replace(job, folder=job.folder.absolute())
         self._write_token(job.folder)
-        for node in self._cluster.nodes():
+        nodes = self._cluster.nodes()
+        self._prepares_on = len(nodes)
+        for node in nodes:
             relay = self._new_relay(share, node)
             self._greet(_Busy(None, job, relay))
 
@@ -417,13 +422,9 @@ class RayEngine:
             return self._ended(busy, message)
         if not isinstance(message, Stepped | NoRoom):
             self._exchange(busy, None)
-        if isinstance(message, Progress) and self._prepares_on_several:
+        if isinstance(message, Progress) and self._prepares_on > 1:
             return replace(message, what=f"{message.what} on {busy.relay.node}")
         return message
-
-    @property
-    def _prepares_on_several(self) -> bool:
-        return sum(busy.id is None for busy in self._busy) > 1
 
     def _met(self, busy: _Busy, greeting: Greeting) -> Message | None:
         """Begin the job where its node has what it needs; a preparation begins once all nodes were met."""
@@ -461,9 +462,9 @@ class RayEngine:
         for each in others:
             self._busy.remove(each)
             _kill(each.relay)
-        if others and isinstance(message, Failed) and not message.message.startswith("node "):
+        if self._prepares_on > 1 and isinstance(message, Failed) and not message.message.startswith("node "):
             return replace(message, message=f"node {busy.relay.node}: {message.message}")
-        return Lost(f"{message.how}, on node {busy.relay.node}") if others and isinstance(message, Lost) else message
+        return message
 
     def _keep(self, relay: _Relay) -> None:
         """Have a worker that is free do a job that waits for room, which this worker's may be, or keep it for later."""
@@ -512,6 +513,7 @@ def _needed_packages() -> Sequence[str]:
 
 
 def _line(error: Exception) -> str:
-    """Return what says most of one of Ray's errors, whose first lines are a traceback or a list of ids."""
+    """Return one of Ray's errors in one line: all of it, or where that is a traceback its last line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if isinstance(error, RayError) and lines else next(iter(lines), type(error).__name__)
+    text = " ".join(lines)
+    return (text if len(text) <= _LONGEST else lines[-1]) if lines else type(error).__name__

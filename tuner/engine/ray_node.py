@@ -40,7 +40,9 @@ from tuner.protocol import (
     Lost,
     Message,
     NoRoom,
+    Prepared,
     PrepareTask,
+    Read,
     ReadTest,
     Stepped,
     TrialSpec,
@@ -152,7 +154,7 @@ class NodeWorker:
         except Exception as error:  # what is not there yet may be there at the next attempt
             message = Failed(str(error).strip().partition("\n")[0], traceback.format_exc())
         own, log = self._own, "" if self._own is None else self._own.log()
-        if own is not None and isinstance(message, Ended | Left | Failed | Lost):
+        if own is not None and isinstance(message, Prepared | Read | Ended | Left | Failed | Lost):
             own.remove()
             self._own = None
         return Reply(message, log)
