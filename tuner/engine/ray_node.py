@@ -15,6 +15,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -276,10 +277,11 @@ class _OwnFolder:
         """Return what to tell of a trial's end: an error where the place lacks a checkpoint that the folder holds."""
         if self._trial is None or not isinstance(self._job, TrialSpec) or not isinstance(message, Ended | Left):
             return message
-        for _ in range(_UPLOADS):
+        for attempt in range(_UPLOADS):
             lacking = [path.name for path in checkpoint.complete(self._trial.folder) if not self._trial.holds(path)]
             if not lacking:
                 return message
+            time.sleep(attempt)
             self._trial.keep()
         return Failed(f"{self._trial.place.url} does not take the checkpoint {lacking[0]}", "")
 
