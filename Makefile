@@ -14,7 +14,7 @@ dashboard: $(STAMP)
 
 # Two test processes suit two cores; more cores take more (`auto`).
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
-REST := slow or browser or postgres or chaos
+REST := slow or browser or postgres or chaos or ray
 
 # What guards the product, in a few minutes. The last line fails where the tests in a browser could not run.
 test: check
@@ -51,7 +51,7 @@ check: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "PPO Tuner needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,postgres]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,postgres,ray]'
 	@touch $@
 
 # Beside TRL 1.12, the last release with a PPO trainer; not part of the tests.

@@ -167,6 +167,8 @@ class TrialFiles:
         self._safe: dict[int, list[Path]] = {}
         """Of paused trials the checkpoints that are known to be elsewhere, too. Only pieces of work use it."""
         self._without_room: list[int] = []
+        self.is_apart = False
+        """Whether the workers write elsewhere, and their checkpoints come here by way of the place of the policy."""
         if policy.url is not None:
             self._remote = remote_checkpoints.open(policy.url)
             self._remote.claim(study.row)
@@ -197,6 +199,7 @@ class TrialFiles:
         goes.
         """
         study, kl_budget, front = self._study, self._study.spec.kl_budget, self._front
+        last_step = study.store.last_step(row.id)
         own = own_front(row, evaluations_of(study.store, row)) if study.spec.objective == "best" else []
         # As they are now: one that is started meanwhile finds its checkpoint by a later piece of work.
         rows = list(study.board.rows)
@@ -205,6 +208,8 @@ class TrialFiles:
             kept, lost = front.put(row.number, own)
             steps = [point.step for point in kept if point.trial == row.number]
             folder, elsewhere = self._folder(row.number), self._elsewhere(row.number)
+            if self.is_apart and elsewhere is not None:
+                elsewhere.bring(last_step)
             checkpoint.prune_all_but_best(folder, kl_budget=kl_budget, newest=_newest_of(row), steps=steps)
             if elsewhere is not None:
                 elsewhere.keep()
@@ -250,12 +255,14 @@ class TrialFiles:
         """
         source, target = self._folder(parent.number), self._study.folder / name
         last_step = self._study.store.last_step(parent.id)
-        elsewhere = None if is_running else self._elsewhere(parent.number)  # a running one has all its checkpoints here
+        elsewhere = self._elsewhere(parent.number)
 
         def fork() -> ForkPoint:
             try:
-                if elsewhere is not None:
+                if elsewhere is not None and not is_running:
                     elsewhere.bring(last_step)
+                elif elsewhere is not None and self.is_apart:
+                    elsewhere.copy()  # its worker writes to the place meanwhile
                 return fork_copy(source, target, parent.config, changes, episode)
             except Exception:
                 shutil.rmtree(target, ignore_errors=True)
@@ -383,7 +390,10 @@ def _newest_of(row: TrialRow) -> int:
 
 def _resume_point(folder: Path, last_step: int | None, elsewhere: TrialCheckpoints | None) -> tuple[Path, int] | None:
     try:
-        return study_folder.resume_point(folder, last_step, elsewhere)
+        found = study_folder.resume_point(folder, last_step, elsewhere)
+        if found is not None and elsewhere is not None and not elsewhere.holds(found[0]):
+            elsewhere.add()  # a worker on another host takes it from there
+        return found
     except PPOTunerError:
         raise
     except OSError as error:

@@ -143,6 +143,7 @@ class TrialLoop:
                 self._files.keep_within_quota(self._taken(), self._promotable)
                 self._give_up_for_room()
             if self.is_finished:
+                self._finish_files()  # which brings the checkpoint that is read, where another host wrote it
                 self._read_on_test(due_readings(self._study))
         self._finish_files()
         if self._verdict is not None:
@@ -250,6 +251,7 @@ class TrialLoop:
         while not self._is_stopping():
             for _, message in self._engine.events(self._longest_wait()):
                 if isinstance(message, Prepared):
+                    self._files.is_apart = self._engine.is_apart
                     return True
                 if isinstance(message, Progress):
                     self._emit(Preparing(message.what, message.share))

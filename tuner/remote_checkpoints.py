@@ -62,6 +62,12 @@ class RemoteCheckpoints:
                 "name, or its checkpoints another place"
             )
 
+    def require_claimed(self, study: str) -> None:
+        """Raise StoreError where a study's folder in the place cannot be read: it may be a path of another host."""
+        owner = posixpath.join(self.path, study, OWNER)
+        if self._attempt(f"read {self.url}", lambda: _read(self.files, owner)) is None:
+            raise StoreError(f"{self.url} does not hold what the controller wrote there; all hosts must see that place")
+
     def trial(self, study: str, number: int, folder: Path) -> TrialCheckpoints:
         """Return where the checkpoints of a trial are kept, whose local folder is `folder`."""
         return TrialCheckpoints(self, posixpath.join(self.path, study, str(number)), folder)
@@ -149,6 +155,20 @@ class TrialCheckpoints:
             StoreError: the place cannot be read.
         """
         self.place._attempt(f"read the checkpoints at {self.place.url}", lambda: self._bring(last_step))
+
+    def copy(self, name: str | None = None) -> None:
+        """Copy the checkpoints that the folder lacks, all or the one of that name; the place is left as it is.
+
+        Raises:
+            StoreError: the place cannot be read.
+        """
+        self.place._attempt(f"read the checkpoints at {self.place.url}", lambda: self._copy(name))
+
+    def _copy(self, name: str | None) -> None:
+        local = {path.name for path in checkpoint.complete(self.folder)}
+        for each in self._names() if name is None else [name]:
+            if each not in local:
+                self._download(each)
 
     def _bring(self, last_step: int | None) -> None:
         local = {path.name for path in checkpoint.complete(self.folder)}

@@ -42,6 +42,7 @@ def run_study(
     checkpoint_seconds: float | None = None,
     plan: Plan | None = None,
     make_engine: MakeEngine = LocalEngine.of,
+    threads_per_trial: Callable[[int], int] = threads_per_worker,
     make_scheduler: MakeScheduler = strategies.make_scheduler,
     on_event: Emit,
 ) -> bool:
@@ -69,6 +70,7 @@ def run_study(
         checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
         plan: What is to be confirmed once the search has ended; None: nothing more than was asked for before.
         make_engine: Returns what runs the trials; worker processes on this machine by default.
+        threads_per_trial: Returns each trial's share of the CPU cores that the engine has, by their number.
         make_scheduler: Returns what decides which trial runs, and for how long.
         on_event: Told all that happens, in this thread.
 
@@ -97,9 +99,10 @@ def run_study(
                 plan = plan if wanted else None
             kept = policy.over(study.row)
             count = workers or most_workers or study.row.workers or 1
-            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, spec.gpus_per_trial)
+            each = spec.gpus_per_trial
+            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, each, spec.trainer, kept.url)
             limits = Limits(
-                threads=spec.threads or threads_per_worker(needs.workers * needs.gpus_per_trial),
+                threads=spec.threads or threads_per_trial(needs.workers * each),
                 most_workers=most_workers,
                 checkpoint_url=kept.url,
                 deadline=None if timeout is None else time.monotonic() + timeout,
@@ -163,8 +166,6 @@ def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, wor
         ConfigError: there is room for none, or for fewer than were asked for.
     """
     each = spec.gpus_per_trial
-    if trials_per_gpu > 1 and not gpus:
-        raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
     if trials_per_gpu > 1 and each > 1:
         raise ConfigError(f"trials_per_gpu is not allowed beside gpus_per_trial = {each}: a trial has its GPUs alone")
     if not gpus:

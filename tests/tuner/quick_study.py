@@ -5,16 +5,18 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tuner.checkpoints import CheckpointPolicy
 from tuner.confirm import Plan
 from tuner.events import Event, StudyWarned, TrialEnded, TrialStarted, TrialStepped
 from tuner.run import run_study
@@ -27,6 +29,8 @@ ROOT = Path(__file__).parents[2]
 STORAGE_VARIABLE = "QUICK_STORAGE"
 CLOCK_VARIABLE = "QUICK_CLOCK"
 """Seconds by which the wall clock of a controller is off."""
+HOST_VARIABLE = "QUICK_HOST"
+"""The name of the host that a controller takes itself to be on."""
 
 
 def quick_spec(trainer: str = "factory", **changes: Any) -> StudySpec:
@@ -109,7 +113,15 @@ class Controller:
     """A study's controller in a process of its own, as a user starts one; `role` tells several apart."""
 
     def __init__(
-        self, folder: Path, spec: StudySpec, *, role: str = "first", clock: float = 0.0, **keywords: Any
+        self,
+        folder: Path,
+        spec: StudySpec,
+        *,
+        role: str = "first",
+        clock: float = 0.0,
+        host: str = "",
+        cwd: Path = ROOT,
+        **keywords: Any,
     ) -> None:
         arguments = [json.dumps(spec.to_dict()), json.dumps({"workers": 2} | keywords)]
         self.errors = folder / f"stderr-{role}.txt"
@@ -118,8 +130,8 @@ class Controller:
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.tuner.quick_study", str(folder), *arguments],
-                cwd=ROOT,
-                env=os.environ | {"QUICK_FOLDER": str(folder), CLOCK_VARIABLE: str(clock)},
+                cwd=cwd,
+                env=os.environ | {"QUICK_FOLDER": str(folder), CLOCK_VARIABLE: str(clock), HOST_VARIABLE: host},
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -182,15 +194,25 @@ def main(folder: Path, spec: StudySpec, keywords: dict[str, Any]) -> int:
     """Run the study; the exit status is 0 where it finished, else 3."""
     right, off = time.time, float(os.environ.get(CLOCK_VARIABLE, "0"))
     time.time = lambda: right() + off  # what reads the wall clock here reads a wrong one
-    plan = keywords.pop("plan", None)
-    finished = run_study(
-        spec,
-        storage=storage(folder),
-        runs_folder=folder / "runs",
-        plan=None if plan is None else Plan(**plan),
-        on_event=lambda event: print(_describe(event), flush=True),
-        **keywords,
-    )
+    host = os.environ.get(HOST_VARIABLE) or socket.gethostname()
+    socket.gethostname = lambda: host
+    plan, url, address = (keywords.pop(name, None) for name in ("plan", "checkpoints", "ray"))
+    if url is not None:
+        keywords["policy"] = CheckpointPolicy(url)
+    with ExitStack() as stack:
+        if address is not None:
+            from tuner.engine.ray import RayCluster
+
+            cluster = stack.enter_context(RayCluster(address))
+            keywords |= {"make_engine": cluster.engine, "threads_per_trial": cluster.threads_per_trial}
+        finished = run_study(
+            spec,
+            storage=storage(folder),
+            runs_folder=folder / "runs",
+            plan=None if plan is None else Plan(**plan),
+            on_event=lambda event: print(_describe(event), flush=True),
+            **keywords,
+        )
     return 0 if finished else 3
 
 

@@ -18,7 +18,8 @@ from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.test_engine import at_gate, engine, heard, own_spec, run_out, to_gate
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
-from tuner.engine.local import HangTimeout, LocalEngine
+from tuner.engine.hang import HangTimeout
+from tuner.engine.local import LocalEngine
 from tuner.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped
 from tuner.worker_settings import WorkerSettings
 

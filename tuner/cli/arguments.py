@@ -16,6 +16,8 @@ SHELLS = ("bash", "zsh", "fish")
 """Those with completion."""
 COMPLETION_VARIABLE = "_ARGCOMPLETE"
 """Set where a shell asks what may follow; `COMP_LINE` then holds the line so far."""
+LOCAL, RAY, RAY_CLIENT = "local", "ray", "ray://"
+"""What `--engine` takes; the last is followed by a host and a port."""
 _MOST_DIGITS = 9
 """Of a trial's number: databases know no larger ones."""
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -49,6 +51,14 @@ def gpus(text: str) -> tuple[str, ...]:
     if not all(re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9a-fA-F-/]+", name) for name in names) or len({*names}) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: different GPUs by index or UUID, such as 0,1")
     return names
+
+
+def engine(text: str) -> str:
+    """Return where trials run: `local`, `ray`, or a cluster's address such as `ray://host:10001`."""
+    if text not in (LOCAL, RAY) and not re.fullmatch(rf"{RAY_CLIENT}[^\s/:]+:[0-9]+", text):
+        hint = nearest(text, (LOCAL, RAY))
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: {LOCAL}, {RAY} or {RAY_CLIENT}HOST:PORT{hint}")
+    return text
 
 
 def size(text: str) -> int:

@@ -24,11 +24,15 @@ from ppo_core.run.command_line import (
 from tuner.best import RULE
 from tuner.cli.arguments import (
     COMPLETION_VARIABLE,
+    LOCAL,
+    RAY,
+    RAY_CLIENT,
     SHELLS,
     STORAGE_HELP,
     budget,
     checkpoint_seconds,
     duration,
+    engine,
     gpus,
     kl_budget,
     port,
@@ -291,6 +295,14 @@ def _add_worker_flags(parser: Parser) -> None:
         type=positive_int,
         default=1,
         help="trials at the same time on each GPU, which they share (default: 1)",
+    )
+    parser.add_argument(
+        "--engine",
+        metavar="ENGINE",
+        type=engine,
+        default=LOCAL,
+        help=f"{LOCAL} (default): processes of this machine; {RAY}: the cluster of RAY_ADDRESS, or one started here; "
+        f"{RAY_CLIENT}HOST:10001: that cluster",
     )
     parser.add_argument("--max-disk", metavar="SIZE", type=size, help="most that its checkpoints take, such as 20GB")
     parser.add_argument(

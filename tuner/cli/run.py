@@ -4,11 +4,11 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, assert_never, cast
+from typing import IO, TYPE_CHECKING, Any, assert_never, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -21,10 +21,12 @@ from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK
 from tuner import remote_checkpoints, render, results, study_file
 from tuner.checkpoints import CheckpointPolicy
 from tuner.cli import report, storage, trust
+from tuner.cli.arguments import LOCAL, RAY
 from tuner.confirm import Plan, candidates
 from tuner.confirmed import confirmation_data, confirmations
+from tuner.engine.base import MakeEngine
 from tuner.engine.gpu import require_gpus, visible_gpus
-from tuner.engine.local import cores
+from tuner.engine.local import LocalEngine, cores, threads_per_worker
 from tuner.environment import RUNS_FOLDER, STUDY_FILE, to_copy
 from tuner.events import (
     Event,
@@ -49,6 +51,9 @@ from tuner.status import Status
 from tuner.store import Order, Store, TrialRow
 from tuner.store.connect import file_of as store_file
 from tuner.store.schema import parse_url, redacted
+
+if TYPE_CHECKING:
+    from tuner.engine.ray import RayCluster
 
 # A study's progress: a bar for the study, one for each running trial, and a line for each trial that ended.
 #
@@ -335,7 +340,7 @@ def confirm(args: argparse.Namespace) -> int:
         return EXIT_OK
     length = [] if args.total_episodes is None else ["--total-episodes", str(args.total_episodes)]
     top = [] if args.top is None else ["--top", str(args.top)]
-    words = ["confirm", spec.name, *top, "--seeds", str(args.seeds), *length]
+    words = ["confirm", spec.name, *top, "--seeds", str(args.seeds), *length, *_engine_flag(args)]
     return _tell_stop(stopped, spec.name, words, where)
 
 
@@ -368,7 +373,7 @@ def _run(
         return status
     total = [*(["--trials", str(args.trials)] if args.trials else []), *_budget_flag(args.budget)]
     every = [] if args.checkpoint_seconds is None else ["--checkpoint-seconds", f"{args.checkpoint_seconds:g}"]
-    return _tell_stop(stopped, spec.name, [*command, *total, *every], where)
+    return _tell_stop(stopped, spec.name, [*command, *total, *every, *_engine_flag(args)], where)
 
 
 def _train(
@@ -384,16 +389,14 @@ def _train(
     """Run what is left of a study with its progress shown; return how it stopped short of that, if it did."""
     if args.checkpoints is not None:
         remote_checkpoints.open(args.checkpoints)  # before anything is made for what is not a place
-    gpus = args.gpus or ()
-    if args.trials_per_gpu > 1 and not gpus:
-        gpus = visible_gpus()
-        if not gpus:
-            raise ConfigError("--trials-per-gpu is not allowed: torch sees no GPU on this machine")
-    elif spec.gpus_per_trial > 1 and not gpus and spec.device != "cpu":
-        gpus = visible_gpus()
-    elif gpus and spec.trainer == PPO_TRAINER and (args.workers or 0) <= len(gpus) * args.trials_per_gpu:
-        require_gpus(gpus)  # another trainer may need no torch
-    with StudyProgress(output.console(sys.stderr if args.json else sys.stdout)) as progress:
+    gpus = _gpus(spec, args)
+    with ExitStack() as stack:
+        progress = stack.enter_context(StudyProgress(output.console(sys.stderr if args.json else sys.stdout)))
+        make_engine: MakeEngine = LocalEngine.of
+        threads_per_trial = threads_per_worker
+        if args.engine != LOCAL:
+            cluster = stack.enter_context(_ray_cluster(args.engine))
+            make_engine, threads_per_trial = cluster.engine, cluster.threads_per_trial
         run_study(
             spec,
             storage=where,
@@ -408,15 +411,57 @@ def _train(
             timeout=args.timeout,
             checkpoint_seconds=args.checkpoint_seconds,
             plan=plan,
+            make_engine=make_engine,
+            threads_per_trial=threads_per_trial,
             on_event=progress,
         )
     return progress.stopped
+
+
+def _gpus(spec: StudySpec, args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the GPUs of this machine that workers are given one of each; none where Ray gives them.
+
+    Raises:
+        ConfigError: torch does not see one of them, or there is none to share.
+    """
+    gpus: tuple[str, ...] = args.gpus or ()
+    if args.engine != LOCAL:
+        if gpus:
+            raise ConfigError(f"--gpus is not allowed with --engine {args.engine}: Ray decides which GPU a trial gets")
+    elif args.trials_per_gpu > 1 and not gpus:
+        gpus = visible_gpus()
+        if not gpus:
+            raise ConfigError("--trials-per-gpu is not allowed: torch sees no GPU on this machine")
+    elif spec.gpus_per_trial > 1 and not gpus and spec.device != "cpu":
+        gpus = visible_gpus()
+    elif gpus and spec.trainer == PPO_TRAINER and (args.workers or 0) <= len(gpus) * args.trials_per_gpu:
+        require_gpus(gpus)  # another trainer may need no torch
+    return gpus
+
+
+def _ray_cluster(engine: str) -> "RayCluster":
+    """Return the cluster that `--engine` names, which is not connected yet.
+
+    Raises:
+        ConfigError: Ray, or what it needs for such an address, is not installed.
+    """
+    try:
+        from tuner.engine.ray import RayCluster
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != RAY:
+            raise
+        raise ConfigError(f"--engine {engine} needs Ray: pip install 'ppo-tuner[ray]'") from error
+    return RayCluster(None if engine == RAY else engine)
 
 
 def _has_candidates(name: str, where: str) -> bool:
     with closing(Store.open(where)) as store:
         view = read_study(store, name)
         return bool(candidates(view.trials, view.spec))
+
+
+def _engine_flag(args: argparse.Namespace) -> list[str]:
+    return [] if args.engine == LOCAL else ["--engine", args.engine]
 
 
 def _budget_flag(budget: float | None) -> list[str]:

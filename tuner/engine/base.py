@@ -21,6 +21,14 @@ class Engine(Protocol):
     """
 
     @property
+    def is_apart(self) -> bool:
+        """Whether jobs write to folders that the controller does not see; known once a task is prepared.
+
+        Their checkpoints then come to the study's folder by way of the place that `--checkpoints` names.
+        """
+        ...
+
+    @property
     def free(self) -> int:
         """How many more jobs could start now."""
         ...
@@ -78,6 +86,10 @@ class EngineNeeds:
     """How many jobs share a GPU."""
     gpus_per_trial: int = 1
     """How many processes train a trial together, on a GPU each; without GPUs, on the CPU."""
+    trainer: str | None = None
+    """The trainer's factory, as `module:function`."""
+    checkpoint_url: str | None = None
+    """Where the study's checkpoints are kept besides; None: nowhere else."""
 
     @property
     def places(self) -> tuple[str, ...]:

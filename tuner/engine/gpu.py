@@ -23,7 +23,15 @@ _QUIT_SECONDS = 10.0
 
 
 def require_gpus(gpus: Sequence[str]) -> None:
-    """Raise ConfigError where torch does not see one of the GPUs, as CUDA_VISIBLE_DEVICES names them.
+    """Raise ConfigError where torch does not see one of the GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    unseen = unseen_gpus(gpus)
+    if unseen:
+        which = f"GPU{'s' if len(unseen) > 1 else ''} {', '.join(unseen)}"
+        raise ConfigError(f"--gpus {','.join(gpus)} is not allowed: torch does not see {which} on this machine")
+
+
+def unseen_gpus(gpus: Sequence[str]) -> list[str]:
+    """Return those of the GPUs that torch does not see, as CUDA_VISIBLE_DEVICES names them.
 
     A process for each of them asks, with that GPU alone, as a worker has it: this one loads neither torch nor CUDA.
     """
@@ -32,10 +40,7 @@ def require_gpus(gpus: Sequence[str]) -> None:
         gpu: subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu}, stderr=subprocess.DEVNULL)
         for gpu in gpus
     }
-    unseen = [gpu for gpu, process in asked.items() if process.wait() != 0]
-    if unseen:
-        which = f"GPU{'s' if len(unseen) > 1 else ''} {', '.join(unseen)}"
-        raise ConfigError(f"--gpus {','.join(gpus)} is not allowed: torch does not see {which} on this machine")
+    return [gpu for gpu, process in asked.items() if process.wait() != 0]
 
 
 def visible_gpus() -> tuple[str, ...]:

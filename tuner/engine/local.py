@@ -3,7 +3,6 @@
 A process is kept from job to job, and replaced after one that raised an error.
 """
 
-import math
 import multiprocessing
 import os
 import time
@@ -16,95 +15,21 @@ from typing import Any
 from ppo_core.errors import ConfigError
 from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.gpu import Mps
+from tuner.engine.hang import LATE_SECONDS, HangTimeout
 from tuner.engine.process import WorkerProcess
 from tuner.protocol import (
     Answer,
     Ended,
-    Entered,
     Failed,
     Job,
     Left,
     Lost,
     Message,
-    NoRoom,
-    Phase,
     Prepared,
     PrepareTask,
     Read,
-    ReadTest,
-    Stepped,
 )
 from tuner.worker_settings import WorkerSettings
-
-# The watch over a worker at its job: how long it may be silent in what it does. Times are on one monotonic clock.
-
-
-class HangTimeout:
-    """Over one worker at one job: whether it owes a word, since when, and how long it may take."""
-
-    def __init__(self, settings: WorkerSettings, job: Job, now: float) -> None:
-        self._settings = settings
-        self._what, self._limit = "preparing the task", "prepare_seconds"
-        self._allowed = settings.prepare_seconds
-        if not isinstance(job, PrepareTask):
-            self._what = "reading the test prompts" if isinstance(job, ReadTest) else "its first step"
-            self._limit, self._allowed = "first_step_seconds", settings.first_step_seconds
-        self._since: float | None = now
-        self._longest = 0.0
-
-    @property
-    def deadline(self) -> float:
-        """When its silence becomes too long; infinity while it waits for an answer."""
-        return math.inf if self._since is None else self._since + self._allowed
-
-    def heard(self, message: Message, now: float) -> None:
-        """Note what the worker said; after a step's report, or without room, it owes nothing until it is answered."""
-        self._since = now
-        if isinstance(message, Stepped):
-            self._longest = max(self._longest, message.step_seconds)
-            self._enter(Phase.STEPPING)
-            self._since = None
-        elif isinstance(message, NoRoom):
-            self._since = None
-        elif isinstance(message, Entered):
-            self._enter(message.phase)
-
-    def answered(self, now: float) -> None:
-        """Note that it was answered: it owes the next word."""
-        self._since = now
-
-    def excuse(self, seconds: float) -> None:
-        """Leave out a time in which nobody could have worked."""
-        if self._since is not None:
-            self._since += seconds
-
-    def verdict(self, now: float) -> str | None:
-        """Return what to say of a worker that was silent for too long, or None."""
-        if self._since is None or now < self.deadline:
-            return None
-        return (
-            f"silent for {now - self._since:.0f} s in {self._what}, allowed {self._allowed:.0f} s "
-            f"({self._limit} in [workers]); killed"
-        )
-
-    def _enter(self, phase: Phase) -> None:
-        settings = self._settings
-        self._what = phase.value
-        match phase:
-            case Phase.STEPPING:
-                longest = settings.step_factor * self._longest
-                self._limit = "step_factor" if longest > settings.step_seconds else "step_seconds"
-                self._allowed = max(settings.step_seconds, longest)
-            case Phase.SAVING:
-                self._limit, self._allowed = "save_seconds", settings.save_seconds
-            case Phase.UPLOADING:
-                self._limit, self._allowed = "upload_seconds", settings.upload_seconds
-
-
-# Worker processes on this machine: one a GPU, or a share of the cores each.
-
-_LATE_SECONDS = 1.0
-"""A wait that ended so much too late: this process was stopped, and its workers may have been, too."""
 
 _DEFAULTS = WorkerSettings()
 
@@ -152,10 +77,12 @@ class LocalEngine:
             clock: Seconds that never go back.
 
         Raises:
-            ConfigError: fewer than 1 worker, or more than there is room for on the GPUs.
+            ConfigError: fewer than 1 worker, more than there is room for on the GPUs, or no GPU to share.
         """
         self._gpus, self._settings, self._clock = tuple(gpus), settings, clock
         self._trials_per_gpu, self._ranks = trials_per_gpu, gpus_per_trial
+        if trials_per_gpu > 1 and not gpus:
+            raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
         self._mps = Mps() if gpus and trials_per_gpu > 1 else None
         self._idle: list[WorkerProcess] = []
         self._busy: dict[JobId, _Busy] = {}
@@ -182,6 +109,11 @@ class LocalEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def is_apart(self) -> bool:
+        """Workers of this machine write to the study's folder."""
+        return False
 
     @property
     def free(self) -> int:
@@ -266,7 +198,7 @@ class LocalEngine:
         seconds = max(0.0, min(timeout, next_deadline - before))
         ready = connection.wait([self._waker, *watched], seconds)
         late = self._clock() - before - seconds
-        if late > _LATE_SECONDS:
+        if late > LATE_SECONDS:
             for busy in self._busy.values():
                 busy.watch.excuse(late)
         if self._waker in ready:

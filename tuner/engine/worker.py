@@ -13,6 +13,7 @@ import io
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -188,7 +189,9 @@ def _begin_log(job: Job) -> None:
     with warnings.catch_warnings():
         pass  # has those of the last trial shown again
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
-    trial_log.begin(path, f"{what}, process {os.getpid()}" + (f", GPU {gpu}" if gpu else ""))
+    trial_log.begin(
+        path, f"{what}, process {os.getpid()} on host {socket.gethostname()}" + (f", GPU {gpu}" if gpu else "")
+    )
     send_to(path)
 
 

@@ -1,0 +1,100 @@
+"""Real Ray clusters of several nodes on this machine, of which a test may lose one."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[2]
+STORE_BYTES = 80 * 2**20
+# Ray listens on a network. The nodes and the controllers of a test inherit its token; Ray reads it when it is imported.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
+pytest.importorskip("ray")
+
+
+class Nodes:
+    """A head without a CPU, so that no trial runs on it, and the nodes that a test adds."""
+
+    def __init__(self, **head: Any) -> None:
+        from ray.cluster_utils import Cluster
+
+        args = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False} | head
+        self._cluster = Cluster(initialize_head=True, head_node_args=args)
+        self._nodes: dict[str, Any] = {}
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def address(self) -> str:
+        """What RAY_ADDRESS says."""
+        address: str = self._cluster.address
+        return address
+
+    def add(self, name: str, **resources: Any) -> None:
+        """Add a node with one CPU, unless told otherwise."""
+        wanted = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "node_name": name} | resources
+        self._nodes[name] = self._cluster.add_node(**wanted)
+
+    def add_process(self, name: str, *before: str, gpus: int = 0, **env: str) -> None:
+        """Add a node with one CPU by `ray start`, run by another command or with more in its environment."""
+        program = str(Path(sys.executable).with_name("ray"))
+        resources = ["--num-cpus=1", f"--num-gpus={gpus}", f"--object-store-memory={STORE_BYTES}"]
+        start = [program, "start", f"--address={self.address}", f"--node-name={name}", *resources, "--block"]
+        self._started[name] = subprocess.Popen(
+            [*before, *start],
+            env=os.environ | env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        until(lambda: name in self.alive(), lambda: f"node {name} does not come: {self.alive()}")
+
+    def alive(self) -> list[str]:
+        """Return the names of the nodes that are alive."""
+        table = self._cluster.global_state.node_table()
+        return [node["NodeName"] for node in table if node["Alive"]]
+
+    def remove(self, name: str) -> None:
+        """Take a node away, with all that runs on it."""
+        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def kill(self, name: str) -> None:
+        """Kill a node's raylet alone, as the kernel does where memory runs out."""
+        self._nodes[name].all_processes["raylet"][0].process.send_signal(signal.SIGKILL)
+
+    def end_process(self, name: str) -> None:
+        """Kill all processes of a node that was added as one."""
+        process = self._started.pop(name)
+        below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        process.kill()
+        process.wait()
+        for child in below:
+            if child.is_running():
+                child.kill()
+
+    def end(self) -> None:
+        """End all nodes."""
+        for name in list(self._started):
+            self.end_process(name)
+        self._cluster.shutdown()
+
+
+@contextmanager
+def nodes(*names: str, **head: Any) -> Iterator[Nodes]:
+    """Start a cluster with a head and nodes of these names, and see that nothing of it outlives the test."""
+    made = Nodes(**head)
+    try:
+        for name in names:
+            made.add(name)
+        yield made
+    finally:
+        made.end()

@@ -1,0 +1,298 @@
+"""The Ray engine on real clusters of this machine: what an engine must do, and nodes and controllers that die."""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ppo_core import checkpoint
+from ppo_core.errors import ConfigError
+from tests.tuner.quick_study import MODULE, controller, curves, outcomes, quick_spec, rows, run
+from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tests.tuner.ray_nodes import ROOT, Nodes, nodes
+from tests.tuner.test_worker import trial_spec
+from tests.waiting import until
+from tuner import trial_log
+from tuner.engine.base import Engine, EngineNeeds
+from tuner.engine.ray import RayCluster
+from tuner.protocol import Answer, Lost, Message, Resources, Stepped
+from tuner.spec import PPO_TRAINER, StudySpec
+from tuner.testing import check_engine
+from tuner.worker_settings import WorkerSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the nodes inherit."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that ran through, on this machine without Ray."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    run(folder, quick_spec())
+    return folder
+
+
+@pytest.fixture
+def two() -> Iterator[Nodes]:
+    with nodes("first", "second") as made:
+        yield made
+
+
+def assert_as_unbroken(folder: Path, unbroken: Path) -> None:
+    assert curves(folder) == curves(unbroken) and outcomes(folder) == outcomes(unbroken)
+
+
+def waiting(folder: Path) -> list[Path]:
+    return list(folder.glob("waiting-*"))
+
+
+def test_the_ray_engine_conforms(tmp_path: Path) -> None:
+    with RayCluster() as cluster:
+        check_engine(cluster.engine, tmp_path)
+
+
+@pytest.mark.parametrize("how", ["remove", "kill"])
+def test_a_study_that_loses_a_node_ends_as_if_unbroken(two: Nodes, tmp_path: Path, unbroken: Path, how: str) -> None:
+    with controller(tmp_path, quick_spec("gated"), ray=two.address) as started:
+        until(lambda: len(waiting(tmp_path)) == 2)  # one on each node, in the middle of a step
+        getattr(two, how)("second")
+        warned = started.read_until(lambda line: line.startswith("StudyWarned"))
+        assert "worker lost: node second on " in warned
+        (tmp_path / "gate").touch()
+        assert started.end() == 0, started.errors.read_text()
+    assert sorted(row.attempts for row in rows(tmp_path)) == [1, 1, 1, 1, 1, 2]
+    assert_as_unbroken(tmp_path, unbroken)
+
+
+def test_a_trial_whose_actor_is_killed_is_resumed(two: Nodes, tmp_path: Path, unbroken: Path) -> None:
+    with controller(tmp_path, quick_spec("gated"), ray=two.address) as started:
+        (first, _) = until(lambda: len(found := waiting(tmp_path)) == 2 and found)
+        worker = psutil.Process(int(first.name.removeprefix("waiting-")))
+        worker.parent().kill()
+        assert "its actor on node " in started.read_until(lambda line: line.startswith("StudyWarned"))
+        until(lambda: not worker.is_running())  # it does not outlive its actor
+        (tmp_path / "gate").touch()
+        assert started.end() == 0, started.errors.read_text()
+    assert_as_unbroken(tmp_path, unbroken)
+
+
+def test_a_controller_that_is_killed_leaves_nothing_running_and_the_next_one_goes_on(
+    two: Nodes, tmp_path: Path, unbroken: Path
+) -> None:
+    with controller(tmp_path, quick_spec("gated"), ray=two.address) as killed:
+        found = until(lambda: len(found := waiting(tmp_path)) == 2 and found)
+        workers = [psutil.Process(int(path.name.removeprefix("waiting-"))) for path in found]
+        killed.kill()
+    until(lambda: not any(worker.is_running() for worker in workers))
+    (tmp_path / "gate").touch()
+    with controller(tmp_path, quick_spec("gated"), ray=two.address, role="second") as started:
+        assert started.end() == 0, started.errors.read_text()
+    assert "TrialStarted 0 6" in started.lines or "TrialStarted 0 3" in started.lines
+    assert_as_unbroken(tmp_path, unbroken)
+
+
+def test_a_worker_that_is_silent_for_too_long_is_killed(tmp_path: Path) -> None:
+    said: list[Message] = []
+
+    def hear(engine: Engine) -> bool:
+        for _, message in engine.events(1.0):
+            said.append(message)
+            if isinstance(message, Stepped):
+                engine.answer(0, Answer.GO_ON)
+        return isinstance(said[-1], Lost) if said else False
+
+    settings = WorkerSettings(step_seconds=2.0, step_factor=1.0)
+    with RayCluster() as cluster, cluster.engine(EngineNeeds(1, (), settings)) as engine:
+        engine.start(trial_spec(tmp_path / "0", "gated"))
+        until(lambda: hear(engine))
+        assert isinstance(said[-1], Lost) and re.match("silent for .* in a step, allowed 2 s .*killed", said[-1].how)
+        (waits,) = waiting(tmp_path)
+        until(lambda: not psutil.pid_exists(int(waits.name.removeprefix("waiting-"))))
+        assert engine.free == 1
+
+
+# Nodes that do not see the runs folder
+
+
+def require_mounts() -> None:
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting needs root")
+
+
+def add_without(cluster: Nodes, name: str, folder: Path) -> None:
+    """Add a node that sees an empty folder in place of this one."""
+    mount = f'mount -t tmpfs none {folder} && exec "$@"'
+    cluster.add_process(name, "unshare", "--mount", "sh", "-c", mount, "sh")
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Nodes]:
+    """Two nodes that see neither the controller's runs folder nor each other's."""
+    require_mounts()
+    (tmp_path / "runs").mkdir()
+    with nodes() as made:
+        for name in ("first", "second"):
+            add_without(made, name, tmp_path / "runs")
+        yield made
+
+
+def test_nodes_that_do_not_see_the_runs_folder_are_named_at_the_start(apart: Nodes, tmp_path: Path) -> None:
+    with controller(tmp_path, quick_spec(), ray=apart.address) as started:
+        assert started.end() == 1
+    (line,) = [line for line in started.errors.read_text().splitlines() if line.startswith("ppo_core.errors.TaskError")]
+    assert re.search(
+        r"node (first|second) on \S+ does not see the runs folder \S+/runs of the controller; put it", line
+    )
+    assert all(row.attempts == 0 for row in rows(tmp_path))
+
+
+def test_they_exchange_checkpoints_by_a_place_that_all_see(apart: Nodes, tmp_path: Path, unbroken: Path) -> None:
+    place = f"file://{tmp_path}/place"
+    with controller(tmp_path, quick_spec("gated"), ray=apart.address, checkpoints=place) as started:
+        found = until(lambda: len(found := waiting(tmp_path)) == 2 and found)
+        apart.end_process("second")
+        assert "worker lost" in started.read_until(lambda line: line.startswith("StudyWarned"))
+        (tmp_path / "gate").touch()
+        assert started.end() == 0, started.errors.read_text()
+    resumed = [line for line in started.lines if re.fullmatch(r"TrialStarted \d 6", line)]
+    assert len(found) == 2 and len(resumed) == 1  # on the other node, from what the lost one had uploaded
+    assert_as_unbroken(tmp_path, unbroken)
+    for number in range(6):
+        here = {path.name for path in checkpoint.complete(tmp_path / "runs" / "quick" / str(number))}
+        there = {path.name for path in checkpoint.complete(tmp_path / "place" / "quick" / str(number))}
+        assert here == there != set()
+        log = trial_log.path_of(tmp_path / "runs" / "quick" / str(number)).read_text()
+        assert f"trial {number} starts, process " in log and " on host " in log
+    assert not list(Path(tempfile.gettempdir()).glob("ppo-tuner-*/*/step-*"))
+
+
+# What a node lacks
+
+
+def refused(folder: Path, address: str, spec: StudySpec) -> str:
+    """Return the error of a study that ends before it has a trial."""
+    with controller(folder, spec, ray=address, cwd=folder) as started:
+        assert started.end() == 1
+    return started.errors.read_text().splitlines()[-1]
+
+
+def test_a_node_with_other_sources_is_named(two: Nodes, tmp_path: Path) -> None:
+    for package in ("ppo_core", "tuner"):
+        shutil.copytree(ROOT / package, tmp_path / "other" / package)
+    with (tmp_path / "other" / "tuner" / "status.py").open("a") as file:
+        file.write("# later\n")
+    two.add_process("third", PYTHONPATH=f"{tmp_path / 'other'}:{ROOT}")
+    line = refused(tmp_path, two.address, quick_spec())
+    assert re.search(
+        r"node third on \S+ has ppo-tuner 0\.1\.0, sources \w{8}, and the controller 0\.1\.0, sources ", line
+    )
+
+
+def test_a_node_without_the_project_is_named(two: Nodes, tmp_path: Path) -> None:
+    (tmp_path / "other" / "tuner").mkdir(parents=True)
+    (tmp_path / "other" / "tuner" / "__init__.py").touch()
+    two.add_process("third", PYTHONPATH=f"{tmp_path / 'other'}:{ROOT}")
+    line = refused(tmp_path, two.address, quick_spec())
+    assert re.search(r"node third on \S+ cannot run ppo-tuner: No module named 'tuner\.engine", line)
+
+
+def test_a_node_without_the_task_is_named(two: Nodes, tmp_path: Path) -> None:
+    require_mounts()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "task.py").write_text("from tests.tuner.quick_trainer import TASK\n")
+    add_without(two, "third", tmp_path / "mine")
+    line = refused(tmp_path, two.address, replace(quick_spec(), task=str(tmp_path / "mine" / "task.py")))
+    assert re.search(r"node third on \S+: there is no task file \S+/mine/task.py", line), line
+
+
+def test_a_gpu_that_torch_does_not_see_is_named(tmp_path: Path) -> None:
+    with nodes() as made:
+        made.add_process("third", gpus=1)
+        line = refused(tmp_path, made.address, replace(quick_spec(), trainer=PPO_TRAINER))
+    assert "node third on " in line and "has no GPU 0 that torch sees, though Ray counts one" in line, line
+
+
+def test_a_trial_gets_as_much_of_a_gpu_as_it_asks_for_or_is_refused(tmp_path: Path) -> None:
+    with nodes() as made:
+        made.add_process("third", gpus=2)
+        with RayCluster(made.address) as cluster:
+            job = replace(trial_spec(tmp_path / "0"), device="auto")
+            with cluster.engine(EngineNeeds(4, (), WorkerSettings(), trials_per_gpu=2)) as engine:
+                assert engine._share(job).gpus == 0.5 and engine._share(replace(job, device="cpu")).gpus == 0
+            with cluster.engine(EngineNeeds(1, (), WorkerSettings())) as engine:
+                assert engine._share(replace(job, resources=Resources(ranks=2))).gpus == 2
+                with pytest.raises(ConfigError, match="trial 0 needs 3 GPUs of one node, and no node has more than 2"):
+                    engine.start(replace(job, resources=Resources(ranks=3)))
+
+
+def test_a_cluster_without_a_gpu_has_none_to_share() -> None:
+    with RayCluster() as cluster, pytest.raises(ConfigError, match="trials-per-gpu is not allowed: the Ray cluster at"):
+        cluster.engine(EngineNeeds(2, (), WorkerSettings(), trials_per_gpu=2))
+
+
+# The command line
+
+STUDY = f"""
+name = "quick"
+task = "{MODULE}:TASK"
+trainer = "{MODULE}:factory"
+trials = 6
+strategy = "full"
+objective = "end"
+seed = 5
+sampler = {{ name = "random" }}
+search = {{ learning_rate = "advised", cliprange = {{ low = 0.1, high = 0.3 }} }}
+"""
+"""`quick_spec`, in a file."""
+
+
+def test_the_command_runs_a_study_on_a_remote_cluster(tmp_path: Path, unbroken: Path) -> None:
+    pytest.importorskip("grpc")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "study.toml").write_text(STUDY)
+    with nodes(ray_client_server_port=port) as made:
+        made.add("first")
+        until(lambda: is_open(port))
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "tuner.cli.main",
+                "run",
+                "study.toml",
+                "--engine",
+                f"ray://127.0.0.1:{port}",
+                "--json",
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert [trial["status"] for trial in json.loads(done.stdout)["trials"]] == [
+        str(row.status) for row in rows(unbroken)
+    ]
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as asked:
+        return asked.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,71 @@
+"""The watch over a worker at its job: how long it may be silent in what it does. Times are on one monotonic clock."""
+
+import math
+
+from tuner.protocol import Entered, Job, Message, NoRoom, Phase, PrepareTask, ReadTest, Stepped
+from tuner.worker_settings import WorkerSettings
+
+LATE_SECONDS = 1.0
+"""A wait that ended so much too late: this process was stopped, and its workers may have been, too."""
+
+
+class HangTimeout:
+    """Over one worker at one job: whether it owes a word, since when, and how long it may take."""
+
+    def __init__(self, settings: WorkerSettings, job: Job, now: float) -> None:
+        self._settings = settings
+        self._what, self._limit = "preparing the task", "prepare_seconds"
+        self._allowed = settings.prepare_seconds
+        if not isinstance(job, PrepareTask):
+            self._what = "reading the test prompts" if isinstance(job, ReadTest) else "its first step"
+            self._limit, self._allowed = "first_step_seconds", settings.first_step_seconds
+        self._since: float | None = now
+        self._longest = 0.0
+
+    @property
+    def deadline(self) -> float:
+        """When its silence becomes too long; infinity while it waits for an answer."""
+        return math.inf if self._since is None else self._since + self._allowed
+
+    def heard(self, message: Message, now: float) -> None:
+        """Note what the worker said; after a step's report, or without room, it owes nothing until it is answered."""
+        self._since = now
+        if isinstance(message, Stepped):
+            self._longest = max(self._longest, message.step_seconds)
+            self._enter(Phase.STEPPING)
+            self._since = None
+        elif isinstance(message, NoRoom):
+            self._since = None
+        elif isinstance(message, Entered):
+            self._enter(message.phase)
+
+    def answered(self, now: float) -> None:
+        """Note that it was answered: it owes the next word."""
+        self._since = now
+
+    def excuse(self, seconds: float) -> None:
+        """Leave out a time in which nobody could have worked."""
+        if self._since is not None:
+            self._since += seconds
+
+    def verdict(self, now: float) -> str | None:
+        """Return what to say of a worker that was silent for too long, or None."""
+        if self._since is None or now < self.deadline:
+            return None
+        return (
+            f"silent for {now - self._since:.0f} s in {self._what}, allowed {self._allowed:.0f} s "
+            f"({self._limit} in [workers]); killed"
+        )
+
+    def _enter(self, phase: Phase) -> None:
+        settings = self._settings
+        self._what = phase.value
+        match phase:
+            case Phase.STEPPING:
+                longest = settings.step_factor * self._longest
+                self._limit = "step_factor" if longest > settings.step_seconds else "step_seconds"
+                self._allowed = max(settings.step_seconds, longest)
+            case Phase.SAVING:
+                self._limit, self._allowed = "save_seconds", settings.save_seconds
+            case Phase.UPLOADING:
+                self._limit, self._allowed = "upload_seconds", settings.upload_seconds
