@@ -14,7 +14,7 @@ from pathlib import Path
 from streamlit.web import cli
 
 from dashboard import data, views
-from dashboard.views import curves
+from dashboard.views import curve_charts
 from ppo_core.errors import PPOTunerError
 
 
@@ -31,11 +31,11 @@ def main() -> None:
 
 
 def read_ahead() -> None:
-    """Read what the pages show first of the study that they show first; what is wrong with the store, they tell."""
+    """Read what the pages show first of the study that they show first; the pages show what is wrong with a store."""
     with suppress(PPOTunerError):
         store = data.open_store(data.storage())
         for study in data.studies(store)[:1]:
-            curves.read(store, data.snapshot(store, study.name))
+            curve_charts.read(store, data.snapshot(store, study.name))
 
 
 if __name__ == "__main__":
