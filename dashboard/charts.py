@@ -393,8 +393,8 @@ def over_the_axis(frame: pd.DataFrame, metric: str, drawing: Drawing, levels: Ma
         return ""
     highest, count = over.sort_values("y").iloc[-1], over["trial"].nunique()
     return (
-        f"{count} trial{'s' if count > 1 else ''} went over the axis' end at {top:g} nats (highest "
-        f"{highest['y']:.1f}, trial {highest['trial']:.0f}); KL axis: log shows all."
+        f"{count} trial{'s leave' if count > 1 else ' leaves'} the axis at {top:g} nats (highest {highest['y']:.1f}, "
+        f"trial {highest['trial']:.0f}); a log KL axis shows all."
     )
 
 

@@ -4,6 +4,7 @@ Trials are named by number everywhere. A refresh reads only what is new (see `tr
 Caches are keyed by strings and integers: the store's identity, the study, the metrics.
 """
 
+import operator
 import os
 import threading
 import time
@@ -24,7 +25,7 @@ from tuner.environment import to_copy
 from tuner.results import State, StudyView, as_view, kl_prunings, read_study
 from tuner.results import under_budget as judged_under
 from tuner.status import Reason, Role, Status
-from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, Store, StudyRow, TrialRow, schema
+from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, KnownTrials, Store, StudyRow, TrialRow, schema
 
 # Step rows that are kept in memory between refreshes, so that each reads only what is new.
 
@@ -115,14 +116,15 @@ class TrialCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._known = KnownTrials()
         self._rows: tuple[TrialRow, ...] = ()
         self._frame = _trial_frame(())
 
     def read(self, store: Store, study: StudyRow) -> tuple[tuple[TrialRow, ...], pd.DataFrame]:
         """Return the study's trials by number, and as a frame (see `dashboard.data.Snapshot`)."""
         with self._lock:
-            rows = tuple(store.trials(study, known=self._rows))
-            if rows != self._rows:
+            rows = tuple(store.trials(study, known=self._known))
+            if len(rows) != len(self._rows) or any(map(operator.is_not, rows, self._rows)):
                 searched = tuple(row for row in rows if row.role is not Role.CONFIRM)
                 self._rows, self._frame = rows, _trial_frame(searched)
             return self._rows, self._frame.copy(deep=False)

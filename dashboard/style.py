@@ -54,9 +54,8 @@ _BARS = "path://M0,0 L3,0 L3,10 L0,10 Z M6,0 L9,0 L9,10 L6,10 Z"
 SHEET = """<style>
 [data-testid="stMainBlockContainer"] { padding-top: 3.75rem; padding-bottom: 3rem; }
 [data-testid="stMain"] [data-testid="stVerticalBlock"] { gap: 0.75rem; }
-[data-testid="stMain"] h3 { font-size: 1.2rem; padding: 0.4rem 0 0.1rem; }
+[data-testid="stMain"] h3 { font-size: 1.2rem; padding: 0.5rem 0; }
 [data-testid="stMetricValue"] { font-size: 1.5rem; }
-[data-testid="stMetric"] { padding: 0.6rem 0.8rem; }
 @media (min-width: 800px) { [data-testid="stMainBlockContainer"] { padding-left: 2.5rem; padding-right: 2.5rem; } }
 </style>"""
 """What makes a page denser than Streamlit's usual one, so that its first chart stands in the window's upper third."""

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import access, data, launching, safe_text, steering
+from dashboard import access, data, launching, safe_text, steering, style
 from dashboard.data import Snapshot
 from dashboard.views import common, control_launch, control_parts, sidebar
 from dashboard.views.control_parts import (
@@ -90,6 +90,35 @@ def _what(order: Order) -> str:
 
 def _outcome(order: Order, study: StudyRow) -> str:
     return why_it_waits(study) if order.state is OrderState.WAITING else order.outcome or ""
+
+
+LATEST = 8
+"""Trials whose latest event is shown."""
+
+
+def latest_trials(store: Store, snapshot: Snapshot) -> None:
+    """Draw what happened last to trials: which started or ended, and why."""
+    if not snapshot.view.trials:
+        return
+    st.subheader("Latest trials", anchor=False, help="Those that started or ended last.")
+    rows = sorted(snapshot.view.trials, key=lambda row: row.ended_at or row.started_at, reverse=True)[:LATEST]
+    shown = pd.DataFrame(
+        {
+            "trial": [row.number for row in rows],
+            "status": [style.status_cell(row) for row in rows],
+            "when": [common.ago(row.ended_at or row.started_at) for row in rows],
+            "reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
+        }
+    )
+    st.dataframe(
+        shown, key="latest trials", hide_index=True, placeholder="",
+        column_config={
+            "trial": st.column_config.NumberColumn("Trial", width=55, pinned=True),
+            "status": st.column_config.TextColumn("Status", width=120),
+            "when": st.column_config.TextColumn("Ended, or started", width=120),
+            "reason": st.column_config.TextColumn("Reason", width=260),
+        },
+    )  # fmt: skip
 
 
 # Steering a study and one of its trials: each button leads to a confirmation that names what it is about.
@@ -224,7 +253,10 @@ def page() -> None:
     draw_flash()
     if part == "Launch":
         with suppress(PPOTunerError):  # without a store the sidebar is empty
-            sidebar.draw(common.open_store())
+            snapshot = sidebar.draw(common.open_store())
+            if snapshot is not None:
+                with head:
+                    common.status(snapshot.view)
         control_launch.section()
     else:
         common.of_a_study(functools.partial(_of_a_study, part, head), under_own_budget=True)
@@ -242,6 +274,7 @@ def _of_a_study(part: str, head: DeltaGenerator, store: Store, snapshot: Snapsho
             control_parts.section(store, snapshot.view)
     with right:
         log_section(store, snapshot.view)
+        common.live(snapshot, latest_trials)
 
 
 def _permission() -> None:

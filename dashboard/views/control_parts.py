@@ -173,6 +173,7 @@ def trial_choice(view: StudyView, key: str, label: str = "Trial") -> int | None:
     chosen = st.selectbox(
         label, numbers, index=_first(st.session_state.get("trial"), numbers), key=key, bind="query-params",
         persist_state="session", placeholder="Choose a trial by its number", width=260,
+        label_visibility="collapsed" if label == "Trial" else "visible",
     )  # fmt: skip
     return None if chosen is None else int(chosen)
 
@@ -219,7 +220,7 @@ def _first(chosen: object, numbers: Collection[int]) -> int | None:
 # New trials by order: a copy of a trial with changes, or a fork at a checkpoint that is kept.
 
 WAYS = ("Copy with changes", "Fork at a checkpoint")
-COLUMNS = 3
+COLUMNS = 2
 
 
 def section(store: Store, view: StudyView) -> None:

@@ -9,6 +9,7 @@ from dashboard.views import answer, common, curve_charts, running, search, studi
 from dashboard.views.common import Latest
 from dashboard.views.curve_charts import SHOWN_FIRST, Drawn
 from ppo_core.metrics import METRICS
+from ppo_core.output import counted
 from tuner.best import RULE
 from tuner.results import StudyView
 from tuner.search import fidelity
@@ -94,9 +95,7 @@ def _cards(snapshot: Snapshot, baseline: float | None) -> None:
     cards = (*_progress(snapshot), *_best(snapshot, baseline), _cost(snapshot.view))
     with st.grid(len(cards), min_column_width=130):
         for label, value, note, help_text in cards:
-            st.metric(
-                label, value, note, delta_color="off", delta_arrow="off", border=True, height="stretch", help=help_text
-            )
+            st.metric(label, value, note, delta_color="off", delta_arrow="off", help=help_text)
 
 
 _Card = tuple[str, str, str | None, str]
@@ -106,7 +105,8 @@ _Card = tuple[str, str, str | None, str]
 def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
     view = snapshot.view
     shown = [row.shown_status for row in view.trials if not row.is_done]
-    under_way = ", ".join(f"{shown.count(status)} {status}" for status in dict.fromkeys(shown))
+    resting = [f"{view.extent.resting} at rung"] if view.extent.resting else []
+    under_way = ", ".join([*resting, *(f"{shown.count(status)} {status}" for status in dict.fromkeys(shown))])
     failed = sum(row.status is Status.FAILED for row in view.trials)
     others = sum(row.status is Status.PRUNED for row in view.trials) - len(snapshot.kl_pruned)
     notes = [f"{count} {what}" for count, what in ((others, "other pruned"), (failed, "failed")) if count]
@@ -116,10 +116,9 @@ def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
             "Trials ended",
             f"{snapshot.ended}{total}",
             under_way or None,
-            "Ended in any way: completed, pruned, failed or stopped. Below: those that have not.",
+            f"Ended in any way: completed, pruned, failed or stopped. Below: those that have not.{_promoted(view)}",
         ),
         *_budget(view),
-        *_at_rungs(view),
         (
             "Pruned for KL",
             f"{len(snapshot.kl_pruned)}",
@@ -139,16 +138,15 @@ def _budget(view: StudyView) -> tuple[_Card, ...]:
     return (("Budget spent", f"{extent.spent:.1f} of {extent.budget:g}", f"{extent.done:.0%}", help_text),)
 
 
-def _at_rungs(view: StudyView) -> tuple[_Card, ...]:
-    """Return the card of a strategy that pauses trials; none of another one."""
+def _promoted(view: StudyView) -> str:
+    """Return how many trials a strategy that pauses them promoted; empty: it pauses none."""
     if view.spec.strategy not in fidelity.SHARES:
-        return ()
+        return ""
     promoted = sum(row.rung > 0 for row in view.trials) + len(finished_by(view.trials))
-    help_text = (
-        "Trials that the strategy paused. A promoted one continues, or is run from the start at another β. Below: how "
-        "many were promoted."
+    return (
+        f" At a rung the strategy pauses trials; {counted(promoted, 'trial')} {'was' if promoted == 1 else 'were'} "
+        "promoted, which continue, or are run from the start at another β."
     )
-    return (("Paused at rung", f"{view.extent.resting}", f"{promoted} promoted", help_text),)
 
 
 def _best(snapshot: Snapshot, baseline: float | None) -> tuple[_Card, ...]:
@@ -160,7 +158,7 @@ def _best(snapshot: Snapshot, baseline: float | None) -> tuple[_Card, ...]:
         if baseline is not None:
             gained += f", {best.value - baseline:+.2f} over SFT"
         if is_best and best.end_kl is not None and best.status is Status.COMPLETED:
-            budget += f", at its end {best.end_kl:.1f}"
+            budget += f", end {best.end_kl:.1f}"
     return (
         (
             "Best within budget",
@@ -173,7 +171,7 @@ def _best(snapshot: Snapshot, baseline: float | None) -> tuple[_Card, ...]:
             "–" if best is None or best.kl is None else f"{best.kl:.1f} nats",
             budget,
             f"Eval KL of the best trial in {METRICS['eval/kl'].unit}, of the same evaluation{'' if is_best else 's'} "
-            "as its reward. Below: the KL budget.",
+            f"as its reward. Below: the KL budget{', and the eval KL at the end of the trial' if is_best else ''}.",
         ),
     )
 
@@ -182,7 +180,7 @@ def _cost(view: StudyView) -> _Card:
     spent = data.cost(view)
     notes = []
     if spent.seconds_a_trial is not None:
-        notes.append(f"{spent.seconds_a_trial:,.0f} s per trial")
+        notes.append(f"{spent.seconds_a_trial:,.0f} s/trial")
     if spent.pruned_share is not None:
         notes.append(f"{spent.pruned_share:.0%} pruned")
     help_text = (

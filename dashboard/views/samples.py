@@ -46,9 +46,12 @@ _DEEPEST = 0.65
 
 def choose() -> str | None:
     """Return the reading that tokens are coloured by, which is in the link; None: tokens are not shown."""
-    return st.segmented_control(
+    return st.selectbox(
         "Tokens coloured by",
         COLOURED,
+        index=None,
+        placeholder="Off",
+        width=170,
         key="tokens",
         bind="query-params",
         help="Shows each response token by token. Orange is above 0, blue below; the deeper, the larger among the "
@@ -218,7 +221,7 @@ def _choose_prompt(prompts: Mapping[int, str]) -> int | None:
         "Prompt",
         list(prompts),
         index=None,
-        width=300,
+        width=260,
         placeholder=f"All {len(prompts)}; type to find one",
         format_func=lambda index: f"{index}: {safe_text.one_line(prompts.get(index, ''), 90)}",
         key="prompt",

@@ -17,13 +17,15 @@ _BUDGET_OF = "budget of"
 """The key of the study whose budget the session has."""
 
 
-def draw(store: Store) -> None:
-    """Draw the sidebar of a page that is not about the study in it."""
+def draw(store: Store) -> Snapshot | None:
+    """Draw the sidebar of a page that is not about the study in it; return that study, None where none is chosen."""
     name = choose_study(store)
-    if name is not None:
-        snapshot = data.snapshot(store, name)
-        choose_trials(snapshot)
-        choose_budget(snapshot)
+    if name is None:
+        return None
+    snapshot = data.snapshot(store, name)
+    choose_trials(snapshot)
+    choose_budget(snapshot)
+    return snapshot
 
 
 def choose_study(store: Store) -> str | None:

@@ -21,7 +21,7 @@ from tuner.store.schema import SCHEMA_VERSION
 
 pytestmark = pytest.mark.slow
 
-APP = Path(__file__).parents[2] / "dashboard" / "app.py"
+APP = Path(__file__).parents[2] / "dashboard" / "pages.py"
 GOOD = Course(1e-4, 0.05, 4.0, batch=128)
 FAILED = Course(1e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4)
 
@@ -232,7 +232,7 @@ def test_a_paused_and_an_archived_study_say_what_to_do(tmp_path: Path, page: Pag
 def test_a_large_study_has_its_table_outside_of_what_refreshes(
     built: Path, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dashboard.views.overview.MOST_LIVE", 5)
+    monkeypatch.setattr("dashboard.views.trials_table.MOST_LIVE", 5)
     assert trials_table(run(page(built)))["number"].tolist() == list(range(14))
 
 
@@ -383,7 +383,7 @@ def test_a_study_without_trials_says_what_to_wait_for(tmp_path: Path, page: Page
 def of_each_tab(curves: Page, path: Path) -> list[int]:
     """The number of charts on each tab of the curves."""
     found = []
-    for tab in curves_page.TABS:
+    for tab in curves_page.VIEWS:
         app = curves(path)
         app.query_params["view"] = tab
         found.append(len(charts(run(app))))

@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from dashboard import charts, echarts, style
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
-from dashboard.views import curves as page
+from dashboard.views import curve_charts, curves
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
 from tuner.guard import RULES
@@ -152,12 +152,12 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
     rows = [SimpleNamespace(number=number, config=course.params) for number, course in enumerate(COURSES)]
     snapshot = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=rows)), pd.DataFrame())
     frame = pd.concat([steps(number, [0.0]) for number in (0, 1, 4, 11, 13, 14)])
-    assert page.targets(snapshot, (0, 4), frame) == {"Target of trial 4: 6.1": 6.1}
-    assert page.targets(snapshot, (0, 1), frame) == {}
-    assert page.targets(snapshot, (0, 4), steps(0, [0.0])) == {}, "trial 4 has made no step"
-    assert page.levels(snapshot, KL) == LEVELS
-    assert page.levels(snapshot, "eval/reward", 0.42) == {"SFT baseline 0.42": 0.42}
-    assert page.levels(snapshot, SCORE, 0.42) == {}
+    assert curve_charts.targets(snapshot, (0, 4), frame) == {"Target of trial 4: 6.1": 6.1}
+    assert curve_charts.targets(snapshot, (0, 1), frame) == {}
+    assert curve_charts.targets(snapshot, (0, 4), steps(0, [0.0])) == {}, "trial 4 has made no step"
+    assert curve_charts.levels(snapshot, KL) == LEVELS
+    assert curve_charts.levels(snapshot, "eval/reward", 0.42) == {"SFT baseline 0.42": 0.42}
+    assert curve_charts.levels(snapshot, SCORE, 0.42) == {}
 
 
 def test_a_targets_name_stands_at_the_other_end_than_the_budgets() -> None:
@@ -441,10 +441,10 @@ def test_a_chart_without_a_step_has_its_limits() -> None:
 
 
 def test_every_declared_metric_but_quantiles_can_be_chosen_once_by_group() -> None:
-    offered = page.grouped()
+    offered = curves.grouped()
     own = {f"{name}_{suffix}" for name in (SCORE, "objective/rlhf_reward") for suffix in QUARTERS}
     assert set(offered) == set(METRICS) - own
-    labels = [page.label(metric) for metric in offered]
+    labels = [curves.label(metric) for metric in offered]
     assert len(set(labels)) == len(labels)
     groups = [label.split(":")[0] for label in labels]
-    assert [name for place, name in enumerate(groups) if name not in groups[:place]] == [*page.GROUPS.values(), "Run"]
+    assert [name for place, name in enumerate(groups) if name not in groups[:place]] == [*curves.GROUPS.values(), "Run"]

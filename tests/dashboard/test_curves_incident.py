@@ -9,8 +9,8 @@ import pytest
 
 from dashboard import charts, diagnosis, echarts, health
 from dashboard.views import curves
-from dashboard.views import curves as incident_view
-from dashboard.views.overview import lines
+from dashboard.views import incident as incident_view
+from dashboard.views.running import lines
 from tests.dashboard import fake_store
 from tuner.status import Origin, Status
 from tuner.store import TrialRow
