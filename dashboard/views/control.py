@@ -252,15 +252,20 @@ def page() -> None:
         _permission()
     draw_flash()
     if part == "Launch":
-        with suppress(PPOTunerError):  # without a store the sidebar is empty
-            snapshot = sidebar.draw(common.open_store())
-            if snapshot is not None:
-                with head:
-                    common.status(snapshot.view)
-        control_launch.section()
+        with common.problems_shown():
+            _launch(head)
     else:
         common.of_a_study(functools.partial(_of_a_study, part, head), under_own_budget=True)
     draw_asked()
+
+
+def _launch(head: DeltaGenerator) -> None:
+    with suppress(PPOTunerError):  # without a store the sidebar is empty
+        snapshot = sidebar.draw(common.open_store())
+        if snapshot is not None:
+            with head:
+                common.status(snapshot.view)
+    control_launch.section()
 
 
 def _of_a_study(part: str, head: DeltaGenerator, store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:

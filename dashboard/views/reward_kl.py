@@ -90,9 +90,11 @@ def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataF
     count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
     lucky = (
         f"It is the highest of {count:,} evaluations within the budget, and the highest of many reads high by luck: "
-        f"confirm it on fresh prompts or another seed before you rely on it.{_end_note(snapshot.view, trial)}"
+        f"confirm it on fresh prompts or another seed before you rely on it."
     )
     st.subheader(f"Best checkpoint: trial {at.trial}, step {at.step}", anchor=False, help=lucky)
+    if note := _end_note(snapshot.view, trial):
+        st.text(note)
     if kept.path is not None:
         st.code(str(kept.path), language=None, wrap_lines=True)
         st.text("To continue training from it, with other values where you like:")
@@ -114,13 +116,13 @@ def _end_note(view: StudyView, trial: TrialRow) -> str:
         if trial.end_kl is None or trial.end_kl <= budget:
             return ""
         return (
-            f" Trial {trial.number} itself ends over the budget, at a KL of {trial.end_kl:.2f}: its configuration is "
+            f"Trial {trial.number} itself ends over the budget, at a KL of {trial.end_kl:.2f}: its configuration is "
             "good up to this step, and not to its end."
         )
     if trial.value is None or trial.kl is None or trial.kl <= budget:
         return ""
     return (
-        f" At its end, by the mean of its last two evaluations, trial {trial.number} reads {trial.value:.3f} at a KL "
+        f"At its end, by the mean of its last two evaluations, trial {trial.number} reads {trial.value:.3f} at a KL "
         f"of {trial.kl:.2f}: over the budget, so it cannot be the best trial at its end."
     )
 

@@ -60,9 +60,7 @@ def test_a_process_that_was_given_none_makes_one_and_tells_it_once(
 @pytest.mark.parametrize("given", ["", "x", TOKEN[:-1], f"{TOKEN} ", TOKEN.upper(), "ü\udcff"])
 @pytest.mark.parametrize("require", [access.require_order, access.require_launch])
 def test_nothing_but_the_token_permits(require: Callable[[str], None], given: str) -> None:
-    with pytest.raises(
-        NotPermitted, match=r"the token is (missing|not this server's); it stands in the link"
-    ) as caught:
+    with pytest.raises(NotPermitted, match=r"the token is (missing|not this server's); open the link") as caught:
         require(given)
     assert TOKEN not in str(caught.value)
 
@@ -107,7 +105,6 @@ def link_page() -> None:
 
     from dashboard import access
 
-    access.take_from_link()
     st.text("may" if access.may_order() else "may not")
 
 

@@ -280,7 +280,7 @@ def test_known_trials_are_read_again_but_for_what_never_changes_of_them(store: S
     assert new == added and new.config == {"seed": 1}
     assert all(one is other for one, other in zip(store.trials(study, known=known), (again, new), strict=True))
     store.release(lease)
-    assert [row.is_interrupted for row in store.trials(store.study("a"), known=known)] == [True, False]
+    assert [row.is_interrupted for row in store.trials(store.study("a"), known=known)] == [True, True]
 
 
 def test_a_study_or_trial_that_is_not_there_is_named(store: Store) -> None:
