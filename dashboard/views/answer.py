@@ -55,8 +55,8 @@ def _answer(store: Store, view: StudyView, baseline: float | None) -> None:
     st.markdown(_certainty(store, view))
     if ends_over(best, view):
         st.markdown(
-            f":orange[▲] Trained to its end it reads a KL of {best.end_kl:.2f}, over the budget; the command below stops "
-            "at the checkpoint."
+            f":orange[▲] Trained to its end it reads a KL of {best.end_kl:.2f}, over the budget; the command below "
+            "stops at the checkpoint."
         )
     _settings(view, best)
     _commands(store, view, best, confirmation)

@@ -105,7 +105,7 @@ _Card = tuple[str, str, str | None, str]
 def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
     view = snapshot.view
     shown = [row.shown_status for row in view.trials if not row.is_done]
-    resting = [f"{view.extent.resting} at rung"] if view.extent.resting else []
+    resting = [_at_rung(view)] if view.extent.resting and view.extent.budget is None else []
     under_way = ", ".join([*resting, *(f"{shown.count(status)} {status}" for status in dict.fromkeys(shown))])
     failed = sum(row.status is Status.FAILED for row in view.trials)
     others = sum(row.status is Status.PRUNED for row in view.trials) - len(snapshot.kl_pruned)
@@ -116,7 +116,7 @@ def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
             "Trials ended",
             f"{snapshot.ended}{total}",
             under_way or None,
-            f"Ended in any way: completed, pruned, failed or stopped. Below: those that have not.{_promoted(view)}",
+            "Ended in any way: completed, pruned, failed or stopped. Below: those that have not.",
         ),
         *_budget(view),
         (
@@ -134,19 +134,21 @@ def _budget(view: StudyView) -> tuple[_Card, ...]:
     extent = view.extent
     if extent.budget is None:
         return ()
-    help_text = "In trials of full length: what the search has spent of what it may spend."
-    return (("Budget spent", f"{extent.spent:.1f} of {extent.budget:g}", f"{extent.done:.0%}", help_text),)
+    help_text = f"In trials of full length: what the search has spent of what it may spend.{_promoted(view)}"
+    return (("Budget spent", f"{extent.spent:.1f} of {extent.budget:g}", _at_rung(view), help_text),)
+
+
+def _at_rung(view: StudyView) -> str | None:
+    """Return how many trials the strategy paused; None: none."""
+    return f"{view.extent.resting} paused at rung" if view.extent.resting else None
 
 
 def _promoted(view: StudyView) -> str:
-    """Return how many trials a strategy that pauses them promoted; empty: it pauses none."""
+    """Return what the card's help adds where the strategy pauses trials; empty: it pauses none."""
     if view.spec.strategy not in fidelity.SHARES:
         return ""
-    promoted = sum(row.rung > 0 for row in view.trials) + len(finished_by(view.trials))
-    return (
-        f" At a rung the strategy pauses trials; {counted(promoted, 'trial')} {'was' if promoted == 1 else 'were'} "
-        "promoted, which continue, or are run from the start at another β."
-    )
+    promoted = counted(sum(row.rung > 0 for row in view.trials) + len(finished_by(view.trials)), "trial")
+    return f" Below: trials that the strategy paused at a rung. {promoted.capitalize()} promoted so far."
 
 
 def _best(snapshot: Snapshot, baseline: float | None) -> tuple[_Card, ...]:
