@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+import click
 from streamlit.web import cli
 
 from dashboard import data, views
@@ -27,7 +28,13 @@ def main() -> None:
     # Beside the server, which a database that cannot be reached must not hold up.
     threading.Thread(target=read_ahead, daemon=True).start()
     app = Path(__file__).with_name("app.py")
-    cli.main(["run", str(app), *sys.argv[1:]], prog_name="streamlit")
+    try:
+        cli.main(["run", str(app), *sys.argv[1:]], prog_name="streamlit", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:  # Ctrl-C is how it is meant to end
+        sys.exit(0)
 
 
 def read_ahead() -> None:

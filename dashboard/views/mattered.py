@@ -20,6 +20,7 @@ from tuner.store import Store, TrialRow
 
 MOST_AXES = 8
 """Hyperparameters of the parallel coordinates: more axes cannot be followed."""
+_TITLE = "What mattered for reward, and for KL"
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 MEASURES: dict[str, Measure] = {"reward": "value", "KL": "kl"}
 
@@ -32,8 +33,13 @@ def section(store: Store, snapshot: Snapshot) -> None:
     trials = fidelity.read(snapshot.view.trials, at, kls, snapshot.view.spec)
     shown = Snapshot.of(replace(snapshot.view, trials=trials))
     names = figures.searched(shown.trials)
-    ranked = _importance(store, shown, at, len(snapshot.view.trials))
-    _slices(shown, at, [*(name for name in ranked if name in names), *(name for name in names if name not in ranked)])
+    if refused := importance.refusal(shown.view.trials, shown.view.spec, at_rung=at.rung is not None):
+        _slices(shown, at, names)
+        st.subheader(_TITLE, anchor=False)
+        st.info(refused)
+    else:
+        ranked = [name for name in _importance(store, shown, at, len(snapshot.view.trials)) if name in names]
+        _slices(shown, at, [*ranked, *(name for name in names if name not in ranked)])
     _audit(snapshot, evaluated)
 
 
@@ -55,15 +61,10 @@ def _fidelity(snapshot: Snapshot) -> Fidelity:
 
 
 def _importance(store: Store, snapshot: Snapshot, at: Fidelity, all_trials: int) -> list[str]:
-    """Draw importances, and return the hyperparameters by them; empty: nothing can be said."""
+    """Draw importances, and return the hyperparameters by them."""
     view, at_rung = snapshot.view, at.rung is not None
-    refused = importance.refusal(view.trials, view.spec, at_rung=at_rung)
-    usable = [] if refused else importance.usable(view.trials, view.spec, at_rung=at_rung)
-    title = "What mattered for reward, and for KL"
-    st.subheader(title, anchor=False, help=_importance_help(all_trials - len(usable), at_rung=at_rung))
-    if refused:
-        st.info(refused)
-        return []
+    usable = importance.usable(view.trials, view.spec, at_rung=at_rung)
+    st.subheader(_TITLE, anchor=False, help=_importance_help(all_trials - len(usable), at_rung=at_rung))
     key = f"{store.url}|{view.row.id}|{view.row.created_at}|{sorted(view.spec.search)}|{at.rung}"
     ids = tuple((row.id, row.attempts, row.value) for row in usable)
     ranked: list[str] = []
@@ -119,6 +120,7 @@ def _slices(snapshot: Snapshot, at: Fidelity, names: list[str]) -> None:
     name = st.selectbox(
         "Hyperparameter",
         names,
+        label_visibility="collapsed",
         key="setting",
         bind="query-params",
         width=320,

@@ -105,8 +105,9 @@ _Card = tuple[str, str, str | None, str]
 def _progress(snapshot: Snapshot) -> tuple[_Card, ...]:
     view = snapshot.view
     shown = [row.shown_status for row in view.trials if not row.is_done]
-    resting = [_at_rung(view)] if view.extent.resting and view.extent.budget is None else []
-    under_way = ", ".join([*resting, *(f"{shown.count(status)} {status}" for status in dict.fromkeys(shown))])
+    resting = [_at_rung(view)] if view.extent.budget is None else []
+    counts = [f"{shown.count(status)} {status}" for status in dict.fromkeys(shown)]
+    under_way = ", ".join(filter(None, [*resting, *counts]))
     failed = sum(row.status is Status.FAILED for row in view.trials)
     others = sum(row.status is Status.PRUNED for row in view.trials) - len(snapshot.kl_pruned)
     notes = [f"{count} {what}" for count, what in ((others, "other pruned"), (failed, "failed")) if count]
@@ -135,12 +136,12 @@ def _budget(view: StudyView) -> tuple[_Card, ...]:
     if extent.budget is None:
         return ()
     help_text = f"In trials of full length: what the search has spent of what it may spend.{_promoted(view)}"
-    return (("Budget spent", f"{extent.spent:.1f} of {extent.budget:g}", _at_rung(view), help_text),)
+    return (("Budget spent", f"{extent.spent:.1f} of {extent.budget:g}", _at_rung(view) or None, help_text),)
 
 
-def _at_rung(view: StudyView) -> str | None:
-    """Return how many trials the strategy paused; None: none."""
-    return f"{view.extent.resting} paused at rung" if view.extent.resting else None
+def _at_rung(view: StudyView) -> str:
+    """Return how many trials the strategy paused; empty: none."""
+    return f"{view.extent.resting} paused at rung" if view.extent.resting else ""
 
 
 def _promoted(view: StudyView) -> str:

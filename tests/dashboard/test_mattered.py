@@ -34,7 +34,7 @@ def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
     app = page("compare", built, monkeypatch, tab=TAB)
     assert [text for text in shown.infos(app) if "1 more are needed" in text]
     assert len(app.get("plotly_chart")) == 4  # two slices, parallel coordinates, a contour
-    assert "What they do differently" not in shown.subheaders(app)
+    assert "Different settings" not in shown.subheaders(app)
 
 
 def test_with_enough_trials_importance_is_told_with_how_sure_it_is(
@@ -125,7 +125,7 @@ def test_few_or_failed_trials_say_what_is_missing(
 ) -> None:
     fake_store.build(tmp_path / "store.db", courses=courses).close()
     app = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB)
-    refused, slices, nothing_ended = shown.infos(app)
+    slices, refused, nothing_ended = shown.infos(app)
     assert "more are needed" in refused
     assert slices.startswith("Slices need two trials")
     assert nothing_ended.startswith("No trial was pruned or stopped")
