@@ -21,22 +21,22 @@ KINDS: Mapping[str, OrderKind] = {
     kind.name: kind
     for kind in (
         OrderKind(
-            "stop", "allowed", "end a trial where it is; without a trial: end this run of the study in good order"
+            "stop", "allowed", "end a trial now; without a trial: end this run of the study once running trials have saved"
         ),
-        OrderKind("prune", "needed", "end a trial where it is, as one that is not worth its time"),
+        OrderKind("prune", "needed", "end a trial now, as pruned"),
         OrderKind("pause", "allowed", "have a trial save and wait; without a trial: the whole study"),
-        OrderKind("resume", "allowed", "have a paused trial go on; without a trial: the whole study"),
-        OrderKind("retry", "allowed", "try a failed trial again; without a trial: all that failed"),
-        OrderKind("enqueue", "none", "run a configuration of your own next", ("values", "label")),
+        OrderKind("resume", "allowed", "continue a paused trial; without a trial: the whole study"),
+        OrderKind("retry", "allowed", "run a failed trial again; without a trial: all that failed"),
+        OrderKind("enqueue", "none", "run your own configuration next", ("values", "label")),
         OrderKind(
-            "fork", "needed", "go on from a trial's checkpoint with changed values", ("values", "episode", "label")
+            "fork", "needed", "continue from a trial's checkpoint with changed values", ("values", "episode", "label")
         ),
         OrderKind("set", "none", "change the study's trials, budget, workers or KL budget", ("changes",)),
     )
 }
 
 SETTINGS: Mapping[str, str] = {
-    "trials": "the study's total of trials",
+    "trials": "the study's total number of trials",
     "budget": "what the study may spend, in trials of full length",
     "workers": "trials at the same time",
     "kl_budget": "nats per response",

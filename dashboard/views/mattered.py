@@ -156,7 +156,7 @@ def _slices(snapshot: Snapshot, at: Fidelity, names: list[str]) -> None:
 def axes_left_out(trials: pd.DataFrame, names: Sequence[str]) -> str:
     """Return a sentence on the searched hyperparameters without an axis, of `names` that vary; empty: all have one."""
     constant = [name for name in figures.all_searched(trials) if name not in names]
-    reasons = {"there is no room for": names[MOST_AXES:], "the same in all trials are": constant}
+    reasons = {"no room for": names[MOST_AXES:], "the same in all trials:": constant}
     left_out = [f"{why} {', '.join(of)}" for why, of in reasons.items() if of]
     if not left_out:
         return ""

@@ -135,7 +135,7 @@ def test_two_browsers_see_one_study_and_only_the_one_with_the_token_steers_it(
         second.open(address)
         first.open(f"{address}&token={hostile.token}")
         first.page.get_by_role("button", name="Pause", exact=True).first.click()
-        first.sees('Pause study "reviews": running trials save and wait, and no other begins.')
+        first.sees('Pause study "reviews": running trials save and wait, and no other starts.')
         first.button("Place the order")
         first.sees("Order 2 is placed")
         expect(second.page.get_by_role("button", name="Pause", exact=True).first).to_be_disabled()
@@ -217,7 +217,7 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
         visit.choose("Trial", "0")
         visit.sees("Trial 0 is running")
         visit.page.get_by_role("button", name="Stop", exact=True).click()
-        visit.sees('Stop trial 0 of study "quick": it ends where it is, for good.')
+        visit.sees('Stop trial 0 of study "quick": it ends now, for good.')
         visit.button("Place the order")
         visit.sees("is placed")
         with closing(Store.open(storage)) as store:

@@ -283,7 +283,7 @@ def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(stor
     run(app)
     assert "Trial 2 is interrupted, at 320 of 1,920 episodes." in texts(app)
     press(app, "trial prune")
-    assert 'Prune trial 2 of study "reviews": it ends where it is, for good' in texts(app)
+    assert 'Prune trial 2 of study "reviews": it ends now, for good' in texts(app)
     assert orders(store) == []
     press(app, "Cancel")
     assert orders(store) == [] and "Place the order" not in [button.label for button in app.button]
@@ -499,7 +499,7 @@ def test_a_file_elsewhere_is_refused_on_the_page(folder: Path, started: list[dic
     app = page(part="Launch")
     app.text_input(key="path").set_value("../mine.toml")
     press(app, "Launch")
-    assert "only what lies below" in texts(app) and started == []
+    assert "only paths below" in texts(app) and started == []
 
 
 def test_a_form_is_built_from_the_declarations_and_launched(started: list[dict[str, Any]]) -> None:

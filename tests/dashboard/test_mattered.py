@@ -103,8 +103,8 @@ def test_what_has_no_axis_is_told_with_the_reason() -> None:
     names = list(HYPERPARAMETERS)[:11]
     trials = pd.DataFrame({f"params_{name}": [1, 2] for name in names[:10]} | {f"params_{names[10]}": [3, 3]})
     assert mattered.axes_left_out(trials, names[:10]) == (
-        "8 of the 11 searched hyperparameters have an axis: there is no room for "
-        f"{names[8]}, {names[9]}; the same in all trials are {names[10]}."
+        "8 of the 11 searched hyperparameters have an axis: no room for "
+        f"{names[8]}, {names[9]}; the same in all trials: {names[10]}."
     )
     assert mattered.axes_left_out(trials[[f"params_{names[0]}"]], names[:1]) == ""
 
