@@ -21,7 +21,7 @@ KINDS: Mapping[str, OrderKind] = {
     kind.name: kind
     for kind in (
         OrderKind(
-            "stop", "allowed", "end a trial now; without a trial: end this run of the study once running trials have saved"
+            "stop", "allowed", "end a trial now; without a trial: end this run of the study, once its trials have saved"
         ),
         OrderKind("prune", "needed", "end a trial now, as pruned"),
         OrderKind("pause", "allowed", "have a trial save and wait; without a trial: the whole study"),
