@@ -279,7 +279,7 @@ class Chart:
 
 # One metric over the run. Labels and units come from the declared metrics. No text from outside gets into a chart.
 
-MOST_LIMITS = 3
+MOST_LIMITS = 1.5
 """A linear KL axis ends at this many times the guard's limit: one blow-up of 200 nats would flatten all the rest."""
 LOG_FLOOR = 0.1
 """Lowest value of a logarithmic axis; less is drawn there, since step 0's KL is exactly 0 and has no logarithm."""

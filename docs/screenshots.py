@@ -24,7 +24,7 @@ from tests.chromium import launch
 
 IMAGES = Path(__file__).parent / "images"
 PAGES = {
-    "overview": ("", "canvas"),
+    "overview": ("", ".st-key-all-trials [data-testid=stDataFrame]"),
     "curves": ("curves", "canvas"),
     "reward_kl": ("reward_kl", ".js-plotly-plot"),
     "samples": ("samples", "[data-testid=stCode], [data-testid=stText]"),
@@ -68,6 +68,7 @@ def main() -> None:
         for name, (path, drawn) in PAGES.items():
             page.goto(f"{address}/{path}")
             page.locator(drawn).first.wait_for(timeout=60_000)
+            page.locator("[data-testid=stSkeleton]").first.wait_for(state="detached", timeout=60_000)
             page.wait_for_timeout(4_000)  # the charts' own animation
             page.screenshot(path=str(IMAGES / f"{name}.png"))
         browser.close()

@@ -34,10 +34,11 @@ def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     if len(shown) <= MOST_LIVE:
         styled = shown.style.apply(_coloured, axis=None, numbers=trials["number"].tolist())
     height: Literal["content", "auto"] = "content" if len(shown) <= MOST_ROWS else "auto"
-    st.dataframe(
-        styled, key="trials", height=height, hide_index=True, placeholder="",
-        column_config=_trial_columns(trials, snapshot.view.spec.objective),
-    )  # fmt: skip
+    with st.container(key="all trials"):
+        st.dataframe(
+            styled, key="trials", height=height, hide_index=True, placeholder="",
+            column_config=_trial_columns(trials, snapshot.view.spec.objective),
+        )  # fmt: skip
 
 
 _HELP: Mapping[Objective, str] = {

@@ -115,7 +115,7 @@ def _sort_and_select(visit: Visit) -> None:
 
 def _table(visit: Visit) -> Locator:
     """Return the table of trials, which that of all studies follows."""
-    return visit.page.locator('.st-key-trials [data-testid="stDataFrame"]')
+    return visit.page.locator('.st-key-all-trials [data-testid="stDataFrame"]')
 
 
 def _rows(visit: Visit) -> tuple[list[str], list[str]]:

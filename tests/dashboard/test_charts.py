@@ -93,9 +93,9 @@ def test_budget_and_limit_are_drawn_and_the_shading_begins_at_the_budget() -> No
 def test_a_blow_up_does_not_flatten_the_rest_and_its_height_is_told() -> None:
     early = trial(0, Status.PRUNED, rule="kl_hard", stop_step=2)
     option = chart(steps(0, [0, 9, 188]), early, chosen=(0,))
-    assert option["yAxis"]["max"] == 45, "three times the limit"
+    assert option["yAxis"]["max"] == 25, "one and a half times the limit, on a tick"
     [stop] = named(option, "pruned")["data"]
-    assert (stop["value"], stop["label"]["formatter"]) == ([2, 45], "{number|0} KL far over the limit: 188")
+    assert (stop["value"], stop["label"]["formatter"]) == ([2, 25], "{number|0} KL far over the limit: 188")
     log = chart(steps(0, [0, 9, 188]), early, chosen=(0,), log_kl=True)
     assert (log["yAxis"]["type"], log["yAxis"]["min"], log["yAxis"]["max"]) == ("log", 0.1, 200)
     assert drawn(log, "Trial 0")[0] == [0, pytest.approx(0.1)]
@@ -168,10 +168,10 @@ def test_a_targets_name_stands_at_the_other_end_than_the_budgets() -> None:
 
 
 def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
-    frame = pd.concat([steps(0, [0, 50, 1]), steps(10, [0, 46, 64.3]), steps(2, [0, 45, 9])])
-    told = "2 trials leave the axis at 45 nats (highest 64.3, trial 10); a log KL axis shows all."
+    frame = pd.concat([steps(0, [0, 50, 1]), steps(10, [0, 46, 64.3]), steps(2, [0, 25, 9])])
+    told = "2 trials leave the axis at 25 nats (highest 64.3, trial 10); a log KL axis shows all."
     assert charts.over_the_axis(frame, KL, Drawing(), LEVELS) == told
-    first = "1 trial leaves the axis at 45 nats (highest 50.0, trial 0); a log KL axis shows all."
+    first = "1 trial leaves the axis at 25 nats (highest 50.0, trial 0); a log KL axis shows all."
     assert charts.over_the_axis(frame[frame["trial"] != 10], KL, Drawing(), LEVELS) == first
     assert charts.over_the_axis(frame[frame["trial"] == 2], KL, Drawing(), LEVELS) == ""
     assert charts.over_the_axis(frame, KL, Drawing(log_kl=True), LEVELS) == ""
@@ -288,7 +288,7 @@ def test_a_window_is_a_part_of_the_longest_trial_and_the_height_fits_it() -> Non
     frame = pd.concat([steps(0, [0, 1, 2, 3, 4]), steps(1, [32, 9])])
     shown = chart(frame, window=(50, 75))
     assert (shown["xAxis"]["min"], shown["xAxis"]["max"]) == (2, 3)
-    assert (shown["yAxis"]["max"], chart(frame)["yAxis"]["max"]) == (20, 35)
+    assert (shown["yAxis"]["max"], chart(frame)["yAxis"]["max"]) == (20, 25)
 
 
 @pytest.mark.parametrize("window", [(0, 0), (100, 100)])
