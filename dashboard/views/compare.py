@@ -8,6 +8,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import analysis, checkpoints, data, safe_text, style
 from dashboard import figures as figures
+from dashboard.charts import MOST_LIMITS
 from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.views import common, mattered, samples
@@ -172,9 +173,13 @@ def _curves(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
     budget = {"KL budget": spec.kl_budget}
     for place, metric in zip(st.columns(3), CURVES, strict=True):
         limits = budget if metric == CURVES[0] else {}
+        drawn = figures.aligned(frame, metric, numbers, limits)
+        top = MOST_LIMITS * spec.kl_limit
+        if limits and float(frame[metric].max()) > top:  # one blow-up would flatten all the rest
+            drawn.update_yaxes(range=[0, top])
         with place:
             common.figure(
-                figures.aligned(frame, metric, numbers, limits),
+                drawn,
                 key=f"compared {METRICS[metric].label}",
                 alt=f"{METRICS[metric].title} over episodes, a line for each compared trial",
             )
