@@ -10,6 +10,7 @@ that one refresh moves while the study runs. `benchmarks/README.md` says what is
 import argparse
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -151,7 +152,7 @@ def _ours(browser: Browser, path: Path, study: Study) -> Side:
         clicks = [
             statistics.median(_choose(page, link, label, text, wait) for text in texts)
             for label, texts, wait in (
-                ("Trials", ("7", "77", "777"), _nothing_chosen_is_gone),
+                ("Trials", ("7", "77", "777"), _in_colour),
                 ("Metrics", ("Policy: Entropy",) * 3, _entropy),
             )
         ]
@@ -244,8 +245,8 @@ def _choose(page: Page, link: str, label: str, text: str, wait: Callable[[Page],
     return _timed(choose)
 
 
-def _nothing_chosen_is_gone(page: Page) -> None:
-    page.get_by_text("Nothing chosen: in colour are").wait_for(state="detached", timeout=LONGEST)
+def _in_colour(page: Page) -> None:
+    page.get_by_text(re.compile("^In colour: trial 7+")).wait_for(timeout=LONGEST)
 
 
 def _entropy(page: Page) -> None:

@@ -11,10 +11,11 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+import click
 from streamlit.web import cli
 
 from dashboard import data, views
-from dashboard.views import curves
+from dashboard.views import curve_charts
 from ppo_core.errors import PPOTunerError
 
 
@@ -27,15 +28,21 @@ def main() -> None:
     # Beside the server, which a database that cannot be reached must not hold up.
     threading.Thread(target=read_ahead, daemon=True).start()
     app = Path(__file__).with_name("app.py")
-    cli.main(["run", str(app), *sys.argv[1:]], prog_name="streamlit")
+    try:
+        cli.main(["run", str(app), *sys.argv[1:]], prog_name="streamlit", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:  # Ctrl-C is how it is meant to end
+        sys.exit(0)
 
 
 def read_ahead() -> None:
-    """Read what the pages show first of the study that they show first; what is wrong with the store, they tell."""
+    """Read what the pages show first of the study that they show first; the pages show what is wrong with a store."""
     with suppress(PPOTunerError):
         store = data.open_store(data.storage())
         for study in data.studies(store)[:1]:
-            curves.read(store, data.snapshot(store, study.name))
+            curve_charts.read(store, data.snapshot(store, study.name))
 
 
 if __name__ == "__main__":

@@ -1,50 +1,14 @@
-"""The dashboard's entry: its pages. `streamlit run dashboard/app.py`, or `ppo-tuner dashboard`."""
+"""The dashboard's server: `streamlit run dashboard/app.py`, or `ppo-tuner dashboard`. `dashboard/pages.py` draws."""
 
-import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import streamlit as st
+from starlette.middleware import Middleware
+from streamlit.starlette import App
 
-ROOT = str(Path(__file__).resolve().parent.parent)
+if (root := str(Path(__file__).resolve().parent.parent)) not in sys.path:
+    sys.path.insert(0, root)  # Streamlit puts this file's folder there, not the checkout's
 
-# Module in `dashboard.views`, which is also the address (the first page's is /); title; icon. (No docstring below it:
-# Streamlit writes a string that stands alone in this file onto the page.)
-PAGES = (
-    ("overview", "Overview", ":material/dashboard:"),
-    ("curves", "Curves", ":material/monitoring:"),
-    ("reward_kl", "Reward and KL", ":material/scatter_plot:"),
-    ("samples", "Samples", ":material/chat:"),
-    ("compare", "Compare", ":material/compare_arrows:"),
-    ("confirm", "Confirm", ":material/verified:"),
-    ("control", "Control", ":material/tune:"),
-)
+from dashboard.access import TokenKeeper
 
-
-def main() -> None:
-    """Run the page that the link names."""
-    if ROOT not in sys.path:  # Streamlit puts this file's folder there, and not the checkout's
-        sys.path.insert(0, ROOT)
-    from dashboard import access
-
-    # An emoji, since the browser would fetch a Material icon from outside.
-    st.set_page_config(page_title="PPO Tuner", page_icon="📈", layout="wide")
-    access.take_from_link()
-    pages = [
-        st.Page(_page(module), title=title, icon=icon, url_path=module, default=place == 0)
-        for place, (module, title, icon) in enumerate(PAGES)
-    ]
-    st.navigation(pages).run()
-
-
-def _page(module: str) -> Callable[[], None]:
-    """Return a page that imports its module when it is shown: the others' libraries are not waited for."""
-
-    def page() -> None:
-        importlib.import_module(f"dashboard.views.{module}").page()
-
-    return page
-
-
-main()
+app = App(Path(__file__).with_name("pages.py"), middleware=[Middleware(TokenKeeper)])

@@ -279,7 +279,7 @@ class Chart:
 
 # One metric over the run. Labels and units come from the declared metrics. No text from outside gets into a chart.
 
-MOST_LIMITS = 3
+MOST_LIMITS = 1.5
 """A linear KL axis ends at this many times the guard's limit: one blow-up of 200 nats would flatten all the rest."""
 LOG_FLOOR = 0.1
 """Lowest value of a logarithmic axis; less is drawn there, since step 0's KL is exactly 0 and has no logarithm."""
@@ -393,8 +393,8 @@ def over_the_axis(frame: pd.DataFrame, metric: str, drawing: Drawing, levels: Ma
         return ""
     highest, count = over.sort_values("y").iloc[-1], over["trial"].nunique()
     return (
-        f"{count} trial{'s' if count > 1 else ''} went over the axis' end at {top:g} nats (highest "
-        f"{highest['y']:.1f}, trial {highest['trial']:.0f}); KL axis: log shows all."
+        f"{count} trial{'s leave' if count > 1 else ' leaves'} the axis at {top:g} nats (highest {highest['y']:.1f}, "
+        f"trial {highest['trial']:.0f}); a log KL axis shows all."
     )
 
 

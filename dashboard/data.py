@@ -4,12 +4,13 @@ Trials are named by number everywhere. A refresh reads only what is new (see `tr
 Caches are keyed by strings and integers: the store's identity, the study, the metrics.
 """
 
+import operator
 import os
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +23,9 @@ from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.report import TokenReadings
 from tuner.environment import to_copy
 from tuner.results import State, StudyView, as_view, kl_prunings, read_study
+from tuner.results import under_budget as judged_under
 from tuner.status import Reason, Role, Status
-from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, Store, StudyRow, TrialRow, schema
+from tuner.store import DEFAULT_STORAGE, LEASE_SECONDS, STEP_KEYS, KnownTrials, Store, StudyRow, TrialRow, schema
 
 # Step rows that are kept in memory between refreshes, so that each reads only what is new.
 
@@ -114,14 +116,15 @@ class TrialCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._known = KnownTrials()
         self._rows: tuple[TrialRow, ...] = ()
         self._frame = _trial_frame(())
 
     def read(self, store: Store, study: StudyRow) -> tuple[tuple[TrialRow, ...], pd.DataFrame]:
         """Return the study's trials by number, and as a frame (see `dashboard.data.Snapshot`)."""
         with self._lock:
-            rows = tuple(store.trials(study, known=self._rows))
-            if rows != self._rows:
+            rows = tuple(store.trials(study, known=self._known))
+            if len(rows) != len(self._rows) or any(map(operator.is_not, rows, self._rows)):
                 searched = tuple(row for row in rows if row.role is not Role.CONFIRM)
                 self._rows, self._frame = rows, _trial_frame(searched)
             return self._rows, self._frame.copy(deep=False)
@@ -292,6 +295,15 @@ def snapshot(store: Store, name: str) -> Snapshot:
     return Snapshot(as_view(row, rows), frame)
 
 
+def under_budget(store: Store, snapshot: Snapshot, kl_budget: float) -> Snapshot:
+    """Return a study as its trials are judged under a KL budget, from their stored evaluations."""
+    if kl_budget == snapshot.view.spec.kl_budget:
+        return snapshot
+    key = f"{stamp(store, snapshot, [row.number for row in snapshot.view.trials])}|{kl_budget}"
+    judged = _judged(key, kl_budget, store, snapshot)
+    return Snapshot(replace(judged.view, row=snapshot.view.row, confirming=snapshot.view.confirming), judged.trials)
+
+
 def curves(
     store: Store,
     snapshot: Snapshot,
@@ -380,6 +392,11 @@ def _resting_view(source: str, name: str, changes: str, _store: Store) -> StudyV
     return read_study(_store, name)
 
 
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _judged(key: str, kl_budget: float, _store: Store, _snapshot: Snapshot) -> Snapshot:
+    return Snapshot.of(judged_under(_store, _snapshot.view, kl_budget))
+
+
 # What a study has cost and found, one row a study: pure functions from its view.
 
 Shown = State | Literal["stalled"]
@@ -389,7 +406,7 @@ WORDS: Mapping[Shown, str] = {
     "paused": "‖ paused",
     "finished": "✓ finished",
     "unfinished": "■ not running",
-    "stalled": "◌ stalled",
+    "stalled": "◌ not responding",
 }
 
 

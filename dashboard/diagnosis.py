@@ -115,7 +115,7 @@ def find(steps: pd.DataFrame, *, limit: float, budget: float) -> Incident | None
 def incident_text(incident: Incident) -> str:
     """Return one sentence on what moved first."""
     if not incident.moves:
-        return "The KL crossed before there were enough steps to tell what is usual in this trial."
+        return "The KL crossed before there were enough steps to know what is usual in this trial."
     if not incident.first:
         return "No signal left its usual range before the KL crossed."
     steps = incident.step - (incident.first[0].step or 0)
@@ -189,26 +189,20 @@ def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> list[Advice]:
     done = [row for row in view.trials if row.is_done]
     is_over = view.state == "finished" or (snapshot.total is not None and len(ended) >= snapshot.total)
     if done and all(row.status is Status.FAILED for row in done):
-        text = (
-            "Every trial that ended has failed; the reasons are in the table below. Fix the cause, then try the "
-            "failed trials again or run the study under another name."
-        )
+        text = "Every trial that ended has failed; the table of trials has the reasons. Fix the cause, then retry them:"
         found.insert(0, Advice("error", text, ("retry", name)))
     elif is_over and view.best() is None:
         text = (
-            f"{_NOTHING_WITHIN[view.spec.objective]} Search lower learning rates or a higher β, or ask for the best "
-            "under a higher KL budget."
+            f"{_NOTHING_WITHIN[view.spec.objective]} Search lower learning rates or a higher β, or accept a higher KL "
+            "budget:"
         )
         found.append(Advice("warning", text, ("best", name, "--kl-budget", f"{2 * view.spec.kl_budget:g}")))
     elif view.state == "finished":
-        text = (
-            f"{_why_finished(view)} Look at Reward and KL, read samples of its best trial, then train with what it "
-            "found."
-        )
+        text = f"{_why_finished(view)} Read samples of the best trial, then launch it."
         found.append(Advice("info", text, ("best", name)))
     if not found:
-        what = "The first trials set the scale" if len(done) < 5 else "All is well"
-        found.append(Advice("info", f"{what}: nothing to do. Curves shows the trials side by side."))
+        what = "The first trials are running" if len(done) < 5 else "No problem found"
+        found.append(Advice("info", f"{what}: nothing to do."))
     return found
 
 
@@ -222,26 +216,28 @@ def _why_finished(view: StudyView) -> str:
     """Return why nothing is left to run, and what could be had for more."""
     extent = view.extent
     if extent.budget is None:
-        why = "The study has reached its total."
+        why = "All trials have ended."
     else:
-        why = f"The study has spent what it could of its budget: {extent.spent:.1f} of {extent.budget:g} trials."
+        why = f"The budget is spent: {extent.spent:.1f} of {extent.budget:g} full-length trials."
     if not extent.resting:
         return why
-    more = "" if extent.budget is None else "; a higher budget (Control, Steer) finishes more of them"
+    more = "" if extent.budget is None else "; a higher budget finishes more of them (Control)"
     return f"{why} {extent.resting} trial{'s are' if extent.resting > 1 else ' is'} paused at a rung{more}."
 
 
 def _of_state(snapshot: Snapshot) -> list[Advice]:
     state, name, found = data.shown_state(snapshot.view), snapshot.view.row.name, []
     if snapshot.view.row.archived_at is not None:
-        found.append(Advice("info", "This study is archived: lists leave it out.", ("archive", name, "--undo")))
+        found.append(
+            Advice("info", "This study is archived, so lists leave it out. To restore it:", ("archive", name, "--undo"))
+        )
     if state == "stalled":
-        text = "The controller's process lives and has given no sign of life for over a minute: look at its terminal."
+        text = "The controller's process exists but has not responded for over a minute. Check its terminal."
         found.append(Advice("error", text))
     elif state == "paused":
-        found.append(Advice("warning", "The study is paused: no trial runs until it goes on.", ("resume", name)))
+        found.append(Advice("warning", "The study is paused. To resume it:", ("resume", name)))
     elif state == "unfinished":
-        text = "Nothing runs this study. Run it again: it goes on where it stopped."
+        text = "No controller runs this study. To resume it:"
         found.append(Advice("warning", text, ("run", name)))
     return found
 
@@ -252,11 +248,13 @@ def _of_trials(cards: Sequence[Card], name: str) -> list[Advice]:
         by_health.setdefault(card.health, []).append(str(card.number))
     found = []
     if stalled := by_health.get("stalled"):
-        text = f"Silent for far longer than a step takes: trial {', '.join(stalled)}. Its log may say why."
+        text = f"No report for far longer than a step takes: trial {', '.join(stalled)}. Check its log:"
         found.append(Advice("error", text, ("logs", name, stalled[0])))
     if over := by_health.get("over the limit", []) + by_health.get("near the limit", []):
-        text = f"Near the guard's KL limit or over it: trial {', '.join(over)}. Curves, Incident says what moved first."
+        text = f"Near or over the guard's KL limit: trial {', '.join(over)}. Curves, What moved first, has the cause."
         found.append(Advice("warning", text))
     if paused := by_health.get("paused"):
-        found.append(Advice("info", f"Paused by a person: trial {', '.join(paused)}.", ("resume", name, paused[0])))
+        found.append(
+            Advice("info", f"Paused by a person: trial {', '.join(paused)}. To resume it:", ("resume", name, paused[0]))
+        )
     return found

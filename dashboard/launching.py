@@ -143,7 +143,7 @@ class Launcher:
         with self._lock:
             found = self._found(key)
             if found is None:
-                raise StudyError("that was not started by this server; end it with the order stop")
+                raise StudyError("that run was not started by this server; end it with the order stop")
             if found.status is not None:  # else its id is still its own: nobody but this process collects its status
                 raise StudyError(f'the run of study "{found.study}" (process {found.pid}) has ended already')
             if at_once:
@@ -167,10 +167,10 @@ class Launcher:
             raise ConfigError(f"workers = {workers} is not allowed from here: 1 to {MOST_WORKERS}")
         living = [launched for launched in self._launched if launched.status is None]
         if any(launched.study == spec.name for launched in living) or _is_held(spec.name, storage):
-            raise StudyError(f'study "{spec.name}" runs already')
+            raise StudyError(f'study "{spec.name}" is running already')
         if len(living) >= MOST_AT_ONCE:
             names = ", ".join(launched.study for launched in living)
-            raise ConfigError(f"at most {MOST_AT_ONCE} studies run at the same time from here; there are: {names}")
+            raise ConfigError(f"at most {MOST_AT_ONCE} studies run at the same time from here; running: {names}")
 
     def _start(self, spec: StudySpec, argument: str, storage: str, key: str, workers: int) -> Launched:
         self._require_room(spec, storage, workers)
@@ -218,7 +218,7 @@ def allowed_path(text: str) -> Path:
     except (OSError, ValueError, RuntimeError):
         raise ConfigError(f"{text!r} is not a path") from None
     if not path.is_relative_to(root):
-        raise ConfigError(f"{text!r} is not allowed: only what lies below {root}")
+        raise ConfigError(f"{text!r} is not allowed: only paths below {root}")
     if not path.exists():
         raise ConfigError(f"there is no {path}{nearest(text, study_files())}")
     return path
@@ -250,7 +250,7 @@ def checked_form(content: Mapping[str, Any], storage: str) -> StudySpec:
         ConfigError: something is not allowed; the message names it.
     """
     if "trainer" in content:
-        raise ConfigError("the form decides no trainer; write a study file for it, and launch that")
+        raise ConfigError("the form cannot choose a trainer; write a study file for it, and launch that")
     task = allowed_task(str(content.get("task", "")), known_tasks(storage))
     return StudySpec.from_dict({**content, "task": task}, "the form")
 

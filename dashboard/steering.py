@@ -43,15 +43,15 @@ class Proposal:
 
 
 _SENTENCES = {
-    ("stop", True): "this run of it ends in good order, after each running trial's step; its trials stay to be resumed",
-    ("stop", False): "it ends where it is, for good",
-    ("prune", False): "it ends where it is, for good, as one that is not worth its time",
-    ("pause", True): "running trials save and wait, and no other begins",
+    ("stop", True): "the current run ends once each running trial has finished its step; its trials can be resumed",
+    ("stop", False): "it ends now, for good",
+    ("prune", False): "it ends now, for good, and counts as pruned",
+    ("pause", True): "running trials save and wait, and no other starts",
     ("pause", False): "it saves and waits",
-    ("resume", True): "its trials go on",
-    ("resume", False): "it goes on from its last checkpoint",
-    ("retry", True): "all its failed trials are tried again",
-    ("retry", False): "it is tried again",
+    ("resume", True): "its trials continue",
+    ("resume", False): "it continues from its last checkpoint",
+    ("retry", True): "all its failed trials run again",
+    ("retry", False): "it runs again",
 }
 
 
@@ -86,7 +86,7 @@ def place(store: Store, proposal: Proposal, token: str) -> Order:
     access.require_order(token)
     view = read_study(store, proposal.study)
     if view.row.id != proposal.study_id:
-        raise StudyError(f'study "{proposal.study}" was deleted and made anew meanwhile; nothing was ordered')
+        raise StudyError(f'study "{proposal.study}" was deleted and created again meanwhile; no order was placed')
     placed = next((order for order in store.orders(view.row) if order.key == proposal.key), None)
     if placed is not None:
         return placed

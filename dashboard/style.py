@@ -51,6 +51,15 @@ class Mark:
 _CROSS = "path://M2,0 L0,2 L3,5 L0,8 L2,10 L5,7 L8,10 L10,8 L7,5 L10,2 L8,0 L5,3 Z"
 _BARS = "path://M0,0 L3,0 L3,10 L0,10 Z M6,0 L9,0 L9,10 L6,10 Z"
 
+SHEET = """<style>
+[data-testid="stMainBlockContainer"] { padding-top: 3.75rem; padding-bottom: 3rem; }
+[data-testid="stMain"] [data-testid="stVerticalBlock"] { gap: 0.75rem; }
+[data-testid="stMain"] h3 { font-size: 1.2rem; padding: 0.5rem 0; }
+[data-testid="stMetricValue"] { font-size: 1.5rem; }
+@media (min-width: 800px) { [data-testid="stMainBlockContainer"] { padding-left: 2.5rem; padding-right: 2.5rem; } }
+</style>"""
+"""What makes a page denser than Streamlit's usual one, so that its first chart stands in the window's upper third."""
+
 RESTING = "paused at rung"
 """What a trial is called that the strategy paused: nobody has to do anything about it. A person's is `paused`."""
 
@@ -67,7 +76,10 @@ _MARKS: Mapping[str, Mark] = {
 
 KINDS = tuple(map(str, _MARKS))
 """Every status, and `RESTING`: what trials are told apart by."""
-MEANINGS = {**{status.value: status.meaning for status in Status}, RESTING: "The strategy paused it; it may go on."}
+MEANINGS = {
+    **{status.value: status.meaning for status in Status},
+    RESTING: "Paused by the strategy; may be promoted.",
+}
 """One sentence on each of `KINDS`."""
 
 

@@ -24,13 +24,13 @@ from tests.chromium import launch
 
 IMAGES = Path(__file__).parent / "images"
 PAGES = {
-    "overview": ("", "[data-testid=stDataFrame]"),
+    "overview": ("", ".st-key-all-trials [data-testid=stDataFrame]"),
     "curves": ("curves", "canvas"),
     "reward_kl": ("reward_kl", ".js-plotly-plot"),
     "samples": ("samples", "[data-testid=stCode], [data-testid=stText]"),
     "compare": ("compare", "[data-testid=stDataFrame]"),
     "confirm": ("confirm", ".js-plotly-plot"),
-    "control": ("control", "[data-testid=stButton]"),
+    "control": ("control", "[data-testid=stDataFrame]"),
 }
 """Each page's path, and what stands there once it is drawn."""
 
@@ -64,10 +64,11 @@ def main() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     with dashboard() as address, sync_playwright() as playwright:
         browser = launch(playwright)
-        page = browser.new_page(viewport={"width": 1400, "height": 1250}, device_scale_factor=1)
+        page = browser.new_page(viewport={"width": 1440, "height": 1080}, device_scale_factor=1)
         for name, (path, drawn) in PAGES.items():
             page.goto(f"{address}/{path}")
             page.locator(drawn).first.wait_for(timeout=60_000)
+            page.locator("[data-testid=stSkeleton]").first.wait_for(state="detached", timeout=60_000)
             page.wait_for_timeout(4_000)  # the charts' own animation
             page.screenshot(path=str(IMAGES / f"{name}.png"))
         browser.close()

@@ -41,7 +41,7 @@ KINDS: Mapping[str, OrderKind] = {
 }
 
 SETTINGS: Mapping[str, str] = {
-    "trials": "the study's total of trials",
+    "trials": "the study's total number of trials",
     "budget": "what the study may spend, in trials of full length",
     "workers": "trials at the same time",
     "kl_budget": "nats per response",

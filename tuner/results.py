@@ -6,6 +6,7 @@ finite or was not measured is `null`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,7 +69,7 @@ class StudyView:
         """How many of its trials have ended, however they did; more than its total where that was lowered since."""
         return sum(trial.status.is_final for trial in self.trials)
 
-    @property
+    @cached_property
     def extent(self) -> Extent:
         """How far it is."""
         return extent((*self.trials, *self.confirming), self.spec)

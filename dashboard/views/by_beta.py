@@ -4,7 +4,7 @@ import streamlit as st
 
 from dashboard import analysis
 from dashboard.data import Snapshot
-from dashboard.views.common import CHOSEN_TRIALS
+from dashboard.views.sidebar import TRIALS
 from ppo_core.hyperparameters import HYPERPARAMETERS
 
 NAMED_BY, CHOSEN_METRICS = "by", "metric"
@@ -51,7 +51,7 @@ def _spanning(snapshot: Snapshot) -> tuple[int, ...]:
 
 
 def _choose(trials: tuple[int, ...]) -> None:
-    st.session_state[CHOSEN_TRIALS] = list(trials)
+    st.session_state[TRIALS] = list(trials)
     st.session_state[NAMED_BY] = analysis.BETA
     st.session_state[CHOSEN_METRICS] = []
 

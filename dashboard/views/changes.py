@@ -28,7 +28,7 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
     if not found:
         st.text(why_nothing(trial))
     elif len(advised) > 1:
-        st.caption("One change at a time, the first one first: several at once do not tell which one helped.")
+        st.caption("Try one change at a time, the first one first, to see which one helps.")
     control_parts.draw_flash()
     control_parts.draw_asked()
 

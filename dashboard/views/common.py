@@ -1,40 +1,42 @@
-"""What pages share: the chosen study and trials, what can be downloaded, and how fresh a page is."""
+"""What pages share: the study that the sidebar names, the status line, empty states, what can be downloaded."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
-from streamlit.errors import StreamlitAPIException
 
 from dashboard import analysis, data, figures, safe_text, style
 from dashboard.charts import Chart
-from dashboard.data import Snapshot
+from dashboard.data import Shown, Snapshot
 from dashboard.echarts import Option
+from dashboard.views import sidebar
 from ppo_core.errors import PPOTunerError, StoreError
+from ppo_core.output import counted
 from tuner.results import StudyView
+from tuner.spec import OBJECTIVES, STRATEGIES
 from tuner.status import Status
 from tuner.store import Store
 
 REFRESH_SECONDS = 2
 """How often a page looks again while a controller lives."""
-CHOSEN_TRIALS = "trial"
-"""The key of the choice of trials, in the link and in the session."""
+Draw = Callable[[Store, Snapshot, tuple[int, ...]], None]
+"""Draws a page of a study, with the trials that are chosen in the sidebar."""
 
 
 @contextmanager
-def problems_told() -> Iterator[None]:
-    """Tell a user's problem (no store, a foreign one, a study that is gone) in place of the rest of the page."""
+def problems_shown() -> Iterator[None]:
+    """Show a user's problem (no store, a foreign one, a study that is gone) in place of the rest of the page."""
     try:
         yield
     except PPOTunerError as problem:
-        _tell(problem)
+        _show(problem)
         st.stop()  # also what comes after the part of the page that met it
 
 
@@ -43,88 +45,38 @@ def open_store() -> Store:
     return data.open_store(data.storage())
 
 
-def of_a_study(draw: Callable[[Store, Snapshot], None]) -> None:
-    """Draw a page of the study that the selector names; a user's problem is told in its place."""
-    with problems_told():
+def of_a_study(draw: Draw, *, under_own_budget: bool = False, before: Callable[[Snapshot], None] | None = None) -> None:
+    """Draw the sidebar, and a page of what is chosen in it; a user's problem is shown in the page's place.
+
+    Args:
+        draw: Draws the page of a study and the trials chosen in it.
+        under_own_budget: Whether it is about the study under its own KL budget, whatever the sidebar has.
+        before: Done before trials can be chosen.
+    """
+    with problems_shown():
         store = open_store()
-        name = choose_study(store)
-        if name is not None:
-            draw(store, data.snapshot(store, name))
+        name = sidebar.choose_study(store)
+        if name is None:
+            _no_study(store)
+            return
+        snapshot = data.snapshot(store, name)
+        if before is not None:
+            before(snapshot)
+        chosen, budget = sidebar.choose_trials(snapshot), sidebar.choose_budget(snapshot)
+        draw(store, snapshot if under_own_budget else data.under_budget(store, snapshot, budget), chosen)
 
 
-def choose_study(store: Store, place: DeltaGenerator | None = None) -> str | None:
-    """Return the study's name from the selector, which is in the link; None: there is none yet, and it is said.
-
-    The selector stands in `place`, else in a row of its own.
-    """
-    names = [study.name for study in data.studies(store)]
-    if not names:
-        guide(
-            "No studies yet",
-            "The store is there, and empty. Start a study; it appears here as soon as its first trial runs.",
-            ["ppo-tuner demo", "ppo-tuner run STUDY.toml"],
-        )
-        return None
-    _put_into_link(names)
-    chosen = (place or st.columns([1, 2])[0]).selectbox(
-        "Study",
-        names,
-        index=None,
-        placeholder="Choose a study",
-        format_func=safe_text.one_line,
-        key="study",
-        bind="query-params",
-        persist_state="session",
-        help="Of the store in PPO_TUNER_STORAGE, or else of runs/ppo-tuner.db",
-    )
-    if chosen is None:
-        st.info("Choose a study above.")
-    return chosen
+def _no_study(store: Store) -> None:
+    if store.studies():
+        st.info("Choose a study in the sidebar.")
+    else:
+        text = "The store is empty. A study appears here as soon as its first trial starts."
+        guide("No studies yet", text, ["ppo-tuner demo", "ppo-tuner run STUDY.toml"])
 
 
-def _put_into_link(names: list[str]) -> None:
-    """Name the first study in the link where it names none that exists, so that the link keeps showing this one.
-
-    Only before the selector first exists: from then on the link is its own.
-    """
-    _keep_chosen("study")
-    if "study" in st.session_state:
-        return
-    linked, first = st.query_params.get("study"), names[0]
-    if linked is not None and linked not in [safe_text.one_line(name) for name in names]:
-        st.query_params["study"] = safe_text.one_line(first)
-        st.session_state["study not found"] = True
-        st.rerun()  # the selector would drop what the link named when this run began
-    if st.session_state.pop("study not found", False):
-        st.warning("The study in the link is not in this store; this is its latest one.")
-    if linked is None:
-        st.query_params["study"] = safe_text.one_line(first)
-        st.session_state["study"] = first
-
-
-def _keep_chosen(key: str) -> None:
-    """Have a choice outlast a change of the page: there Streamlit drops, once, what the link does not name."""
-    kept = st.session_state.get(key)
-    if kept and key not in st.query_params:
-        st.session_state[key] = kept
-        with suppress(StreamlitAPIException):  # the page did not change: its selector writes the link itself
-            st.query_params[key] = [str(one) for one in kept] if isinstance(kept, list) else safe_text.one_line(kept)
-
-
-def choose_trials(snapshot: Snapshot, help_text: str) -> tuple[int, ...]:
-    """Return the chosen trials by number, which are in the link and stay when the page changes; empty: none is."""
-    _keep_chosen(CHOSEN_TRIALS)
-    total = snapshot.total
-    chosen = st.multiselect(
-        "Trials",
-        range(len(snapshot.view.trials) if total is None else total),
-        key=CHOSEN_TRIALS,
-        bind="query-params",
-        persist_state="session",
-        placeholder="Choose by number",
-        help=help_text,
-    )
-    return tuple(chosen)
+def again(store: Store, drawn: Snapshot) -> Snapshot:
+    """Return the study of `drawn` as it stands now, under the same KL budget."""
+    return data.under_budget(store, data.snapshot(store, drawn.view.row.name), drawn.view.spec.kl_budget)
 
 
 def highlighted(snapshot: Snapshot, chosen: tuple[int, ...], most: int = style.AT_A_GLANCE) -> tuple[int, ...]:
@@ -145,30 +97,69 @@ def refresh_every(view: StudyView) -> int | None:
     return REFRESH_SECONDS if view.row.is_held else None
 
 
-def live(snapshot: Snapshot, draw: Callable[[Store, Snapshot], None]) -> None:
-    """Draw what changes while the study runs: now from `snapshot`, then again and again from what is new."""
-    st.fragment(_look, run_every=refresh_every(snapshot.view))(snapshot, [snapshot], draw)
+def live(snapshot: Snapshot, draw: Callable[[Store, Snapshot], None], head: DeltaGenerator | None = None) -> None:
+    """Draw what changes while the study runs: now from `snapshot`, then again and again from what is new.
+
+    The status line is drawn into `head`; None: nowhere, since the page has it already.
+    """
+    st.fragment(_look, run_every=refresh_every(snapshot.view))(snapshot, [snapshot], draw, head)
 
 
-def _look(drawn: Snapshot, fresh: list[Snapshot], draw: Callable[[Store, Snapshot], None]) -> None:
+def _look(
+    drawn: Snapshot, fresh: list[Snapshot], draw: Callable[[Store, Snapshot], None], head: DeltaGenerator | None
+) -> None:
     """Draw once; `drawn` is what the rest of the page shows, `fresh` holds what the page has read just now."""
-    with problems_told():
+    with problems_shown():
         store = open_store()
-        snapshot = fresh.pop() if fresh else data.snapshot(store, drawn.view.row.name)
+        snapshot = fresh.pop() if fresh else again(store, drawn)
         if snapshot.view.state != drawn.view.state:
             st.rerun()  # the whole page: with or without its timer
-        st.text(freshness(snapshot.view))
+        if head is not None:
+            with head:
+                status(snapshot.view)
         draw(store, snapshot)
 
 
-def freshness(view: StudyView) -> str:
-    """Return when this was read, and whether it will be read again by itself."""
-    read = time.strftime("%H:%M:%S", time.localtime())
+# The line at the top of every page: the study's state, how far it is, and when this was read.
+
+_BADGES: dict[Shown, tuple[str, str, Literal["green", "blue", "orange", "red"]]] = {
+    "running": ("running", ":material/play_arrow:", "green"),
+    "paused": ("paused", ":material/pause:", "orange"),
+    "finished": ("finished", ":material/check:", "blue"),
+    "unfinished": ("not running", ":material/stop_circle:", "orange"),
+    "stalled": ("not responding", ":material/hourglass_disabled:", "red"),
+}
+
+
+def status(view: StudyView, at: float | None = None) -> None:
+    """Draw the status line; `at` is when the page was read, in seconds since the epoch (None: now)."""
+    label, icon, color = _BADGES[data.shown_state(view)]
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.badge(label, icon=icon, color=color)
+        if view.row.archived_at is not None:
+            st.badge("archived", icon=":material/inventory_2:", color="gray")
+        st.text(status_text(view, time.time() if at is None else at), help=_about(view))
+
+
+def status_text(view: StudyView, at: float) -> str:
+    """Return the study's name, how far it is, and when that was read."""
     silence = data.silence(view)
-    if not view.row.is_held:
-        return f"As of {read}. No controller runs this study, so the page does not refresh by itself."
-    sign = "" if silence is None else f", the controller's last sign of life {silence:.0f} s before"
-    return f"As of {read}{sign}. Looked at again every {REFRESH_SECONDS} s."
+    silent = f", no sign of life for {duration(silence or 0.0)}" if data.shown_state(view) == "stalled" else ""
+    return f"{safe_text.one_line(view.row.name)}: {view.extent.text}{silent}. Last update {_clock(at)}"
+
+
+def _about(view: StudyView) -> str:
+    """Return what the status line's question mark tells."""
+    spec, row = view.spec, view.row
+    where = f"Its controller is process {row.lease_pid} on {row.lease_host or 'an unknown host'}"
+    several = "" if row.workers is None else f", {counted(row.workers, 'trial')} at a time"
+    runs = f"{where}{several}. " if row.is_held else "No controller is running, so nothing changes. "
+    return safe_text.in_markdown(
+        f"Task {spec.task}. Strategy {spec.strategy}: {STRATEGIES[spec.strategy]}. Objective {spec.objective}: a "
+        f"trial's value is {OBJECTIVES[spec.objective]}. Started {ago(row.created_at)}, last activity "
+        f"{ago(data.last_sign(view))}. {runs}"
+        + (f"Live pages refresh every {REFRESH_SECONDS} s." if row.is_held else "")
+    )
 
 
 def guide(title: str, text: str, commands: list[str], problem: str = "") -> None:
@@ -180,12 +171,12 @@ def guide(title: str, text: str, commands: list[str], problem: str = "") -> None
         st.write(text)
         for command in commands:
             st.code(command, language=None)
-        st.button("Look again", icon=":material/refresh:", key=f"again {title}")
+        st.button("Refresh", icon=":material/refresh:", key=f"again {title}")
 
 
 def not_begun(snapshot: Snapshot, title: str, text: str) -> None:
     """Draw the empty state of a study that has nothing to show yet; `text` says what is to come."""
-    lead = f"{text} If nothing runs the study, run it again: it goes on where it is."
+    lead = f"{text} If the study is not running, resume it:"
     guide(title, lead, [data.command(["run", snapshot.view.row.name])])
 
 
@@ -202,34 +193,38 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _tell(problem: PPOTunerError) -> None:
+def _show(problem: PPOTunerError) -> None:
     demo, default = "ppo-tuner demo", "ppo-tuner dashboard --storage sqlite:///runs/ppo-tuner.db"
     if not isinstance(problem, StoreError):
-        guide("This study cannot be shown", "Choose another one, or run a new one.", [demo], str(problem))
+        guide(
+            "This study cannot be shown",
+            "Choose another study in the sidebar, or start a new one.",
+            [demo],
+            str(problem),
+        )
     elif data.is_missing(data.storage()):
-        text = "A study writes its store when it first runs. The demo takes about four minutes on two cores."
+        text = "The first run of a study creates the store. The demo takes about four minutes on two cores."
         guide("No store yet", text, [demo], str(problem))
     else:
-        text = "Open the dashboard on a PPO Tuner store (PPO_TUNER_STORAGE names it too), or start a new one."
+        text = "Open the dashboard on a PPO Tuner store (--storage or PPO_TUNER_STORAGE), or start a new one."
         guide("This store cannot be shown", text, [default, demo], str(problem))
 
 
-# The chosen trials as an analysis page needs them: those that have begun, and no more than it has room for.
+# The chosen trials as an analysis page needs them: those that have started, and no more than it has room for.
 
 
-def trials(snapshot: Snapshot, help_text: str, most: int | None = None) -> tuple[int, ...]:
-    """Return the chosen trials that have begun, in order of their choice, at most `most`; empty: nothing is chosen.
+def begun(snapshot: Snapshot, chosen: tuple[int, ...], most: int | None = None) -> tuple[int, ...]:
+    """Return the chosen trials that have started, in order of their choice, at most `most`; empty: nothing is chosen.
 
-    What is left out of the choice is said.
+    What is left out of the choice is shown.
     """
-    chosen = choose_trials(snapshot, help_text)
-    begun = {row.number for row in snapshot.view.trials}
-    missing = [str(number) for number in chosen if number not in begun]
+    there = {row.number for row in snapshot.view.trials}
+    missing = [str(number) for number in chosen if number not in there]
     if missing:
-        st.info(f"Not begun yet: trial{'s' if len(missing) > 1 else ''} {', '.join(missing)}.")
-    found = tuple(number for number in chosen if number in begun)
+        st.info(f"Not started yet: trial{'s' if len(missing) > 1 else ''} {', '.join(missing)}.")
+    found = tuple(number for number in chosen if number in there)
     if most is not None and len(found) > most:
-        st.info(f"Shown are the first {most} of the chosen trials; there is no room for more.")
+        st.info(f"Only the first {most} chosen trials fit on this page.")
         found = found[:most]
     return found
 
@@ -290,11 +285,11 @@ def _save_as_html(make: Callable[[], go.Figure], key: str, file: str, label: str
         type="tertiary",
         icon=":material/download:",
         on_click="ignore",
-        help="One file that opens without a network: the chart with its zoom and tooltips.",
+        help="One file that opens offline, with zoom and tooltips.",
     )
 
 
-# How fresh an analysis page is: its figures stand still, so that a zoom stays, and a button draws them anew.
+# The status line of a page whose figures stand still, so that a zoom stays: a button draws them again.
 
 
 @dataclass(frozen=True)
@@ -308,7 +303,7 @@ class Standing:
 
 
 def line(store: Store, snapshot: Snapshot, numbers: Collection[int] | None = None) -> None:
-    """Say when the page was drawn; while the study runs, look for more, and offer to draw the page anew.
+    """Draw the status line; while the study runs, look for more, and offer to draw the page again.
 
     Args:
         store: Where the study is.
@@ -336,7 +331,7 @@ def news(drawn: Standing, now: Standing) -> str:
         )
         if more > 0
     ]
-    state = now.state if now.state != "unfinished" else "not run any more"
+    state = {"unfinished": "not running", "stalled": "not responding"}.get(now.state, now.state)
     return ", ".join([*said, f"the study is {state}"] if now.state != drawn.state else said)
 
 
@@ -344,27 +339,17 @@ def _look_again(
     name: str, drawn: Standing, drawn_at: float, fresh: list[Snapshot], numbers: Collection[int] | None
 ) -> None:
     """Look once; `fresh` holds what the page has read just now. It never draws the rest of the page by itself."""
-    with problems_told():
+    with problems_shown():
         store = open_store()
         snapshot = fresh.pop() if fresh else data.snapshot(store, name)
-        st.caption(f"Drawn at {_clock(drawn_at)}. {_looked(snapshot)}")
-        more = news(drawn, standing(store, snapshot, numbers))
-        # It is there without news, too: as it came, it would push the figures down under the reader.
-        held = snapshot.view.row.is_held
-        label = f"{more}: refresh" if more else "Nothing new"
-        if (more or held) and st.button(label, icon=":material/refresh:", key="draw anew", disabled=not more):
-            st.rerun()
-
-
-def _looked(snapshot: Snapshot) -> str:
-    state = data.shown_state(snapshot.view)
-    if refresh_every(snapshot.view) is None:
-        return "No controller runs this study, so nothing new is looked for."
-    sign = "" if state != "stalled" else f", stalled: no sign of life for {data.silence(snapshot.view) or 0.0:.0f} s"
-    return (
-        f"The study is {state}{sign}. Looked for more at {_clock(time.time())}, every {REFRESH_SECONDS} s; the "
-        "figures stay as you left them until you refresh."
-    )
+        with st.container(horizontal=True, vertical_alignment="center"):
+            status(snapshot.view, drawn_at)
+            more = news(drawn, standing(store, snapshot, numbers))
+            # It is there without news, too: as it came, it would push the figures down under the reader.
+            held = snapshot.view.row.is_held
+            label = f"{more}: refresh" if more else "Up to date"
+            if (more or held) and st.button(label, icon=":material/refresh:", key="draw anew", disabled=not more):
+                st.rerun()
 
 
 def _clock(seconds: float) -> str:

@@ -1,26 +1,30 @@
-"""Compare: a few trials against each other, and, in a tab of its own, what mattered in the study as a whole."""
+"""Compare: a few trials against each other, and what mattered in the study as a whole."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import analysis, checkpoints, data, safe_text, style
 from dashboard import figures as figures
+from dashboard.charts import MOST_LIMITS
 from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.views import common, mattered, samples
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
-from tuner.paired import over
+from tuner.paired import Difference, over
 from tuner.results import LONGER, differences
 from tuner.status import Role
 from tuner.store import Store, TrialRow
 
 LEAST, MOST = 2, 6
 """Trials that are compared."""
+BESIDE = 3
+"""Trials up to which the tables of settings and outcomes fit beside each other."""
 CURVES = ("objective/kl_exact", "eval/reward", "objective/scores")
-TABS = ("Trials", "What mattered")
+VIEWS = ("Trials", "What mattered")
 
 
 def page() -> None:
@@ -28,38 +32,38 @@ def page() -> None:
     common.of_a_study(_study)
 
 
-def _study(store: Store, snapshot: Snapshot) -> None:
+def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     if not snapshot.view.trials:
-        common.not_begun(snapshot, "No trials yet", "There is nothing to compare before the first trial has begun.")
+        common.line(store, snapshot)
+        common.not_begun(snapshot, "No trials yet", "There is nothing to compare before the first trial starts.")
         return
-    trials, whole = st.tabs(TABS, key="tab", bind="query-params", on_change="rerun")
-    if trials.open:
-        with trials:
-            _trials(store, snapshot)
-    if whole.open:
-        with whole:
-            common.line(store, snapshot)
-            mattered.section(store, snapshot)
-
-
-def _trials(store: Store, snapshot: Snapshot) -> None:
-    numbers = common.trials(
-        snapshot,
-        f"Two to {MOST} trials; the others are compared with the first. Nothing chosen: the reference, the best "
-        "within the KL budget and the last one pruned for KL.",
-        MOST,
+    head = st.container()
+    view = st.segmented_control(
+        "View", VIEWS, default=VIEWS[0], required=True, key="tab", bind="query-params", label_visibility="collapsed"
     )
-    if not numbers:
-        numbers = tuple(snapshot.default_trials)[:MOST]
-        st.caption(f"Nothing is chosen, so these are the trials shown by default: {', '.join(map(str, numbers))}.")
+    if view == VIEWS[0]:
+        _trials(store, snapshot, chosen, head)
+    else:
+        with head:
+            common.line(store, snapshot)
+        mattered.section(store, snapshot)
+
+
+def _trials(store: Store, snapshot: Snapshot, chosen: tuple[int, ...], head: DeltaGenerator) -> None:
+    numbers = common.begun(snapshot, chosen, MOST) or tuple(snapshot.default_trials)[:MOST]
+    with head:
+        common.line(store, snapshot, numbers)
     if len(numbers) < LEAST:
-        st.info("Choose at least two trials above to compare them.")
+        st.info("Choose at least two trials in the sidebar to compare them.")
         return
-    common.line(store, snapshot, numbers)
     row_of = {row.number: row for row in snapshot.view.trials}
     rows = [row_of[number] for number in numbers]
-    _settings(rows)
-    _outcomes(store, snapshot, rows)
+    left, right = st.columns(2) if len(rows) <= BESIDE else (st.container(), st.container())
+    with left:
+        _settings(rows)
+    with right:
+        found = _outcomes(store, snapshot, rows)
+    _over_the_first(snapshot, rows, found)
     _curves(store, snapshot, numbers)
     _lineage(snapshot, rows)
     _commands(snapshot, rows)
@@ -67,7 +71,7 @@ def _trials(store: Store, snapshot: Snapshot) -> None:
 
 
 def _settings(rows: Sequence[TrialRow]) -> None:
-    st.subheader("What they do differently", anchor=False)
+    st.subheader("Different settings", anchor=False, help="All other settings are equal.")
     differing = differences(rows)
     if not differing:
         st.info("Their configurations are equal.")
@@ -77,18 +81,22 @@ def _settings(rows: Sequence[TrialRow]) -> None:
         values = (safe_text.cell(short(values[place], 4)) for values in differing.values())
         table[_name(row)] = list(values)
     common.table(pd.DataFrame(table), key="settings")
-    st.caption("Only the settings in which they differ; all others are equal.")
 
 
-def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
-    st.subheader("How they came out", anchor=False)
+def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dict[int, Difference | None]:
+    """Draw the outcomes, and return how each trial's value differs from the first one's."""
+    st.subheader(
+        "Outcomes",
+        anchor=False,
+        help=f"One run of each trial. {analysis.noise(snapshot.view.spec.objective)}",
+    )
     spec = snapshot.view.spec
     budget, is_best = spec.kl_budget, spec.objective == "best"
     kls = [row.end_kl if is_best else row.kl for row in rows]
     paused = [measured(row.rung_score) if row.rung_scores else "" for row in rows]
     lines = {
         "status": [style.status_cell(row) for row in rows],
-        "called": [safe_text.cell(row.label) for row in rows],
+        "label": [safe_text.cell(row.label) for row in rows],
         "rung score (reward)": paused,
         "value ± SE (reward)": [plus_minus(row.value, row.value_se) for row in rows],
         **(_of_best(rows) if is_best else {}),
@@ -105,7 +113,12 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Non
     table = pd.DataFrame({"outcome": list(shown)} | {_name(row): list(cells) for row, cells in _turned(rows, shown)})
     common.table(table, key="outcomes")
     base, *others = rows
-    found = {row.number: over(store, base, row, spec.objective) for row in others}
+    return {row.number: over(store, base, row, spec.objective) for row in others}
+
+
+def _over_the_first(snapshot: Snapshot, rows: Sequence[TrialRow], found: Mapping[int, Difference | None]) -> None:
+    """Say how far each trial's reward is over the first one's."""
+    budget, (base, *others) = snapshot.view.spec.kl_budget, rows
     for row in others:
         difference = found[row.number]
         if difference is None:
@@ -114,11 +127,10 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> Non
         resting = [one.number for one in (base, row) if one.is_resting]
         st.text(
             f"Trial {row.number} against trial {base.number}: {_signed(difference.mean, difference.se)} reward, "
-            f"{difference.verdict}.{_over_told(beyond)}{_resting_told(resting)}"
+            f"{difference.verdict}.{_over_budget(beyond)}{_resting(resting)}"
         )
     if not any(found.values()):
-        st.info(f"Trial {rows[0].number} or all the others have no value yet, so there is no difference to tell.")
-    st.caption(f"n = 1 run of each trial. {analysis.noise(spec.objective)}")
+        st.info(f"Trial {base.number} or all the others have no value yet, so there is no difference to show.")
 
 
 def _of_best(rows: Sequence[TrialRow]) -> dict[str, list[str]]:
@@ -133,18 +145,18 @@ def _turned(rows: Sequence[TrialRow], lines: dict[str, list[str]]) -> list[tuple
     return [(row, [cells[place] for cells in lines.values()]) for place, row in enumerate(rows)]
 
 
-def _over_told(numbers: Sequence[int]) -> str:
+def _over_budget(numbers: Sequence[int]) -> str:
     if not numbers:
         return ""
     who, whose = ("Trial {} is", "its reward is") if len(numbers) == 1 else ("Trials {} are", "their rewards are")
-    return f" {who.format(_listed(numbers))} over the KL budget, so {whose} not to be had within it."
+    return f" {who.format(_listed(numbers))} over the KL budget, so {whose} out of reach within it."
 
 
-def _resting_told(numbers: Sequence[int]) -> str:
+def _resting(numbers: Sequence[int]) -> str:
     if not numbers:
         return ""
     who = "Trial {} is" if len(numbers) == 1 else "Trials {} are"
-    return f" {who.format(_listed(numbers))} paused at a rung, so this is not a difference of whole runs."
+    return f" {who.format(_listed(numbers))} paused at a rung, so this does not compare whole runs."
 
 
 def _signed(mean: float, error: float | None) -> str:
@@ -152,18 +164,22 @@ def _signed(mean: float, error: float | None) -> str:
 
 
 def _curves(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
-    st.subheader("Their curves over episodes", anchor=False)
+    st.subheader("Curves over episodes", anchor=False)
     frame = data.curves(store, snapshot, CURVES, numbers=numbers)
     if frame.empty:
-        st.info("None of them has reported a step yet.")
+        st.info("None of these trials has reported a step yet.")
         return
     spec = snapshot.view.spec
     budget = {"KL budget": spec.kl_budget}
     for place, metric in zip(st.columns(3), CURVES, strict=True):
         limits = budget if metric == CURVES[0] else {}
+        drawn = figures.aligned(frame, metric, numbers, limits)
+        top = MOST_LIMITS * spec.kl_limit
+        if limits and float(frame[metric].max()) > top:  # one blow-up would flatten all the rest
+            drawn.update_yaxes(range=[0, top])
         with place:
             common.figure(
-                figures.aligned(frame, metric, numbers, limits),
+                drawn,
                 key=f"compared {METRICS[metric].label}",
                 alt=f"{METRICS[metric].title} over episodes, a line for each compared trial",
             )
@@ -183,22 +199,22 @@ def _lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
         if forks:
             lines.append(f"Trial {row.number} was forked into trial{'s' if len(forks) > 1 else ''} {_listed(forks)}")
     if lines:
-        st.subheader("Where they come from", anchor=False)
+        st.subheader("Lineage", anchor=False, help="Up to the fork's step a fork's curve is its parent's.")
         for line in dict.fromkeys(lines):
             st.text(safe_text.one_line(line, 400))
-        st.caption("Up to its fork's step a fork's curve is its parent's.")
 
 
 def _commands(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
-    st.subheader("To train one for real", anchor=False)
-    for row in rows:
-        st.code(checkpoints.train_for_real(snapshot.view.row.name, row), language=None)
     forked = any(row.role is Role.FORK for row in rows)
-    from_start = " A fork's command trains its settings from the start, without what its parent did." if forked else ""
-    st.caption(
-        f"Each trains that trial's configuration {LONGER} times longer and keeps the model; a schedule over the run's "
-        f"length stretches with it.{from_start}"
+    from_start = " A fork's command trains its settings from the start, without its parent's steps." if forked else ""
+    st.subheader(
+        "Train one of them longer",
+        anchor=False,
+        help=f"Each command trains that trial's configuration {LONGER} times longer and keeps the model; a schedule "
+        f"over the run's length stretches with it.{from_start}",
     )
+    for row in rows:
+        st.code(checkpoints.train_for_real(snapshot.view.row.name, row), language=None, wrap_lines=True)
 
 
 def _name(row: TrialRow) -> str:

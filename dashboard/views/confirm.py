@@ -1,4 +1,4 @@
-"""Confirm: what the best configurations came to on fresh seeds, which one to launch, and what rules threw away."""
+"""Confirm: what the best configurations came to on fresh seeds, which one to launch, and how often rules were wrong."""
 
 from collections.abc import Sequence
 
@@ -18,10 +18,10 @@ from tuner.store import Store
 
 def page() -> None:
     """Draw the page."""
-    common.of_a_study(_study)
+    common.of_a_study(_study, under_own_budget=True)
 
 
-def _study(store: Store, snapshot: Snapshot) -> None:
+def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     common.line(store, snapshot)
     found = confirmations(store, snapshot.view)
     if found:
@@ -34,10 +34,11 @@ def _study(store: Store, snapshot: Snapshot) -> None:
 def _not_confirmed(snapshot: Snapshot) -> None:
     name, is_finished = snapshot.view.row.name, snapshot.view.state == "finished"
     text = (
-        f"One search on one seed chose the best trial. This runs up to {DEFAULT_TOP} of the best configurations and "
-        f"the reference again on {DEFAULT_SEEDS} fresh seeds each, and reads them once on the test prompts."
+        f"One search on one seed chose the best trial. This command runs up to {DEFAULT_TOP} of the best "
+        f"configurations and the reference on {DEFAULT_SEEDS} fresh seeds each, and evaluates them once on the "
+        "test prompts."
     )
-    early = "A study is confirmed when its search has ended: its best configurations may still change."
+    early = "Finish the search first: its best configurations may still change."
     command = data.command(["confirm" if is_finished else "run", name])
     common.guide("Not confirmed yet", text if is_finished else early, [command])
 
@@ -48,7 +49,7 @@ def _chosen(found: Sequence[Confirmation]) -> Confirmation:
     if len(found) == 1:
         return found[0]
     length = st.segmented_control(
-        "Episodes of a run",
+        "Episodes per run",
         list(by_length),
         default=list(by_length)[-1],
         required=True,
@@ -59,31 +60,46 @@ def _chosen(found: Sequence[Confirmation]) -> Confirmation:
 
 
 def _confirmation(snapshot: Snapshot, found: Confirmation) -> None:
-    st.subheader("Which configuration to launch", anchor=False)
-    st.markdown(f"**{found.verdict}**")
-    if found.best is not None:
-        st.code(data.command(found.launch_words(snapshot.view.row.name)), language=None)
-        st.caption(f"Confirmed at {found.total_episodes:,} episodes; at another length it is not.")
-    if not found.is_whole:
-        st.info("Some runs have not ended or were not read yet; what is shown is what there is so far.")
-    if found.best is not None:
-        common.figure(
-            intervals(found),
-            key="confirmed rewards",
-            alt="Reward on the test prompts: a point a seed, and each configuration's mean with its 95% interval",
-        )
+    left, right = st.columns([3, 2], gap="medium")
+    with left:
+        if found.best is not None:
+            st.subheader("Reward on the test prompts", anchor=False, help=_intervals_help(snapshot, found))
+            common.figure(
+                intervals(found),
+                key="confirmed rewards",
+                alt="Reward on the test prompts: a point a seed, and each configuration's mean with its 95% interval",
+            )
+    with right:
+        st.subheader("What to launch", anchor=False)
+        st.markdown(f"**{found.verdict}**")
+        if found.best is not None:
+            words = data.command(found.launch_words(snapshot.view.row.name))
+            st.code(words, language=None, wrap_lines=True)
+            st.text(f"Confirmed at {found.total_episodes:,} episodes, not at another length.")
+        if not found.is_whole:
+            st.info("Some runs have not ended or were not evaluated yet; this is the result so far.")
+        for said in _beside(found):
+            st.text(said)
     common.table(table(found), key="confirmed")
-    parts = [
+
+
+def _intervals_help(snapshot: Snapshot, found: Confirmation) -> str:
+    return (
         f"Each configuration ran on the same fresh seeds. A run's checkpoint was chosen on the eval prompts, within "
-        f"{snapshot.view.spec.kl_budget:g} {KL_UNIT}, and read once on {found.prompts} test prompts. Intervals are "
-        "95% t-intervals over the seeds; those of differences are paired by seed and hold together."
-    ]
+        f"{snapshot.view.spec.kl_budget:g} {KL_UNIT}, and evaluated once on {found.prompts} test prompts. Intervals "
+        "are 95% t-intervals over the seeds; those of differences are paired by seed and hold together."
+    )
+
+
+def _beside(found: Confirmation) -> list[str]:
+    """Return what else was read, in sentences."""
+    said = []
     if found.baseline is not None and found.baseline.reward is not None:
         before = plus_minus(found.baseline.reward, found.baseline.reward_se)
-        parts.append(f"The untrained policy reads {before} on the same prompts.")
+        said.append(f"The untrained policy reads {before} on the same prompts.")
     if found.rank_correlation is not None:
-        parts.append(f"Rank correlation of the search's values with these means: {found.rank_correlation:.2f}.")
-    st.caption(" ".join(parts))
+        said.append(f"Rank correlation of the search's values with these means: {found.rank_correlation:.2f}.")
+    return said
 
 
 def table(found: Confirmation) -> pd.DataFrame:
@@ -138,17 +154,20 @@ def intervals(found: Confirmation) -> go.Figure:
     return figure.update_yaxes(automargin=True, type="category")
 
 
-# What the guard and the strategy threw away
+# What the guard and the strategy ended early, and whether that was right
 
 
 def _audited(store: Store, snapshot: Snapshot) -> None:
-    st.subheader("What the guard and the strategy threw away", anchor=False)
     found = audit.audit(store, [snapshot.view])
+    st.subheader(
+        "How often pruning was wrong",
+        anchor=False,
+        help="With `audit = 0.1` at the top of the study file a tenth of the trials runs on whatever a rule says, "
+        "which costs their whole length. A verdict is wrong where the trial later reached more than the study's answer "
+        "would have been without it.",
+    )
     if not found.trials:
-        st.info(
-            "No trial was audited. With `audit = 0.1` at the top of the study file a tenth of the trials runs on "
-            "whatever a rule says, so that it is known how often a rule is wrong; it costs their whole length."
-        )
+        st.info("No trial was audited, so it is not known how often the guard or the strategy was wrong.")
         return
     rows = [
         {
@@ -162,14 +181,11 @@ def _audited(store: Store, snapshot: Snapshot) -> None:
     if rows:
         common.table(pd.DataFrame(rows), key="audited")
     else:
-        st.text(f"No rule spoke in {counted(found.trials, 'audited trial')}.")
-    told = [
-        f"{names}: {'too few to tell' if rho is None else f'{rho:.2f}'} (n = {n})"
+        st.text(f"No rule fired in {counted(found.trials, 'audited trial')}.")
+    correlations = [
+        f"{names}: {'too few trials' if rho is None else f'{rho:.2f}'} (n = {n})"
         for names, (n, rho) in zip(
             ("of the rung score", "of the value half-way"), audit.correlations(found.courses).values(), strict=True
         )
     ]
-    st.caption(
-        "A verdict is wrong where the trial came to more, later on, than the study's answer would have been without "
-        f"that. Rank correlations with the final value: {'; '.join(told)}."
-    )
+    st.text(f"Rank correlations with the final value: {'; '.join(correlations)}.")

@@ -2,13 +2,15 @@
 
 import functools
 import uuid
+from contextlib import suppress
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import access, data, launching, safe_text, steering
+from dashboard import access, data, launching, safe_text, steering, style
 from dashboard.data import Snapshot
-from dashboard.views import common, control_launch, control_parts
+from dashboard.views import common, control_launch, control_parts, sidebar
 from dashboard.views.control_parts import (
     act_button,
     answer_buttons,
@@ -23,6 +25,7 @@ from dashboard.views.control_parts import (
     trial_line,
     why_it_waits,
 )
+from ppo_core.errors import PPOTunerError
 from tuner.orders import KINDS, SETTINGS
 from tuner.results import StudyView
 from tuner.store import Order, OrderState, Store, StudyRow
@@ -40,23 +43,23 @@ def log_section(store: Store, view: StudyView) -> None:
 
 
 def _log(store: Store, name: str) -> None:
-    with common.problems_told():
+    with common.problems_shown():
         study = store.study(name)
         orders = store.orders(study)
-    st.subheader("Orders", anchor=False)
+    st.subheader("Latest orders", anchor=False, help="The controller carries out orders; they wait while none runs.")
     if not orders:
-        st.write("Nothing was ordered yet.")
+        st.write("No orders yet.")
         return
     shown = rows(orders, study)
     st.dataframe(
         shown, key="orders", hide_index=True, placeholder="",
         column_config={
-            "order": st.column_config.NumberColumn("Order", width=60, pinned=True),
-            "state": st.column_config.TextColumn("State", width=100),
-            "what": st.column_config.TextColumn("What", width=220),
-            "outcome": st.column_config.TextColumn("Outcome", width=420),
-            "placed": st.column_config.TextColumn("Placed", width=100),
-            "by": st.column_config.TextColumn("By", width=200),
+            "order": st.column_config.NumberColumn("Order", width=55, pinned=True),
+            "state": st.column_config.TextColumn("State", width=85),
+            "what": st.column_config.TextColumn("What", width=150),
+            "outcome": st.column_config.TextColumn("Outcome", width=220),
+            "placed": st.column_config.TextColumn("Placed", width=90),
+            "by": st.column_config.TextColumn("By", width=160),
         },
     )  # fmt: skip
     st.download_button(
@@ -89,61 +92,84 @@ def _outcome(order: Order, study: StudyRow) -> str:
     return why_it_waits(study) if order.state is OrderState.WAITING else order.outcome or ""
 
 
+LATEST = 8
+"""Trials whose latest event is shown."""
+
+
+def latest_trials(store: Store, snapshot: Snapshot) -> None:
+    """Draw what happened last to trials: which started or ended, and why."""
+    if not snapshot.view.trials:
+        return
+    st.subheader("Latest trials", anchor=False, help="Those that started or ended last.")
+    rows = sorted(snapshot.view.trials, key=lambda row: row.ended_at or row.started_at, reverse=True)[:LATEST]
+    shown = pd.DataFrame(
+        {
+            "trial": [row.number for row in rows],
+            "status": [style.status_cell(row) for row in rows],
+            "when": [common.ago(row.ended_at or row.started_at) for row in rows],
+            "reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
+        }
+    )
+    st.dataframe(
+        shown, key="latest trials", hide_index=True, placeholder="",
+        column_config={
+            "trial": st.column_config.NumberColumn("Trial", width=55, pinned=True),
+            "status": st.column_config.TextColumn("Status", width=120),
+            "when": st.column_config.TextColumn("Ended, or started", width=120),
+            "reason": st.column_config.TextColumn("Reason", width=260),
+        },
+    )  # fmt: skip
+
+
 # Steering a study and one of its trials: each button leads to a confirmation that names what it is about.
 
 _STUDY_BUTTONS = {"pause": "Pause", "resume": "Resume", "stop": "Stop this run", "retry": "Retry all failed"}
 _TRIAL_BUTTONS = {"stop": "Stop", "prune": "Prune", "pause": "Pause", "resume": "Resume", "retry": "Retry"}
 
 
-def steer_section(store: Store, snapshot: Snapshot) -> None:
-    """Draw the part."""
-    draw_flash()
-    _study(store, snapshot)
+def steer_section(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
+    """Draw the part; the status line is drawn into `head`."""
+    _study(store, snapshot, head)
     _trial(store, snapshot.view)
-    _settings(store, snapshot.view)
+    with st.expander("Change the study's settings"):
+        _settings(store, snapshot.view)
 
 
-def study_text(view: StudyView) -> str:
-    """Return how a study stands, in a sentence."""
-    held = "" if view.row.is_held else ", and nothing runs it"
-    return f"{safe_text.one_line(view.row.name)} is {view.state}{held}: {view.extent.text}."
-
-
-def _study(store: Store, snapshot: Snapshot) -> None:
+def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
     view = snapshot.view
-    st.subheader("The study", anchor=False)
+    st.subheader("Study", anchor=False)
     if not view.row.is_held and _has_process(view.row.name):
-        st.text(study_text(view))
+        with head:
+            common.status(view)
         st.fragment(_process_line, run_every=common.REFRESH_SECONDS)(view.row.name)
     else:
-        common.live(snapshot, functools.partial(_study_line, view.row.is_held))
+        common.live(snapshot, functools.partial(_follow, view.row.is_held), head)
     row = st.container(horizontal=True)
     for kind, label in _STUDY_BUTTONS.items():
         if act_button(row, label, f"study {kind}", KINDS[kind].doc):
             confirm_order(store, view, kind)
     held = view.row.is_held
     run = row.button(
-        "Run it", key="study run", disabled=held or not access.may_launch(),
-        help="Something runs it already." if held else "Start a controller that goes on with it.",
+        "Run", key="study run", disabled=held or not access.may_launch(),
+        help="A controller is running already." if held else "Start a controller that resumes the study.",
     )  # fmt: skip
     if run:
         ask(functools.partial(_run_dialog, view.row.name, view.row.workers or 1, uuid.uuid4().hex))
 
 
-def _study_line(was_held: bool, store: Store, snapshot: Snapshot) -> None:
-    """Draw how the study stands; the whole page where its buttons are those of another standing."""
-    st.text(study_text(snapshot.view))
+def _follow(was_held: bool, store: Store, snapshot: Snapshot) -> None:
+    """Draw the whole page again where a controller came or went: its buttons are those of another state."""
     if snapshot.view.row.is_held != was_held:
         st.rerun()
 
 
 def _process_line(name: str) -> None:
     """Look until the process that was started here holds the study, or is gone: then the whole page is drawn."""
-    with common.problems_told():
+    with common.problems_shown():
         held = common.open_store().study(name).is_held
     if held or not _has_process(name):
         st.rerun()
-    st.text("Its process, started here, begins or ends; this page follows by itself.")
+    st.text("Its process is starting or ending; this page updates by itself.")
 
 
 def _has_process(name: str) -> bool:
@@ -161,13 +187,13 @@ def _run_dialog(name: str, before: int, key: str) -> None:
         launched = launching.launcher().launch_stored(
             name, storage=data.storage(), token=access.given(), key=key, workers=int(workers)
         )
-        return f'Study "{name}" runs now, as process {launched.pid}; its output goes to {launched.log}'
+        return f'Study "{name}" is running as process {launched.pid}; its output goes to {launched.log}'
 
-    answer_buttons("Run it", launch, key)
+    answer_buttons("Run", launch, key)
 
 
 def _trial(store: Store, view: StudyView) -> None:
-    st.subheader("One trial", anchor=False)
+    st.subheader("Trial", anchor=False)
     number = trial_choice(view, "steer")
     row = next((row for row in view.trials if row.number == number), None)
     if row is None:
@@ -181,18 +207,16 @@ def _trial(store: Store, view: StudyView) -> None:
 
 
 def _settings(store: Store, view: StudyView) -> None:
-    st.subheader("The study's settings", anchor=False)
     now = {
         "trials": "any" if view.spec.trials is None else str(view.spec.trials),
         "budget": "none" if view.spec.budget is None else f"{view.spec.budget:g}",
-        "workers": "as it was started with" if view.row.workers is None else str(view.row.workers),
+        "workers": "as started" if view.row.workers is None else str(view.row.workers),
         "kl_budget": f"{view.spec.kl_budget:g}",
     }
     with st.form("settings"):
-        places = st.columns(len(SETTINGS), vertical_alignment="bottom")
         typed = {
-            name: place.text_input(f"{name}: {doc}", key=f"set {name}", placeholder=f"{now[name]} (unchanged)")
-            for place, (name, doc) in zip(places, SETTINGS.items(), strict=True)
+            name: st.text_input(f"{name}: {doc}", key=f"set {name}", placeholder=f"{now[name]} (unchanged)")
+            for name, doc in SETTINGS.items()
         }
         pressed = st.form_submit_button("Change", disabled=not access.may_order())
     if pressed:
@@ -211,47 +235,69 @@ def _number(name: str, text: str) -> int | float | str:
 # The page that acts: launches studies, steers them and their trials, and keeps the log of what was ordered.
 
 PARTS = ("Steer", "New trial", "Launch")
+_KEEP = "token to keep"
+"""The key of whether a token was typed just now, which the browser has yet to keep."""
 
 
 def page() -> None:
     """Draw the page."""
-    access.take_from_link()
-    _permission()
-    part = st.segmented_control(
-        "What to do", PARTS, default=PARTS[0], required=True, key="part", bind="query-params", persist_state="session"
-    )
-    with common.problems_told():
-        if part == "Launch":
-            control_launch.section()
-        else:
-            _of_a_study(part)
-        draw_asked()
+    control_launch.choose_launched()
+    head = st.container()
+    row = st.container(horizontal=True, vertical_alignment="center")
+    part = row.segmented_control(
+        "What to do", PARTS, default=PARTS[0], required=True, key="part", bind="query-params",
+        persist_state="session", label_visibility="collapsed",
+    )  # fmt: skip
+    with row:
+        _permission()
+    draw_flash()
+    if part == "Launch":
+        with common.problems_shown():
+            _launch(head)
+    else:
+        common.of_a_study(functools.partial(_of_a_study, part, head), under_own_budget=True)
+    draw_asked()
 
 
-def _of_a_study(part: str) -> None:
-    store = common.open_store()
-    name = common.choose_study(store)
-    if name is not None:
-        snapshot = data.snapshot(store, name)
+def _launch(head: DeltaGenerator) -> None:
+    with suppress(PPOTunerError):  # without a store the sidebar is empty
+        snapshot = sidebar.draw(common.open_store())
+        if snapshot is not None:
+            with head:
+                common.status(snapshot.view)
+    control_launch.section()
+
+
+def _of_a_study(part: str, head: DeltaGenerator, store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
+    left, right = st.columns(2, gap="medium")
+    with left:
         if part == "Steer":
-            steer_section(store, snapshot)
+            steer_section(store, snapshot, head)
         else:
+            with head:
+                common.status(snapshot.view)
             control_parts.section(store, snapshot.view)
+    with right:
         log_section(store, snapshot.view)
+        common.live(snapshot, latest_trials)
 
 
 def _permission() -> None:
     """Say what this browser may do; ask for the token where it was not given."""
     if access.is_read_only():
-        st.info("This dashboard is read-only: it launches nothing and gives no orders.")
+        st.text("This dashboard is read-only: it launches nothing and places no orders.")
         return
     if access.may_order():
+        if st.session_state.pop(_KEEP, False):
+            st.html(access.keep_given(), unsafe_allow_javascript=True)
         return
-    with st.form("token", clear_on_submit=True):
-        st.write("To launch or give orders, enter the token of this server. Its terminal shows it.")
+    place = st.popover("Enter token", icon=":material/key:", help="Needed to launch studies and place orders.")
+    with place, st.form("token", clear_on_submit=True):
+        st.write("Open the link that this server's terminal shows, or enter its token here.")
         typed = st.text_input("Token", type="password", autocomplete="off")
         if st.form_submit_button("Use this token"):
             access.give(typed.strip())
             if access.may_order():
+                st.session_state[_KEEP] = True
                 st.rerun()
             told("That is not this server's token.")

@@ -10,10 +10,10 @@ from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import access, data, launching, safe_text
 from dashboard.launching import Launched
+from dashboard.views import sidebar
 from dashboard.views.control_parts import (
     answer_buttons,
     ask,
-    draw_flash,
     label_of,
     number_text,
     put_away,
@@ -46,7 +46,7 @@ def form_content(storage: str) -> dict[str, Any] | None:
     left, right = st.columns(2)
     chosen = left.selectbox("Task", tasks, key="new task", help="A built-in task, or one of a stored study.")
     path = right.text_input(
-        "Or the path of a task of your own", key="task path", placeholder="my-task",
+        "Or the path of your own task", key="task path", placeholder="my-task",
         help="A task's folder or file, below the folder that this server was started in.",
     )  # fmt: skip
     task = _task(path.strip() or chosen or "", known)
@@ -54,20 +54,20 @@ def form_content(storage: str) -> dict[str, Any] | None:
         return None
     searched = st.multiselect(
         "Searched hyperparameters", _searchable(), default=[name for name in task.advised if name in _searchable()],
-        format_func=label_of, key=f"searched {task.name}", help="The task advises those that are chosen at first.",
+        format_func=label_of, key=f"searched {task.name}", help="The task suggests those chosen at first.",
     )  # fmt: skip
     fixed = st.multiselect(
         "Fixed hyperparameters",
         [name for name in HYPERPARAMETERS if name not in searched and name != "seed"],
         format_func=label_of,
         key=f"fixed {task.name}",
-        placeholder="None: those not searched have the task's values, or the defaults",
+        placeholder="None: the others keep the task's values or the defaults",
     )
     with st.form("new study"):
         head = _head(task)
         recipes = st.multiselect(
             "Warm starts", list(RECIPES), key="new warm starts", placeholder="None",
-            help="Published recipes that are run first, after the reference, with their values moved into the ranges.",
+            help="Published recipes to run first, after the reference, with their values moved into the ranges.",
         )  # fmt: skip
         ranges = {name: _range_row(HYPERPARAMETERS[name], task) for name in searched}
         values = {
@@ -114,15 +114,14 @@ def _is_searchable(hyper: Hyperparameter) -> bool:
 def _head(task: Task) -> dict[str, str]:
     first, second, third = st.columns(3), st.columns([4, 3]), st.columns(3)
     return {
-        "name": first[0].text_input("Study's name", key="new name", max_chars=100),
+        "name": first[0].text_input("Study name", key="new name", max_chars=100),
         "budget": first[1].text_input(
             "Budget (trials of full length)", str(_BUDGET), key="new budget",
-            help=f"What the search may spend, whatever it goes into. At most {launching.MOST_BUDGET} where no number "
-            "of trials bounds it.",
+            help=f"What the search may spend in all. At most {launching.MOST_BUDGET} without a limit on trials.",
         ),
         "trials": first[2].text_input(
             "Most trials", key="new trials", placeholder="as many as the budget allows",
-            help=f"How many the search starts at most. At most {launching.MOST_TRIALS:,}.",
+            help=f"How many trials the search may start; up to {launching.MOST_TRIALS:,}.",
         ),
         "strategy": _choice(second[0], "Strategy", STRATEGIES, "new strategy"),
         "objective": _choice(second[1], "Objective", OBJECTIVES, "new objective"),
@@ -132,7 +131,7 @@ def _head(task: Task) -> dict[str, str]:
             "Sampler", list(SAMPLERS), key="new sampler",
             help="; ".join(f"{name} {doc}" for name, doc in SAMPLERS.items()),
         ) or SamplerSpec.name,
-        "seed": st.text_input("Seed", "0", key="new seed", width=260, help="Of every trial and of the sampler."),
+        "seed": st.text_input("Seed", "0", key="new seed", width=260, help="Seed of every trial and of the sampler."),
     }  # fmt: skip
 
 
@@ -221,26 +220,40 @@ Launch = Callable[[str, int], Launched]
 
 def section() -> None:
     """Draw the part."""
-    draw_flash()
-    if not access.is_read_only() and not access.is_local():
-        st.info("Launching is off: this server listens beyond 127.0.0.1. Use `ppo-tuner run` on its machine.")
-    way = st.segmented_control(
-        "Study", WAYS, default=WAYS[0], required=True, key="launch", bind="query-params", persist_state="session"
-    )
-    if way == WAYS[0]:
-        _file()
-    else:
-        _form()
-    _started()
+    left, right = st.columns([3, 2], gap="medium")
+    with left:
+        if not access.is_read_only() and not access.is_local():
+            st.info("Launching is off: this server listens beyond 127.0.0.1. Use `ppo-tuner run` on its machine.")
+        way = st.segmented_control(
+            "Study", WAYS, default=WAYS[0], required=True, key="launch", bind="query-params",
+            persist_state="session", label_visibility="collapsed",
+        )  # fmt: skip
+        if way == WAYS[0]:
+            _file()
+        else:
+            _form()
+    with right:
+        _started()
+
+
+def choose_launched() -> None:
+    """Choose the study that was launched just now for all pages, once the store holds it; before the sidebar."""
+    if _is_to_be_chosen():
+        st.session_state[sidebar.STUDY] = st.session_state.pop(_TO_WATCH)
+
+
+def _is_to_be_chosen() -> bool:
+    name = st.session_state.get(_TO_WATCH)
+    return name is not None and _is_stored(name)
 
 
 def _file() -> None:
     files = launching.study_files()
-    st.write(
-        "Study files below the folder that this server was started in, its `studies/` and what was launched from here."
-    )
     with st.form("file"):
-        chosen = st.selectbox("Study file", files, index=None, key="file", placeholder="Choose a file")
+        chosen = st.selectbox(
+            "Study file", files, index=None, key="file", placeholder="Choose a file",
+            help="Files below the folder that this server was started in, its `studies/`, and what was launched here.",
+        )  # fmt: skip
         typed = st.text_input("Or its path", key="path", placeholder="studies/mine.toml")
         pressed = st.form_submit_button("Launch", disabled=not access.may_launch())
     if pressed:
@@ -278,7 +291,7 @@ def _confirm(read: Callable[[], StudySpec], launch: Launch, what: str) -> None:
     """Open the confirmation of a launch where its study can be read: its task is code, so only with the right to it."""
     try:
         access.require_launch(access.given())
-        summary = _told_of(read())
+        summary = _summary_of(read())
     except PPOTunerError as problem:
         told(problem)
         return
@@ -295,16 +308,16 @@ def _launch_dialog(key: str, summary: str, launch: Launch, what: str) -> None:
         launched = launch(key, int(workers))
         st.session_state[_TO_WATCH] = launched.study
         return (
-            f'Study "{launched.study}" runs as process {launched.pid}; its output goes to {launched.log}\n'
-            "Watch it on the page Overview, or in Steer, once the list below says that it is chosen there."
+            f'Study "{launched.study}" is running as process {launched.pid}; its output goes to {launched.log}\n'
+            "All pages show it as soon as the store holds it."
         )
 
     answer_buttons("Launch", start, key)
 
 
-def _told_of(spec: StudySpec) -> str:
+def _summary_of(spec: StudySpec) -> str:
     stored = _stored(spec.name)
-    searched = ", ".join(spec.search) or "nothing: its trials are listed"
+    searched = ", ".join(spec.search) or "nothing: the file lists its trials"
     lines = [
         f'Study "{spec.name}", task {spec.task}',
         f"{extent_text(spec)}, KL budget {spec.kl_budget:g} and limit {spec.kl_limit:g} nats per response",
@@ -314,7 +327,7 @@ def _told_of(spec: StudySpec) -> str:
         *([f"First: {', '.join(start.label or start.text for start in spec.starts)}"] if spec.starts else []),
         *([f"Fixed: {_pairs(spec.fixed)}"] if spec.fixed else []),
         *(f"Note: {note}" for note in spec.notes),
-        *([f"In the store already, with {stored}: this goes on with it"] if stored else []),
+        *([f"In the store already, with {stored}: this resumes it"] if stored else []),
     ]
     return "\n".join(lines)
 
@@ -352,49 +365,43 @@ def _started() -> None:
 
 def _started_list() -> None:
     st.subheader("Launched by this server", anchor=False)
-    _choose_to_watch()
+    if _is_to_be_chosen():
+        st.rerun()  # the whole page, with its sidebar
     all_of_them = launching.launcher().all()
     if not all_of_them:
-        st.write("Nothing yet. What was launched elsewhere, or before a restart, is ended by the order stop (Steer).")
+        st.write("Nothing yet. To end a run that was launched elsewhere, use Stop this run under Steer.")
     for launched in all_of_them:
         with st.container(border=True):
             _one(launched)
 
 
-def _choose_to_watch() -> None:
-    """Choose the study that was launched just now for all pages, once the store holds it: the selector is not here."""
-    name = st.session_state.get(_TO_WATCH)
-    if name is not None and _is_stored(name):
-        st.session_state["study"] = st.session_state.pop(_TO_WATCH)
-
-
 def _one(launched: Launched) -> None:
     status = launched.status
-    state = "runs" if status is None else "ended" if status == 0 else f"ended with status {status}"
-    chosen = "; it is chosen on the other pages" if st.session_state.get("study") == launched.study else ""
+    state = "is running" if status is None else "ended" if status == 0 else f"ended with status {status}"
+    chosen = "; chosen in the sidebar" if st.session_state.get("study") == launched.study else ""
     st.text(f'Study "{safe_text.one_line(launched.study)}" {state}, process {launched.pid}{chosen}')
     st.text(safe_text.one_line(str(launched.log), 400))
     row = st.container(horizontal=True)
     if status is None:
-        for label, at_once in (("End the run", False), ("End it at once", True)):
+        for label, at_once in (("Stop the run", False), ("Kill it", True)):
             if row.button(label, key=f"{label} {launched.key}", disabled=not access.may_launch()):
                 ask(functools.partial(_end_dialog, launched, at_once))
                 st.rerun()  # the whole page, which draws the dialog
-    with st.expander("Its output"):
+    with st.expander("Output"):
         st.code(safe_text.visible(launched.tail()), language=None)
 
 
-@st.dialog("End this run?", on_dismiss=put_away)
+@st.dialog("Stop this run?", on_dismiss=put_away)
 def _end_dialog(launched: Launched, at_once: bool) -> None:
     st.text(f'The run of study "{safe_text.one_line(launched.study)}", process {launched.pid}')
     st.write(
-        "It is killed; its trials go on from their last checkpoints at the next run."
+        "It is killed; the next run resumes its trials from their last checkpoints."
         if at_once
-        else "Running trials finish their step and save; the next run takes them up."
+        else "Running trials finish their step and save; the next run resumes them."
     )
 
     def end() -> str:
         launching.launcher().stop(launched.key, token=access.given(), at_once=at_once)
-        return f'The run of study "{launched.study}" was told to end'
+        return f'The run of study "{launched.study}" is stopping'
 
-    answer_buttons("End it", end, f"end {launched.key} {at_once}")
+    answer_buttons("Stop it", end, f"end {launched.key} {at_once}")

@@ -22,7 +22,7 @@ from tuner.store import OrderState, Store, StudyRow, TrialRow
 _FLASH = "what was done"
 _ASKED = "what is to be confirmed"
 _FLASH_SECONDS = 30
-"""For how long at least what was done is told: a page that draws itself anew must not take it away."""
+"""For how long at least what was done stays on the page, even if the page is drawn again."""
 
 
 def told(problem: PPOTunerError | str) -> None:
@@ -106,14 +106,14 @@ def _order_dialog(store: Store, proposal: Proposal) -> None:
     if proposal.arguments:
         st.text(safe_text.visible(arguments_text(proposal.arguments)))
     if proposal.ends_something and proposal.trial is not None:
-        st.write("This cannot be taken back.")
+        st.write("This cannot be undone.")
 
     def place() -> str:
         order = steering.place(store, proposal, access.given())
         study = store.study(proposal.study)
         if order.state is not OrderState.WAITING or study.is_held:
             return f"Order {order.id} is placed: {proposal.does}"
-        return f'Order {order.id} is placed, and waits: {why_it_waits(study)}\nOr press "Run it" (in Steer).'
+        return f"Order {order.id} is placed, and waits: {why_it_waits(study)}\nOr press Run under Steer."
 
     answer_buttons("Place the order", place, proposal.key)
 
@@ -168,11 +168,12 @@ def trial_choice(view: StudyView, key: str, label: str = "Trial") -> int | None:
     """Let a trial be chosen by its number; it is in the link."""
     numbers = [row.number for row in view.trials]
     if not numbers:
-        st.info("The study has no trial yet.")
+        st.info("The study has no trials yet.")
         return None
     chosen = st.selectbox(
         label, numbers, index=_first(st.session_state.get("trial"), numbers), key=key, bind="query-params",
         persist_state="session", placeholder="Choose a trial by its number", width=260,
+        label_visibility="collapsed" if label == "Trial" else "visible",
     )  # fmt: skip
     return None if chosen is None else int(chosen)
 
@@ -186,7 +187,7 @@ def trial_line(view: StudyView, row: TrialRow) -> None:
 
 
 def _trial_line(study: str, number: int, drawn: tuple[str, str | None]) -> None:
-    with common.problems_told():
+    with common.problems_shown():
         row = next(row for row in data.snapshot(common.open_store(), study).view.trials if row.number == number)
     st.text(trial_text(row))
     if _standing(row) != drawn:
@@ -200,7 +201,7 @@ def _standing(row: TrialRow) -> tuple[str, str | None]:
 def trial_text(row: TrialRow) -> str:
     """Return how a trial stands, in a sentence."""
     label = f' "{safe_text.one_line(row.label)}"' if row.label else ""
-    wanted = "" if row.wanted is None else f"; ordered to {row.wanted}"
+    wanted = "" if row.wanted is None else f"; order: {row.wanted}"
     episodes = f"{row.episodes:,} of {row.config['total_episodes']:,} episodes"
     return f"Trial {row.number}{label} is {_status(row)}, at {episodes}{wanted}."
 
@@ -219,19 +220,19 @@ def _first(chosen: object, numbers: Collection[int]) -> int | None:
 # New trials by order: a copy of a trial with changes, or a fork at a checkpoint that is kept.
 
 WAYS = ("Copy with changes", "Fork at a checkpoint")
-COLUMNS = 3
+COLUMNS = 2
 
 
 def section(store: Store, view: StudyView) -> None:
     """Draw the part."""
-    draw_flash()
     way = st.segmented_control(
-        "How", WAYS, default=WAYS[0], required=True, key="way", bind="query-params", persist_state="session"
-    )
-    number = trial_choice(view, "from", "Copied from" if way == WAYS[0] else "Forked from")
+        "How", WAYS, default=WAYS[0], required=True, key="way", bind="query-params", persist_state="session",
+        label_visibility="collapsed",
+    )  # fmt: skip
+    number = trial_choice(view, "from", "Copy from" if way == WAYS[0] else "Fork from")
     row = next((row for row in view.trials if row.number == number), None)
     if row is None:
-        st.write("Choose the trial to begin with.")
+        st.write("Choose the trial to start from.")
         return
     trial_line(view, row)
     if way == WAYS[0]:
@@ -249,7 +250,7 @@ def _copy(store: Store, view: StudyView, row: TrialRow) -> None:
         format_func=label_of,
         key=f"copied {row.number}",
     )
-    st.write("What the study searches, as in the chosen trial. An empty field has trial 0's value.")
+    st.caption("Searched settings of the chosen trial. An empty field takes trial 0's value.")
     with st.form(f"copy {row.number}"):
         places = st.columns(COLUMNS)
         typed = {
@@ -292,8 +293,8 @@ def _fork(store: Store, view: StudyView, row: TrialRow) -> None:
     episodes = steering.fork_episodes(view, row.number)
     if not episodes:
         st.info(
-            "No checkpoint of this trial is on this machine. An order without an episode begins at the latest one "
-            "that the controller finds."
+            "No checkpoint of this trial is on this machine. Without an episode the fork starts at the latest one that "
+            "the controller finds."
         )
     at = st.selectbox(
         "At episode", episodes, index=None, key=f"at {row.number}", placeholder="the latest checkpoint", width=260
@@ -302,7 +303,7 @@ def _fork(store: Store, view: StudyView, row: TrialRow) -> None:
     at_end = max(episodes[:1] if at is None else [int(at)], default=0) >= total
     more = {"total_episodes": 2 * total} if at_end else {}
     if at_end:
-        st.write(f"This checkpoint is at the trial's last episode, {total:,}: only with more of them a fork goes on.")
+        st.write(f"This checkpoint is at the trial's last episode, {total:,}: give the fork more episodes.")
     key = f"{row.number} at its end" if at_end else f"{row.number}"  # where it begins decides what is chosen at first
     names = st.multiselect(
         "Changed hyperparameters",
@@ -310,7 +311,7 @@ def _fork(store: Store, view: StudyView, row: TrialRow) -> None:
         default=list(more),
         format_func=label_of,
         key=f"forked {key}",
-        placeholder="Choose at least one; what a checkpoint fixes is not offered",
+        placeholder="Choose at least one",
     )
     with st.form(f"fork {row.number}"):
         places = st.columns(COLUMNS)

@@ -11,7 +11,6 @@ from dashboard import analysis, data, figures, figures_mattered, style
 from dashboard.data import Snapshot
 from dashboard.figures_mattered import Measure
 from dashboard.views import common
-from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import KL_UNIT, counted
 from tuner.search import fidelity, importance
 from tuner.search.fidelity import Fidelity
@@ -21,6 +20,7 @@ from tuner.store import Store, TrialRow
 
 MOST_AXES = 8
 """Hyperparameters of the parallel coordinates: more axes cannot be followed."""
+_TITLE = "What mattered for reward, and for KL"
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 MEASURES: dict[str, Measure] = {"reward": "value", "KL": "kl"}
 
@@ -33,8 +33,13 @@ def section(store: Store, snapshot: Snapshot) -> None:
     trials = fidelity.read(snapshot.view.trials, at, kls, snapshot.view.spec)
     shown = Snapshot.of(replace(snapshot.view, trials=trials))
     names = figures.searched(shown.trials)
-    ranked = _importance(store, shown, at, len(snapshot.view.trials))
-    _slices(shown, at, [*(name for name in ranked if name in names), *(name for name in names if name not in ranked)])
+    if refused := importance.refusal(shown.view.trials, shown.view.spec, at_rung=at.rung is not None):
+        _slices(shown, at, names)
+        st.subheader(_TITLE, anchor=False)
+        st.info(refused)
+    else:
+        ranked = [name for name in _importance(store, shown, at, len(snapshot.view.trials)) if name in names]
+        _slices(shown, at, [*ranked, *(name for name in names if name not in ranked)])
     _audit(snapshot, evaluated)
 
 
@@ -45,11 +50,10 @@ def _fidelity(snapshot: Snapshot) -> Fidelity:
     if not others:
         return first
     name = st.segmented_control(
-        "Trials are read", list(offered), default=first.name, required=True, key="read at", bind="query-params",
-        help="Most trials of this study are paused at a rung. What was read of trials after different lengths of "
-        "training is never mixed.",
+        "Values are read", list(offered), default=first.name, required=True, key="read at", bind="query-params",
+        help="Most trials of this study are paused at a rung. Values read after different lengths of training are "
+        f"never mixed. {' '.join(f'{one.name}: {one.doc}' for one in offered.values())}",
     )  # fmt: skip
-    st.caption(offered[name].doc)
     return offered[name]
 
 
@@ -57,14 +61,10 @@ def _fidelity(snapshot: Snapshot) -> Fidelity:
 
 
 def _importance(store: Store, snapshot: Snapshot, at: Fidelity, all_trials: int) -> list[str]:
-    """Draw importances, and return the hyperparameters by them; empty: nothing can be said."""
-    st.subheader("What mattered for reward, and for KL", anchor=False)
+    """Draw importances, and return the hyperparameters by them."""
     view, at_rung = snapshot.view, at.rung is not None
-    refused = importance.refusal(view.trials, view.spec, at_rung=at_rung)
-    if refused:
-        st.info(refused)
-        return []
     usable = importance.usable(view.trials, view.spec, at_rung=at_rung)
+    st.subheader(_TITLE, anchor=False, help=_importance_help(all_trials - len(usable), at_rung=at_rung))
     key = f"{store.url}|{view.row.id}|{view.row.created_at}|{sorted(view.spec.search)}|{at.rung}"
     ids = tuple((row.id, row.attempts, row.value) for row in usable)
     ranked: list[str] = []
@@ -80,15 +80,17 @@ def _importance(store: Store, snapshot: Snapshot, at: Fidelity, all_trials: int)
                 alt=f"Each hyperparameter's share of the importance for {outcome}, with its spread over resamples",
             )
             st.text(importance.certainty(found, len(usable)))
-    left_out = all_trials - len(usable)
+    return ranked
+
+
+def _importance_help(left_out: int, *, at_rung: bool) -> str:
     why = "not at that rung, or forked" if at_rung else "pruned, failed, forked, not ended or without a value"
-    blown = "" if at_rung else " What made a KL blow up is rather seen in the slices below, where the pruned ones are."
-    st.caption(
+    pruned = "" if at_rung else " What made a KL blow up shows in the slices below, which include the pruned trials."
+    return (
         f"{importance.MEANING} Bars are shares; a whisker holds the middle 80% of {importance.RESAMPLES} bootstrap "
         f"resamples of the trials; a pale bar is one that {importance.RESAMPLES} shuffles of the outcomes reach by "
-        f"chance. Trials left out: {left_out} ({why}).{blown}"
+        f"chance. Trials left out: {left_out} ({why}).{pruned}"
     )
-    return ranked
 
 
 @st.cache_resource(max_entries=40, show_spinner=False)
@@ -106,21 +108,23 @@ def _resampled(
 
 
 def _slices(snapshot: Snapshot, at: Fidelity, names: list[str]) -> None:
-    st.subheader("One hyperparameter", anchor=False)
+    early = " Pruned and stopped trials are shown at their last values." if at.rung is None else ""
+    st.subheader("One hyperparameter", anchor=False, help=f"Each point is a trial.{early}")
     if not names or snapshot.trials["value"].notna().sum() < 2:
         st.info(
-            f"Slices come with the second trial that {'ended' if at.rung is None else 'came to the rung'} with a "
-            "value, where the trials differ in what was searched."
+            f"Slices need two trials that {'ended' if at.rung is None else 'reached the rung'} with a value and differ "
+            "in a searched hyperparameter."
         )
         return
     spec = snapshot.view.spec
     name = st.selectbox(
         "Hyperparameter",
         names,
+        label_visibility="collapsed",
         key="setting",
         bind="query-params",
         width=320,
-        help="Those that were searched and vary; the one that mattered most for reward comes first.",
+        help="Searched ones that vary; the most important for reward comes first.",
     )
     titles: dict[Measure, str] = {"value": at.reward, "kl": at.kl}
     for place, measure in zip(st.columns(2), MEASURES.values(), strict=True):
@@ -132,28 +136,27 @@ def _slices(snapshot: Snapshot, at: Fidelity, names: list[str]) -> None:
                 key=f"slice of {measure}",
                 alt=f"{titles[measure]} of every trial over {name}",
             )
-    doc = HYPERPARAMETERS[name].doc if name in HYPERPARAMETERS else ""
-    early = "Pruned and stopped trials are at what they had read when they ended."
-    st.caption(" ".join(part for part in (doc, early if at.rung is None else "") if part))
-    st.subheader("All at once", anchor=False)
+    st.subheader(
+        "All hyperparameters",
+        anchor=False,
+        help="Drag along an axis to keep the lines through a part of it; drag its name to move it.",
+    )
     common.figure(
         figures_mattered.parallel(snapshot.trials, names[:MOST_AXES], spec, at.short),
         key="parallel coordinates",
         alt="Parallel coordinates: each trial a line through its searched values, its KL and its reward",
     )
-    st.caption(
-        "Drag along an axis to keep the lines through a part of it; drag its name to move it. "
-        f"{axes_told(snapshot.trials, names)}"
-    )
+    if said := axes_left_out(snapshot.trials, names):
+        st.caption(said)
     numbers = [name for name in names if pd.api.types.is_numeric_dtype(snapshot.trials[figures.PARAMS + name])]
     if len(numbers) > 1:
         _contour(snapshot, numbers)
 
 
-def axes_told(trials: pd.DataFrame, names: Sequence[str]) -> str:
+def axes_left_out(trials: pd.DataFrame, names: Sequence[str]) -> str:
     """Return a sentence on the searched hyperparameters without an axis, of `names` that vary; empty: all have one."""
     constant = [name for name in figures.all_searched(trials) if name not in names]
-    reasons = {"there is no room for": names[MOST_AXES:], "the same in all trials are": constant}
+    reasons = {"no room for": names[MOST_AXES:], "the same in all trials:": constant}
     left_out = [f"{why} {', '.join(of)}" for why, of in reasons.items() if of]
     if not left_out:
         return ""
@@ -162,13 +165,18 @@ def axes_told(trials: pd.DataFrame, names: Sequence[str]) -> str:
 
 
 def _contour(snapshot: Snapshot, names: list[str]) -> None:
-    st.subheader("Two against each other", anchor=False)
+    st.subheader(
+        "Two hyperparameters",
+        anchor=False,
+        help="Between the points the colour is their mean, nearer ones weighing more: a picture of the trials, not a "
+        "model. Where no point is near, it means nothing.",
+    )
     row = st.container(horizontal=True, vertical_alignment="bottom")
     with row:
-        x = st.selectbox("Across", names, key="across", bind="query-params", width=260)
-        y = st.selectbox("Up", names, index=1, key="up", bind="query-params", width=260)
+        x = st.selectbox("Horizontal", names, key="across", bind="query-params", width=260)
+        y = st.selectbox("Vertical", names, index=1, key="up", bind="query-params", width=260)
         shown = st.segmented_control(
-            "Of", list(MEASURES), default="reward", required=True, key="of", bind="query-params"
+            "Colour", list(MEASURES), default="reward", required=True, key="of", bind="query-params"
         )
     both = snapshot.trials.dropna(subset=[figures.PARAMS + x, figures.PARAMS + y, MEASURES[shown]])
     if x == y:
@@ -181,17 +189,13 @@ def _contour(snapshot: Snapshot, names: list[str]) -> None:
             key="contour",
             alt=f"{shown} over {x} and {y}, with the trials as points",
         )
-        st.caption(
-            f"Between the points the colour is their mean, nearer ones weighing more: a picture of {len(both)} trials, "
-            "and no model. Where there is no point near, it knows nothing."
-        )
 
 
 # What was ended early
 
 
 def _audit(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
-    st.subheader("What was ended early, and was it right?", anchor=False)
+    st.subheader("Trials ended early: what it saved, and was it right?", anchor=False)
     early, resting = analysis.ended_early(snapshot.trials), snapshot.view.extent.resting
     if resting:
         st.text(
@@ -199,17 +203,17 @@ def _audit(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
             "still be promoted."
         )
     if early.empty:
-        st.info("No trial was pruned or stopped, so nothing was saved and nothing may have been lost.")
+        st.info("No trial was pruned or stopped.")
         return
     saved = analysis.savings(snapshot.trials)
     with st.grid(3, min_column_width=150):
-        for label, value, told in (
+        for label, value, help_text in (
             ("Ended early", f"{saved.trials}", "Trials that a rule pruned or a person stopped."),
             ("Episodes saved", f"{saved.episodes:,} ({saved.share:.0%})",
              "Against running them to their end; the share is of all that the ended trials would have taken."),
             ("Time saved", _time(saved.seconds), "Their episodes left, at each one's own pace."),
         ):  # fmt: skip
-            st.metric(label, value, border=True, height="stretch", help=told)
+            st.metric(label, value, border=True, height="stretch", help=help_text)
     number = st.column_config.NumberColumn
     columns = {
         "number": number("Trial", width=60),
@@ -233,8 +237,8 @@ def _audit(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
     st.markdown("**Would one of them have won?**")
     if snapshot.view.spec.objective == "best":
         st.text(
-            f"A trial is worth {OBJECTIVES['best']}, however it ended: what these had read within it counts. What they "
-            "would have read later is not known; a study with `audit` lets some trials run on to tell."
+            f"A trial's value is {OBJECTIVES['best']}, however it ended, so what these reached counts. What they would "
+            "have reached later is not known; with `audit` in the study file some trials run on to find out."
         )
     else:
         _regrets(snapshot, early, evaluated)
@@ -244,10 +248,10 @@ def _regrets(snapshot: Snapshot, early: pd.DataFrame, evaluated: pd.DataFrame) -
     best, budget = snapshot.view.best(), snapshot.view.spec.kl_budget
     found = analysis.would_have_won(early, evaluated, None if best is None else best.value, budget)
     if best is None:
-        bar, read = "No trial ended within the budget.", "read any reward within it"
+        bar, read = "No trial ended within the budget.", "reached any reward within it"
     else:
-        bar = f"The best in the budget is trial {best.number} with {best.value:.3f}, its last two evaluations' mean."
-        read = "read more, as such a mean of their own, or once within the budget"
+        bar = f"The best within budget is trial {best.number} with {best.value:.3f}, its last two evaluations' mean."
+        read = "reached more, as such a mean of their own, or once within the budget"
     if found.empty:
         st.text(f"{bar} No trial that ended early {read}.")
         return
@@ -265,14 +269,14 @@ def _regrets(snapshot: Snapshot, early: pd.DataFrame, evaluated: pd.DataFrame) -
             "rule": st.column_config.TextColumn("Ended by"),
             "value": number("Value so far", format="%.3f"),
             "kl": number(f"KL so far ({KL_UNIT})", format="%.2f"),
-            "peak": number("Best evaluation in the budget", format="%.3f"),
-            "peak_step": number("at step", format="%d", width=70),
+            "peak": number("Best evaluation within budget", format="%.3f"),
+            "peak_step": number("At step", format="%d", width=70),
             "within": st.column_config.CheckboxColumn("Within the budget"),
         },
     )
     st.caption(
-        "A single evaluation that reads high may be luck: it is the highest of several. A checkpoint of that step may "
-        "still be there; see Reward and KL."
+        "A single high evaluation may be luck: it is the highest of several. Reward and KL shows whether a checkpoint "
+        "of that step is kept."
     )
 
 

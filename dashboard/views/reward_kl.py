@@ -7,14 +7,14 @@ import streamlit as st
 
 from dashboard import analysis, checkpoints, data, diagnosis, figures, style
 from dashboard.analysis import Checkpoint
-from dashboard.charts import MOST_LIMITS
 from dashboard.data import Snapshot
 from dashboard.views import common
 from ppo_core.output import KL_UNIT
 from tuner import hacking
 from tuner.best import RULE
-from tuner.results import StudyView, under_budget
+from tuner.results import StudyView
 from tuner.search import fidelity
+from tuner.spec import StudySpec
 from tuner.status import Objective
 from tuner.store import Store, TrialRow
 
@@ -26,55 +26,25 @@ def page() -> None:
     common.of_a_study(_study)
 
 
-def _study(store: Store, snapshot: Snapshot) -> None:
+def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     common.line(store, snapshot)
     evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
     if evaluated.empty:
-        text = "A trial is evaluated before its first update, and then as often as its eval_every_episodes says."
+        text = "A trial is evaluated before its first update, and then every `eval_every_episodes` episodes."
         common.not_begun(snapshot, "No evaluation yet", text)
         return
-    chosen = common.trials(
-        snapshot,
-        "Chosen trials are in colour, the others grey. Nothing chosen: all of a few trials, else the reference, "
-        "the best within the budget, one pruned for KL, and the trial of the best checkpoint.",
-    )
-    budget = _budget(snapshot, evaluated)
-    if budget != snapshot.view.spec.kl_budget:
-        snapshot = Snapshot.of(under_budget(store, snapshot.view, budget))
+    chosen = common.begun(snapshot, chosen)
     best, at = snapshot.view.best(), answer(snapshot.view, evaluated)
-    _cards(snapshot.view, best, at)
+    left, right = st.columns([3, 1], gap="medium")
+    with left:
+        _figure(snapshot, evaluated, _highlighted(snapshot, chosen, at), at, best)
+    with right:
+        _cards(snapshot.view, best, at)
     if at is not None:
         _where(store, snapshot, at, evaluated)
-    _figure(snapshot, evaluated, _highlighted(snapshot, chosen, at), at, best)
     with st.expander("The front as a table"):
         _front_table(analysis.front(evaluated))
     _hacking(store, snapshot, chosen)
-
-
-def _budget(snapshot: Snapshot, evaluated: pd.DataFrame) -> float:
-    """Return the KL budget that the slider asks about; the study's own unless the link names another."""
-    spec = snapshot.view.spec
-    highest = float(evaluated["kl"].max())
-    top = max(spec.kl_limit, spec.kl_budget, min(highest, MOST_LIMITS * spec.kl_limit))
-    step = 10.0 ** math.floor(math.log10(top / 100))
-    digits = max(0, -math.floor(math.log10(step)))
-    own = round(max(spec.kl_budget, step), digits + 2)
-    if st.session_state.setdefault("budget of", snapshot.view.row.name) != snapshot.view.row.name:
-        st.session_state["budget of"], st.session_state["budget"] = snapshot.view.row.name, own  # not the last study's
-    return float(
-        st.slider(
-            f"KL budget ({KL_UNIT})",
-            min_value=round(step, digits),
-            max_value=round(math.ceil(top / step) * step, digits),
-            value=own,
-            step=round(step, digits),
-            format=f"%.{max(digits, 1)}f",
-            key="budget",
-            bind="query-params",
-            help=f"Highest eval KL that you accept. The study's own budget is {spec.kl_budget:g}; its guard ends "
-            f"trials that stay over {spec.kl_limit:g}. Nothing is trained again: what was evaluated is looked through.",
-        )
-    )
 
 
 def answer(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | None:
@@ -89,20 +59,17 @@ def answer(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | None:
 
 def _cards(view: StudyView, best: TrialRow | None, at: Checkpoint | None) -> None:
     """Draw the best trial and the best checkpoint, or where a trial is worth its best checkpoint, that one alone."""
-    nothing = ("–", f"none within {view.spec.kl_budget:g} {KL_UNIT}")
+    nothing = ("–", f"none within {view.spec.kl_budget:g} nats")
     end = made = nothing
     if best is not None and best.value is not None:
-        end = (_with_error(best.value, best.value_se), f"trial {best.number}, KL {best.kl:.2f} nats")
+        end = (_with_error(best.value, best.value_se), f"trial {best.number}, KL {best.kl:.2f}")
     if at is not None:
-        made = (_with_error(at.reward, at.reward_se), f"trial {at.trial}, step {at.step}, KL {at.kl:.2f} nats")
+        made = (_with_error(at.reward, at.reward_se), f"trial {at.trial}, step {at.step}, KL {at.kl:.2f}")
     cards = [("Best trial at its end", end, RULE["end"]), ("Best checkpoint", made, _CHECKPOINT)]
     if view.spec.objective == "best":
         cards = [("Best checkpoint", made, f"{RULE['best']} {_ERROR}")]
-    with st.grid(2, min_column_width=240):
-        for label, (value, note), told in cards:
-            st.metric(
-                label, value, note, delta_color="off", delta_arrow="off", border=True, height="stretch", help=told
-            )
+    for label, (value, note), help_text in cards:
+        st.metric(label, value, note, delta_color="off", delta_arrow="off", border=True, help=help_text)
 
 
 def _with_error(value: float, error: float | None) -> str:
@@ -117,48 +84,45 @@ _CHECKPOINT = (
 
 
 def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataFrame) -> None:
-    """Say whether the best checkpoint is kept and how to get it, and how lucky it may be."""
+    """Draw whether the best checkpoint is kept and how to get it, and how lucky it may be."""
     study, row_of = snapshot.view.row, {row.number: row for row in snapshot.view.trials}
     trial, kept = row_of[at.trial], checkpoints.find(snapshot.view.row, at.trial, at.step)
-    if kept.path is not None:
-        st.write(f"The checkpoint of trial {at.trial} at step {at.step} is kept, at:")
-        st.code(str(kept.path), language=None)
-        st.caption("Go on from it, with other values where you like:")
-        st.code(checkpoints.go_on(study.name, trial, at.episode), language=None)
-    elif trial.parent is not None and trial.parent in row_of:
-        st.write(
-            f"The checkpoint of trial {at.trial} at step {at.step} is not kept here: {kept.why_not}. The trial is a "
-            "fork; this forks its parent again, where that still keeps the checkpoint:"
-        )
-        episode = _fork_episode(store, snapshot, trial)
-        st.code(checkpoints.fork_again(study.name, trial, row_of[trial.parent], episode), language=None)
-    else:
-        st.write(
-            f"The checkpoint of trial {at.trial} at step {at.step} is not kept here: {kept.why_not}. This makes its "
-            "model again, from the same seed:"
-        )
-        st.code(checkpoints.train_again(study.name, trial, at.episode), language=None)
     count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
-    st.caption(
+    lucky = (
         f"It is the highest of {count:,} evaluations within the budget, and the highest of many reads high by luck: "
-        f"confirm it on fresh prompts or another seed before you rely on it.{_end_told(snapshot.view, trial)}"
+        f"confirm it on fresh prompts or another seed before you rely on it."
     )
+    st.subheader(f"Best checkpoint: trial {at.trial}, step {at.step}", anchor=False, help=lucky)
+    if note := _end_note(snapshot.view, trial):
+        st.text(note)
+    if kept.path is not None:
+        st.code(str(kept.path), language=None, wrap_lines=True)
+        st.text("To continue training from it, with other values where you like:")
+        st.code(checkpoints.go_on(study.name, trial, at.episode), language=None, wrap_lines=True)
+    elif trial.parent is not None and trial.parent in row_of:
+        st.text(f"Not kept here: {kept.why_not}. The trial is a fork; to fork its parent again:")
+        episode = _fork_episode(store, snapshot, trial)
+        again = checkpoints.fork_again(study.name, trial, row_of[trial.parent], episode)
+        st.code(again, language=None, wrap_lines=True)
+    else:
+        st.text(f"Not kept here: {kept.why_not}. To train its model again, from the same seed:")
+        st.code(checkpoints.train_again(study.name, trial, at.episode), language=None, wrap_lines=True)
 
 
-def _end_told(view: StudyView, trial: TrialRow) -> str:
-    """Say that the trial of the best checkpoint itself ends over the budget, where it does."""
+def _end_note(view: StudyView, trial: TrialRow) -> str:
+    """Return that the trial of the best checkpoint itself ends over the budget, where it does."""
     budget = view.spec.kl_budget
     if view.spec.objective == "best":
         if trial.end_kl is None or trial.end_kl <= budget:
             return ""
         return (
-            f" Trial {trial.number} itself ends over the budget, at a KL of {trial.end_kl:.2f}: its configuration is "
+            f"Trial {trial.number} itself ends over the budget, at a KL of {trial.end_kl:.2f}: its configuration is "
             "good up to this step, and not to its end."
         )
     if trial.value is None or trial.kl is None or trial.kl <= budget:
         return ""
     return (
-        f" At its end, by the mean of its last two evaluations, trial {trial.number} reads {trial.value:.3f} at a KL "
+        f"At its end, by the mean of its last two evaluations, trial {trial.number} reads {trial.value:.3f} at a KL "
         f"of {trial.kl:.2f}: over the budget, so it cannot be the best trial at its end."
     )
 
@@ -188,10 +152,20 @@ def _figure(
 ) -> None:
     spec = snapshot.view.spec
     ways, values = SHOWN[spec.objective]
-    row = st.container(horizontal=True, vertical_alignment="bottom")
-    what = row.segmented_control("Show", (ways, values), default=ways, required=True, key="show", bind="query-params")
+    row = st.container(horizontal=True, vertical_alignment="center")
+    what = row.segmented_control(
+        "Show", (ways, values), default=ways, required=True, key="show", bind="query-params",
+        label_visibility="collapsed",
+    )  # fmt: skip
     scale = row.segmented_control(
-        "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params"
+        "KL axis", ("linear", "log"), default="linear", required=True, key="scale", bind="query-params",
+        label_visibility="collapsed", format_func=lambda scale: f"{scale} KL",
+    )  # fmt: skip
+    row.badge(
+        "How to read this",
+        icon=":material/help:",
+        color="gray",
+        help=_legend(spec) if what == ways else _POINT[spec.objective],
     )
     before = evaluated.loc[evaluated["step"] == 0, "reward"]
     baseline = None if before.empty else float(before.mean())
@@ -213,18 +187,20 @@ def _figure(
         key="reward and KL",
         alt="Eval reward against eval KL: each trial's evaluations joined by a line, and the front over all of them",
     )
+
+
+def _legend(spec: StudySpec) -> str:
     paused = "◇ where the strategy paused it, " if fidelity.SHARES.get(spec.strategy) else ""
-    st.caption(
-        "A line joins a trial's evaluations from the untrained policy on; its number is at the last. ✕ marks where a "
-        f"rule, ■ where a person ended it, {paused}▲ where it failed. The star is the best checkpoint. The grey "
-        "steps are the front: the most reward that any evaluation reached at no more KL. The dotted line is the "
-        "guard's limit."
+    return (
+        "A line joins a trial's evaluations, starting at the untrained policy; its number is at the last. ✕ marks "
+        f"where a rule ended it, ■ a person, {paused}▲ where it failed. The star is the best checkpoint. The grey "
+        "steps are the front: the highest reward of any evaluation at no more KL. The dotted line is the guard's limit."
     )
 
 
 def _values(snapshot: Snapshot, shown: tuple[int, ...], baseline: float | None, best: TrialRow | None) -> None:
     if snapshot.trials["value"].isna().all():
-        st.info("No trial has a value yet: it comes with the end of the first trial that evaluated.")
+        st.info("No trial has a value yet. The first evaluated trial that ends has one.")
         return
     common.figure(
         figures.reward_against_kl(
@@ -237,13 +213,14 @@ def _values(snapshot: Snapshot, shown: tuple[int, ...], baseline: float | None, 
         key="ends",
         alt="Every trial's value against its eval KL",
     )
-    point = {
-        "end": "A point is a trial that ended: the means of its last two evaluations, the bar one standard error. High "
-        "and left of the budget is good.",
-        "best": "A point is a trial's best checkpoint within the budget, the bar one standard error; ◇ is a trial that "
-        "the strategy paused, as it stands so far.",
-    }
-    st.caption(point[snapshot.view.spec.objective])
+
+
+_POINT: dict[Objective, str] = {
+    "end": "A point is a trial that ended: the means of its last two evaluations, the bar one standard error. High and "
+    "left of the budget is good.",
+    "best": "A point is a trial's best checkpoint within the budget, the bar one standard error; ◇ is a trial that the "
+    "strategy paused, as it stands so far.",
+}
 
 
 def _front_table(points: pd.DataFrame) -> None:
@@ -267,14 +244,17 @@ def _front_table(points: pd.DataFrame) -> None:
 
 
 def _hacking(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    st.subheader("Does reward rise while something else worsens?", anchor=False, help=hacking.RULE)
+    st.subheader(
+        "Reward hacking: does reward rise while something else worsens?",
+        anchor=False,
+        help=f"{hacking.RULE} A reason to read samples, not a proof. For the trials chosen in the sidebar, else the "
+        "default selection.",
+    )
     numbers = chosen or tuple(snapshot.default_trials)
     findings = diagnosis.hacking_of(
         data.curves(store, snapshot, hacking.NEEDED, numbers=numbers), snapshot.view.spec.kl_budget
     )
     if not findings:
-        st.info("The shown trials have reported nothing yet.")
+        st.info("These trials have not reported anything yet.")
     for line in diagnosis.hacking_text(findings):
         st.text(line)
-    whose = "the chosen trials" if chosen else "the trials shown by default; choose others at the top"
-    st.caption(f"For {whose}. {hacking.RULE} A reason to read samples, and no proof.")

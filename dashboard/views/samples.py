@@ -46,13 +46,16 @@ _DEEPEST = 0.65
 
 def choose() -> str | None:
     """Return the reading that tokens are coloured by, which is in the link; None: tokens are not shown."""
-    return st.segmented_control(
-        "Tokens, coloured by",
+    return st.selectbox(
+        "Tokens coloured by",
         COLOURED,
+        index=None,
+        placeholder="Off",
+        width=170,
         key="tokens",
         bind="query-params",
-        help="Shows each response token by token. Orange is over 0, blue under; as deep as the reading is large among "
-        "the responses to one prompt. Click a column's head to find the tokens that moved most.",
+        help="Shows each response token by token. Orange is above 0, blue below; the deeper, the larger among the "
+        "responses to one prompt. Click a column's head to find the tokens that moved most.",
     )
 
 
@@ -62,11 +65,11 @@ def draw(tokens: TokenReadings | None, reading: str, largest: float, key: str, r
     `reward` is the response's: with it, the critic's error is told.
     """
     if tokens is None:
-        st.caption("no token readings of this sample")
+        st.caption("no token data for this sample")
         return
     frame = table(tokens, first=reading, reward=reward)
     if reading not in frame.columns:
-        st.caption(f"no {reading} of its tokens: this trial has no critic")
+        st.caption(f"no {reading} for its tokens: this trial has no critic")
         return
     colours = shades(frame[reading], largest)
     styled = frame.style.apply(lambda column: colours, subset=[TOKEN, reading])
@@ -130,11 +133,11 @@ LONG = 700
 
 def section(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     """Draw the samples of the chosen trials, or of the default ones."""
-    st.subheader("Samples on the same prompts", anchor=False)
+    st.subheader("Samples on the same prompts", anchor=False, help=_HELP)
     numbers = (chosen or tuple(snapshot.default_trials))[:SIDE_BY_SIDE]
     every = data.samples(store, snapshot, numbers)
     if every.empty:
-        st.info("These trials have no samples yet: they come with a trial's first evaluation.")
+        st.info("These trials have no samples yet. The first evaluation writes them.")
         return
     row = st.container(horizontal=True, vertical_alignment="bottom")
     when = row.segmented_control(
@@ -147,13 +150,13 @@ def section(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         help="Which of a trial's evaluations; several stand below each other. `best in the budget` is the one with "
         "the highest mean reward of the kept samples whose mean KL is within the budget.",
     )
+    prompts = {int(index): str(text) for index, text in every.groupby("prompt_index")["prompt"].first().items()}
     with row:
         reading = choose()
+        picked = _choose_prompt(prompts)
     if not when:
         st.info("Choose at least one evaluation.")
         return
-    prompts = {int(index): str(text) for index, text in every.groupby("prompt_index")["prompt"].first().items()}
-    picked = _choose_prompt(prompts)
     row_of = {row.number: row for row in snapshot.view.trials}
     trials = [row_of[number] for number in numbers if number in row_of]
     for index in _on_this_page(list(prompts)) if picked is None else [picked]:
@@ -165,7 +168,6 @@ def section(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
                 _side_by_side(own.merge(line, on=["trial", "step"]), trials)
                 if reading is not None:
                     _tokens(store, snapshot, own.merge(line, on=["trial", "step"]), trials, reading)
-    st.caption(_caption(chosen))
 
 
 def at_evaluation(samples: pd.DataFrame, when: str, kl_budget: float = float("inf")) -> pd.DataFrame:
@@ -219,7 +221,8 @@ def _choose_prompt(prompts: Mapping[int, str]) -> int | None:
         "Prompt",
         list(prompts),
         index=None,
-        placeholder=f"All {len(prompts)}. Type some of its text to find one",
+        width=260,
+        placeholder=f"All {len(prompts)}; type to find one",
         format_func=lambda index: f"{index}: {safe_text.one_line(prompts.get(index, ''), 90)}",
         key="prompt",
         persist_state="session",
@@ -237,14 +240,11 @@ def _on_this_page(prompts: Sequence[int]) -> Sequence[int]:
     return prompts[(page - 1) * PROMPTS_A_PAGE : page * PROMPTS_A_PAGE]
 
 
-def _caption(chosen: tuple[int, ...]) -> str:
-    who = "The reference, the best within the budget and the last one pruned for KL; choose others at the top."
-    if chosen:
-        who = f"The first {SIDE_BY_SIDE} of the chosen trials." if len(chosen) > SIDE_BY_SIDE else "The chosen trials."
-    return (
-        f"{who} Reward that rises while the text repeats itself or leaves its prompt is reward hacking: look for it "
-        "where the KL is high. Invisible characters are spelled out as ⟨U+…⟩."
-    )
+_HELP = (
+    f"Up to {SIDE_BY_SIDE} trials chosen in the sidebar, else the default selection. Reward that rises while the text "
+    "repeats itself or leaves its prompt is reward hacking: look for it where the KL is high. Invisible characters are "
+    "spelled out as ⟨U+…⟩."
+)
 
 
 def _side_by_side(frame: pd.DataFrame, trials: list[TrialRow]) -> None:
@@ -304,17 +304,13 @@ def page() -> None:
     common.of_a_study(_study)
 
 
-def _study(store: Store, snapshot: Snapshot) -> None:
+def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     if not snapshot.view.trials:
-        text = "Samples come with a trial's first evaluation, before its first update."
+        common.line(store, snapshot)
+        text = "A trial writes samples at its first evaluation, before its first update."
         common.not_begun(snapshot, "No trials yet", text)
         return
-    chosen = common.trials(
-        snapshot,
-        f"Up to {SIDE_BY_SIDE} trials side by side. Nothing chosen: the reference, the best within the KL "
-        "budget and the last one pruned for KL.",
-        SIDE_BY_SIDE,
-    )
+    chosen = common.begun(snapshot, chosen, SIDE_BY_SIDE)
     numbers = (chosen or tuple(snapshot.default_trials))[:SIDE_BY_SIDE]
     common.line(store, snapshot, numbers)
     section(store, snapshot, chosen)
@@ -322,9 +318,12 @@ def _study(store: Store, snapshot: Snapshot) -> None:
 
 
 def _hacking(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
-    """Say of each shown trial whether its reward rises while something worsens."""
-    st.subheader("Does reward rise while something else worsens?", anchor=False, help=hacking.RULE)
+    """Draw for each shown trial whether its reward rises while something worsens."""
+    st.subheader(
+        "Reward hacking: does reward rise while something else worsens?",
+        anchor=False,
+        help=f"{hacking.RULE} A reason to read the samples above, not a proof.",
+    )
     steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
     for line in diagnosis.hacking_text(diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)):
         st.text(line)
-    st.caption(f"{hacking.RULE} A reason to read the samples above, and no proof.")

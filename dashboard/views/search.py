@@ -1,6 +1,7 @@
-"""The search, on the Overview: its strategy and objective, what its budget went into, and what it had found by then."""
+"""What the search has spent, on the Overview: the best value over the cost, and what the cost went into."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -12,42 +13,42 @@ from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
 from dashboard.views.common import Latest
-from tuner.spec import OBJECTIVES, STRATEGIES
 from tuner.store import Store
 
 
-def draw(store: Store, snapshot: Snapshot, baseline: float | None, latest: Latest) -> None:
-    """Draw the part; its chart is kept in `latest`."""
-    view, extent = snapshot.view, snapshot.view.extent
-    st.subheader("The search", anchor=False)
-    spec = view.spec
-    st.text(
-        f"Strategy {spec.strategy}: {STRATEGIES[spec.strategy]}. Objective {spec.objective}: a trial is worth "
-        f"{OBJECTIVES[spec.objective]}."
-    )
-    st.progress(extent.done, text=extent.text)
+def draw(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
+    """Draw the part, which reads every evaluation of the study only once it is opened."""
+    part = st.expander("Cost: best value over device time, and what the time went into", key="cost", on_change="rerun")
+    if part.open:
+        with part:
+            latest: Latest = {}
+            common.live(snapshot, partial(_draw, baseline=baseline, latest=latest))
+            common.save_live(latest)
+
+
+def _draw(store: Store, snapshot: Snapshot, baseline: float | None, latest: Latest) -> None:
     steps = data.curves(store, snapshot, spending.READ, evaluations_only=True)
     left, right = st.columns(2)
     with left:
+        st.markdown("**Best value so far, over the device time of all trials**")
         _best_so_far(store, snapshot, steps, baseline, latest)
     with right:
-        st.markdown("**What it was spent on**")
-        spent = pd.DataFrame(spending.on_what(view.trials, steps, spec))
+        st.markdown("**Where the device time went**")
+        spent = pd.DataFrame(spending.on_what(snapshot.view.trials, steps, snapshot.view.spec))
         spent["share"] *= 100
         st.dataframe(spent, key="spent", hide_index=True, placeholder="", column_config=_columns())
 
 
 def _best_so_far(store: Store, snapshot: Snapshot, steps: pd.DataFrame, baseline: float | None, latest: Latest) -> None:
-    st.markdown("**The best value so far, by what all trials had cost**")
     if steps.empty:
-        st.caption("It begins with the first evaluation.")
+        st.caption("Starts with the first evaluation.")
         return
     stamp = data.stamp(store, snapshot, [row.number for row in snapshot.view.trials])
     key = f"{stamp}|{snapshot.view.spec.kl_budget}|{baseline}"
     chart, option = _progress_chart(key, snapshot, steps, baseline)
     common.live_chart(
         chart, option, key="best so far", height=260, latest=latest, study=snapshot.view.row.name,
-        what="the best value so far", alt="The best value within the KL budget over the device-seconds of all trials",
+        what="the best value so far", alt="The best value within the KL budget over the device time of all trials",
     )  # fmt: skip
 
 
@@ -65,10 +66,10 @@ def _columns() -> dict[str, Any]:
     number = st.column_config.NumberColumn
     lengths = "Their episodes, in trials of full length."
     return {
-        "on": st.column_config.TextColumn("On", width=165),
+        "on": st.column_config.TextColumn("Spent on", width=165),
         "trials": number("Trials", format="%d", width=55),
         "lengths": number("Full length", format="%.1f", width=75, help=lengths),
-        "seconds": number("Device (s)", format="%.0f", width=75, help="Seconds that a device was busy with them."),
+        "seconds": number("Device s", format="%.0f", width=75, help="Seconds that a device was busy with them."),
         "share": st.column_config.ProgressColumn(
             "Share", format="%.0f%%", max_value=100, width=95, color="gray", help="Of all device-seconds."
         ),

@@ -11,11 +11,18 @@ import tomllib
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
 import streamlit as st
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
 from streamlit.testing.v1 import AppTest
 
 import dashboard
@@ -60,9 +67,7 @@ def test_a_process_that_was_given_none_makes_one_and_tells_it_once(
 @pytest.mark.parametrize("given", ["", "x", TOKEN[:-1], f"{TOKEN} ", TOKEN.upper(), "ü\udcff"])
 @pytest.mark.parametrize("require", [access.require_order, access.require_launch])
 def test_nothing_but_the_token_permits(require: Callable[[str], None], given: str) -> None:
-    with pytest.raises(
-        NotPermitted, match=r"the token is (missing|not this server's); it stands in the link"
-    ) as caught:
+    with pytest.raises(NotPermitted, match=r"the token is (missing|not this server's); open the link") as caught:
         require(given)
     assert TOKEN not in str(caught.value)
 
@@ -107,7 +112,6 @@ def link_page() -> None:
 
     from dashboard import access
 
-    access.take_from_link()
     st.text("may" if access.may_order() else "may not")
 
 
@@ -127,6 +131,65 @@ def test_another_session_has_no_share_in_it() -> None:
     first.query_params["token"] = TOKEN
     assert [text.value for text in first.run().text] == ["may"]
     assert [text.value for text in AppTest.from_function(link_page).run().text] == ["may not"]
+
+
+# The cookie
+
+
+def kept() -> TestClient:
+    """A browser's side of a server that shows the address it was asked for."""
+
+    async def shown(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(str(request.url))
+
+    app = Starlette(routes=[Route("/{path:path}", shown)], middleware=[Middleware(access.TokenKeeper)])
+    return TestClient(app, base_url="http://127.0.0.1:8501", follow_redirects=False)
+
+
+def test_the_right_token_becomes_a_cookie_and_leaves_the_address() -> None:
+    answer = kept().get("/control", params={"study": "a b", "token": TOKEN, "trial": ["1", "2"]})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/control?study=a+b&trial=1&trial=2")
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(answer.headers["set-cookie"].split("; "))
+    assert "max-age" not in answer.headers["set-cookie"].lower(), "it ends with the browser's session"
+    assert (answer.headers["cache-control"], answer.headers["referrer-policy"]) == ("no-store", "no-referrer")
+
+
+@pytest.mark.parametrize("address", ["/?token=wrong", "/", "/?token=", f"/?other={TOKEN}"])
+def test_nothing_else_makes_a_cookie(address: str) -> None:
+    answer = kept().get(address)
+    assert answer.status_code == 200 and "set-cookie" not in answer.headers
+
+
+def test_a_read_only_server_keeps_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
+    assert "set-cookie" not in kept().get("/", params={"token": TOKEN}).headers
+
+
+def test_the_redirect_stays_on_this_server() -> None:
+    answer = kept().get("http://127.0.0.1:8501//evil.example/x", params={"token": TOKEN})
+    assert answer.headers["location"] == "/evil.example/x"
+
+
+def test_a_typed_token_is_kept_by_a_code_that_works_once() -> None:
+    script, client = access.keep_given(), kept()
+    address = script.partition('"')[2].partition('"')[0]
+    assert TOKEN not in script
+    assert "set-cookie" in client.get(address).headers
+    assert "set-cookie" not in kept().get(address).headers
+
+
+@pytest.mark.parametrize(
+    ("origin", "permits"),
+    [("http://127.0.0.1:8501", True), ("http://127.0.0.1:9999", False), ("http://evil.example", False), (None, False)],
+)
+def test_the_cookie_counts_only_for_this_servers_own_pages(
+    monkeypatch: pytest.MonkeyPatch, origin: str | None, permits: bool
+) -> None:
+    """Browsers send a host's cookies to and from all of its ports."""
+    headers = {"Host": "127.0.0.1:8501"} | ({"Origin": origin} if origin else {})
+    context = SimpleNamespace(headers=headers, cookies={access._cookie_name(): TOKEN})
+    monkeypatch.setattr(st, "context", context)
+    assert access.may_order() is permits
 
 
 def test_nothing_of_the_dashboard_reads_pickles_or_draws_html_of_others() -> None:

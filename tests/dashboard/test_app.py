@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import safe_text
+from dashboard import safe_text, style
 from dashboard.views import curves as curves_page
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
@@ -21,7 +21,7 @@ from tuner.store.schema import SCHEMA_VERSION
 
 pytestmark = pytest.mark.slow
 
-APP = Path(__file__).parents[2] / "dashboard" / "app.py"
+APP = Path(__file__).parents[2] / "dashboard" / "pages.py"
 GOOD = Course(1e-4, 0.05, 4.0, batch=128)
 FAILED = Course(1e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4)
 
@@ -99,8 +99,14 @@ def kinds_with(app: AppTest, marker: str) -> set[str]:
 
 
 def trials_table(app: AppTest) -> pd.DataFrame:
-    """The table of trials, below that of all studies."""
-    return app.dataframe[-1].value
+    """The table of trials."""
+    return table_with(app, "line")
+
+
+def table_with(app: AppTest, column: str) -> pd.DataFrame:
+    """The table that has a column of this name."""
+    [found] = [table.value for table in app.dataframe if column in table.value]
+    return found
 
 
 def charts(app: AppTest) -> list[str]:
@@ -109,26 +115,34 @@ def charts(app: AppTest) -> list[str]:
 
 def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     app = run(page(built))
-    assert subheaders(app) == ["Studies", "Under way", "What to do next", "The search", "Trials"]
+    assert subheaders(app) == ["KL", "Eval reward", "Best so far", "Next steps", "Unfinished trials", "Trials"]
+    assert charts(app) == ["objective/kl_exact curves", "eval/reward curves"]
     assert cards(app) == {
         "Trials ended": ("13 of 14", "1 interrupted"),
-        "Pruned for KL": ("2", "1 pruned otherwise, 1 failed"),
-        "Best in the budget": ("1.72", "trial 7, +1.30 on SFT"),
-        "Its KL": ("9.0 nats", "budget 10 nats"),
-        "Cost so far": ("4 min", "19 s each, 16% pruned"),
+        "Pruned for KL": ("2", "1 other pruned, 1 failed"),
+        "Best within budget": ("1.72", "trial 7, +1.30 over SFT"),
+        "KL of best": ("9.0 nats", "budget 10"),
+        "Device time": ("4 min", "19 s/trial, 16% pruned"),
     }
-    assert app.dataframe[0].value["study"].tolist() == [STUDY]
+    said = [markdown.value for markdown in app.markdown]
+    assert "**Trial 7**: eval reward **1.718 ± 0.030** at a KL of **9.05** nats/response, +1.30 over SFT." in said
+    assert (
+        "One search on one seed chose trial 7; it is not confirmed on fresh seeds. The search is not finished." in said
+    )
+    changed = table_with(app, "Changed setting").set_index("Changed setting")
+    assert changed.loc["Policy learning rate"].to_dict() == {"Trial 7": "0.00028", "The reference": "0.0001"}
+    commands = [code.value for code in app.code]
+    assert f"ppo-tuner train --from reviews 7 --storage sqlite:///{built}" in commands
     assert trials_table(app)["number"].tolist() == list(range(14))
     assert {number: note for number, note in enumerate(trials_table(app)["note"]) if note} == {
         7: "best",
         9: "over budget",
     }
     assert ":material/stop_circle: not running" in app.markdown[0].value
-    assert any(text.startswith("Task reviews, begun ") for text in texts(app))
-    assert any("does not refresh by itself" in text for text in texts(app))
-    assert [warning.value for warning in app.warning] == [
-        "Nothing runs this study. Run it again: it goes on where it stopped."
-    ]
+    assert texts(app)[0].startswith("reviews: 13 of 14 trials ended. Last update ")
+    assert app.text[0].help.startswith("Task reviews")
+    assert "No controller is running" in app.text[0].help
+    assert [warning.value for warning in app.warning] == ["No controller runs this study. To resume it:"]
     assert app.query_params["study"] == STUDY
 
 
@@ -136,24 +150,26 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
     app = run(page(cut))
     assert cards(app) == {
         "Trials ended": ("5", "1 paused, 1 interrupted"),
-        "Paused at a rung": ("21", "4 promoted"),
+        "Budget spent": ("5.8 of 8", "21 paused at rung"),
         "Pruned for KL": ("2", "1 failed"),
-        "Best in the budget": ("1.74", "trial 5 at step 12, +1.32 on SFT"),
-        "Its KL": ("9.7 nats", "budget 10 nats, the trial ends at 14.5"),
-        "Cost so far": ("3 min", "18 s each, 13% pruned"),
+        "Best within budget": ("1.74", "trial 5, +1.32 over SFT"),
+        "KL of best": ("9.7 nats", "budget 10, end 14.5"),
+        "Device time": ("3 min", "18 s/trial, 13% pruned"),
     }
-    assert any(
-        text == "Strategy early_cut: pauses trials at a tenth of their episodes, and finishes the best sixth. "
-        "Objective best: a trial is worth the best checkpoint within the KL budget."
-        for text in texts(app)
-    )
-    [spent] = [table.value for table in app.dataframe if "on" in table.value]
+    assert "4 trials promoted so far" in next(card.help for card in app.metric if card.label == "Budget spent")
+    assert any("Trained to its end it reads a KL of 14.51, over the budget" in one.value for one in app.markdown)
+    told = app.text[0].help.replace("\\", "")
+    assert "Strategy early_cut: pauses trials at a tenth of their episodes, and finishes the best sixth." in told
+    assert "a trial's value is the best checkpoint within the KL budget." in told
+    assert "best so far" not in charts(app), "it reads every evaluation, so it waits until it is opened"
+    app.session_state["cost"] = True
+    spent = table_with(run(app), "on")
     assert spent["on"].tolist() == [
         "finished trials", "trials paused at a rung", "pruned trials", "failed trials", "trials paused by a person",
         "trials under way", "evaluations of all trials",
     ]  # fmt: skip
     assert spent["share"].sum() == pytest.approx(100)
-    assert charts(app) == ["best so far"]
+    assert charts(app)[-1] == "best so far"
 
 
 def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, page: Page) -> None:
@@ -165,8 +181,8 @@ def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, p
     assert (shown["value_step"][5], shown["end_kl"][5]) == (12, pytest.approx(14.51, abs=0.01))
     assert shown["rung_score"][0] == pytest.approx(1.87, abs=0.01)
     assert shown.columns[-1] == "reason", "what was searched is in sight"
-    [caption] = [caption.value for caption in app.caption if caption.value.startswith("Value and KL")]
-    assert "best checkpoint within the KL budget" in caption
+    [heading] = [heading for heading in app.subheader if heading.value == "Trials"]
+    assert "Value and KL are of a trial's best checkpoint within the KL budget" in heading.help
     plain = trials_table(run(page(cut.parent / "whole.db")))
     assert not {"value_step", "end_kl", "rung_score"} & set(plain.columns)
 
@@ -175,7 +191,7 @@ def test_trials_paused_at_a_rung_need_nobody(cut: Path, page: Page) -> None:
     app = run(page(cut))
     badges = [badge.value for badge in app.markdown if "paused" in badge.value]
     assert len(badges) == 1, "one card: of the trial that a person paused"
-    assert [info.value for info in app.info] == ["Paused by a person: trial 13."]
+    assert [info.value for info in app.info] == ["Paused by a person: trial 13. To resume it:"]
 
 
 def test_a_finished_study_with_a_budget_says_what_more_could_be_had(tmp_path: Path, page: Page) -> None:
@@ -184,10 +200,12 @@ def test_a_finished_study_with_a_budget_says_what_more_could_be_had(tmp_path: Pa
     app = run(page(tmp_path / "store.db"))
     [told] = [info.value for info in app.info]
     assert told == (
-        "The study has spent what it could of its budget: 5.1 of 8 trials. 21 trials are paused at a rung; a higher "
-        "budget (Control, Steer) finishes more of them. Look at Reward and KL, read samples of its best trial, then train "
-        "with what it found."
+        "The budget is spent: 5.1 of 8 full-length trials. 21 trials are paused at a rung; a higher budget finishes more "
+        "of them (Control). Read samples of the best trial, then launch it."
     )
+    assert "What to launch" in subheaders(app)
+    confirm = f"ppo-tuner confirm reviews-cut --storage sqlite:///{tmp_path / 'store.db'}"
+    assert confirm in [code.value for code in app.code]
 
 
 def test_where_no_checkpoint_is_within_the_budget_that_is_said(tmp_path: Path, page: Page) -> None:
@@ -209,7 +227,7 @@ def test_a_running_study_says_so(tmp_path: Path, page: Page) -> None:
     fake_store.build(tmp_path / "store.db", courses=(GOOD, fake_store.COURSES[13]), held=True)
     app = run(page(tmp_path / "store.db"))
     assert ":material/play_arrow: running" in app.markdown[0].value
-    assert any("Looked at again every 2 s." in text for text in texts(app))
+    assert "Live pages refresh every 2 s" in app.text[0].help and "Its controller is process" in app.text[0].help
     assert cards(app)["Trials ended"] == ("1 of 14", "1 running")
     assert any("healthy" in markdown.value for markdown in app.markdown)
 
@@ -221,18 +239,17 @@ def test_a_paused_and_an_archived_study_say_what_to_do(tmp_path: Path, page: Pag
     assert f"ppo-tuner resume reviews --storage sqlite:///{path}" in [code.value for code in run(page(path)).code]
     change(path, "UPDATE ppo_studies SET paused_at = NULL, archived_at = 1")
     app = run(page(path))
-    assert [info.value for info in app.info][:2] == [
-        "All studies are archived: switch them on above.",
-        "This study is archived: lists leave it out.",
-    ]
+    infos = [info.value for info in app.info]
+    assert infos[0] == "This study is archived, so lists leave it out. To restore it:"
+    assert infos[-1] == "All studies are archived. Turn on Include archived to see them."
     app.toggle(key="archived").set_value(True)
-    assert run(app).dataframe[0].value["state"].tolist() == ["✓ finished, archived"]
+    assert table_with(run(app), "study")["state"].tolist() == ["✓ finished, archived"]
 
 
 def test_a_large_study_has_its_table_outside_of_what_refreshes(
     built: Path, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dashboard.views.overview.MOST_LIVE", 5)
+    monkeypatch.setattr("dashboard.views.trials_table.MOST_LIVE", 5)
     assert trials_table(run(page(built)))["number"].tolist() == list(range(14))
 
 
@@ -242,7 +259,8 @@ def test_a_fork_says_so_and_searched_values_are_in_sight(tmp_path: Path, page: P
     app = run(page(tmp_path / "store.db"))
     shown = trials_table(app)
     assert shown["note"].tolist() == ["", "best, fork of 0"]
-    widths = json.loads(app.dataframe[-1].proto.columns)
+    [drawn] = [table for table in app.dataframe if "line" in table.value]
+    widths = json.loads(drawn.proto.columns)
     before = list(shown.columns)[: list(shown.columns).index("params_learning_rate")]
     assert sum(widths[name]["width"] for name in before) < 800, "a page 1,400 pixels wide has room for some more"
 
@@ -269,7 +287,7 @@ def test_the_curves_of_a_study(built: Path, curves: Page) -> None:
     assert subheaders(app) == ["KL", "Eval reward", "Score"]
     assert charts(app) == ["objective/kl_exact curves", "eval/reward curves", "objective/scores curves"]
     [told] = [text for text in texts(app) if text.startswith("Trial 6: KL 18.9 nats at step 21")]
-    assert "the first over the guard's limit. " in told and " moved first, at step " in told
+    assert "the first step over the guard's limit. " in told and " moved first, at step " in told
 
 
 def test_the_curves_of_a_study_with_a_rung_mark_its_pauses(cut: Path, curves: Page) -> None:
@@ -280,7 +298,8 @@ def test_the_curves_of_a_study_with_a_rung_mark_its_pauses(cut: Path, curves: Pa
     marks = [series for series in kl["series"] if "paused at rung" in series["name"]]
     assert [mark["name"] for mark in marks] == [f"Trial {number} paused at rung, score" for number in (0, 5)]
     assert [mark["label"]["show"] for mark in marks] == [True, False], "trial 5 went on"
-    assert "◇ paused by the strategy" in app.caption[0].value
+    assert "◇ paused by the strategy" in app.subheader[0].help
+    assert "In colour: trials 0 (reference), 5 (best)." in [caption.value for caption in app.caption]
 
 
 def test_a_link_shows_what_it_names(built: Path, curves: Page) -> None:
@@ -298,7 +317,8 @@ def test_the_incident_is_of_the_chosen_trial_unless_the_link_names_another(built
     app.query_params.update({"study": STUDY, "view": "What moved first"})
     run(app)
     assert charts(app) == ["incident chart"]
-    assert "Trial 6: KL 18.9 nats at step 21, the first over the guard's limit." in texts(app)
+    [told] = [text for text in texts(app) if text.startswith("Trial 6: KL 18.9 nats at step 21, the first step over")]
+    assert " moved first, at step 18" in told
     app.multiselect(key="trial").set_value([2])
     assert any(text.startswith("Trial 2: KL ") for text in texts(run(app)))
     app.selectbox(key="incident").set_value(5)
@@ -321,12 +341,12 @@ def test_the_incident_is_of_the_latest_pruned_trial_that_has_an_answer(tmp_path:
 def test_trials_over_the_axis_are_told_below_it(tmp_path: Path, curves: Page) -> None:
     course = Course(1e-4, 0.05, 2000.0, Status.PRUNED, blow_up=1)
     app = run(page_of(tmp_path / "store.db", curves, (course,)))
-    assert any("1 trial went over the axis' end at 45 nats" in caption.value for caption in app.caption)
+    assert any("1 trial leaves the axis at 25 nats" in caption.value for caption in app.caption)
 
 
 def test_health_is_that_of_the_trials_in_colour(built: Path, curves: Page) -> None:
     app = curves(built)
-    app.query_params.update({"study": STUDY, "view": "PPO's health"})
+    app.query_params.update({"study": STUDY, "view": "PPO health"})
     assert run(app).dataframe[0].value["trial"].tolist() == [0, 7, 6, 13]
     app.multiselect(key="trial").set_value([5, 2])
     assert run(app).dataframe[0].value["trial"].tolist() == [5, 2]
@@ -351,8 +371,8 @@ def test_a_metric_that_was_not_measured_is_said(built: Path, curves: Page) -> No
 def test_the_band_of_many_trials_is_explained_where_it_is_drawn(tmp_path: Path, curves: Page) -> None:
     few = run(page_of(tmp_path / "few.db", curves, (GOOD,) * 2))
     many = run(page_of(tmp_path / "many.db", curves, (GOOD,) * 34))
-    assert "grey band" not in few.caption[0].value
-    assert "The grey band holds the middle 80% of the other 32 trials." in many.caption[0].value
+    assert "grey band" not in few.subheader[0].help
+    assert "The grey band holds the middle 80% of the other 32 trials." in many.subheader[0].help
     assert "Other trials" in many.get("echarts_chart")[0].proto.spec
 
 
@@ -362,7 +382,7 @@ def test_curves_of_a_study_without_trials_or_steps_say_what_to_wait_for(tmp_path
     fake_store.build(path, courses=(Course(1e-4, 0.05, 4.0, Status.RUNNING, ends_at=0),)).close()
     change(path, "DELETE FROM ppo_steps")
     app = run(curves(path))
-    assert "No trial has made a step yet: the curves begin with the first one." in [info.value for info in app.info]
+    assert "No trial has reported a step yet." in [info.value for info in app.info]
 
 
 def page_of(path: Path, page: Page, courses: tuple[Course, ...]) -> AppTest:
@@ -375,15 +395,15 @@ def page_of(path: Path, page: Page, courses: tuple[Course, ...]) -> AppTest:
 
 def test_a_study_without_trials_says_what_to_wait_for(tmp_path: Path, page: Page) -> None:
     app = run(page_of(tmp_path / "store.db", page, ()))
-    assert subheaders(app) == ["Studies", "No trials yet"]
+    assert subheaders(app) == ["No trials yet"]
     assert [code.value for code in app.code] == [f"ppo-tuner run reviews --storage sqlite:///{tmp_path}/store.db"]
-    assert len(app.dataframe) == 1
+    assert len(app.dataframe) == 0
 
 
 def of_each_tab(curves: Page, path: Path) -> list[int]:
     """The number of charts on each tab of the curves."""
     found = []
-    for tab in curves_page.TABS:
+    for tab in curves_page.VIEWS:
         app = curves(path)
         app.query_params["view"] = tab
         found.append(len(charts(run(app))))
@@ -393,7 +413,7 @@ def of_each_tab(curves: Page, path: Path) -> list[int]:
 @pytest.mark.parametrize("course", [GOOD, FAILED])
 def test_one_trial_is_enough(tmp_path: Path, page: Page, curves: Page, course: Course) -> None:
     app = run(page_of(tmp_path / "store.db", page, (course,)))
-    assert cards(app)["Best in the budget"][0] == ("1.40" if course is GOOD else "–")
+    assert cards(app)["Best within budget"][0] == ("1.40" if course is GOOD else "–")
     assert of_each_tab(curves, tmp_path / "store.db") == [3, 1, 0]
 
 
@@ -401,7 +421,7 @@ def test_one_step_is_enough(tmp_path: Path, page: Page, curves: Page) -> None:
     begun = Course(1e-4, 0.05, 4.0, Status.RUNNING, ends_at=0)
     app = run(page_of(tmp_path / "store.db", page, (begun,)))
     assert cards(app)["Trials ended"] == ("0 of 14", "1 interrupted")
-    assert cards(app)["Best in the budget"] == ("–", "no trial within it yet")
+    assert cards(app)["Best within budget"] == ("–", "none yet")
     assert of_each_tab(curves, tmp_path / "store.db") == [3, 1, 0]
 
 
@@ -409,7 +429,7 @@ def test_a_chosen_trial_that_has_not_begun_is_said(tmp_path: Path, page: Page) -
     app = page_of(tmp_path / "store.db", page, (GOOD,))
     app.query_params["trial"] = ["9"]
     run(app)
-    assert app.info[-1].value == "None of the chosen trials has begun yet."
+    assert app.info[-1].value == "None of the chosen trials has started yet."
 
 
 def test_where_all_failed_the_reasons_are_shown(tmp_path: Path, page: Page) -> None:
@@ -423,7 +443,7 @@ def test_where_all_failed_the_reasons_are_shown(tmp_path: Path, page: Page) -> N
 def test_where_no_trial_is_within_the_budget_a_way_on_is_told(tmp_path: Path, page: Page) -> None:
     app = run(page_of(tmp_path / "store.db", page, (Course(1e-3, 0.01, 13.0, batch=128),) * 14))
     assert any(warning.value.startswith("No trial ended within the KL budget.") for warning in app.warning)
-    assert cards(app)["Best in the budget"] == ("–", "no trial within it yet")
+    assert cards(app)["Best within budget"] == ("–", "none yet")
 
 
 # No store, or none that can be shown
@@ -503,12 +523,12 @@ def test_a_study_of_another_version_is_said_and_the_others_stay_open(tmp_path: P
     fake_store.build(path, courses=(), name="other").close()
     change(path, "UPDATE ppo_studies SET spec = json_set(spec, '$.task', ?) WHERE name = 'other'", "gone")
     app = run(page(path))
-    assert subheaders(app) == ["Studies", "This study cannot be shown"]
-    assert "cannot be read" in app.dataframe[0].value["state"].tolist()
+    assert subheaders(app) == ["This study cannot be shown"]
     assert any("gone" in text for text in texts(app))
     app.selectbox(key="study").set_value("fine")
     run(app)
     assert "Trials" in subheaders(app)
+    assert sorted(table_with(app, "study")["state"]) == ["not readable", "✓ finished"]
 
 
 # Text from outside
@@ -522,11 +542,13 @@ def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Pag
     change(path, "UPDATE ppo_trials SET reason = json_set(reason, '$.rule', ?, '$.message', ?)", evil, evil)
     change(path, "UPDATE ppo_samples SET prompt = ?, response = ?", evil, evil)
     app = run(page(path))
-    assert kinds_with(app, "<script>") == {"dataframe", "selectbox", "code"}
+    assert kinds_with(app, "<script>") == {"dataframe", "text", "code"}
+    assert any(safe_text.one_line(evil) in text for text in texts(app))
     assert app.selectbox(key="study").options == [safe_text.one_line(evil)]
     assert trials_table(app)["reason"].tolist() == [safe_text.cell(evil)] * 2
 
 
 def test_the_pages_own_html_holds_no_text_from_the_store(built: Path, page: Page) -> None:
-    [body] = [html.body for html in run(page(built)).get("html")]
+    app = run(page(built))
+    [body] = [html.body for html in app.get("html") if html.body != style.SHEET]
     assert body == ('<div style="border-top: 3px dotted #E69F00; padding-top: 0.3rem"><b>Trial 13</b></div>')

@@ -84,10 +84,46 @@ def test_the_token_leaves_the_link_and_is_in_nothing_that_is_copied(hostile: Ser
     visit.open(hostile.link)
     visit.page.wait_for_url(lambda url: "token" not in url)
     visit.page.get_by_role("link", name="Control").click()
-    visit.sees("Orders")
+    visit.sees("Latest orders")
     expect(visit.page.get_by_role("button", name="Pause", exact=True).first).to_be_enabled()
     assert hostile.token not in visit.page.content() + visit.page.url
     assert hostile.output.read_text().count(hostile.token) == 1  # the line with the link
+
+
+@pytest.mark.browser
+def test_a_reload_keeps_the_token_which_no_script_can_read(hostile: Server, visit: Visit) -> None:
+    address = f"{hostile.address}/control?study={fake_store.STUDY}&part=Steer"
+    visit.open(f"{address}&token={hostile.token}")
+    pause = visit.page.get_by_role("button", name="Pause", exact=True).first
+    expect(pause).to_be_enabled()
+    visit.page.reload()
+    expect(pause).to_be_enabled()
+    second = visit.page.context.new_page()
+    second.goto(address)
+    expect(second.get_by_role("button", name="Pause", exact=True).first).to_be_enabled()
+    [cookie] = [one for one in visit.page.context.cookies() if one["value"] == hostile.token]
+    assert (cookie["httpOnly"], cookie["sameSite"], cookie["expires"]) == (True, "Strict", -1)
+    assert hostile.token not in visit.page.evaluate(
+        "document.cookie + JSON.stringify({...localStorage}) + JSON.stringify({...sessionStorage})"
+    )
+
+
+@pytest.mark.browser
+def test_a_token_that_was_typed_is_kept_too(hostile: Server, visit: Visit) -> None:
+    visit.open(f"{hostile.address}/control?study={fake_store.STUDY}&part=Steer&token=wrong")
+    visit.page.wait_for_url(lambda url: "token" not in url)
+    pause = visit.page.get_by_role("button", name="Pause", exact=True).first
+    expect(pause).to_be_disabled()
+    for typed, is_right in (("wrong", False), (hostile.token, True)):
+        visit.button("Enter token")
+        visit.page.get_by_role("textbox", name="Token").fill(typed)
+        visit.button("Use this token")
+        expect(pause).to_be_enabled(enabled=is_right)
+        visit.page.keyboard.press("Escape")
+    until(lambda: any(one["value"] == hostile.token for one in visit.page.context.cookies()))
+    assert hostile.token not in visit.page.content() + visit.page.url
+    visit.page.reload()
+    expect(pause).to_be_enabled()
 
 
 @pytest.mark.browser
@@ -99,11 +135,11 @@ def test_two_browsers_see_one_study_and_only_the_one_with_the_token_steers_it(
         second.open(address)
         first.open(f"{address}&token={hostile.token}")
         first.page.get_by_role("button", name="Pause", exact=True).first.click()
-        first.sees('Pause study "reviews": running trials save and wait, and no other begins.')
+        first.sees('Pause study "reviews": running trials save and wait, and no other starts.')
         first.button("Place the order")
         first.sees("Order 2 is placed")
         expect(second.page.get_by_role("button", name="Pause", exact=True).first).to_be_disabled()
-        second.sees("enter the token of this server")
+        second.sees("Enter token")
         assert first.errors == second.errors == []
     with closing(Store.open(f"sqlite:///{hostile.output.parent / 'store.db'}")) as store:
         assert [order.kind for order in store.orders(store.study(fake_store.STUDY))] == ["fork", "pause"]
@@ -149,7 +185,7 @@ def test_a_server_that_was_started_again_is_found_and_asks_for_its_own_token(
         visit.page.get_by_role("radio", name="New trial").click()
         visit.sees("This dashboard is read-only")
         visit.page.get_by_role("radio", name="Steer").click()
-        visit.sees("The study's settings")
+        visit.sees("Change the study's settings")
         assert "token" not in server.output.read_text()
         expect(visit.page.get_by_role("button", name="Pause", exact=True).first).to_be_disabled()
 
@@ -162,15 +198,16 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
     fake_store.build(tmp_path / "store.db", courses=fake_store.COURSES[:1]).close()
     with real.serve(storage, tmp_path, variables={FOLDER_VARIABLE: str(tmp_path)}) as server:
         visit.open(f"{server.address}/control?study={fake_store.STUDY}&token={server.token}")
-        visit.sees("reviews is")
+        visit.sees("reviews: ")
         visit.page.get_by_role("radio", name="Launch").click()
         visit.choose("Study file", "studies/quick.toml")
         visit.button("Launch")
         visit.sees("2 trials, KL budget 10 and limit 15 nats per response")
         visit.button("Launch")
-        visit.sees('Study "quick" runs')
+        visit.sees('Study "quick" is running')
         until(lambda: bool(list(tmp_path.glob("waiting-*"))))  # in the middle of trial 0
-        visit.sees("it is chosen on the other pages")
+        visit.sees("chosen in the sidebar")
+        expect(visit.page.get_by_role("combobox", name="Study", exact=True)).to_have_value("quick")
         visit.page.get_by_role("link", name="Overview").click()
         expect(visit.page.get_by_role("combobox", name="Study")).to_have_value("quick")
         assert "study=quick" in visit.page.url
@@ -180,7 +217,7 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
         visit.choose("Trial", "0")
         visit.sees("Trial 0 is running")
         visit.page.get_by_role("button", name="Stop", exact=True).click()
-        visit.sees('Stop trial 0 of study "quick": it ends where it is, for good.')
+        visit.sees('Stop trial 0 of study "quick": it ends now, for good.')
         visit.button("Place the order")
         visit.sees("is placed")
         with closing(Store.open(storage)) as store:
@@ -192,7 +229,7 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
 
             visit.page.get_by_role("radio", name="New trial").click()
             visit.page.get_by_role("radio", name="Fork at a checkpoint").click()
-            visit.choose("Forked from", "1")
+            visit.choose("Fork from", "1")
             visit.sees("This checkpoint is at the trial's last episode, 160")
             expect(visit.page.get_by_role("textbox", name="Total episodes")).to_have_value("320")
             visit.button("Fork")
@@ -201,14 +238,14 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
             visit.sees("is placed")
 
             visit.page.get_by_role("radio", name="Steer").click()
-            visit.button("Run it")
+            visit.button("Run")
             visit.sees("Run this study?")
-            visit.button("Run it")
-            visit.sees("runs now")
+            visit.button("Run")
+            visit.sees("is running as process")
             until(lambda: [row.status for row in store.trials(study)][2:] == [Status.COMPLETED])
             assert store.trials(study)[2].parent == 1
             until(lambda: not store.study("quick").is_held)
-            visit.sees("quick is finished, and nothing runs it: 3 of 3 trials ended.")  # by itself
+            visit.sees("quick: 3 of 3 trials ended.")  # by itself
         visit.open(f"{server.address}/control?study=quick&part=Steer&steer=2")
         visit.sees("Trial 2 is completed, at 320 of 320 episodes.")
         assert visit.errors == []

@@ -90,7 +90,7 @@ def test_refreshes_show_what_is_new_and_leave_all_as_the_reader_has_it(
 
 def _choose_range(visit: Visit) -> None:
     """Show the second half of the run, a little smoothed, and look at the first chart."""
-    visit.button("Scale, smoothing, range")
+    visit.button("Axes and smoothing")
     visit.slide("Shown part of the run (%) — start", *["PageUp"] * 5)
     visit.slide("Smoothing", *["ArrowRight"] * 4)
     visit.page.wait_for_url(lambda url: "window=50" in url and "smooth=0.2" in url)
@@ -101,7 +101,7 @@ def _choose_range(visit: Visit) -> None:
 
 def _sort_and_select(visit: Visit) -> None:
     """Sort the trials by their KL, the highest first, and select a cell."""
-    table = visit.page.get_by_test_id("stDataFrame").last
+    table = _table(visit)
     visit.scroll_to(table)
     head = table.bounding_box()
     assert head is not None
@@ -113,9 +113,14 @@ def _sort_and_select(visit: Visit) -> None:
     until(lambda: table.locator('td[aria-selected="true"]').count() == 1)
 
 
+def _table(visit: Visit) -> Locator:
+    """Return the table of trials, which that of all studies follows."""
+    return visit.page.locator('.st-key-all-trials [data-testid="stDataFrame"]')
+
+
 def _rows(visit: Visit) -> tuple[list[str], list[str]]:
     """Return the trials of the table in the shown order, and which cells are selected."""
-    table = visit.page.get_by_test_id("stDataFrame").last
+    table = _table(visit)
     selected = table.locator('td[aria-selected="true"]').evaluate_all("cells => cells.map(cell => cell.id)")
     return table.locator('tbody td[aria-colindex="1"]').all_text_contents(), selected
 
@@ -157,7 +162,7 @@ def _left(visit: Visit) -> dict[str, Any]:
     }
     if page.locator(".js-plotly-plot").count():
         left["figure"] = _figure(visit)
-    if page.get_by_test_id("stDataFrame").count() > 1:
+    if _table(visit).count():
         left["table"] = _rows(visit)
     return left
 
@@ -200,37 +205,48 @@ def _last_step(store: Store) -> int:
 def _is_drawn_anew_when_asked(visit: Visit, label: str) -> None:
     points = _figure(visit)["points"]
     visit.button(label)
-    expect(visit.page.get_by_role("button", name="Nothing new")).to_be_disabled()
+    expect(visit.page.get_by_role("button", name="Up to date")).to_be_disabled()
     until(lambda: _figure(visit)["points"] > points)
 
 
 def test_every_state_of_a_study_has_its_own_words(browser: Browser, server: Server, store: Store) -> None:
     words = {
-        fake_store.STUDY: ("running", "Looked at again every 2 s."),
-        "paused": ("paused", "Looked at again every 2 s."),
-        "finished": ("finished", "No controller runs this study"),
-        "dead": ("not running", "No controller runs this study"),
-        "silent": ("stalled", "Looked at again every 2 s."),
+        fake_store.STUDY: ("running", True),
+        "paused": ("paused", True),
+        "finished": ("finished", False),
+        "dead": ("not running", False),
+        "silent": ("not responding", True),
     }
     with closing(sqlite3.connect(str(store.url.database))) as connection, connection:
         ahead = "UPDATE ppo_studies SET lease_renewed_at = lease_renewed_at + 86400 WHERE name IN (?, ?)"
         connection.execute(ahead, [fake_store.STUDY, "paused"])  # they would be stalled a minute after their last steps
     with opened(browser, server, "") as visit:
-        for name, (state, freshness) in words.items():
+        for name, (state, is_live) in words.items():
             visit.open(f"{server.address}/?study={name}")
-            visit.sees(freshness)
+            visit.sees(f"{name}: ")
+            read = _last_update(visit)
+            if is_live:
+                until(lambda read=read: _last_update(visit) != read)
+            else:
+                visit.page.wait_for_timeout(3_000)
+                assert _last_update(visit) == read
             badge = visit.page.locator(".stMarkdownBadge").filter(visible=True).first  # those below are its trials' own
             assert badge.inner_text().split()[1:] == state.split(), name  # behind the name of its icon
         visit.open(f"{server.address}/reward_kl?study=silent")
-        visit.sees("The study is stalled, stalled: no sign of life for ")
+        visit.sees(", no sign of life for ")
+
+
+def _last_update(visit: Visit) -> str:
+    """Return the time that the status line shows."""
+    return visit.page.get_by_text("Last update").first.inner_text().partition("Last update")[2].split()[0]
 
 
 # The link
 
 
 def _curves_by_hand(visit: Visit) -> None:
+    visit.button("Axes and smoothing")
     visit.page.get_by_role("radio", name="step", exact=True).click()
-    visit.button("Scale, smoothing, range")
     visit.slide("Smoothing", "ArrowRight", "ArrowRight")
     visit.page.get_by_role("radio", name="log", exact=True).click()
     visit.page.keyboard.press("Escape")
@@ -239,13 +255,13 @@ def _curves_by_hand(visit: Visit) -> None:
 
 
 def _budget_by_hand(visit: Visit) -> None:
-    visit.slide("KL budget (nats/response)", "ArrowLeft", "PageDown")
+    visit.slide("KL budget", "ArrowLeft", "PageDown")
     visit.page.get_by_role("radio", name="ends").click()
 
 
 def _samples_by_hand(visit: Visit) -> None:
     visit.page.get_by_role("button", name="halfway").click()
-    visit.page.get_by_role("radio", name="advantage").click()
+    visit.choose("Tokens coloured by", "advantage")
     visit.page.get_by_role("combobox", name="Prompt").click()
     visit.page.get_by_role("option", name="3:").click()
 
@@ -280,7 +296,7 @@ def test_the_link_of_a_view_made_by_hand_shows_the_same_view(browser: Browser, s
 def _view(visit: Visit) -> dict[str, Any]:
     """Return what a page shows: every control's value, its headings, and its drawings."""
     return dict(
-        visit.page.get_by_test_id("stMain").evaluate(
+        visit.page.get_by_test_id("stApp").evaluate(
             """main => ({
                 chosen: [...main.querySelectorAll("[aria-checked='true'], [aria-selected='true'], [aria-pressed='true']")]
                     .map(one => one.innerText),

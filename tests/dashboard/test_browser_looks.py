@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator
+from playwright.sync_api import Browser, Locator, expect
 
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
@@ -19,6 +19,14 @@ QUERY = f"?study={fake_store.STUDY}&trial=0&trial=2&trial=13"
 CUT_PAGES = ("", "curves", "reward_kl", "compare?tab=What+mattered")
 CUT_QUERY = f"?study={fake_store.CUT}&trial=0&trial=5&trial=14"
 """Of the study with a rung: a trial that rests, one that finished, one that runs."""
+FIRST_SCREENS = {
+    **dict.fromkeys(("", "curves", "curves?view=What+moved+first", "curves?view=PPO+health", "reward_kl"), DRAWINGS),
+    **dict.fromkeys(("compare", "compare?tab=What+mattered", "control", "control?part=New+trial"), DRAWINGS),
+    "samples": "text=Prompt 0",
+    "confirm": '[data-testid="stCode"]',
+    "control?part=Launch": '[data-testid="stForm"]',
+}
+"""Pages, and what each is about; the study of these tests is not confirmed."""
 MOST_STOPS = 60
 """Presses of the Tab key."""
 
@@ -68,6 +76,24 @@ def _cut_off(visit: Visit) -> list[str]:
             })"""
         )
     )
+
+
+@pytest.mark.parametrize("place", FIRST_SCREENS)
+def test_what_a_page_is_about_begins_in_the_upper_third_of_the_window(
+    browser: Browser, server: Server, place: str
+) -> None:
+    """The first chart, table or figure; on the page of samples the first prompt; where one launches the first form."""
+    with opened(browser, server, _with_query(place, QUERY), width=1440, height=900) as visit:
+        thing = visit.page.locator(FIRST_SCREENS[place]).first
+        thing.wait_for()
+        until(lambda: 0 < (thing.bounding_box() or {"y": 0})["y"] <= 300)
+        assert visit.page.get_by_test_id("stMain").evaluate("main => main.scrollTop") == 0
+        top = visit.page.get_by_text("Last update").first.bounding_box()
+        assert top is not None and top["y"] < 100, "the status line is the first"
+        for label in ("Study", "Trials"):
+            sidebar = visit.page.get_by_test_id("stSidebar")
+            expect(sidebar.get_by_role("combobox", name=label, exact=True)).to_be_visible()
+        expect(sidebar.get_by_role("slider", name="KL budget")).to_be_visible()
 
 
 def test_a_dark_page_has_readable_texts_on_its_charts(browser: Browser, server: Server) -> None:
@@ -122,10 +148,11 @@ def test_the_keyboard_reaches_every_control_and_shows_where_it_is(browser: Brows
     wanted = {
         "Study",
         "Trials",
+        "KL budget",
         "Curves",
         "Metrics",
         "KL by β",
-        "Scale, smoothing, range",
+        "Axes and smoothing",
         "Save as HTML",
     }
     with opened(browser, server, f"curves{QUERY}") as visit:
@@ -160,7 +187,7 @@ _FOCUS = """async () => {
     await drawn();
     const looks = look() !== focused;
     one.focus({focusVisible: true, preventScroll: true});
-    if (!one.closest("[data-testid='stMain']")) return {name: "", looks};
+    if (!one.closest("[data-testid='stMain'], [data-testid='stSidebarUserContent']")) return {name: "", looks};
     const words = (one.ariaLabel || one.innerText || "").split("\\n").filter(word => word && !/^[a-z_]+$/.test(word));
     return {name: (words.pop() || "").split(":")[0], looks};
 }"""

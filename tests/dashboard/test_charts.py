@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from dashboard import charts, echarts, style
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
-from dashboard.views import curves as page
+from dashboard.views import curve_charts, curves
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
 from tuner.guard import RULES
@@ -93,9 +93,9 @@ def test_budget_and_limit_are_drawn_and_the_shading_begins_at_the_budget() -> No
 def test_a_blow_up_does_not_flatten_the_rest_and_its_height_is_told() -> None:
     early = trial(0, Status.PRUNED, rule="kl_hard", stop_step=2)
     option = chart(steps(0, [0, 9, 188]), early, chosen=(0,))
-    assert option["yAxis"]["max"] == 45, "three times the limit"
+    assert option["yAxis"]["max"] == 25, "one and a half times the limit, on a tick"
     [stop] = named(option, "pruned")["data"]
-    assert (stop["value"], stop["label"]["formatter"]) == ([2, 45], "{number|0} KL far over the limit: 188")
+    assert (stop["value"], stop["label"]["formatter"]) == ([2, 25], "{number|0} KL far over the limit: 188")
     log = chart(steps(0, [0, 9, 188]), early, chosen=(0,), log_kl=True)
     assert (log["yAxis"]["type"], log["yAxis"]["min"], log["yAxis"]["max"]) == ("log", 0.1, 200)
     assert drawn(log, "Trial 0")[0] == [0, pytest.approx(0.1)]
@@ -152,12 +152,12 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
     rows = [SimpleNamespace(number=number, config=course.params) for number, course in enumerate(COURSES)]
     snapshot = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=rows)), pd.DataFrame())
     frame = pd.concat([steps(number, [0.0]) for number in (0, 1, 4, 11, 13, 14)])
-    assert page.targets(snapshot, (0, 4), frame) == {"Target of trial 4: 6.1": 6.1}
-    assert page.targets(snapshot, (0, 1), frame) == {}
-    assert page.targets(snapshot, (0, 4), steps(0, [0.0])) == {}, "trial 4 has made no step"
-    assert page.levels(snapshot, KL) == LEVELS
-    assert page.levels(snapshot, "eval/reward", 0.42) == {"SFT baseline 0.42": 0.42}
-    assert page.levels(snapshot, SCORE, 0.42) == {}
+    assert curve_charts.targets(snapshot, (0, 4), frame) == {"Target of trial 4: 6.1": 6.1}
+    assert curve_charts.targets(snapshot, (0, 1), frame) == {}
+    assert curve_charts.targets(snapshot, (0, 4), steps(0, [0.0])) == {}, "trial 4 has made no step"
+    assert curve_charts.levels(snapshot, KL) == LEVELS
+    assert curve_charts.levels(snapshot, "eval/reward", 0.42) == {"SFT baseline 0.42": 0.42}
+    assert curve_charts.levels(snapshot, SCORE, 0.42) == {}
 
 
 def test_a_targets_name_stands_at_the_other_end_than_the_budgets() -> None:
@@ -168,10 +168,10 @@ def test_a_targets_name_stands_at_the_other_end_than_the_budgets() -> None:
 
 
 def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
-    frame = pd.concat([steps(0, [0, 50, 1]), steps(10, [0, 46, 64.3]), steps(2, [0, 45, 9])])
-    told = "2 trials went over the axis' end at 45 nats (highest 64.3, trial 10); KL axis: log shows all."
+    frame = pd.concat([steps(0, [0, 50, 1]), steps(10, [0, 46, 64.3]), steps(2, [0, 25, 9])])
+    told = "2 trials leave the axis at 25 nats (highest 64.3, trial 10); a log KL axis shows all."
     assert charts.over_the_axis(frame, KL, Drawing(), LEVELS) == told
-    first = "1 trial went over the axis' end at 45 nats (highest 50.0, trial 0); KL axis: log shows all."
+    first = "1 trial leaves the axis at 25 nats (highest 50.0, trial 0); a log KL axis shows all."
     assert charts.over_the_axis(frame[frame["trial"] != 10], KL, Drawing(), LEVELS) == first
     assert charts.over_the_axis(frame[frame["trial"] == 2], KL, Drawing(), LEVELS) == ""
     assert charts.over_the_axis(frame, KL, Drawing(log_kl=True), LEVELS) == ""
@@ -288,7 +288,7 @@ def test_a_window_is_a_part_of_the_longest_trial_and_the_height_fits_it() -> Non
     frame = pd.concat([steps(0, [0, 1, 2, 3, 4]), steps(1, [32, 9])])
     shown = chart(frame, window=(50, 75))
     assert (shown["xAxis"]["min"], shown["xAxis"]["max"]) == (2, 3)
-    assert (shown["yAxis"]["max"], chart(frame)["yAxis"]["max"]) == (20, 35)
+    assert (shown["yAxis"]["max"], chart(frame)["yAxis"]["max"]) == (20, 25)
 
 
 @pytest.mark.parametrize("window", [(0, 0), (100, 100)])
@@ -441,10 +441,10 @@ def test_a_chart_without_a_step_has_its_limits() -> None:
 
 
 def test_every_declared_metric_but_quantiles_can_be_chosen_once_by_group() -> None:
-    offered = page.grouped()
+    offered = curves.grouped()
     own = {f"{name}_{suffix}" for name in (SCORE, "objective/rlhf_reward") for suffix in QUARTERS}
     assert set(offered) == set(METRICS) - own
-    labels = [page.label(metric) for metric in offered]
+    labels = [curves.label(metric) for metric in offered]
     assert len(set(labels)) == len(labels)
     groups = [label.split(":")[0] for label in labels]
-    assert [name for place, name in enumerate(groups) if name not in groups[:place]] == [*page.GROUPS.values(), "Run"]
+    assert [name for place, name in enumerate(groups) if name not in groups[:place]] == [*curves.GROUPS.values(), "Run"]

@@ -27,7 +27,7 @@ def test_only_the_differing_settings_are_shown(built: Path, monkeypatch: pytest.
     settings = app.dataframe[0].value
     assert settings.to_numpy().tolist() == [["KL coefficient β (reward per nat)", "0.045", "0.09"]]
     equal = page("compare", built, monkeypatch, trial=["7", "7"])
-    assert "Choose at least two trials above to compare them." in shown.infos(equal)
+    assert "Choose at least two trials in the sidebar to compare them." in shown.infos(equal)
 
 
 def test_outcomes_are_told_with_the_difference_and_its_noise(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_outcomes_are_told_with_the_difference_and_its_noise(built: Path, monkey
     )
     assert "over the KL budget" not in said[0]
     assert "Trial 2 is over the KL budget" in said[1]
-    assert any("n = 1 run of each trial" in caption.value for caption in app.caption)
+    assert any("One run of each trial" in (heading.help or "") for heading in app.subheader)
 
 
 def test_values_of_best_checkpoints_are_told_with_their_step_and_a_pause_with_its_score(
@@ -57,9 +57,9 @@ def test_values_of_best_checkpoints_are_told_with_their_step_and_a_pause_with_it
     assert outcomes.loc["ends within 10 nats/response"].tolist() == ["no", "-", "yes"]
     assert outcomes.loc["rung score (reward)", "trial 0"] == "1.87"
     said = [text for text in shown.texts(app) if " against trial 5" in text]
-    assert "Trial 0 is paused at a rung, so this is not a difference of whole runs." in said[0]
+    assert "Trial 0 is paused at a rung, so this does not compare whole runs." in said[0]
     assert "paused" not in said[1]
-    assert any("the highest of several evaluations" in caption.value for caption in app.caption)
+    assert any("the highest of several evaluations" in (heading.help or "") for heading in app.subheader)
 
 
 def test_a_forks_lineage_is_told_literally(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +67,9 @@ def test_a_forks_lineage_is_told_literally(built: Path, monkeypatch: pytest.Monk
     told = shown.texts(app)
     assert "Trial 14 is a fork of trial 7 at step 12: kl_coef 0.09 (was 0.045)" in told
     assert "Trial 7 was forked into trial 14" in told
-    assert app.dataframe[1].value.set_index("outcome").loc["called", "trial 14"] == safe_text.cell("<b>gentler</b>")
+    assert app.dataframe[1].value.set_index("outcome").loc["label", "trial 14"] == safe_text.cell("<b>gentler</b>")
     assert shown.kinds_with(app, "<b>gentler</b>") == {"dataframe"}
-    assert any("from the start" in caption.value for caption in app.caption)
+    assert any("from the start" in (heading.help or "") for heading in app.subheader)
 
 
 def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,23 +78,23 @@ def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeyp
     assert shown.codes(app) == [f"ppo-tuner train --from {STUDY} {number} {where}" for number in (7, 0)]
 
 
-def test_nothing_chosen_compares_the_default_ones_and_says_so(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_chosen_compares_the_default_ones(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("compare", built, monkeypatch)
-    assert app.caption[0].value == "Nothing is chosen, so these are the trials shown by default: 0, 7, 6."
+    assert list(app.dataframe[1].value.columns) == ["outcome", "trial 0", "trial 7", "trial 6"]
     assert len(app.get("plotly_chart")) == 3
-    assert "What they do differently" in shown.subheaders(app)
+    assert "Different settings" in shown.subheaders(app)
 
 
 def test_more_than_six_trials_are_cut_and_that_is_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("compare", built, monkeypatch, trial=[str(number) for number in range(8)])
     assert len(app.dataframe[1].value.columns) == 7
-    assert "Shown are the first 6 of the chosen trials; there is no room for more." in shown.infos(app)
+    assert "Only the first 6 chosen trials fit on this page." in shown.infos(app)
 
 
 def test_few_trials_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_store.build(tmp_path / "one.db", courses=(GOOD,)).close()
     assert shown.infos(page("compare", tmp_path / "one.db", monkeypatch)) == [
-        "Choose at least two trials above to compare them."
+        "Choose at least two trials in the sidebar to compare them."
     ]
     fake_store.build(tmp_path / "none.db", courses=()).close()
     assert shown.subheaders(page("compare", tmp_path / "none.db", monkeypatch)) == ["No trials yet"]

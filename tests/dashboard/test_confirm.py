@@ -33,7 +33,7 @@ def opened(path: Path) -> Store:
 
 def test_before_a_confirmation_the_page_names_the_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("confirm", path, monkeypatch)
-    assert shown.subheaders(app) == ["Not confirmed yet", "What the guard and the strategy threw away"]
+    assert shown.subheaders(app) == ["Not confirmed yet", "How often pruning was wrong"]
     assert shown.codes(app) == [f"ppo-tuner confirm {CUT} --storage sqlite:///{path}"]
     assert any("No trial was audited" in info for info in shown.infos(app))
 
@@ -53,8 +53,8 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
     assert table["seeds"].tolist() == [3, 3, 3] and len(table) == 3
     assert table["over the reference"].tolist().count("–") == 1, "of the reference itself"
     assert len(app.get("plotly_chart")) == 1
-    told = " ".join(caption.value for caption in app.caption)
-    assert "read once on 64 test prompts" in told and "The untrained policy reads 0.25" in told
+    assert "evaluated once on 64 test prompts" in (app.subheader[0].help or "")
+    assert any("The untrained policy reads 0.25" in text for text in shown.texts(app))
 
 
 def test_a_confirmation_under_way_is_shown_as_far_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,10 +73,10 @@ def test_each_length_has_a_confirmation_of_its_own(path: Path, monkeypatch: pyte
     confirm(store, Plan(top=1, seeds=2, total_episodes=9_600))
     store.close()
     app = page("confirm", path, monkeypatch)
-    assert any("Confirmed at 9,600 episodes" in caption.value for caption in app.caption), "the longest first"
+    assert any("Confirmed at 9,600 episodes" in text for text in shown.texts(app)), "the longest first"
     assert any("--total_episodes 9600" in code for code in shown.codes(app))
     linked = page("confirm", path, monkeypatch, length="1,920")
-    assert any("Confirmed at 1,920 episodes" in caption.value for caption in linked.caption)
+    assert any("Confirmed at 1,920 episodes" in text for text in shown.texts(linked))
 
 
 def test_the_first_page_says_what_to_launch_and_how_sure_that_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import access, launching, steering, views
-from dashboard.views import control, control_launch, control_parts
+from dashboard.views import common, control, control_launch, control_parts
 from ppo_core import checkpoint
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import HOSTILE, STUDY, Course
@@ -90,6 +90,10 @@ def press(app: AppTest, label: str) -> AppTest:
 
 def texts(app: AppTest) -> str:
     return "\n".join(text.value for text in app.text)
+
+
+def badges(app: AppTest) -> str:
+    return "\n".join(markdown.value for markdown in app.markdown)
 
 
 def test_the_checkpoints_to_fork_at_are_those_in_the_trials_folder(folder: Path, store: Store) -> None:
@@ -193,12 +197,12 @@ def test_the_page_looks_again_while_something_runs_the_study(
     assert {name: looks[name] for name in lines} == dict.fromkeys(lines, 2)
     assert "Trial 2 is running, at 320 of 1,920 episodes." in texts(app)
     if part == "Steer":
-        assert "reviews is running: 2 of 14 trials ended." in texts(app)
+        assert "reviews: 2 of 14 trials ended." in texts(app) and ":material/play_arrow: running" in badges(app)
         button = next(button for button in app.button if button.key == "study run")
-        assert button.disabled and button.help == "Something runs it already."
+        assert button.disabled and button.help == "A controller is running already."
         store.release(lease)
         run(app)
-        assert "reviews is unfinished, and nothing runs it: 2 of 14 trials ended." in texts(app)
+        assert "reviews: 2 of 14 trials ended." in texts(app) and ":material/stop_circle: not running" in badges(app)
         assert not next(button for button in app.button if button.key == "study run").disabled
 
 
@@ -206,7 +210,7 @@ def test_a_forked_trial_counts_among_all_as_on_the_command_line(store: Store, vi
     lease = store.acquire(STUDY)
     config, params = view.trials[0].config, view.trials[0].params
     store.add_trial(lease, NewTrial(3, Origin.FORKED, {**config, "seed": 8}, params, threads=1, role=Role.FORK))
-    assert "2 of 15 trials ended" in control.study_text(read_study(store, STUDY))
+    assert "2 of 15 trials ended" in common.status_text(read_study(store, STUDY), 0.0)
 
 
 def trial_line(drawn: str) -> None:
@@ -228,10 +232,10 @@ def test_a_trial_that_stands_otherwise_has_the_whole_page_drawn_again(store: Sto
 def test_after_a_launch_the_page_looks_until_the_study_is_held(store: Store, looks: dict[str, float | None]) -> None:
     with living() as process:
         app = page(part="Steer")
-        assert looks.pop("_process_line") == 2 and "this page follows by itself" in texts(app)
+        assert looks.pop("_process_line") == 2 and "this page updates by itself" in texts(app)
         lease = store.acquire(STUDY)
         run(app)
-        assert looks["_look"] == 2 and "_process_line" not in looks and "reviews is running" in texts(app)
+        assert looks["_look"] == 2 and "_process_line" not in looks and "running" in badges(app)
         store.release(lease)
         process.communicate(b"\n")
     run(app)
@@ -256,7 +260,7 @@ def test_a_process_is_waited_for_until_it_holds_the_study_or_is_gone(store: Stor
 
     assert shown() == "drawn again"
     with living() as process:
-        assert "this page follows by itself" in shown()
+        assert "this page updates by itself" in shown()
         store.acquire(STUDY)
         assert shown() == "drawn again"
         process.communicate(b"\n")
@@ -279,7 +283,7 @@ def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(stor
     run(app)
     assert "Trial 2 is interrupted, at 320 of 1,920 episodes." in texts(app)
     press(app, "trial prune")
-    assert 'Prune trial 2 of study "reviews": it ends where it is, for good' in texts(app)
+    assert 'Prune trial 2 of study "reviews": it ends now, for good' in texts(app)
     assert orders(store) == []
     press(app, "Cancel")
     assert orders(store) == [] and "Place the order" not in [button.label for button in app.button]
@@ -288,7 +292,7 @@ def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(stor
     [order] = orders(store)
     assert (order.kind, order.trial, order.arguments) == ("prune", 2, {})
     waits = "nothing runs the study; it is read by: ppo-tuner run reviews --storage sqlite:"
-    assert f"Order 1 is placed, and waits: {waits}" in texts(app) and 'Or press "Run it"' in texts(app)
+    assert f"Order 1 is placed, and waits: {waits}" in texts(app) and "Or press Run under Steer" in texts(app)
     assert app.dataframe[0].value["outcome"][0].startswith(waits)
     run(app)  # as when the page draws itself anew: what was done is still told
     assert len(orders(store)) == 1 and "Order 1 is placed" in texts(app)
@@ -389,7 +393,7 @@ def test_a_confirmation_is_refused_in_the_action_itself(
 def test_a_read_only_page_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
     app = page(part="Steer")
-    assert app.info[0].value.startswith("This dashboard is read-only")
+    assert "This dashboard is read-only" in texts(app)
     assert all(button.disabled for button in app.button)
 
 
@@ -471,7 +475,7 @@ def test_a_launched_study_is_the_chosen_one_once_it_is_stored(
     press(app, "Launch")
     next(button for button in app.button if (button.key or "").startswith("confirm")).click()
     run(app)
-    assert 'Study "made" runs' in texts(app) and "Watch it on the page Overview" in texts(app)
+    assert 'Study "made" is running' in texts(app) and "as soon as the store holds it" in texts(app)
     assert app.session_state["study"] == STUDY  # the new one is not stored yet
     store.create_study("made", {**fake_store.SPEC.to_dict(), "name": "made"})
     run(app)
@@ -488,14 +492,14 @@ def test_a_file_of_a_stored_study_is_said_to_go_on_with_it(
     app = page(part="Launch")
     app.selectbox(key="file").set_value("again.toml")
     press(app, "Launch")
-    assert "In the store already, with 2 trials ended: this goes on with it" in texts(app)
+    assert "In the store already, with 2 trials ended: this resumes it" in texts(app)
 
 
 def test_a_file_elsewhere_is_refused_on_the_page(folder: Path, started: list[dict[str, Any]]) -> None:
     app = page(part="Launch")
     app.text_input(key="path").set_value("../mine.toml")
     press(app, "Launch")
-    assert "only what lies below" in texts(app) and started == []
+    assert "only paths below" in texts(app) and started == []
 
 
 def test_a_form_is_built_from_the_declarations_and_launched(started: list[dict[str, Any]]) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from dashboard import charts, diagnosis, echarts, health
 from dashboard.views import curves
-from dashboard.views import curves as incident_view
-from dashboard.views.overview import lines
+from dashboard.views import incident as incident_view
+from dashboard.views.running import lines
 from tests.dashboard import fake_store
 from tuner.status import Origin, Status
 from tuner.store import TrialRow
@@ -196,7 +196,7 @@ def test_a_card_tells_progress_kl_and_the_time_since_the_last_report() -> None:
     assert lines(one, 15) == [
         "KL 3.0 of 15 nats per response",
         "score 1.50",
-        "step 2, last report 1 s ago, usually 10.0 s a step",
+        "step 2, last report 1 s ago, usually 10.0 s per step",
     ]
 
 

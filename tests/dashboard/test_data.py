@@ -12,8 +12,7 @@ import pytest
 
 from dashboard import charts, data
 from dashboard.__main__ import read_ahead
-from dashboard.views import curves as curves_page
-from dashboard.views import overview, samples
+from dashboard.views import curve_charts, samples, studies, trials_table
 from ppo_core.errors import StoreError, StudyError
 from ppo_core.report import StepReport, TokenReadings
 from tests.dashboard import fake_store
@@ -197,7 +196,7 @@ def test_the_server_reads_ahead_what_the_first_visit_shows(tmp_path: Path, monke
     read_ahead()
     store = data.open_store(data.storage())
     watched = Watched(store, monkeypatch)
-    _, _, frame = curves_page.read(store, data.snapshot(store, STUDY))
+    _, _, frame = curve_charts.read(store, data.snapshot(store, STUDY))
     assert frame["trial"].unique().tolist() == [0, 1, 2] and watched.since() == []
 
 
@@ -262,7 +261,7 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE ppo_studies SET name = '=three'")
     store = fake_store.build(path, courses=(fake_store.COURSES[13],), held=True, name="live")
-    shown = overview.table_of([(row, data.view(store, row)) for row in data.studies(store)])
+    shown = studies.table_of([(row, data.view(store, row)) for row in data.studies(store)])
     assert shown["study"].tolist() == ["live", "'=three"]
     assert shown["state"].tolist() == ["▶ running", "✓ finished"]
     assert shown["ended"].tolist() == ["0 of 14", "3 of 14"]
@@ -277,7 +276,7 @@ def test_the_list_of_studies_tells_what_a_budget_was_spent_on(tmp_path: Path) ->
     path = tmp_path / "store.db"
     fake_store.build(path, courses=fake_store.COURSES[:2]).close()
     store = fake_store.build_cut(path, courses=fake_store.CUT_COURSES[:8])
-    shown = overview.table_of([(row, data.view(store, row)) for row in data.studies(store)])
+    shown = studies.table_of([(row, data.view(store, row)) for row in data.studies(store)])
     assert shown["ended"].tolist() == ["3, 5 paused", "2 of 14"]
     assert shown["spent"].tolist() == ["2.6 of 8", ""]
 
@@ -291,7 +290,7 @@ def test_archived_studies_come_last_and_are_said_to_be(tmp_path: Path) -> None:
     store.release(lease)
     rows = data.studies(store)
     assert [row.name for row in rows] == ["old", "new"]
-    assert overview.table_of([(row, data.view(store, row)) for row in rows])["state"][1].endswith(", archived")
+    assert studies.table_of([(row, data.view(store, row)) for row in rows])["state"][1].endswith(", archived")
 
 
 def test_a_study_that_cannot_be_read_keeps_its_place_in_the_list(tmp_path: Path) -> None:
@@ -301,7 +300,7 @@ def test_a_study_that_cannot_be_read_keeps_its_place_in_the_list(tmp_path: Path)
         connection.execute("UPDATE ppo_studies SET spec = json_set(spec, '$.task', 'gone')")
     [row] = data.studies(store)
     assert data.view(store, row) is None
-    assert overview.table_of([(row, None)])["state"].tolist() == ["cannot be read"]
+    assert studies.table_of([(row, None)])["state"].tolist() == ["not readable"]
 
 
 def test_a_controller_that_lives_and_is_silent_is_stalled(tmp_path: Path) -> None:
@@ -372,12 +371,14 @@ def test_a_tokens_cell_is_no_formula() -> None:
 
 
 def test_a_tables_cells_are_safe_and_in_the_declared_order(snapshot: data.Snapshot) -> None:
-    shown = overview.rows(snapshot.trials)
+    shown = trials_table.rows(snapshot.trials)
     assert shown["reason"][8] == "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free"
     assert shown["status"].tolist()[6:9] == ["✕ pruned", "✓ completed", "▲ failed"]
     assert shown["status"][13] == "▶ interrupted"
     assert shown["progress"][13] == pytest.approx(100 * 1088 / 1920)
-    searched = [column.removeprefix(overview.PREFIX) for column in shown.columns if column.startswith(overview.PREFIX)]
+    searched = [
+        column.removeprefix(trials_table.PREFIX) for column in shown.columns if column.startswith(trials_table.PREFIX)
+    ]
     assert set(searched) == {*fake_store.SPEC.search, "kl_control"}
     assert searched.index("learning_rate") < searched.index("num_ppo_epochs")
 

@@ -107,7 +107,7 @@ def test_only_what_lies_below_the_servers_folder_is_launched(folder: Path, launc
     (folder.parent / "outside.toml").write_text(STUDY)
     (folder / "link.toml").symlink_to(folder.parent / "outside.toml")
     (folder / "linked").symlink_to(folder.parent)
-    with pytest.raises(ConfigError, match=r"is not allowed: only what lies below "):
+    with pytest.raises(ConfigError, match=r"is not allowed: only paths below "):
         launch(launcher, path)
     assert launcher.all() == [] and not (folder / "runs").exists()
 
@@ -145,7 +145,7 @@ def test_a_task_of_a_form_is_built_in_known_or_below_the_servers_folder(folder: 
     assert launching.allowed_task("task.py", []) == str(folder / "task.py")
     for task, told in (
         ("os:system", "write a study file"),
-        ("../task.py", "only what lies below"),
+        ("../task.py", "only paths below"),
         ("reviws", "there is no"),
     ):
         with pytest.raises(ConfigError, match=told):
@@ -215,14 +215,14 @@ def test_a_study_runs_in_a_process_of_its_own_that_has_no_token(
 def test_one_confirmation_starts_one_run(launcher: Launcher, sleeping: None) -> None:
     first = launch(launcher)
     assert launch(launcher) is first
-    with pytest.raises(StudyError, match='study "quick" runs already'):
+    with pytest.raises(StudyError, match='study "quick" is running already'):
         launch(launcher, key="another")
     assert launcher.all() == [first]
 
 
 def test_a_study_that_runs_elsewhere_is_not_started(folder: Path, launcher: Launcher) -> None:
     fake_store.build(folder / "store.db", courses=(), held=True, name="quick")
-    with pytest.raises(StudyError, match='study "quick" runs already'):
+    with pytest.raises(StudyError, match='study "quick" is running already'):
         launch(launcher)
 
 
@@ -231,7 +231,7 @@ def test_so_many_run_at_the_same_time(folder: Path, launcher: Launcher, sleeping
         (folder / f"{number}.toml").write_text(STUDY.replace('"quick"', f'"study-{number}"'))
     for number in range(launching.MOST_AT_ONCE):
         launch(launcher, f"{number}.toml", key=str(number))
-    with pytest.raises(ConfigError, match="at most 4 studies run at the same time from here; there are: study-0"):
+    with pytest.raises(ConfigError, match="at most 4 studies run at the same time from here; running: study-0"):
         launch(launcher, "4.toml", key="4")
     end(launcher.all()[0])
     assert launch(launcher, "4.toml", key="4").status is None
@@ -274,7 +274,7 @@ def test_a_form_becomes_a_study_file_that_is_run(folder: Path, launcher: Launche
         ({"kl": {"budget": 5.0, "limit": 1.0}}, "limit = 1 is below budget = 5"),
         ({"search": {"learning_rate": {"low": 1.0, "high": 0.5}}}, "must be below"),
         ({"search": {"learning_rte": "advised"}}, "did you mean"),
-        ({"trainer": "os:system"}, "the form decides no trainer"),
+        ({"trainer": "os:system"}, "the form cannot choose a trainer"),
     ],
 )
 def test_a_form_that_is_not_allowed_leaves_nothing(

@@ -34,7 +34,7 @@ def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
     app = page("compare", built, monkeypatch, tab=TAB)
     assert [text for text in shown.infos(app) if "1 more are needed" in text]
     assert len(app.get("plotly_chart")) == 4  # two slices, parallel coordinates, a contour
-    assert "What they do differently" not in shown.subheaders(app)
+    assert "Different settings" not in shown.subheaders(app)
 
 
 def test_with_enough_trials_importance_is_told_with_how_sure_it_is(
@@ -62,7 +62,7 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
     rung = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB)
     assert rung.segmented_control(key="read at").value == "at 10% of their episodes"
     assert [text for text in shown.texts(rung) if text.startswith("With 25 trials")], "all that came to the rung"
-    assert any("The reward is the rung score" in caption.value for caption in rung.caption)
+    assert "The reward is the rung score" in rung.segmented_control(key="read at").help
     slices = figures_of(rung)
     assert slices["slice of value"]["layout"]["yaxis"]["title"]["text"] == "Rung score (reward)"
     assert slices["slice of kl"]["layout"]["yaxis"]["title"]["text"] == "Eval KL at the rung (nats per response)"
@@ -92,8 +92,8 @@ def test_the_audit_says_what_was_ended_what_it_saved_and_what_might_have_won(
     assert regrets[["number", "within"]].to_numpy().tolist() == [[2, False], [6, True]]
     assert any(
         text.startswith(
-            "The best in the budget is trial 7 with 1.718, its last two evaluations' mean. Of the 3 that ended early, 2 "
-            "read more, as such a mean of their own, or once within the budget; 1 of them did so within the KL budget"
+            "The best within budget is trial 7 with 1.718, its last two evaluations' mean. Of the 3 that ended early, 2 "
+            "reached more, as such a mean of their own, or once within the budget; 1 of them did so within the KL budget"
         )
         for text in shown.texts(app)
     )
@@ -102,11 +102,11 @@ def test_the_audit_says_what_was_ended_what_it_saved_and_what_might_have_won(
 def test_what_has_no_axis_is_told_with_the_reason() -> None:
     names = list(HYPERPARAMETERS)[:11]
     trials = pd.DataFrame({f"params_{name}": [1, 2] for name in names[:10]} | {f"params_{names[10]}": [3, 3]})
-    assert mattered.axes_told(trials, names[:10]) == (
-        "8 of the 11 searched hyperparameters have an axis: there is no room for "
-        f"{names[8]}, {names[9]}; the same in all trials are {names[10]}."
+    assert mattered.axes_left_out(trials, names[:10]) == (
+        "8 of the 11 searched hyperparameters have an axis: no room for "
+        f"{names[8]}, {names[9]}; the same in all trials: {names[10]}."
     )
-    assert mattered.axes_told(trials[[f"params_{names[0]}"]], names[:1]) == ""
+    assert mattered.axes_left_out(trials[[f"params_{names[0]}"]], names[:1]) == ""
 
 
 def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +125,9 @@ def test_few_or_failed_trials_say_what_is_missing(
 ) -> None:
     fake_store.build(tmp_path / "store.db", courses=courses).close()
     app = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB)
-    refused, slices, nothing_ended = shown.infos(app)
+    slices, refused, nothing_ended = shown.infos(app)
     assert "more are needed" in refused
-    assert slices.startswith("Slices come with the second trial")
+    assert slices.startswith("Slices need two trials")
     assert nothing_ended.startswith("No trial was pruned or stopped")
 
 

@@ -76,7 +76,7 @@ def test_nothing_chosen_is_said(built: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_more_trials_than_fit_are_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("samples", built, monkeypatch, trial=["0", "1", "2", "3", "4"])
-    assert shown.infos(app) == ["Shown are the first 4 of the chosen trials; there is no room for more."]
+    assert shown.infos(app) == ["Only the first 4 chosen trials fit on this page."]
 
 
 # Tokens
@@ -93,8 +93,8 @@ def test_tokens_are_shown_by_the_chosen_reading(built: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("trial", "reading", "said"),
     [
-        ("3", "KL", "no token readings of this sample"),
-        ("4", "value error", "no value error of its tokens: this trial has no critic"),
+        ("3", "KL", "no token data for this sample"),
+        ("4", "value error", "no value error for its tokens: this trial has no critic"),
     ],
 )
 def test_tokens_that_are_not_known_are_said(
@@ -132,4 +132,4 @@ def test_without_trials_or_samples_it_says_what_to_wait_for(tmp_path: Path, monk
     fake_store.build(tmp_path / "some.db", courses=(GOOD,)).close()
     shown.change(tmp_path / "some.db", "DELETE FROM ppo_samples")
     app = page("samples", tmp_path / "some.db", monkeypatch)
-    assert "These trials have no samples yet: they come with a trial's first evaluation." in shown.infos(app)
+    assert "These trials have no samples yet. The first evaluation writes them." in shown.infos(app)

@@ -120,7 +120,7 @@ def test_early_ends_have_their_symbol_and_the_chosen_ones_their_text() -> None:
     grey, failed, bright, *legend = copy(shown(frame, *early, chosen=(0,))).data[3:]
     assert (list(grey.x), list(grey.y), list(grey.text), grey.marker.symbol) == ([1], [1], [""], "x")
     assert (list(failed.x), failed.marker.symbol) == ([0], "triangle-up")
-    assert (list(bright.x), list(bright.y)) == ([2], [45])
+    assert (list(bright.x), list(bright.y)) == ([2], [25])
     assert (list(bright.text), list(bright.textposition)) == (["0 KL far over the limit: 188"], ["middle left"])
     assert (list(bright.marker.color), list(grey.marker.color)) == ([style.colour(0)], [charts.FAINT])
     assert [entry.name for entry in legend] == ["pruned", "failed"]
@@ -213,7 +213,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def freshness(page: Page) -> str:
-    return page.get_by_text("As of").first.inner_text()
+    return page.get_by_text("Last update").first.inner_text()
 
 
 @pytest.mark.browser
@@ -256,7 +256,7 @@ def test_a_tables_tool_bar_saves_it_as_csv_and_no_cell_is_a_formula(
     with real.visit(browser) as visit:
         visit.page.add_init_script("delete window.showSaveFilePicker")  # which would wait for a person
         visit.open(f"{running.address}/?study={fake_store.STUDY}")
-        table = visit.page.locator('[data-testid="stDataFrame"]').last
+        table = visit.page.locator('.st-key-all-trials [data-testid="stDataFrame"]')
         table.scroll_into_view_if_needed()
         table.hover()
         with visit.page.expect_download() as download:

@@ -73,7 +73,7 @@ def test_a_proposal_is_of_one_study_and_holds_as_long_as_it_fits(store: Store, v
         steering.place(store, trial, TOKEN)
     store.delete_study(lease)
     store.create_study(STUDY, view.row.spec)
-    with pytest.raises(StudyError, match='study "reviews" was deleted and made anew meanwhile'):
+    with pytest.raises(StudyError, match='study "reviews" was deleted and created again meanwhile'):
         steering.place(store, steering.Proposal(study.study_id + 100, STUDY, "pause"), TOKEN)
     assert orders(store) == []
 

@@ -20,7 +20,7 @@ from tests.tuner import stores
 from tests.tuner.stores import pretend
 from tests.waiting import until
 from tuner.status import Origin, Reason, Status
-from tuner.store import LEASE_SECONDS, Lease, NewTrial, Outcome, Store, TrialRow, processes
+from tuner.store import LEASE_SECONDS, KnownTrials, Lease, NewTrial, Outcome, Store, TrialRow, processes
 
 
 @pytest.fixture(params=stores.CASES)
@@ -270,14 +270,17 @@ def test_a_trial_that_nobody_runs_is_interrupted_until_its_study_is_held_again(s
 def test_known_trials_are_read_again_but_for_what_never_changes_of_them(store: Store) -> None:
     lease, study = store.acquire("a"), store.study("a")
     first = store.begin_attempt(lease, add_trial(store, lease), None)
-    known = store.trials(study)
-    pretended = [replace(row, config={"seed": 2}, params={}) for row in known]
+    known = KnownTrials()
+    store.trials(study, known=known)
+    known.rows = {one: replace(row, config={"seed": 2}, params={}) for one, row in known.rows.items()}
     store.add_step(lease, first.id, StepReport(1, 64, {}), 2.0)
     added = add_trial(store, lease, 1)
-    again, new = store.trials(study, known=pretended)
+    again, new = store.trials(study, known=known)
     assert (again.episodes, again.seconds, again.config, again.params) == (64, 2.0, {"seed": 2}, {})
     assert new == added and new.config == {"seed": 1}
-    assert store.trials(study, known=known) == store.trials(study)
+    assert all(one is other for one, other in zip(store.trials(study, known=known), (again, new), strict=True))
+    store.release(lease)
+    assert [row.is_interrupted for row in store.trials(store.study("a"), known=known)] == [True, True]
 
 
 def test_a_study_or_trial_that_is_not_there_is_named(store: Store) -> None:

@@ -37,7 +37,7 @@ from tuner.best import best_trial
 from tuner.scoring import Told, frozen, to_optuna
 from tuner.spec import StudySpec
 from tuner.status import Role
-from tuner.store import Store, StudyRow, TrialRow, schema
+from tuner.store import KnownTrials, Store, StudyRow, TrialRow, schema
 
 MARK = "ppo_tuner"
 """The user attribute of a study of Optuna's that says which study of ours it is, and under which ranges and KL budget
@@ -69,6 +69,7 @@ class OptunaExport:
         self.is_over = False
         """Whether the study had ended when they were: it was finished, and no controller held it."""
         self._store, self._study, self._name = store, study, name
+        self._known = KnownTrials()
 
     def update(self) -> list[TrialRow]:
         """Write the trials that are new or have not ended there, and return those that had ended by now.
@@ -79,7 +80,7 @@ class OptunaExport:
         """
         study = self._store.study(self._name)
         spec = StudySpec.from_dict(study.spec, f'study "{study.name}"')
-        rows = self._store.trials(study, self.trials)
+        rows = self._store.trials(study, self._known)
         reference = reference_config(spec)
         with _one_line(self.place.url):
             self._require_mark(study, spec)

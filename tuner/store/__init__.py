@@ -14,13 +14,14 @@ from tuner.store import connect, schema
 from tuner.store.migrate import Migration, migrate_store
 from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, OnTest, Outcome, StudyRow, TrialRow
 from tuner.store.studies import Order, Orders, OrderState, Studies
-from tuner.store.trials import STEP_KEYS, Curves, NewTrial, Trials
+from tuner.store.trials import STEP_KEYS, Curves, KnownTrials, NewTrial, Trials
 
 __all__ = [
     "DEFAULT_STORAGE",
     "INTERRUPTED",
     "LEASE_SECONDS",
     "STEP_KEYS",
+    "KnownTrials",
     "Lease",
     "Migration",
     "NewTrial",

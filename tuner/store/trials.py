@@ -3,17 +3,20 @@
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from sys import intern
 from typing import Any
 
 from sqlalchemy import (
+    JSON,
     ColumnElement,
     Connection,
     Row,
     Select,
+    Text,
     and_,
     bindparam,
+    cast,
     delete,
     func,
     insert,
@@ -173,6 +176,20 @@ _CONSTANT = ("config", "params")
 """Columns of a trial that are written once."""
 
 
+_MOST_NAMED = 500
+"""Trials up to which a statement names each one that it reads."""
+
+
+class KnownTrials:
+    """A study's trials as they were read last."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, TrialRow] = {}
+        """By their ids, in order of their numbers."""
+        self.stored: dict[int, tuple[object, ...]] = {}
+        """What may change of each, as it was stored."""
+
+
 @dataclass(frozen=True)
 class NewTrial:
     """A trial that is to be recorded."""
@@ -224,25 +241,38 @@ _BEGIN = (
 class Trials(Database):
     """The store's trials."""
 
-    def trials(self, study: StudyRow, known: Sequence[TrialRow] = ()) -> list[TrialRow]:
+    def trials(self, study: StudyRow, known: "KnownTrials | None" = None) -> list[TrialRow]:
         """Return the study's trials by number.
 
-        `known` are trials of this study that were read before: what never changes of them (configuration, searched
-        values), by far the largest part, is not read again.
+        `known` are those that were read before, which this updates: of trials that did not change, which are most, no
+        more is read than tells that they did not.
         """
         table, is_held = schema.trials, study.is_held
-        constant = {row.id: {"config": row.config, "params": row.params} for row in known}
+        known = KnownTrials() if known is None else known
         of_study = table.c.study_id == study.id
-        changing = select(*(column for column in table.c if column.name not in _CONSTANT)).where(of_study)
-        fixed = select(table.c.id, *(table.c[name] for name in _CONSTANT)).where(of_study)
+        changing = [column for column in table.c if column.name not in _CONSTANT]
+        # As text: to decode JSON takes longer than to compare it.
+        as_stored = [cast(one, Text) if isinstance(one.type, JSON) else one for one in changing]
 
         def read(connection: Connection) -> list[TrialRow]:
-            rows = [dict(row._mapping) for row in connection.execute(changing.order_by(table.c.number))]
-            new = [row["number"] for row in rows if row["id"] not in constant]
-            if new:
-                found = connection.execute(fixed.where(table.c.number >= min(new))).all()
-                constant.update({row.id: {"config": _lean(row.config), "params": row.params} for row in found})
-            return [_to_trial(row | constant[row["id"]], is_held) for row in rows if row["id"] in constant]
+            found = connection.execute(select(*as_stored).where(of_study).order_by(table.c.number))
+            stored = {row.id: tuple(row) for row in found}
+            changed = [one for one, row in stored.items() if known.stored.get(one) != row]
+            which = table.c.id.in_(changed) if len(changed) <= _MOST_NAMED else of_study
+            rows = [dict(row._mapping) for row in connection.execute(select(*changing).where(which))] if changed else []
+            constant = {one: {"config": row.config, "params": row.params} for one, row in known.rows.items()}
+            if new := [row["number"] for row in rows if row["id"] not in constant]:
+                fixed = select(table.c.id, *(table.c[name] for name in _CONSTANT)).where(of_study)
+                later = connection.execute(fixed.where(table.c.number >= min(new))).all()
+                constant.update({row.id: {"config": _lean(row.config), "params": row.params} for row in later})
+            fresh = {row["id"]: _to_trial(row | constant[row["id"]], is_held) for row in rows if row["id"] in constant}
+            known.rows = {
+                one: fresh[one] if one in fresh else _held(known.rows[one], is_held)
+                for one in stored
+                if one in fresh or one in known.rows
+            }
+            known.stored = stored
+            return list(known.rows.values())
 
         return self._read(read)
 
@@ -467,6 +497,12 @@ def trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
 def _lean(config: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
     """Return a configuration whose names are those of all others in memory, and not its own: half its size."""
     return {intern(name): value for name, value in config.items()}
+
+
+def _held(row: TrialRow, is_held: bool) -> TrialRow:
+    """Return a trial as it stands where its study is held or not."""
+    is_interrupted = not is_held and row.status is Status.RUNNING
+    return row if row.is_interrupted == is_interrupted else replace(row, is_interrupted=is_interrupted)
 
 
 def _to_trial(values: dict[str, Any], is_held: bool) -> TrialRow:

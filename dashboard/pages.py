@@ -1,0 +1,51 @@
+"""What Streamlit runs at each visit: the page that the address names."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import streamlit as st
+
+ROOT = str(Path(__file__).resolve().parent.parent)
+
+# Module in `dashboard.views`, which is also the address (the first page's is /); title; icon. (No docstring below it:
+# Streamlit writes a string that stands alone in this file onto the page.)
+PAGES = (
+    ("overview", "Overview", ":material/dashboard:"),
+    ("curves", "Curves", ":material/monitoring:"),
+    ("reward_kl", "Reward and KL", ":material/scatter_plot:"),
+    ("samples", "Samples", ":material/chat:"),
+    ("compare", "Compare", ":material/compare_arrows:"),
+    ("confirm", "Confirm", ":material/verified:"),
+    ("control", "Control", ":material/tune:"),
+)
+
+
+def main() -> None:
+    """Run the page that the address names."""
+    if ROOT not in sys.path:  # Streamlit puts this file's folder there, not the checkout's
+        sys.path.insert(0, ROOT)
+    from dashboard import access, style
+
+    # An emoji, since the browser would fetch a Material icon from outside.
+    st.set_page_config(page_title="PPO Tuner", page_icon="📈", layout="wide")
+    st.html(style.SHEET)
+    access.given()  # takes a token that is not the right one out of the address
+    pages = [
+        st.Page(_page(module), title=title, icon=icon, url_path=module, default=place == 0)
+        for place, (module, title, icon) in enumerate(PAGES)
+    ]
+    st.navigation(pages).run()
+
+
+def _page(module: str) -> Callable[[], None]:
+    """Return a page that imports its module when it is shown, so that no page waits for the libraries of another."""
+
+    def page() -> None:
+        importlib.import_module(f"dashboard.views.{module}").page()
+
+    return page
+
+
+main()

@@ -1,0 +1,193 @@
+"""Live charts of metrics over the run: which trials are in colour, what is drawn behind them, and how it is said."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import analysis, charts, data, echarts, style
+from dashboard.charts import KL_METRICS, Axis, Chart, Drawing
+from dashboard.data import Snapshot
+from dashboard.echarts import Option
+from dashboard.views import common
+from dashboard.views.common import Latest
+from ppo_core.metrics import METRICS
+from tuner.guard import KL
+from tuner.search import fidelity
+from tuner.status import Origin, Status
+from tuner.store import Store, TrialRow
+
+SHOWN_FIRST = (KL, "eval/reward", "objective/scores")
+"""Metrics shown where nobody chose any."""
+
+
+def read(
+    store: Store,
+    snapshot: Snapshot,
+    chosen: tuple[int, ...] = (),
+    metrics: tuple[str, ...] = (),
+    axis: Axis = "episodes",
+) -> tuple[tuple[int, ...], list[int], pd.DataFrame]:
+    """Return the trials in colour, those in grey, and the steps of both."""
+    bright = common.highlighted(snapshot, chosen, charts.MOST_LINES)
+    numbers = [row.number for row in snapshot.view.trials]
+    others = charts.representatives(numbers, bright)
+    columns = charts.needed((*SHOWN_FIRST, *metrics), axis)
+    return bright, others, data.curves(store, snapshot, columns, numbers=[*bright, *others])
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What all charts of a page have in common."""
+
+    snapshot: Snapshot
+    frame: pd.DataFrame
+    stamp: str
+    bright: tuple[int, ...]
+    others: Sequence[int]
+    drawing: Drawing
+    latest: Latest
+
+    @classmethod
+    def of(
+        cls,
+        store: Store,
+        snapshot: Snapshot,
+        chosen: tuple[int, ...],
+        latest: Latest,
+        metrics: tuple[str, ...] = (),
+        drawing: Drawing | None = None,
+    ) -> "Drawn":
+        """Read what is drawn; the charts are kept in `latest`."""
+        drawing = drawing or Drawing(axis="episodes")
+        bright, others, frame = read(store, snapshot, chosen, metrics, drawing.axis)
+        stamp = data.stamp(store, snapshot, [*bright, *others])
+        return cls(snapshot, frame, stamp, bright, others, drawing, latest)
+
+    @property
+    def rows(self) -> list[TrialRow]:
+        """The trials in colour."""
+        return [row for row in self.snapshot.view.trials if row.number in self.bright]
+
+
+def draw(drawn: Drawn, metrics: Sequence[str], *, height: int, full_width: int = 0) -> None:
+    """Draw the first `full_width` charts over the whole width, the others in pairs."""
+    baseline = data.baseline(drawn.frame)
+    for metric in metrics[:full_width]:
+        _chart(drawn, metric, baseline, height)
+    if len(metrics) > full_width:
+        with st.grid(2, min_column_width=320):
+            for metric in metrics[full_width:]:
+                with st.container():
+                    _chart(drawn, metric, baseline, height)
+
+
+def _chart(drawn: Drawn, metric: str, baseline: float | None, height: int) -> None:
+    declared = METRICS[metric]
+    st.subheader(declared.label, anchor=False, help=_help(drawn, metric))
+    if drawn.frame[metric].isna().all():
+        st.caption("Not measured in these trials.")
+        return
+    lines = levels(drawn.snapshot, metric, baseline)
+    shown, option = _shown(f"{drawn.stamp}|{metric}|{drawn.bright}|{drawn.drawing}|{lines}", drawn, metric, lines)
+    alt = f"{declared.title} over {drawn.drawing.axis}, one line a trial"
+    study = drawn.snapshot.view.row.name
+    common.live_chart(
+        shown, option, key=f"{metric} curves", height=height, alt=alt, study=study, what=declared.title,
+        latest=drawn.latest,
+    )  # fmt: skip
+    if over := charts.over_the_axis(drawn.frame, metric, drawn.drawing, lines):
+        st.caption(over)
+
+
+def _help(drawn: Drawn, metric: str) -> str:
+    """Return what a chart's question mark tells: the metric, and how to read the lines."""
+    count, others = len(drawn.snapshot.view.trials) - len(drawn.bright), len(drawn.others)
+    band = ""
+    if others > style.DISTINCT:
+        of = f"{others} of the other {count}" if others < count else f"the other {count}"
+        band = f"The grey band holds the middle 80% of {of} trials."
+    paused = ", ◇ paused by the strategy" if drawn.snapshot.view.spec.strategy in fidelity.SHARES else ""
+    marks = f"The number at a line's end is its trial; ✕ pruned, with the rule{paused}, ▲ failed, ■ stopped."
+    return " ".join(part for part in (METRICS[metric].doc, _spread_help(drawn, metric), band, marks) if part)
+
+
+def _spread_help(drawn: Drawn, metric: str) -> str:
+    names = charts.quantiles(metric)
+    if not names or drawn.frame[list(names)].isna().all(axis=None) or drawn.drawing.axis == "KL":
+        return ""
+    if len(drawn.bright) > charts.MOST_SPREADS:
+        return f"Choose up to {charts.MOST_SPREADS} trials to see the spread over their rollouts."
+    return "Behind each line: its rollouts from minimum to maximum, and between the quartiles."
+
+
+def in_colour(drawn: Drawn, chosen: tuple[int, ...]) -> str:
+    """Return which trials are in colour, and why those."""
+    if len(chosen) > len(drawn.bright):
+        return f"In colour: the first {len(drawn.bright)} of the {len(chosen)} chosen trials."
+    if not chosen and len(drawn.bright) == len(drawn.snapshot.view.trials):
+        return ""
+    best, pruned = drawn.snapshot.view.best(), set(drawn.snapshot.kl_pruned)
+    named = [_named(row, best, pruned) for row in drawn.rows]
+    return f"In colour: trial{'s' if len(named) > 1 else ''} {', '.join(named)}." if named else ""
+
+
+def _named(row: TrialRow, best: TrialRow | None, pruned: Collection[int]) -> str:
+    """Return a trial's number, and what it stands for."""
+    kinds = {
+        "reference": row.origin is Origin.REFERENCE,
+        "best": best is not None and row.number == best.number,
+        "pruned for KL": row.number in pruned,
+        "running": row.status is Status.RUNNING and not row.is_interrupted,
+    }
+    what = ", ".join(kind for kind, holds in kinds.items() if holds)
+    return f"{row.number} ({what})" if what else f"{row.number}"
+
+
+@st.cache_resource(max_entries=200, show_spinner=False)
+def _shown(key: str, _drawn: Drawn, _metric: str, _levels: Mapping[str, float]) -> tuple[Chart, Option]:
+    """Return the chart that `key` tells apart from every other one, and how ECharts draws it."""
+    chart = charts.curve(
+        _drawn.frame,
+        _drawn.snapshot.trials,
+        _metric,
+        chosen=_drawn.bright,
+        drawing=_drawn.drawing,
+        levels=_levels,
+        targets=targets(_drawn.snapshot, _drawn.bright, _drawn.frame) if _metric in KL_METRICS else None,
+        shaded_from=_drawn.snapshot.view.spec.kl_budget if _metric in KL_METRICS else None,
+        names=_names(_drawn),
+        rests=fidelity.rests(_of_frame(_drawn), _drawn.snapshot.view.spec),
+    )
+    return chart, echarts.option(chart)
+
+
+def _of_frame(drawn: Drawn) -> list[TrialRow]:
+    numbers = set(drawn.frame["trial"])
+    return [row for row in drawn.snapshot.view.trials if row.number in numbers]
+
+
+def _names(drawn: Drawn) -> dict[int, str]:
+    """Return what the bright trials are called by the chosen setting; nothing where none is chosen."""
+    by = drawn.drawing.by
+    return {row.number: analysis.name(row, by) for row in drawn.rows} if by else {}
+
+
+def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> dict[str, float]:
+    """Return the horizontal lines of a metric's chart by name: budget and limit; the SFT baseline."""
+    spec = snapshot.view.spec
+    if metric in KL_METRICS:
+        return {f"KL budget {spec.kl_budget:g}": spec.kl_budget, f"Guard's limit {spec.kl_limit:g}": spec.kl_limit}
+    if metric == "eval/reward" and baseline is not None:
+        return {f"SFT baseline {baseline:.2f}": baseline}
+    return {}
+
+
+def targets(snapshot: Snapshot, bright: Sequence[int], frame: pd.DataFrame) -> dict[str, float]:
+    """Return the KL targets of the bright adaptive trials that have a step, by name; of many, none."""
+    begun = set(bright) & set(frame["trial"])
+    found = [(row.number, row.config.get("kl_target")) for row in snapshot.view.trials if row.number in begun]
+    numbers = [(number, to) for number, to in found if isinstance(to, int | float)]
+    few = numbers if len(numbers) <= charts.MOST_SPREADS else []
+    return {f"Target of trial {number}: {to:.3g}": to for number, to in few}

@@ -1,0 +1,129 @@
+"""One trial's incident: KL and what may have moved it, on one axis of steps, and which of them moved first."""
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import charts, data, diagnosis, echarts
+from dashboard.data import Snapshot
+from dashboard.diagnosis import SIGNALS, Incident
+from dashboard.views import common
+from dashboard.views.common import Latest
+from ppo_core.metrics import METRICS
+from tuner.guard import KL
+from tuner.store import Store
+
+LATEST = 5
+"""Trials pruned for their KL among which one with an answer is looked for."""
+READ = (KL, *(signal.metric for signal in SIGNALS))
+
+
+def choose(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> int:
+    """Return the trial whose incident is shown, from the selector.
+
+    By default the first chosen one, else the latest that was pruned for its KL and has an answer, else the last.
+    """
+    numbers, first = [row.number for row in snapshot.view.trials], _first(store, snapshot, chosen)
+    number = st.selectbox(
+        "Trial", numbers, index=None, key="incident", bind="query-params", width=240, label_visibility="collapsed",
+        placeholder=f"Trial {first}: choose another",
+    )  # fmt: skip
+    return first if number is None else number
+
+
+def line(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
+    """Draw a line on what moved first in the trial of `choose`; nothing where no KL went over a line."""
+    number = _first(store, snapshot, chosen)
+    steps = data.curves(store, snapshot, READ, numbers=[number])
+    found = diagnosis.find(steps, limit=snapshot.view.spec.kl_limit, budget=snapshot.view.spec.kl_budget)
+    if found is not None:
+        st.text(f"{_crossing(found, number)} {diagnosis.incident_text(found)}")
+
+
+def _first(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> int:
+    numbers = [row.number for row in snapshot.view.trials]
+    begun = next((number for number in chosen if number in numbers), None)
+    if begun is not None:
+        return begun
+    pruned = snapshot.kl_pruned[::-1][:LATEST]
+    return next(iter([*_with_moves(store, snapshot, pruned), *pruned, numbers[-1]]))
+
+
+def _with_moves(store: Store, snapshot: Snapshot, numbers: list[int]) -> list[int]:
+    """Return those of the trials whose incident tells what moved."""
+    spec = snapshot.view.spec
+    steps = data.curves(store, snapshot, READ, numbers=numbers)
+    incidents = {
+        number: diagnosis.find(steps[steps["trial"] == number], limit=spec.kl_limit, budget=spec.kl_budget)
+        for number in numbers
+    }
+    return [number for number, found in incidents.items() if found is not None and found.moves]
+
+
+def _crossing(found: Incident, number: int) -> str:
+    over = "guard's limit" if found.line == "limit" else "KL budget"
+    return f"Trial {number}: KL {found.kl:.3g} nats at step {found.step}, the first step over the {over}."
+
+
+def draw(store: Store, snapshot: Snapshot, number: int, latest: Latest) -> None:
+    """Draw the incident of trial `number`, and keep its chart in `latest`."""
+    spec = snapshot.view.spec
+    steps = data.curves(store, snapshot, READ, numbers=[number])
+    if steps.empty:
+        st.info(f"Trial {number} has not reported a step yet.")
+        return
+    found = diagnosis.find(steps, limit=spec.kl_limit, budget=spec.kl_budget)
+    if found is None:
+        st.info(f"The KL of trial {number} never went over the budget of {spec.kl_budget:g} nats per response.")
+    else:
+        st.text(f"{_crossing(found, number)} {diagnosis.incident_text(found)}", help=_RULE)
+    chart = charts.incident(steps, found, number=number, lines={"Budget": spec.kl_budget, "Limit": spec.kl_limit})
+    common.live_chart(
+        chart, echarts.incident_option(chart), key="incident chart", height=echarts.height(chart),
+        alt=f"Trial {number}: KL and six signals by step", study=snapshot.view.row.name,
+        what=f"what moved first in trial {number}", latest=latest,
+    )  # fmt: skip
+    if found is not None and found.moves:
+        st.dataframe(
+            incident_rows(found),
+            key="incident table",
+            hide_index=True,
+            placeholder="–",
+            column_config=_incident_columns(),
+        )
+
+
+_RULE = (
+    f"The usual range is the median of the first third of the steps before the crossing, plus or minus "
+    f"{diagnosis.SPREADS:g} spreads or {diagnosis.SHARE:.0%}, whichever is more. A signal has moved once it stays "
+    f"outside for {diagnosis.STAYS} steps. What moved first is a lead to follow, not a proof."
+)
+
+
+def incident_rows(found: Incident) -> pd.DataFrame:
+    """Return a row a signal, what moved first in front."""
+    rows = [
+        {
+            "signal": METRICS[move.signal.metric].title,
+            "low": move.low,
+            "high": move.high,
+            "step": move.step,
+            "before": None if move.step is None else found.step - move.step,
+            "value": move.value,
+        }
+        for move in sorted(found.moves, key=lambda move: found.step + 1 if move.step is None else move.step)
+    ]
+    return pd.DataFrame(rows).astype({"step": "Int64", "before": "Int64", "value": float})
+
+
+def _incident_columns() -> dict[str, Any]:
+    number = st.column_config.NumberColumn
+    return {
+        "signal": st.column_config.TextColumn("Signal", width=230),
+        "low": number("Usual from", format="%.3g"),
+        "high": number("Usual to", format="%.3g"),
+        "step": number("Moved at step", help="Empty: it stayed in its usual range until the KL crossed."),
+        "before": number("Steps before the KL"),
+        "value": number("Value there", format="%.3g"),
+    }

@@ -1,0 +1,122 @@
+"""The sidebar, the same on every page: which study, which trials, which KL budget. All three are in the link."""
+
+import math
+from contextlib import suppress
+
+import streamlit as st
+from streamlit.errors import StreamlitAPIException
+
+from dashboard import data, safe_text
+from dashboard.data import Snapshot
+from ppo_core.output import KL_UNIT
+from tuner.store import Store
+
+STUDY, TRIALS, BUDGET = "study", "trial", "budget"
+"""Keys of the three, in the link and in the session."""
+_BUDGET_OF = "budget of"
+"""The key of the study whose budget the session has."""
+
+
+def draw(store: Store) -> Snapshot | None:
+    """Draw the sidebar of a page that is not about the study in it; return that study, None where none is chosen."""
+    name = choose_study(store)
+    if name is None:
+        return None
+    snapshot = data.snapshot(store, name)
+    choose_trials(snapshot)
+    choose_budget(snapshot)
+    return snapshot
+
+
+def choose_study(store: Store) -> str | None:
+    """Return the study's name from the selector; None: the store has none, or none is chosen."""
+    names = [study.name for study in data.studies(store)]
+    if not names:
+        return None
+    _put_into_link(names)
+    return st.sidebar.selectbox(
+        "Study",
+        names,
+        index=None,
+        placeholder="Choose a study",
+        format_func=safe_text.one_line,
+        key=STUDY,
+        bind="query-params",
+        persist_state="session",
+        help="Studies in this store, the running one or the latest one first.",
+    )
+
+
+def choose_trials(snapshot: Snapshot) -> tuple[int, ...]:
+    """Return the chosen trials by number, which stay when the page changes; empty: none is chosen."""
+    _keep(TRIALS)
+    total = snapshot.total
+    chosen = st.sidebar.multiselect(
+        "Trials",
+        range(len(snapshot.view.trials) if total is None else total),
+        key=TRIALS,
+        bind="query-params",
+        persist_state="session",
+        placeholder="Default selection",
+        help="Shown in colour in charts, and alone in tables and samples. By default: all trials where they are few, "
+        "else the reference, the best within the budget, one pruned for KL and those that are running.",
+    )
+    return tuple(chosen)
+
+
+def choose_budget(snapshot: Snapshot) -> float:
+    """Return the KL budget that the pages judge trials by: the study's own unless the link names another."""
+    spec, name = snapshot.view.spec, snapshot.view.row.name
+    top = max(spec.kl_limit, 2 * spec.kl_budget)
+    step = 10.0 ** math.floor(math.log10(top / 100))
+    digits = max(0, -math.floor(math.log10(step)))
+    own = round(max(spec.kl_budget, step), digits + 2)
+    if st.session_state.setdefault(_BUDGET_OF, name) != name:  # not the budget of the study before
+        st.session_state[_BUDGET_OF], st.session_state[BUDGET] = name, own
+    _keep(BUDGET)
+    chosen = st.sidebar.slider(
+        "KL budget",
+        min_value=round(step, digits),
+        max_value=round(math.ceil(top / step) * step, digits),
+        value=own,
+        step=round(step, digits),
+        format=f"%.{max(digits, 1)}f",
+        key=BUDGET,
+        bind="query-params",
+        persist_state="session",
+        help=f"Highest eval KL that you accept, in {KL_UNIT}. All pages but Confirm and Control show the best trial "
+        f"under it, from the evaluations in the store; nothing is trained again. The study's own budget is "
+        f"{spec.kl_budget:g}, and its guard stops trials that stay over {spec.kl_limit:g}.",
+    )
+    return float(chosen)
+
+
+def _put_into_link(names: list[str]) -> None:
+    """Name the first study in the link where it names none that exists, so that the link keeps showing this one.
+
+    Only before the selector first exists: from then on the link is its own.
+    """
+    _keep(STUDY)
+    if STUDY in st.session_state:
+        return
+    linked, first = st.query_params.get(STUDY), names[0]
+    if linked is not None and linked not in [safe_text.one_line(name) for name in names]:
+        st.query_params[STUDY] = safe_text.one_line(first)
+        st.session_state["study not found"] = True
+        st.rerun()  # the selector would drop what the link named when this run began
+    if st.session_state.pop("study not found", False):
+        st.warning("The study in the link is not in this store; this is its latest one.")
+    if linked is None:
+        st.query_params[STUDY] = safe_text.one_line(first)
+        st.session_state[STUDY] = first
+
+
+def _keep(key: str) -> None:
+    """Have a choice outlast a change of the page: there Streamlit drops, once, what the link does not name."""
+    kept = st.session_state.get(key)
+    if kept and key not in st.query_params:
+        st.session_state[key] = kept
+        if isinstance(kept, float):
+            return
+        with suppress(StreamlitAPIException):  # the page did not change: its selector writes the link itself
+            st.query_params[key] = [str(one) for one in kept] if isinstance(kept, list) else safe_text.one_line(kept)

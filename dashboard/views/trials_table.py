@@ -1,0 +1,161 @@
+"""The table of trials: status and reason, value and KL, and what was searched."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import safe_text, style
+from dashboard.data import Snapshot
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.metrics import METRICS
+from tuner.results import StudyView
+from tuner.search import fidelity
+from tuner.spec import OBJECTIVES
+from tuner.status import Objective, Status
+
+PREFIX = "params_"
+MOST_ROWS = 20
+"""Rows shown without scrolling."""
+MOST_LIVE = 250
+"""Trials up to which the table is drawn at each refresh, and coloured: a larger one is too much to send each time."""
+
+
+def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
+    """Draw the chosen trials, or all."""
+    st.subheader("Trials", anchor=False, help=_HELP[snapshot.view.spec.objective])
+    trials = snapshot.trials[snapshot.trials["number"].isin(chosen)] if chosen else snapshot.trials
+    if trials.empty:
+        st.info("None of the chosen trials has started yet.")
+        return
+    shown = rows(trials, notes(snapshot.view), _optional(snapshot))
+    styled: Any = shown
+    if len(shown) <= MOST_LIVE:
+        styled = shown.style.apply(_coloured, axis=None, numbers=trials["number"].tolist())
+    height: Literal["content", "auto"] = "content" if len(shown) <= MOST_ROWS else "auto"
+    with st.container(key="all trials"):
+        st.dataframe(
+            styled, key="trials", height=height, hide_index=True, placeholder="",
+            column_config=_trial_columns(trials, snapshot.view.spec.objective),
+        )  # fmt: skip
+
+
+_HELP: Mapping[Objective, str] = {
+    "best": "Value and KL are of a trial's best checkpoint within the KL budget, at the step beside them; the end KL "
+    "is that of its last evaluation. An empty cell was not searched in that trial.",
+    "end": "Value and KL are means of a trial's last two evaluations. An empty cell was not searched in that trial.",
+}
+
+
+def _optional(snapshot: Snapshot) -> list[str]:
+    """Return the columns that say something in this study alone."""
+    spec = snapshot.view.spec
+    of_best = ["value_step", "end_kl"] if spec.objective == "best" else []
+    return of_best + (["rung_score"] if spec.strategy in fidelity.SHARES else [])
+
+
+def notes(view: StudyView) -> dict[int, str]:
+    """Return what is notable about trials besides their status, by number: the best, over the budget, a fork."""
+    best, is_best = view.best(), view.spec.objective == "best"
+    found = {}
+    for row in view.trials:
+        kl = row.end_kl if is_best else row.kl
+        is_over = row.status is Status.COMPLETED and kl is not None and kl > view.spec.kl_budget
+        over = "ends over budget" if is_best else "over budget"
+        parts = ["best" if best is not None and row.number == best.number else "", over if is_over else ""]
+        parts.append("" if row.parent is None else f"fork of {row.parent}")
+        found[row.number] = ", ".join(part for part in parts if part)
+    return found
+
+
+def rows(trials: pd.DataFrame, notes: Mapping[int, str] | None = None, optional: Sequence[str] = ()) -> pd.DataFrame:
+    """Return the table's cells by column, safe to show and to export; `notes` by number, `optional` columns by name."""
+    shown = pd.DataFrame(
+        {
+            "number": trials["number"],
+            "line": [style.dash(number).glyph for number in trials["number"]],
+            "status": [
+                f"{style.mark(kind).glyph} {shown}"
+                for kind, shown in zip(trials["kind"], trials["shown_status"], strict=True)
+            ],
+            "note": [(notes or {}).get(number, "") for number in trials["number"]],
+            "value": trials["value"],
+            "value_se": trials["value_se"],
+            "kl": trials["kl"],
+            **{name: trials[name] for name in optional},
+        },
+        index=trials.index,
+    )
+    reasons = pd.Series(
+        [safe_text.cell(message or rule) for rule, message in zip(trials["rule"], trials["reason"], strict=True)],
+        index=trials.index,
+        name="reason",
+    )
+    progress = (100 * trials["episodes"] / trials["total_episodes"]).rename("progress")
+    searched = trials[_searched(trials)].map(_safe)
+    # Beside more columns the reason would push all that was searched out of sight.
+    parts = (
+        [searched, progress, trials["seconds"], reasons]
+        if optional
+        else [reasons, searched, progress, trials["seconds"]]
+    )
+    return pd.concat([shown, *parts], axis=1)
+
+
+def _safe(value: Any) -> Any:
+    """Return a searched value; an imported study may have any text in its place."""
+    return safe_text.cell(value) if isinstance(value, str) else value
+
+
+def _searched(trials: pd.DataFrame) -> list[str]:
+    present = [column for column in trials.columns if column.startswith(PREFIX)]
+    order = [PREFIX + name for name in HYPERPARAMETERS]
+    return sorted(present, key=lambda column: order.index(column) if column in order else len(order))
+
+
+def _coloured(shown: pd.DataFrame, numbers: list[int]) -> pd.DataFrame:
+    styles = pd.DataFrame("", index=shown.index, columns=shown.columns)
+    styles["line"] = [f"color: {style.colour(number)}" for number in numbers]
+    return styles
+
+
+def _trial_columns(trials: pd.DataFrame, objective: Objective) -> dict[str, Any]:
+    number, text = st.column_config.NumberColumn, st.column_config.TextColumn
+    statuses = "; ".join(f"{style.kind_label(kind)}: {style.MEANINGS[kind]}" for kind in style.KINDS)
+    columns: dict[str, Any] = {
+        "number": number("Trial", width=60, pinned=True),
+        "line": text("Line", width=55, help="The trial's colour and line style in every chart."),
+        "status": text("Status", width=110 if trials["kind"].ne(style.RESTING).all() else 130, help=statuses),
+        "note": text(
+            "Note",
+            width=115 if objective == "end" else 150,
+            help="The best trial within the KL budget, completed trials over it, forks.",
+        ),
+        "value": number("Value", format="%.3f", width=70, help=f"Eval reward: {OBJECTIVES[objective]}."),
+        "value_se": number("± SE", format="%.3f", width=65, help=METRICS["eval/reward_se"].doc),
+        "kl": number("KL (nats)", format="%.2f", width=85, help=METRICS["eval/kl"].doc),
+        "value_step": number("At step", format="%d", width=65, help="The step of the checkpoint that has this value."),
+        "end_kl": number("End KL", format="%.2f", width=70, help="Eval KL of the trial's last evaluation."),
+        "rung_score": number("Rung score", format="%.3f", width=85, help="What the strategy ranks it by at its rung."),
+        "reason": text(
+            "Reason", width=170, help="Why the trial ended early, with what its rule measured. Click for all."
+        ),
+        "progress": st.column_config.ProgressColumn(
+            "Episodes", format="%.0f%%", max_value=100, width=150, color="gray", help="Share of the trial's episodes."
+        ),
+        "seconds": number("Time (s)", format="%.0f", width=80, help="Seconds of training, over all attempts."),
+    }
+    return columns | {
+        column: _searched_column(column.removeprefix(PREFIX), trials[column]) for column in _searched(trials)
+    }
+
+
+def _searched_column(name: str, values: pd.Series) -> Any:
+    declared = HYPERPARAMETERS.get(name)
+    label, doc = (declared.title, declared.doc) if declared else (safe_text.one_line(name), None)
+    if not pd.api.types.is_numeric_dtype(values):
+        return st.column_config.TextColumn(label, help=doc)
+    small = values.abs().max() < 0.01
+    whole = (values.dropna() % 1 == 0).all()
+    return st.column_config.NumberColumn(label, help=doc, format="%.2e" if small else "%d" if whole else "%.3f")
