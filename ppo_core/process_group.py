@@ -1,4 +1,4 @@
-"""The processes that a launcher started for one run, as a world: torch.distributed, begun as accelerate would.
+"""The processes that a launcher started for one run, as a world: torch.distributed, started as accelerate would.
 
 torchrun and `accelerate launch` tell each process of the others by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
 MASTER_PORT (`ppo_core.launched`). Tensors are added up over NCCL on GPUs and gloo on CPUs; objects and yes-or-no

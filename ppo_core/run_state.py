@@ -30,7 +30,7 @@ from ppo_core.world import ONE_PROCESS, World
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
 _BETA = {"kl_coef", "kl_target", "kl_horizon"}
-"""What begins β anew where a run goes on with another value."""
+"""β restarts where a run continues with another value of one of these."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class RunState:
 
         Where that is not the checkpoint's, it holds from the next step on: schedules follow it at the same progress,
         AdamW keeps its moments, β begins at kl_coef if a value of the KL's control differs, and the scores' statistics
-        begin empty if normalize_rewards does. All else goes on.
+        begin empty if normalize_rewards does. All else continues.
 
         Raises:
             CheckpointError: it is damaged, of another task or network, or of another value of a hyperparameter that is
@@ -193,7 +193,7 @@ def _changed(before: PPOConfig, now: PPOConfig, folder: Path) -> set[str]:
         why = HYPERPARAMETERS[name].fixed_by_checkpoint
         if why:
             was, is_now = getattr(before, name), getattr(now, name)
-            raise CheckpointError(f"{folder} is of {name} = {was!r} and cannot go on with {is_now!r}: {why}")
+            raise CheckpointError(f"{folder} is of {name} = {was!r} and cannot continue with {is_now!r}: {why}")
     return changed
 
 

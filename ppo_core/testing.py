@@ -220,7 +220,7 @@ def _check_endings(rollouts: Rollouts, sampling: SamplingSettings) -> None:
         _require(mask == sorted(mask, reverse=True), f"attention_mask: row {row}'s response has gaps: {mask}")
         _require(1 <= length <= most, f"response_length: row {row} has {length} tokens, not 1 to {most}")
         stops = [token in sampling.stop_ids for token in ids[:length]]
-        _require(not any(stops[:-1]), f"stop_ids: row {row} goes on behind a stop id: {ids[:length]}")
+        _require(not any(stops[:-1]), f"stop_ids: row {row} continues behind a stop id: {ids[:length]}")
         _require(stops[-1] == ended[row], f"ended: row {row} says {ended[row]}, its tokens are {ids[:length]}")
         _require(ended[row] or length == most, f"ended: row {row} stops after {length} tokens without a stop id")
     _require(0 < sum(ended) < len(ended), f"ended: {sum(ended)} of {len(ended)} responses, which cannot be chance")

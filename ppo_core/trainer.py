@@ -269,7 +269,7 @@ class PPOTrainer:
     def restore(self, folder: Path) -> None:
         """Continue from a checkpoint of the same task and network shape, by this run's own config.
 
-        See `RunState.restore` for what goes on where the configs differ, and for its errors.
+        See `RunState.restore` for what continues where the configs differ, and for its errors.
         """
         self.state.restore(folder)
         self.generator.update_weights(self.state.optimizer_steps)

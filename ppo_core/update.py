@@ -101,7 +101,7 @@ def ppo_epochs(
 
 
 def _record(statistics: UpdateStatistics, sums: Sums, norms: StepNorms) -> None:
-    """Count an optimizer step; of one that was left out nothing else is told, since its numbers may be NaN."""
+    """Count an optimizer step; of one that was left out nothing else counts, since its numbers may be NaN."""
     statistics.steps += 1
     if norms.skipped:
         statistics.skipped += 1

@@ -2,7 +2,7 @@
 
 In this order, until the rest fits:
 
-1. what no trial needs to go on or to be judged by: all but a trial's newest and best, and what was never finished,
+1. what no trial needs to resume or to be judged by: all but a trial's newest and best, and what was never finished,
 2. paused trials' checkpoints, the longest paused first; such a trial starts from step 0 when it is resumed,
 3. ended trials' newest ones (the earliest ended first), then their best ones, the worst trial's first,
 4. those on the study's front (see `tuner.front`), which 1 to 3 pass over, the lowest KL first.

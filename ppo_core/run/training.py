@@ -28,13 +28,13 @@ from ppo_core.run.trackers import Trackers
 from ppo_core.task import Progress, TaskAssets
 from ppo_core.task_file import get_task
 
-# What is told of a run when it begins to train. Never imports torch.
+# What is said of a run when it begins to train. Never imports torch.
 
 
 def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
     """Return what a run does, where it writes and with what, one line each."""
     changed = {n: v for n, v in run.config.to_dict().items() if v != HYPERPARAMETERS[n].default}
-    told = [
+    said = [
         f"task {plain(run.task)}, KL budget {short(kl_budget)} {KL_UNIT}, output {run.output}",
         _length(run),
         *([f"{launched.size()} processes"] if launched.size() > 1 else []),
@@ -42,10 +42,10 @@ def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
         *(f"note: {line}" for line in cautions(run.config)),
     ]
     if room is not None:
-        told.append(room.line)
+        said.append(room.line)
     if run.first_step:
-        told.append(f"going on from {run.resume_from}")
-    return told
+        said.append(f"resuming from {run.resume_from}")
+    return said
 
 
 def _length(run: Run) -> str:
@@ -61,7 +61,7 @@ def _length(run: Run) -> str:
 
 
 FIRST_TIMED = 2
-"""The report, counted from 1, after which the time that is left is told: a new run's first is an evaluation."""
+"""The report, counted from 1, after which the time that is left is said: a new run's first is an evaluation."""
 
 
 def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> str | None:
@@ -153,7 +153,7 @@ class _Session:
         except PPOTunerError as error:
             raise self._with_way_on(error) from error
         if reports[-1].step < self._run.last_step:
-            print(f"{self._program.name}: {self._stop.why}; go on with: {self._way_on}", file=sys.stderr)
+            print(f"{self._program.name}: {self._stop.why}; to resume: {self._way_on}", file=sys.stderr)
             return EXIT_INTERRUPTED
         self._save_model(trainer, self._run.model)
         del trainer  # before another one is loaded
@@ -270,10 +270,10 @@ class _Session:
         return self._program.to_copy(["--resume", str(self._run.output)])
 
     def _with_way_on(self, error: PPOTunerError) -> PPOTunerError:
-        """Return the error with how to go on, where its steps are on disk and the same sizes may do."""
+        """Return the error with the command that resumes, where its steps are on disk and the same sizes may do."""
         if isinstance(error, OutOfMemory) or not self._run.steps.exists():
             return error
-        return type(error)(f"{error}; go on with: {self._way_on}")
+        return type(error)(f"{error}; to resume: {self._way_on}")
 
     def _print(self, line: str) -> None:
         self._out.print(line, soft_wrap=True)

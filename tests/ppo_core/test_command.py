@@ -191,7 +191,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(run: Command, folder: Path)
     (folder / "killed" / "steps.jsonl").open("a").write('{"step": 4, "epis')  # a line that was not written to its end
     resumed = process(folder, "--resume", "killed")
     assert resumed.returncode == 0, resumed.stderr
-    assert "going on from killed/checkpoints/step-000002" in resumed.stdout
+    assert "resuming from killed/checkpoints/step-000002" in resumed.stdout
     assert steps(folder / "killed") == steps(folder / "whole")
     weights = [(folder / name / "model" / "model.safetensors").read_bytes() for name in ("killed", "whole")]
     assert weights[0] == weights[1]
@@ -209,7 +209,7 @@ def test_a_run_without_a_checkpoint_begins_again(run: Command, folder: Path) -> 
     stored = json.loads((folder / "out" / "run.json").read_text())
     (folder / "out" / "run.json").write_text(json.dumps(stored | {"finished": False}))
     status, stdout, _ = run("--resume", "out")
-    assert status == 0 and "going on from" not in stdout
+    assert status == 0 and "resuming from" not in stdout
     assert steps(folder / "out") == whole and [line["step"] for line in whole] == [0, 1]
 
 
@@ -282,10 +282,10 @@ def test_an_error_in_the_middle_of_a_run_says_how_to_go_on(run: Command, folder:
     )
     parts = [part.replace("rewards.py", "failing.py") for part in PARTS]
     result = run(*parts, *SMALL, "--output", "out")
-    assert one_error(result, 1).endswith("; go on with: python -m ppo_core --resume out")
+    assert one_error(result, 1).endswith("; to resume: python -m ppo_core --resume out")
     (folder / "mended").touch()
     status, stdout, _ = run("--resume", "out")
-    assert status == 0 and "going on from out/checkpoints/step-000002" in stdout
+    assert status == 0 and "resuming from out/checkpoints/step-000002" in stdout
 
 
 def test_a_policy_that_is_neither_here_nor_on_a_hub_that_answers(

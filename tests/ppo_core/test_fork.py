@@ -243,8 +243,8 @@ def test_rows_that_fitted_into_memory_go_on_unless_other_ones_are_asked_for(tiny
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_size": 16}, r"is of batch_size = 8 and cannot go on with 16: episodes, and with them the place"),
-        ({"num_generations": 2}, r"is of num_generations = 1 and cannot go on with 2: the place in the order"),
+        ({"batch_size": 16}, r"is of batch_size = 8 and cannot continue with 16: episodes, and with them the place"),
+        ({"num_generations": 2}, r"is of num_generations = 1 and cannot continue with 2: the place in the order"),
     ],
 )
 def test_what_a_checkpoint_fixes_is_refused(

@@ -232,7 +232,9 @@ def test_a_run_with_modules_trained_whole_resumes_bit_for_bit(tiny_folder: Path,
     assert comparable(list(second)) == comparable(expected[2:])
     assert_same(copies(unbroken.network), copies(second.network))
     plain = PPOTrainer(replace(config, use_rslora=False), models)
-    with pytest.raises(CheckpointError, match="is of use_rslora = True and cannot go on with False: the trained adap"):
+    with pytest.raises(
+        CheckpointError, match="is of use_rslora = True and cannot continue with False: the trained adap"
+    ):
         plain.restore(tmp_path / "step")
     with pytest.raises(CheckpointError, match=r"holds other weights, such as policy.*modules_to_save"):
         PPOTrainer(replace(config, lora_modules_to_save=None), models).restore(tmp_path / "step")

@@ -148,7 +148,9 @@ def test_a_run_on_4_bit_weights_resumes_bit_for_bit_and_not_on_whole_ones(
     second.restore(tmp_path / "step")
     assert comparable(list(second)) == comparable(expected[2:])
     whole = PPOTrainer(replace(IN_4_BITS, load_in_4bit=False), load(folder, tiny_folder))
-    with pytest.raises(CheckpointError, match="is of load_in_4bit = True and cannot go on with False: the frozen weig"):
+    with pytest.raises(
+        CheckpointError, match="is of load_in_4bit = True and cannot continue with False: the frozen weig"
+    ):
         whole.restore(tmp_path / "step")
 
 
@@ -229,5 +231,7 @@ def test_8_bit_moments_learn_about_as_float32_ones_and_resume_bit_for_bit(
     second.restore(tmp_path / "step")
     assert comparable(list(second)) == comparable(expected[2:])
     assert_same(copies(unbroken.network), copies(second.network))
-    with pytest.raises(CheckpointError, match="is of optim = 'adamw_8bit' and cannot go on with 'adamw': the checkpoi"):
+    with pytest.raises(
+        CheckpointError, match="is of optim = 'adamw_8bit' and cannot continue with 'adamw': the checkpoi"
+    ):
         PPOTrainer(replace(config, optim="adamw"), tiny).restore(tmp_path / "step")

@@ -237,7 +237,7 @@ def test_interrupted_train_saves_and_resumes(
     monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
     status, stdout, stderr = ppo_tuner("train", "--task", quick_run.NAME, "--learning_rate", "1e-3", "--output", "out")
     assert status == 130
-    assert stderr.endswith("ppo-tuner: interrupted; go on with: ppo-tuner train --resume out\n")
+    assert stderr.endswith("ppo-tuner: interrupted; to resume: ppo-tuner train --resume out\n")
     assert not (own_folder / "out" / "model").exists()
     assert "lam" in one_error(ppo_tuner("train", "--resume", "out", "--lam", "0.9")[2])
     status, stdout, _ = ppo_tuner("train", "--resume", "out", "--json")

@@ -128,7 +128,7 @@ def test_a_process_that_dies_or_hangs_loses_no_step(folder: Path, blow: signal.S
     trials = ended("hit", running)
     log = Path("runs/hit/0/log.txt").read_text()
     assert "rank 1 of 2 ended with exit code -9" in log if what else "silent for" in Path("hit.txt").read_text()
-    assert "trial 0 goes on from step" in log, "it resumes from its checkpoint"
+    assert "trial 0 resumes from step" in log, "it resumes from its checkpoint"
     assert not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
     require_alike(trials, ended("whole", start("whole", 1, episodes=160)))
 

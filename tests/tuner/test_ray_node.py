@@ -92,7 +92,7 @@ def test_a_trial_leaves_one_node_and_resumes_on_another_by_way_of_the_place(setu
 
     resumed = replace(job, resume_from=checkpoint.step_folder(controllers, 4))
     said, log = run_out(NodeWorker(setup), resumed, {})
-    assert said[-1] == Ended() and "trial 0 goes on from step 4, process " in log
+    assert said[-1] == Ended() and "trial 0 resumes from step 4, process " in log
     assert [message.report.step for message in said if isinstance(message, Stepped)] == [5, 6, 7, 8, 9, 10]
 
     missing = replace(job, resume_from=checkpoint.step_folder(controllers, 99))

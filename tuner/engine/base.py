@@ -89,7 +89,7 @@ class EngineNeeds:
     trainer: str | None = None
     """The trainer's factory, as `module:function`."""
     checkpoint_url: str | None = None
-    """Where the study's checkpoints are kept besides; None: nowhere else."""
+    """A second place for the study's checkpoints; None: there is none."""
 
     @property
     def places(self) -> tuple[str, ...]:

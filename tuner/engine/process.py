@@ -1,4 +1,4 @@
-"""One worker process as the controller sees it: begun with its own environment, and ended with all its children.
+"""One worker process as the controller sees it: started with its own environment, and ended with all its children.
 
 It is spawned, never forked, and leads a process group of its own, which ends with it: by this process, or, where this
 one was killed itself, by a guard that outlives it.

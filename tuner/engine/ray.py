@@ -56,9 +56,9 @@ _STORE_BYTES = 80 * 2**20
 """Of a cluster started here, for objects: what crosses is a few kilobytes at a time."""
 
 _LONGEST = 400
-"""Characters of an error that is told whole."""
+"""Characters of an error that is shown whole."""
 _STARTS = 20
-"""How often an actor is asked for before it is told that none comes up: Ray may still count on a node that has died."""
+"""How often an actor is asked for before none is expected to come up: Ray may still count on a node that has died."""
 
 _log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 The worker process is the one of the local engine, so it is isolated, logged, and ended with all its children in the
 same way: here, when the actor around it ends, by a kill or with its node.
 
-Where a node does not see the study's folder, a job gets an empty folder of its own. What it goes on from comes from the
+Where a node does not see the study's folder, a job gets an empty folder of its own. What it resumes from comes from the
 place that `--checkpoints` names, what it saves goes there, and its log goes up with its messages.
 """
 
@@ -85,7 +85,7 @@ class NodeSetup:
     needs_torch: bool = False
     """Whether it trains with torch."""
     place: str | None = None
-    """The URL where checkpoints are kept besides."""
+    """The URL of the second place for checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class _OwnFolder:
                 self._trial = remote_checkpoints.open(place).trial(job.study, job.number, folder)
 
     def begin(self) -> Job:
-        """Return the job with its paths in this folder, which then holds what it goes on from.
+        """Return the job with its paths in this folder, which then holds what it resumes from.
 
         Raises:
             StoreError: the place cannot be read.

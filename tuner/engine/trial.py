@@ -32,7 +32,7 @@ Ask = Callable[[Stepped | NoRoom], Answer]
 
 
 def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Left:
-    """Run one trial; each step's report goes to `ask`, whose answer decides how it goes on.
+    """Run one trial; each step's report goes to `ask`, whose answer decides what it does next.
 
     The other processes of a trial of several are started first, and end with it.
     A checkpoint is saved only after its step was answered: the store then holds every step up to it. Where there is no

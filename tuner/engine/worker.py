@@ -179,7 +179,7 @@ def _begin_log(job: Job) -> None:
     """Have all that is printed from now on go to the job's log."""
     if isinstance(job, TrialSpec):
         path = trial_log.path_of(job.folder)
-        begins = "starts" if job.resume_from is None else f"goes on from step {checkpoint.step_of(job.resume_from)}"
+        begins = "starts" if job.resume_from is None else f"resumes from step {checkpoint.step_of(job.resume_from)}"
         what = f"trial {job.number} {begins}"
     elif isinstance(job, ReadTest):
         path = trial_log.path_of(job.folder)
