@@ -244,9 +244,8 @@ class TrialLoop:
     def _prepare_task(self) -> bool:
         """Have the task prepared by a worker; return False if a stop was asked for meanwhile."""
         spec = self._study.spec
-        is_known = spec.trainer == PPO_TRAINER  # what another trainer takes nobody can tell
-        extremes = [config.share_of(spec.gpus_per_trial) for config in spec.extreme_configs().values()]
-        configs = tuple(config.to_dict() for config in extremes) if is_known else ()
+        is_known = spec.trainer == PPO_TRAINER and not spec.shards_weights  # else nobody can tell what it takes
+        configs = tuple(config.to_dict() for config in spec.configs_of_one_process().values()) if is_known else ()
         self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device))
         while not self._is_stopping():
             for _, message in self._engine.events(self._longest_wait()):

@@ -332,6 +332,15 @@ class StudySpec:
         reference = {} if self.listed else {"trial 0": self.reference_params()}
         return {name: self.config(params) for name, params in {**reference, **corner, **listed, **starts}.items()}
 
+    def configs_of_one_process(self) -> dict[str, PPOConfig]:
+        """Return what one process does of each of `extreme_configs`: what it takes on its device follows."""
+        return {name: config.share_of(self.gpus_per_trial) for name, config in self.extreme_configs().items()}
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether some trial's processes hold shares of its weights, whose memory nothing predicts."""
+        return self.gpus_per_trial > 1 and any(config.use_fsdp for config in self.extreme_configs().values())
+
     def origins(self) -> dict[str, ValueSource]:
         """Return where trial 0's value of each fixed or searched hyperparameter comes from, by name."""
         reference = get_task(self.task).reference

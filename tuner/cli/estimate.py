@@ -119,7 +119,9 @@ def _asked(args: argparse.Namespace) -> _Asked:
         )
     if spec.trainer != PPO_TRAINER:
         raise ConfigError(f'study "{spec.name}" has a trainer of its own, {spec.trainer}; what that takes is not known')
-    return _Asked(spec.task, device, spec.extreme_configs(), spec)
+    if spec.shards_weights:
+        raise ConfigError(f'study "{spec.name}" shards its weights (use_fsdp); what that takes is not predicted')
+    return _Asked(spec.task, device, spec.configs_of_one_process(), spec)
 
 
 def _study(what: str, where: str | None) -> StudySpec | None:
@@ -170,6 +172,8 @@ def _print(
 ) -> None:
     largest = found[worst]
     title = f"{output.plain(asked.task)}, {worst}" if asked.spec is None else f"{asked.spec.name}, {worst}"
+    if asked.spec is not None and asked.spec.gpus_per_trial > 1:
+        title += f", each of {asked.spec.gpus_per_trial} processes"
     table = new_table("memory", "part", "size", title=title, right=("size",))
     for part, count in largest.held.items():
         table.add_row("always", part, amount(count))
