@@ -49,14 +49,19 @@ class Nodes:
         program = str(Path(sys.executable).with_name("ray"))
         resources = ["--num-cpus=1", f"--num-gpus={gpus}", f"--object-store-memory={STORE_BYTES}"]
         start = [program, "start", f"--address={self.address}", f"--node-name={name}", *resources, "--block"]
-        self._started[name] = subprocess.Popen(
-            [*before, *start],
-            env=os.environ | env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        until(lambda: name in self.alive(), lambda: f"node {name} does not come: {self.alive()}")
+
+        def came() -> bool:
+            if name not in self._started or self._started[name].poll() is not None:  # on a busy machine Ray gives up
+                self._started[name] = subprocess.Popen(
+                    [*before, *start],
+                    env=os.environ | env,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            return name in self.alive()
+
+        until(came, lambda: f"node {name} does not come: {self.alive()}")
 
     def alive(self) -> list[str]:
         """Return the names of the nodes that are alive."""
