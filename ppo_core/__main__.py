@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from ppo_core import launched
+from ppo_core import launched, leading
 from ppo_core.run import command_line
 from ppo_core.run.arguments import core_parser
 from ppo_core.run.command_line import refuse_unknown
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done; 1: it failed; 2: a mistake in the command line or a configuration; 130: interrupted, to be resumed.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return command_line.run(PROGRAM.name, lambda: launched.drive(lambda: _train(arguments)))
+    return command_line.run(PROGRAM.name, lambda: leading.drive(lambda: _train(arguments)))
 
 
 def _train(arguments: list[str]) -> int:

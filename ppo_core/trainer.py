@@ -45,7 +45,7 @@ from ppo_core.generation import (
     TransformersGenerator,
 )
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.launched import Leader
+from ppo_core.leading import Leader
 from ppo_core.memory import peak_mib
 from ppo_core.model_shapes import with_checkpointing
 from ppo_core.models import FrozenPolicy, TaskModels, load_task

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from ppo_core import launched
+from ppo_core import leading
 from ppo_core.errors import ConfigError
 from tests.ppo_core.command_folder import KILL_AT, KILL_RANK, PARTS, REPOSITORY, SMALL, fill, process, steps
 from tests.waiting import until
@@ -147,4 +147,4 @@ def test_what_launchers_ask_for_and_is_not_done_is_refused(
 ) -> None:
     monkeypatch.setenv(variable, "true")
     with pytest.raises(ConfigError, match=f"{what} is not supported"):
-        launched.drive(lambda: 0)
+        leading.drive(lambda: 0)

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppo_core import launched
+from ppo_core import leading
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError
 from ppo_core.run import training
 from ppo_core.run.arguments import DESCRIPTION, RunParser
@@ -30,7 +30,7 @@ PROGRAM = Program(PROG, lambda words: to_copy(["train", *words]))
 def train(argv: Sequence[str]) -> int:
     """Train once, and return the exit status."""
     parser = build_parser()
-    return launched.drive(lambda: _train(parser, argv))
+    return leading.drive(lambda: _train(parser, argv))
 
 
 def _train(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:

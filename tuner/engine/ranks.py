@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
 
-from ppo_core import launched
+from ppo_core import leading
 
 _END_SECONDS = 10.0
 """How long the others have to end once they were dismissed."""
@@ -45,7 +45,7 @@ def started(count: int) -> Iterator[None]:
         raise
     finally:
         dismissed.set()
-        launched.dismiss()
+        leading.dismiss()
         for process in others:
             process.join(_END_SECONDS)
             process.kill()
@@ -55,7 +55,7 @@ def started(count: int) -> Iterator[None]:
 
 def _follow(rank: int) -> None:
     os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank)})
-    sys.exit(launched.follow())
+    sys.exit(leading.follow())
 
 
 def _watch(others: list[BaseProcess], dismissed: threading.Event) -> None:

@@ -1,0 +1,174 @@
+"""Several processes for one run: rank 0 drives it, and the others do with their trainer what it does with its own.
+
+torchrun, `accelerate launch` and a study's worker start the same program W times. Rank 0 alone reads the command line,
+writes files, shows steps and judges them; the others wait to be asked. So whatever drives a trainer drives several
+processes without a line of its own: `ppo_core.trainer.ppo_trainer` hands out a `Leader`. Torch is imported only where
+there is something to train.
+
+    rank 0                      the others
+    make(...)                   make(...)           `Leader.of`; an error of one is raised in all
+    next(trainer)               next(trainer)       each step, together
+    evaluated, tested           the same
+    save, save_model            the same, to hand over sharded weights; rank 0 writes
+    dismiss()                   end
+"""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppo_core.errors import PPOTunerError
+from ppo_core.launched import rank, require_known, size
+from ppo_core.report import SplitReading, StepReport
+
+# Rank 0.
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What all processes do next."""
+
+    what: str
+    arguments: tuple[Any, ...] = ()
+
+
+class Leader:
+    """Rank 0's trainer: what is asked of it is asked of the others', too."""
+
+    def __init__(self, world: Any, trainer: Any) -> None:
+        self._world, self._trainer = world, trainer
+
+    @classmethod
+    def of(cls, world: Any, make: Callable[..., Any], *arguments: Any) -> "Leader":
+        """Return the trainer `make(*arguments)`, a function of a module, that all processes make.
+
+        Raises:
+            PPOTunerError: one of them could not.
+        """
+        world.from_first(_Call("make", (make, arguments, _threads())))
+        return cls(world, _made(world, make, arguments))
+
+    def __iter__(self) -> Iterator[StepReport]:
+        """Yield the steps' reports, which are of all processes."""
+        steps = iter(self._trainer)
+        while True:
+            self._world.from_first(_Call("step"))
+            report = next(steps, None)
+            if report is None:
+                return
+            yield report
+
+    def evaluated(self, report: StepReport) -> StepReport:
+        """Return the step's report with an evaluation of the policy as it is now."""
+        self._world.from_first(_Call("evaluated", (report,)))
+        evaluated: StepReport = self._trainer.evaluated(report)
+        return evaluated
+
+    def tested(self) -> SplitReading | None:
+        """Return what the policy comes to on the task's test prompts; None: the task has none."""
+        self._world.from_first(_Call("tested"))
+        reading: SplitReading | None = self._trainer.tested()
+        return reading
+
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint; any number of processes can resume from it."""
+        self._world.from_first(_Call("save", (folder, extra)))
+        self._trainer.save(folder, extra)
+
+    def checkpoint_bytes(self) -> int:
+        """Return about how large a checkpoint is, in bytes."""
+        return int(self._trainer.checkpoint_bytes())
+
+    def save_model(self, folder: Path) -> None:
+        """Write the trained policy as a folder that transformers or peft loads."""
+        self._world.from_first(_Call("save_model", (folder,)))
+        self._trainer.save_model(folder)
+
+
+def drive(work: Callable[[], int]) -> int:
+    """Return what a program's `work` returns, done by rank 0 alone of the processes of its launch.
+
+    Raises:
+        ConfigError: the launcher asks for what is not done here.
+    """
+    require_known()
+    if rank() != 0:
+        return follow()
+    try:
+        return work()
+    finally:
+        dismiss()
+
+
+def dismiss() -> None:
+    """End the other processes of this launch, whether or not they were ever asked for anything."""
+    if size() == 1:
+        return
+    from ppo_core import process_group
+
+    world: Any = process_group.joined()
+    with suppress(RuntimeError):  # one of them died, and whatever started them ends the rest
+        world.from_first(_Call("end"))
+        process_group.leave()
+
+
+# The others.
+
+
+def follow() -> int:
+    """Do what rank 0 does until it says that it is done, and return the exit status."""
+    from ppo_core import process_group
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 gets them too, and stops the run in good order
+        signal.signal(number, signal.SIG_IGN)
+
+    world: Any = process_group.joined()
+    trainer: Any = None
+    steps: Iterator[StepReport] = iter(())
+    while True:
+        call = world.from_first()
+        try:
+            match call.what:
+                case "make":
+                    make, arguments, threads = call.arguments
+                    trainer, steps = None, iter(())  # before another one is loaded
+                    _set_threads(threads)
+                    trainer = _made(world, make, arguments)
+                    steps = iter(trainer)
+                case "step":
+                    next(steps, None)
+                case "end":
+                    process_group.leave()
+                    return 0
+                case what:
+                    getattr(trainer, what)(*call.arguments)
+        except PPOTunerError:
+            pass  # raised in all processes: rank 0 says what becomes of the run
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)  # at once, so that the others, which wait for this one, learn of it
+
+
+def _made(world: Any, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    from ppo_core.world import together
+
+    return together(world, lambda: make(*arguments))
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _set_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
