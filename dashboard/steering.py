@@ -8,7 +8,7 @@ from typing import Any
 from dashboard import access
 from ppo_core import checkpoint
 from ppo_core.errors import PPOTunerError, StudyError
-from tuner import order_checks, upkeep
+from tuner import order_checks, trial_log, upkeep
 from tuner.forks import by_episode as checkpoints_by_episode
 from tuner.orders import KINDS
 from tuner.results import StudyView, read_study
@@ -92,6 +92,12 @@ def place(store: Store, proposal: Proposal, token: str) -> Order:
         return placed
     order_checks.check(store, view, proposal.kind, proposal.trial, proposal.arguments)
     return store.place_order(view.row, proposal.kind, proposal.trial, proposal.arguments, key=proposal.key)
+
+
+def ran_as(view: StudyView, trial: int) -> str | None:
+    """Return the process, host and GPUs of a trial's last attempt; None where its log is not here."""
+    folder = upkeep.own_folder(view.row)
+    return None if folder is None else trial_log.ran_as(folder / str(trial))
 
 
 def fork_episodes(view: StudyView, trial: int) -> list[int]:

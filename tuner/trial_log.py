@@ -17,6 +17,7 @@ PREPARATION_NAME = "worker.log"
 MOST_BYTES = 10_000_000
 """A log that has grown beyond this is moved away when an attempt begins; what was moved away before is removed then."""
 _ATTEMPT = "=== "
+_PROCESS = ", process "
 _NOTE = "--- "
 _TAIL_BYTES = 65_536
 _TAIL_CHARACTERS = 8_000
@@ -28,12 +29,12 @@ def path_of(folder: Path) -> Path:
     return folder / NAME
 
 
-def begin(path: Path, text: str) -> None:
-    """Begin an attempt in a log with a line that says so. One that cannot be written is left alone."""
+def begin(path: Path, what: str, process: str) -> None:
+    """Begin an attempt in a log with a line: what begins, and in which process. What cannot be written is left out."""
     with suppress(OSError):
         if path.stat().st_size > MOST_BYTES:
             path.replace(set_aside(path))
-    _append(path, _ATTEMPT, text)
+    _append(path, _ATTEMPT, f"{what}{_PROCESS}{process}")
 
 
 def note(folder: Path, text: str) -> None:
@@ -80,6 +81,16 @@ def last_lines(text: str, lines: int) -> str:
     """Return the last so many lines of a text."""
     body = text.removesuffix("\n")
     return "\n".join(body.split("\n")[-lines:]) + text[len(body) :]
+
+
+def ran_as(folder: Path) -> str | None:
+    """Return the process, host and GPUs of the last attempt of the trial in `folder`; None: its log does not say."""
+    try:
+        log = path_of(folder).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    starts = [line for line in log.split("\n") if line.startswith(_ATTEMPT) and _PROCESS in line]
+    return starts[-1].rpartition(_PROCESS)[2] if starts else None
 
 
 def last_words(log: str) -> str:

@@ -188,8 +188,10 @@ def trial_line(view: StudyView, row: TrialRow) -> None:
 
 def _trial_line(study: str, number: int, drawn: tuple[str, str | None]) -> None:
     with common.problems_shown():
-        row = next(row for row in data.snapshot(common.open_store(), study).view.trials if row.number == number)
-    st.text(trial_text(row))
+        view = data.snapshot(common.open_store(), study).view
+        row = next(row for row in view.trials if row.number == number)
+        process = steering.ran_as(view, number)
+    st.text(trial_text(row) + ("" if process is None else f" Last process: {process}."))
     if _standing(row) != drawn:
         st.rerun()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import EXIT_INTERRUPTED
-from tuner import forks, render, results, trial_log
+from tuner import forks, render, results, trial_log, upkeep
 from tuner.cli import report, storage
 from tuner.confirmed import recommendation
 from tuner.paired import over
@@ -72,6 +72,10 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
     title = f'Trial {trial.number} of study "{output.plain(view.row.name)}" ({render.lineage(trial)})'
     out.print(render.config_table(trial, view, title))
     out.print(render.outcome_line(trial, results.value_kl(store, trial, view.spec.objective)), style="bold")
+    folder = upkeep.own_folder(view.row)
+    process = None if folder is None else trial_log.ran_as(folder / str(trial.number))
+    if process is not None:
+        out.print(f"Ran in process {output.plain(process)}")
     if trial.reason is not None:
         out.print(f"Reason: {output.plain(trial.reason.message)} (rule {output.plain(trial.reason.rule)})")
         evidence = render.evidence_table(trial.reason)

@@ -189,9 +189,9 @@ def _begin_log(job: Job) -> None:
     with warnings.catch_warnings():
         pass  # has those of the last trial shown again
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
-    trial_log.begin(
-        path, f"{what}, process {os.getpid()} on host {socket.gethostname()}" + (f", GPU {gpu}" if gpu else "")
-    )
+    ranks = 1 if isinstance(job, PrepareTask) else job.resources.ranks
+    where = f"{os.getpid()} on host {socket.gethostname()}" + (f", GPU {gpu}" if gpu else "")
+    trial_log.begin(path, what, where + (f", rank 0 of {ranks}" if ranks > 1 else ""))
     send_to(path)
 
 
