@@ -78,6 +78,8 @@ class _Running:
 
     row: TrialRow
     total_episodes: int
+    iterations: int
+    """Of the whole trial."""
     decision: Decision = NOTHING_DECIDED
     """The scheduler's, on its last report."""
     wanted: Wanted | None = None
@@ -422,7 +424,8 @@ class TrialLoop:
             self._emit(StudyWarned(text))
         row = study.store.begin_attempt(study.lease, row, step)
         study.board.put(row)
-        self._running[row.number] = _Running(row, PPOConfig.from_dict(row.config).whole_episodes())
+        config = PPOConfig.from_dict(row.config)
+        self._running[row.number] = _Running(row, config.whole_episodes(), config.num_iterations())
         self._engine.start(
             TrialSpec(
                 study=study.spec.name,
@@ -490,7 +493,7 @@ class TrialLoop:
             noted = "" if verdict.is_enforced else "audited, keeps running: "
             trial_log.note(study.trial_folder(number), f"{noted}{verdict.reason.rule}: {verdict.reason.message}")
         if message.report.is_evaluation:
-            trial_log.note(study.trial_folder(number), report_line(message.report, message.report.step))
+            trial_log.note(study.trial_folder(number), report_line(message.report, running.iterations))
         self._engine.answer(number, answer(decision, running.wanted, has_to_rest=self._has_to_rest()))
         if decision.action is not Action.EVALUATE:  # it is reported with its evaluation
             self._emit(TrialStepped(number, message.report, running.total_episodes))

@@ -140,15 +140,15 @@ class StudyProgress:
             case TrialSetAside():
                 self._paused(event.row)
             case ReadingOnTest():
-                self._say(f"reading trial {event.trial} at step {event.step} on the test prompts")
+                self.say(f"reading trial {event.trial} at step {event.step} on the test prompts")
             case OrderDecided():
                 self._tell_order(event.order)
             case StudyPaused():
-                self._say(f"the study is paused; to resume: {to_copy(['resume', event.study])}")
+                self.say(f"the study is paused; to resume: {to_copy(['resume', event.study])}")
             case StudyWarned():
-                self._say(f"warning: {output.plain(event.message)}")
+                self.say(f"warning: {output.plain(event.message)}")
             case StudyStopping():
-                self._say(f"stopping: {output.plain(event.why)}; trials that run save a checkpoint first")
+                self.say(f"stopping: {output.plain(event.why)}; trials that run save a checkpoint first")
             case StudyStopped():
                 self.stopped = event
             case _:
@@ -157,20 +157,20 @@ class StudyProgress:
     def _start(self, event: StudyStarted) -> None:
         spec = event.spec
         self._extent = event.extent
-        self._say(
+        self.say(
             f'study "{output.plain(spec.name)}": task {output.plain(spec.task)}, '
             f"{event.extent.text}; KL budget {output.short(spec.kl_budget)}, "
             f"limit {output.short(spec.kl_limit)} {output.KL_UNIT}"
         )
         for note in event.notes:
-            self._say(f"note: {output.plain(note)}")
+            self.say(f"note: {output.plain(note)}")
         self._study = self._bars.add_task("study", total=1.0, note="")
         self._show(event.extent)
 
     def _prepare(self, event: Preparing) -> None:
         if event.what != self._preparing:
             self._preparing = event.what
-            self._say(f"preparing: {output.plain(event.what)}")
+            self.say(f"preparing: {output.plain(event.what)}")
         if self._preparation is None:
             self._preparation = self._bars.add_task("task", total=1.0, note="")
         note = f"{event.share:.0%} {output.plain(event.what)}"
@@ -183,7 +183,7 @@ class StudyProgress:
         self._began = self._began or time.monotonic()
         number = event.row.number
         if event.resumed_step is not None:
-            self._say(f"trial {number} resumes after step {event.resumed_step}")
+            self.say(f"trial {number} resumes after step {event.resumed_step}")
         self._forget(number)
         self._running[number] = self._bars.add_task(f"trial {number}", total=None, note="")
 
@@ -196,7 +196,7 @@ class StudyProgress:
     def _end_trial(self, event: TrialEnded) -> None:
         row = event.row
         self._forget(row.number)
-        self._say(f"[{_count(event.extent)}] {render.trial_line(row)}", render.STYLES[row.status])
+        self.say(f"[{_count(event.extent)}] {render.trial_line(row)}", render.STYLES[row.status])
         if row.status is Status.COMPLETED:  # one that a rule ended says nothing of the others
             self._tell_time_left(event.extent)
         self._show(event.extent)
@@ -208,14 +208,14 @@ class StudyProgress:
             return
         at_once = len(self._running) + 1  # the others are about as far
         left = (time.monotonic() - self._began) * (1 - now.done) / (now.done - before.done) / at_once
-        self._say(f"about {output.duration(left)} left, if all trials take as long as this one")
+        self.say(f"about {output.duration(left)} left, if all trials take as long as this one")
 
     def _paused(self, row: TrialRow) -> None:
         self._forget(row.number)
         if row.is_resting:
-            self._say(render.trial_line(row), render.STYLES[row.status])
+            self.say(render.trial_line(row), render.STYLES[row.status])
         else:
-            self._say(f"trial {row.number} saved a checkpoint and is {row.status}")
+            self.say(f"trial {row.number} saved a checkpoint and is {row.status}")
 
     def _show(self, extent: Extent) -> None:
         if self._study is not None:
@@ -223,9 +223,9 @@ class StudyProgress:
 
     def _tell_order(self, order: Order) -> None:
         about = "" if order.trial is None else f" trial {order.trial}"
-        self._say(f"order {order.id}: {order.kind}{about}: {order.state}: {output.plain(order.outcome or '')}")
+        self.say(f"order {order.id}: {order.kind}{about}: {order.state}: {output.plain(order.outcome or '')}")
 
-    def _say(self, line: str, style: str = "") -> None:
+    def say(self, line: str, style: str = "") -> None:
         self._out.print(Text(line, style=style), soft_wrap=not self._out.is_terminal)
 
     def _forget(self, number: int) -> None:
@@ -395,7 +395,10 @@ def _train(
         make_engine: MakeEngine = LocalEngine.of
         threads_per_trial = threads_per_worker
         if args.engine != LOCAL:
-            cluster = stack.enter_context(_ray_cluster(args.engine))
+            cluster = _ray_cluster(args.engine)
+            progress.say(f"connecting to the Ray cluster: {output.plain(cluster.address)}")  # which may take a while
+            stack.enter_context(cluster)
+            progress.say(cluster.size_line)
             make_engine, threads_per_trial = cluster.engine, cluster.threads_per_trial
         run_study(
             spec,

@@ -123,6 +123,14 @@ class RayCluster:
         with_gpus = [node for node in found if node.gpus > 0]
         return with_gpus or [node for node in found if node.cpus >= 1]
 
+    @property
+    def size_line(self) -> str:
+        """`Ray cluster: 2 nodes, 16 CPUs, 4 GPUs`: what trials may run on."""
+        nodes = self.nodes()
+        cpus, gpus = (sum(getattr(node, name) for node in nodes) for name in ("cpus", "gpus"))
+        plural = "" if len(nodes) == 1 else "s"
+        return f"Ray cluster: {len(nodes)} node{plural}, {cpus:g} CPUs, {gpus:g} GPUs"
+
     def threads_per_trial(self, workers: int) -> int:
         """Return the most threads that so many trials may have each, at the same time; at least 1."""
         cpus = [int(node.cpus) for node in self.nodes()]
