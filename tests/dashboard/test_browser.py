@@ -209,7 +209,7 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
         visit.sees("chosen in the sidebar")
         expect(visit.page.get_by_role("combobox", name="Study", exact=True)).to_have_value("quick")
         visit.page.get_by_role("link", name="Overview").click()
-        expect(visit.page.get_by_role("combobox", name="Study")).to_have_value("quick")
+        expect(visit.page.get_by_role("combobox", name="Study", exact=True)).to_have_value("quick")
         assert "study=quick" in visit.page.url
         visit.page.get_by_role("link", name="Control").click()
 

@@ -189,6 +189,7 @@ UNSEEN = {
     "per_device_train_batch_size": "memory",
     "local_rollout_forward_batch_size": "memory",
     "gradient_checkpointing": "memory",
+    "use_fsdp": "nothing in one process; of several the memory",
     "attn_implementation": "other kernels, which round otherwise",
     "skip_nonfinite_updates": "only of numbers that are not finite",
 }

@@ -142,5 +142,5 @@ def test_a_slurm_job_whose_time_is_up_is_queued_again_and_resumes_the_study(tmp_
     assert (tmp_path / "scontrol").read_text() == "requeue 17\n"
     with job(tmp_path) as second:
         assert second.wait(SECONDS) == 0, out.read_text()
-    assert "goes on after step" in out.read_text()
+    assert "resumes after step" in out.read_text()
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)

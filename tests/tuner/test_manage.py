@@ -109,7 +109,7 @@ def test_delete_asks_on_a_terminal(
 
 def test_delete_is_refused_where_nobody_can_be_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("made\n"))
-    with pytest.raises(ConfigError, match="confirm with --yes"):
+    with pytest.raises(ConfigError, match="without one, give --yes"):
         delete(store, yes=False)
     assert store.study("made")
 

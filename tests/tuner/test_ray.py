@@ -205,9 +205,8 @@ def test_a_node_with_other_sources_is_named(two: Nodes, tmp_path: Path) -> None:
 
 
 def test_a_node_without_the_project_is_named(two: Nodes, tmp_path: Path) -> None:
-    (tmp_path / "other" / "tuner").mkdir(parents=True)
-    (tmp_path / "other" / "tuner" / "__init__.py").touch()
-    two.add_process("third", PYTHONPATH=f"{tmp_path / 'other'}:{ROOT}")
+    require_mounts()
+    add_without(two, "third", ROOT / "tuner")
     line = refused(tmp_path, two.address, quick_spec())
     assert re.search(r"node third on \S+ cannot run ppo-tuner: No module named 'tuner\.engine", line)
 
