@@ -1,6 +1,7 @@
 """The whole dashboard in a real browser: each view, hostile texts, the server's safety, and a study from end to end."""
 
 import json
+import re
 import socket
 import sqlite3
 from collections.abc import Iterator
@@ -210,7 +211,7 @@ def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path:
         expect(visit.page.get_by_role("combobox", name="Study", exact=True)).to_have_value("quick")
         visit.page.get_by_role("link", name="Overview").click()
         expect(visit.page.get_by_role("combobox", name="Study", exact=True)).to_have_value("quick")
-        assert "study=quick" in visit.page.url
+        expect(visit.page).to_have_url(re.compile("study=quick"))
         visit.page.get_by_role("link", name="Control").click()
 
         visit.page.get_by_role("radio", name="Steer").click()
