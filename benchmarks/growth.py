@@ -20,8 +20,9 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
+from support import studies
 from support.metered import Mark, Meter
-from support.simulated_workers import SimulatedEngine, make_spec
+from support.simulated_workers import SimulatedEngine
 
 from tuner.checkpoints import CheckpointPolicy
 from tuner.run import run_study
@@ -113,7 +114,14 @@ def _arguments() -> argparse.Namespace:
 
 def run(arguments: argparse.Namespace, url: str, folder: Path) -> Meter:
     """Run the study, and return the clocks around it."""
-    spec = make_spec("growth", arguments.strategy, arguments.trials, arguments.budget)
+    spec = studies.make_spec(
+        "growth",
+        arguments.trials,
+        strategy=arguments.strategy,
+        kl={"budget": 10.0, "limit": 25.0},
+        **({} if arguments.budget is None else {"budget": arguments.budget}),
+        **studies.NULL_TRAINER,
+    )
     engine = SimulatedEngine(arguments.workers)
     meter = Meter(engine, url, EVERY)
     with meter, _profiled(arguments.profile):

@@ -14,6 +14,8 @@ from tuner.status import Origin, Reason, Status
 from tuner.store import Lease, Store, schema
 from tuner.store.trials import step_values
 
+from . import studies
+
 METRICS = (
     *("objective/kl_exact", "objective/kl", "objective/kl_coef", "objective/scores", "objective/scores_std"),
     *("objective/scores_q25", "objective/scores_q50", "objective/scores_q75", "objective/entropy"),
@@ -27,24 +29,8 @@ _CHUNK = 100
 
 
 def make_spec(trials: int) -> StudySpec:
-    """Return a study of the reviews task that searches six hyperparameters."""
-    table = {
-        "name": "large",
-        "task": "reviews",
-        "trials": trials,
-        "strategy": "full",
-        "objective": "end",
-        "seed": 1,
-        "search": {
-            "learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"},
-            "kl_coef": {"low": 0.01, "high": 0.3, "scale": "log"},
-            "lam": {"low": 0.8, "high": 1.0},
-            "cliprange": {"low": 0.1, "high": 0.3},
-            "vf_coef": {"low": 0.05, "high": 1.0},
-            "num_ppo_epochs": {"low": 1, "high": 8},
-        },
-    }
-    return StudySpec.from_dict(table, "benchmark")
+    """Return a study of the reviews task."""
+    return studies.make_spec("large", trials, task="reviews", objective="end")
 
 
 def write(path: Path, trials: int, steps: int) -> tuple[Store, Lease, int]:

@@ -18,34 +18,16 @@ from tuner.status import Origin, Status
 from tuner.store import Store, schema
 from tuner.store.trials import step_values
 
+from . import studies
 from .null_trainer import STEPS, value_of
 
 Params = Mapping[str, HyperValue]
-_TASK = "support.null_trainer"
 
 
 def make_spec(trials: int) -> StudySpec:
-    """Return a study of the null trainer that searches six hyperparameters."""
-    table = {
-        "name": "null",
-        "task": f"{_TASK}:TASK",
-        "trainer": f"{_TASK}:factory",
-        "trials": trials,
-        "strategy": "full",
-        "objective": "end",
-        "seed": 1,
-        "threads": 1,
-        "search": {
-            "learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"},
-            "kl_coef": {"low": 0.01, "high": 0.3, "scale": "log"},
-            "lam": {"low": 0.8, "high": 1.0},
-            "cliprange": {"low": 0.1, "high": 0.3},
-            "vf_coef": {"low": 0.05, "high": 1.0},
-            "num_ppo_epochs": {"low": 1, "high": 8},
-        },
-        "sampler": {"name": "tpe", "startup_trials": 10},
-    }
-    return StudySpec.from_dict(table, "benchmark")
+    """Return a study of the null trainer."""
+    sampler = {"name": "tpe", "startup_trials": 10}
+    return studies.make_spec("null", trials, objective="end", sampler=sampler, **studies.NULL_TRAINER)
 
 
 def made_up(spec: StudySpec, count: int) -> list[Params]:

@@ -2,10 +2,11 @@
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ppo_core import checkpoint
 from ppo_core.declare import Range
@@ -41,33 +42,52 @@ def value_of(params: Mapping[str, Any]) -> tuple[float, float]:
     return 2 - off * off - (float(params["lam"]) - 0.95) ** 2, 5 + 2 * off
 
 
-class NullTrainer:
-    """Reports a few metrics at each step, evaluates before the first and after the last."""
+class Scripted(ABC):
+    """Reports whose metrics follow from how far the run has come; evaluates before the first and after the last."""
 
-    def __init__(self, config: PPOConfig, resume_from: Path | None) -> None:
-        self._value, self._kl = value_of(config.to_dict())
+    evaluate_every = STEPS
+    """Steps between two evaluations."""
+    errors: ClassVar[Mapping[str, float]]
+    """The standard errors that come with an evaluation."""
+
+    def __init__(self, resume_from: Path | None) -> None:
         self._step = -1 if resume_from is None else checkpoint.verify(resume_from)["state"]["step"]
+
+    @abstractmethod
+    def metrics(self, share: float) -> dict[str, float]:
+        """Return the metrics of a step, at this share of the run."""
 
     def __iter__(self) -> Iterator[StepReport]:
         """Yield the reports of steps 0 to 20."""
         while self._step < STEPS:
             self._step += 1
-            share = self._step / STEPS
-            metrics = {
-                "objective/kl_exact": self._kl * share,
-                "objective/scores": self._value * share,
-                "objective/entropy": 20.0,
-                "loss/policy_avg": -0.01,
-                "val/var_explained": share,
-            }
-            report = StepReport(self._step, BATCH * self._step, metrics)
-            yield self.evaluated(report) if self._step in (0, STEPS) else report
+            report = StepReport(self._step, BATCH * self._step, self.metrics(self._step / STEPS))
+            yield self.evaluated(report) if self._step % self.evaluate_every == 0 else report
 
     def evaluated(self, report: StepReport) -> StepReport:
         """Return the report with an evaluation."""
-        kl = report.metrics["objective/kl_exact"]
-        evaluation = {"eval/reward": report.metrics["objective/scores"], "eval/reward_se": 0.1, "eval/kl": kl}
-        return replace(report, metrics=report.metrics | evaluation)
+        reward, kl = report.metrics["objective/scores"], report.metrics["objective/kl_exact"]
+        return replace(report, metrics={**report.metrics, "eval/reward": reward, "eval/kl": kl, **self.errors})
+
+
+class NullTrainer(Scripted):
+    """Reports a few metrics at each step, and its value and KL grow evenly."""
+
+    errors: ClassVar[Mapping[str, float]] = {"eval/reward_se": 0.1}
+
+    def __init__(self, config: PPOConfig, resume_from: Path | None) -> None:
+        super().__init__(resume_from)
+        self._value, self._kl = value_of(config.to_dict())
+
+    def metrics(self, share: float) -> dict[str, float]:
+        """Return a step's metrics."""
+        return {
+            "objective/kl_exact": self._kl * share,
+            "objective/scores": self._value * share,
+            "objective/entropy": 20.0,
+            "loss/policy_avg": -0.01,
+            "val/var_explained": share,
+        }
 
     def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         """Write the step alone."""

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from ppo_core import checkpoint
 from ppo_core.checkpoint import EPISODE, EVALUATION
@@ -22,38 +22,10 @@ from tuner.budget_watch import WatchState, watch
 from tuner.engine.base import EngineNeeds, JobId
 from tuner.guard import GuardState, observe
 from tuner.protocol import Answer, Ended, Job, Left, Message, Prepared, PrepareTask, Stepped, TrialSpec
-from tuner.spec import StudySpec
 
-from .null_trainer import BATCH, STEPS
+from .null_trainer import Scripted
 
 T = TypeVar("T")
-_TASK = "support.null_trainer"
-_EVALUATE_EVERY = 4
-"""Steps between two evaluations."""
-
-
-def make_spec(name: str, strategy: str, trials: int, budget: float | None) -> StudySpec:
-    """Return a study of the simulated task that searches six hyperparameters, β among them."""
-    table = {
-        "name": name,
-        "task": f"{_TASK}:TASK",
-        "trainer": f"{_TASK}:factory",
-        "trials": trials,
-        "strategy": strategy,
-        "seed": 1,
-        "threads": 1,
-        "kl": {"budget": 10.0, "limit": 25.0},
-        "search": {
-            "learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"},
-            "kl_coef": {"low": 0.01, "high": 0.3, "scale": "log"},
-            "lam": {"low": 0.8, "high": 1.0},
-            "cliprange": {"low": 0.1, "high": 0.3},
-            "vf_coef": {"low": 0.05, "high": 1.0},
-            "num_ppo_epochs": {"low": 1, "high": 8},
-        },
-        **({} if budget is None else {"budget": budget}),
-    }
-    return StudySpec.from_dict(table, "benchmark")
 
 
 class SimulatedEngine:
@@ -162,11 +134,14 @@ def _trial(spec: TrialSpec) -> Generator[Message, Answer | None, None]:
     yield Ended()
 
 
-class SimulatedTrainer:
+class SimulatedTrainer(Scripted):
     """Reward and KL curves that follow from the configuration: KL falls in β, and reward grows with its root."""
 
+    evaluate_every = 4
+    errors: ClassVar[Mapping[str, float]] = {"eval/reward_se": 0.03, "eval/kl_se": 0.1}
+
     def __init__(self, config: Mapping[str, HyperValue], number: int, resume_from: Path | None) -> None:
-        self._step = -1 if resume_from is None else checkpoint.verify(resume_from)["state"]["step"]
+        super().__init__(resume_from)
         chance = random.Random(number)
         rate, beta = (float(str(config[name])) for name in ("learning_rate", "kl_coef"))
         off = math.log10(rate) + 4
@@ -174,26 +149,16 @@ class SimulatedTrainer:
         gain = 1 - 0.4 * off * off - (float(str(config["lam"])) - 0.95) ** 2 + chance.gauss(0, 0.05)
         self._slope = gain / math.sqrt(10)
 
-    def __iter__(self) -> Iterator[StepReport]:
-        while self._step < STEPS:
-            self._step += 1
-            share = self._step / STEPS
-            metrics = {
-                "objective/kl_exact": self._kl * share,
-                "objective/scores": self._slope * math.sqrt(self._kl * share),
-                "policy/entropy_avg": 2.0,
-                "loss/policy_avg": -0.01,
-                "loss/value_avg": 0.5,
-                "val/var_explained": share,
-            }
-            report = StepReport(self._step, BATCH * self._step, metrics)
-            yield self.evaluated(report) if self._step % _EVALUATE_EVERY == 0 else report
-
-    def evaluated(self, report: StepReport) -> StepReport:
-        """Return the report with an evaluation."""
-        kl, reward = report.metrics["objective/kl_exact"], report.metrics["objective/scores"]
-        evaluation = {"eval/reward": reward, "eval/reward_se": 0.03, "eval/kl": kl, "eval/kl_se": 0.1}
-        return StepReport(report.step, report.episode, report.metrics | evaluation)
+    def metrics(self, share: float) -> dict[str, float]:
+        """Return a step's metrics."""
+        return {
+            "objective/kl_exact": self._kl * share,
+            "objective/scores": self._slope * math.sqrt(self._kl * share),
+            "policy/entropy_avg": 2.0,
+            "loss/policy_avg": -0.01,
+            "loss/value_avg": 0.5,
+            "val/var_explained": share,
+        }
 
     def save(self, folder: Path, report: StepReport) -> None:
         """Write a checkpoint of a few bytes, as a worker's keeper does."""
