@@ -1,14 +1,22 @@
-"""What the dashboard's tests share: a browser, and one page under test kept from being seen by another test."""
+"""What the dashboard's tests share: a browser, a server's folder and study, and pages kept apart from each other."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
 
+from dashboard import access, launching
 from tests.chromium import NoBrowser
 from tests.dashboard import browser as real
+from tests.dashboard import fake_store
+from tests.dashboard.control_page import COURSES, TOKEN
+from tests.dashboard.fake_store import STUDY
+from tuner.environment import READ_ONLY_VARIABLE
+from tuner.results import StudyView, read_study
+from tuner.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -28,3 +36,26 @@ def same_main_module() -> Iterator[None]:
     before = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = before
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The server's folder; the server has a token and listens on this machine alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(access, "_token", TOKEN)
+    monkeypatch.setattr(access, "is_local", lambda: True)
+    monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
+    monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{tmp_path / 'store.db'}")
+    launching.launcher.cache_clear()
+    return tmp_path
+
+
+@pytest.fixture
+def store(folder: Path) -> Store:
+    """A study with a trial that completed, one that failed and one that was interrupted; nothing runs it."""
+    return fake_store.build(folder / "store.db", courses=COURSES)
+
+
+@pytest.fixture
+def view(store: Store) -> StudyView:
+    return read_study(store, STUDY)

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,147 +11,18 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from dashboard import access, launching, steering, views
-from dashboard.views import common, control, control_launch, control_parts
-from ppo_core import checkpoint
+from dashboard import access, launching, views
+from dashboard.views import common, control, control_parts
 from tests.dashboard import fake_store
-from tests.dashboard.fake_store import HOSTILE, STUDY, Course
+from tests.dashboard.control_page import DONE, TOKEN, badges, orders, page, press, run, texts
+from tests.dashboard.fake_store import STUDY
 from tests.waiting import SECONDS
-from tuner import study_folder
 from tuner.environment import READ_ONLY_VARIABLE
 from tuner.results import StudyView, read_study
-from tuner.status import Origin, Role, Status
-from tuner.store import Lease, NewTrial, Order, Store
+from tuner.status import Origin, Role
+from tuner.store import Lease, NewTrial, Store
 
-pytestmark = pytest.mark.slow
-
-TOKEN = "a token"
-DONE = Course(1e-4, 0.05, 4.0, batch=128)
-COURSES = (
-    DONE,
-    Course(2e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4),
-    Course(3.0e-4, 5.2, 5.3, Status.RUNNING, adaptive=True, ends_at=5),
-)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The server's folder; the server has a token and listens on this machine alone."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(access, "_token", TOKEN)
-    monkeypatch.setattr(access, "is_local", lambda: True)
-    monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
-    monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{tmp_path / 'store.db'}")
-    launching.launcher.cache_clear()
-    return tmp_path
-
-
-@pytest.fixture
-def store(folder: Path) -> Store:
-    """A study with a trial that completed, one that failed and one that was interrupted; nothing runs it."""
-    return fake_store.build(folder / "store.db", courses=COURSES)
-
-
-@pytest.fixture
-def view(store: Store) -> StudyView:
-    return read_study(store, STUDY)
-
-
-def orders(store: Store) -> list[Order]:
-    return store.orders(store.study(STUDY))
-
-
-def control_page() -> None:
-    from dashboard.views import control
-
-    control.page()
-
-
-def page(token: str = TOKEN, **link: str) -> AppTest:
-    app = AppTest.from_function(control_page, default_timeout=SECONDS)
-    app.query_params.update(link | ({"token": token} if token else {}))
-    return run(app)
-
-
-def run(app: AppTest) -> AppTest:
-    app.run()
-    assert not app.exception
-    return app
-
-
-def press(app: AppTest, label: str) -> AppTest:
-    """Press the button of this key, or else of this label."""
-    found = [button for button in app.button if button.key == label] or [b for b in app.button if b.label == label]
-    found[0].proto.disabled = False  # as for a client that does not mind
-    found[0].click()
-    return run(app)
-
-
-def texts(app: AppTest) -> str:
-    return "\n".join(text.value for text in app.text)
-
-
-def badges(app: AppTest) -> str:
-    return "\n".join(markdown.value for markdown in app.markdown)
-
-
-def test_the_checkpoints_to_fork_at_are_those_in_the_trials_folder(folder: Path, store: Store) -> None:
-    assert steering.fork_episodes(read_study(store, STUDY), 0) == []
-    for step, episode in ((4, 512), (8, 1024)):
-        path = checkpoint.step_folder(folder / "runs" / STUDY / "0", step)
-        checkpoint.write(path, {}, state={}, extra={"episode": episode})
-    lease = store.acquire(STUDY)
-    store.update_study(lease, folder=str(folder / "runs" / STUDY))
-    store.release(lease)
-    assert steering.fork_episodes(read_study(store, STUDY), 0) == []  # not marked as this study's
-    (folder / "runs" / STUDY / "study.json").write_text(
-        f'{{"study": "{STUDY}", "created_at": {store.study(STUDY).created_at!r}}}'
-    )
-    assert study_folder._read_owner(folder / "runs" / STUDY)
-    view = read_study(store, STUDY)
-    assert steering.fork_episodes(view, 0) == [1024, 512]
-    app = page(part="New trial", way="Fork at a checkpoint")
-    app.selectbox(key="from").set_value(0)
-    run(app)
-    assert app.selectbox(key="at 0").options == ["1024", "512"]
-    offered = app.multiselect(key="forked 0").options
-    assert "kl_coef (KL coefficient β)" in offered and not any(name.startswith("batch_size") for name in offered)
-    app.selectbox(key="at 0").set_value(512)
-    app.multiselect(key="forked 0").set_value(["kl_coef"])
-    run(app)
-    app.text_input(key="fork 0 kl_coef").set_value("0.2")
-    app.text_input(key="fork 0 label").set_value(HOSTILE)
-    press(app, "Fork")
-    assert 'Fork trial 0 of study "reviews"' in texts(app) and "kl_coef = 0.2" in texts(app)
-    press(app, "Place the order")
-    [order] = orders(store)
-    assert (order.kind, order.trial) == ("fork", 0)
-    assert order.arguments["values"] == {"kl_coef": "0.2"} and order.arguments["episode"] == 512
-    assert "\u202e" not in order.arguments["label"]
-
-
-def test_a_fork_at_the_last_episode_is_offered_with_more_of_them(folder: Path, store: Store) -> None:
-    for step, episode in ((8, 1024), (15, 1920)):
-        path = checkpoint.step_folder(folder / "runs" / STUDY / "0", step)
-        checkpoint.write(path, {}, state={}, extra={"episode": episode})
-    lease = store.acquire(STUDY)
-    store.update_study(lease, folder=str(folder / "runs" / STUDY))
-    store.release(lease)
-    (folder / "runs" / STUDY / "study.json").write_text(
-        f'{{"study": "{STUDY}", "created_at": {store.study(STUDY).created_at!r}}}'
-    )
-    app = page(part="New trial", way="Fork at a checkpoint", **{"from": "0"})
-    assert "at the trial's last episode, 1,920" in "".join(text.value for text in app.markdown)
-    press(app, "Fork")
-    press(app, "Place the order")
-    assert [order.arguments for order in orders(store)] == [{"values": {"total_episodes": "3840"}}]
-    app.selectbox(key="at 0").set_value(1024)
-    run(app)
-    assert app.multiselect(key="forked 0").value == []
-    assert "last episode" not in "".join(text.value for text in app.markdown)
-
-
-# The page
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("folder")]
 
 
 def test_an_order_to_a_study_that_runs_does_not_say_that_nothing_runs_it(store: Store) -> None:
@@ -343,23 +213,6 @@ def test_who_paused_a_trial_is_told(folder: Path) -> None:
     assert control_parts.trial_text(paused) == "Trial 1 is paused, at 128 of 1,920 episodes."
 
 
-def test_a_copy_has_the_trials_values_and_the_changed_ones(store: Store) -> None:
-    app = page(part="New trial")
-    app.selectbox(key="from").set_value(2)
-    run(app)
-    fields = {field.label: field.value for field in app.text_input}
-    assert fields["Policy learning rate: 1e-05 to 0.003"] == "0.0003"
-    assert fields["Rollout batch (episodes): 64 to 128, a power of two"] == "64"
-    assert fields["KL coefficient β (reward per nat): 0.01 to 0.3"] == ""
-    app.text_input(key="copy 2 learning_rate").set_value("0.5")
-    press(app, "Enqueue")
-    assert "learning_rate = 0.5 is not allowed: 1e-05 to 0.003 in this study" in texts(app)
-    app.text_input(key="copy 2 learning_rate").set_value("5e-4")
-    press(press(app, "Enqueue"), "Place the order")
-    values = orders(store)[0].arguments["values"]
-    assert values["learning_rate"] == "5e-4" and values["kl_target"] == "5.2" and "kl_coef" not in values
-
-
 @pytest.mark.parametrize("token", ["", "another"])
 def test_without_the_token_the_page_asks_for_it_and_places_nothing(store: Store, token: str) -> None:
     app = page(token, part="Steer")
@@ -409,198 +262,6 @@ def test_orders_are_listed_with_their_outcomes_and_no_formula(store: Store, view
     store.release(Lease(lease.study_id, lease.token))
     left = control.rows(orders(store), store.study(STUDY))
     assert left["outcome"][2].startswith("nothing runs the study; it is read by: ppo-tuner run reviews")
-
-
-# Launching
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What would be started."""
-    calls: list[dict[str, Any]] = []
-
-    def note(kind: str) -> Callable[..., Any]:
-        def start(_self: object, what: object, **how: Any) -> Any:
-            access.require_launch(how["token"])
-            calls.append({"kind": kind, "what": what, **how})
-            return launching.Launched(how["key"], "made", 1, Path("made.log"), None)  # type: ignore[arg-type]
-
-        return start
-
-    for kind in ("launch_file", "launch_form", "launch_stored"):
-        monkeypatch.setattr(launching.Launcher, kind, note(kind))
-    return calls
-
-
-def test_a_file_is_launched_after_a_confirmation(folder: Path, started: list[dict[str, Any]]) -> None:
-    """There is no store yet."""
-    (folder / "studies").mkdir()
-    (folder / "studies" / "mine.toml").write_text(
-        'name = "mine"\ntask = "reviews"\ntrials = 3\n[search]\nlearning_rate = "advised"\n'
-    )
-    app = page(part="Launch")
-    assert app.selectbox(key="file").options == ["studies/mine.toml"]
-    app.selectbox(key="file").set_value("studies/mine.toml")
-    press(app, "Launch")
-    assert "In the store already" not in texts(app)
-    assert 'Study "mine", task reviews' in texts(app) and "Searched: learning_rate" in texts(app)
-    assert started == []
-    confirm = next(button for button in app.button if (button.key or "").startswith("confirm"))
-    confirm.click()
-    run(app)
-    assert [(call["kind"], call["what"], call["token"]) for call in started] == [
-        ("launch_file", "studies/mine.toml", TOKEN)
-    ]
-
-
-def control_then_overview() -> None:
-    import streamlit as st
-
-    from dashboard.views import control, overview
-
-    (overview if st.session_state.get("elsewhere") else control).page()
-
-
-def test_a_launched_study_is_the_chosen_one_once_it_is_stored(
-    folder: Path, store: Store, started: list[dict[str, Any]]
-) -> None:
-    content = 'name = "made"\ntask = "reviews"\ntrials = 3\n[search]\nlearning_rate = "advised"\n'
-    (folder / "made.toml").write_text(content)
-    app = AppTest.from_function(control_then_overview, default_timeout=SECONDS)
-    app.query_params.update({"study": STUDY, "token": TOKEN})
-    run(app)
-    app.segmented_control(key="part").set_value("Launch")
-    run(app)
-    app.selectbox(key="file").set_value("made.toml")
-    press(app, "Launch")
-    next(button for button in app.button if (button.key or "").startswith("confirm")).click()
-    run(app)
-    assert 'Study "made" is running' in texts(app) and "as soon as the store holds it" in texts(app)
-    assert app.session_state["study"] == STUDY  # the new one is not stored yet
-    store.create_study("made", {**fake_store.SPEC.to_dict(), "name": "made"})
-    run(app)
-    app.session_state["elsewhere"] = True
-    run(app)
-    assert app.selectbox(key="study").value == "made"
-
-
-def test_a_file_of_a_stored_study_is_said_to_go_on_with_it(
-    folder: Path, store: Store, started: list[dict[str, Any]]
-) -> None:
-    content = f'name = "{STUDY}"\ntask = "reviews"\ntrials = 6\n[search]\nlearning_rate = "advised"\n'
-    (folder / "again.toml").write_text(content)
-    app = page(part="Launch")
-    app.selectbox(key="file").set_value("again.toml")
-    press(app, "Launch")
-    assert "In the store already, with 2 trials ended: this resumes it" in texts(app)
-
-
-def test_a_file_elsewhere_is_refused_on_the_page(folder: Path, started: list[dict[str, Any]]) -> None:
-    app = page(part="Launch")
-    app.text_input(key="path").set_value("../mine.toml")
-    press(app, "Launch")
-    assert "only paths below" in texts(app) and started == []
-
-
-def test_a_form_is_built_from_the_declarations_and_launched(started: list[dict[str, Any]]) -> None:
-    app = page(part="Launch", launch="From a form")
-    searched = app.multiselect(key="searched reviews").value
-    app.multiselect(key="searched reviews").set_value(["learning_rate", "num_ppo_epochs"])
-    app.multiselect(key="fixed reviews").set_value(["whiten_rewards", "total_episodes"])
-    run(app)
-    assert "learning_rate" in searched
-    app.text_input(key="new name").set_value("formed")
-    app.text_input(key="low reviews learning_rate").set_value("2e-5")
-    app.selectbox(key="fixed reviews whiten_rewards").set_value("true")
-    app.text_input(key="fixed reviews total_episodes").set_value("640")
-    app.multiselect(key="new warm starts").set_value(["instructgpt", "trl"])
-    press(app, "Launch")
-    assert "whiten_rewards = True" in texts(app)
-    assert "First: instructgpt, trl\n" in texts(app)
-    assert 'Note: start "trl": learning_rate 3e-06 moved to 2e-05' in texts(app)
-    next(button for button in app.button if (button.key or "").startswith("confirm")).click()
-    run(app)
-    [call] = started
-    content = call["what"]
-    assert (content["name"], content["task"], content["budget"]) == ("formed", "reviews", 12)
-    assert "trials" not in content, "as many as the budget allows"
-    assert (content["strategy"], content["objective"]) == ("early_cut", "best")
-    assert content["search"]["learning_rate"] == {"low": 2e-5, "high": 3e-3, "scale": "log"}
-    assert list(content["search"]) == ["learning_rate", "num_ppo_epochs"]
-    assert content["fixed"] == {"whiten_rewards": True, "total_episodes": 640}
-    assert content["warm_start"] == ["instructgpt", "trl"]
-
-
-def test_a_form_without_a_budget_says_its_trials_and_what_a_strategy_means(started: list[dict[str, Any]]) -> None:
-    app = page(part="Launch", launch="From a form")
-    app.text_input(key="new name").set_value("formed")
-    app.text_input(key="new budget").set_value("")
-    app.text_input(key="new trials").set_value("6")
-    assert "asha: pauses trials at 1/10 and 3/10 of their episodes, and promotes the best third each time" in (
-        app.selectbox(key="new strategy").options
-    )
-    app.selectbox(key="new strategy").set_value("asha")
-    app.selectbox(key="new objective").set_value("end")
-    press(app, "Launch")
-    told = texts(app)
-    assert "6 trials, KL budget 6 and limit 15" in told
-    assert "Strategy asha: pauses trials" in told and "Objective end: the mean of" in told
-    next(button for button in app.button if (button.key or "").startswith("confirm")).click()
-    run(app)
-    content = started[0]["what"]
-    assert (content["trials"], content["strategy"], content["objective"]) == (6, "asha", "end")
-    assert "budget" not in content
-
-
-def test_what_a_study_may_spend_is_told() -> None:
-    spec = fake_store.CUT_SPEC
-    assert control_launch.extent_text(spec) == "A budget of 8 trials of full length"
-    assert control_launch.extent_text(replace(spec, trials=30)) == (
-        "A budget of 8 trials of full length in at most 30 trials"
-    )
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "told"),
-    [
-        ("new budget", "0.5", "budget = 0.5 is not allowed: at least 1"),
-        ("new budget", "", "budget or trials is missing"),
-        ("new trials", "many", "trials = 'many' is not allowed: a number"),
-        ("low reviews learning_rate", "1", "must be below high"),
-        ("limit reviews", "1", "limit = 1 is below budget"),
-        ("new name", "a b", "letters, digits, dots"),
-    ],
-)
-def test_a_form_with_a_mistake_names_it(started: list[dict[str, Any]], key: str, value: str, told: str) -> None:
-    app = page(part="Launch", launch="From a form")
-    app.text_input(key="new name").set_value("formed")
-    app.text_input(key=key).set_value(value)
-    press(app, "Launch")
-    assert told in texts(app) and started == []
-
-
-def test_a_task_of_ones_own_is_not_even_read_without_the_token(folder: Path) -> None:
-    (folder / "task.py").write_text("import pathlib\npathlib.Path('was-run').touch()\n")
-    app = page("", part="Launch", launch="From a form")
-    app.text_input(key="task path").set_value("task.py")
-    run(app)
-    assert "the token is missing" in texts(app) and not (folder / "was-run").exists()
-
-
-def test_a_stored_study_is_run_again_from_its_page(store: Store, started: list[dict[str, Any]]) -> None:
-    app = page(part="Steer")
-    press(app, "study run")
-    assert "ppo-tuner run reviews" in texts(app) and started == []
-    next(button for button in app.button if (button.key or "").startswith("confirm")).click()
-    run(app)
-    assert [(call["kind"], call["what"]) for call in started] == [("launch_stored", "reviews")]
-
-
-def test_a_server_beyond_this_machine_says_that_launching_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "is_local", lambda: False)
-    app = page(part="Launch")
-    assert app.info[0].value.startswith("Launching is off")
-    assert st.get_option("server.address") in (None, "127.0.0.1")
 
 
 def test_a_password_is_on_no_part_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

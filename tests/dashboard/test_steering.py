@@ -1,44 +1,18 @@
 """Orders as the dashboard places them: once a confirmation, with the right to it, and while they fit."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dashboard import access, steering
+from dashboard import steering
 from dashboard.access import NotPermitted
 from ppo_core.errors import ConfigError, StudyError
 from tests.dashboard import fake_store
-from tests.dashboard.fake_store import STUDY, Course
+from tests.dashboard.control_page import COURSES, DONE, TOKEN, orders
+from tests.dashboard.fake_store import STUDY
 from tuner.environment import READ_ONLY_VARIABLE
-from tuner.results import StudyView, read_study
-from tuner.status import Status
-from tuner.store import Order, OrderState, Store
-
-TOKEN = "a token"
-DONE = Course(1e-4, 0.05, 4.0, batch=128)
-COURSES = (
-    DONE,
-    Course(2e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4),
-    Course(3.0e-4, 5.2, 5.3, Status.RUNNING, adaptive=True, ends_at=5),
-)
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A study with a trial that completed, one that failed and one that was interrupted; nothing runs it."""
-    monkeypatch.setattr(access, "_token", TOKEN)
-    monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
-    return fake_store.build(tmp_path / "store.db", courses=COURSES)
-
-
-@pytest.fixture
-def view(store: Store) -> StudyView:
-    return read_study(store, STUDY)
-
-
-def orders(store: Store) -> list[Order]:
-    return store.orders(store.study(STUDY))
+from tuner.results import StudyView
+from tuner.store import OrderState, Store
 
 
 def test_a_confirmation_places_one_order_however_often_it_is_given(store: Store, view: StudyView) -> None:
