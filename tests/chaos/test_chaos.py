@@ -205,6 +205,7 @@ def test_a_search_that_is_killed_takes_the_decisions_it_would_have_taken(
             if rng.random() < 0.5:
                 for worker in started.workers():
                     worker.kill()
+            started.kill()
         kills += 1
     assert kills >= 6
     assert standing(killed) == standing(whole)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page, expect, sync_playwright
 
 from tests.chromium import launch
+from tests.processes import descendants, free_port, kill
 from tests.waiting import SECONDS, until
 
 ROOT = Path(__file__).parents[2]
@@ -90,14 +90,9 @@ def serve(
         server.link = output.read_text().split()[1]
         yield server
     finally:
+        launched = descendants(process)
         server.end()
-
-
-def free_port() -> int:
-    """Return a port of this machine that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        kill(launched)  # a study outlives the server that launched it
 
 
 @dataclass

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, expect
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.browser import Server, Visit
+from tests.processes import free_port
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.waiting import SECONDS, until
 from tuner.status import Status
@@ -176,7 +177,7 @@ def test_a_server_that_was_started_again_is_found_and_asks_for_its_own_token(
     tmp_path: Path, browser: Browser, visit: Visit
 ) -> None:
     fake_store.build(tmp_path / "store.db", courses=fake_store.COURSES[:1]).close()
-    storage, port = f"sqlite:///{tmp_path / 'store.db'}", real.free_port()
+    storage, port = f"sqlite:///{tmp_path / 'store.db'}", free_port()
     with real.serve(storage, tmp_path, port=port) as server:
         visit.open(f"{server.address}/control?study={fake_store.STUDY}&part=Steer&token={server.token}")
         expect(visit.page.get_by_role("button", name="Pause", exact=True).first).to_be_enabled()

@@ -17,23 +17,15 @@ from dashboard.access import NotPermitted
 from dashboard.launching import Launched, Launcher
 from ppo_core.errors import ConfigError, StudyError
 from tests.dashboard import fake_store
+from tests.processes import end_family
+from tests.tuner.quick_study import write_study
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.waiting import SECONDS, until
 from tuner.environment import READ_ONLY_VARIABLE, TOKEN_VARIABLE
 from tuner.spec import StudySpec
 
 TOKEN = "a token"
-STUDY = """
-name = "quick"
-task = "tests.tuner.quick_trainer:TASK"
-trainer = "tests.tuner.quick_trainer:gated"
-trials = 1
-strategy = "full"
-objective = "end"
-threads = 1
-[search]
-learning_rate = "advised"
-"""
+STUDY: Mapping[str, Any] = {"trainer": "gated", "trials": 1, "threads": 1}
 FORM: Mapping[str, Any] = {
     "name": "formed",
     "task": "reviews",
@@ -55,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The server's folder, with a study file; the server listens on this machine alone."""
     folder = tmp_path / "server"
     (folder / "studies").mkdir(parents=True)
-    (folder / "studies" / "quick.toml").write_text(STUDY)
+    write_study(folder / "studies" / "quick.toml", **STUDY)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(access, "_token", TOKEN)
     monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
@@ -85,8 +77,7 @@ def sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def end(launched: Launched) -> None:
-    launched.process.kill()  # its workers end when it does
-    launched.process.wait()
+    end_family(launched.process)
 
 
 def launch(launcher: Launcher, path: str = "studies/quick.toml", **changes: Any) -> Launched:
@@ -104,7 +95,7 @@ def form(launcher: Launcher, content: Mapping[str, Any] = FORM, **changes: Any) 
     "path", ["../outside.toml", "/etc/passwd", "studies/../../outside.toml", "link.toml", "linked/outside.toml", ".."]
 )
 def test_only_what_lies_below_the_servers_folder_is_launched(folder: Path, launcher: Launcher, path: str) -> None:
-    (folder.parent / "outside.toml").write_text(STUDY)
+    write_study(folder.parent / "outside.toml", **STUDY)
     (folder / "link.toml").symlink_to(folder.parent / "outside.toml")
     (folder / "linked").symlink_to(folder.parent)
     with pytest.raises(ConfigError, match=r"is not allowed: only paths below "):
@@ -132,9 +123,9 @@ def test_what_is_no_study_file_is_told(folder: Path, launcher: Launcher, path: s
 def test_the_files_that_are_offered_are_studies_that_can_be_launched(folder: Path) -> None:
     (folder / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     (folder / "broken.toml").write_text("name = ")
-    (folder.parent / "outside.toml").write_text(STUDY)
+    write_study(folder.parent / "outside.toml", **STUDY)
     (folder / "studies" / "link.toml").symlink_to(folder.parent / "outside.toml")
-    (folder / "mine.toml").write_text(STUDY)
+    write_study(folder / "mine.toml", **STUDY)
     assert launching.study_files() == ["mine.toml", "studies/quick.toml"]
 
 
@@ -228,7 +219,7 @@ def test_a_study_that_runs_elsewhere_is_not_started(folder: Path, launcher: Laun
 
 def test_so_many_run_at_the_same_time(folder: Path, launcher: Launcher, sleeping: None) -> None:
     for number in range(launching.MOST_AT_ONCE + 1):
-        (folder / f"{number}.toml").write_text(STUDY.replace('"quick"', f'"study-{number}"'))
+        write_study(folder / f"{number}.toml", name=f"study-{number}", **STUDY)
     for number in range(launching.MOST_AT_ONCE):
         launch(launcher, f"{number}.toml", key=str(number))
     with pytest.raises(ConfigError, match="at most 4 studies run at the same time from here; running: study-0"):
@@ -238,7 +229,7 @@ def test_so_many_run_at_the_same_time(folder: Path, launcher: Launcher, sleeping
 
 
 def test_trials_and_workers_are_capped(folder: Path, launcher: Launcher, sleeping: None) -> None:
-    (folder / "many.toml").write_text(STUDY.replace("trials = 1", "trials = 2001"))
+    write_study(folder / "many.toml", **{**STUDY, "trials": 2001})
     with pytest.raises(ConfigError, match="trials = 2001 is not allowed from here: at most 2000"):
         launch(launcher, "many.toml")
     with pytest.raises(ConfigError, match="trials = 2001"):
@@ -317,6 +308,6 @@ def test_only_what_was_started_here_and_still_lives_is_ended(launcher: Launcher,
 def test_a_stored_study_is_not_mistaken_for_a_file(folder: Path, launcher: Launcher) -> None:
     fake_store.build(folder / "store.db", courses=()).close()
     (folder / "reviews").mkdir()
-    (folder / "reviews" / "study.toml").write_text(STUDY)
+    write_study(folder / "reviews" / "study.toml", **STUDY)
     with pytest.raises(ConfigError, match='"reviews" is a file or folder here, too'):
         launcher.launch_stored("reviews", storage="sqlite:///store.db", token=TOKEN, key="key")

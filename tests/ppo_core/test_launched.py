@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from ppo_core import leading
 from ppo_core.errors import ConfigError
 from tests.ppo_core.command_folder import KILL_AT, KILL_RANK, PARTS, REPOSITORY, SMALL, fill, process, steps
+from tests.processes import spawned
 from tests.waiting import until
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "ppo_core")
@@ -34,7 +35,10 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def launch(launcher: tuple[str, ...], *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*launcher, *argv], capture_output=True, text=True, env=environment(**env), timeout=SECONDS)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with spawned([*launcher, *argv], env=environment(**env), **pipes) as process:
+        stdout, stderr = process.communicate(timeout=SECONDS)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def require_alike(found: Path, expected: Path) -> None:
@@ -89,18 +93,16 @@ def test_an_interrupt_that_the_launcher_passes_on_saves_once(folder: Path) -> No
     restored = (
         "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
     )
-    with Path("output.txt").open("w") as output:
-        running = subprocess.Popen(
-            [sys.executable, "-c", restored, *TORCHRUN, *flags],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment(),
-            start_new_session=True,
-        )
-    until(lambda: "\nstep   2/" in Path("output.txt").read_text(), lambda: Path("output.txt").read_text())
-    os.killpg(running.pid, signal.SIGINT)  # the terminal's Ctrl-C, which torchrun sends to them again
-    running.wait(SECONDS)
-    said = Path("output.txt").read_text()
+    output = Path("output.txt")
+    with output.open("w") as file:
+        pipes = {"stdout": file, "stderr": subprocess.STDOUT}
+        with spawned(
+            [sys.executable, "-c", restored, *TORCHRUN, *flags], env=environment(), start_new_session=True, **pipes
+        ) as launched:
+            until(lambda: "\nstep   2/" in output.read_text(), output.read_text)
+            os.killpg(launched.pid, signal.SIGINT)  # the terminal's Ctrl-C, which torchrun sends to them again
+            launched.wait(SECONDS)
+    said = output.read_text()
     assert "ppo_core: interrupted; " in said and "torchrun --nproc_per_node 2 -m ppo_core --resume run" in said
     newest = max(saved.name for saved in Path("run/checkpoints").iterdir())
     assert newest == f"step-{steps(Path('run'))[-1]['step']:06d}"

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import tomli_w
 
+from tests.processes import end_family
 from tuner.checkpoints import CheckpointPolicy
 from tuner.confirm import Plan
 from tuner.events import Event, StudyWarned, TrialEnded, TrialStarted, TrialStepped
@@ -33,9 +35,9 @@ HOST_VARIABLE = "QUICK_HOST"
 """The name of the host that a controller takes itself to be on."""
 
 
-def quick_spec(trainer: str = "factory", **changes: Any) -> StudySpec:
+def quick_table(trainer: str = "factory", **changes: Any) -> dict[str, Any]:
     """Return a study of 6 random trials of 10 steps, of which trial 5 leaves the KL limit; none depends on another."""
-    table = {
+    table: dict[str, Any] = {
         "name": NAME,
         "task": f"{MODULE}:TASK",
         "trainer": f"{MODULE}:{trainer}",
@@ -46,7 +48,17 @@ def quick_spec(trainer: str = "factory", **changes: Any) -> StudySpec:
         "search": {"learning_rate": "advised", "cliprange": {"low": 0.1, "high": 0.3}},
         "sampler": {"name": "random"},
     }
-    return StudySpec.from_dict(table | changes, "test")
+    return table | changes
+
+
+def quick_spec(trainer: str = "factory", **changes: Any) -> StudySpec:
+    """Return `quick_table` as a study."""
+    return StudySpec.from_dict(quick_table(trainer, **changes), "test")
+
+
+def write_study(path: Path, trainer: str = "factory", **changes: Any) -> None:
+    """Write `quick_table` as a study file."""
+    path.write_text(tomli_w.dumps(quick_table(trainer, **changes)))
 
 
 def storage(folder: Path) -> str:
@@ -174,7 +186,7 @@ def controller(folder: Path, spec: StudySpec, **keywords: Any) -> Iterator[Contr
     try:
         yield started
     finally:
-        started.kill()
+        end_family(started.process)
 
 
 def _describe(event: Event) -> str:

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from tests.processes import end_family
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -78,19 +78,15 @@ class Nodes:
 
     def end_process(self, name: str) -> None:
         """Kill all processes of a node that was added as one."""
-        process = self._started.pop(name)
-        below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        process.kill()
-        process.wait()
-        for child in below:
-            if child.is_running():
-                child.kill()
+        end_family(self._started.pop(name))
 
     def end(self) -> None:
         """End all nodes."""
-        for name in list(self._started):
-            self.end_process(name)
-        self._cluster.shutdown()
+        try:
+            for name in list(self._started):
+                self.end_process(name)
+        finally:
+            self._cluster.shutdown()
 
 
 @contextmanager

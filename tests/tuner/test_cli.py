@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from ppo_core import checkpoint
+from tests.processes import free_port, spawned
 from tests.tuner import made_study
 from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke, one_error, process
 from tests.waiting import SECONDS, until
@@ -227,24 +228,18 @@ def test_a_closed_pipe_is_no_traceback(made: str) -> None:
 
 
 def test_the_dashboard_is_served_on_this_machine_alone(made: str) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     flags = ["--storage", "sqlite:///made.db", "--port", str(port)]
     command = [sys.executable, "-m", "tuner.cli.main", "dashboard", *flags]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
-        try:
-            assert server.stdout is not None
-            said = re.escape(f"dashboard: http://127.0.0.1:{port}/?token=") + r"[\w-]{20,} \(Ctrl-C ends it\)\n"
-            assert re.fullmatch(said, server.stdout.readline())
-            assert _answer(f"http://127.0.0.1:{port}/_stcore/health", server) == b"ok"
-            listening = [c for c in psutil.Process(server.pid).net_connections("tcp") if c.status == "LISTEN"]
-            assert [(c.laddr.ip, c.laddr.port) for c in listening] == [("127.0.0.1", port)]
-            assert psutil.Process(server.pid).environ()["PPO_TUNER_STORAGE"] == "sqlite:///made.db"
-        finally:
-            server.terminate()
-            server.communicate(timeout=SECONDS)  # it says goodbye before it ends
+    with spawned(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        said = re.escape(f"dashboard: http://127.0.0.1:{port}/?token=") + r"[\w-]{20,} \(Ctrl-C ends it\)\n"
+        assert re.fullmatch(said, server.stdout.readline())
+        assert _answer(f"http://127.0.0.1:{port}/_stcore/health", server) == b"ok"
+        listening = [c for c in psutil.Process(server.pid).net_connections("tcp") if c.status == "LISTEN"]
+        assert [(c.laddr.ip, c.laddr.port) for c in listening] == [("127.0.0.1", port)]
+        assert psutil.Process(server.pid).environ()["PPO_TUNER_STORAGE"] == "sqlite:///made.db"
 
 
 def _answer(url: str, server: "subprocess.Popen[str]") -> bytes:

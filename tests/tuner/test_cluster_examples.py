@@ -3,7 +3,6 @@
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
+from tests.processes import free_port, spawned
 from tests.tuner.invoke import REPOSITORY
-from tests.tuner.quick_study import MODULE, curves, outcomes, quick_spec, run
+from tests.tuner.quick_study import curves, outcomes, quick_spec, run, write_study
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.waiting import SECONDS, until
 from tuner.cli.main import build_parser
@@ -70,20 +69,6 @@ def test_the_slurm_script_parses_and_says_how_it_is_used() -> None:
     assert used.returncode == 1 and "usage: sbatch slurm.sh STUDY.toml" in used.stderr
 
 
-STUDY = f"""
-name = "quick"
-task = "{MODULE}:TASK"
-trainer = "{MODULE}:gated"
-trials = 6
-strategy = "full"
-objective = "end"
-seed = 5
-sampler = {{ name = "random" }}
-search = {{ learning_rate = "advised", cliprange = {{ low = 0.1, high = 0.3 }} }}
-"""
-"""`quick_spec`, in a file."""
-
-
 @contextmanager
 def job(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     """Run the script as Slurm runs it, on two nodes that are both this machine."""
@@ -97,13 +82,10 @@ def job(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     for name, script in stand_ins.items():
         (programs / name).write_text(f"#!/bin/bash\n{script}\n")
         (programs / name).chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
     environment = {
         "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(REPOSITORY),
-        "RAY_PORT": str(port),
+        "RAY_PORT": str(free_port()),
         "SLURM_JOB_ID": "17",
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_CPUS_PER_TASK": "1",
@@ -112,16 +94,9 @@ def job(folder: Path) -> Iterator["subprocess.Popen[str]"]:
     }
     command = ["bash", str(SLURM), "study.toml", "--workers", "2"]
     with (folder / "out").open("a") as out:
-        started = subprocess.Popen(command, cwd=folder, env=os.environ | environment, stdout=out, stderr=out, text=True)
-    try:
-        yield started
-    finally:
-        below = psutil.Process(started.pid).children(recursive=True) if started.poll() is None else []
-        started.kill()
-        for process in below:
-            if process.is_running():
-                process.kill()
-        started.wait()
+        options = {"cwd": folder, "env": os.environ | environment, "stdout": out, "stderr": out, "text": True}
+        with spawned(command, **options) as started:
+            yield started
 
 
 @pytest.mark.slow
@@ -131,7 +106,7 @@ def test_a_slurm_job_whose_time_is_up_is_queued_again_and_resumes_the_study(tmp_
     unbroken = tmp_path / "unbroken"
     unbroken.mkdir()
     run(unbroken, quick_spec())
-    (tmp_path / "study.toml").write_text(STUDY)
+    write_study(tmp_path / "study.toml", "gated")
     out = tmp_path / "out"
     with job(tmp_path) as first:
         until(lambda: len(list(tmp_path.glob("waiting-*"))) == 2 or first.poll() is not None, out.read_text)

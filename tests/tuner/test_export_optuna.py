@@ -2,7 +2,6 @@
 
 import json
 import math
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from optuna.trial import FrozenTrial
 from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError, StoreError, StudyError
 from tests import waiting
+from tests.processes import free_port, spawned
 from tests.tuner import made_study, stores
 from tests.tuner.exported import enrich
 from tests.tuner.invoke import Invoke, one_error
@@ -427,16 +427,11 @@ def test_optunas_command_line_reads_it(store: Store, tmp_path: Path) -> None:
 @contextmanager
 def optuna_dashboard(storage: str) -> Iterator[str]:
     """The address of Optuna's dashboard on a storage."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     program = str(TOOLS / "optuna-dashboard")
     command = [program, storage, "--host", "127.0.0.1", "--port", str(port), "--server", "wsgiref"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
+    with spawned(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
         yield f"http://127.0.0.1:{port}/api/studies"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def get(url: str) -> Any:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ppo_core.report import StepReport
+from tests.processes import spawned
 from tests.tuner.quick_study import ROOT
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.test_engine import at_gate, engine, heard, own_spec, run_out, to_gate
@@ -259,7 +260,7 @@ def test_nothing_outlives_a_killed_controller(tmp_path: Path, is_stopped: bool) 
     spec.write_bytes(pickle.dumps(own_spec(tmp_path / "0", "nursing")))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script), str(spec)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as controller:
+    with spawned(command, env=environment, stdout=subprocess.PIPE, text=True) as controller:
         assert controller.stdout is not None
         pids = [int(pid) for pid in controller.stdout.readline().split()]
         others = [child for child in psutil.Process(controller.pid).children(recursive=True) if child.pid not in pids]
@@ -268,6 +269,7 @@ def test_nothing_outlives_a_killed_controller(tmp_path: Path, is_stopped: bool) 
         if is_stopped:
             family[0].suspend()  # it cannot watch for its controller's end
         controller.kill()
+        controller.wait()  # what it started has no parent then
     assert_dead([*family, *others])
 
 

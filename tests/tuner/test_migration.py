@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from sqlalchemy import create_engine, inspect, text
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
+from tests.processes import spawned
 from tests.tuner import stores
 from tuner.status import Origin, PausedBy, Role, Status
 from tuner.store import NewTrial, Store
@@ -275,12 +277,13 @@ def test_of_several_that_migrate_at_once_one_does(kind: str, tmp_path: Path) -> 
     url = old_store(kind, tmp_path)
     script = "import sys; from tuner.store import Store; input(); s = Store.open(sys.argv[1], migrate=True); print(s.migration is not None, len(s.studies()))"
     command = [sys.executable, "-c", script, url]
-    several = [subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True) for _ in range(3)]
-    for one in several:
-        assert one.stdin
-        one.stdin.write("\n")
-        one.stdin.flush()
-    assert sorted(one.communicate()[0] for one in several) == ["False 2\n", "False 2\n", "True 2\n"]
+    with ExitStack() as stack:
+        several = [stack.enter_context(spawned(command, stdin=-1, stdout=-1, stderr=-1, text=True)) for _ in range(3)]
+        for one in several:
+            assert one.stdin
+            one.stdin.write("\n")
+            one.stdin.flush()
+        assert sorted(one.communicate()[0] for one in several) == ["False 2\n", "False 2\n", "True 2\n"]
 
 
 def test_a_full_disk_leaves_the_older_store_and_no_part_of_a_backup(

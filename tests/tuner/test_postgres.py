@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from sqlalchemy import Connection, create_engine, inspect, text
 
 from ppo_core.errors import StoreError, StudyError
 from ppo_core.report import StepReport
+from tests.processes import spawned
 from tests.tuner import stores
 from tests.waiting import SECONDS, until
 from tuner.retry import StoreRetry
@@ -202,7 +202,7 @@ def test_a_controller_that_was_halted_writes_nothing_once_another_took_over(
     url: str, store: Store, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Halted between two transactions, or within one, whose locks it must not keep."""
-    with subprocess.Popen([sys.executable, "-c", HALTED, url, where], stdout=-1, text=True) as old:
+    with spawned([sys.executable, "-c", HALTED, url, where], stdout=-1, text=True) as old:
         process = psutil.Process(old.pid)
         until(lambda: process.status() == psutil.STATUS_STOPPED)
         with pytest.raises(StudyError, match=f"is run by process {old.pid}"):

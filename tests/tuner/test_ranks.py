@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from ppo_core.errors import ConfigError
 from tests.ppo_core.command_folder import REPOSITORY, fill
+from tests.processes import spawned
 from tests.waiting import until
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
@@ -35,7 +38,7 @@ reward = [{{ where = "rewards.py:count" }}]
 eval = {{ response_length = 6 }}
 
 [fixed]
-total_episodes = {episodes}
+total_episodes = 160
 batch_size = 16
 response_length = 6
 eval_every_episodes = 32
@@ -51,37 +54,49 @@ step_seconds = {step_seconds}
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from ppo_core.testing import small_policy
 
-    policy = tmp_path_factory.mktemp("policy")
+    folder = tmp_path_factory.mktemp("policy")
     for part in small_policy():
-        part.save_pretrained(policy)
+        part.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, policy: Path) -> Path:
     fill(tmp_path, policy)
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def start(name: str, ranks: int, episodes: int = 96, step_seconds: float = 120) -> subprocess.Popen[bytes]:
-    text = STUDY.format(name=name, ranks=ranks, episodes=episodes, step_seconds=step_seconds)
-    Path(f"{name}.toml").write_text(text)
+@pytest.fixture(scope="module")
+def whole(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The trials of the study with one process each, which nothing disturbs."""
+    folder = tmp_path_factory.mktemp("whole")
+    fill(folder, policy)
+    with started(folder, "whole", 1) as running:
+        return ended(folder, "whole", running)
+
+
+@contextmanager
+def started(folder: Path, name: str, ranks: int, step_seconds: float = 120) -> Iterator["subprocess.Popen[bytes]"]:
+    (folder / f"{name}.toml").write_text(STUDY.format(name=name, ranks=ranks, step_seconds=step_seconds))
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    with Path(f"{name}.txt").open("w") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tuner.cli.main", "run", f"{name}.toml"],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
+    command = [sys.executable, "-m", "tuner.cli.main", "run", f"{name}.toml"]
+    with (
+        (folder / f"{name}.txt").open("w") as output,
+        spawned(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=environment) as running,
+    ):
+        yield running
 
 
-def ended(name: str, running: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
+def ended(folder: Path, name: str, running: "subprocess.Popen[bytes]") -> list[dict[str, Any]]:
     """Wait for a study's end, and return its trials."""
-    assert running.wait(400) == 0, Path(f"{name}.txt").read_text()
+    assert running.wait(400) == 0, (folder / f"{name}.txt").read_text()
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-m", "tuner.cli.main", "show", name, "--json"]
-    shown = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    shown = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=True)
     trials: list[dict[str, Any]] = json.loads(shown.stdout)["trials"]
     return trials
 
@@ -93,14 +108,14 @@ def require_alike(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -
         assert one["value"] == pytest.approx(other["value"], abs=0.1)
 
 
-def other_rank(running: subprocess.Popen[bytes], name: str, step: int) -> psutil.Process:
-    """Wait for trial 0's step, and return its rank 1: the child of the worker that uses the processor."""
-    log = Path(f"runs/{name}/0/log.txt")
-
-    def stepped() -> bool:
-        return len(list(Path(f"runs/{name}/0").glob("step-*"))) >= 1
-
-    until(stepped, lambda: log.read_text() if log.exists() else Path(f"{name}.txt").read_text())
+def other_rank(folder: Path, name: str, running: "subprocess.Popen[bytes]") -> psutil.Process:
+    """Wait for trial 0's first checkpoint, and return its rank 1: the child of the worker that uses the processor."""
+    trial = folder / "runs" / name / "0"
+    log = trial / "log.txt"
+    until(
+        lambda: list(trial.glob("step-*")),
+        lambda: log.read_text() if log.exists() else (folder / f"{name}.txt").read_text(),
+    )
     for process in psutil.Process(running.pid).children(recursive=True):
         if (
             "RANK" in process.environ()
@@ -112,27 +127,28 @@ def other_rank(running: subprocess.Popen[bytes], name: str, step: int) -> psutil
 
 
 @pytest.mark.slow
-def test_a_study_whose_trials_have_two_processes_is_the_same(folder: Path) -> None:
-    one = ended("one", start("one", 1))
-    two = ended("two", start("two", 2))
-    require_alike(two, one)
-    log = Path("runs/two/0/log.txt").read_text()
+def test_a_study_whose_trials_have_two_processes_is_the_same(folder: Path, whole: list[dict[str, Any]]) -> None:
+    with started(folder, "two", 2) as running:
+        require_alike(ended(folder, "two", running), whole)
+    log = (folder / "runs/two/0/log.txt").read_text()
     assert "rank 0 of 2" in log
     assert "ended with exit code" not in log, "nothing died"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("blow", "what"), [(signal.SIGKILL, "ended with exit code -9"), (signal.SIGSTOP, None)])
-def test_a_process_that_dies_or_hangs_loses_no_step(folder: Path, blow: signal.Signals, what: str | None) -> None:
-    running = start("hit", 2, episodes=160, step_seconds=5)
-    victim = other_rank(running, "hit", 2)
-    victim.send_signal(blow)
-    trials = ended("hit", running)
-    log = Path("runs/hit/0/log.txt").read_text()
-    assert "rank 1 of 2 ended with exit code -9" in log if what else "silent for" in Path("hit.txt").read_text()
+def test_a_process_that_dies_or_hangs_loses_no_step(
+    folder: Path, whole: list[dict[str, Any]], blow: signal.Signals, what: str | None
+) -> None:
+    with started(folder, "hit", 2, step_seconds=5) as running:
+        victim = other_rank(folder, "hit", running)
+        victim.send_signal(blow)
+        trials = ended(folder, "hit", running)
+    log = (folder / "runs/hit/0/log.txt").read_text()
+    assert "rank 1 of 2 ended with exit code -9" in log if what else "silent for" in (folder / "hit.txt").read_text()
     assert "trial 0 resumes from step" in log, "it resumes from its checkpoint"
     assert not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
-    require_alike(trials, ended("whole", start("whole", 1, episodes=160)))
+    require_alike(trials, whole)
 
 
 def test_gpus_are_shared_out_in_whole_groups() -> None:

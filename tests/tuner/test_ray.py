@@ -16,7 +16,8 @@ import pytest
 
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError
-from tests.tuner.quick_study import MODULE, controller, curves, outcomes, quick_spec, rows, run
+from tests.processes import free_port
+from tests.tuner.quick_study import controller, curves, outcomes, quick_spec, rows, run, write_study
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.ray_nodes import ROOT, Nodes, nodes
 from tests.tuner.test_worker import trial_spec
@@ -247,26 +248,11 @@ def test_a_cluster_without_a_gpu_has_none_to_share() -> None:
 
 # The command line
 
-STUDY = f"""
-name = "quick"
-task = "{MODULE}:TASK"
-trainer = "{MODULE}:factory"
-trials = 6
-strategy = "full"
-objective = "end"
-seed = 5
-sampler = {{ name = "random" }}
-search = {{ learning_rate = "advised", cliprange = {{ low = 0.1, high = 0.3 }} }}
-"""
-"""`quick_spec`, in a file."""
-
 
 def test_the_command_runs_a_study_on_a_remote_cluster(tmp_path: Path, unbroken: Path) -> None:
     pytest.importorskip("grpc")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (tmp_path / "study.toml").write_text(STUDY)
+    port = free_port()
+    write_study(tmp_path / "study.toml")
     with nodes(ray_client_server_port=port) as made:
         made.add("first")
         until(lambda: is_open(port))

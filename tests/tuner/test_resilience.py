@@ -20,6 +20,7 @@ from sqlalchemy import PoolProxiedConnection, text, update
 from ppo_core import output
 from ppo_core.errors import StoreError
 from ppo_core.report import Sample, StepReport
+from tests.processes import spawned
 from tests.tuner import quick_study, stores
 from tests.tuner.quick_study import quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
@@ -119,7 +120,7 @@ def test_a_write_whose_answer_is_lost_leaves_what_one_leaves(kind: str, tmp_path
 def test_a_lock_that_lasts_is_waited_for(store: Store, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = with_a_trial(store)
     hold = f"import sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('BEGIN IMMEDIATE'); print(1, flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", hold], stdin=-1, stdout=-1) as other:
+    with spawned([sys.executable, "-c", hold], stdin=-1, stdout=-1) as other:
         assert other.stdin and other.stdout and other.stdout.readline()
         with store._engine.connect() as connection:  # the one connection of the pool
             connection.exec_driver_sql("PRAGMA busy_timeout=50")

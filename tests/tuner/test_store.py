@@ -16,6 +16,7 @@ import pytest
 
 from ppo_core.errors import StudyError
 from ppo_core.report import Sample, StepReport, TokenReadings
+from tests.processes import spawned
 from tests.tuner import stores
 from tests.tuner.stores import pretend
 from tests.waiting import until
@@ -304,12 +305,12 @@ def test_a_process_is_known_by_what_no_clock_changes(
         assert processes.is_alive(replace(mine, started=mine.started + 1)) is False, "a later process of that id"
         for elsewhere in (replace(mine, host="another"), replace(mine, space="another")):
             assert processes.is_alive(elsewhere) is None
-        ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        theirs = replace(mine, pid=ended.pid, started=processes._state_and_start(ended.pid)[1])  # type: ignore[index]
-        assert processes.is_alive(theirs) is True
-        ended.kill()
-        until(lambda: processes.is_alive(theirs) is False)  # a zombie, which nobody has waited for
-        ended.communicate()
-        assert processes.is_alive(theirs) is False
+        with spawned([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as ended:
+            theirs = replace(mine, pid=ended.pid, started=processes._state_and_start(ended.pid)[1])  # type: ignore[index]
+            assert processes.is_alive(theirs) is True
+            ended.kill()
+            until(lambda: processes.is_alive(theirs) is False)  # a zombie, which nobody has waited for
+            ended.communicate()
+            assert processes.is_alive(theirs) is False
     finally:
         processes.pid_space.cache_clear()

@@ -124,6 +124,7 @@ def test_a_study_survives_kill_after_kill(tmp_path: Path, unbroken: Path) -> Non
     for _ in range(3):
         with controller(tmp_path, quick_spec()) as killed:
             killed.read_until(lambda line: line.startswith("TrialStepped"), times=9)
+            killed.kill()
     assert run(tmp_path, quick_spec())[0]
     assert curves(tmp_path) == curves(unbroken) and outcomes(tmp_path) == outcomes(unbroken)
 
@@ -144,6 +145,7 @@ def test_no_worker_outlives_a_controller_killed_in_the_middle_of_a_step(tmp_path
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, unbroken: Path) -> None:
     with controller(tmp_path, quick_spec("gated")) as killed:
         wait_at_gate(killed, tmp_path)
+        killed.kill()
     for number in (0, 1):
         (tmp_path / "runs/quick" / str(number) / "step-000006" / STATE).write_text("[6, 0]")
     (tmp_path / "gate").touch()
@@ -156,6 +158,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, 
 def test_a_trial_without_any_checkpoint_begins_again(tmp_path: Path, unbroken: Path) -> None:
     with controller(tmp_path, quick_spec("gated")) as killed:
         wait_at_gate(killed, tmp_path)
+        killed.kill()
     for number in (0, 1):
         checkpoint.prune(tmp_path / "runs/quick" / str(number), keep=0)
     (tmp_path / "gate").touch()
