@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
+from streamlit.testing.v1 import AppTest
 
 from dashboard import access, launching
 from tests.chromium import NoBrowser
@@ -14,6 +15,8 @@ from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.control_page import COURSES, TOKEN
 from tests.dashboard.fake_store import STUDY
+from tests.dashboard.shown import Page
+from tests.waiting import SECONDS
 from tuner.environment import READ_ONLY_VARIABLE
 from tuner.results import StudyView, read_study
 from tuner.store import Store
@@ -28,6 +31,38 @@ def browser() -> Iterator[Browser]:
         except NoBrowser as error:
             pytest.skip(str(error))
         yield started
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole fake study, which no test changes."""
+    path = tmp_path_factory.mktemp("store") / "store.db"
+    fake_store.build(path).close()
+    return path
+
+
+@pytest.fixture(scope="session")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake study with a rung, which no test changes."""
+    path = tmp_path_factory.mktemp("cut") / "store.db"
+    fake_store.build_cut(path).close()
+    return path
+
+
+@pytest.fixture
+def curves(monkeypatch: pytest.MonkeyPatch) -> Page:
+    """Return the page of curves on a store, not run yet."""
+
+    def script() -> None:
+        from dashboard.views import curves
+
+        curves.page()
+
+    def on(path: Path) -> AppTest:
+        monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
+        return AppTest.from_function(script, default_timeout=SECONDS)
+
+    return on
 
 
 @pytest.fixture(autouse=True)

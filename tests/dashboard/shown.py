@@ -1,11 +1,13 @@
 """Running one page on a store, for the tests of the analysis pages."""
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from tests.dashboard import fake_store
 from tests.dashboard.fake_store import Course
 from tests.waiting import SECONDS
 from tuner.status import Origin, Role, Status
@@ -13,6 +15,10 @@ from tuner.store import NewTrial, Outcome, Store
 
 GOOD = Course(1e-4, 0.05, 4.0, batch=128)
 FAILED = Course(1e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4)
+
+
+Page = Callable[[Path], AppTest]
+"""A page on a store, not run yet."""
 
 
 def page(module: str, path: Path, monkeypatch: pytest.MonkeyPatch, **query: str | list[str]) -> AppTest:
@@ -49,9 +55,18 @@ def cards(app: AppTest) -> dict[str, tuple[str, str]]:
     return {metric.label: (metric.value, metric.delta) for metric in app.metric}
 
 
+def charts(app: AppTest) -> list[str]:
+    return [chart.key for chart in app.get("echarts_chart")]
+
+
 def kinds_with(app: AppTest, marker: str) -> set[str]:
     """The kinds of elements that hold `marker` anywhere in what is sent to the browser."""
     return {node.type for node in app.main if node.type != "main" and marker in str(node.proto)}
+
+
+def page_of(path: Path, page: Page, courses: tuple[Course, ...]) -> AppTest:
+    fake_store.build(path, courses=courses).close()
+    return page(path)
 
 
 def change(path: Path, statement: str, *values: str) -> None:

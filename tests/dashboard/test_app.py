@@ -1,7 +1,6 @@
-"""Overview and Curves on real stores, run by Streamlit's AppTest: what they say, and that nothing raises."""
+"""The overview on real stores, run by Streamlit's AppTest: what they say, and that nothing raises."""
 
 import json
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,20 @@ from dashboard import safe_text, style
 from dashboard.views import curves as curves_page
 from tests.dashboard import fake_store
 from tests.dashboard.fake_store import STUDY, Course
-from tests.dashboard.shown import fork
+from tests.dashboard.shown import (
+    FAILED,
+    GOOD,
+    Page,
+    cards,
+    change,
+    charts,
+    fork,
+    kinds_with,
+    page_of,
+    run,
+    subheaders,
+    texts,
+)
 from tests.waiting import SECONDS
 from tuner.status import Status
 from tuner.store import Store
@@ -22,18 +34,6 @@ from tuner.store.schema import SCHEMA_VERSION
 pytestmark = pytest.mark.slow
 
 APP = Path(__file__).parents[2] / "dashboard" / "pages.py"
-GOOD = Course(1e-4, 0.05, 4.0, batch=128)
-FAILED = Course(1e-4, 0.05, 4.0, Status.FAILED, batch=128, ends_at=4)
-
-Page = Callable[[Path], AppTest]
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole fake study, which no test changes."""
-    path = tmp_path_factory.mktemp("store") / "store.db"
-    fake_store.build(path).close()
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -56,45 +56,6 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Page:
     return on
 
 
-@pytest.fixture
-def curves(monkeypatch: pytest.MonkeyPatch) -> Page:
-    """Return the page of curves on a store, not run yet."""
-
-    def script() -> None:
-        from dashboard.views import curves
-
-        curves.page()
-
-    def on(path: Path) -> AppTest:
-        monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{path}")
-        return AppTest.from_function(script, default_timeout=SECONDS)
-
-    return on
-
-
-def run(app: AppTest) -> AppTest:
-    app.run()
-    assert not app.exception
-    return app
-
-
-def subheaders(app: AppTest) -> list[str]:
-    return [element.value for element in app.subheader]
-
-
-def texts(app: AppTest) -> list[str]:
-    return [element.value for element in app.text]
-
-
-def cards(app: AppTest) -> dict[str, tuple[str, str]]:
-    return {metric.label: (metric.value, metric.delta) for metric in app.metric}
-
-
-def kinds_with(app: AppTest, marker: str) -> set[str]:
-    """The kinds of elements that hold `marker` anywhere in what is sent to the browser."""
-    return {node.type for node in app.main if node.type != "main" and marker in str(node.proto)}
-
-
 # A study
 
 
@@ -107,10 +68,6 @@ def table_with(app: AppTest, column: str) -> pd.DataFrame:
     """The table that has a column of this name."""
     [found] = [table.value for table in app.dataframe if column in table.value]
     return found
-
-
-def charts(app: AppTest) -> list[str]:
-    return [chart.key for chart in app.get("echarts_chart")]
 
 
 def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
@@ -279,117 +236,6 @@ def test_a_link_to_a_study_that_is_gone_shows_the_latest_and_says_so(built: Path
     assert app.query_params["study"] == STUDY
 
 
-# Curves
-
-
-def test_the_curves_of_a_study(built: Path, curves: Page) -> None:
-    app = run(curves(built))
-    assert subheaders(app) == ["KL", "Eval reward", "Score"]
-    assert charts(app) == ["objective/kl_exact curves", "eval/reward curves", "objective/scores curves"]
-    [told] = [text for text in texts(app) if text.startswith("Trial 6: KL 18.9 nats at step 21")]
-    assert "the first step over the guard's limit. " in told and " moved first, at step " in told
-
-
-def test_the_curves_of_a_study_with_a_rung_mark_its_pauses(cut: Path, curves: Page) -> None:
-    app = curves(cut)
-    app.query_params["trial"] = ["0", "5"]
-    run(app)
-    kl = json.loads(app.get("echarts_chart")[0].proto.spec)
-    marks = [series for series in kl["series"] if "paused at rung" in series["name"]]
-    assert [mark["name"] for mark in marks] == [f"Trial {number} paused at rung, score" for number in (0, 5)]
-    assert [mark["label"]["show"] for mark in marks] == [True, False], "trial 5 went on"
-    assert "◇ paused by the strategy" in app.subheader[0].help
-    assert "In colour: trials 0 (reference), 5 (best)." in [caption.value for caption in app.caption]
-
-
-def test_a_link_shows_what_it_names(built: Path, curves: Page) -> None:
-    app = curves(built)
-    named = {"trial": ["2", "5"], "axis": "step", "scale": "log"}
-    app.query_params.update({"study": STUDY, "metric": ["Policy: Entropy", "KL and reward: KL"], **named})
-    run(app)
-    assert charts(app) == ["policy/entropy_avg curves", "objective/kl_exact curves"]
-    entropy, kl = (json.loads(chart.proto.spec) for chart in app.get("echarts_chart")[:2])
-    assert (entropy["xAxis"]["name"], kl["yAxis"]["type"]) == ("Step (PPO iterations)", "log")
-
-
-def test_the_incident_is_of_the_chosen_trial_unless_the_link_names_another(built: Path, curves: Page) -> None:
-    app = curves(built)
-    app.query_params.update({"study": STUDY, "view": "What moved first"})
-    run(app)
-    assert charts(app) == ["incident chart"]
-    [told] = [text for text in texts(app) if text.startswith("Trial 6: KL 18.9 nats at step 21, the first step over")]
-    assert " moved first, at step 18" in told
-    app.multiselect(key="trial").set_value([2])
-    assert any(text.startswith("Trial 2: KL ") for text in texts(run(app)))
-    app.selectbox(key="incident").set_value(5)
-    run(app)
-    assert [info.value for info in app.info] == [
-        "The KL of trial 5 never went over the budget of 10 nats per response."
-    ]
-
-
-def test_the_incident_is_of_the_latest_pruned_trial_that_has_an_answer(tmp_path: Path, curves: Page) -> None:
-    at_once = Course(1.9e-3, 0.011, 200.0, Status.PRUNED, blow_up=1)
-    app = page_of(tmp_path / "store.db", curves, (fake_store.COURSES[2], at_once))
-    app.query_params["view"] = "What moved first"
-    told = texts(run(app))
-    assert any(text.startswith("Trial 0: KL ") for text in told)
-    app.multiselect(key="trial").set_value([1])
-    assert any("before there were enough steps" in text for text in texts(run(app)))
-
-
-def test_trials_over_the_axis_are_told_below_it(tmp_path: Path, curves: Page) -> None:
-    course = Course(1e-4, 0.05, 2000.0, Status.PRUNED, blow_up=1)
-    app = run(page_of(tmp_path / "store.db", curves, (course,)))
-    assert any("1 trial leaves the axis at 25 nats" in caption.value for caption in app.caption)
-
-
-def test_health_is_that_of_the_trials_in_colour(built: Path, curves: Page) -> None:
-    app = curves(built)
-    app.query_params.update({"study": STUDY, "view": "PPO health"})
-    assert run(app).dataframe[0].value["trial"].tolist() == [0, 7, 6, 13]
-    app.multiselect(key="trial").set_value([5, 2])
-    assert run(app).dataframe[0].value["trial"].tolist() == [5, 2]
-    assert charts(app) == []
-
-
-@pytest.mark.parametrize("axis", ["step", "episodes", "tokens", "seconds", "KL"])
-def test_every_axis_can_be_chosen(built: Path, curves: Page, axis: str) -> None:
-    app = curves(built)
-    app.query_params["axis"] = axis
-    assert len(charts(run(app))) == 3
-
-
-def test_a_metric_that_was_not_measured_is_said(built: Path, curves: Page) -> None:
-    app = curves(built)
-    app.query_params["metric"] = "Losses: KL loss"
-    run(app)
-    assert charts(app) == []
-    assert "Not measured in these trials." in [caption.value for caption in app.caption]
-
-
-def test_the_band_of_many_trials_is_explained_where_it_is_drawn(tmp_path: Path, curves: Page) -> None:
-    few = run(page_of(tmp_path / "few.db", curves, (GOOD,) * 2))
-    many = run(page_of(tmp_path / "many.db", curves, (GOOD,) * 34))
-    assert "grey band" not in few.subheader[0].help
-    assert "The grey band holds the middle 80% of the other 32 trials." in many.subheader[0].help
-    assert "Other trials" in many.get("echarts_chart")[0].proto.spec
-
-
-def test_curves_of_a_study_without_trials_or_steps_say_what_to_wait_for(tmp_path: Path, curves: Page) -> None:
-    assert subheaders(run(page_of(tmp_path / "none.db", curves, ()))) == ["No trials yet"]
-    path = tmp_path / "begun.db"
-    fake_store.build(path, courses=(Course(1e-4, 0.05, 4.0, Status.RUNNING, ends_at=0),)).close()
-    change(path, "DELETE FROM ppo_steps")
-    app = run(curves(path))
-    assert "No trial has reported a step yet." in [info.value for info in app.info]
-
-
-def page_of(path: Path, page: Page, courses: tuple[Course, ...]) -> AppTest:
-    fake_store.build(path, courses=courses).close()
-    return page(path)
-
-
 # Few or no trials
 
 
@@ -482,13 +328,6 @@ def other_version(path: Path) -> None:
 def damaged(path: Path) -> None:
     fake_store.build(path, courses=(GOOD,)).close()
     change(path, "DROP TABLE ppo_steps")
-
-
-def change(path: Path, statement: str, *values: str) -> None:
-    connection = sqlite3.connect(path)
-    with connection:
-        connection.execute(statement, values)
-    connection.close()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from dashboard import access, launching
-from dashboard.views import control, control_launch
+from dashboard.views import control_launch
 from tests.dashboard import fake_store
 from tests.dashboard.control_page import TOKEN, confirm, page, press, run, texts
 from tests.dashboard.fake_store import STUDY
@@ -60,7 +60,7 @@ def test_a_file_is_launched_after_a_confirmation(folder: Path, started: list[dic
 def control_then_overview() -> None:
     import streamlit as st
 
-    from dashboard.views import overview
+    from dashboard.views import control, overview
 
     (overview if st.session_state.get("elsewhere") else control).page()
 

@@ -22,20 +22,6 @@ every_page = pytest.mark.parametrize("view", VIEWS)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("whole") / "store.db"
-    fake_store.build(path).close()
-    return path
-
-
-@pytest.fixture(scope="module")
-def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("cut") / "store.db"
-    fake_store.build_cut(path).close()
-    return path
-
-
-@pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fake study's trials over and over, until there are 2,000."""
     path = tmp_path_factory.mktemp("large") / "store.db"
@@ -152,8 +138,8 @@ def test_with_trials_that_all_failed(view: str, tmp_path: Path, monkeypatch: pyt
 
 
 @every_page
-def test_with_the_whole_study(view: str, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert page(view, whole, monkeypatch, **STUDY).get(SHOWS[view])
+def test_with_the_whole_study(view: str, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert page(view, built, monkeypatch, **STUDY).get(SHOWS[view])
 
 
 @every_page

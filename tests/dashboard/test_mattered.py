@@ -20,14 +20,6 @@ pytestmark = pytest.mark.slow
 TAB = "What mattered"
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole fake study, which no test changes."""
-    path = tmp_path_factory.mktemp("store") / "store.db"
-    fake_store.build(path).close()
-    return path
-
-
 def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

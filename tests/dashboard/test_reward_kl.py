@@ -18,22 +18,6 @@ from tuner.store import Store
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole fake study, which no test changes."""
-    path = tmp_path_factory.mktemp("store") / "store.db"
-    fake_store.build(path).close()
-    return path
-
-
-@pytest.fixture(scope="module")
-def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fake study with a rung, which no test changes."""
-    path = tmp_path_factory.mktemp("cut") / "store.db"
-    fake_store.build_cut(path).close()
-    return path
-
-
 def test_the_best_trial_and_the_best_checkpoint_are_told_under_the_studys_own_budget(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,14 +17,6 @@ from tests.dashboard.shown import GOOD, page
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole fake study, which no test changes."""
-    path = tmp_path_factory.mktemp("store") / "store.db"
-    fake_store.build(path).close()
-    return path
-
-
 def steps_told(app: AppTest) -> list[int]:
     return [int(caption.value.split("step ")[1]) for caption in app.caption if "· step" in caption.value]
 

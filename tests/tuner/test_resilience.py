@@ -1,33 +1,19 @@
-"""A store in trouble: lost answers, locks, full and failing disks, damaged files; and the patience of a controller."""
+"""A store in trouble: lost answers, locks, full and failing disks; and the patience of a controller."""
 
-import errno
-import functools
-import io
 import re
 import resource
-import sqlite3
-import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 from sqlalchemy import PoolProxiedConnection, text, update
 
-from ppo_core import output
 from ppo_core.errors import StoreError
 from ppo_core.report import Sample, StepReport
 from tests.processes import spawned
-from tests.tuner import quick_study, stores
-from tests.tuner.quick_study import quick_spec
-from tests.tuner.quick_trainer import FOLDER_VARIABLE
-from tuner.cli.run import StudyProgress
-from tuner.events import Event, StudyWarned, TrialStarted
+from tests.tuner import stores
 from tuner.retry import RoomWatch, StoreRetry
-from tuner.run import run_study
 from tuner.status import Origin, Reason, Status, Wanted
 from tuner.store import Lease, NewTrial, Outcome, Store, schema
 
@@ -276,9 +262,6 @@ def test_a_stop_ends_the_wait_early() -> None:
     assert clock.now == 110 and max(clock.waits) <= 0.5
 
 
-# A full disk
-
-
 def test_a_trial_without_room_tries_again_ever_later_and_gives_up_at_the_limit() -> None:
     clock, told = Clock(), list[str]()
     room = RoomWatch(told.append, limit=150, clock=lambda: clock.now)
@@ -297,254 +280,6 @@ def test_a_trial_without_room_tries_again_ever_later_and_gives_up_at_the_limit()
     room.found(3)
     room.found(4)  # which never waited
     assert told[1:] == ["trial 3: there is disk space again after 3 min"] and room.why_give_up() is None
-
-
-@pytest.fixture
-def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that makes the disk of `cramped` trainers full; they try again without a wait."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("tuner.controller.RoomWatch", functools.partial(RoomWatch, first_wait=0.0))
-    monkeypatch.setattr("tuner.controller.LOOK_SECONDS", -1.0)
-    (tmp_path / "full").touch()
-    return tmp_path / "full"
-
-
-def run_cramped(folder: Path, at_first: Callable[[], object]) -> tuple[bool, list[str]]:
-    """Run two trials one by one; do `at_first` when one of them finds no room. Return what was told of."""
-    told: list[str] = []
-
-    def on_event(event: Event) -> None:
-        if isinstance(event, StudyWarned):
-            told.append(event.message)
-            if "trying again" in event.message:
-                at_first()
-
-    keywords = {"storage": quick_study.storage(folder), "runs_folder": folder / "runs", "workers": 1}
-    spec = quick_spec("cramped", trials=2)
-    return run_study(spec, **keywords, checkpoint_seconds=1e9, on_event=on_event), told
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken")
-    quick_study.run(folder, quick_spec(trials=2))
-    return folder
-
-
-def test_a_trial_waits_for_room_and_goes_on(tmp_path: Path, full: Path, unbroken: Path) -> None:
-    finished, told = run_cramped(tmp_path, full.unlink)
-    assert finished and len(told) == 2
-    assert told[0].startswith("trial 0: cannot write the checkpoint ") and "No space left on device;" in told[0]
-    assert told[1].startswith("trial 0: there is disk space again after ")
-    assert [row.attempts for row in quick_study.rows(tmp_path)] == [1, 1]
-    assert quick_study.curves(tmp_path) == quick_study.curves(unbroken)
-    assert quick_study.outcomes(tmp_path) == quick_study.outcomes(unbroken)
-
-
-@pytest.mark.parametrize(
-    ("kind", "status"), [("stop", Status.STOPPED), ("prune", Status.PRUNED), ("pause", Status.PAUSED)]
-)
-def test_orders_reach_a_trial_that_waits_for_room(
-    tmp_path: Path, full: Path, unbroken: Path, kind: str, status: Status
-) -> None:
-    def order() -> None:
-        store = Store.open(quick_study.storage(tmp_path))
-        if store.trial(store.study("quick"), 0).status is Status.RUNNING:
-            store.place_order(store.study("quick"), kind, 0, {})
-        else:  # trial 1 waits
-            full.unlink()
-        store.close()
-
-    run_cramped(tmp_path, order)
-    first, second = quick_study.rows(tmp_path)
-    assert (first.status, first.wanted, second.status) == (status, None, Status.COMPLETED)
-    if kind == "pause":
-        store = Store.open(quick_study.storage(tmp_path))
-        store.place_order(store.study("quick"), "resume", 0, {})
-        store.close()
-        assert run_cramped(tmp_path, full.unlink)[0]
-        assert quick_study.curves(tmp_path) == quick_study.curves(unbroken)
-
-
-@pytest.mark.parametrize("how", ["order", "limit"])
-def test_a_run_without_room_stops_in_good_order_and_the_next_goes_on(
-    tmp_path: Path, full: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    def order() -> None:
-        if how == "order":
-            store = Store.open(quick_study.storage(tmp_path))
-            store.place_order(store.study("quick"), "stop", None, {})
-            store.close()
-
-    with monkeypatch.context() as patched:
-        limit = 3600.0 if how == "order" else 0.0
-        patched.setattr("tuner.controller.RoomWatch", functools.partial(RoomWatch, first_wait=0.0, limit=limit))
-        finished, _ = run_cramped(tmp_path, order)
-    assert not finished
-    assert [row.status for row in quick_study.rows(tmp_path)] == [Status.RUNNING]
-    full.unlink()
-    assert run_cramped(tmp_path, order)[0]
-    assert quick_study.curves(tmp_path) == quick_study.curves(unbroken)
-    assert [row.attempts for row in quick_study.rows(tmp_path)] == [2, 1]
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_notes_that_cannot_be_written_fail_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    opened = Path.open
-
-    def full(*_: object, **__: object) -> NoReturn:
-        raise OSError(number, "full")
-
-    def read_only(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-        return opened(path, mode, *arguments, **options) if mode in ("r", "rb") else full()
-
-    def begin(event: Event) -> None:
-        if isinstance(event, TrialStarted):
-            for name, stub in (("write_text", full), ("mkdir", full), ("open", read_only)):
-                monkeypatch.setattr(Path, name, stub)
-
-    spec = quick_spec("raising", trials=6)
-    keywords = {"storage": quick_study.storage(tmp_path), "runs_folder": tmp_path / "runs", "workers": 1}
-    finished = run_study(spec, **keywords, on_event=begin)
-    monkeypatch.undo()
-    assert finished
-    failed = [row for row in quick_study.rows(tmp_path) if row.status is Status.FAILED]
-    assert failed and all(row.reason is not None and "traceback in" not in row.reason.message for row in failed)
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_progress_that_finds_no_room_ends_no_run(number: int) -> None:
-    class Full(io.StringIO):
-        def write(self, text: str) -> NoReturn:
-            raise OSError(number, "full")
-
-    warning, refused = StudyWarned("the disk is full"), number == errno.EIO
-    with pytest.raises(OSError) if refused else nullcontext(), StudyProgress(output.console(Full())) as progress:
-        progress(warning)
-    kept = io.StringIO()
-    with StudyProgress(output.console(kept)) as progress:
-        progress(warning)
-    assert kept.getvalue().startswith("warning: the disk is full\n")
-
-
-def test_a_study_whose_folder_has_no_room_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, *_: object, **__: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
-        with pytest.raises(StoreError, match=r"cannot write .*/study\.json: No space left on device"):
-            quick_study.run(tmp_path, quick_spec(trials=1))
-    assert quick_study.run(tmp_path, quick_spec(trials=1))[0]
-
-
-# What is refused
-
-
-def test_what_is_no_store_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
-    for name, make, message in (
-        (
-            "garbage",
-            lambda path: path.write_bytes(b"\x00garbage" * 999),
-            "is not an SQLite database; name another with --storage",
-        ),
-        ("cut off", cut_off_store, "database disk image is malformed$"),
-        ("of others", lambda path: other_database(path, "DELETE"), "holds no PPO Tuner store; name another with"),
-        ("with a log", lambda path: other_database(path, "WAL"), "holds no PPO Tuner store; name another with"),
-        ("newer", lambda path: versioned_store(path, "99"), "has schema version 99; .* a newer PPO Tuner reads it"),
-        ("too old", lambda path: versioned_store(path, "1"), "has schema version 1; .* it is too old to be migrated"),
-        ("no version", lambda path: versioned_store(path, "x"), "is damaged: it holds no schema version"),
-    ):
-        folder = tmp_path / name
-        folder.mkdir()
-        make(folder / "store.db")
-        before = files(folder)
-        for create, migrate in ((False, False), (False, True), (True, True)):
-            with pytest.raises(StoreError, match=message) as caught:
-                Store.open(str(folder / "store.db"), create=create, migrate=migrate)
-            assert "\n" not in str(caught.value)
-            assert files(folder) == before
-
-
-def test_a_log_that_a_killed_program_left_is_not_written_into_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    script = "import sqlite3, sys, os; c = sqlite3.connect(sys.argv[1]); c.execute('PRAGMA journal_mode=WAL'); c.execute('CREATE TABLE guests (name)'); c.commit(); os._exit(0)"
-    subprocess.run([sys.executable, "-c", script, str(path)], check=True)
-    before = files(tmp_path)
-    assert before["store.db-wal"]
-    with pytest.raises(StoreError, match="holds no PPO Tuner store"):
-        Store.open(str(path), create=True)
-    assert {**files(tmp_path), "store.db-shm": b""} == {**before, "store.db-shm": b""}
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-def cut_off_store(path: Path) -> None:
-    Store.open(str(path), create=True).close()
-    path.write_bytes(path.read_bytes()[:8192])
-
-
-def other_database(path: Path, mode: str) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute(f"PRAGMA journal_mode={mode}")
-    connection.execute("CREATE TABLE guests (name)")
-    connection.close()
-
-
-def versioned_store(path: Path, version: str) -> None:
-    store = Store.open(str(path), create=True)
-    with store._engine.begin() as connection:
-        connection.execute(text("UPDATE ppo_meta SET value = :version"), {"version": version})
-    store.close()
-
-
-@pytest.mark.parametrize(
-    ("storage", "message"),
-    [
-        ("mysql://u:secret@host/db", "mysql is not supported"),
-        ("sqlite://", "names no file"),
-        ("sqlite:///:memory:", "names no file"),
-        ("no url://", "is not a database URL"),
-        ("postgres ql://u:secret@host/db", "is not a database URL"),
-        ("postgresql://u:secret@host:port/db", "is not a database URL"),
-        ("postgres://u:secret@host/db?sslpassword=secret", "postgres is not supported; use sqlite or postgresql"),
-        ("postgresql+nobodys://u:secret@host/db", "names no known driver"),
-        ("postgresql+pg8000://u:secret@host/db", r'needs a driver: pip install "ppo-tuner\[postgres\]"'),
-        ("postgresql://u:s%65cret@127.0.0.1:1/db", "127.0.0.1.*refused"),
-        ("postgresql://u@127.0.0.1:1/db?password=secret&application_name=x", "127.0.0.1.*refused"),
-        ("postgresql://u:secret@127.0.0.1:1/db?nothing=1", 'invalid connection option "nothing"'),
-        ("postgresql://u:secret@nohost.invalid/db", "nohost.invalid"),
-        ("sqlite:///{folder}", "is a folder; name a file in it"),
-        ("sqlite:////proc/nothing/store.db", "cannot make the store /proc/nothing/store.db: .*/proc/nothing: "),
-        ("sqlite:///file:{folder}/none.db?mode=ro&uri=true", "unable to open database file"),
-    ],
-)
-def test_a_url_that_cannot_be_a_store_is_refused_in_one_line_without_its_password(
-    storage: str, message: str, tmp_path: Path
-) -> None:
-    with warnings.catch_warnings(), pytest.raises(StoreError, match=message) as caught:
-        warnings.simplefilter("error")
-        Store.open(storage.format(folder=tmp_path), create=True)
-    chained: BaseException | None = caught.value
-    while chained is not None:
-        assert "secret" not in str(chained) and "s%65cret" not in str(chained)
-        chained = chained.__cause__ or (None if chained.__suppress_context__ else chained.__context__)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_server_refuses_a_wrong_database_and_a_wrong_user(tmp_path: Path) -> None:
-    url = stores.empty("postgresql", tmp_path)
-    with pytest.raises(StoreError, match=r'FATAL:  database "nothing" does not exist$'):
-        Store.open(url.replace("/postgres?", "/nothing?"))
-    with pytest.raises(StoreError, match=r'FATAL:  role "u" does not exist$') as caught:
-        Store.open(url.replace("postgres:@", "u:secret@"))
-    assert "secret" not in str(caught.value)
 
 
 def test_a_store_that_may_only_be_read_can_be_read(store: Store, path: Path) -> None:

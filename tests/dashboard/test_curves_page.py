@@ -1,0 +1,125 @@
+"""Curves on real stores, run by Streamlit's AppTest: what the page says, and that nothing raises."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.dashboard import fake_store
+from tests.dashboard.fake_store import STUDY, Course
+from tests.dashboard.shown import (
+    GOOD,
+    Page,
+    change,
+    charts,
+    page_of,
+    run,
+    subheaders,
+    texts,
+)
+from tuner.status import Status
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_curves_of_a_study(built: Path, curves: Page) -> None:
+    app = run(curves(built))
+    assert subheaders(app) == ["KL", "Eval reward", "Score"]
+    assert charts(app) == ["objective/kl_exact curves", "eval/reward curves", "objective/scores curves"]
+    [told] = [text for text in texts(app) if text.startswith("Trial 6: KL 18.9 nats at step 21")]
+    assert "the first step over the guard's limit. " in told and " moved first, at step " in told
+
+
+def test_the_curves_of_a_study_with_a_rung_mark_its_pauses(cut: Path, curves: Page) -> None:
+    app = curves(cut)
+    app.query_params["trial"] = ["0", "5"]
+    run(app)
+    kl = json.loads(app.get("echarts_chart")[0].proto.spec)
+    marks = [series for series in kl["series"] if "paused at rung" in series["name"]]
+    assert [mark["name"] for mark in marks] == [f"Trial {number} paused at rung, score" for number in (0, 5)]
+    assert [mark["label"]["show"] for mark in marks] == [True, False], "trial 5 went on"
+    assert "◇ paused by the strategy" in app.subheader[0].help
+    assert "In colour: trials 0 (reference), 5 (best)." in [caption.value for caption in app.caption]
+
+
+def test_a_link_shows_what_it_names(built: Path, curves: Page) -> None:
+    app = curves(built)
+    named = {"trial": ["2", "5"], "axis": "step", "scale": "log"}
+    app.query_params.update({"study": STUDY, "metric": ["Policy: Entropy", "KL and reward: KL"], **named})
+    run(app)
+    assert charts(app) == ["policy/entropy_avg curves", "objective/kl_exact curves"]
+    entropy, kl = (json.loads(chart.proto.spec) for chart in app.get("echarts_chart")[:2])
+    assert (entropy["xAxis"]["name"], kl["yAxis"]["type"]) == ("Step (PPO iterations)", "log")
+
+
+def test_the_incident_is_of_the_chosen_trial_unless_the_link_names_another(built: Path, curves: Page) -> None:
+    app = curves(built)
+    app.query_params.update({"study": STUDY, "view": "What moved first"})
+    run(app)
+    assert charts(app) == ["incident chart"]
+    [told] = [text for text in texts(app) if text.startswith("Trial 6: KL 18.9 nats at step 21, the first step over")]
+    assert " moved first, at step 18" in told
+    app.multiselect(key="trial").set_value([2])
+    assert any(text.startswith("Trial 2: KL ") for text in texts(run(app)))
+    app.selectbox(key="incident").set_value(5)
+    run(app)
+    assert [info.value for info in app.info] == [
+        "The KL of trial 5 never went over the budget of 10 nats per response."
+    ]
+
+
+def test_the_incident_is_of_the_latest_pruned_trial_that_has_an_answer(tmp_path: Path, curves: Page) -> None:
+    at_once = Course(1.9e-3, 0.011, 200.0, Status.PRUNED, blow_up=1)
+    app = page_of(tmp_path / "store.db", curves, (fake_store.COURSES[2], at_once))
+    app.query_params["view"] = "What moved first"
+    told = texts(run(app))
+    assert any(text.startswith("Trial 0: KL ") for text in told)
+    app.multiselect(key="trial").set_value([1])
+    assert any("before there were enough steps" in text for text in texts(run(app)))
+
+
+def test_trials_over_the_axis_are_told_below_it(tmp_path: Path, curves: Page) -> None:
+    course = Course(1e-4, 0.05, 2000.0, Status.PRUNED, blow_up=1)
+    app = run(page_of(tmp_path / "store.db", curves, (course,)))
+    assert any("1 trial leaves the axis at 25 nats" in caption.value for caption in app.caption)
+
+
+def test_health_is_that_of_the_trials_in_colour(built: Path, curves: Page) -> None:
+    app = curves(built)
+    app.query_params.update({"study": STUDY, "view": "PPO health"})
+    assert run(app).dataframe[0].value["trial"].tolist() == [0, 7, 6, 13]
+    app.multiselect(key="trial").set_value([5, 2])
+    assert run(app).dataframe[0].value["trial"].tolist() == [5, 2]
+    assert charts(app) == []
+
+
+@pytest.mark.parametrize("axis", ["step", "episodes", "tokens", "seconds", "KL"])
+def test_every_axis_can_be_chosen(built: Path, curves: Page, axis: str) -> None:
+    app = curves(built)
+    app.query_params["axis"] = axis
+    assert len(charts(run(app))) == 3
+
+
+def test_a_metric_that_was_not_measured_is_said(built: Path, curves: Page) -> None:
+    app = curves(built)
+    app.query_params["metric"] = "Losses: KL loss"
+    run(app)
+    assert charts(app) == []
+    assert "Not measured in these trials." in [caption.value for caption in app.caption]
+
+
+def test_the_band_of_many_trials_is_explained_where_it_is_drawn(tmp_path: Path, curves: Page) -> None:
+    few = run(page_of(tmp_path / "few.db", curves, (GOOD,) * 2))
+    many = run(page_of(tmp_path / "many.db", curves, (GOOD,) * 34))
+    assert "grey band" not in few.subheader[0].help
+    assert "The grey band holds the middle 80% of the other 32 trials." in many.subheader[0].help
+    assert "Other trials" in many.get("echarts_chart")[0].proto.spec
+
+
+def test_curves_of_a_study_without_trials_or_steps_say_what_to_wait_for(tmp_path: Path, curves: Page) -> None:
+    assert subheaders(run(page_of(tmp_path / "none.db", curves, ()))) == ["No trials yet"]
+    path = tmp_path / "begun.db"
+    fake_store.build(path, courses=(Course(1e-4, 0.05, 4.0, Status.RUNNING, ends_at=0),)).close()
+    change(path, "DELETE FROM ppo_steps")
+    app = run(curves(path))
+    assert "No trial has reported a step yet." in [info.value for info in app.info]
