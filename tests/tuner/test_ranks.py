@@ -25,7 +25,7 @@ from tuner.worker_settings import WorkerSettings
 
 STUDY = """
 name = "{name}"
-trials = 2
+trials = {trials}
 seed = 5
 device = "cpu"
 gpus_per_trial = {ranks}
@@ -80,8 +80,10 @@ def whole(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
 
 
 @contextmanager
-def started(folder: Path, name: str, ranks: int, step_seconds: float = 120) -> Iterator["subprocess.Popen[bytes]"]:
-    (folder / f"{name}.toml").write_text(STUDY.format(name=name, ranks=ranks, step_seconds=step_seconds))
+def started(
+    folder: Path, name: str, ranks: int, trials: int = 2, step_seconds: float = 120
+) -> Iterator["subprocess.Popen[bytes]"]:
+    (folder / f"{name}.toml").write_text(STUDY.format(name=name, ranks=ranks, trials=trials, step_seconds=step_seconds))
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tuner.cli.main", "run", f"{name}.toml"]
     with (
@@ -140,7 +142,7 @@ def test_a_study_whose_trials_have_two_processes_is_the_same(folder: Path, whole
 def test_a_process_that_dies_or_hangs_loses_no_step(
     folder: Path, whole: list[dict[str, Any]], blow: signal.Signals, what: str | None
 ) -> None:
-    with started(folder, "hit", 2, step_seconds=5) as running:
+    with started(folder, "hit", 2, trials=1, step_seconds=5) as running:
         victim = other_rank(folder, "hit", running)
         victim.send_signal(blow)
         trials = ended(folder, "hit", running)
@@ -148,7 +150,7 @@ def test_a_process_that_dies_or_hangs_loses_no_step(
     assert "rank 1 of 2 ended with exit code -9" in log if what else "silent for" in (folder / "hit.txt").read_text()
     assert "trial 0 resumes from step" in log, "it resumes from its checkpoint"
     assert not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
-    require_alike(trials, whole)
+    require_alike(trials, whole[:1])
 
 
 def test_gpus_are_shared_out_in_whole_groups() -> None:
