@@ -30,6 +30,15 @@ def folder(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process, which nothing disturbs."""
+    folder = tmp_path_factory.mktemp("whole")
+    fill(folder, tiny_folder)
+    assert process(folder, *PARTS, *SMALL, "--output", "run").returncode == 0
+    return folder / "run"
+
+
 def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **more}
 
@@ -53,14 +62,12 @@ def require_alike(found: Path, expected: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_does(folder: Path) -> None:
-    flags = (*PARTS, *SMALL, "--per_device_train_batch_size", "2")
-    assert process(folder, *flags, "--output", "one").returncode == 0
-    two = launch(TORCHRUN, *flags, "--output", "two")
+def test_two_processes_train_what_one_does(folder: Path, whole: Path) -> None:
+    two = launch(TORCHRUN, *PARTS, *SMALL, "--per_device_train_batch_size", "2", "--output", "two")
     assert two.returncode == 0, two.stderr
     assert two.stdout.count("2 processes\n") == 1, "rank 0 alone speaks"
     assert two.stdout.count("saved the model in two/model") == 1
-    require_alike(Path("two"), Path("one"))
+    require_alike(Path("two"), whole)
 
 
 @pytest.mark.slow
@@ -74,9 +81,8 @@ def test_trls_batch_sizes_count_the_processes(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_ends_all_and_one_process_resumes(folder: Path) -> None:
+def test_a_process_that_dies_ends_all_and_one_process_resumes(folder: Path, whole: Path) -> None:
     flags = (*PARTS, *SMALL, "--save_every_episodes", "16")
-    assert process(folder, *flags, "--output", "whole").returncode == 0
     began = time.monotonic()
     killed = launch(TORCHRUN, *flags, "--output", "killed", **{KILL_AT: "6", KILL_RANK: "1"})
     assert killed.returncode != 0 and "SIGKILL" in killed.stderr
@@ -84,7 +90,7 @@ def test_a_process_that_dies_ends_all_and_one_process_resumes(folder: Path) -> N
     assert 0 < len(steps(Path("killed"))) < 7
     resumed = process(folder, "--resume", "killed")
     assert resumed.returncode == 0, resumed.stderr
-    require_alike(Path("killed"), Path("whole"))
+    require_alike(Path("killed"), whole)
 
 
 @pytest.mark.slow
