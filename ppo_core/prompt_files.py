@@ -81,7 +81,7 @@ def read_hub(source: PromptSource) -> dict[str, Split]:
             loaded = load_dataset(source.path, source.config)
         except Exception as error:  # connection, access, formats: everything the hub and its builders raise
             raise TaskError(
-                f"{source.where}: there is no such file or folder, and the hub gives no such dataset: {_why(error)}"
+                f"{source.where}: no such file or folder, and no such dataset on the hub: {_why(error)}"
             ) from error
     return _splits(loaded)
 
@@ -284,7 +284,7 @@ def load_splits(source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]
         return {"train": read_file(path, "", source)}, ()
     if path.suffix.lower() in READERS or not HUB_ID.fullmatch(source.path):
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise TaskError(f"{source.where}: there is no such file or folder{nearest(path.name, siblings)}")
+        raise TaskError(f"{source.where}: no such file or folder{nearest(path.name, siblings)}")
     return read_hub(source), ()
 
 

@@ -306,7 +306,7 @@ def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> lis
     for name in _split_names(spec):
         if name not in splits:
             raise TaskError(
-                f'{source.where}: there is no split "{name}"; there are: {", ".join(splits)}{nearest(name, splits)}'
+                f'{source.where}: split "{name}" not found; available: {", ".join(splits)}{nearest(name, splits)}'
             )
     if spec in splits:  # also a name that the library would not take, and what needs no import of it
         return splits[spec].rows(0, splits[spec].count)

@@ -166,6 +166,6 @@ def import_task(path: str) -> Task:
     task = getattr(module, attribute, None)
     if not isinstance(task, Task):
         there_are = [key for key, value in vars(module).items() if isinstance(value, Task)]
-        hint = f"; it has: {', '.join(there_are)}" if there_are else "; it has none"
+        hint = f"; it has: {', '.join(there_are)}" if there_are else "; it defines no tasks"
         raise TaskError(f'task "{path}": module "{module.__name__}" has no task "{attribute}"{hint}')
     return task

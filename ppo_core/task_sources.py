@@ -52,7 +52,7 @@ def model_place(value: object, folder: Path, where: str) -> str:
     if not path.is_dir():
         raise ConfigError(f"{where} = {text!r} is a file; a model is a folder that save_pretrained wrote")
     if not any((path / name).exists() for name in MODEL_CONFIGS):
-        raise ConfigError(f"{where} = {text!r} holds no saved model: there is no config.json in {path}")
+        raise ConfigError(f"{where} = {text!r} is not a saved model: {path} has no config.json")
     return str(path)
 
 
@@ -76,7 +76,7 @@ def file_place(value: str, folder: Path, where: str) -> str:
     path = _local(value, folder, where, is_path=True)
     assert path is not None
     if not path.is_file():
-        raise ConfigError(f"{where} = {value!r} is a folder; a file is wanted")
+        raise ConfigError(f"{where} = {value!r} is a folder, not a file")
     return str(path)
 
 
@@ -88,7 +88,7 @@ def _local(text: str, folder: Path, where: str, *, is_path: bool) -> Path | None
     if not is_path and _HUB_ID.fullmatch(text) and not _is_begun(text, folder):
         return None
     siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise ConfigError(f"{where} = {text!r}: there is no {path}{nearest(path.name, siblings)}")
+    raise ConfigError(f"{where} = {text!r}: {path} not found{nearest(path.name, siblings)}")
 
 
 def _is_begun(text: str, folder: Path) -> bool:

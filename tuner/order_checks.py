@@ -78,7 +78,7 @@ def _searched_values(spec: StudySpec, values: Mapping[str, object]) -> dict[str,
         if name not in spec.search:
             searched = ", ".join(spec.search)
             hint = nearest(name, spec.search)
-            raise ConfigError(f"{name} is not searched in this study; there are: {searched}{hint}")
+            raise ConfigError(f"{name} is not searched in this study; available: {searched}{hint}")
         given[name] = _in_range(spec, name, _declared(name, value))
     require_one_control(spec.search, given)
     return spec.params_with(given)
@@ -107,7 +107,7 @@ def _in_range(spec: StudySpec, name: str, value: HyperValue) -> HyperValue:
 
 def _declared(name: str, value: object) -> HyperValue:
     if name not in HYPERPARAMETERS:
-        raise ConfigError(f'there is no hyperparameter "{name}"{nearest(name, HYPERPARAMETERS)}')
+        raise ConfigError(f'unknown hyperparameter "{name}"{nearest(name, HYPERPARAMETERS)}')
     return HYPERPARAMETERS[name].coerce(value)
 
 
@@ -118,11 +118,11 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
         ConfigError: an unknown setting, or a value that is not allowed.
     """
     if not changes:
-        raise ConfigError(f"set changes nothing; there are: {', '.join(SETTINGS)}")
+        raise ConfigError(f"set changes nothing; available: {', '.join(SETTINGS)}")
     for name, value in changes.items():
         if name not in SETTINGS:
             raise ConfigError(
-                f'there is no setting "{name}"; there are: {", ".join(SETTINGS)}{nearest(name, SETTINGS)}'
+                f'unknown setting "{name}"; available: {", ".join(SETTINGS)}{nearest(name, SETTINGS)}'
             )
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_count = is_number and float(str(value)).is_integer() and float(str(value)) >= 1
@@ -151,7 +151,7 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
         StudyError: there is no such trial, or no run that could be ended.
     """
     if kind not in KINDS:
-        raise ConfigError(f'there is no order "{kind}"; there are: {", ".join(KINDS)}')
+        raise ConfigError(f'unknown order "{kind}"; available: {", ".join(KINDS)}')
     row = None if trial is None else store.trial(view.row, trial)
     if kind == "enqueue":
         enqueued_params(view.spec, view.trials, arguments["values"])

@@ -83,7 +83,7 @@ class OrderDesk:
 
     def _carry_out(self, order: Order) -> None:
         if order.kind not in orders.KINDS:
-            raise ConfigError(f'there is no order "{order.kind}"')
+            raise ConfigError(f'unknown order "{order.kind}"')
         if order.trial is None and orders.KINDS[order.kind].trial == "needed":
             raise ConfigError(f"{order.kind} names no trial")
         if order.kind == "enqueue":

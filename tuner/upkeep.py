@@ -45,7 +45,7 @@ def rename(store: Store, study: StudyRow, name: str, tell: Tell) -> None:
         raise ConfigError(f'"{name}" is the study\'s name already')
     with _held(store, study, name) as (lease, study):
         if any(other.name == name for other in store.studies()):
-            raise StudyError(f'there is a study "{name}" already')
+            raise StudyError(f'study "{name}" already exists')
         folder = _move(study, name, tell)
         try:
             store.rename_study(lease, name, study.folder if folder is None else str(folder))
@@ -115,7 +115,7 @@ def _move(study: StudyRow, name: str, tell: Tell) -> Path | None:
             tell(f"{source} stays: it is not marked as this study's")
         return None
     if target.exists() or target.is_symlink():
-        raise StudyError(f"{target} is there already, where the study's checkpoints would go; move or remove it first")
+        raise StudyError(f"{target} already exists, where the study's checkpoints would go; move or remove it first")
     return _moved(source, target, study, name)
 
 

@@ -80,7 +80,7 @@ class FunctionReward:
             variadic = parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
             if parameter.name not in names and not variadic and parameter.default is inspect.Parameter.empty:
                 return (
-                    f'{self.who} asks for "{parameter.name}", which is not a column; there are: {", ".join(names)}'
+                    f'{self.who} asks for "{parameter.name}", which is not a column; available: {", ".join(names)}'
                     f"{nearest(parameter.name, names)}"
                 )
         return None
@@ -109,7 +109,7 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
         if place.endswith(".py"):
             path = Path(place).expanduser().resolve()
             if not path.is_file():
-                raise TaskError(f"{who}: there is no file {path}")
+                raise TaskError(f"{who}: file {path} not found")
             module = import_file(path)
         else:
             module, _ = import_module(part.where, f"{who}: function", TaskError)
@@ -120,7 +120,7 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         there_are = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        hint = f"; there are: {', '.join(there_are)}{nearest(name, there_are)}" if there_are else "; it has none"
+        hint = f"; available: {', '.join(there_are)}{nearest(name, there_are)}" if there_are else "; it defines no functions"
         raise TaskError(f'{who}: {place} has no function "{name}"{hint}')
     return function  # type: ignore[no-any-return]
 

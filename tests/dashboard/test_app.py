@@ -453,7 +453,7 @@ def test_without_a_store_the_first_command_is_told(tmp_path: Path, page: Page) -
     app = run(page(tmp_path / "none.db"))
     assert subheaders(app) == ["No store yet"]
     assert texts(app) == [
-        f"there is no store at {tmp_path}/none.db yet; `ppo-tuner run` makes it, --storage names another"
+        f"no store at {tmp_path}/none.db; `ppo-tuner run` creates it, or name another with --storage"
     ]
     assert [code.value for code in app.code] == ["ppo-tuner demo"]
     assert not (tmp_path / "none.db").exists()

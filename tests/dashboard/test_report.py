@@ -290,7 +290,7 @@ def test_the_command_writes_the_file_and_replaces_it_only_when_told(
     Path("reviews-report.html").write_text("mine")
     assert cli.main(["report", STUDY]) == 2
     assert one_error(capfd.readouterr().err) == (
-        "reviews-report.html is there already; replace it with --force, or name another with -o"
+        "reviews-report.html already exists; replace it with --force, or name another with -o"
     )
     assert Path("reviews-report.html").read_text() == "mine"
     assert cli.main(["report", STUDY, "--force"]) == 0
@@ -301,9 +301,9 @@ def test_the_command_writes_the_file_and_replaces_it_only_when_told(
     ("argv", "status", "told"),
     [
         (["reviws"], 1, 'did you mean "reviews"'),
-        ([STUDY, "-o", "none/r.html"], 2, "-o none/r.html: there is no folder none"),
+        ([STUDY, "-o", "none/r.html"], 2, "-o none/r.html: folder none not found"),
         ([STUDY, "-o", "runs"], 2, "-o runs is a folder; name a file in it"),
-        ([STUDY, "--storage", "sqlite:///no.db"], 1, "there is no store at no.db"),
+        ([STUDY, "--storage", "sqlite:///no.db"], 1, "no store at no.db"),
     ],
 )
 def test_bad_input_is_one_line(

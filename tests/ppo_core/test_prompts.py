@@ -169,7 +169,7 @@ def test_chats_without_a_template_and_a_system_message_without_chats_are_errors(
     ("fields", "message"),
     [
         ({"column": "promt"}, 'no column "promt"; it has: prompt, answer; did you mean "prompt"?'),
-        ({"eval": "trian[:3]"}, 'there is no split "trian"; there are: train; did you mean "train"?'),
+        ({"eval": "trian[:3]"}, 'split "trian" not found; available: train; did you mean "train"?'),
         ({"eval": "train[:3"}, '"train[:3" is not a split such as train, train[:90%] or train[100:]'),
         ({"eval": 12, "test": 9}, "the sizes take more rows than the 20 there are: eval 12, test 9"),
         ({"train": 0.9}, "the sizes take more rows than the 20 there are: train 18, eval 2, test 2"),
@@ -193,7 +193,7 @@ def test_paths_that_cannot_be_read_are_errors_that_say_what_can(
     suffixes = ".jsonl, .json, .csv, .tsv, .parquet"
     write_lines(tmp_path / "rows.jsonl", [{"words": "w1"}])
     assert refusal(tokenizer, tmp_path / "rwos.jsonl") == (
-        'there is no such file or folder; did you mean "rows.jsonl"?'
+        'no such file or folder; did you mean "rows.jsonl"?'
     )
     assert refusal(tokenizer, tmp_path / "rows.jsonl") == (
         "none of the columns prompt, query, question, instruction, text, messages; it has: words; "

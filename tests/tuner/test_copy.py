@@ -60,7 +60,7 @@ def test_beside_itself_it_has_another_name_and_keys_of_its_own(kind: str, tmp_pa
     copy(store, target)
     before = everything(target)
     for source in (store, target):
-        with pytest.raises(StudyError, match=r'there is a study "made" in .* already; .* --name'):
+        with pytest.raises(StudyError, match=r'study "made" already exists in .*; .* --name'):
             copy(source, target)
     assert everything(target) == before
     copy(target, target, "twin")

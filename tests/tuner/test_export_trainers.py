@@ -462,7 +462,7 @@ def test_bad_input_is_one_line(ppo_tuner: Invoke, made: str, own_folder: Path) -
         ("made", 2, "one of the arguments --format --to is required"),
         ("made 2 --format csv", 2, "TRIAL is not allowed with --format csv"),
         ("made --to trl --follow", 2, "--follow is not allowed with --to trl"),
-        ("made --to trl -o there.yaml", 2, "there.yaml is there already; --force replaces it"),
+        ("made --to trl -o there.yaml", 2, "there.yaml already exists; --force replaces it"),
         (
             "made --to verl -o there.txt",
             2,

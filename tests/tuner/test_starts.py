@@ -114,7 +114,7 @@ def test_what_would_repeat_a_trial_is_left_out_and_a_note_says_so() -> None:
         ({"start": [{"kl_coef": -1}]}, "start 0.kl_coef = -1 is not allowed: a number at least 0"),
         ({"start": [{"kl_coef": 0.1, "kl_target": 3}]}, "start 0: kl_coef and kl_target exclude each other"),
         ({"warm_start": "trl"}, "warm_start = 'trl' is not allowed: a list of names such as [\"trl\"]"),
-        ({"warm_start": ["tlr"]}, 'warm_start: unknown recipe "tlr"; there are: trl, n_details'),
+        ({"warm_start": ["tlr"]}, 'warm_start: unknown recipe "tlr"; available: trl, n_details'),
         ({"warm_start": ["trl", "trl"]}, 'warm_start: "trl" is listed twice'),
         ({"warm_start": ["study:a b"]}, "warm_start: study:NAME with NAME = 'a b' is not allowed: letters, digits"),
         ({"warm_start": ["study:mine"]}, 'warm_start: "study:mine" is this study; name an earlier one'),

@@ -156,7 +156,7 @@ def _run_command(arguments: list[str]) -> int:
             raise ConfigError(f"{text!a} is not allowed: arguments are texts in UTF-8")
     name = next((text for text in arguments if not text.startswith("-")), None)
     if name is not None and name not in COMMANDS:
-        raise ConfigError(f'unknown command "{name}"; there are: {", ".join(COMMANDS)}{nearest(name, COMMANDS)}')
+        raise ConfigError(f'unknown command "{name}"; available: {", ".join(COMMANDS)}{nearest(name, COMMANDS)}')
     if arguments[:1] in (["train"], ["estimate"]):  # have parsers of their own, with a flag a hyperparameter
         return _function(arguments[0])(arguments[1:])
     parser, commands = build_parser()

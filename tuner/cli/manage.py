@@ -147,7 +147,7 @@ def _export_to_trainer(args: argparse.Namespace) -> int:
     if path is not None and path.suffix not in suffixes:
         raise ConfigError(f"-o {path} is not allowed with --to {args.to}: a file that ends in {' or '.join(suffixes)}")
     if path is not None and (path.is_dir() or (path.exists() and not args.force)):
-        raise ConfigError(f"{path} is there already; {'it is a folder' if path.is_dir() else '--force replaces it'}")
+        raise ConfigError(f"{path} already exists; {'it is a folder' if path.is_dir() else '--force replaces it'}")
     with opened(args.storage) as store:
         view = read_study(store, args.study)
         chosen = choose(store, view, args.trial)

@@ -300,19 +300,19 @@ def _stored_spec(name: str, where: str) -> StudySpec:
     """Return the stored study's spec; ConfigError where there is none, and so neither a file nor a study."""
     path = store_file(parse_url(where))
     if path is not None and not path.exists():
-        raise ConfigError(_unknown(name, f"there is no store at {path} yet", ()))
+        raise ConfigError(_unknown(name, f"no store at {path}", ()))
     with closing(Store.open(where)) as store:
         names = [row.name for row in store.studies()]
         if name not in names:
-            holds = ", ".join(names) or "no study yet"
-            raise ConfigError(_unknown(name, f"{redacted(store.url)} holds: {holds}", names))
+            has = f"has: {', '.join(names)}" if names else "has no studies yet"
+            raise ConfigError(_unknown(name, f"the store {redacted(store.url)} {has}", names))
         return StudySpec.from_dict(store.study(name).spec, f'study "{name}" in the store')
 
 
 def _unknown(name: str, stored: str, names: Sequence[str]) -> str:
     """Return why `name` is not a study to run: where it was looked for, and the nearest file or stored study."""
     here = Path.cwd()
-    file = f"the folder {name} has no {STUDY_FILE}" if Path(name).is_dir() else f"there is no file {here / name}"
+    file = f"the folder {name} has no {STUDY_FILE}" if Path(name).is_dir() else f"file {here / name} not found"
     files = [path.name for path in sorted(here.glob("*.toml"))]
     folders = [path.parent.name for path in sorted(here.glob(f"*/{STUDY_FILE}"))]
     return (

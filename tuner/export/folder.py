@@ -120,16 +120,16 @@ def require_free(folder: Path, replace: bool) -> None:
     if not os.path.lexists(folder):
         return
     if folder.is_symlink() or not folder.is_dir():
-        raise ConfigError(f"{folder} is there already and is not a folder; name another with -o")
+        raise ConfigError(f"{folder} already exists and is not a folder; name another with -o")
     names = {path.name for path in folder.iterdir()}
     if not names:
         return
     strange = sorted(names - {STUDY_FILE, *(table.file(fmt) for table in TABLES for fmt in SUFFIXES)})
     if strange or not _is_export(folder):
         what = f'holds "{strange[0]}"' if strange else "is not an exported study"
-        raise ConfigError(f"{folder} is there already and {what}; name another with -o")
+        raise ConfigError(f"{folder} already exists and {what}; name another with -o")
     if not replace:
-        raise ConfigError(f"{folder} is there already; replace that export with --force, or name another with -o")
+        raise ConfigError(f"{folder} already exists; replace that export with --force, or name another with -o")
 
 
 def _is_export(folder: Path) -> bool:

@@ -91,7 +91,7 @@ def _check(engine: Engine, create: bool, migrate: bool) -> Migration | None:
             path = connect.file_of(engine.url)
             if path is None or path.exists():
                 raise connect.NoStoreError(f"{where} holds no PPO Tuner store")
-            raise StoreError(f"there is no store at {path} yet; `ppo-tuner run` makes it, --storage names another")
+            raise StoreError(f"no store at {path}; `ppo-tuner run` creates it, or name another with --storage")
         _make_file(engine)
         connect.create(engine)
     elif connect.OLDEST_VERSION <= version < schema.SCHEMA_VERSION:

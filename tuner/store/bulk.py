@@ -91,7 +91,7 @@ def _copy(reading: Connection, study: StudyRow, writing: Connection, values: dic
     except IntegrityError:
         where = schema.redacted(writing.engine.url)
         raise StudyError(
-            f'there is a study "{name}" in {where} already; give the copy another name with --name'
+            f'study "{name}" already exists in {where}; give the copy another name with --name'
         ) from None
     mine = {"study_id": writing.execute(select(studies.c.id).where(studies.c.name == name)).scalar_one()}
 

@@ -285,7 +285,7 @@ class Trials(Database):
             row = connection.execute(select(table).where(one)).first()
             if row is None:
                 last = connection.scalar(select(func.max(table.c.number)).where(table.c.study_id == study.id))
-                there_are = "it has none yet" if last is None else f"it has trials 0 to {last}"
+                there_are = "it has no trials yet" if last is None else f"it has trials 0 to {last}"
                 raise StudyError(f'study "{study.name}" has no trial {number}; {there_are}')
             return row
 
