@@ -121,9 +121,7 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
         raise ConfigError(f"set changes nothing; available: {', '.join(SETTINGS)}")
     for name, value in changes.items():
         if name not in SETTINGS:
-            raise ConfigError(
-                f'unknown setting "{name}"; available: {", ".join(SETTINGS)}{nearest(name, SETTINGS)}'
-            )
+            raise ConfigError(f'unknown setting "{name}"; available: {", ".join(SETTINGS)}{nearest(name, SETTINGS)}')
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_count = is_number and float(str(value)).is_integer() and float(str(value)) >= 1
         if name not in ("budget", "kl_budget") and not is_count:

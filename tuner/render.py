@@ -263,8 +263,8 @@ def comparison_tables(
 
 
 def difference_line(base: TrialRow, other: TrialRow, found: Difference | None) -> str:
-    """Return one line on how far the value of `other` is over that of `base`."""
-    names = f"Trial {other.number} over trial {base.number}"
+    """Return one line on the value of `other` less that of `base`."""
+    names = f"Trial {other.number} minus trial {base.number}"
     if found is None:
         return f"{names}: one of them has no value."
     return f"{names}: {plus_minus(found.mean, found.se)} reward, {found.verdict}."

@@ -120,7 +120,11 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         there_are = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        hint = f"; available: {', '.join(there_are)}{nearest(name, there_are)}" if there_are else "; it defines no functions"
+        hint = (
+            f"; available: {', '.join(there_are)}{nearest(name, there_are)}"
+            if there_are
+            else "; it defines no functions"
+        )
         raise TaskError(f'{who}: {place} has no function "{name}"{hint}')
     return function  # type: ignore[no-any-return]
 

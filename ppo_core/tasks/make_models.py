@@ -125,8 +125,7 @@ def _make(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     if args.task is not None and args.task not in MAKINGS:
         raise ConfigError(
-            f'no models to make for task "{args.task}"; available: {", ".join(MAKINGS)}'
-            f"{nearest(args.task, MAKINGS)}"
+            f'no models to make for task "{args.task}"; available: {", ".join(MAKINGS)}{nearest(args.task, MAKINGS)}'
         )
     names = [args.task] if args.task else list(MAKINGS)
     folders = {name: args.out / name if args.out else MAKINGS[name].models for name in names}

@@ -452,9 +452,7 @@ def test_where_no_trial_is_within_the_budget_a_way_on_is_told(tmp_path: Path, pa
 def test_without_a_store_the_first_command_is_told(tmp_path: Path, page: Page) -> None:
     app = run(page(tmp_path / "none.db"))
     assert subheaders(app) == ["No store yet"]
-    assert texts(app) == [
-        f"no store at {tmp_path}/none.db; `ppo-tuner run` creates it, or name another with --storage"
-    ]
+    assert texts(app) == [f"no store at {tmp_path}/none.db; `ppo-tuner run` creates it, or name another with --storage"]
     assert [code.value for code in app.code] == ["ppo-tuner demo"]
     assert not (tmp_path / "none.db").exists()
 

@@ -192,9 +192,7 @@ def test_paths_that_cannot_be_read_are_errors_that_say_what_can(
 ) -> None:
     suffixes = ".jsonl, .json, .csv, .tsv, .parquet"
     write_lines(tmp_path / "rows.jsonl", [{"words": "w1"}])
-    assert refusal(tokenizer, tmp_path / "rwos.jsonl") == (
-        'no such file or folder; did you mean "rows.jsonl"?'
-    )
+    assert refusal(tokenizer, tmp_path / "rwos.jsonl") == ('no such file or folder; did you mean "rows.jsonl"?')
     assert refusal(tokenizer, tmp_path / "rows.jsonl") == (
         "none of the columns prompt, query, question, instruction, text, messages; it has: words; "
         "name the prompts' column"

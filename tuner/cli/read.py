@@ -113,6 +113,10 @@ def compare(args: argparse.Namespace) -> int:
         out.print(table)
     if not differing:
         out.print("Their configurations are equal.")
+    first = trials[0].number
+    out.print(
+        f"Differences in value from trial {first}, the first one listed (+: better than trial {first}; -: worse):"
+    )
     for trial, found in zip(trials[1:], over_first, strict=True):
         out.print(render.difference_line(trials[0], trial, found), soft_wrap=True)
     return 0

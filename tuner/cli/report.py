@@ -53,7 +53,10 @@ def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = 
     legend = render.reference_legend(view)
     if legend is not None:
         out.print(legend)
-    out.print(render.prunings_line(kl_prunings(view.trials), len(view.trials)))
+    pruned = kl_prunings(view.trials)
+    out.print(render.prunings_line(pruned, len(view.trials)))
+    if pruned and view.spec.objective == "best":
+        out.print("Value and eval KL of a pruned trial are those of its best checkpoint within the KL budget.")
     out.print(spent(store, view).text)
     if view.confirming:
         runs = output.counted(len(view.confirming), "confirming run")
@@ -283,9 +286,11 @@ def _next_commands(store: Store, view: StudyView, best: TrialRow | None, where: 
         why = "train it longer" if is_confirmed else "train it longer, at a length at which it is not confirmed"
         keep = "it leaves the KL budget, so keep best_model, the best within it" if over else ""
         commands.append((longer, f"{why}; {keep or 'it keeps the last model and the best within the KL budget'}"))
-        commands.append(
-            (["best", name, "--kl-budget", output.short(view.spec.kl_budget / 2)], "the best trial under half the KL")
-        )
+        half = view.spec.kl_budget / 2
+        if best.kl is not None and best.kl > half:  # else the answer is the same
+            commands.append(
+                (["best", name, "--kl-budget", output.short(half)], "the best trial within half the KL budget")
+            )
     return [(_command(words, where), purpose) for words, purpose in commands]
 
 

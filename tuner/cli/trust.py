@@ -213,9 +213,11 @@ def importance(args: argparse.Namespace) -> int:
 
 
 COLUMNS_OF_IMPORTANCE = (
-    "share: of the importance of all searched hyperparameters.",
-    "likely: where the share lies in 80 % of the cases when the trials are drawn again with replacement.",
-    "chance: how often shuffled outcomes, where nothing matters, give as much.",
+    "share: this hyperparameter's part of the total importance.",
+    "likely: where the share falls in 80 % of bootstrap resamples of the trials, widened to contain the share itself. "
+    "Resampling adds noise, which pulls large shares down and small shares up: near 0 % and 100 % the interval lies "
+    "mostly to one side. It shows how unstable the share is; it is not a confidence interval.",
+    "chance: how often shuffled outcomes, where nothing matters, score as high.",
 )
 """What the columns of `importance_table` are, a line each."""
 BAR = 20
