@@ -44,7 +44,7 @@ class _Mark:
 class StepCache:
     """The rows of one set of metrics in one study. May be used by several threads.
 
-    A new attempt drops the rows after its checkpoint and writes them anew, so a trial whose attempts went up is read
+    A new attempt drops the rows after its checkpoint and writes them again, so a trial whose attempts went up is read
     whole. Any other trial is read from its newest row on, and only if something was recorded of it since.
     """
 
@@ -252,7 +252,7 @@ def is_missing(url: str) -> bool:
 
 
 def stored(name: str, url: str) -> StudyRow | None:
-    """Return the study `name` of the store at `url`; None: it has none, or there is no store yet.
+    """Return the study `name` of the store at `url`; None if there is no such study or no store yet.
 
     Raises:
         StoreError: the store cannot be opened.

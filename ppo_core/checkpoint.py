@@ -477,7 +477,7 @@ class DiskUse:
         if self.free < missing:
             raise (NoRoomError if self.most <= self.total else CheckpointError)(
                 f"too little room for checkpoints in {self.folder}: up to {MOST_KEPT} + 1 of about {size(self.one)} "
-                f"need {size(missing)} more, and {size(self.free)} are free; free some, or write elsewhere"
+                f"need {size(missing)} more, and {size(self.free)} are free; free some space, or write elsewhere"
             )
 
 

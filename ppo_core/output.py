@@ -76,7 +76,7 @@ def counted(count: int, thing: str) -> str:
 
 
 def plus_minus(mean: float | None, se: float | None = None) -> str:
-    """Return `1.823 ± 0.051`: as many decimals as the standard error bears; `-` where there is no number."""
+    """Return `1.823 ± 0.051`: with as many decimals as the standard error justifies; `-` if there is no number."""
     if mean is None or se is None or not math.isfinite(se) or se <= 0:
         return measured(mean)
     decimals = min(4, max(0, 1 - math.floor(math.log10(se))))

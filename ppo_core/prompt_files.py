@@ -165,7 +165,9 @@ def _read_json(path: Path, suffix: str, source: PromptSource) -> Split:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TaskError(f"{source.where}: {path.name} is neither a JSON list nor an object a line: {error}") from error
+        raise TaskError(
+            f"{source.where}: {path.name} is neither a JSON list nor one object per line: {error}"
+        ) from error
     return Split.of([_row_of(value, f"row {i}{suffix}") for i, value in enumerate(values, 1)])
 
 

@@ -14,7 +14,7 @@ from ppo_core.lookup import import_module
 
 
 class Progress(Protocol):
-    """Told how far a preparation is: `progress("training the reward model", 0.4)`."""
+    """Called with how far a preparation is: `progress("training the reward model", 0.4)`."""
 
     def __call__(self, what: str, share: float) -> None: ...
 

@@ -167,13 +167,13 @@ class Confirmation:
             return "No confirming run has been read on the test prompts yet."
         if best.reward is not None and best.reward.n == 1:
             return (
-                f"One seed cannot tell luck from merit; {best.name} has the highest reward on it. Confirm more seeds."
+                f"One seed cannot separate luck from merit; {best.name} has the highest reward on it. Use more seeds."
             )
         if reference is not None and best is reference:
             return "Launch the reference: no configuration of the search has a higher reward on fresh seeds."
         if best.over_reference is not None and not best.over_reference.is_above_0:
             return (
-                f"{best.name.capitalize()} reads the most, but the data do not tell it from the reference "
+                f"{best.name.capitalize()} has the highest mean, but the data do not distinguish it from the reference "
                 f"({_signed(best.over_reference)} reward). Confirm on more seeds before you rely on it."
             )
         over = "" if best.over_reference is None else f": {_signed(best.over_reference)} reward over the reference"
@@ -182,7 +182,7 @@ class Confirmation:
             rest = " It is better than every other one that was confirmed." if len(self.configurations) > 2 else ""
             return f"Launch {best.name}{over}.{rest}"
         near = ", ".join(f"{one.name} ({_signed(one.under_best)})" for one in others if one.under_best is not None)
-        return f"Launch {best.name}{over}. The data do not tell it from {near}."
+        return f"Launch {best.name}{over}. The data do not distinguish it from {near}."
 
 
 def _signed(interval: Interval) -> str:

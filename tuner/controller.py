@@ -316,7 +316,7 @@ class TrialLoop:
         left = study.board.left_out(study.spec.trials)
         if left:
             numbers = ", ".join(map(str, left))
-            self._emit(StudyWarned(f"trial {numbers} is left as it is: the total is {study.spec.trials} now"))
+            self._emit(StudyWarned(f"trial {numbers} is left as it is: the total is now {study.spec.trials}"))
 
     def _start_trials(self) -> bool:
         """Start as many trials as there are workers free; return whether to wait for anything."""

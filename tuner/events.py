@@ -17,7 +17,7 @@ DELIBERATE = (TIME_LIMIT, ORDERED, ONLY_PAUSED)
 
 @dataclass(frozen=True)
 class StudyStarted:
-    """The study is this controller's. Told once, before anything else."""
+    """This controller now holds the study. Emitted once, before anything else."""
 
     spec: StudySpec
     extent: Extent

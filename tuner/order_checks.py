@@ -159,12 +159,12 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
         retried((*view.trials, *view.confirming), trial)
     elif kind == "fork":
         if row is None:
-            raise ConfigError("a fork names the trial that it starts from")
+            raise ConfigError("a fork needs the trial to start from")
         _check_fork(view, row, arguments["values"], arguments.get("episode"))
     elif row is not None:
         check_trial_order(kind, row)
     elif kind == "stop" and not view.row.is_held:
-        raise StudyError(f'nothing runs study "{view.row.name}", so there is no run of it to stop')
+        raise StudyError(f'nothing runs study "{view.row.name}", so there is no run to stop')
     else:
         check_study_order(kind, view.row)
 
@@ -184,4 +184,4 @@ def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], ep
 
 def why_waiting(is_held: bool, go_on: str) -> str:
     """Return why an order is not decided yet; `go_on` is the command that runs its study."""
-    return "the controller has not read it yet" if is_held else f"nothing runs the study; it is read by: {go_on}"
+    return "the controller has not read it yet" if is_held else f"nothing runs the study; to carry it out: {go_on}"

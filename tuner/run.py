@@ -72,7 +72,7 @@ def run_study(
         make_engine: Returns what runs the trials; worker processes on this machine by default.
         threads_per_trial: Returns each trial's share of the CPU cores that the engine has, by their number.
         make_scheduler: Returns what decides which trial runs, and for how long.
-        on_event: Told all that happens, in this thread.
+        on_event: Called with each event, in this thread.
 
     Raises:
         ConfigError: a number is out of range, the spec would mix two experiments in one study, or the plan asks for
@@ -175,7 +175,7 @@ def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, wor
     if most == 0:
         raise ConfigError(f"gpus_per_trial = {each} is not allowed: there are {len(gpus)} GPUs ({', '.join(gpus)})")
     if workers is not None and workers > most:
-        share = f"{each} GPUs a trial" if each > 1 else f"{'one' if trials_per_gpu == 1 else trials_per_gpu} a GPU"
+        share = f"{each} GPUs per trial" if each > 1 else f"{'one' if trials_per_gpu == 1 else trials_per_gpu} per GPU"
         raise ConfigError(f"workers = {workers} is not allowed: at most {most}, {share}")
     return most
 

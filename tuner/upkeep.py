@@ -10,7 +10,7 @@ from tuner.store import Lease, Store, StudyRow
 from tuner.study_folder import held_folder
 
 Tell = Callable[[str], None]
-"""Told what the user should know, one line each."""
+"""Called with what the user should know, one line each."""
 
 
 def own_folder(study: StudyRow) -> Path | None:

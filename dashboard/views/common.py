@@ -145,7 +145,7 @@ def status_text(view: StudyView, at: float) -> str:
     """Return the study's name, how far it is, and when that was read."""
     silence = data.silence(view)
     silent = f", no sign of life for {duration(silence or 0.0)}" if data.shown_state(view) == "stalled" else ""
-    return f"{safe_text.one_line(view.row.name)}: {view.extent.text}{silent}. Last update {_clock(at)}"
+    return f"{safe_text.one_line(view.row.name)}: {view.extent.text}{silent}. Updated {_clock(at)}"
 
 
 def _about(view: StudyView) -> str:
@@ -247,7 +247,7 @@ def live_chart(
 ) -> None:
     """Draw a live chart, `height` pixels high, whose own button saves a PNG, and keep it in `latest` for `save_live`.
 
-    `option` is the chart as ECharts draws it; `what` it shows is told in our own words.
+    `option` is the chart as ECharts draws it; `what` says in our own words what it shows.
     """
     st.echarts_chart(option, key=key, height=height, alt=alt)
     latest[key] = (chart, study, what)
@@ -256,7 +256,7 @@ def live_chart(
 def save_live(latest: Latest) -> None:
     """Draw a button for each of the live charts; it saves the one drawn last as a page that needs nothing else.
 
-    This belongs outside of what refreshes: a button that is drawn anew forgets how to answer a click on its last one.
+    This belongs outside of what refreshes: a redrawn button forgets the click on its predecessor.
     """
     with st.container(horizontal=True):
         for key, (chart, study, what) in latest.items():
@@ -348,7 +348,7 @@ def _look_again(
             # It is there without news, too: as it came, it would push the figures down under the reader.
             held = snapshot.view.row.is_held
             label = f"{more}: refresh" if more else "Up to date"
-            if (more or held) and st.button(label, icon=":material/refresh:", key="draw anew", disabled=not more):
+            if (more or held) and st.button(label, icon=":material/refresh:", key="redraw", disabled=not more):
                 st.rerun()
 
 

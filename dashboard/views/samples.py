@@ -39,7 +39,7 @@ TOKEN = "token"
 HEIGHT = 280
 
 _OVER, _UNDER = "213, 94, 0", "0, 114, 178"
-"""Vermilion and blue of Okabe and Ito (2008), told apart with the common colour-vision deficiencies."""
+"""Vermilion and blue of Okabe and Ito (2008), distinct with the common colour-vision deficiencies."""
 _DEEPEST = 0.65
 """Opacity of the largest reading: the text on it stays readable on a light and on a dark page."""
 
@@ -62,7 +62,7 @@ def choose() -> str | None:
 def draw(tokens: TokenReadings | None, reading: str, largest: float, key: str, reward: float = math.nan) -> None:
     """Draw one response's tokens, coloured by `reading`; `largest` is what gets the deepest colour.
 
-    `reward` is the response's: with it, the critic's error is told.
+    `reward` is the response's, from which the critic's error follows.
     """
     if tokens is None:
         st.caption("no token data for this sample")

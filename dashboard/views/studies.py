@@ -84,12 +84,12 @@ def _study_columns() -> dict[str, Any]:
         "ended": text("Trials ended", width=110, help="And how many the strategy paused at a rung."),
         "spent": text("Budget spent", width=100, help="In trials of full length; empty: limited by number of trials."),
         "best": number(
-            "Best within budget", format="%.3f", width=130, help="Eval reward of the best trial within the KL budget."
+            "Best eval reward", format="%.3f", width=130, help="Eval reward of the best trial within the KL budget."
         ),
-        "kl": number("KL of best", format="%.2f", width=85, help=METRICS["eval/kl"].doc),
+        "kl": number("KL of best trial", format="%.2f", width=120, help=METRICS["eval/kl"].doc),
         "budget": number("KL budget", format="%g", width=85, help=f"In {METRICS['eval/kl'].unit}."),
         "hours": number("Device hours", format="%.2f", width=95, help="Trials that run side by side each count."),
-        "seconds": number("s per trial", format="%.0f", width=85, help="Mean over ended trials."),
-        "pruned": number("Pruned share", format="%.0f%%", width=100, help="Share of the time spent on pruned trials."),
+        "seconds": number("Seconds per trial", format="%.0f", width=125, help="Mean over ended trials."),
+        "pruned": number("Time on pruned trials", format="%.0f%%", width=145, help="Share of all device time."),
         "sign": text("Last activity", width=105),
     }

@@ -7,8 +7,8 @@ Arguments are passed by name, and only those that the signature asks for:
     ended       list of B bools: whether the response ended by itself, and was not cut at response_length
     any other   that column of the dataset: a list of B values, None where a row lacks it
 
-A function with `**kwargs` is given all of them. It returns one number a response; or, to reward token by token,
-one list a response with one number a token. Lists, arrays and tensors will do.
+A function with `**kwargs` is given all of them. It returns one number per response; or, to reward token by token,
+one list a response with one number per token. Lists, arrays and tensors will do.
 """
 
 import inspect
@@ -120,11 +120,7 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         there_are = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        hint = (
-            f"; available: {', '.join(there_are)}{nearest(name, there_are)}"
-            if there_are
-            else "; it defines no functions"
-        )
+        hint = f"; available: {', '.join(there_are)}{nearest(name, there_are)}" if there_are else "; it defines none"
         raise TaskError(f'{who}: {place} has no function "{name}"{hint}')
     return function  # type: ignore[no-any-return]
 

@@ -133,8 +133,8 @@ class Plan:
         return (self.output / run_folder.TASK_FILE).resolve()
 
     @property
-    def told(self) -> list[str]:
-        """What became of the fields of a file of TRL's, in a few lines."""
+    def trl_lines(self) -> list[str]:
+        """What became of the fields of a TRL file, one line each."""
         return [] if self.trl is None else list(self.trl.notes)
 
 

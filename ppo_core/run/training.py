@@ -111,7 +111,7 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
                 return _Session(run, out, stop, program, progress).report(args.json)
             plan = new_run.plan(args, program.to_copy(argv), start)
             with run_folder.claimed(plan.output):
-                for line in plan.told:
+                for line in plan.trl_lines:
                     out.print(output.plain(line), soft_wrap=True)
                 with new_run.in_words_of_flags(plan):
                     repo = None if plan.push is None else hub.checked(plan.push, plan.output.resolve().name)

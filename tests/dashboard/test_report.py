@@ -104,7 +104,7 @@ def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed
         best = store.trial(store.study(STUDY), 7)
     text = page.text
     assert text.index("Study reviews: finished") < text.index("Recommendation") < text.index("Trials trial status")
-    assert f"Trial 7 reads the most within the KL budget: eval reward {best.value:.3f} ± 0.030" in text
+    assert f"Trial 7 has the highest eval reward within the KL budget: {best.value:.3f} ± 0.030" in text
     assert "One search run chose it; not confirmed." in text
     assert "The configuration itself ends within the KL budget" in text
     assert "To confirm it first ppo-tuner confirm reviews" in text
@@ -146,7 +146,7 @@ def test_why_trials_failed_is_told_by_rule_with_an_examples_evidence(tmp_path: P
     assert f"Trial 2: {row.reason.message}" in text
     assert f"rule {row.reason.rule}, metric {row.reason.metric}, value " in text
     assert f"limit 15.0, step {row.reason.step}" in text
-    assert "What it read of trial 2 step episode" in text
+    assert "What the rule measured on trial 2 step episode" in text
     assert "out_of_memory: 1 trial (8)" in text and "CUDA out of memory: 9.1 GiB" in text
 
 
@@ -181,7 +181,7 @@ def test_audited_trials_are_counted_and_no_section_is_there_without_them(tmp_pat
         store.finish_trial(lease, row.id, Outcome(Status.COMPLETED, None, 1.0, 0.03, 6.0, -0.1))
         text = read(store).text
     assert "How often a verdict was wrong by verdicts wrong share at most, 95 % kl_limit 1 0 0% 95%" in text
-    assert "1 audited trial ran on whatever a rule said." in text
+    assert "1 audited trial kept running whatever a rule said." in text
 
 
 # Every state of a study
@@ -240,7 +240,7 @@ def test_a_study_that_lists_its_trials_is_compared_with_its_first(tmp_path: Path
         store.release(lease)
         text = read(store).text
     assert "One run of each trial chose it; not confirmed." in text
-    assert "What trial 1 does otherwise than trial 0" in text and "GAE λ lam 0.95 0.9" in text
+    assert "How trial 1 differs from trial 0" in text and "GAE λ lam 0.95 0.9" in text
 
 
 # Nothing in it is live

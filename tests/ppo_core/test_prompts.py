@@ -206,7 +206,7 @@ def test_paths_that_cannot_be_read_are_errors_that_say_what_can(
         "nothing is left for train of 0 rows (train 0, eval 0, test 0)"
     )
     assert refusal(tokenizer, write_lines(tmp_path / "bad.json", ["[1, "])).startswith(
-        "bad.json is neither a JSON list nor an object a line: "
+        "bad.json is neither a JSON list nor one object per line: "
     )
     assert refusal(tokenizer, write_lines(tmp_path / "bad.parquet", ["no"])).startswith("bad.parquet is not a Parquet")
     assert refusal(tokenizer, write_lines(tmp_path / "bad.csv", ["prompt,prompt"])) == (

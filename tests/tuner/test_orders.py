@@ -171,7 +171,7 @@ def test_an_enqueued_configuration_runs_next_and_comes_on_top_of_the_total(tmp_p
     assert (asked.config["learning_rate"], asked.config["cliprange"]) == (2e-4, 0.25)
     assert [row.origin for row in found].count(Origin.SAMPLED) == 5
     (order,) = decided(tmp_path)
-    assert order.outcome == "it is trial 2"
+    assert order.outcome == "added as trial 2"
 
 
 @pytest.mark.parametrize(
@@ -479,7 +479,7 @@ def test_more_workers_than_gpus_are_refused_and_nothing_changes(tmp_path: Path) 
     assert finished
     (decided_order,) = decided(tmp_path)
     assert decided_order.state is OrderState.REFUSED
-    assert decided_order.outcome == "workers = 3 is not allowed: one a GPU, and there are 2"
+    assert decided_order.outcome == "workers = 3 is not allowed: at most 2, one per GPU"
 
 
 @pytest.mark.parametrize(

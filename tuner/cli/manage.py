@@ -107,7 +107,7 @@ def export(args: argparse.Namespace) -> int:
     folder = Path(args.output or f"{args.study}-export")
     with opened(args.storage) as store:
         rows = export_study(store, args.study, folder, args.format, replace=args.force)
-    print(f"wrote {folder}: {_told(rows)}")
+    print(f"wrote {folder}: {_row_counts(rows)}")
     return 0
 
 
@@ -123,7 +123,7 @@ def _export_to_optuna(args: argparse.Namespace) -> int:
         ):
             export.update()
             unended = sum(not row.status.is_final for row in export.trials)
-            count = _told({"trials": len(export.trials)})
+            count = _row_counts({"trials": len(export.trials)})
             print(f"wrote {export.place.url}: {count}{f', {unended} of them not ended' if unended else ''}")
             print(f"open it: optuna-dashboard {shlex.quote(export.place.url)}", flush=True)
             while args.follow and not export.is_over:
@@ -179,12 +179,12 @@ def copy(args: argparse.Namespace) -> int:
             rows = copy_study(store, study, target, name)
             waiting = len(target.orders(target.study(name), OrderState.WAITING))
     renamed = "" if name == study.name else f' as "{name}"'
-    print(f'copied study "{study.name}" to {without_secrets(args.to)}{renamed}: {_told(rows)}')
+    print(f'copied study "{study.name}" to {without_secrets(args.to)}{renamed}: {_row_counts(rows)}')
     if study.is_held:
-        print("a controller runs it: the copy is as the study was at that moment, and nothing runs the copy")
+        print("a controller is running it: the copy shows the study as of that moment, and nothing runs the copy")
     if waiting:
-        which = "1 order that waits is" if waiting == 1 else f"{waiting} orders that wait are"
-        print(f"{which} in the copy, too: its next run carries out what it can of them")
+        which = "1 waiting order is" if waiting == 1 else f"{waiting} waiting orders are"
+        print(f"{which} in the copy, too: its next run carries out what still applies")
     for line in _about_checkpoints(study, name, args.to):
         print(line)
     return 0
@@ -205,6 +205,6 @@ def _about_checkpoints(study: StudyRow, name: str, to: str) -> Iterator[str]:
     yield f"elsewhere {elsewhere}; run only one of the two from now on, and delete the other one with --keep-files"
 
 
-def _told(rows: Mapping[str, int]) -> str:
+def _row_counts(rows: Mapping[str, int]) -> str:
     names = {table: table.replace("_", " ") for table in rows}
     return ", ".join(f"{n} {names[table] if n != 1 else names[table].removesuffix('s')}" for table, n in rows.items())

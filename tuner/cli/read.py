@@ -33,7 +33,7 @@ def studies(args: argparse.Namespace) -> int:
     elif studies:
         print("All studies are archived; list them with: ppo-tuner list --all")
     else:
-        print("No studies yet; begin with: ppo-tuner demo")
+        print("No studies yet; start with: ppo-tuner demo")
     return 0
 
 
@@ -188,7 +188,7 @@ def _goes_on(store: Store, args: argparse.Namespace) -> bool:
     if trial.status.is_final:
         return False
     if trial.status is Status.PAUSED or not study.is_held:
-        print(f"trial {trial.number} is {trial.shown_status}, and nothing runs it now", file=sys.stderr)
+        print(f"trial {trial.number} is {trial.shown_status}; nothing is running it", file=sys.stderr)
         return False
     return True
 
@@ -206,7 +206,7 @@ def _where(study: StudyRow) -> str:
     """Return where a folder may be that is not here; which host a study ran on is known while it is held."""
     if study.lease_host not in (None, socket.gethostname()):
         return f"is on host {study.lease_host}; look there"
-    return "is not on this host: it lies on the one where the study ran, or was removed"
+    return "is not on this host: it is on the host that ran the study, or was removed"
 
 
 def _why_missing(study: StudyRow, trial: TrialRow, folder: Path) -> str:

@@ -60,9 +60,9 @@ def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = 
     out.print(spent(store, view).text)
     if view.confirming:
         runs = output.counted(len(view.confirming), "confirming run")
-        numbers = f"trial {view.confirming[0].number} to {view.confirming[-1].number}"
+        numbers = f"trials {view.confirming[0].number} to {view.confirming[-1].number}"
         again = to_copy(["confirm", view.row.name, "--show"])
-        out.print(f"Not in these tables: {runs} ({numbers}). What they say: {again}", soft_wrap=True)
+        out.print(f"Not in these tables: {runs} ({numbers}). Their results: {again}", soft_wrap=True)
 
 
 def _listed(view: StudyView) -> Sequence[TrialRow]:
@@ -276,21 +276,19 @@ def _next_commands(store: Store, view: StudyView, best: TrialRow | None, where: 
         if best.number != 0:
             first = "trial 0" if view.spec.listed else "the reference"
             commands.append((["compare", name, number, "0"], f"where the winner differs from {first}"))
-        commands.append((["show", name, number], "its curve and what it writes"))
+        commands.append((["show", name, number], "its curve and samples"))
         if not view.confirming:
             again = "run it and the reference again on fresh seeds: does it hold?"
             commands.append((["confirm", name], again))
         longer = ["train", "--from", name, number, "--total_episodes", str(episodes)]
         over = end_of(store, best, view.spec).is_within is False
         is_confirmed = any(run.config.get("total_episodes") == episodes for run in view.confirming)
-        why = "train it longer" if is_confirmed else "train it longer, at a length at which it is not confirmed"
+        why = "train it longer" if is_confirmed else "train it longer (not confirmed at that length)"
         keep = "it leaves the KL budget, so keep best_model, the best within it" if over else ""
         commands.append((longer, f"{why}; {keep or 'it keeps the last model and the best within the KL budget'}"))
         half = view.spec.kl_budget / 2
         if best.kl is not None and best.kl > half:  # else the answer is the same
-            commands.append(
-                (["best", name, "--kl-budget", output.short(half)], "the best trial within half the KL budget")
-            )
+            commands.append((["best", name, "--kl-budget", output.short(half)], "the best within half the KL budget"))
     return [(_command(words, where), purpose) for words, purpose in commands]
 
 

@@ -140,7 +140,7 @@ class StudyProgress:
             case TrialSetAside():
                 self._paused(event.row)
             case ReadingOnTest():
-                self.say(f"reading trial {event.trial} at step {event.step} on the test prompts")
+                self.say(f"evaluating trial {event.trial} at step {event.step} on the test prompts")
             case OrderDecided():
                 self._tell_order(event.order)
             case StudyPaused():
@@ -148,7 +148,7 @@ class StudyProgress:
             case StudyWarned():
                 self.say(f"warning: {output.plain(event.message)}")
             case StudyStopping():
-                self.say(f"stopping: {output.plain(event.why)}; trials that run save a checkpoint first")
+                self.say(f"stopping: {output.plain(event.why)}; running trials save a checkpoint first")
             case StudyStopped():
                 self.stopped = event
             case _:

@@ -25,7 +25,7 @@ def place(args: argparse.Namespace) -> int:
     with opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.command == "enqueue" and not args.set:
-            raise ConfigError(f"enqueue needs values to run, such as: {_example(view)}")
+            raise ConfigError(f"enqueue needs values, such as: {_example(view)}")
         arguments = _arguments(args)
         trial = getattr(args, "trial", None)
         order_checks.check(store, view, args.command, trial, arguments)

@@ -39,7 +39,7 @@ def print_confirmation(out: Console, view: StudyView, found: Confirmation, where
         words = [*found.launch_words(view.row.name), *storage.flags(where)]
         out.print(f"To launch it: {to_copy(words)}", soft_wrap=True)
         length = f"{found.total_episodes} episodes"
-        out.print(f"That is what was confirmed: {length}. At another length it is not.", soft_wrap=True)
+        out.print(f"Confirmed at {length} only; other lengths are not confirmed.", soft_wrap=True)
 
 
 def confirmation_table(found: Confirmation) -> Table:
@@ -118,8 +118,8 @@ def audit_parts(found: Audit) -> list[Table | str]:
     for count in counts(found.verdicts):
         share = f"{count.wrong / count.verdicts:.0%}"
         table.add_row(count.by, str(count.verdicts), str(count.wrong), share, f"{count.at_most:.0%}")
-    parts: list[Table | str] = [table] if found.verdicts else [f"{title}: none was spoken."]
-    parts.append("Wrong: the trial came to more, later on, than the study's answer would have been without that.")
+    parts: list[Table | str] = [table] if found.verdicts else [f"{title}: no rule fired."]
+    parts.append("Wrong: the trial later reached more than the study's answer would have been without it.")
     parts += [
         f"Trial {one.trial} of {plain(one.study)}: {one.rule} at step {one.step} was wrong: {measured(one.later)} "
         f"later, {measured(one.answer)} without."
@@ -132,7 +132,7 @@ def audit_parts(found: Audit) -> list[Table | str]:
         parts.append(f"Rank correlation of {names[name]} with the final value: {text} (n = {n} audited trials).")
     if found.seconds_saved:
         saved = ", ".join(f"{seconds:.0f} by {by}" for by, seconds in found.seconds_saved.items())
-        parts.append(f"Device-seconds that the other trials were spared: {saved}.")
+        parts.append(f"Device-seconds that the rules saved on the other trials: {saved}.")
     return parts
 
 
@@ -170,7 +170,9 @@ def diagnose(args: argparse.Namespace) -> int:
     if not found:
         out.print(diagnoses.why_nothing(trial))
     elif len(advised) > 1:
-        out.print("One change at a time, the first one first: several at once do not tell which one helped.")
+        out.print(
+            "Try one change at a time, the first one first: with several at once you cannot see which one helped."
+        )
     return 0
 
 

@@ -2,7 +2,7 @@
 
 It holds `study.json` and six tables, in one of three formats. Tables have the columns of the store's, in its order;
 trials are named by number, not by the database's ids. Times are seconds since the epoch (UTC), durations seconds. In
-CSV every text stands in quotes, so that an empty text (`""`) and no value (nothing) can be told apart.
+CSV every text is quoted, so that an empty text (`""`) differs from a missing value (nothing).
 """
 
 import json

@@ -123,7 +123,7 @@ def read_tables(
     """
     found = content.get("start", [])
     if not isinstance(found, Sequence) or isinstance(found, str):
-        raise ConfigError(f"{where}: start = {found!r} is not allowed: [[start]] tables, one a start")
+        raise ConfigError(f"{where}: start = {found!r} is not allowed: [[start]] tables, one per start")
     settled, asked = [], []
     for number, values in enumerate(found):
         at = f"{where}: start {number}"

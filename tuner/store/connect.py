@@ -236,7 +236,7 @@ def now(connection: Connection) -> float:
 
 T = TypeVar("T")
 Trouble = Callable[[StoreError], bool]
-"""Told of a failure that may pass; returns, when it has waited, whether to try again."""
+"""Called with a failure that may pass; waits, and returns whether to try again."""
 
 _PASSING_SQLITE = {
     sqlite3.SQLITE_BUSY,
@@ -268,7 +268,7 @@ class Database:
         self.on_trouble: Trouble = lambda _: False
         """What to do where the database cannot be reached, has no room, or is locked: give up, unless set."""
         self.on_answer: Callable[[], None] = lambda: None
-        """Told that the database answers again, after `on_trouble` had it tried again."""
+        """Called when the database answers again after a retry of `on_trouble`."""
 
     @property
     def url(self) -> URL:
