@@ -175,7 +175,7 @@ def _confirmed_end(confirmation: Confirmation) -> str:
     return (
         f"On {confirmation.prompts} test prompts and {counted(launch.reward.n, 'fresh seed')} it reads "
         f"{launch.reward.text} at a KL of {launch.kl.text} {KL_UNIT} (in brackets: 95 % over the seeds). {within}"
-        f"{rest}. That is confirmed at {confirmation.total_episodes} episodes alone.{whole}"
+        f"{rest}. That is confirmed at {confirmation.total_episodes} episodes only.{whole}"
     )
 
 

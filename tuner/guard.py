@@ -113,7 +113,7 @@ _DECLARED = (
     Rule(
         name="repetition_collapse",
         label="Repetition collapse",
-        doc="Repetition stays over this share of the way from its first reading to 1: of 24 tokens, 3 different ones.",
+        doc="Repetition stays over this share of the way from its first reading to 1, as with 3 distinct tokens of 24.",
         blame="broken",
         metric=REPETITION,
         limit=0.8,

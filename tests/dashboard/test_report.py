@@ -129,7 +129,7 @@ def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(t
     assert "not confirmed" not in recommended and "To confirm it first" not in recommended
     assert "On 256 test prompts and 3 fresh seeds it reads 2.45 [2.33, 2.57]" in recommended
     assert "2 of 3 runs ended within the KL budget themselves; of the others only a checkpoint is within" in recommended
-    assert "confirmed at 9600 episodes alone" in recommended
+    assert "confirmed at 9600 episodes only" in recommended
     assert "ppo-tuner train --from reviews 7 --total_episodes 9600" in recommended
     assert "1920 episodes each, read on 256 test prompts" in text and "9600 episodes each" in text
     assert "reference (trial 0) 3 1.45 [1.33, 1.57]" in text

@@ -198,7 +198,10 @@ def test_a_fork_is_its_parent_up_to_its_step_and_then_goes_its_own_way(ppo_tuner
     argv = ("fork", "quick", "1", "--at", str(episode), "--set", "cliprange=0.29", "--label", "wider")
     assert ppo_tuner(*argv)[0] == 0
     assert ppo_tuner("run", "quick")[0] == 0
-    assert data(ppo_tuner, "orders", "quick")[0]["outcome"] == f"added as trial 2, from trial 1 at episode {episode}"
+    assert (
+        data(ppo_tuner, "orders", "quick")[0]["outcome"]
+        == f"added as trial 2, forked from trial 1 at episode {episode}"
+    )
 
     parent, fork = (data(ppo_tuner, "show", "quick", number) for number in ("1", "2"))
     assert (fork["origin"], fork["parent"], fork["fork_step"], fork["label"]) == ("forked", 1, step, "wider")
