@@ -207,7 +207,7 @@ def noise(objective: Objective) -> str:
 
 @dataclass(frozen=True)
 class Ancestor:
-    """One step of a fork's lineage: `trial` went on from `parent` at `step` with changed values."""
+    """One step of a fork's lineage: `trial` continued from `parent` at `step` with changed values."""
 
     trial: int
     parent: int

@@ -107,7 +107,7 @@ def thinned(line: pd.DataFrame, most: int = MOST_POINTS) -> pd.DataFrame:
 def band_edges(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
     """Return `x`, `low`, `high`: between which the middle 80% of the points in `frame` lie, by bucket of x.
 
-    A bucket where under half of the trials that went on so far have a point is left out: it would show those few.
+    A bucket where under half of the trials that lasted so far have a point is left out: it would show those few.
     """
     numbers = frame.dropna(subset="y")
     width = max((numbers["x"].max() - numbers["x"].min()) / buckets, 1)

@@ -237,7 +237,7 @@ def open_store(url: str) -> Store:
     """Return the open store at `url`.
 
     Raises:
-        StoreError: there is none, it cannot be reached, is not ours, or has another schema version.
+        StoreError: it does not exist, cannot be reached, is not ours, or has another schema version.
     """
     return _opened(url, _identity(schema.parse_url(url)))
 

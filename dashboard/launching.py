@@ -85,7 +85,7 @@ class Launcher:
         """Start the study of a file below the server's folder; under the same `key` it is started once.
 
         Raises:
-            NotPermitted: the token is none, the dashboard is read-only, or the server is not for this machine alone.
+            NotPermitted: the token is missing or wrong, the dashboard is read-only, or other machines can reach it.
             ConfigError: the file lies elsewhere or is not a study's, or a cap is exceeded.
             StudyError: the study runs already.
         """
@@ -133,7 +133,7 @@ class Launcher:
             return self._found(key) or self._start(view.spec, view.row.name, storage, key, workers)
 
     def stop(self, key: str, *, token: str, at_once: bool = False) -> Launched:
-        """Tell a controller that was started here to end in good order, or end it `at_once`.
+        """Tell a controller that was started here to stop cleanly, or kill it `at_once`.
 
         Raises:
             NotPermitted: as `launch_file`.

@@ -60,7 +60,7 @@ def _importing_from(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder))
 
 
-# Whether a model that is not on disk can be had from the hub at all, asked once and quickly. Never imports torch.
+# Whether a model that is not on disk can be fetched from the hub at all, asked once and quickly. Never imports torch.
 #
 # Loading it asks for several files and repeats each request for half a minute, with a line on stderr every time.
 

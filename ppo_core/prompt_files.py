@@ -274,7 +274,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def load_splits(source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]]:
-    """Return the source's splits by name (a single file is "train"), and what there is to tell, a line each.
+    """Return the source's splits by name (a single file is "train"), and notes for the user, one line each.
 
     Raises:
         TaskError: there is no such file, folder or dataset, or it cannot be read.
@@ -348,7 +348,7 @@ class _Kept:
 
 
 def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> tuple[Prompts, tuple[str, ...]]:
-    """Return the source's prompts, and what there is to tell, a line each: rows left out and why, the splits' sizes.
+    """Return the source's prompts, and notes for the user, one line each: rows left out and why, the splits' sizes.
 
     A text stands in one split, and there once: a named test split keeps it before eval does, and eval before train;
     the first row stays. Train and named splits are in the order of their rows; a drawn one is in the order of the

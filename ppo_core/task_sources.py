@@ -29,7 +29,7 @@ def policy_place(value: object, folder: Path, where: str) -> str:
     """Return the policy's absolute path or hub id, or `task:NAME` as it is.
 
     Raises:
-        ConfigError: see `model_place`; or there is no such built-in task.
+        ConfigError: see `model_place`; or the built-in task does not exist.
     """
     if isinstance(value, str) and value.startswith(TASK_PREFIX):
         name = value.removeprefix(TASK_PREFIX)
@@ -43,7 +43,7 @@ def model_place(value: object, folder: Path, where: str) -> str:
     """Return a model's absolute path, from `folder` on where it is relative, or its hub id.
 
     Raises:
-        ConfigError: it reads as a path and nothing is there, or what is there is no saved model.
+        ConfigError: it looks like a path and does not exist, or it is not a saved model.
     """
     text = declare.text(value, where, "a model's folder or hub id")
     path = _local(text, folder, where, is_path=False)
@@ -60,7 +60,7 @@ def data_place(value: object, folder: Path, where: str) -> str:
     """Return the absolute path of a data file or folder, from `folder` on where it is relative, or a hub id.
 
     Raises:
-        ConfigError: it reads as a path and nothing is there.
+        ConfigError: it looks like a path and does not exist.
     """
     text = declare.text(value, where, "a data file, a folder or a dataset's hub id")
     path = _local(text, folder, where, is_path=Path(text).suffix.lower() in READERS)

@@ -1,6 +1,6 @@
 """What a study's rules cost: audited trials ran on after a rule spoke, so it is known what it would have thrown away.
 
-A verdict was wrong where the trial came to more, later on, than the study's answer would have been without that: the
+A verdict was wrong if the trial later reached more than the study's answer would have been without it: the
 best of the other trials, and of this one up to the verdict. Rules whose word is final even in an audited trial are
 exempt: a run that is not finite comes to nothing. A trial whose rung score is as high as that of one that was promoted
 would have been promoted, so the strategy's verdict on it does not count.

@@ -324,7 +324,7 @@ def _configuration_data(one: Confirmed) -> dict[str, Any]:
 
 
 def runs_text(one: Confirmed) -> str:
-    """Return what is to be known of the runs of a configuration, in few words; empty where all went well."""
+    """Return short notes on the runs of a configuration; empty if all went well."""
     parts = [
         f"{counted(len(one.lost), 'run')} with nothing within the budget" if one.lost else "",
         f"{len(one.failed)} failed" if one.failed else "",

@@ -10,7 +10,7 @@
 | reward rises while texts repeat or shrink   | a higher β or a lower target                                 |
 | stable, rising, and far below the budget    | a lower β or a higher target                                 |
 
-Each is one change, since several at once do not tell which one helped. KL first: "adjust β or the adaptive KL target
+Each is one change: with several at once nobody sees which one helped. KL first: "adjust β or the adaptive KL target
 first if the policy diverges too quickly".
 """
 

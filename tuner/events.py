@@ -117,7 +117,7 @@ class StudyStopped:
 
     @property
     def is_deliberate(self) -> bool:
-        """Whether it stopped as it was asked to beforehand, or by an order."""
+        """Whether it stopped as requested in advance, or by an order."""
         return self.why.startswith(DELIBERATE)
 
 

@@ -1,7 +1,7 @@
 """The guard's rules, each declared once with its default limit. Never imports torch.
 
-The defaults of the last rules are chosen to be late rather than wrong. A shrinking response is no
-rule: a task may well reward brevity.
+The defaults of the last rules are chosen to be late rather than wrong. No rule is about shrinking responses, since a
+task may well reward brevity.
 """
 
 import math

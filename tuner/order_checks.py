@@ -16,7 +16,7 @@ from tuner.status import Role, Status
 from tuner.store import Store, StudyRow, TrialRow
 
 MOST_WORKERS = 1000
-"""More is a slip of the hand, and no machine's."""
+"""More is a typing error: no machine runs as many."""
 
 
 def check_trial_order(kind: str, row: TrialRow) -> None:
@@ -170,7 +170,7 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
 
 
 def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], episode: int | None) -> None:
-    """Raise ConfigError for a fork that cannot be; where its checkpoint is looked for by who has it at hand.
+    """Raise ConfigError for an impossible fork. Whoever can read its checkpoint also checks that.
 
     A trial without checkpoints here may have some elsewhere, or soon: then the controller decides.
     """

@@ -48,7 +48,7 @@ def run_study(
 ) -> bool:
     """Run a study, or resume it, and return whether it reached its total of trials.
 
-    Ctrl-C, SIGTERM and the timeout stop it in good order: running trials finish their step and save, and the next
+    Ctrl-C, SIGTERM and the timeout stop it cleanly: running trials finish their step and save, and the next
     run takes them up. A second Ctrl-C ends at once; that run takes them up from their last checkpoints.
 
     Args:

@@ -150,7 +150,7 @@ def bytes_of(folder: Path) -> int:
 
 
 def remove(folder: Path, between: Callable[[], None]) -> None:
-    """Remove a folder, trial by trial and what says whose it is last, so that this can be done again if it is cut off.
+    """Remove a folder, trial by trial and its owner's mark last, so that this can be repeated if it is interrupted.
 
     `between` is called after each trial. Links are removed, and what they lead to stays.
 

@@ -1,4 +1,4 @@
-"""Deletes, renames and archives studies, each while holding the study's lease. What is cut off can be done again."""
+"""Deletes, renames and archives studies, each while holding the study's lease. What was interrupted can be repeated."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress

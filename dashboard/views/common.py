@@ -163,7 +163,7 @@ def _about(view: StudyView) -> str:
 
 
 def guide(title: str, text: str, commands: list[str], problem: str = "") -> None:
-    """Draw an empty state: what there is, and the commands that lead on. Only `problem` may be others' words."""
+    """Draw an empty state with the commands to run next. Only `problem` may hold text from outside."""
     with st.container(border=True):
         st.subheader(title, anchor=False)
         if problem:
@@ -322,7 +322,7 @@ def standing(store: Store, snapshot: Snapshot, numbers: Collection[int] | None =
 
 
 def news(drawn: Standing, now: Standing) -> str:
-    """Return what there is now that the page does not show yet; empty: nothing."""
+    """Return what is new since the page was drawn; empty: nothing."""
     said = [
         f"{more} new {thing}{'s' if more > 1 else ''}{what}"
         for more, thing, what in (

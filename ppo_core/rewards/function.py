@@ -34,7 +34,7 @@ class FunctionReward:
             no row of a batch has is still there, as Nones.
 
     Raises:
-        TaskError: the function cannot be had, or asks for what is not a column.
+        TaskError: the function cannot be loaded, or asks for something that is not a column.
     """
 
     def __init__(self, part: RewardPart, columns: Sequence[str] | None = None) -> None:

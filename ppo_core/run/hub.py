@@ -1,4 +1,4 @@
-"""Pushing a trained model to the Hugging Face Hub: whether that can be done is asked before the training. No torch."""
+"""Pushing a trained model to the Hugging Face Hub; whether that can work is checked before training. No torch."""
 
 import shlex
 from collections.abc import Iterator

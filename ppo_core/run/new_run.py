@@ -101,7 +101,7 @@ class Start:
     device: str | None = None
     """The study's."""
     origin: Origin | None = None
-    """Which trial it is, and what is known of it, for the model card."""
+    """The trial and its results, for the model card."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Ending:
-    """What is said of a run that has ended."""
+    """What is reported of a run that has ended."""
 
     kl_budget: float
     note: str | None = None

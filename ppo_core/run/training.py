@@ -1,4 +1,4 @@
-"""One training run from its command line to its model: train, record and show each step, save, and tell the end."""
+"""One training run from its command line to its model: train, record and show each step, save, and report the end."""
 
 import math
 import os
@@ -28,7 +28,7 @@ from ppo_core.run.trackers import Trackers
 from ppo_core.task import Progress, TaskAssets
 from ppo_core.task_file import get_task
 
-# What is said of a run when it begins to train. Never imports torch.
+# What is printed when a run begins to train. Never imports torch.
 
 
 def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
@@ -75,7 +75,7 @@ def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> st
     return f"about {output.duration(left)} left: {last - report.step} iterations of {iteration:.1f} s, and evaluations"
 
 
-# One training run from its command line to its model: train, record and show each step, save, and tell the end.
+# One training run from its command line to its model: train, record and show each step, save, and report the end.
 
 OUT_OF_MEMORY = (
     "out of memory; lower per_device_train_batch_size or local_rollout_forward_batch_size, which change nothing else, "
@@ -280,7 +280,7 @@ class _Session:
 
 
 class _Preparation:
-    """Tells each part of a task's preparation once."""
+    """Reports each part of a task's preparation once."""
 
     def __init__(self, out: Console) -> None:
         self._out = out

@@ -105,13 +105,13 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "completion": Command("print the script for completion in bash, zsh or fish", "completion", "print_script"),
     },
 }
-"""The commands by what one wants, as the help and the reference list them."""
+"""The commands by purpose, as the help and the reference list them."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 """Every command by name."""
 READING = ("list", "show", "compare", "best", "diagnose", "importance", "audit")
 """Those that show what is stored, on request as JSON."""
 UPKEEP = ("export", "copy", "delete", "rename", "archive", "migrate")
-"""Those that look after studies."""
+"""Those that manage studies."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -403,7 +403,7 @@ def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
     for name in ("export", "copy", "delete", "rename", "archive"):
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     export.epilog = (
-        "With --to, TRIAL defaults to the one that a confirmation recommends, else to the study's best. Values that the "
+        "With --to, TRIAL defaults to the one that a confirmation recommends, else the study's best. Values that the "
         "trainer has no key for are listed with the reason."
     )
     export.add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number, for --to")

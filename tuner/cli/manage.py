@@ -1,4 +1,4 @@
-"""The commands that look after studies: delete, rename, archive, migrate, export, copy."""
+"""The commands that manage studies: delete, rename, archive, migrate, export, copy."""
 
 import argparse
 import shlex
@@ -74,7 +74,7 @@ def _opened(given: str | None) -> Iterator[Store]:
 
 
 def _is_meant(store: Store, study: StudyRow, keep_files: bool) -> bool:
-    """Ask, and return whether the study's name was typed; ConfigError where nobody can be asked."""
+    """Ask, and return whether the study's name was typed; ConfigError if there is no terminal to ask on."""
     if not sys.stdin.isatty():
         raise ConfigError(f'deleting study "{study.name}" needs a confirmation on a terminal; without one, give --yes')
     trials = len(store.trials(study))

@@ -170,7 +170,7 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def _print_log(args: argparse.Namespace, folder: Path, is_over: Callable[[], bool]) -> None:
-    """Print what there is of a log, and what comes, until it is over."""
+    """Print a log so far, and what is added to it, until the trial is over."""
     with closing(trial_log.Follower(folder)) as follower:
         was_over = is_over()  # asked before each reading: then nothing that was written before the end is missed
         text = trial_log.earlier(folder) + follower.read()

@@ -61,19 +61,19 @@ if TYPE_CHECKING:
 
 
 class _WhatFits:
-    """A stream that survives when what is written finds no room: the log of a run may lie on the disk that is full."""
+    """A stream that survives a full disk: the log of a run may be on it."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write what there is room for."""
+        """Write as much as fits."""
         with _without_room():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write out what there is room for."""
+        """Flush as much as fits."""
         with _without_room():
             self._stream.flush()
 

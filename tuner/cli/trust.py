@@ -69,7 +69,7 @@ def confirmation_table(found: Confirmation) -> Table:
 
 
 def confirmation_lines(found: Confirmation) -> list[str]:
-    """Return what else is to be known of a confirmation, a line each."""
+    """Return further notes on a confirmation, one line each."""
     lines = []
     if found.baseline is not None and found.baseline.reward is not None:
         before = plus_minus(found.baseline.reward, found.baseline.reward_se)

@@ -62,7 +62,7 @@ class Store(Studies, Trials, Curves, Orders):
             flag: What named it on the command line, for errors.
 
         Raises:
-            StoreError: there is none, it cannot be reached, is not ours, or has another schema version.
+            StoreError: it does not exist, cannot be reached, is not ours, or has another schema version.
         """
         engine = connect.connect(schema.parse_url(storage))
         try:

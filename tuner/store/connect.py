@@ -41,7 +41,7 @@ _compact = partial(json.dumps, separators=(",", ":"))
 
 
 class NoStoreError(StoreError):
-    """What is there is somebody else's. Which flag may name another place is known to who opens it."""
+    """The place holds something that is not ours. The caller knows which flag names another place."""
 
 
 def connect(url: URL) -> Engine:
@@ -256,7 +256,7 @@ _PASSING_SQLSTATES = (
     "58",  # the system: a disk's error
     "25006",  # read only: a standby that is about to take over
     "25P03",  # a transaction that was idle for too long, as one in a process that was halted
-    "55P03",  # a lock is not to be had in time
+    "55P03",  # a lock could not be acquired in time
 )
 
 

@@ -62,7 +62,7 @@ def _short(value: float, digits: int = DIGITS) -> float | None:
 
 
 LEASE_SECONDS = 60.0
-"""A lease not renewed for this long may be taken over by who cannot tell whether its process lives."""
+"""A lease not renewed for this long may be taken over even if its process might still be alive elsewhere."""
 INTERRUPTED = "interrupted"
 """The status shown of a trial that has not ended and that nobody runs: the next run of its study resumes it."""
 

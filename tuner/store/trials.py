@@ -495,7 +495,7 @@ def trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
 
 
 def _lean(config: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
-    """Return a configuration whose names are those of all others in memory, and not its own: half its size."""
+    """Return a configuration that shares its key names with all others in memory: half its size."""
     return {intern(name): value for name, value in config.items()}
 
 
