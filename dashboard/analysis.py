@@ -64,7 +64,7 @@ def savings(trials: pd.DataFrame) -> Savings:
 
 
 def by_rule(early: pd.DataFrame) -> pd.DataFrame:
-    """Return a row a rule: `rule`, `trials`, `share` (median of those run when it struck), `episodes_saved`,
+    """Return one row per rule: `rule`, `trials`, `share` (median of those run when it struck), `episodes_saved`,
     `seconds_saved`; the rule that struck most first."""
     groups = early.groupby("rule", sort=False)
     found = pd.DataFrame(

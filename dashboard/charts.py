@@ -410,7 +410,7 @@ def _kl_top(points: pd.DataFrame, left: float, right: float, levels: Mapping[str
 def _lines(
     points: pd.DataFrame, trials: pd.DataFrame, metric: str, chosen: Collection[int], names: Mapping[int, str]
 ) -> tuple[list[Area], list[Line]]:
-    """Return one line a trial. Too many grey ones to distinguish become one band."""
+    """Return one line per trial. Too many grey ones to distinguish become one band."""
     others = points[~points["trial"].isin(chosen)]
     sparse = metric.startswith("eval/")
     is_band = others["trial"].nunique() > style.DISTINCT

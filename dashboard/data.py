@@ -179,7 +179,7 @@ class Snapshot:
 
     view: StudyView
     trials: pd.DataFrame
-    """One row a trial, by number. `value` is eval reward, `kl` eval KL in nats per response, both read at `value_step`;
+    """One row per trial, by number. `value` is eval reward, `kl` eval KL in nats per response, both read at `value_step`;
     `end_kl` is that of its last evaluation; `kind` is one of `style.KINDS`, and `shown_status` tells interrupted
     trials from running ones, too; `rule`, `reason` and `stop_step` say why and where it ended early; `params_*` are
     the searched values (missing: not searched here)."""
@@ -437,7 +437,7 @@ def shown_state(view: StudyView) -> Shown:
 
 
 def silence(view: StudyView) -> float | None:
-    """Return the seconds since its controller's last sign of life, by the store's clock; None: there is none."""
+    """Return the seconds since its controller's last sign of life, by the store's clock; None if there is none."""
     if view.row.lease_renewed_at is None:
         return None
     now = time.time() if view.row.read_at is None else view.row.read_at

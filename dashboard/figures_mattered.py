@@ -24,7 +24,7 @@ NEARNESS = 3.0
 
 
 def importance_bars(found: Sequence[Importance]) -> go.Figure:
-    """Return a bar a hyperparameter, the largest on top, with its spread over resamples.
+    """Return one bar per hyperparameter, the largest on top, with its spread over resamples.
 
     What is not more than chance is pale.
     """

@@ -435,7 +435,7 @@ def _rank_of(extra: Mapping[str, Any], step: int, kl_budget: float) -> Rank | No
 
 
 def _newest_episode(folder: Path) -> int:
-    """Return the episode of the newest checkpoint whose manifest says it; 0: there is none."""
+    """Return the episode of the newest checkpoint whose manifest says it; 0 if there is none."""
     for path in reversed(complete(folder)):
         try:
             return int(read_manifest(path)["extra"].get(EPISODE, 0))

@@ -96,7 +96,7 @@ class Decoding(Protocol):
     """The decode steps of one batch; the first one takes the prompts."""
 
     looks_every: int
-    """Steps between two looks at which rows have ended: each look waits for the device."""
+    """Steps between two checks at which rows have ended: each look waits for the device."""
 
     @property
     def drops_rows(self) -> bool:

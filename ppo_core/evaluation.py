@@ -45,7 +45,7 @@ def evaluate(state: RunState, models: TaskModels, generator: Generator, *, with_
 
 
 def evaluate_on_test(state: RunState, models: TaskModels, generator: Generator) -> SplitReading | None:
-    """Return what the policy comes to on the test prompts, at the settings of every evaluation; None: there are none.
+    """Return what the policy comes to on the test prompts, at the settings of every evaluation; None if there are none.
 
     It has its own random numbers, so a checkpoint's luck in evaluations does not carry over.
     """

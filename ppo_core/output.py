@@ -60,7 +60,7 @@ def duration(seconds: float) -> str:
 
 
 def measured(number: float | None) -> str:
-    """Return a measured number with three significant digits, zeros included: `4.00`, `201`; `-` where there is none.
+    """Return a measured number with three significant digits, zeros included: `4.00`, `201`; `-` if there is none.
 
     From 1000 on all digits of its whole part are there.
     """

@@ -156,7 +156,7 @@ BUILT_IN = {"reviews": "ppo_core.tasks.reviews:TASK", "arithmetic": "ppo_core.ta
 
 
 def import_task(path: str) -> Task:
-    """Return the task at an import path `module:attribute`; TaskError where there is none."""
+    """Return the task at an import path `module:attribute`; TaskError if there is none."""
     try:
         module, attribute = import_module(path, "task", TaskError)
     except TaskError:

@@ -1,4 +1,4 @@
-"""Tasks of one's own, from a TOML or Python file: `get_task` reads them by path. Nothing here imports torch.
+"""Your own tasks, from a TOML or Python file: `get_task` reads them by path. Nothing here imports torch.
 
 A TOML file states a policy, a reward and prompts; a Python file may do the same with `make_task`:
 

@@ -28,7 +28,7 @@ STRATEGY = "strategy"
 
 @dataclass(frozen=True)
 class Audited:
-    """One verdict on an audited trial, and what the trial came to after it."""
+    """One verdict on an audited trial, and what the trial reached after it."""
 
     study: str
     trial: int
@@ -36,7 +36,7 @@ class Audited:
     """The guard's, or the strategy's name."""
     step: int
     later: float | None
-    """What the trial came to, in reward; None: nothing within the KL budget."""
+    """What the trial reached, in reward; None: nothing within the KL budget."""
     answer: float | None
     """The study's without that."""
 
@@ -127,7 +127,7 @@ def counts(verdicts: Iterable[Audited]) -> list[Count]:
 
 @dataclass(frozen=True)
 class Course:
-    """What one trial that ran on came to on its way: at its rung, half-way and in the end. In reward."""
+    """What one audited trial reached on its way: at its rung, half-way and in the end. In reward."""
 
     rung: float | None
     half: float | None

@@ -1,4 +1,4 @@
-"""What came of confirming a study: each configuration's mean on fresh seeds, the differences, and which one to launch.
+"""The result of confirming a study: each configuration's mean on fresh seeds, the differences, and which one to launch.
 
 A run's reading is a mean over the test prompts, which are the same for all runs. So n counts seeds, and what is said
 holds for prompts like these. With n readings x of a configuration, and y of another one on the same seeds s,

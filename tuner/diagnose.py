@@ -261,7 +261,7 @@ NEAR = 1.3
 
 
 def tried(trials: Sequence[TrialRow], trial: TrialRow, found: Diagnosis, spec: StudySpec) -> TrialRow | None:
-    """Return the trial of the study that has the change already, or a greater one; None: there is none."""
+    """Return the trial of the study that has the change already, or a greater one; None if there is none."""
     names = {*spec.search, "kl_target"} - {found.name}
     there = []
     for row in trials:

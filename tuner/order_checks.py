@@ -39,7 +39,7 @@ def check_study_order(kind: str, study: StudyRow) -> None:
 
 
 def retried(rows: Sequence[TrialRow], number: int | None) -> list[TrialRow]:
-    """Return the failed trials that an order to try again is about; ConfigError where there is none."""
+    """Return the failed trials that an order to try again is about; ConfigError if there is none."""
     failed = [row for row in rows if row.status is Status.FAILED and number in (None, row.number)]
     if not failed:
         other = next((row for row in rows if row.number == number), None)

@@ -97,7 +97,7 @@ _RECENT_SECONDS = 5.0
 class Holdings:
     """What the trials' folders of a study hold, each looked at again only where something was added or removed.
 
-    Thousands of trials have ended or rest, and few folders change between two looks.
+    Thousands of trials have ended or rest, and few folders change between two checks.
     """
 
     def __init__(self, folder: Path, kl_budget: float) -> None:

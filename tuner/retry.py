@@ -14,7 +14,7 @@ LIMIT_SECONDS = 3_600.0
 """How long a controller waits for its store, by default."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds before the first new attempt, which double with each, and the most they become."""
-_SLICE = 0.5  # seconds between two looks at whether a stop was asked for
+_SLICE = 0.5  # seconds between two checks at whether a stop was asked for
 
 
 class StoreRetry:
@@ -62,7 +62,7 @@ class StoreRetry:
         return True
 
     def end(self) -> None:
-        """Note that the store answers again, and tell of it."""
+        """Note that the store answers again, and report it."""
         if self._began is not None:
             self._emit(f"the store answers again after {duration(self._clock() - self._began)}")
             self._began = None

@@ -53,7 +53,7 @@ def run_study(
 
     Args:
         spec: The study; one of that name that exists is resumed, and `StudyStarted` says what changed.
-        storage: URL or path of the store, made where there is none.
+        storage: URL or path of the store, made if there is none.
         runs_folder: Where checkpoints go, as `<study>/<trial>/step-000012`.
         workers: Trials at a time, each in a process of its own with its share of the cores. None: as many as in the
             last run of the study, at first 1, with which the same seed proposes the same trials; with more the

@@ -103,7 +103,7 @@ def _delete_files(store: Store, lease: Lease, study: StudyRow, tell: Tell) -> No
 
 
 def _move(study: StudyRow, name: str, tell: Tell) -> Path | None:
-    """Move the study's folder to its place under the new name, and return that; None: there is none to move."""
+    """Move the study's folder to its place under the new name, and return that; None if there is none to move."""
     if study.folder is None:
         return None
     source = Path(study.folder)

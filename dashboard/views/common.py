@@ -93,7 +93,7 @@ def highlighted(snapshot: Snapshot, chosen: tuple[int, ...], most: int = style.A
 
 
 def refresh_every(view: StudyView) -> int | None:
-    """Return the seconds between two looks; None: nothing runs the study, so that it stays as it is."""
+    """Return the seconds between two checks; None: nothing runs the study, so that it stays as it is."""
     return REFRESH_SECONDS if view.row.is_held else None
 
 

@@ -82,7 +82,7 @@ def draw(tokens: TokenReadings | None, reading: str, largest: float, key: str, r
 
 
 def table(tokens: TokenReadings, first: str, reward: float = math.nan) -> pd.DataFrame:
-    """Return a row a token: its text, safe to show and to export, and what is known of it, `first` in front."""
+    """Return one row per token: its text, safe to show and to export, and what is known of it, `first` in front."""
     names = sorted(READINGS, key=lambda name: name != first)
     known = {name: values for name in names if (values := _values(tokens, name, reward))}
     return pd.DataFrame({TOKEN: [safe_text.cell(text) for text in tokens.texts], **known})
@@ -91,7 +91,7 @@ def table(tokens: TokenReadings, first: str, reward: float = math.nan) -> pd.Dat
 def largest_reading(
     readings: Sequence[TokenReadings | None], reading: str, rewards: Sequence[float] | None = None
 ) -> float:
-    """Return the largest size of a reading among responses, so that they share one scale; 0: there is none.
+    """Return the largest size of a reading among responses, so that they share one scale; 0 if there is none.
 
     `rewards` are the responses', without which the critic's error is not known.
     """
@@ -248,7 +248,7 @@ _HELP = (
 
 
 def _side_by_side(frame: pd.DataFrame, trials: list[TrialRow]) -> None:
-    """Draw the responses to one prompt, a trial a column."""
+    """Draw the responses to one prompt, one column per trial."""
     for column, trial in zip(st.columns(len(trials)), trials, strict=True):
         with column:
             st.html(style.heading(trial.number, style.status_cell(trial)))

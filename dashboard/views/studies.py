@@ -14,7 +14,7 @@ from tuner.store import Store, StudyRow
 A_PAGE = 20
 """Studies that are read and shown at a time."""
 SLOW_SECONDS = 10
-"""Between two looks at all studies."""
+"""Between two reads of all studies."""
 
 
 def section(store: Store) -> None:
@@ -46,7 +46,7 @@ def _table(store: Store) -> None:
 
 
 def table_of(studies: list[tuple[StudyRow, StudyView | None]]) -> pd.DataFrame:
-    """Return a row a study, safe to show and to export; one that cannot be read has only its name."""
+    """Return one row per study, safe to show and to export; one that cannot be read has only its name."""
     table = pd.DataFrame([_row(row, view) for row, view in studies])
     has_budget = "spent" in table.columns and table["spent"].fillna("").ne("").any()
     return table if has_budget else table.drop(columns="spent", errors="ignore")

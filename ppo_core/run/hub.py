@@ -64,7 +64,7 @@ def checked(push: Push, name: str) -> HubRepo:
 
 
 def make(repo: HubRepo) -> None:
-    """Make the repository where there is none.
+    """Make the repository if there is none.
 
     Raises:
         PPOTunerError: the hub cannot be reached, or refuses: no right to it, or its name is not allowed.

@@ -174,7 +174,7 @@ def copy(args: argparse.Namespace) -> int:
     name = args.study if args.name is None else study_file.matching(args.name, study_file.NAME, "--name")
     with opened(args.storage) as store:
         study = store.study(args.study)
-        # An older store is not migrated by the way: others that use it may be of that version.
+        # An older store is not migrated here: others that use it may need that version.
         with closing(Store.open(args.to, create=True, migrate=False, flag="--to")) as target:
             rows = copy_study(store, study, target, name)
             waiting = len(target.orders(target.study(name), OrderState.WAITING))

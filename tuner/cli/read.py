@@ -123,7 +123,7 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def best(args: argparse.Namespace) -> int:
-    """Show the best trial within the study's KL budget or another; an error where there is none."""
+    """Show the best trial within the study's KL budget or another; an error if there is none."""
     with storage.opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.kl_budget is not None:

@@ -100,7 +100,7 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
 def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, kl_budget: float, where: str) -> None:
     """Print the trial's whole configuration, its value and KL, the improvement on the SFT baseline, and its checkpoint.
 
-    And whether the configuration itself ends within the budget, and what the checkpoint came to on the test prompts.
+    And whether the configuration itself ends within the budget, and how the checkpoint did on the test prompts.
     `where` is the storage, which the suggested commands name unless they find it by themselves.
     """
     title = f"Best trial within {output.short(kl_budget)} {output.KL_UNIT}: trial {trial.number}"

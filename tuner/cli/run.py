@@ -297,7 +297,7 @@ def _is_name(given: str) -> bool:
 
 
 def _stored_spec(name: str, where: str) -> StudySpec:
-    """Return the stored study's spec; ConfigError where there is none, and so neither a file nor a study."""
+    """Return the stored study's spec; ConfigError if there is none, and so neither a file nor a study."""
     path = store_file(parse_url(where))
     if path is not None and not path.exists():
         raise ConfigError(_unknown(name, f"no store at {path}", ()))

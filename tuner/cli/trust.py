@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # its libraries take a second to load
 
 
 def print_confirmation(out: Console, view: StudyView, found: Confirmation, where: str) -> None:
-    """Print what confirming a study came to: each configuration, the verdict, and the command that launches it."""
+    """Print the result of confirming a study: each configuration, the verdict, and the command that launches it."""
     out.print(confirmation_table(found))
     for line in confirmation_lines(found):
         out.print(line, soft_wrap=True)
@@ -93,7 +93,7 @@ HOW_TO_AUDIT = (
 
 
 def audit(args: argparse.Namespace) -> int:
-    """Show what the audited trials of studies tell of the guard's rules and the strategy."""
+    """Show what the audited trials of studies say about the guard's rules and the strategy."""
     with storage.opened(args.storage) as store:
         names = args.studies or [row.name for row in store.studies()]
         found = audits.audit(store, [read_study(store, name) for name in dict.fromkeys(names)])
@@ -221,7 +221,7 @@ COLUMNS_OF_IMPORTANCE = (
     "mostly to one side. It shows how unstable the share is; it is not a confidence interval.",
     "chance: how often shuffled outcomes, where nothing matters, score as high.",
 )
-"""What the columns of `importance_table` are, a line each."""
+"""What the columns of `importance_table` are, one line each."""
 BAR = 20
 """Characters of a share of 100 %."""
 

@@ -1,4 +1,4 @@
-"""What the controller needs of whatever runs trials: an engine. `tuner.testing` holds a suite to run on one's own."""
+"""What the controller needs of whatever runs trials: an engine. `tuner.testing` has a suite to run on your own."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ class EngineNeeds:
     trainer: str | None = None
     """The trainer's factory, as `module:function`."""
     checkpoint_url: str | None = None
-    """A second place for the study's checkpoints; None: there is none."""
+    """A second place for the study's checkpoints; None if there is none."""
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -487,7 +487,7 @@ class RayEngine:
             _kill(relay)
 
     def _lost(self, busy: _Busy, error: RayError) -> Failed | Lost:
-        """Return what to tell of an actor that did not answer."""
+        """Return what to report of an actor that did not answer."""
         node, text = busy.relay.node or "a node", str(error)
         missing = re.search(r"ModuleNotFoundError: (No module named '(?:tuner|ppo_core|ray)[\w.]*')", text)
         if missing is not None:

@@ -209,7 +209,7 @@ def _prepare(job: PrepareTask, controller: Controller) -> Prepared:
 
 
 def failure(error: Exception) -> Failed:
-    """Return the message that tells of `error`."""
+    """Return the message that reports `error`."""
     first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     name = type(error).__name__
     is_for_user = isinstance(error, PPOTunerError)

@@ -24,7 +24,7 @@ class Chosen:
     trial: TrialRow
     config: PPOConfig
     facts: tuple[str, ...]
-    """Lines on where it comes from and what it came to."""
+    """Lines on where it comes from and how it did."""
     last_kl_coef: float | None
     """β at the end of the trial; None: it was never reported."""
 

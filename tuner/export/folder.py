@@ -98,7 +98,7 @@ def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bo
         ConfigError: the folder holds something that is not to be replaced, or cannot be written.
         StoreError: the store failed.
     """
-    study_id = store.study(name).id  # tells the nearest name where there is none of this one
+    study_id = store.study(name).id  # tells the nearest name if there is none of this one
     require_free(folder, replace)
     part = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
     try:

@@ -33,7 +33,7 @@ MEANING = (
 LEAST = 10
 """Trials under which nothing is said: a share of so few is chance."""
 BEST_SHARE, LEAST_BEST = 0.25, 5
-"""The best quarter is held against all, and at least five trials."""
+"""The best quarter, and at least five trials, is compared with all."""
 RESAMPLES = 40
 LOW, HIGH = 0.1, 0.9
 CHANCE = 0.025

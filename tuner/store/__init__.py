@@ -56,7 +56,7 @@ class Store(Studies, Trials, Curves, Orders):
 
         Args:
             storage: The URL or path.
-            create: Make it first where there is none.
+            create: Make it first if there is none.
             migrate: Migrate it where it is of an older version, after a backup; None: as `create`. Readers leave this
                 to writers.
             flag: What named it on the command line, for errors.

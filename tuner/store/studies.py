@@ -133,7 +133,7 @@ class Studies(Database):
         Raises:
             StudyError: a living controller holds it; the message says who.
         """
-        study = self.study(name)  # tells the nearest name where there is none of this one
+        study = self.study(name)  # tells the nearest name if there is none of this one
         token = self._read(lambda connection: _free_token(connection, study))
         table, process = schema.studies, this_process()
         tried: list[float] = []  # when each attempt took it: by this it is known again where an answer was lost

@@ -1,4 +1,4 @@
-"""A new task's folder: a task that runs as it is, to be changed into one's own."""
+"""A new task's folder: a task that runs as it is, to turn into your own."""
 
 import json
 import re
