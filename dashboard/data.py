@@ -179,7 +179,7 @@ class Snapshot:
 
     view: StudyView
     trials: pd.DataFrame
-    """One row per trial, by number. `value` is eval reward, `kl` eval KL in nats per response, both read at `value_step`;
+    """One row per trial by number. `value` is eval reward, `kl` eval KL in nats per response, read at `value_step`;
     `end_kl` is that of its last evaluation; `kind` is one of `style.KINDS`, and `shown_status` tells interrupted
     trials from running ones, too; `rule`, `reason` and `stop_step` say why and where it ended early; `params_*` are
     the searched values (missing: not searched here)."""

@@ -131,7 +131,7 @@ def read_file(path: Path, suffix: str, source: PromptSource) -> Split:
         TaskError: it is damaged as a whole, or its suffix is none of READERS.
     """
     if path.suffix.lower() not in READERS:
-        raise TaskError(f"{source.where}: {path.name} is not a file that can be read: {', '.join(READERS)}")
+        raise TaskError(f"{source.where}: cannot read {path.name}; supported: {', '.join(READERS)}")
     try:
         return READERS[path.suffix.lower()](path, suffix, source)
     except OSError as error:
@@ -155,7 +155,7 @@ def _json_row(line: bytes, where: str) -> Row:
 
 
 def _row_of(value: Any, where: str) -> Row:
-    return Row(where, plain(value)) if isinstance(value, dict) else Row(where, None, "no JSON object")
+    return Row(where, plain(value)) if isinstance(value, dict) else Row(where, None, "not a JSON object")
 
 
 def _read_json(path: Path, suffix: str, source: PromptSource) -> Split:
@@ -294,7 +294,7 @@ def _read_folder(path: Path, source: PromptSource) -> tuple[dict[str, Split], tu
     """Read a folder's files; where some names say their split, those that say none are left out and reported."""
     files = sorted(file.relative_to(path) for file in path.rglob("*") if _is_data(file, path))
     if not files:
-        raise TaskError(f"{source.where}: the folder has no file that can be read: {', '.join(READERS)}")
+        raise TaskError(f"{source.where}: the folder has no data files; supported: {', '.join(READERS)}")
     names = {file: _split_name(file) for file in files}
     unnamed = [str(file) for file, name in names.items() if name is None]
     if len(unnamed) == len(files):
@@ -461,7 +461,7 @@ def _check_filled(
         if not part:
             sizes = ", ".join(f"{name} {len(rows)}" for name, rows in parts.items())
             why = f"; {_left_out_text(left_out, count, source)}" if left_out else ""
-            raise TaskError(f"{source.where}: nothing is left for {role} of {count} rows ({sizes}){why}")
+            raise TaskError(f"{source.where}: no rows are left for {role} out of {count} rows ({sizes}){why}")
 
 
 def _left_out_text(left_out: Sequence[LeftOut], count: int, source: PromptSource) -> str:

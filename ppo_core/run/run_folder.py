@@ -350,7 +350,7 @@ def _stored(folder: Path) -> dict[str, Any]:
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         is_known = stored["format"] == _FORMAT and all(name in stored for name in (*_STORED, "config", "finished"))
     except OSError:
-        raise CheckpointError(f"{folder} holds no run to resume: it has no {RUN_FILE}") from None
+        raise CheckpointError(f"{folder} is not a run's folder: it has no {RUN_FILE}") from None
     except (ValueError, TypeError, KeyError):
         is_known = False
     if not is_known:

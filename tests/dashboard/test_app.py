@@ -492,7 +492,7 @@ def change(path: Path, statement: str, *values: str) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (foreign, "holds no PPO Tuner store"),
+        (foreign, "is not a PPO Tuner store"),
         (garbage, "is not an SQLite database"),
         (other_version, f"has schema version 99; this PPO Tuner reads version {SCHEMA_VERSION}"),
         (damaged, "no such table: ppo_steps"),

@@ -370,7 +370,7 @@ def one_error(result: tuple[int, str, str], status: int) -> str:
         ([*PARTS, "--response_length", "40"], 2, "response_length = 40 is not allowed: the policy has 32 positions"),
         (["--config", "typo.yaml"], 2, 'typo.yaml: unknown hyperparameter "polcy"; did you mean "policy"?'),
         (["--config", "type.yaml"], 2, "type.yaml: save_every_episodes = 'x' is not allowed: a whole number over 0"),
-        (["--resume", "nowhere"], 1, "nowhere holds no run to resume: it has no run.json"),
+        (["--resume", "nowhere"], 1, "nowhere is not a run's folder: it has no run.json"),
         (["--resume", "nowhere", "--lam", "0.9"], 2, "so it does not take --lam"),
     ],
 )

@@ -178,7 +178,7 @@ UPKEEP: list[Case] = [
     ("copy made --to store.db", 1, '"made" already exists in | store.db | --name'),
     ("copy made --to new.db --name ../up", 2, "--name = '../up' is not allowed | letters, digits"),
     ("copy made --to plain_file", 1, "plain_file is not an SQLite database; name another with --to"),
-    ("copy made --to guests.db", 1, "guests.db holds no PPO Tuner store; name another with --to"),
+    ("copy made --to guests.db", 1, "guests.db is not a PPO Tuner store; name another with --to"),
     (f"copy made --to mysql://me:{SECRET}@host/x", 1, "me:***@host/x | mysql is not supported"),
     ("delete made", 2, '"made" | on a terminal | --yes'),
     ("delete held --yes", 1, '"held" is run by process'),

@@ -90,7 +90,7 @@ def _check(engine: Engine, create: bool, migrate: bool) -> Migration | None:
         if not create:
             path = connect.file_of(engine.url)
             if path is None or path.exists():
-                raise connect.NoStoreError(f"{where} holds no PPO Tuner store")
+                raise connect.NoStoreError(f"{where} is not a PPO Tuner store")
             raise StoreError(f"no store at {path}; `ppo-tuner run` creates it, or name another with --storage")
         _make_file(engine)
         connect.create(engine)

@@ -182,9 +182,9 @@ def _version(url: URL, names: list[str], stored: str | None) -> int | None:
     if not names:
         return None
     if meta.name not in names:
-        raise NoStoreError(f"{redacted(url)} holds no PPO Tuner store")
+        raise NoStoreError(f"{redacted(url)} is not a PPO Tuner store")
     if stored is None or not stored.isdecimal():
-        raise StoreError(f"{redacted(url)} is damaged: it holds no schema version")
+        raise StoreError(f"{redacted(url)} is damaged: it has no schema version")
     return int(stored)
 
 
