@@ -199,7 +199,7 @@ def test_the_card_of_a_confirmed_configuration_has_its_intervals_in_text_and_ind
     ("origin", "length", "told"),
     [
         (Origin("s", 3, (CONFIRMED,)), 19_200, "This model's run has 19200 episodes, so it is not."),
-        (Origin("s", 3, (CONFIRMED,), ("lam", "kl_coef")), 1_920, "with other values of `lam`, `kl_coef`: what is known"),
+        (Origin("s", 3, (CONFIRMED,), ("lam", "kl_coef")), 1_920, "with other values of `lam`, `kl_coef`: the trial's"),
         (Origin("s", 3), 1_920, "One search run chose it; it is not confirmed on fresh seeds."),
         (None, 1_920, "## PPO settings other than the defaults"),
     ],

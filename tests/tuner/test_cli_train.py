@@ -115,9 +115,7 @@ def test_the_card_says_which_trial_it_is_and_what_confirms_it(
     assert "It is confirmed at 256 episodes only." in card and "model-index:" in card
     quick_train("--from", quick_made, "9", "--total_episodes", "64", "--lam", "0.5", "--output", "other")
     card = (own_folder / "other" / "model" / "README.md").read_text()
-    assert (
-        "of trial 2 of the study `made`, with other values of `lam`: what is known of the trial does not hold" in card
-    )
+    assert "of trial 2 of the study `made`, with other values of `lam`: the trial's results do not apply" in card
     assert "model-index" not in card
 
 

@@ -322,7 +322,7 @@ def test_the_command_prints_the_verdict_and_what_launches_it(ppo_tuner: Invoke, 
     assert status == 0 and err == ""
     assert "160 episodes will confirm trial" in out
     assert "On fresh seeds, 160 episodes each, read on 4 test prompts" in out
-    assert "At another length it is not." in out
+    assert "other lengths are not confirmed." in out
     told = " ".join(out.split())
     status, out, _ = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "2", "--json", *where)
     data = json.loads(out)

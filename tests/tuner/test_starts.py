@@ -106,7 +106,7 @@ def test_what_would_repeat_a_trial_is_left_out_and_a_note_says_so() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"start": 3}, "start = 3 is not allowed: [[start]] tables, one a start"),
+        ({"start": 3}, "start = 3 is not allowed: [[start]] tables, one per start"),
         ({"start": [3]}, "start 0 = 3 is not allowed: a table of key = value lines"),
         ({"start": [{}, {"gamma": 0.8}]}, "start 1.gamma: it is also in [fixed]; remove it from one of them"),
         ({"start": [{"lam": 1}]}, "start 0.lam: it is not searched; a start may set: learning_rate, batch_size"),
