@@ -64,10 +64,10 @@ def savings(trials: pd.DataFrame) -> Savings:
 
 
 def by_rule(early: pd.DataFrame) -> pd.DataFrame:
-    """Return a row a rule: `rule`, `trials`, `share` (median of those run when it struck), `episodes_saved`,
+    """Return one row per rule: `rule`, `trials`, `share` (median of those run when it struck), `episodes_saved`,
     `seconds_saved`; the rule that struck most first."""
     groups = early.groupby("rule", sort=False)
-    told = pd.DataFrame(
+    found = pd.DataFrame(
         {
             "trials": groups.size(),
             "share": groups["share"].median(),
@@ -75,7 +75,7 @@ def by_rule(early: pd.DataFrame) -> pd.DataFrame:
             "seconds_saved": groups["seconds_saved"].sum(),
         }
     )
-    return told.sort_values("trials", ascending=False, kind="stable").reset_index()
+    return found.sort_values("trials", ascending=False, kind="stable").reset_index()
 
 
 def would_have_won(early: pd.DataFrame, evaluated: pd.DataFrame, best: float | None, kl_budget: float) -> pd.DataFrame:
@@ -89,13 +89,13 @@ def would_have_won(early: pd.DataFrame, evaluated: pd.DataFrame, best: float | N
     bar = float("-inf") if best is None else best
     inside = trained_within(evaluated, kl_budget)
     peaks = inside.loc[inside.groupby("trial")["reward"].idxmax()].set_index("trial")
-    told = early[["number", "rule", "value", "kl"]].assign(
+    found = early[["number", "rule", "value", "kl"]].assign(
         peak=early["number"].map(peaks["reward"]).astype(float),
         peak_step=early["number"].map(peaks["step"]).astype(float),
     )
-    told["within"] = ((told["value"] > bar) & (told["kl"] <= kl_budget)) | (told["peak"] > bar)
-    over = told["value"] > bar if best is not None else False
-    return told[told["within"] | over].reset_index(drop=True)
+    found["within"] = ((found["value"] > bar) & (found["kl"] <= kl_budget)) | (found["peak"] > bar)
+    over = found["value"] > bar if best is not None else False
+    return found[found["within"] | over].reset_index(drop=True)
 
 
 def rule_label(rule: str) -> str:
@@ -207,7 +207,7 @@ def noise(objective: Objective) -> str:
 
 @dataclass(frozen=True)
 class Ancestor:
-    """One step of a fork's lineage: `trial` went on from `parent` at `step` with changed values."""
+    """One step of a fork's lineage: `trial` continued from `parent` at `step` with changed values."""
 
     trial: int
     parent: int

@@ -107,7 +107,7 @@ def thinned(line: pd.DataFrame, most: int = MOST_POINTS) -> pd.DataFrame:
 def band_edges(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
     """Return `x`, `low`, `high`: between which the middle 80% of the points in `frame` lie, by bucket of x.
 
-    A bucket where under half of the trials that went on so far have a point is left out: it would show those few.
+    A bucket where under half of the trials that lasted so far have a point is left out: it would show those few.
     """
     numbers = frame.dropna(subset="y")
     width = max((numbers["x"].max() - numbers["x"].min()) / buckets, 1)
@@ -217,8 +217,8 @@ class Point:
 
     x: float
     y: float
-    told: str
-    """What the tooltip says of it, before its value."""
+    tooltip: str
+    """What the tooltip says before the value."""
     value: float
     colour: str
     mark: style.Mark
@@ -284,7 +284,7 @@ MOST_LIMITS = 1.5
 LOG_FLOOR = 0.1
 """Lowest value of a logarithmic axis; less is drawn there, since step 0's KL is exactly 0 and has no logarithm."""
 MOST_LINES = 20
-"""Lines in colour; more cannot be told apart."""
+"""Lines in colour; more cannot be distinguished."""
 MOST_SPREADS = 3
 """Highlighted trials up to which each one's distribution is drawn behind its line."""
 MOST_IN_ALL = 6_000
@@ -410,7 +410,7 @@ def _kl_top(points: pd.DataFrame, left: float, right: float, levels: Mapping[str
 def _lines(
     points: pd.DataFrame, trials: pd.DataFrame, metric: str, chosen: Collection[int], names: Mapping[int, str]
 ) -> tuple[list[Area], list[Line]]:
-    """Return one line a trial. Where more grey ones are left than can be told apart, they become one band."""
+    """Return one line per trial. Too many grey ones to distinguish become one band."""
     others = points[~points["trial"].isin(chosen)]
     sparse = metric.startswith("eval/")
     is_band = others["trial"].nunique() > style.DISTINCT
@@ -483,10 +483,10 @@ def _ends(
         x, y = float(line["x"].iloc[-1]), float(heights.iloc[-1])
         # A rule's declared name; any other text in its place is left out.
         rule = f" {RULES[trial.rule].label}" if trial.rule in RULES else ""
-        told = f"{rule}: {y:.3g}" if y > top else rule
+        text = f"{rule}: {y:.3g}" if y > top else rule
         is_bright, on_left = trial.number in chosen, x > span[0] + 0.7 * (span[1] - span[0])
         name, status = _called(trial.number, names), Status(trial.status)
-        ends.append(EarlyEnd(trial.number, status, x, min(y, top), is_bright, name, told, on_left))
+        ends.append(EarlyEnd(trial.number, status, x, min(y, top), is_bright, name, text, on_left))
     return sorted(ends, key=lambda end: end.is_bright)
 
 
@@ -579,7 +579,7 @@ def progress(found: pd.DataFrame, spent: float, baseline: float | None) -> Chart
 # A trial's incident: one small panel a signal, all over the same steps.
 
 MOVED = "#D55E00"
-"""Vermilion, as far from the trials' usual grey and blue as can be told apart."""
+"""Vermilion, as far as possible from the trials' usual grey and blue."""
 
 
 def incident(steps: pd.DataFrame, found: Incident | None, *, number: int, lines: Mapping[str, float]) -> Chart:

@@ -1,4 +1,4 @@
-"""The commands that make an evaluated checkpoint again or go on from it, to be shown. See `tuner.forks`."""
+"""The commands to show that make an evaluated checkpoint again or continue from it. See `tuner.forks`."""
 
 from dashboard import data
 from tuner import forks
@@ -10,7 +10,7 @@ __all__ = ["find", "fork_again", "go_on", "train_again", "train_for_real"]
 
 
 def train_again(study: str, trial: TrialRow, episode: int) -> str:
-    """Return the command that trains a trial anew up to `episode`, and saves the model."""
+    """Return the command that trains a trial again up to `episode`, and saves the model."""
     return data.command(forks.train_again(study, trial, episode))
 
 

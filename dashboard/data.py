@@ -44,7 +44,7 @@ class _Mark:
 class StepCache:
     """The rows of one set of metrics in one study. May be used by several threads.
 
-    A new attempt drops the rows after its checkpoint and writes them anew, so a trial whose attempts went up is read
+    A new attempt drops the rows after its checkpoint and writes them again, so a trial whose attempts went up is read
     whole. Any other trial is read from its newest row on, and only if something was recorded of it since.
     """
 
@@ -179,7 +179,7 @@ class Snapshot:
 
     view: StudyView
     trials: pd.DataFrame
-    """One row a trial, by number. `value` is eval reward, `kl` eval KL in nats per response, both read at `value_step`;
+    """One row per trial by number. `value` is eval reward, `kl` eval KL in nats per response, read at `value_step`;
     `end_kl` is that of its last evaluation; `kind` is one of `style.KINDS`, and `shown_status` tells interrupted
     trials from running ones, too; `rule`, `reason` and `stop_step` say why and where it ended early; `params_*` are
     the searched values (missing: not searched here)."""
@@ -237,7 +237,7 @@ def open_store(url: str) -> Store:
     """Return the open store at `url`.
 
     Raises:
-        StoreError: there is none, it cannot be reached, is not ours, or has another schema version.
+        StoreError: it does not exist, cannot be reached, is not ours, or has another schema version.
     """
     return _opened(url, _identity(schema.parse_url(url)))
 
@@ -252,7 +252,7 @@ def is_missing(url: str) -> bool:
 
 
 def stored(name: str, url: str) -> StudyRow | None:
-    """Return the study `name` of the store at `url`; None: it has none, or there is no store yet.
+    """Return the study `name` of the store at `url`; None if there is no such study or no store yet.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -437,7 +437,7 @@ def shown_state(view: StudyView) -> Shown:
 
 
 def silence(view: StudyView) -> float | None:
-    """Return the seconds since its controller's last sign of life, by the store's clock; None: there is none."""
+    """Return the seconds since its controller's last sign of life, by the store's clock; None if there is none."""
     if view.row.lease_renewed_at is None:
         return None
     now = time.time() if view.row.read_at is None else view.row.read_at

@@ -162,7 +162,7 @@ def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
 
 
 def hacking_text(findings: Sequence[Finding]) -> list[str]:
-    """Return one line a trial, with a symbol for what to look at."""
+    """Return one line per trial, with a symbol for what to look at."""
     glyphs: dict[Verdict, str] = {"suspect": "▲", "clean": "✓", "no rise": "–", "too early": "…"}
     return [f"{glyphs[finding.verdict]} Trial {finding.trial}: {finding.words}" for finding in findings]
 

@@ -204,7 +204,7 @@ def _point(point: Point) -> Drawn:
     text = {"show": bool(point.name), "position": side, **_words(point.name, point.text, point.colour)}
     return source, {
         "type": "scatter",
-        "name": point.told,
+        "name": point.tooltip,
         **_symbol(point),
         "z": 5,
         "encode": {"x": "x", "y": "y", "tooltip": ["value"]},

@@ -61,7 +61,7 @@ def baseline_line(figure: go.Figure, reward: float) -> None:
 
 
 def legend_entry(kind: str) -> go.Scatter:
-    """Return a grey symbol for the legend: a status is told by its shape, a trial by its colour."""
+    """Return a grey symbol for the legend: the shape shows the status, the colour the trial."""
     return go.Scatter(
         x=[None],
         y=[None],
@@ -502,15 +502,15 @@ def _drawn_ends(status: Status, ends: Sequence[EarlyEnd]) -> go.Scatter:
 def _drawn_points(points: Sequence[Point]) -> go.Scatter:
     """Return a bright point with its words, or all grey ones."""
     first = points[0]
-    told = f"{_plain(first.told)}: {first.value:.3f}<extra></extra>"
+    hover = f"{_plain(first.tooltip)}: {first.value:.3f}<extra></extra>"
     return go.Scatter(
         x=[point.x for point in points],
         y=[point.y for point in points],
         mode="markers+text" if first.name else "markers",
-        name=_plain(first.told) if first.is_bright else "others",
+        name=_plain(first.tooltip) if first.is_bright else "others",
         showlegend=False,
         cliponaxis=False,
-        hovertemplate=told if first.is_bright else None,
+        hovertemplate=hover if first.is_bright else None,
         hoverinfo=None if first.is_bright else "skip",
         marker={"symbol": first.mark.plotly, "size": first.size, "color": first.colour},
         text=[_plain(first.name + first.text)] if first.name else None,

@@ -17,14 +17,14 @@ Measure = Literal["value", "kl"]
 TITLES: dict[Measure, str] = {"value": METRICS["eval/reward"].title, "kl": METRICS["eval/kl"].title}
 SURE, UNSURE = style.COLOURS[0], figures.FAINT
 SCALE = [[0, style.COLOURS[0]], [0.5, "#909090"], [1, style.COLOURS[1]]]
-"""Blue over grey to orange: told apart with the common colour-vision deficiencies, on light and on dark pages."""
+"""Blue over grey to orange: distinct with the common colour-vision deficiencies, on light and on dark pages."""
 GRID = 30
 NEARNESS = 3.0
 """Power of the distance that a contour weighs trials by."""
 
 
 def importance_bars(found: Sequence[Importance]) -> go.Figure:
-    """Return a bar a hyperparameter, the largest on top, with its spread over resamples.
+    """Return one bar per hyperparameter, the largest on top, with its spread over resamples.
 
     What is not more than chance is pale.
     """

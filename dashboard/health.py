@@ -106,7 +106,7 @@ class Finding:
 
 
 def findings(steps: pd.DataFrame) -> list[Finding]:
-    """Return a finding a range for one trial's steps (see `dashboard.data.curves`), in the declared order."""
+    """Return one finding per range for one trial's steps (see `dashboard.data.curves`), in the declared order."""
     return [_finding(rule, steps[steps["step"] > 0]) for rule in RANGES]
 
 

@@ -85,7 +85,7 @@ class Launcher:
         """Start the study of a file below the server's folder; under the same `key` it is started once.
 
         Raises:
-            NotPermitted: the token is none, the dashboard is read-only, or the server is not for this machine alone.
+            NotPermitted: the token is missing or wrong, the dashboard is read-only, or other machines can reach it.
             ConfigError: the file lies elsewhere or is not a study's, or a cap is exceeded.
             StudyError: the study runs already.
         """
@@ -133,7 +133,7 @@ class Launcher:
             return self._found(key) or self._start(view.spec, view.row.name, storage, key, workers)
 
     def stop(self, key: str, *, token: str, at_once: bool = False) -> Launched:
-        """Tell a controller that was started here to end in good order, or end it `at_once`.
+        """Tell a controller that was started here to stop cleanly, or kill it `at_once`.
 
         Raises:
             NotPermitted: as `launch_file`.
@@ -220,7 +220,7 @@ def allowed_path(text: str) -> Path:
     if not path.is_relative_to(root):
         raise ConfigError(f"{text!r} is not allowed: only paths below {root}")
     if not path.exists():
-        raise ConfigError(f"there is no {path}{nearest(text, study_files())}")
+        raise ConfigError(f"{path} not found{nearest(text, study_files())}")
     return path
 
 
@@ -272,12 +272,12 @@ def _is_study(path: Path) -> bool:
 
 def _require_new(name: str, storage: str) -> None:
     if data.stored(name, storage) is not None:
-        raise ConfigError(f'there is a study "{name}" already; give this one another name')
+        raise ConfigError(f'study "{name}" already exists; give this one another name')
     folder = RUNS_FOLDER / name
     if (folder / "study.json").exists():
         raise StudyError(f"{folder} is the folder of a study in another store; give this one another name")
     if (folder / STUDY_FILE).exists():
-        raise ConfigError(f"{folder / STUDY_FILE} is there already; launch it, or give this study another name")
+        raise ConfigError(f"{folder / STUDY_FILE} already exists; launch it, or give this study another name")
 
 
 def _written(spec: StudySpec, content: Mapping[str, Any]) -> Path:

@@ -88,7 +88,7 @@ def _head(store: Store, view: StudyView) -> Html:
     more = f" and {confirming:.0f} to confirm configurations" if confirming else ""
     facts = (
         f"Task {spec.task}. Objective {spec.objective}, strategy {spec.strategy}, KL budget {spec.kl_budget:g} "
-        f"{KL_UNIT}. Begun {_clock(row.created_at)}"
+        f"{KL_UNIT}. Started {_clock(row.created_at)}"
         + ("" if row.finished_at is None else f", finished {_clock(row.finished_at)}")
         + f". {counted(len(view.trials), 'trial')}{total}{became and f': {became}'}. "
         f"Spent: {spent.seconds:.0f} device-seconds on the search{more}{budget}."
@@ -98,7 +98,7 @@ def _head(store: Store, view: StudyView) -> Html:
         "running": "The study is running: this is how it stood when the report was written.",
         "stalled": "The study's controller has given no sign of life for over a minute.",
         "paused": "The study is paused: this is how it stood when the report was written.",
-        "unfinished": "The study is not finished, and nothing runs it now.",
+        "unfinished": "The study is not finished, and nothing is running it.",
     }.get(state, "")
     return together(
         element("h1", f"Study {row.name}: {state}"),
@@ -144,10 +144,10 @@ def _unconfirmed(store: Store, view: StudyView, answer: TrialRow) -> Html:
     kl = results.value_kl(store, answer, view.spec.objective)
     at = "" if kl is None else f" at a KL of {plus_minus(kl.mean, kl.se)} {KL_UNIT}"
     run = "one run of each trial" if view.spec.listed else "one search run"
-    sure = "One seed cannot tell luck from merit, and the highest of many readings reads high by luck."
+    sure = "One seed cannot separate luck from merit, and the highest of many evaluations is high partly by luck."
     return together(
         paragraph(
-            f"Trial {answer.number} reads the most within the KL budget: eval reward "
+            f"Trial {answer.number} has the highest eval reward within the KL budget: "
             f"{plus_minus(answer.value, answer.value_se)}{at}. {run[0].upper()}{run[1:]} chose it; not confirmed."
         ),
         paragraph(f"{sure} ± is one standard error over the eval prompts.", "soft"),
@@ -175,7 +175,7 @@ def _confirmed_end(confirmation: Confirmation) -> str:
     return (
         f"On {confirmation.prompts} test prompts and {counted(launch.reward.n, 'fresh seed')} it reads "
         f"{launch.reward.text} at a KL of {launch.kl.text} {KL_UNIT} (in brackets: 95 % over the seeds). {within}"
-        f"{rest}. That is confirmed at {confirmation.total_episodes} episodes alone.{whole}"
+        f"{rest}. That is confirmed at {confirmation.total_episodes} episodes only.{whole}"
     )
 
 
@@ -208,7 +208,7 @@ def _differences(view: StudyView, answer: TrialRow) -> Html:
         ("setting", "name", f"trial {answer.number}", other, "unit"),
         rows,
         numbers=(f"trial {answer.number}", other),
-        title=f"What trial {answer.number} does otherwise than {other}",
+        title=f"How trial {answer.number} differs from {other}",
     )
 
 
@@ -310,9 +310,9 @@ def _top(view: StudyView) -> float:
 
 
 def _over_the_axis(evaluated: pd.DataFrame, view: StudyView) -> str:
-    """Return how many trials go on beyond the end of the axis of KL; empty: none does."""
+    """Return how many trials go beyond the end of the KL axis; empty: none does."""
     count = evaluated[evaluated["kl"] > _top(view)]["trial"].nunique()
-    return f" {counted(count, 'trial')} went on beyond the axis' end at {_top(view):g} nats." if count else ""
+    return f" {counted(count, 'trial')} went beyond the end of the axis at {_top(view):g} nats." if count else ""
 
 
 def _over_episodes(
@@ -376,7 +376,7 @@ def _example(row: TrialRow) -> Html:
     if names:
         heads = [METRICS[name].label if name in METRICS else name for name in names]
         cells = [[_reading(name, reading.get(name)) for name in names] for reading in reason.evidence]
-        evidence = table(heads, cells, numbers=heads, title=f"What it read of trial {row.number}")
+        evidence = table(heads, cells, numbers=heads, title=f"What the rule measured on trial {row.number}")
     log = fold("The end of its log", code(reason.log)) if reason.log else Html("")
     return together(
         paragraph(f"Trial {row.number}: {reason.message}"),
@@ -399,10 +399,10 @@ def _audited(store: Store, view: StudyView) -> Html:
         (one.by, str(one.verdicts), str(one.wrong), f"{one.wrong / one.verdicts:.0%}", f"{one.at_most:.0%}")
         for one in audit.counts(found.verdicts)
     ]
-    what = f"{counted(found.trials, 'audited trial')} ran on whatever a rule said."
+    what = f"{counted(found.trials, 'audited trial')} kept running whatever a rule said."
     if not rows:
-        return section("How often a verdict was wrong", paragraph(f"{what} No verdict was spoken on them."))
-    wrong = "Wrong: the trial came to more, later on, than the study's answer would have been without that."
+        return section("How often a verdict was wrong", paragraph(f"{what} No rule fired on them."))
+    wrong = "Wrong: the trial later reached more than the study's answer would have been without it."
     parts = (table(("by", *numbers), rows, numbers=numbers), paragraph(f"{what} {wrong}", "soft"))
     return section("How often a verdict was wrong", *parts)
 

@@ -25,7 +25,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 def visible(text: str, limit: int = LIMIT) -> str:
     """Return `text` with control, format and direction characters spelled out as ⟨U+202E⟩.
 
-    Line breaks stay. A text over `limit` characters or `LINES` lines is cut, and its length told.
+    Line breaks stay. A text over `limit` characters or `LINES` lines is cut, with a note of its full length.
     """
     shown = "\n".join(text[:limit].split("\n")[:LINES])
     spelled = "".join(_spelled(character) for character in shown)

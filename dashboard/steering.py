@@ -80,7 +80,7 @@ def place(store: Store, proposal: Proposal, token: str) -> Order:
     """Place a confirmed order, and return it; placed again it is the same order.
 
     Raises:
-        NotPermitted: the token is none, or the dashboard is read-only.
+        NotPermitted: the token is missing or wrong, or the dashboard is read-only.
         ConfigError, StudyError: the study has changed meanwhile, and would refuse it.
     """
     access.require_order(token)

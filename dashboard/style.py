@@ -1,6 +1,6 @@
 """How trials look, everywhere: colour and dash by number, symbol by status, and the words for a status.
 
-The colours are Okabe and Ito's (2008), told apart with the common colour-vision deficiencies; black and
+The colours are Okabe and Ito's (2008), distinct with the common colour-vision deficiencies; black and
 yellow are left out, since one of them vanishes on a dark or a light page.
 """
 
@@ -34,7 +34,7 @@ _DASHES = (
 )
 
 DISTINCT = len(COLOURS) * len(_DASHES)
-"""Trials that can be told apart before colours and dashes come round again."""
+"""Trials that look different before colours and dashes repeat."""
 AT_A_GLANCE = 8
 """Trials that are in colour where nobody chose any: more lines than that are a tangle."""
 
@@ -75,7 +75,7 @@ _MARKS: Mapping[str, Mark] = {
 }
 
 KINDS = tuple(map(str, _MARKS))
-"""Every status, and `RESTING`: what trials are told apart by."""
+"""Every status, and `RESTING`: the kinds of trials that look different."""
 MEANINGS = {
     **{status.value: status.meaning for status in Status},
     RESTING: "Paused by the strategy; may be promoted.",

@@ -84,7 +84,7 @@ def _read(store: Store, view: StudyView) -> list[Curve]:
 
 
 def figure(curves: Sequence[Curve]) -> go.Figure:
-    """Return KL over episodes, a line a curve with its β, and the adaptive one's target."""
+    """Return KL over episodes, one line per curve with its β, and the adaptive one's target."""
     chart = go.Figure()
     for curve, colour in zip(curves, COLOURS, strict=False):
         name = f"β {curve.label}: {_beta(curve)}"

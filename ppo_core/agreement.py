@@ -1,4 +1,4 @@
-"""Whether sampler and trainer agree: the metrics that say so, and from where on they are an alarm. Never imports torch.
+"""Whether sampler and trainer agree: the metrics that show it, and their alarm thresholds. Never imports torch.
 
 Two signs. The log-probability that a token was sampled with is not the one that it is trained with. And sampled and
 exact KL stay apart: k1 is an unbiased estimate of the exact KL, but only of tokens drawn from the trained distribution.
@@ -16,11 +16,11 @@ KL_GAP, KL_GAP_NOISE = "sampler/kl_gap", "sampler/kl_gap_noise"
 KL_GAP_LIMIT = 4.0
 """In multiples of the noise."""
 KL_GAP_STEPS = 3
-"""Steps in a row over the limit before a run is warned of: by chance one may be."""
+"""Steps in a row over the limit before a warning: a single one may be chance."""
 
 
 class AgreementWatch:
-    """Warns of a run whose sampler and trainer disagree, of each sign once."""
+    """Warns, once per sign, that a run's sampler and trainer disagree."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()

@@ -24,7 +24,7 @@ from ppo_core.memory import gpu_limit
 from ppo_core.networks import sharing_weights
 
 LOOKS_EVERY = 8
-"""Steps between two looks at which rows have ended. A look waits for the device; late ones cost steps for nobody."""
+"""Steps between two checks for rows that have ended. A check waits for the device; a late one costs little."""
 TOKENS_STEP = 128
 """Buffers have room for a multiple of this many tokens, so that prompts of like widths share their graphs."""
 MASKED = -1e30
@@ -129,7 +129,7 @@ class CapturedDecoding:
         return graph, logits  # capturing ran nothing: the place is still the step's
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some rows, moved to the front of the buffers."""
+        """Continue with some rows, moved to the front of the buffers."""
         for layer in self._layers:
             layer.keep_in_place(rows)
         self._mask[: len(rows)] = self._mask[rows]

@@ -167,7 +167,7 @@ def prune(run_folder: Path, keep: int) -> None:
 
 
 def bytes_of(folder: Path) -> int:
-    """Return what a checkpoint, or what there is of one, takes on disk, in bytes. It may vanish meanwhile."""
+    """Return the size on disk of a checkpoint, complete or not, in bytes. It may vanish meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -274,7 +274,7 @@ class CheckpointKeeper:
             folder: The run's folder; checkpoints are its `step-000012`.
             kl_budget: Highest eval KL + one standard error of the best checkpoint, in nats per response.
             every_episodes: A checkpoint is due whenever the run passes a multiple of this; None: never for that.
-            every_seconds: The longest time between two checkpoints; None: without end.
+            every_seconds: The longest time between two checkpoints; None: no limit.
             front: Most checkpoints of the run's front that are kept as well; the caller saves at each evaluation.
             after_save: Called when a checkpoint was saved and those not kept were removed.
         """
@@ -435,7 +435,7 @@ def _rank_of(extra: Mapping[str, Any], step: int, kl_budget: float) -> Rank | No
 
 
 def _newest_episode(folder: Path) -> int:
-    """Return the episode of the newest checkpoint whose manifest says it; 0: there is none."""
+    """Return the episode of the newest checkpoint whose manifest says it; 0 if there is none."""
     for path in reversed(complete(folder)):
         try:
             return int(read_manifest(path)["extra"].get(EPISODE, 0))
@@ -477,7 +477,7 @@ class DiskUse:
         if self.free < missing:
             raise (NoRoomError if self.most <= self.total else CheckpointError)(
                 f"too little room for checkpoints in {self.folder}: up to {MOST_KEPT} + 1 of about {size(self.one)} "
-                f"need {size(missing)} more, and {size(self.free)} are free; free some, or write elsewhere"
+                f"need {size(missing)} more, and {size(self.free)} are free; free some space, or write elsewhere"
             )
 
 

@@ -183,7 +183,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"there is no {what} {path}") from None
+        raise ConfigError(f"{what} {path} not found") from None
     except OSError as error:
         raise ConfigError(f"cannot read the {what} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

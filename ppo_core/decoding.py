@@ -96,7 +96,7 @@ class Decoding(Protocol):
     """The decode steps of one batch; the first one takes the prompts."""
 
     looks_every: int
-    """Steps between two looks at which rows have ended: each look waits for the device."""
+    """Steps between two checks at which rows have ended: each look waits for the device."""
 
     @property
     def drops_rows(self) -> bool:
@@ -108,7 +108,7 @@ class Decoding(Protocol):
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with the rows `rows` [K], in that order; only where it `drops_rows`."""
+        """Continue with the rows `rows` [K], in that order; only where it `drops_rows`."""
         ...
 
     def leaving(self, ended: Tensor, count: int) -> Tensor | None:
@@ -133,7 +133,7 @@ class CachedDecoding:
         return found
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some rows."""
+        """Continue with some rows."""
         getattr(self._cache, getattr(self._model, WAY, WAYS[0]))(rows)
 
     @property

@@ -20,7 +20,7 @@ class TaskError(PPOTunerError, ValueError):
 
 
 class RewardError(PPOTunerError, RuntimeError):
-    """A reward could not score: it raised, or answered with something else than one finite number a response."""
+    """A reward failed: it raised, or did not return one finite number per response."""
 
 
 class OutOfMemory(PPOTunerError, MemoryError):

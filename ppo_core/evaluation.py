@@ -45,9 +45,9 @@ def evaluate(state: RunState, models: TaskModels, generator: Generator, *, with_
 
 
 def evaluate_on_test(state: RunState, models: TaskModels, generator: Generator) -> SplitReading | None:
-    """Return what the policy comes to on the test prompts, at the settings of every evaluation; None: there are none.
+    """Return what the policy comes to on the test prompts, at the settings of every evaluation; None if there are none.
 
-    Its random numbers are its own: what was chosen for its luck in evaluations has none of it here.
+    It has its own random numbers, so a checkpoint's luck in evaluations does not carry over.
     """
     prompts = models.prompts.test
     if not prompts:

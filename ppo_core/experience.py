@@ -111,7 +111,7 @@ class RewardStatistics:
         return {"count": self._count, "mean": self._mean, "squares": self._squares}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on from a `state_dict`."""
+        """Restore from a `state_dict`."""
         self._count, self._mean, self._squares = int(state["count"]), float(state["mean"]), float(state["squares"])
 
 

@@ -192,7 +192,7 @@ class PPOConfig:
         "Discount per token. 1 for episodic text.",
         source=TRL, valid=SHARE)
     lam: float = hyper(0.95, "GAE λ",
-        "Trade of variance (1: Monte Carlo) against bias (0: one-step TD) in the advantages.",
+        "Trade-off between variance (1: Monte Carlo) and bias (0: one-step TD) in the advantages.",
         source=f"Schulman et al. 2016, arXiv 1506.02438, eq. 16; {TRL}", valid=SHARE, search=Range(0.9, 1.0))
     whiten_advantages: bool | None = hyper(None, "Whiten advantages",
         "Shift and scale the advantages of a rollout batch to mean 0 and variance 1 over its tokens. Unset: with gae"

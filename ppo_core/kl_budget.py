@@ -20,7 +20,7 @@ def is_within(kl: float | None, kl_se: float | None, kl_budget: float) -> bool:
 
 
 def bound(kl: float | None, kl_se: float | None) -> float:
-    """Return KL + one standard error: the lowest budget that the evaluation is within; infinity: there is none."""
+    """Return KL + one standard error: the lowest budget that the evaluation is within; infinity if there is none."""
     if kl is None or not math.isfinite(kl):
         return math.inf
     return kl + (kl_se if kl_se is not None and math.isfinite(kl_se) else 0.0)

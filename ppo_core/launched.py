@@ -36,7 +36,7 @@ def _is_on(variable: str) -> bool:
 
 
 def require_known() -> None:
-    """Raise ConfigError where the launcher asks for what is not done here."""
+    """Raise ConfigError where the launcher asks for something unsupported."""
     if _is_on("ACCELERATE_USE_DEEPSPEED"):
         raise ConfigError("DeepSpeed is not supported; FSDP2 shards as ZeRO-3 does: accelerate launch --use_fsdp")
     version = os.environ.get("FSDP_VERSION", "1")

@@ -24,7 +24,7 @@ def import_module(path: str, what: str, error: type[PPOTunerError]) -> tuple[Mod
     except ModuleNotFoundError as missing:
         if missing.name is None or not f"{name}.".startswith(f"{missing.name}."):
             raise  # the module is there, and lacks something itself
-        raise error(f'{what} "{path}": there is no module "{missing.name}"') from missing
+        raise error(f'{what} "{path}": module "{missing.name}" not found') from missing
 
 
 def import_file(file: Path) -> ModuleType:
@@ -60,7 +60,7 @@ def _importing_from(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder))
 
 
-# Whether a model that is not on disk can be had from the hub at all, asked once and quickly. Never imports torch.
+# Whether a model that is not on disk can be fetched from the hub at all, asked once and quickly. Never imports torch.
 #
 # Loading it asks for several files and repeats each request for half a minute, with a line on stderr every time.
 
@@ -90,5 +90,5 @@ def require_reachable(model: str, where: str) -> None:
     except Exception as error:  # what a connection raises is of the classes of hub's own libraries
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise TaskError(
-            f"{where} = {model!r}: there is no folder {model}, and the hub cannot be reached: {reason}"
+            f"{where} = {model!r}: folder {model} not found, and the hub cannot be reached: {reason}"
         ) from error

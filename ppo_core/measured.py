@@ -1,4 +1,4 @@
-"""One iteration of a run, timed, with the peak of its memory: to hold against `ppo_core.estimate`."""
+"""One iteration of a run, timed, with the peak of its memory: to compare with `ppo_core.estimate`."""
 
 from dataclasses import dataclass
 

@@ -186,7 +186,7 @@ def _require_known_head(model: PreTrainedModel, which: str) -> None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # an architecture of another build fails in its own way
-        raise TaskError(f"{name} cannot be used: its head cannot be had apart: {one_line(error)}") from error
+        raise TaskError(f"{name} cannot be used: its head and trunk cannot be separated: {one_line(error)}") from error
     # The model may round after every operation on its logits (scale, divide, tanh, multiply), we compute in float32.
     tolerance = max(3 * torch.finfo(model.dtype).eps, 1e-4)
     if not float((whole - apart).abs().max()) <= tolerance * float(whole.abs().max()):  # NaN is refused, too

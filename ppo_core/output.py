@@ -60,7 +60,7 @@ def duration(seconds: float) -> str:
 
 
 def measured(number: float | None) -> str:
-    """Return a measured number with three significant digits, zeros included: `4.00`, `201`; `-` where there is none.
+    """Return a measured number with three significant digits, zeros included: `4.00`, `201`; `-` if there is none.
 
     From 1000 on all digits of its whole part are there.
     """
@@ -76,7 +76,7 @@ def counted(count: int, thing: str) -> str:
 
 
 def plus_minus(mean: float | None, se: float | None = None) -> str:
-    """Return `1.823 ± 0.051`: as many decimals as the standard error bears; `-` where there is no number."""
+    """Return `1.823 ± 0.051`: with as many decimals as the standard error justifies; `-` if there is no number."""
     if mean is None or se is None or not math.isfinite(se) or se <= 0:
         return measured(mean)
     decimals = min(4, max(0, 1 - math.floor(math.log10(se))))

@@ -1,4 +1,4 @@
-"""How a loaded model can be decoded: decided once, by trying it.
+"""How a loaded model can be decoded: found out once, by trying.
 
 Architectures differ in what a cache holds (keys and values, states, or both), in how it drops rows, and in whether
 padding on the left has an effect. No list of names decides: when a model is loaded, a few tokens are decoded in each

@@ -81,7 +81,7 @@ def read_hub(source: PromptSource) -> dict[str, Split]:
             loaded = load_dataset(source.path, source.config)
         except Exception as error:  # connection, access, formats: everything the hub and its builders raise
             raise TaskError(
-                f"{source.where}: there is no such file or folder, and the hub gives no such dataset: {_why(error)}"
+                f"{source.where}: no such file or folder, and no such dataset on the hub: {_why(error)}"
             ) from error
     return _splits(loaded)
 
@@ -131,7 +131,7 @@ def read_file(path: Path, suffix: str, source: PromptSource) -> Split:
         TaskError: it is damaged as a whole, or its suffix is none of READERS.
     """
     if path.suffix.lower() not in READERS:
-        raise TaskError(f"{source.where}: {path.name} is not a file that can be read: {', '.join(READERS)}")
+        raise TaskError(f"{source.where}: cannot read {path.name}; supported: {', '.join(READERS)}")
     try:
         return READERS[path.suffix.lower()](path, suffix, source)
     except OSError as error:
@@ -155,7 +155,7 @@ def _json_row(line: bytes, where: str) -> Row:
 
 
 def _row_of(value: Any, where: str) -> Row:
-    return Row(where, plain(value)) if isinstance(value, dict) else Row(where, None, "no JSON object")
+    return Row(where, plain(value)) if isinstance(value, dict) else Row(where, None, "not a JSON object")
 
 
 def _read_json(path: Path, suffix: str, source: PromptSource) -> Split:
@@ -165,7 +165,9 @@ def _read_json(path: Path, suffix: str, source: PromptSource) -> Split:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TaskError(f"{source.where}: {path.name} is neither a JSON list nor an object a line: {error}") from error
+        raise TaskError(
+            f"{source.where}: {path.name} is neither a JSON list nor one object per line: {error}"
+        ) from error
     return Split.of([_row_of(value, f"row {i}{suffix}") for i, value in enumerate(values, 1)])
 
 
@@ -272,7 +274,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def load_splits(source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]]:
-    """Return the source's splits by name (a single file is "train"), and what there is to tell, a line each.
+    """Return the source's splits by name (a single file is "train"), and notes for the user, one line each.
 
     Raises:
         TaskError: there is no such file, folder or dataset, or it cannot be read.
@@ -284,7 +286,7 @@ def load_splits(source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]
         return {"train": read_file(path, "", source)}, ()
     if path.suffix.lower() in READERS or not HUB_ID.fullmatch(source.path):
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise TaskError(f"{source.where}: there is no such file or folder{nearest(path.name, siblings)}")
+        raise TaskError(f"{source.where}: no such file or folder{nearest(path.name, siblings)}")
     return read_hub(source), ()
 
 
@@ -292,7 +294,7 @@ def _read_folder(path: Path, source: PromptSource) -> tuple[dict[str, Split], tu
     """Read a folder's files; where some names say their split, those that say none are left out and reported."""
     files = sorted(file.relative_to(path) for file in path.rglob("*") if _is_data(file, path))
     if not files:
-        raise TaskError(f"{source.where}: the folder has no file that can be read: {', '.join(READERS)}")
+        raise TaskError(f"{source.where}: the folder has no data files; supported: {', '.join(READERS)}")
     names = {file: _split_name(file) for file in files}
     unnamed = [str(file) for file, name in names.items() if name is None]
     if len(unnamed) == len(files):
@@ -346,7 +348,7 @@ class _Kept:
 
 
 def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> tuple[Prompts, tuple[str, ...]]:
-    """Return the source's prompts, and what there is to tell, a line each: rows left out and why, the splits' sizes.
+    """Return the source's prompts, and notes for the user, one line each: rows left out and why, the splits' sizes.
 
     A text stands in one split, and there once: a named test split keeps it before eval does, and eval before train;
     the first row stays. Train and named splits are in the order of their rows; a drawn one is in the order of the
@@ -459,7 +461,7 @@ def _check_filled(
         if not part:
             sizes = ", ".join(f"{name} {len(rows)}" for name, rows in parts.items())
             why = f"; {_left_out_text(left_out, count, source)}" if left_out else ""
-            raise TaskError(f"{source.where}: nothing is left for {role} of {count} rows ({sizes}){why}")
+            raise TaskError(f"{source.where}: no rows are left for {role} out of {count} rows ({sizes}){why}")
 
 
 def _left_out_text(left_out: Sequence[LeftOut], count: int, source: PromptSource) -> str:

@@ -186,7 +186,7 @@ def _checked(text: Any) -> str:
     if text is None:
         raise NoPromptError("empty")
     if not isinstance(text, str):
-        raise NoPromptError("unreadable", f"no text but {type(text).__name__}")
+        raise NoPromptError("unreadable", f"not a text but {type(text).__name__}")
     try:
         text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, or bytes that were not UTF-8
@@ -200,11 +200,11 @@ def _messages(chat: list[Any], system: str | None) -> tuple[Mapping[str, str], .
     if not chat:
         raise NoPromptError("empty")
     if not is_chat(chat):
-        raise NoPromptError("unreadable", "no list of messages with role and content")
+        raise NoPromptError("unreadable", "not a list of messages with role and content")
     messages = [{key: value for key, value in message.items() if value is not None} for message in chat]
     for message in messages:
         if not {"role", "content"} <= message.keys() or not all(isinstance(value, str) for value in message.values()):
-            raise NoPromptError("unreadable", "a message with more or less than texts: role and content")
+            raise NoPromptError("unreadable", "a message is not just role and content, both texts")
     role, content = messages[-1]["role"], messages[-1]["content"]
     if role not in ANSWERED_ROLES:
         raise NoPromptError("unreadable", f'the chat ends with "{role}", not with {" or ".join(ANSWERED_ROLES)}')
@@ -306,7 +306,7 @@ def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> lis
     for name in _split_names(spec):
         if name not in splits:
             raise TaskError(
-                f'{source.where}: there is no split "{name}"; there are: {", ".join(splits)}{nearest(name, splits)}'
+                f'{source.where}: split "{name}" not found; available: {", ".join(splits)}{nearest(name, splits)}'
             )
     if spec in splits:  # also a name that the library would not take, and what needs no import of it
         return splits[spec].rows(0, splits[spec].count)
@@ -352,7 +352,7 @@ def _default_pool(source: PromptSource, names: Sequence[str], named: set[str]) -
     taken = {name for spec in named for name in _split_names(spec)}
     free = [name for name in names if name not in taken] or list(names)
     if len(free) > 1:
-        raise TaskError(f"{source.where}: no split is called train; say which is, out of: {', '.join(free)}")
+        raise TaskError(f"{source.where}: no split is called train; name the training split, one of: {', '.join(free)}")
     return free[0]
 
 

@@ -14,7 +14,7 @@ from ppo_core.lookup import import_module
 
 
 class Progress(Protocol):
-    """Told how far a preparation is: `progress("training the reward model", 0.4)`."""
+    """Called with how far a preparation is: `progress("training the reward model", 0.4)`."""
 
     def __call__(self, what: str, share: float) -> None: ...
 
@@ -156,7 +156,7 @@ BUILT_IN = {"reviews": "ppo_core.tasks.reviews:TASK", "arithmetic": "ppo_core.ta
 
 
 def import_task(path: str) -> Task:
-    """Return the task at an import path `module:attribute`; TaskError where there is none."""
+    """Return the task at an import path `module:attribute`; TaskError if there is none."""
     try:
         module, attribute = import_module(path, "task", TaskError)
     except TaskError:
@@ -166,6 +166,6 @@ def import_task(path: str) -> Task:
     task = getattr(module, attribute, None)
     if not isinstance(task, Task):
         there_are = [key for key, value in vars(module).items() if isinstance(value, Task)]
-        hint = f"; it has: {', '.join(there_are)}" if there_are else "; it has none"
+        hint = f"; it has: {', '.join(there_are)}" if there_are else "; it defines no tasks"
         raise TaskError(f'task "{path}": module "{module.__name__}" has no task "{attribute}"{hint}')
     return task

@@ -1,4 +1,4 @@
-"""Tasks of one's own, from a TOML or Python file: `get_task` reads them by path. Nothing here imports torch.
+"""Your own tasks, from a TOML or Python file: `get_task` reads them by path. Nothing here imports torch.
 
 A TOML file states a policy, a reward and prompts; a Python file may do the same with `make_task`:
 
@@ -330,7 +330,7 @@ def read_task(name: str) -> Task:
         stat = file.stat()
     except OSError:
         siblings = [item.name for item in file.parent.iterdir()] if file.parent.is_dir() else []
-        raise TaskError(f"there is no task file {file}{nearest(file.name, siblings)}") from None
+        raise TaskError(f"task file {file} not found{nearest(file.name, siblings)}") from None
     return _read(file, file.resolve(), stat.st_mtime_ns, stat.st_size)
 
 
@@ -415,7 +415,7 @@ def _read_python(shown: Path, file: Path) -> Task:
     if isinstance(task, Task):
         return replace(task, name=str(file))
     there_are = [key for key, value in vars(module).items() if isinstance(value, Task)]
-    hint = f"; it has: {', '.join(there_are)}" if there_are else "; it has none"
+    hint = f"; it has: {', '.join(there_are)}" if there_are else "; it defines no tasks"
     raise TaskError(f"{shown}: a task file defines {ATTRIBUTE}, a Task such as make_task returns{hint}")
 
 
@@ -459,6 +459,6 @@ def get_task(name: str) -> Task:
     if ":" in name:
         return replace(import_task(name), name=name)
     raise TaskError(
-        f'unknown task "{name}"; there are: {", ".join(BUILT_IN)}, and your own as a path or as module:attribute'
+        f'unknown task "{name}"; available: {", ".join(BUILT_IN)}, and your own as a path or as module:attribute'
         f"{nearest(name, BUILT_IN)}"
     )

@@ -29,7 +29,7 @@ def policy_place(value: object, folder: Path, where: str) -> str:
     """Return the policy's absolute path or hub id, or `task:NAME` as it is.
 
     Raises:
-        ConfigError: see `model_place`; or there is no such built-in task.
+        ConfigError: see `model_place`; or the built-in task does not exist.
     """
     if isinstance(value, str) and value.startswith(TASK_PREFIX):
         name = value.removeprefix(TASK_PREFIX)
@@ -43,7 +43,7 @@ def model_place(value: object, folder: Path, where: str) -> str:
     """Return a model's absolute path, from `folder` on where it is relative, or its hub id.
 
     Raises:
-        ConfigError: it reads as a path and nothing is there, or what is there is no saved model.
+        ConfigError: it looks like a path and does not exist, or it is not a saved model.
     """
     text = declare.text(value, where, "a model's folder or hub id")
     path = _local(text, folder, where, is_path=False)
@@ -52,7 +52,7 @@ def model_place(value: object, folder: Path, where: str) -> str:
     if not path.is_dir():
         raise ConfigError(f"{where} = {text!r} is a file; a model is a folder that save_pretrained wrote")
     if not any((path / name).exists() for name in MODEL_CONFIGS):
-        raise ConfigError(f"{where} = {text!r} holds no saved model: there is no config.json in {path}")
+        raise ConfigError(f"{where} = {text!r} is not a saved model: {path} has no config.json")
     return str(path)
 
 
@@ -60,7 +60,7 @@ def data_place(value: object, folder: Path, where: str) -> str:
     """Return the absolute path of a data file or folder, from `folder` on where it is relative, or a hub id.
 
     Raises:
-        ConfigError: it reads as a path and nothing is there.
+        ConfigError: it looks like a path and does not exist.
     """
     text = declare.text(value, where, "a data file, a folder or a dataset's hub id")
     path = _local(text, folder, where, is_path=Path(text).suffix.lower() in READERS)
@@ -76,7 +76,7 @@ def file_place(value: str, folder: Path, where: str) -> str:
     path = _local(value, folder, where, is_path=True)
     assert path is not None
     if not path.is_file():
-        raise ConfigError(f"{where} = {value!r} is a folder; a file is wanted")
+        raise ConfigError(f"{where} = {value!r} is a folder, not a file")
     return str(path)
 
 
@@ -88,7 +88,7 @@ def _local(text: str, folder: Path, where: str, *, is_path: bool) -> Path | None
     if not is_path and _HUB_ID.fullmatch(text) and not _is_begun(text, folder):
         return None
     siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise ConfigError(f"{where} = {text!r}: there is no {path}{nearest(path.name, siblings)}")
+    raise ConfigError(f"{where} = {text!r}: {path} not found{nearest(path.name, siblings)}")
 
 
 def _is_begun(text: str, folder: Path) -> bool:

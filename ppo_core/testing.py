@@ -1,4 +1,4 @@
-"""Checks of one's own implementations of ppo_core's protocols: plain functions, for any test runner.
+"""Checks for your own implementations of ppo_core's protocols: plain functions, for any test runner.
 
     from ppo_core.testing import check_generator, check_world
 

@@ -1,7 +1,7 @@
 """What is read on the test prompts: the study's answer, and the runs that confirm configurations, each once.
 
 The highest of many readings is high by luck, also on prompts that no trial learned from. So what was chosen is read
-once more, on prompts that nothing was chosen by.
+once more, on prompts that played no part in any choice.
 """
 
 from collections.abc import Iterator

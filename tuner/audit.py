@@ -1,6 +1,6 @@
 """What a study's rules cost: audited trials ran on after a rule spoke, so it is known what it would have thrown away.
 
-A verdict was wrong where the trial came to more, later on, than the study's answer would have been without that: the
+A verdict was wrong if the trial later reached more than the study's answer would have been without it: the
 best of the other trials, and of this one up to the verdict. Rules whose word is final even in an audited trial are
 exempt: a run that is not finite comes to nothing. A trial whose rung score is as high as that of one that was promoted
 would have been promoted, so the strategy's verdict on it does not count.
@@ -28,7 +28,7 @@ STRATEGY = "strategy"
 
 @dataclass(frozen=True)
 class Audited:
-    """One verdict on an audited trial, and what the trial came to after it."""
+    """One verdict on an audited trial, and what the trial reached after it."""
 
     study: str
     trial: int
@@ -36,7 +36,7 @@ class Audited:
     """The guard's, or the strategy's name."""
     step: int
     later: float | None
-    """What the trial came to, in reward; None: nothing within the KL budget."""
+    """What the trial reached, in reward; None: nothing within the KL budget."""
     answer: float | None
     """The study's without that."""
 
@@ -127,7 +127,7 @@ def counts(verdicts: Iterable[Audited]) -> list[Count]:
 
 @dataclass(frozen=True)
 class Course:
-    """What one trial that ran on came to on its way: at its rung, half-way and in the end. In reward."""
+    """What one audited trial reached on its way: at its rung, half-way and in the end. In reward."""
 
     rung: float | None
     half: float | None

@@ -290,7 +290,7 @@ class TrialFiles:
     def keep_within_quota(
         self, running: Collection[int], ranked: Callable[[], Sequence[int]], *, now: bool = False
     ) -> None:
-        """Drop what the quota costs, and tell of it; every so often, or `now`.
+        """Drop what exceeds the quota, and report it; at intervals, or `now`.
 
         `ranked` returns the trials that the strategy paused and may promote, the best first; it is asked where the
         quota is measured. Where dropping is not enough, the last of them is to be pruned: see `take_without_room`.
@@ -326,7 +326,7 @@ class TrialFiles:
         limit: int,
         spec: StudySpec,
     ) -> tuple[list[Dropped], int]:
-        """Drop what the quota costs; return that, and the bytes that are left."""
+        """Drop what exceeds the quota; return what was dropped, and the bytes still used."""
         holdings = self._holdings
         holdings.kl_budget = spec.kl_budget
         for row in rows:

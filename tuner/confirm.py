@@ -82,7 +82,7 @@ def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[T
     beside = "" if reference(rows) is None else " other than the reference"
     there_are = f"{counted(len(best), 'trial')} of the study ended with a checkpoint within the KL budget{beside}"
     if not best:
-        raise ConfigError(f"there is nothing to confirm: no trial ended with a checkpoint within the KL budget{beside}")
+        raise ConfigError(f"nothing to confirm: no trial ended with a checkpoint within the KL budget{beside}")
     if top is not None and len(best) < top:
         raise ConfigError(f"top = {top} is not allowed: {there_are}")
     first = reference(rows)

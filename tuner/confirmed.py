@@ -1,4 +1,4 @@
-"""What came of confirming a study: each configuration's mean on fresh seeds, the differences, and which one to launch.
+"""The result of confirming a study: each configuration's mean on fresh seeds, the differences, and which one to launch.
 
 A run's reading is a mean over the test prompts, which are the same for all runs. So n counts seeds, and what is said
 holds for prompts like these. With n readings x of a configuration, and y of another one on the same seeds s,
@@ -167,13 +167,13 @@ class Confirmation:
             return "No confirming run has been read on the test prompts yet."
         if best.reward is not None and best.reward.n == 1:
             return (
-                f"One seed cannot tell luck from merit; {best.name} has the highest reward on it. Confirm more seeds."
+                f"One seed cannot separate luck from merit; {best.name} has the highest reward on it. Use more seeds."
             )
         if reference is not None and best is reference:
             return "Launch the reference: no configuration of the search has a higher reward on fresh seeds."
         if best.over_reference is not None and not best.over_reference.is_above_0:
             return (
-                f"{best.name.capitalize()} reads the most, but the data do not tell it from the reference "
+                f"{best.name.capitalize()} has the highest mean, but the data do not distinguish it from the reference "
                 f"({_signed(best.over_reference)} reward). Confirm on more seeds before you rely on it."
             )
         over = "" if best.over_reference is None else f": {_signed(best.over_reference)} reward over the reference"
@@ -182,7 +182,7 @@ class Confirmation:
             rest = " It is better than every other one that was confirmed." if len(self.configurations) > 2 else ""
             return f"Launch {best.name}{over}.{rest}"
         near = ", ".join(f"{one.name} ({_signed(one.under_best)})" for one in others if one.under_best is not None)
-        return f"Launch {best.name}{over}. The data do not tell it from {near}."
+        return f"Launch {best.name}{over}. The data do not distinguish it from {near}."
 
 
 def _signed(interval: Interval) -> str:
@@ -324,7 +324,7 @@ def _configuration_data(one: Confirmed) -> dict[str, Any]:
 
 
 def runs_text(one: Confirmed) -> str:
-    """Return what is to be known of the runs of a configuration, in few words; empty where all went well."""
+    """Return short notes on the runs of a configuration; empty if all went well."""
     parts = [
         f"{counted(len(one.lost), 'run')} with nothing within the budget" if one.lost else "",
         f"{len(one.failed)} failed" if one.failed else "",

@@ -228,7 +228,7 @@ class TrialLoop:
             self._renewed_at = time.monotonic()
 
     def _is_stopping(self) -> bool:
-        """Return whether no trial shall start and those that run shall be left; tell of it when that begins."""
+        """Return whether to stop: start no trial and leave the running ones. Reported when it begins."""
         if self._stopping is None:
             self._stopping = self._why_stop()
             if self._stopping is not None and self._running:
@@ -283,7 +283,7 @@ class TrialLoop:
         return bool(orders)
 
     def _after(self, order: Order) -> None:
-        """Do what an order changed, and tell of it, once it is decided."""
+        """Apply what an order changed and report it, once it is decided."""
         if order.state is OrderState.DONE:
             self._act_on(order)
         if order.state is not OrderState.WAITING:
@@ -302,7 +302,7 @@ class TrialLoop:
     # Starting
 
     def _set_interrupted_aside(self) -> None:
-        """Have the trials that the last run left in the middle wait for a worker, or do what orders want of them."""
+        """Queue the trials that the last run left unfinished, or apply their pending orders."""
         study = self._study
         for row in study.board.open(study.spec.trials):
             evaluations = evaluations_of(study.store, row)
@@ -316,7 +316,7 @@ class TrialLoop:
         left = study.board.left_out(study.spec.trials)
         if left:
             numbers = ", ".join(map(str, left))
-            self._emit(StudyWarned(f"trial {numbers} is left as it is: the total is {study.spec.trials} now"))
+            self._emit(StudyWarned(f"trial {numbers} is left as it is: the total is now {study.spec.trials}"))
 
     def _start_trials(self) -> bool:
         """Start as many trials as there are workers free; return whether to wait for anything."""
@@ -384,7 +384,7 @@ class TrialLoop:
         self._emit(TrialEnded(row, extent(self._study.board, self._study.spec)))
 
     def _reconcile(self, row: TrialRow) -> None:
-        """Do what orders want by now of a trial that has no worker: it ends, is paused, or waits for another one."""
+        """Apply pending orders to a trial without a worker: it ends, is paused, or waits for another one."""
         study = self._study
         standing = so_far(study.store, row, study.spec)
         wanted = study.store.set_aside(study.lease, row.id, standing)
@@ -401,7 +401,7 @@ class TrialLoop:
         return self._running.keys() | self._starting
 
     def _start(self, row: TrialRow) -> None:
-        """Have a trial's last checkpoint looked for; the trial starts when that is done."""
+        """Look up a trial's last checkpoint beside the loop; the trial starts when that is done."""
         self._starting.add(row.number)
         self._files.resume_point(row, partial(self._begin, row.number))
 
@@ -503,7 +503,7 @@ class TrialLoop:
         return self._study.row.paused_at is not None or self._is_stopping()
 
     def _answer_without_room(self) -> None:
-        """Have the trials that found no room for a checkpoint try again when it is time, or leave if they have to."""
+        """Let trials that found no disk space for a checkpoint retry when due, or leave if they must."""
         for number in self._room.waiting:
             if self._has_to_rest() or self._study.board[number].wanted is not None:
                 self._room.answered(number)
@@ -513,7 +513,7 @@ class TrialLoop:
                 self._engine.answer(number, Answer.GO_ON)
 
     def _leave(self, number: int) -> None:
-        """Do what orders want by now of a trial whose worker left it as it was ordered, which may be something else.
+        """Apply pending orders to a trial whose worker left it as ordered; they may have changed meanwhile.
 
         Where they want nothing, and the study is not paused, it resumes from its last checkpoint in this run or the
         next one.

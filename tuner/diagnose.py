@@ -10,7 +10,7 @@
 | reward rises while texts repeat or shrink   | a higher β or a lower target                                 |
 | stable, rising, and far below the budget    | a lower β or a higher target                                 |
 
-Each is one change, since several at once do not tell which one helped. KL first: "adjust β or the adaptive KL target
+Each is one change: with several at once nobody sees which one helped. KL first: "adjust β or the adaptive KL target
 first if the policy diverges too quickly".
 """
 
@@ -261,7 +261,7 @@ NEAR = 1.3
 
 
 def tried(trials: Sequence[TrialRow], trial: TrialRow, found: Diagnosis, spec: StudySpec) -> TrialRow | None:
-    """Return the trial of the study that has the change already, or a greater one; None: there is none."""
+    """Return the trial of the study that has the change already, or a greater one; None if there is none."""
     names = {*spec.search, "kl_target"} - {found.name}
     there = []
     for row in trials:

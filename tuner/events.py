@@ -17,7 +17,7 @@ DELIBERATE = (TIME_LIMIT, ORDERED, ONLY_PAUSED)
 
 @dataclass(frozen=True)
 class StudyStarted:
-    """The study is this controller's. Told once, before anything else."""
+    """This controller now holds the study. Emitted once, before anything else."""
 
     spec: StudySpec
     extent: Extent
@@ -117,7 +117,7 @@ class StudyStopped:
 
     @property
     def is_deliberate(self) -> bool:
-        """Whether it stopped as it was asked to beforehand, or by an order."""
+        """Whether it stopped as requested in advance, or by an order."""
         return self.why.startswith(DELIBERATE)
 
 

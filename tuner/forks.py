@@ -1,8 +1,8 @@
 """Forks: trials that start from another trial's checkpoint with some values changed. Never imports torch.
 
-A fork's folder begins with a copy of its parent's checkpoint, so that it is taken up like any interrupted trial, only
-with another config. Which values a checkpoint fixes stands at their declarations; what the others do from there on is
-said at `PPOTrainer.restore`.
+A fork's folder begins with a copy of its parent's checkpoint, so that it resumes like any interrupted trial, but with
+another config. Each hyperparameter's declaration says whether a checkpoint fixes it; `PPOTrainer.restore` says what the
+others do from there on.
 
 The guard keeps what it remembers of the parent (first readings, highest KL, evidence), since the fork's curve
 up to there is its parent's. Only its patience starts again: the changed values are given their own steps to correct

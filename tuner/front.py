@@ -66,7 +66,7 @@ class StudyFront:
 def own_front(row: TrialRow, evaluations: Evaluations) -> list[Point]:
     """Return a trial's front; nothing where it failed, broke, or only confirms another.
 
-    Step 0, the untrained policy, is one of the points: what is no better is of no use under any budget.
+    Step 0, the untrained policy, is one of the points, so checkpoints that are no better are left out.
     """
     if not is_sound(row) or row.role is Role.CONFIRM:
         return []

@@ -1,7 +1,7 @@
 """The guard's rules, each declared once with its default limit. Never imports torch.
 
-The defaults of the last rules are chosen to be late rather than wrong. A shrinking response is no
-rule: a task may well reward brevity.
+The defaults of the last rules are chosen to be late rather than wrong. No rule is about shrinking responses, since a
+task may well reward brevity.
 """
 
 import math
@@ -113,7 +113,7 @@ _DECLARED = (
     Rule(
         name="repetition_collapse",
         label="Repetition collapse",
-        doc="Repetition stays over this share of the way from its first reading to 1: of 24 tokens, 3 different ones.",
+        doc="Repetition stays over this share of the way from its first reading to 1, as with 3 distinct tokens of 24.",
         blame="broken",
         metric=REPETITION,
         limit=0.8,

@@ -108,7 +108,7 @@ class OpenStudy:
 
 @contextmanager
 def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStudy]:
-    """Hold the study of `spec`, made first where there is none, and its folder.
+    """Hold the study of `spec`, made first if there is none, and its folder.
 
     The folder's lock comes first: whatever a clock or a host's name says, a controller that lives here keeps it.
     One that is refused changes nothing. A study that was made here and is refused before it began leaves nothing in

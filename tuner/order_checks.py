@@ -16,7 +16,7 @@ from tuner.status import Role, Status
 from tuner.store import Store, StudyRow, TrialRow
 
 MOST_WORKERS = 1000
-"""More is a slip of the hand, and no machine's."""
+"""More is a typing error: no machine runs as many."""
 
 
 def check_trial_order(kind: str, row: TrialRow) -> None:
@@ -39,7 +39,7 @@ def check_study_order(kind: str, study: StudyRow) -> None:
 
 
 def retried(rows: Sequence[TrialRow], number: int | None) -> list[TrialRow]:
-    """Return the failed trials that an order to try again is about; ConfigError where there is none."""
+    """Return the failed trials that an order to try again is about; ConfigError if there is none."""
     failed = [row for row in rows if row.status is Status.FAILED and number in (None, row.number)]
     if not failed:
         other = next((row for row in rows if row.number == number), None)
@@ -78,7 +78,7 @@ def _searched_values(spec: StudySpec, values: Mapping[str, object]) -> dict[str,
         if name not in spec.search:
             searched = ", ".join(spec.search)
             hint = nearest(name, spec.search)
-            raise ConfigError(f"{name} is not searched in this study; there are: {searched}{hint}")
+            raise ConfigError(f"{name} is not searched in this study; available: {searched}{hint}")
         given[name] = _in_range(spec, name, _declared(name, value))
     require_one_control(spec.search, given)
     return spec.params_with(given)
@@ -107,7 +107,7 @@ def _in_range(spec: StudySpec, name: str, value: HyperValue) -> HyperValue:
 
 def _declared(name: str, value: object) -> HyperValue:
     if name not in HYPERPARAMETERS:
-        raise ConfigError(f'there is no hyperparameter "{name}"{nearest(name, HYPERPARAMETERS)}')
+        raise ConfigError(f'unknown hyperparameter "{name}"{nearest(name, HYPERPARAMETERS)}')
     return HYPERPARAMETERS[name].coerce(value)
 
 
@@ -118,12 +118,10 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
         ConfigError: an unknown setting, or a value that is not allowed.
     """
     if not changes:
-        raise ConfigError(f"set changes nothing; there are: {', '.join(SETTINGS)}")
+        raise ConfigError(f"set changes nothing; available: {', '.join(SETTINGS)}")
     for name, value in changes.items():
         if name not in SETTINGS:
-            raise ConfigError(
-                f'there is no setting "{name}"; there are: {", ".join(SETTINGS)}{nearest(name, SETTINGS)}'
-            )
+            raise ConfigError(f'unknown setting "{name}"; available: {", ".join(SETTINGS)}{nearest(name, SETTINGS)}')
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_count = is_number and float(str(value)).is_integer() and float(str(value)) >= 1
         if name not in ("budget", "kl_budget") and not is_count:
@@ -151,7 +149,7 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
         StudyError: there is no such trial, or no run that could be ended.
     """
     if kind not in KINDS:
-        raise ConfigError(f'there is no order "{kind}"; there are: {", ".join(KINDS)}')
+        raise ConfigError(f'unknown order "{kind}"; available: {", ".join(KINDS)}')
     row = None if trial is None else store.trial(view.row, trial)
     if kind == "enqueue":
         enqueued_params(view.spec, view.trials, arguments["values"])
@@ -161,18 +159,18 @@ def check(store: Store, view: StudyView, kind: str, trial: int | None, arguments
         retried((*view.trials, *view.confirming), trial)
     elif kind == "fork":
         if row is None:
-            raise ConfigError("a fork names the trial that it starts from")
+            raise ConfigError("a fork needs the trial to start from")
         _check_fork(view, row, arguments["values"], arguments.get("episode"))
     elif row is not None:
         check_trial_order(kind, row)
     elif kind == "stop" and not view.row.is_held:
-        raise StudyError(f'nothing runs study "{view.row.name}", so there is no run of it to stop')
+        raise StudyError(f'nothing runs study "{view.row.name}", so there is no run to stop')
     else:
         check_study_order(kind, view.row)
 
 
 def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], episode: int | None) -> None:
-    """Raise ConfigError for a fork that cannot be; where its checkpoint is looked for by who has it at hand.
+    """Raise ConfigError for an impossible fork. Whoever can read its checkpoint also checks that.
 
     A trial without checkpoints here may have some elsewhere, or soon: then the controller decides.
     """
@@ -186,4 +184,4 @@ def _check_fork(view: StudyView, parent: TrialRow, values: Mapping[str, Any], ep
 
 def why_waiting(is_held: bool, go_on: str) -> str:
     """Return why an order is not decided yet; `go_on` is the command that runs its study."""
-    return "the controller has not read it yet" if is_held else f"nothing runs the study; it is read by: {go_on}"
+    return "the controller has not read it yet" if is_held else f"nothing runs the study; to carry it out: {go_on}"

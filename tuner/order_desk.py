@@ -39,7 +39,7 @@ class OrderDesk:
             files: Its trials' files.
             limits: Of its run.
             is_running: Tells what a worker runs, or is about to.
-            on_decided: Told of an order that was decided later than by `decide`.
+            on_decided: Called with an order that was decided after `decide` had returned.
         """
         self._study = study
         self._files = files
@@ -83,7 +83,7 @@ class OrderDesk:
 
     def _carry_out(self, order: Order) -> None:
         if order.kind not in orders.KINDS:
-            raise ConfigError(f'there is no order "{order.kind}"')
+            raise ConfigError(f'unknown order "{order.kind}"')
         if order.trial is None and orders.KINDS[order.kind].trial == "needed":
             raise ConfigError(f"{order.kind} names no trial")
         if order.kind == "enqueue":
@@ -106,7 +106,7 @@ class OrderDesk:
 
         def effect(connection: Connection) -> str:
             if order.kind == "stop":
-                return "the run of the study stops in good order"
+                return "the run of the study is stopping cleanly"
             at = now(connection) if order.kind == "pause" else None
             connection.execute(update(table).where(table.c.id == self._study.row.id).values(paused_at=at))
             return "the study is paused" if order.kind == "pause" else "the study resumes"
@@ -125,7 +125,7 @@ class OrderDesk:
         spec = order_checks.changed_spec(self._study.spec, changes)
         most = self._limits.most_workers
         if most is not None and changes.get("workers", 1) > most:
-            raise ConfigError(f"workers = {changes['workers']} is not allowed: one a GPU, and there are {most}")
+            raise ConfigError(f"workers = {changes['workers']} is not allowed: at most {most}, one per GPU")
         has_changed = spec.kl_budget != self._study.spec.kl_budget
         judged_anew = judged_again(self._study.store, self._study.board, spec) if has_changed else []
         table = schema.studies
@@ -135,7 +135,7 @@ class OrderDesk:
             values["overrides"] = held_study.after_order(self._study.row.overrides or {}, changes)
             connection.execute(update(table).where(table.c.id == self._study.row.id).values(**values))
             write_judgements(connection, judged_anew)
-            return ", ".join(f"{name} is {value:g} now" for name, value in changes.items())
+            return ", ".join(f"{name} is now {value:g}" for name, value in changes.items())
 
         self._study.store.decide(self._study.lease, order, effect)
         self._study.spec = spec
@@ -219,7 +219,7 @@ class OrderDesk:
 
         def effect(connection: Connection) -> str:
             insert_trial(connection, study.lease, trial)
-            return f"it is trial {number}"
+            return f"added as trial {number}"
 
         study.store.decide(study.lease, order, effect)
         self._changed.append(number)
@@ -256,7 +256,7 @@ class OrderDesk:
         def effect(connection: Connection) -> str:
             made = insert_trial(connection, study.lease, trial)
             copy_steps(connection, parent.id, made, point.step)
-            return f"it is trial {number}, from trial {parent.number} at episode {point.episode}"
+            return f"added as trial {number}, forked from trial {parent.number} at episode {point.episode}"
 
         study.store.decide(study.lease, order, effect)
         self._changed.append(number)

@@ -44,17 +44,17 @@ _Elsewhere = Callable[[Path], bool]
 
 @dataclass(frozen=True)
 class Dropped:
-    """A checkpoint that a quota cost."""
+    """A checkpoint dropped to stay within a disk quota."""
 
     trial: int
     step: int
     bytes: int
     why: str
-    """What it was, and what follows from its loss."""
+    """What it was, and what happens without it."""
 
     @property
     def line(self) -> str:
-        """What to tell of it."""
+        """The line for the user."""
         return f"trial {self.trial}: dropped the checkpoint of step {self.step} ({size(self.bytes)}): {self.why}"
 
 
@@ -91,13 +91,13 @@ class _Held:
 
 _NOTHING = _Held(0.0, 0, [], None, [], 0)
 _RECENT_SECONDS = 5.0
-"""A folder that changed so lately is looked at again: what comes next may bear the same time."""
+"""A folder that changed so lately is looked at again: the next change may have the same timestamp."""
 
 
 class Holdings:
     """What the trials' folders of a study hold, each looked at again only where something was added or removed.
 
-    Thousands of trials have ended or rest, and few folders change between two looks.
+    Thousands of trials have ended or rest, and few folders change between two checks.
     """
 
     def __init__(self, folder: Path, kl_budget: float) -> None:

@@ -260,7 +260,7 @@ def open(url: str) -> RemoteCheckpoints:
 
 
 def _read(files: Any, path: str) -> bytes | None:
-    """Return a file's bytes, or None where there is none."""
+    """Return a file's bytes, or None if there is none."""
     files.invalidate_cache()
     try:
         return bytes(files.cat_file(path))

@@ -156,7 +156,7 @@ _ADDED = {Origin.ENQUEUED: "enqueued"}
 
 
 def params_tables(trials: Sequence[TrialRow], spec: StudySpec) -> list[Table]:
-    """Return the searched or listed values, a trial a row, as tables none of which breaks a number to be narrow."""
+    """Return the searched or listed values, one row per trial, as tables none of which breaks a number to be narrow."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.params if name != KL_CONTROL))
     columns = {_broken(name): [_cell(trial, name) for trial in trials] for name in names}
     called = [_called(trial) for trial in trials]
@@ -239,7 +239,7 @@ def reference_legend(view: StudyView) -> str | None:
 def comparison_tables(
     view: StudyView, trials: Sequence[TrialRow], differing: Mapping[str, Sequence[HyperValue]]
 ) -> list[Table]:
-    """Return the trials' outcomes and their differing values, a trial a column."""
+    """Return the trials' outcomes and their differing values, one column per trial."""
     numbers = [f"trial {trial.number}" for trial in trials]
     outcomes = new_table("outcome", *numbers, title="Outcomes", right=numbers)
     if any(_called(trial) for trial in trials):
@@ -263,8 +263,8 @@ def comparison_tables(
 
 
 def difference_line(base: TrialRow, other: TrialRow, found: Difference | None) -> str:
-    """Return one line on how far the value of `other` is over that of `base`."""
-    names = f"Trial {other.number} over trial {base.number}"
+    """Return one line on the value of `other` less that of `base`."""
+    names = f"Trial {other.number} minus trial {base.number}"
     if found is None:
         return f"{names}: one of them has no value."
     return f"{names}: {plus_minus(found.mean, found.se)} reward, {found.verdict}."
@@ -336,7 +336,7 @@ def front_table(points: Sequence[FrontPoint]) -> Table:
 
 
 def checkpoint_lines(kept: Mapping[int, Path]) -> list[str]:
-    """Return a heading and a line a checkpoint, by episode; nothing where none is kept."""
+    """Return a heading and one line per checkpoint, by episode; nothing where none is kept."""
     lines = [f"  episode {episode}: {_place(path)}" for episode, path in kept.items()]
     return ["Checkpoints kept:", *lines] if lines else []
 

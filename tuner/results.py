@@ -87,7 +87,7 @@ def under_budget(store: Store, view: StudyView, kl_budget: float) -> StudyView:
 
 
 def read_study(store: Store, name: str) -> StudyView:
-    """Return the study `name`; StudyError where there is none."""
+    """Return the study `name`; StudyError if there is none."""
     row = store.study(name)
     return as_view(row, store.trials(row))
 
@@ -148,7 +148,7 @@ def end_of(store: Store, trial: TrialRow, spec: StudySpec) -> End:
 
 
 def on_test(store: Store, view: StudyView, trial: TrialRow) -> OnTest | str:
-    """Return what the best trial's checkpoint came to on the test prompts, or why it was not read, as a clause."""
+    """Return how the best trial's checkpoint did on the test prompts, or why it was not read, as a clause."""
     answer = forks.answer(store, view.row, trial)
     found = None if answer is None else store.on_test(trial.id, answer.step)
     if found is not None:

@@ -14,11 +14,11 @@ LIMIT_SECONDS = 3_600.0
 """How long a controller waits for its store, by default."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds before the first new attempt, which double with each, and the most they become."""
-_SLICE = 0.5  # seconds between two looks at whether a stop was asked for
+_SLICE = 0.5  # seconds between two checks at whether a stop was asked for
 
 
 class StoreRetry:
-    """Waits longer and longer between attempts, and tells once that the trouble began and once that it is over.
+    """Waits longer and longer between attempts; reports once when trouble begins and once when it is over.
 
     Give it to a store as `store.on_trouble = patience.wait` and `store.on_answer = patience.end`.
 
@@ -62,7 +62,7 @@ class StoreRetry:
         return True
 
     def end(self) -> None:
-        """Note that the store answers again, and tell of it."""
+        """Note that the store answers again, and report it."""
         if self._began is not None:
             self._emit(f"the store answers again after {duration(self._clock() - self._began)}")
             self._began = None
@@ -142,7 +142,7 @@ class RoomWatch:
         return None
 
 
-# Failures of trials: their reasons, and when they are no longer one trial's affair.
+# Failures of trials: their reasons, and when they concern the whole study.
 
 RETRIES = 2
 """How often a trial whose worker died, or raised an unexpected error, is resumed in one run of the study."""
@@ -175,7 +175,7 @@ def lost_reason(how: str, losses: int, log: str = "") -> Reason:
 
 
 class FailureStreak:
-    """Trials in a row that failed for one cause. Those that a person ended say nothing of it."""
+    """Trials in a row that failed for one cause. Trials that a person ended do not count."""
 
     def __init__(self) -> None:
         self._cause: str | None = None

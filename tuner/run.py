@@ -48,12 +48,12 @@ def run_study(
 ) -> bool:
     """Run a study, or resume it, and return whether it reached its total of trials.
 
-    Ctrl-C, SIGTERM and the timeout stop it in good order: running trials finish their step and save, and the next
+    Ctrl-C, SIGTERM and the timeout stop it cleanly: running trials finish their step and save, and the next
     run takes them up. A second Ctrl-C ends at once; that run takes them up from their last checkpoints.
 
     Args:
         spec: The study; one of that name that exists is resumed, and `StudyStarted` says what changed.
-        storage: URL or path of the store, made where there is none.
+        storage: URL or path of the store, made if there is none.
         runs_folder: Where checkpoints go, as `<study>/<trial>/step-000012`.
         workers: Trials at a time, each in a process of its own with its share of the cores. None: as many as in the
             last run of the study, at first 1, with which the same seed proposes the same trials; with more the
@@ -72,7 +72,7 @@ def run_study(
         make_engine: Returns what runs the trials; worker processes on this machine by default.
         threads_per_trial: Returns each trial's share of the CPU cores that the engine has, by their number.
         make_scheduler: Returns what decides which trial runs, and for how long.
-        on_event: Told all that happens, in this thread.
+        on_event: Called with each event, in this thread.
 
     Raises:
         ConfigError: a number is out of range, the spec would mix two experiments in one study, or the plan asks for
@@ -175,7 +175,7 @@ def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, wor
     if most == 0:
         raise ConfigError(f"gpus_per_trial = {each} is not allowed: there are {len(gpus)} GPUs ({', '.join(gpus)})")
     if workers is not None and workers > most:
-        share = f"{each} GPUs a trial" if each > 1 else f"{'one' if trials_per_gpu == 1 else trials_per_gpu} a GPU"
+        share = f"{each} GPUs per trial" if each > 1 else f"{'one' if trials_per_gpu == 1 else trials_per_gpu} per GPU"
         raise ConfigError(f"workers = {workers} is not allowed: at most {most}, {share}")
     return most
 

@@ -2,7 +2,7 @@
 
 A scheduler reads the study's trials and a report, and returns what is to be done. It writes nothing, and the same
 trials give the same decisions, so that a study that was killed resumes as it would have. `tuner.testing` holds what
-every scheduler must do, as a suite to run on one's own.
+every scheduler must do, as a suite to run on your own.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -54,7 +54,7 @@ class Scheduler(Protocol):
     """Decides over the trials of one study under one spec. Pure: nothing but its arguments counts."""
 
     def next(self, trials: TrialList, busy: Container[int]) -> int | NewTrial | None:
-        """Return the trial to run now: the number of one that there is, or a new one; None: there is none now.
+        """Return the trial to run now: the number of one that there is, or a new one; None if there is none now.
 
         A number is of a trial that waits, was interrupted, or was paused by the strategy and is promoted; never one of
         `busy`, which a worker has. A new trial gets the next number.

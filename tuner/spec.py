@@ -35,7 +35,7 @@ SAMPLERS: Mapping[str, str] = {
     "random": "draws evenly at random",
     "qmc": "covers the space evenly",
 }
-"""What proposes new trials, by name. `module:callable` names a sampler of one's own."""
+"""What proposes new trials, by name. `module:callable` names your own sampler."""
 ValueSource = Literal["TRL default", "task reference", "study"]
 
 

@@ -22,7 +22,7 @@ Resolve = Callable[[StudySpec, str], ListedTrial]
 def settle(
     spec: StudySpec, stored: StudySpec | None, ran: int, resolve: Resolve
 ) -> tuple[StudySpec, list[str], list[str]]:
-    """Return the study with all its starts settled, which of those to run changed, and what must not, a line each.
+    """Return the study with all its starts settled, which of those to run changed, and what must not, one line each.
 
     Args:
         spec: The study as it is to be.

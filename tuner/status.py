@@ -33,7 +33,7 @@ _MEANINGS = {
     Status.PAUSED: "Paused at a checkpoint until it is resumed.",
     Status.COMPLETED: "Ran to its end.",
     Status.PRUNED: "Ended early by a rule; the reason names it, with the evidence.",
-    Status.FAILED: "Ended by an error; the reason holds it.",
+    Status.FAILED: "Ended by an error, which the reason contains.",
     Status.STOPPED: "Ended by a person.",
 }
 
@@ -46,13 +46,13 @@ class Origin(StrEnum):
     SAMPLED = "sampled"
     """The sampler proposed it."""
     MATCHED = "matched"
-    """A finished trial's, with the β at which its KL should end within the budget (see `tuner.search.matching`)."""
+    """That of a finished trial, with the β that should bring its KL within the budget (see `tuner.search.matching`)."""
     LISTED = "listed"
-    """The study file has it, as a trial or as a start of the search."""
+    """Listed in the study file, as a trial or as a start of the search."""
     ENQUEUED = "enqueued"
     """A person asked for it."""
     FORKED = "forked"
-    """Another trial's, with changed values."""
+    """That of another trial, with changed values."""
 
 
 Objective = Literal["best", "end"]
@@ -69,7 +69,7 @@ class Role(StrEnum):
     CONFIRM = "confirm"
     """A recommended configuration with a fresh seed, whose checkpoint is read on the test prompts."""
     FORK = "fork"
-    """It starts from another trial's checkpoint, so its end says little of its configuration alone."""
+    """Started from another trial's checkpoint, so its result says little about its configuration alone."""
 
 
 class PausedBy(StrEnum):

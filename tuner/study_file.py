@@ -242,7 +242,7 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
             raise ConfigError(f"{where}: {key} has no effect beside [[trial]] tables; remove one of them")
     found = content["trial"]
     if not isinstance(found, Sequence) or isinstance(found, str) or not found:
-        raise ConfigError(f"{where}: trial = {found!r} is not allowed: [[trial]] tables, one a trial")
+        raise ConfigError(f"{where}: trial = {found!r} is not allowed: [[trial]] tables, one per trial")
     listed = tuple(read_trial(values, fixed, f"{where}: trial {number}") for number, values in enumerate(found))
     for number, trial in enumerate(listed):
         first = next(i for i, other in enumerate(listed) if other.params == trial.params)

@@ -78,7 +78,7 @@ def claim(folder: Path, study: StudyRow) -> None:
 def resume_point(
     folder: Path, last_step: int | None, elsewhere: TrialCheckpoints | None = None
 ) -> tuple[Path, int] | None:
-    """Return a trial's newest undamaged checkpoint that the store's steps reach, with its step; None: there is none.
+    """Return a trial's newest undamaged checkpoint that the store's steps reach, with its step; None if there is none.
 
     All that lies beyond it (the best so far, too) or was never finished is removed: the trial will write there again.
     What is kept `elsewhere` and missing here is brought first.
@@ -150,7 +150,7 @@ def bytes_of(folder: Path) -> int:
 
 
 def remove(folder: Path, between: Callable[[], None]) -> None:
-    """Remove a folder, trial by trial and what says whose it is last, so that this can be done again if it is cut off.
+    """Remove a folder, trial by trial and its owner's mark last, so that this can be repeated if it is interrupted.
 
     `between` is called after each trial. Links are removed, and what they lead to stays.
 

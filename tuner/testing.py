@@ -1,4 +1,4 @@
-"""What every scheduler and every engine must do, as suites to run on one's own: each raises AssertionError.
+"""What every scheduler and every engine must do, as suites to run on your own: each raises AssertionError.
 
     from tuner.testing import check_engine, check_scheduler
 

@@ -56,7 +56,7 @@ def set_aside(path: Path) -> Path:
 
 
 def tail(folder: Path, lines: int = 20) -> str:
-    """Return the end of the log of the trial in `folder`; empty where there is none."""
+    """Return the end of the log of the trial in `folder`; empty if there is none."""
     try:
         with path_of(folder).open("rb") as log:
             size = log.seek(0, os.SEEK_END)
@@ -110,7 +110,7 @@ def escaped(text: str) -> str:
 
 
 class Follower:
-    """Reads a log as it grows, and continues where a new one took its place; where there is none it reads nothing."""
+    """Reads a log as it grows, and continues where a new one took its place; if there is none it reads nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._path = path_of(folder)

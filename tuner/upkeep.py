@@ -1,4 +1,4 @@
-"""Deletes, renames and archives studies, each while holding the study's lease. What is cut off can be done again."""
+"""Deletes, renames and archives studies, each while holding the study's lease. What was interrupted can be repeated."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -10,7 +10,7 @@ from tuner.store import Lease, Store, StudyRow
 from tuner.study_folder import held_folder
 
 Tell = Callable[[str], None]
-"""Told what the user should know, one line each."""
+"""Called with what the user should know, one line each."""
 
 
 def own_folder(study: StudyRow) -> Path | None:
@@ -45,7 +45,7 @@ def rename(store: Store, study: StudyRow, name: str, tell: Tell) -> None:
         raise ConfigError(f'"{name}" is the study\'s name already')
     with _held(store, study, name) as (lease, study):
         if any(other.name == name for other in store.studies()):
-            raise StudyError(f'there is a study "{name}" already')
+            raise StudyError(f'study "{name}" already exists')
         folder = _move(study, name, tell)
         try:
             store.rename_study(lease, name, study.folder if folder is None else str(folder))
@@ -103,7 +103,7 @@ def _delete_files(store: Store, lease: Lease, study: StudyRow, tell: Tell) -> No
 
 
 def _move(study: StudyRow, name: str, tell: Tell) -> Path | None:
-    """Move the study's folder to its place under the new name, and return that; None: there is none to move."""
+    """Move the study's folder to its place under the new name, and return that; None if there is none to move."""
     if study.folder is None:
         return None
     source = Path(study.folder)
@@ -115,7 +115,7 @@ def _move(study: StudyRow, name: str, tell: Tell) -> Path | None:
             tell(f"{source} stays: it is not marked as this study's")
         return None
     if target.exists() or target.is_symlink():
-        raise StudyError(f"{target} is there already, where the study's checkpoints would go; move or remove it first")
+        raise StudyError(f"{target} already exists, where the study's checkpoints would go; move or remove it first")
     return _moved(source, target, study, name)
 
 

@@ -116,7 +116,7 @@ def run_all(
         study: Its file.
         studies: How many of each, with the seeds from 0.
         folder: Where results are kept.
-        progress: Told of each study.
+        progress: Called for each study.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of all processes: CPU-seconds are compared
     found: dict[str, list[Result]] = {arm.name: [] for arm in sides}

@@ -110,7 +110,7 @@ class RecordedRun:
         ]
 
     def best_within(self, kl_budget: float, causes: Collection[Cause] = OF_A_TRIAL) -> float | None:
-        """Return the highest eval reward within the budget, or None where there is none."""
+        """Return the highest eval reward within the budget, or None if there is none."""
         return best_within(self.rows(causes), kl_budget).value
 
     def value_at_end(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What a recording holds, in a few lines: how the task's configurations fare, and whether they can be told apart."""
+"""What a recording holds, in a few lines: how the task's configurations do, and whether the task distinguishes them."""
 
 import statistics
 from collections import Counter, defaultdict

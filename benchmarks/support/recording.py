@@ -267,7 +267,7 @@ class Workshop:
 
     @contextmanager
     def claimed(self, names: Iterable[str]) -> Iterator[str | None]:
-        """Hold the first of `names` that is neither finished nor held by another process; None where there is none."""
+        """Hold the first of `names` that is neither finished nor held by another process; None if there is none."""
         for name in names:
             lock = self._lock(name)
             try:

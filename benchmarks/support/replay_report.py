@@ -38,7 +38,7 @@ def text(found: Comparison) -> str:
         _ratio("ratio_total", found.ratio_total(), found.total_interval, TARGET_TOTAL),
         "In brackets: 90 % over pools of resampled runs.",
         *(
-            f"{row.rival.doc}: {_told(found.ratio_strategy(row.rival))} and {_told(found.ratio_total(row.rival))}"
+            f"{row.rival.doc}: {_text(found.ratio_strategy(row.rival))} and {_text(found.ratio_total(row.rival))}"
             for row in found.rows
             if row.rival.prior is not None
         ),
@@ -119,10 +119,10 @@ def _lost(lost: Lost) -> list[str]:
 
 def _ratio(name: str, ratio: float | None, interval: Interval, target: float) -> str:
     between = f"[{_finite(interval[0], 2)}, {_finite(interval[1], 2)}]"
-    return f"{name} {_told(ratio)} {between} (target: at most {target:.2f})"
+    return f"{name} {_text(ratio)} {between} (target: at most {target:.2f})"
 
 
-def _told(ratio: float | None) -> str:
+def _text(ratio: float | None) -> str:
     return "not reached in half of the orders" if ratio is None else f"{ratio:.2f}"
 
 

@@ -274,7 +274,7 @@ class _Search:
         return self._course(clock)
 
     def _next(self) -> int | None:
-        """Return the number of the trial to run now; None: there is none, or no further recorded run."""
+        """Return the number of the trial to run now; None if there is none, or no further recorded run."""
         try:
             chosen = self._scheduler.next(self._trials, self._running)
         except _PoolIsEmpty:

@@ -116,7 +116,7 @@ def _folded(recorded: Sequence[RecordedStep], spec: StudySpec, total_episodes: i
 
 
 def _readings(step: RecordedStep) -> Readings | None:
-    """Return what a step's evaluation read; None where there is none, or no finite number, which no worker reports."""
+    """Return what a step's evaluation read; None if there is none, or no finite number, which no worker reports."""
     found = step.evaluation
     if found is None or not (is_finite(found.metrics["eval/reward"]) and is_finite(found.metrics["eval/kl"])):
         return None

@@ -93,7 +93,7 @@ def highlighted(snapshot: Snapshot, chosen: tuple[int, ...], most: int = style.A
 
 
 def refresh_every(view: StudyView) -> int | None:
-    """Return the seconds between two looks; None: nothing runs the study, so that it stays as it is."""
+    """Return the seconds between two checks; None: nothing runs the study, so that it stays as it is."""
     return REFRESH_SECONDS if view.row.is_held else None
 
 
@@ -145,7 +145,7 @@ def status_text(view: StudyView, at: float) -> str:
     """Return the study's name, how far it is, and when that was read."""
     silence = data.silence(view)
     silent = f", no sign of life for {duration(silence or 0.0)}" if data.shown_state(view) == "stalled" else ""
-    return f"{safe_text.one_line(view.row.name)}: {view.extent.text}{silent}. Last update {_clock(at)}"
+    return f"{safe_text.one_line(view.row.name)}: {view.extent.text}{silent}. Updated {_clock(at)}"
 
 
 def _about(view: StudyView) -> str:
@@ -163,7 +163,7 @@ def _about(view: StudyView) -> str:
 
 
 def guide(title: str, text: str, commands: list[str], problem: str = "") -> None:
-    """Draw an empty state: what there is, and the commands that lead on. Only `problem` may be others' words."""
+    """Draw an empty state with the commands to run next. Only `problem` may hold text from outside."""
     with st.container(border=True):
         st.subheader(title, anchor=False)
         if problem:
@@ -247,7 +247,7 @@ def live_chart(
 ) -> None:
     """Draw a live chart, `height` pixels high, whose own button saves a PNG, and keep it in `latest` for `save_live`.
 
-    `option` is the chart as ECharts draws it; `what` it shows is told in our own words.
+    `option` is the chart as ECharts draws it; `what` says in our own words what it shows.
     """
     st.echarts_chart(option, key=key, height=height, alt=alt)
     latest[key] = (chart, study, what)
@@ -256,7 +256,7 @@ def live_chart(
 def save_live(latest: Latest) -> None:
     """Draw a button for each of the live charts; it saves the one drawn last as a page that needs nothing else.
 
-    This belongs outside of what refreshes: a button that is drawn anew forgets how to answer a click on its last one.
+    This belongs outside of what refreshes: a redrawn button forgets the click on its predecessor.
     """
     with st.container(horizontal=True):
         for key, (chart, study, what) in latest.items():
@@ -322,7 +322,7 @@ def standing(store: Store, snapshot: Snapshot, numbers: Collection[int] | None =
 
 
 def news(drawn: Standing, now: Standing) -> str:
-    """Return what there is now that the page does not show yet; empty: nothing."""
+    """Return what is new since the page was drawn; empty: nothing."""
     said = [
         f"{more} new {thing}{'s' if more > 1 else ''}{what}"
         for more, thing, what in (
@@ -348,7 +348,7 @@ def _look_again(
             # It is there without news, too: as it came, it would push the figures down under the reader.
             held = snapshot.view.row.is_held
             label = f"{more}: refresh" if more else "Up to date"
-            if (more or held) and st.button(label, icon=":material/refresh:", key="draw anew", disabled=not more):
+            if (more or held) and st.button(label, icon=":material/refresh:", key="redraw", disabled=not more):
                 st.rerun()
 
 

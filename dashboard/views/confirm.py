@@ -1,4 +1,4 @@
-"""Confirm: what the best configurations came to on fresh seeds, which one to launch, and how often rules were wrong."""
+"""Confirm: how the best configurations did on fresh seeds, which one to launch, and how often rules were wrong."""
 
 from collections.abc import Sequence
 
@@ -103,7 +103,7 @@ def _beside(found: Confirmation) -> list[str]:
 
 
 def table(found: Confirmation) -> pd.DataFrame:
-    """Return a row a configuration, the highest mean first."""
+    """Return one row per configuration, the highest mean first."""
 
     def text(interval: Interval | None) -> str:
         return "–" if interval is None else interval.text

@@ -20,7 +20,7 @@ from dashboard.views.control_parts import (
     draw_asked,
     draw_flash,
     put_away,
-    told,
+    show_problem,
     trial_choice,
     trial_line,
     why_it_waits,
@@ -300,4 +300,4 @@ def _permission() -> None:
             if access.may_order():
                 st.session_state[_KEEP] = True
                 st.rerun()
-            told("That is not this server's token.")
+            show_problem("That is not this server's token.")

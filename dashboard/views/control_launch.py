@@ -17,7 +17,7 @@ from dashboard.views.control_parts import (
     label_of,
     number_text,
     put_away,
-    told,
+    show_problem,
     value_field,
 )
 from ppo_core.declare import Hyperparameter, Range, require_searchable
@@ -84,7 +84,7 @@ def form_content(storage: str) -> dict[str, Any] | None:
         starts = {"warm_start": recipes} if recipes else {}
         return {"task": task.name, **_numbers(head), **starts, **_tables(ranges, values)}
     except PPOTunerError as problem:
-        told(problem)
+        show_problem(problem)
         return None
 
 
@@ -95,7 +95,7 @@ def _task(chosen: str, known: list[str]) -> Task | None:
             access.require_launch(access.given())
         return get_task(launching.allowed_task(chosen, known))
     except PPOTunerError as problem:
-        told(problem)
+        show_problem(problem)
         return None
 
 
@@ -293,7 +293,7 @@ def _confirm(read: Callable[[], StudySpec], launch: Launch, what: str) -> None:
         access.require_launch(access.given())
         summary = _summary_of(read())
     except PPOTunerError as problem:
-        told(problem)
+        show_problem(problem)
         return
     ask(functools.partial(_launch_dialog, uuid.uuid4().hex, summary, launch, what))
 

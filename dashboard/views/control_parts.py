@@ -22,11 +22,11 @@ from tuner.store import OrderState, Store, StudyRow, TrialRow
 _FLASH = "what was done"
 _ASKED = "what is to be confirmed"
 _FLASH_SECONDS = 30
-"""For how long at least what was done stays on the page, even if the page is drawn again."""
+"""How long, at least, the note on what was done stays on the page."""
 
 
-def told(problem: PPOTunerError | str) -> None:
-    """Tell a problem, whose words may be anybody's."""
+def show_problem(problem: PPOTunerError | str) -> None:
+    """Draw an error message; its text may come from anybody."""
     with st.container(border=True):
         st.markdown(":red[**Not done**]")
         st.text(safe_text.visible(str(problem)))
@@ -43,26 +43,26 @@ def draw_flash() -> None:
 def act_button(place: DeltaGenerator, label: str, key: str, help: str, refusal: str | None = None) -> bool:
     """Draw a button that leads to a confirmation, and return whether it was pressed.
 
-    Where the order would be refused it is disabled, and its help says why.
+    If the order would be refused, the button is disabled and its help says why.
     """
-    told = help if refusal is None else safe_text.in_markdown(refusal)
-    return place.button(label, key=key, help=told, disabled=refusal is not None or not access.may_order())
+    text = help if refusal is None else safe_text.in_markdown(refusal)
+    return place.button(label, key=key, help=text, disabled=refusal is not None or not access.may_order())
 
 
 def confirm_order(
     store: Store, view: StudyView, kind: str, trial: int | None = None, arguments: Mapping[str, Any] | None = None
 ) -> None:
-    """Ask for the confirmation of an order that the study would take; tell why where it would not."""
+    """Ask for confirmation of an order, or show why the study would refuse it."""
     try:
         proposal = steering.propose(store, view, kind, trial, arguments)
     except PPOTunerError as problem:
-        told(problem)
+        show_problem(problem)
     else:
         ask(functools.partial(_order_dialog, store, proposal))
 
 
 def ask(dialog: Callable[[], None]) -> None:
-    """Have a dialog drawn by `draw_asked`, until it is answered or put away."""
+    """Have `draw_asked` draw a dialog until it is answered or dismissed."""
     st.session_state[_ASKED] = dialog
 
 
@@ -86,7 +86,7 @@ def answered(done: str = "") -> None:
 
 
 def answer_buttons(label: str, work: Callable[[], str], key: str) -> None:
-    """Draw a dialog's buttons; `work` does what is confirmed and returns it in a sentence. Its problem is told."""
+    """Draw a dialog's buttons; `work` does what is confirmed and returns it in a sentence; its errors are shown."""
     row = st.container(horizontal=True)
     pressed = row.button(label, type="primary", key=f"confirm {key}")
     if row.button("Cancel", key=f"cancel {key}"):
@@ -95,7 +95,7 @@ def answer_buttons(label: str, work: Callable[[], str], key: str) -> None:
         try:
             done = work()
         except PPOTunerError as problem:
-            told(problem)
+            show_problem(problem)
         else:
             answered(done)
 

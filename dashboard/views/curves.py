@@ -151,7 +151,7 @@ def draw_health(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> No
 
 
 def health_rows(found: dict[int, list[health.Finding]]) -> pd.DataFrame:
-    """Return a row a trial and a column a range."""
+    """Return one row per trial and a column a range."""
     rows = [{"trial": number} | {one.rule.metric: one.cell for one in findings} for number, findings in found.items()]
     return pd.DataFrame(rows, columns=["trial", *health.METRICS_READ])
 

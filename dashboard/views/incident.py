@@ -102,7 +102,7 @@ _RULE = (
 
 
 def incident_rows(found: Incident) -> pd.DataFrame:
-    """Return a row a signal, what moved first in front."""
+    """Return one row per signal, what moved first in front."""
     rows = [
         {
             "signal": METRICS[move.signal.metric].title,

@@ -250,8 +250,9 @@ def _regrets(snapshot: Snapshot, early: pd.DataFrame, evaluated: pd.DataFrame) -
     if best is None:
         bar, read = "No trial ended within the budget.", "reached any reward within it"
     else:
-        bar = f"The best within budget is trial {best.number} with {best.value:.3f}, its last two evaluations' mean."
-        read = "reached more, as such a mean of their own, or once within the budget"
+        mean = f"{best.value:.3f} (mean of its last two evaluations)"
+        bar = f"The best trial within the KL budget is {best.number}, with {mean}."
+        read = "reached more, by the same mean or in one evaluation within the budget"
     if found.empty:
         st.text(f"{bar} No trial that ended early {read}.")
         return
@@ -269,7 +270,7 @@ def _regrets(snapshot: Snapshot, early: pd.DataFrame, evaluated: pd.DataFrame) -
             "rule": st.column_config.TextColumn("Ended by"),
             "value": number("Value so far", format="%.3f"),
             "kl": number(f"KL so far ({KL_UNIT})", format="%.2f"),
-            "peak": number("Best evaluation within budget", format="%.3f"),
+            "peak": number("Best evaluation in budget", format="%.3f"),
             "peak_step": number("At step", format="%d", width=70),
             "within": st.column_config.CheckboxColumn("Within the budget"),
         },

@@ -164,13 +164,13 @@ def _best(snapshot: Snapshot, baseline: float | None) -> tuple[_Card, ...]:
             budget += f", end {best.end_kl:.1f}"
     return (
         (
-            "Best within budget",
+            "Best eval reward",
             "–" if best is None or best.value is None else f"{best.value:.2f}",
             gained,
             f"{RULE[view.spec.objective]} Below: which trial, and how far its reward is over the SFT policy's.",
         ),
         (
-            "KL of best",
+            "KL of best trial",
             "–" if best is None or best.kl is None else f"{best.kl:.1f} nats",
             budget,
             f"Eval KL of the best trial in {METRICS['eval/kl'].unit}, of the same evaluation{'' if is_best else 's'} "

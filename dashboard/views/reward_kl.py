@@ -89,7 +89,7 @@ def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataF
     trial, kept = row_of[at.trial], checkpoints.find(snapshot.view.row, at.trial, at.step)
     count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
     lucky = (
-        f"It is the highest of {count:,} evaluations within the budget, and the highest of many reads high by luck: "
+        f"It is the highest of {count:,} evaluations within the budget, and the highest of many is partly luck: "
         f"confirm it on fresh prompts or another seed before you rely on it."
     )
     st.subheader(f"Best checkpoint: trial {at.trial}, step {at.step}", anchor=False, help=lucky)

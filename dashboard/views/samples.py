@@ -39,7 +39,7 @@ TOKEN = "token"
 HEIGHT = 280
 
 _OVER, _UNDER = "213, 94, 0", "0, 114, 178"
-"""Vermilion and blue of Okabe and Ito (2008), told apart with the common colour-vision deficiencies."""
+"""Vermilion and blue of Okabe and Ito (2008), distinct with the common colour-vision deficiencies."""
 _DEEPEST = 0.65
 """Opacity of the largest reading: the text on it stays readable on a light and on a dark page."""
 
@@ -62,7 +62,7 @@ def choose() -> str | None:
 def draw(tokens: TokenReadings | None, reading: str, largest: float, key: str, reward: float = math.nan) -> None:
     """Draw one response's tokens, coloured by `reading`; `largest` is what gets the deepest colour.
 
-    `reward` is the response's: with it, the critic's error is told.
+    `reward` is the response's, from which the critic's error follows.
     """
     if tokens is None:
         st.caption("no token data for this sample")
@@ -82,7 +82,7 @@ def draw(tokens: TokenReadings | None, reading: str, largest: float, key: str, r
 
 
 def table(tokens: TokenReadings, first: str, reward: float = math.nan) -> pd.DataFrame:
-    """Return a row a token: its text, safe to show and to export, and what is known of it, `first` in front."""
+    """Return one row per token: its text, safe to show and to export, and what is known of it, `first` in front."""
     names = sorted(READINGS, key=lambda name: name != first)
     known = {name: values for name in names if (values := _values(tokens, name, reward))}
     return pd.DataFrame({TOKEN: [safe_text.cell(text) for text in tokens.texts], **known})
@@ -91,7 +91,7 @@ def table(tokens: TokenReadings, first: str, reward: float = math.nan) -> pd.Dat
 def largest_reading(
     readings: Sequence[TokenReadings | None], reading: str, rewards: Sequence[float] | None = None
 ) -> float:
-    """Return the largest size of a reading among responses, so that they share one scale; 0: there is none.
+    """Return the largest size of a reading among responses, so that they share one scale; 0 if there is none.
 
     `rewards` are the responses', without which the critic's error is not known.
     """
@@ -248,7 +248,7 @@ _HELP = (
 
 
 def _side_by_side(frame: pd.DataFrame, trials: list[TrialRow]) -> None:
-    """Draw the responses to one prompt, a trial a column."""
+    """Draw the responses to one prompt, one column per trial."""
     for column, trial in zip(st.columns(len(trials)), trials, strict=True):
         with column:
             st.html(style.heading(trial.number, style.status_cell(trial)))

@@ -14,7 +14,7 @@ from tuner.store import Store, StudyRow
 A_PAGE = 20
 """Studies that are read and shown at a time."""
 SLOW_SECONDS = 10
-"""Between two looks at all studies."""
+"""Between two reads of all studies."""
 
 
 def section(store: Store) -> None:
@@ -46,7 +46,7 @@ def _table(store: Store) -> None:
 
 
 def table_of(studies: list[tuple[StudyRow, StudyView | None]]) -> pd.DataFrame:
-    """Return a row a study, safe to show and to export; one that cannot be read has only its name."""
+    """Return one row per study, safe to show and to export; one that cannot be read has only its name."""
     table = pd.DataFrame([_row(row, view) for row, view in studies])
     has_budget = "spent" in table.columns and table["spent"].fillna("").ne("").any()
     return table if has_budget else table.drop(columns="spent", errors="ignore")
@@ -84,12 +84,12 @@ def _study_columns() -> dict[str, Any]:
         "ended": text("Trials ended", width=110, help="And how many the strategy paused at a rung."),
         "spent": text("Budget spent", width=100, help="In trials of full length; empty: limited by number of trials."),
         "best": number(
-            "Best within budget", format="%.3f", width=130, help="Eval reward of the best trial within the KL budget."
+            "Best eval reward", format="%.3f", width=130, help="Eval reward of the best trial within the KL budget."
         ),
-        "kl": number("KL of best", format="%.2f", width=85, help=METRICS["eval/kl"].doc),
+        "kl": number("KL of best trial", format="%.2f", width=120, help=METRICS["eval/kl"].doc),
         "budget": number("KL budget", format="%g", width=85, help=f"In {METRICS['eval/kl'].unit}."),
         "hours": number("Device hours", format="%.2f", width=95, help="Trials that run side by side each count."),
-        "seconds": number("s per trial", format="%.0f", width=85, help="Mean over ended trials."),
-        "pruned": number("Pruned share", format="%.0f%%", width=100, help="Share of the time spent on pruned trials."),
+        "seconds": number("Seconds per trial", format="%.0f", width=125, help="Mean over ended trials."),
+        "pruned": number("Time on pruned trials", format="%.0f%%", width=145, help="Share of all device time."),
         "sign": text("Last activity", width=105),
     }

@@ -76,7 +76,7 @@ def _value(prompt: Prompt, name: str) -> Any:
     return prompt.columns.get(name)
 
 
-# Checking what a reward answered: one finite number a response, or one a token.
+# Checking what a reward answered: one finite number per response, or one a token.
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Answer:
     scores: list[float]
     """[B]; of a dense answer, its sums."""
     dense: list[list[float]] | None = None
-    """Per response one number a token, where the part answers so."""
+    """Per response one number per token, where the part answers so."""
 
 
 def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) -> Answer:
@@ -99,7 +99,7 @@ def read_answer(raw: Any, batch: Batch, who: str, *, tokenwise: bool = False) ->
     """
     rows = _plain(raw)
     if not isinstance(rows, list | tuple):
-        raise RewardError(f"{who} gave {cut(raw)}, not a list of one number a response")
+        raise RewardError(f"{who} gave {cut(raw)}, not a list of one number per response")
     if len(rows) != len(batch):
         where = batch.sample(min(len(rows), len(batch) - 1))
         nearby = f"the first without one is {where}" if len(rows) < len(batch) else f"the last is {where}"
@@ -120,7 +120,9 @@ def _plain(value: Any) -> Any:
 def _token_scores(row: Any, batch: Batch, index: int, who: str) -> list[float]:
     sample, tokens = batch.sample(index), len(batch.tokens[index])
     if not isinstance(row, list | tuple):
-        raise RewardError(f"{who} gave {cut(row)} for {sample}, not a list of one number a token as for the first one")
+        raise RewardError(
+            f"{who} gave {cut(row)} for {sample}, not a list of one number per token as for the first one"
+        )
     if len(row) != tokens:
         raise RewardError(f"{who} gave {len(row)} numbers for the {tokens} tokens of {sample}")
     return [_number(_plain(value), f"for token {place} of {sample}", who) for place, value in enumerate(row)]

@@ -88,7 +88,7 @@ class EndpointReward:
         try:
             answer = json.loads(body)
         except ValueError as error:
-            raise RewardError(f"{self.who} answered with something else than JSON: {cut(body)}") from error
+            raise RewardError(f"{self.who} did not answer with JSON: {cut(body)}") from error
         if isinstance(answer, dict):
             if "rewards" not in answer:
                 raise RewardError(f'{self.who} answered with an object without "rewards": it has {cut(list(answer))}')

@@ -7,8 +7,8 @@ Arguments are passed by name, and only those that the signature asks for:
     ended       list of B bools: whether the response ended by itself, and was not cut at response_length
     any other   that column of the dataset: a list of B values, None where a row lacks it
 
-A function with `**kwargs` is given all of them. It returns one number a response; or, to reward token by token,
-one list a response with one number a token. Lists, arrays and tensors will do.
+A function with `**kwargs` is given all of them. It returns one number per response; or, to reward token by token,
+one list a response with one number per token. Lists, arrays and tensors will do.
 """
 
 import inspect
@@ -34,7 +34,7 @@ class FunctionReward:
             no row of a batch has is still there, as Nones.
 
     Raises:
-        TaskError: the function cannot be had, or asks for what is not a column.
+        TaskError: the function cannot be loaded, or asks for something that is not a column.
     """
 
     def __init__(self, part: RewardPart, columns: Sequence[str] | None = None) -> None:
@@ -80,7 +80,7 @@ class FunctionReward:
             variadic = parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
             if parameter.name not in names and not variadic and parameter.default is inspect.Parameter.empty:
                 return (
-                    f'{self.who} asks for "{parameter.name}", which is not a column; there are: {", ".join(names)}'
+                    f'{self.who} asks for "{parameter.name}", which is not a column; available: {", ".join(names)}'
                     f"{nearest(parameter.name, names)}"
                 )
         return None
@@ -109,7 +109,7 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
         if place.endswith(".py"):
             path = Path(place).expanduser().resolve()
             if not path.is_file():
-                raise TaskError(f"{who}: there is no file {path}")
+                raise TaskError(f"{who}: file {path} not found")
             module = import_file(path)
         else:
             module, _ = import_module(part.where, f"{who}: function", TaskError)
@@ -120,7 +120,7 @@ def load_function(part: RewardPart) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         there_are = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        hint = f"; there are: {', '.join(there_are)}{nearest(name, there_are)}" if there_are else "; it has none"
+        hint = f"; available: {', '.join(there_are)}{nearest(name, there_are)}" if there_are else "; it defines none"
         raise TaskError(f'{who}: {place} has no function "{name}"{hint}')
     return function  # type: ignore[no-any-return]
 

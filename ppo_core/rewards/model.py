@@ -248,7 +248,7 @@ def _no_report() -> Iterator[None]:
 
 
 def _pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the padding id of the model, or of its tokenizer; None where there is none.
+    """Return the padding id of the model, or of its tokenizer; None if there is none.
 
     By the model's own its head finds the last token, even where that is EOS, too. A tokenizer that pads with EOS
     alone says nothing of the head, which would pass over the end of a text.

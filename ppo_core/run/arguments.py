@@ -156,7 +156,7 @@ class RunParser(HyperparameterParser):
         add("--push_to_hub", metavar="REPO_ID", nargs="?", const="", help="push the model to the Hugging Face Hub when "
             "it is trained: best_model where there is one (default: a repository named like the output)")  # fmt: skip
         add("--hub_model_id", metavar="REPO_ID", help="the repository, as transformers names this flag")
-        add("--hub_private_repo", action="store_true", default=None, help="make it private, if it is made")
+        add("--hub_private_repo", action="store_true", default=None, help="make a new repository private")
         add("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
         self.starts.add_argument(
             "--config", metavar="FILE", type=Path, help="a JSON, YAML or TOML file of hyperparameters and of these "

@@ -1,4 +1,4 @@
-"""What stands around a command: reading its line, one line for every error, exit statuses, and Ctrl-C."""
+"""What every command shares: parsing its line, one line per error, exit statuses, and Ctrl-C."""
 
 import argparse
 import io
@@ -58,7 +58,7 @@ def seconds(text: str) -> float:
     return number
 
 
-# What stands around a command: one line for every error, and the exit status that belongs to it.
+# What every command shares: one line per error, and the exit status that belongs to it.
 
 
 def import_from_working_folder() -> None:

@@ -1,4 +1,4 @@
-"""Pushing a trained model to the Hugging Face Hub: whether that can be done is asked before the training. No torch."""
+"""Pushing a trained model to the Hugging Face Hub; whether that can work is checked before training. No torch."""
 
 import shlex
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def checked(push: Push, name: str) -> HubRepo:
 
 
 def make(repo: HubRepo) -> None:
-    """Make the repository where there is none.
+    """Make the repository if there is none.
 
     Raises:
         PPOTunerError: the hub cannot be reached, or refuses: no right to it, or its name is not allowed.

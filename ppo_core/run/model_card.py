@@ -41,7 +41,7 @@ def write(
 def _ended(model: Path, run: Run, note: str) -> str:
     """Return what the note of the run's ending says of this one of its models."""
     if model == run.best_model:
-        return f"This model is the best checkpoint's within the KL budget. Of the run's last model: {note}."
+        return f"This model is from the best checkpoint within the KL budget. About the run's last model: {note}."
     return f"Warning: {note}."
 
 
@@ -100,7 +100,7 @@ def _origin(run: Run) -> list[str]:
     from_trial = f"The configuration is that of trial {run.origin.trial} of the study {_code(run.origin.study)}"
     if run.origin.changed:
         names = ", ".join(_code(name) for name in run.origin.changed)
-        lines = [f"{from_trial}, with other values of {names}: what is known of the trial does not hold for it."]
+        lines = [f"{from_trial}, with other values of {names}: the trial's results do not apply to it."]
     elif not run.origin.confirmed:
         lines = [f"{from_trial}. One search run chose it; it is not confirmed on fresh seeds."]
     else:
@@ -109,7 +109,7 @@ def _origin(run: Run) -> list[str]:
         own = run.config.total_episodes
         lengths = " and ".join(str(one.total_episodes) for one in run.origin.confirmed)
         here = "" if _confirmed_here(run) else f" This model's run has {own} episodes, so it is not."
-        lines += ["", f"It is confirmed at {lengths} episodes alone.{here}"]
+        lines += ["", f"It is confirmed at {lengths} episodes only.{here}"]
     return ["\n".join(["## Where the configuration comes from", "", *lines])]
 
 

@@ -101,7 +101,7 @@ class Start:
     device: str | None = None
     """The study's."""
     origin: Origin | None = None
-    """Which trial it is, and what is known of it, for the model card."""
+    """The trial and its results, for the model card."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ class Plan:
         return (self.output / run_folder.TASK_FILE).resolve()
 
     @property
-    def told(self) -> list[str]:
-        """What became of the fields of a file of TRL's, in a few lines."""
+    def trl_lines(self) -> list[str]:
+        """What became of the fields of a TRL file, one line each."""
         return [] if self.trl is None else list(self.trl.notes)
 
 

@@ -67,7 +67,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Ending:
-    """What is said of a run that has ended."""
+    """What is reported of a run that has ended."""
 
     kl_budget: float
     note: str | None = None
@@ -88,7 +88,7 @@ def judge(steps: Sequence[Mapping[str, Any]], kl_budget: float, checkpoint_step:
     Args:
         steps: Its lines of metrics.
         kl_budget: In nats per response.
-        checkpoint_step: The step of the best kept checkpoint within the budget; None: there is none.
+        checkpoint_step: The step of the best kept checkpoint within the budget; None if there is none.
     """
     readings = [Reading.of(step) for step in steps if "eval/reward" in step]
     if not readings:
@@ -166,7 +166,7 @@ _STORED = ("task", "device", "threads", "report_to", "run_name", "tracker_id", "
 
 @dataclass(frozen=True)
 class ConfirmedReading:
-    """What runs of a configuration on fresh seeds came to on the test prompts, as its study says it.
+    """How runs of a configuration on fresh seeds did on the test prompts, as its study says it.
 
     Means over the seeds; `low` and `high` are the ends of a 95 % t-interval, which one seed does not have.
     """
@@ -350,7 +350,7 @@ def _stored(folder: Path) -> dict[str, Any]:
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         is_known = stored["format"] == _FORMAT and all(name in stored for name in (*_STORED, "config", "finished"))
     except OSError:
-        raise CheckpointError(f"{folder} holds no run to resume: it has no {RUN_FILE}") from None
+        raise CheckpointError(f"{folder} is not a run's folder: it has no {RUN_FILE}") from None
     except (ValueError, TypeError, KeyError):
         is_known = False
     if not is_known:

@@ -37,7 +37,7 @@ def resolve(names: Sequence[str]) -> tuple[str, ...]:
         if name not in (*KNOWN, ALL):
             known = ", ".join(KNOWN)
             raise ConfigError(
-                f'report_to: unknown tracker "{name}"; there are: {known} {there_are}{nearest(name, KNOWN)}'
+                f'report_to: unknown tracker "{name}"; available: {known} {there_are}{nearest(name, KNOWN)}'
             )
         if name not in (*installed, ALL):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""One training run from its command line to its model: train, record and show each step, save, and tell the end."""
+"""One training run from its command line to its model: train, record and show each step, save, and report the end."""
 
 import math
 import os
@@ -28,7 +28,7 @@ from ppo_core.run.trackers import Trackers
 from ppo_core.task import Progress, TaskAssets
 from ppo_core.task_file import get_task
 
-# What is said of a run when it begins to train. Never imports torch.
+# What is printed when a run begins to train. Never imports torch.
 
 
 def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
@@ -75,7 +75,7 @@ def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> st
     return f"about {output.duration(left)} left: {last - report.step} iterations of {iteration:.1f} s, and evaluations"
 
 
-# One training run from its command line to its model: train, record and show each step, save, and tell the end.
+# One training run from its command line to its model: train, record and show each step, save, and report the end.
 
 OUT_OF_MEMORY = (
     "out of memory; lower per_device_train_batch_size or local_rollout_forward_batch_size, which change nothing else, "
@@ -111,7 +111,7 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
                 return _Session(run, out, stop, program, progress).report(args.json)
             plan = new_run.plan(args, program.to_copy(argv), start)
             with run_folder.claimed(plan.output):
-                for line in plan.told:
+                for line in plan.trl_lines:
                     out.print(output.plain(line), soft_wrap=True)
                 with new_run.in_words_of_flags(plan):
                     repo = None if plan.push is None else hub.checked(plan.push, plan.output.resolve().name)
@@ -280,7 +280,7 @@ class _Session:
 
 
 class _Preparation:
-    """Tells each part of a task's preparation once."""
+    """Reports each part of a task's preparation once."""
 
     def __init__(self, out: Console) -> None:
         self._out = out

@@ -86,7 +86,7 @@ def make(making: Making[Any], folder: Path, progress: Progress | None = None) ->
 def require_replaceable(folder: Path) -> None:
     """Raise ConfigError if `folder` is there and is neither empty nor holds models that were made here."""
     if folder.exists() and not (folder / MANIFEST).is_file() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already and is not a folder of such models; name another folder")
+        raise ConfigError(f"{folder} already exists and is not a folder of such models; name another folder")
 
 
 def description(making: Making[Any]) -> dict[str, Any]:
@@ -125,8 +125,7 @@ def _make(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     if args.task is not None and args.task not in MAKINGS:
         raise ConfigError(
-            f'there are no models to make for a task "{args.task}"; there are: {", ".join(MAKINGS)}'
-            f"{nearest(args.task, MAKINGS)}"
+            f'no models to make for task "{args.task}"; available: {", ".join(MAKINGS)}{nearest(args.task, MAKINGS)}'
         )
     names = [args.task] if args.task else list(MAKINGS)
     folders = {name: args.out / name if args.out else MAKINGS[name].models for name in names}

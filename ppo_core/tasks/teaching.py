@@ -70,7 +70,7 @@ def train(
         steps: Optimizer steps.
         learning_rate: The highest.
         seed: Decides every draw.
-        progress: Told of every tenth of the steps.
+        progress: Called at every tenth of the steps.
     """
     rng = Random(seed)
     optimizer = torch.optim.AdamW(lesson.parameters(), lr=learning_rate, weight_decay=0.01, fused=True)

@@ -77,8 +77,8 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert cards(app) == {
         "Trials ended": ("13 of 14", "1 interrupted"),
         "Pruned for KL": ("2", "1 other pruned, 1 failed"),
-        "Best within budget": ("1.72", "trial 7, +1.30 over SFT"),
-        "KL of best": ("9.0 nats", "budget 10"),
+        "Best eval reward": ("1.72", "trial 7, +1.30 over SFT"),
+        "KL of best trial": ("9.0 nats", "budget 10"),
         "Device time": ("4 min", "19 s/trial, 16% pruned"),
     }
     said = [markdown.value for markdown in app.markdown]
@@ -96,7 +96,7 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
         9: "over budget",
     }
     assert ":material/stop_circle: not running" in app.markdown[0].value
-    assert texts(app)[0].startswith("reviews: 13 of 14 trials ended. Last update ")
+    assert texts(app)[0].startswith("reviews: 13 of 14 trials ended. Updated ")
     assert app.text[0].help.startswith("Task reviews")
     assert "No controller is running" in app.text[0].help
     assert [warning.value for warning in app.warning] == ["No controller runs this study. To resume it:"]
@@ -109,8 +109,8 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
         "Trials ended": ("5", "1 paused, 1 interrupted"),
         "Budget spent": ("5.8 of 8", "21 paused at rung"),
         "Pruned for KL": ("2", "1 failed"),
-        "Best within budget": ("1.74", "trial 5, +1.32 over SFT"),
-        "KL of best": ("9.7 nats", "budget 10, end 14.5"),
+        "Best eval reward": ("1.74", "trial 5, +1.32 over SFT"),
+        "KL of best trial": ("9.7 nats", "budget 10, end 14.5"),
         "Device time": ("3 min", "18 s/trial, 13% pruned"),
     }
     assert "4 trials promoted so far" in next(card.help for card in app.metric if card.label == "Budget spent")
@@ -259,7 +259,7 @@ def of_each_tab(curves: Page, path: Path) -> list[int]:
 @pytest.mark.parametrize("course", [GOOD, FAILED])
 def test_one_trial_is_enough(tmp_path: Path, page: Page, curves: Page, course: Course) -> None:
     app = run(page_of(tmp_path / "store.db", page, (course,)))
-    assert cards(app)["Best within budget"][0] == ("1.40" if course is GOOD else "–")
+    assert cards(app)["Best eval reward"][0] == ("1.40" if course is GOOD else "–")
     assert of_each_tab(curves, tmp_path / "store.db") == [3, 1, 0]
 
 
@@ -267,7 +267,7 @@ def test_one_step_is_enough(tmp_path: Path, page: Page, curves: Page) -> None:
     begun = Course(1e-4, 0.05, 4.0, Status.RUNNING, ends_at=0)
     app = run(page_of(tmp_path / "store.db", page, (begun,)))
     assert cards(app)["Trials ended"] == ("0 of 14", "1 interrupted")
-    assert cards(app)["Best within budget"] == ("–", "none yet")
+    assert cards(app)["Best eval reward"] == ("–", "none yet")
     assert of_each_tab(curves, tmp_path / "store.db") == [3, 1, 0]
 
 
@@ -289,7 +289,7 @@ def test_where_all_failed_the_reasons_are_shown(tmp_path: Path, page: Page) -> N
 def test_where_no_trial_is_within_the_budget_a_way_on_is_told(tmp_path: Path, page: Page) -> None:
     app = run(page_of(tmp_path / "store.db", page, (Course(1e-3, 0.01, 13.0, batch=128),) * 14))
     assert any(warning.value.startswith("No trial ended within the KL budget.") for warning in app.warning)
-    assert cards(app)["Best within budget"] == ("–", "none yet")
+    assert cards(app)["Best eval reward"] == ("–", "none yet")
 
 
 # No store, or none that can be shown
@@ -298,9 +298,7 @@ def test_where_no_trial_is_within_the_budget_a_way_on_is_told(tmp_path: Path, pa
 def test_without_a_store_the_first_command_is_told(tmp_path: Path, page: Page) -> None:
     app = run(page(tmp_path / "none.db"))
     assert subheaders(app) == ["No store yet"]
-    assert texts(app) == [
-        f"there is no store at {tmp_path}/none.db yet; `ppo-tuner run` makes it, --storage names another"
-    ]
+    assert texts(app) == [f"no store at {tmp_path}/none.db; `ppo-tuner run` creates it, or name another with --storage"]
     assert [code.value for code in app.code] == ["ppo-tuner demo"]
     assert not (tmp_path / "none.db").exists()
 
@@ -333,7 +331,7 @@ def damaged(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (foreign, "holds no PPO Tuner store"),
+        (foreign, "is not a PPO Tuner store"),
         (garbage, "is not an SQLite database"),
         (other_version, f"has schema version 99; this PPO Tuner reads version {SCHEMA_VERSION}"),
         (damaged, "no such table: ppo_steps"),

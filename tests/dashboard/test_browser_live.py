@@ -238,7 +238,7 @@ def test_every_state_of_a_study_has_its_own_words(browser: Browser, server: Serv
 
 def _last_update(visit: Visit) -> str:
     """Return the time that the status line shows."""
-    return visit.page.get_by_text("Last update").first.inner_text().partition("Last update")[2].split()[0]
+    return visit.page.get_by_text("Updated").first.inner_text().partition("Updated")[2].split()[0]
 
 
 # The link

@@ -88,7 +88,7 @@ def test_what_a_page_is_about_begins_in_the_upper_third_of_the_window(
         thing.wait_for()
         until(lambda: 0 < (thing.bounding_box() or {"y": 0})["y"] <= 300)
         assert visit.page.get_by_test_id("stMain").evaluate("main => main.scrollTop") == 0
-        top = visit.page.get_by_text("Last update").first.bounding_box()
+        top = visit.page.get_by_text("Updated").first.bounding_box()
         assert top is not None and top["y"] < 100, "the status line is the first"
         for label in ("Study", "Trials"):
             sidebar = visit.page.get_by_test_id("stSidebar")

@@ -161,7 +161,7 @@ def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(stor
     press(app, "Place the order")
     [order] = orders(store)
     assert (order.kind, order.trial, order.arguments) == ("prune", 2, {})
-    waits = "nothing runs the study; it is read by: ppo-tuner run reviews --storage sqlite:"
+    waits = "nothing runs the study; to carry it out: ppo-tuner run reviews --storage sqlite:"
     assert f"Order 1 is placed, and waits: {waits}" in texts(app) and "Or press Run under Steer" in texts(app)
     assert app.dataframe[0].value["outcome"][0].startswith(waits)
     run(app)  # as when the page draws itself anew: what was done is still told
@@ -261,7 +261,7 @@ def test_orders_are_listed_with_their_outcomes_and_no_formula(store: Store, view
     assert held["outcome"].tolist() == ["the controller has not read it yet", "no", "'=cmd() ⟨U+202E⟩done"]
     store.release(Lease(lease.study_id, lease.token))
     left = control.rows(orders(store), store.study(STUDY))
-    assert left["outcome"][2].startswith("nothing runs the study; it is read by: ppo-tuner run reviews")
+    assert left["outcome"][2].startswith("nothing runs the study; to carry it out: ppo-tuner run reviews")
 
 
 def test_a_password_is_on_no_part_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -399,7 +399,7 @@ def test_a_missing_store_is_told_from_an_unreadable_one(tmp_path: Path) -> None:
     assert data.is_missing(missing)
     assert not data.is_missing(garbage)
     assert not data.is_missing("mysql://somewhere/db")
-    with pytest.raises(StoreError, match="there is no store at"):
+    with pytest.raises(StoreError, match="no store at"):
         data.open_store(missing)
     with pytest.raises(StoreError, match="is not an SQLite database"):
         data.open_store(garbage)
@@ -417,5 +417,5 @@ def test_a_store_that_appears_later_is_opened(tmp_path: Path) -> None:
 def test_a_foreign_database_is_said(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "foreign.db") as connection:
         connection.execute("CREATE TABLE theirs (x)")
-    with pytest.raises(StoreError, match="holds no PPO Tuner store"):
+    with pytest.raises(StoreError, match="is not a PPO Tuner store"):
         data.open_store(f"sqlite:///{tmp_path}/foreign.db")

@@ -73,7 +73,7 @@ def test_with_an_empty_store(view: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 def foreign(path: Path) -> str:
     change(path, "CREATE TABLE theirs (x)")
-    return "holds no PPO Tuner store"
+    return "is not a PPO Tuner store"
 
 
 def newer(path: Path) -> str:

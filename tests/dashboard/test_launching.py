@@ -106,9 +106,9 @@ def test_only_what_lies_below_the_servers_folder_is_launched(folder: Path, launc
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("studies/quik.toml", r"there is no .*quik\.toml; did you mean \"studies/quick\.toml\"\?"),
+        ("studies/quik.toml", r".*quik\.toml not found; did you mean \"studies/quick\.toml\"\?"),
         ("nul\0.toml", "is not a path"),
-        ("~/quick.toml", "there is no"),
+        ("~/quick.toml", "not found"),
         ("studies", r"cannot read the study file"),
         ("no-study.toml", "unknown key"),
     ],
@@ -137,7 +137,7 @@ def test_a_task_of_a_form_is_built_in_known_or_below_the_servers_folder(folder: 
     for task, told in (
         ("os:system", "write a study file"),
         ("../task.py", "only paths below"),
-        ("reviws", "there is no"),
+        ("reviws", "not found"),
     ):
         with pytest.raises(ConfigError, match=told):
             launching.allowed_task(task, [])
@@ -278,7 +278,7 @@ def test_a_form_that_is_not_allowed_leaves_nothing(
 
 def test_a_form_replaces_no_study(folder: Path, launcher: Launcher, sleeping: None) -> None:
     fake_store.build(folder / "store.db", courses=(), name="formed").close()
-    with pytest.raises(ConfigError, match='there is a study "formed" already'):
+    with pytest.raises(ConfigError, match='study "formed" already exists'):
         form(launcher)
     (folder / "runs" / "other").mkdir(parents=True)
     (folder / "runs" / "other" / "study.json").write_text("{}")
@@ -286,7 +286,7 @@ def test_a_form_replaces_no_study(folder: Path, launcher: Launcher, sleeping: No
         form(launcher, {**FORM, "name": "other"})
     (folder / "runs" / "third").mkdir()
     (folder / "runs" / "third" / "study.toml").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already; launch it"):
+    with pytest.raises(ConfigError, match="already exists; launch it"):
         form(launcher, {**FORM, "name": "third"})
     assert (folder / "runs" / "third" / "study.toml").read_text() == "mine"
     assert launcher.all() == []

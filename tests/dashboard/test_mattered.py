@@ -84,8 +84,8 @@ def test_the_audit_says_what_was_ended_what_it_saved_and_what_might_have_won(
     assert regrets[["number", "within"]].to_numpy().tolist() == [[2, False], [6, True]]
     assert any(
         text.startswith(
-            "The best within budget is trial 7 with 1.718, its last two evaluations' mean. Of the 3 that ended early, 2 "
-            "reached more, as such a mean of their own, or once within the budget; 1 of them did so within the KL budget"
+            "The best trial within the KL budget is 7, with 1.718 (mean of its last two evaluations). Of the 3 that ended "
+            "early, 2 reached more, by the same mean or in one evaluation within the budget; 1 of them did so within the KL"
         )
         for text in shown.texts(app)
     )

@@ -104,7 +104,7 @@ def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed
         best = store.trial(store.study(STUDY), 7)
     text = page.text
     assert text.index("Study reviews: finished") < text.index("Recommendation") < text.index("Trials trial status")
-    assert f"Trial 7 reads the most within the KL budget: eval reward {best.value:.3f} ± 0.030" in text
+    assert f"Trial 7 has the highest eval reward within the KL budget: {best.value:.3f} ± 0.030" in text
     assert "One search run chose it; not confirmed." in text
     assert "The configuration itself ends within the KL budget" in text
     assert "To confirm it first ppo-tuner confirm reviews" in text
@@ -129,7 +129,7 @@ def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(t
     assert "not confirmed" not in recommended and "To confirm it first" not in recommended
     assert "On 256 test prompts and 3 fresh seeds it reads 2.45 [2.33, 2.57]" in recommended
     assert "2 of 3 runs ended within the KL budget themselves; of the others only a checkpoint is within" in recommended
-    assert "confirmed at 9600 episodes alone" in recommended
+    assert "confirmed at 9600 episodes only" in recommended
     assert "ppo-tuner train --from reviews 7 --total_episodes 9600" in recommended
     assert "1920 episodes each, read on 256 test prompts" in text and "9600 episodes each" in text
     assert "reference (trial 0) 3 1.45 [1.33, 1.57]" in text
@@ -146,7 +146,7 @@ def test_why_trials_failed_is_told_by_rule_with_an_examples_evidence(tmp_path: P
     assert f"Trial 2: {row.reason.message}" in text
     assert f"rule {row.reason.rule}, metric {row.reason.metric}, value " in text
     assert f"limit 15.0, step {row.reason.step}" in text
-    assert "What it read of trial 2 step episode" in text
+    assert "What the rule measured on trial 2 step episode" in text
     assert "out_of_memory: 1 trial (8)" in text and "CUDA out of memory: 9.1 GiB" in text
 
 
@@ -181,7 +181,7 @@ def test_audited_trials_are_counted_and_no_section_is_there_without_them(tmp_pat
         store.finish_trial(lease, row.id, Outcome(Status.COMPLETED, None, 1.0, 0.03, 6.0, -0.1))
         text = read(store).text
     assert "How often a verdict was wrong by verdicts wrong share at most, 95 % kl_limit 1 0 0% 95%" in text
-    assert "1 audited trial ran on whatever a rule said." in text
+    assert "1 audited trial kept running whatever a rule said." in text
 
 
 # Every state of a study
@@ -240,7 +240,7 @@ def test_a_study_that_lists_its_trials_is_compared_with_its_first(tmp_path: Path
         store.release(lease)
         text = read(store).text
     assert "One run of each trial chose it; not confirmed." in text
-    assert "What trial 1 does otherwise than trial 0" in text and "GAE λ lam 0.95 0.9" in text
+    assert "How trial 1 differs from trial 0" in text and "GAE λ lam 0.95 0.9" in text
 
 
 # Nothing in it is live
@@ -290,7 +290,7 @@ def test_the_command_writes_the_file_and_replaces_it_only_when_told(
     Path("reviews-report.html").write_text("mine")
     assert cli.main(["report", STUDY]) == 2
     assert one_error(capfd.readouterr().err) == (
-        "reviews-report.html is there already; replace it with --force, or name another with -o"
+        "reviews-report.html already exists; replace it with --force, or name another with -o"
     )
     assert Path("reviews-report.html").read_text() == "mine"
     assert cli.main(["report", STUDY, "--force"]) == 0
@@ -301,9 +301,9 @@ def test_the_command_writes_the_file_and_replaces_it_only_when_told(
     ("argv", "status", "told"),
     [
         (["reviws"], 1, 'did you mean "reviews"'),
-        ([STUDY, "-o", "none/r.html"], 2, "-o none/r.html: there is no folder none"),
+        ([STUDY, "-o", "none/r.html"], 2, "-o none/r.html: folder none not found"),
         ([STUDY, "-o", "runs"], 2, "-o runs is a folder; name a file in it"),
-        ([STUDY, "--storage", "sqlite:///no.db"], 1, "there is no store at no.db"),
+        ([STUDY, "--storage", "sqlite:///no.db"], 1, "no store at no.db"),
     ],
 )
 def test_bad_input_is_one_line(

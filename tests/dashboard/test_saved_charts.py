@@ -213,7 +213,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def freshness(page: Page) -> str:
-    return page.get_by_text("Last update").first.inner_text()
+    return page.get_by_text("Updated").first.inner_text()
 
 
 @pytest.mark.browser

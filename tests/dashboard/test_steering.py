@@ -64,7 +64,7 @@ def test_a_proposal_is_of_one_study_and_holds_as_long_as_it_fits(store: Store, v
         ("fork", 0, {"values": {"batch_size": "256"}}, "a fork cannot change it"),
         ("set", None, {"changes": {"trials": 0}}, "a whole number of at least 1"),
         ("set", None, {"changes": {}}, "set changes nothing"),
-        ("drop", None, {}, 'there is no order "drop"'),
+        ("drop", None, {}, 'unknown order "drop"'),
     ],
 )
 def test_what_would_be_refused_is_told_before_it_is_placed(

@@ -295,7 +295,7 @@ def test_a_policy_that_is_neither_here_nor_on_a_hub_that_answers(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
     flags = ("--policy", "polcy", *PARTS[2:], *SMALL)
     message = one_error(run(*flags), 1)  # one line, without those of repeated requests
-    assert message.startswith("--policy = 'polcy': there is no folder polcy, and the hub cannot be reached: ")
+    assert message.startswith("--policy = 'polcy': folder polcy not found, and the hub cannot be reached: ")
     # What is in the cache is left to the loading.
     cached = folder / "cache" / "models--polcy"
     (cached / "refs").mkdir(parents=True)
@@ -360,7 +360,7 @@ def one_error(result: tuple[int, str, str], status: int) -> str:
         (["--learnin_rate", "1"], 2, 'unknown flag "--learnin_rate"; did you mean "--learning_rate"?'),
         (["--policy", "policy"], 2, "--policy alone is not a task: --reward, --prompts is missing (or name a --task)"),
         (["--task", "reviews", "--policy", "policy"], 2, "flags: a task and policy are both given"),
-        (["--task", "no.toml"], 1, "there is no task file no.toml"),
+        (["--task", "no.toml"], 1, "task file no.toml not found"),
         ([*PARTS, "--policy", "broken"], 1, 'the tokenizer of policy "'),
         ([*PARTS, "--reward", "rewards.py:cout"], 1, "cout"),
         ([*PARTS, "--report_to", "tensorbord"], 2, 'unknown tracker "tensorbord"'),
@@ -370,7 +370,7 @@ def one_error(result: tuple[int, str, str], status: int) -> str:
         ([*PARTS, "--response_length", "40"], 2, "response_length = 40 is not allowed: the policy has 32 positions"),
         (["--config", "typo.yaml"], 2, 'typo.yaml: unknown hyperparameter "polcy"; did you mean "policy"?'),
         (["--config", "type.yaml"], 2, "type.yaml: save_every_episodes = 'x' is not allowed: a whole number over 0"),
-        (["--resume", "nowhere"], 1, "nowhere holds no run to resume: it has no run.json"),
+        (["--resume", "nowhere"], 1, "nowhere is not a run's folder: it has no run.json"),
         (["--resume", "nowhere", "--lam", "0.9"], 2, "so it does not take --lam"),
     ],
 )

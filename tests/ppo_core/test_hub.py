@@ -76,7 +76,7 @@ def test_the_best_checkpoint_is_pushed_where_the_end_is_over_the_budget(train: T
     status, stdout, _ = train("--push_to_hub", "--hub_model_id", "me/best", "--learning_rate", "4e-3",
                               "--eval_every_episodes", "64")  # fmt: skip
     assert status == 0 and "pushed out/best_model to" in stdout
-    assert b"This model is the best checkpoint's within the KL budget." in hub.files["me/best/README.md"]
+    assert b"This model is from the best checkpoint within the KL budget." in hub.files["me/best/README.md"]
 
 
 def test_an_interrupted_run_is_pushed_when_it_is_resumed(
@@ -184,7 +184,7 @@ def test_the_card_of_a_confirmed_configuration_has_its_intervals_in_text_and_ind
         "- 1920 episodes: reward 1.93 [1.89, 1.97], KL 5.51 [3.45, 7.57] nats/response (mean of 3 seeds on 256 test "
         "prompts; in brackets: 95 % t-interval over the seeds)" in found.content
     )
-    assert "It is confirmed at 1920 episodes alone.\n" in found.content
+    assert "It is confirmed at 1920 episodes only.\n" in found.content
     [index] = yaml.safe_load(found.content.split("---\n")[1])["model-index"]
     [result] = index["results"]
     assert (index["name"], result["task"]["type"]) == ("mine", "text-generation")
@@ -199,7 +199,7 @@ def test_the_card_of_a_confirmed_configuration_has_its_intervals_in_text_and_ind
     ("origin", "length", "told"),
     [
         (Origin("s", 3, (CONFIRMED,)), 19_200, "This model's run has 19200 episodes, so it is not."),
-        (Origin("s", 3, (CONFIRMED,), ("lam", "kl_coef")), 1_920, "with other values of `lam`, `kl_coef`: what is known"),
+        (Origin("s", 3, (CONFIRMED,), ("lam", "kl_coef")), 1_920, "with other values of `lam`, `kl_coef`: the trial's"),
         (Origin("s", 3), 1_920, "One search run chose it; it is not confirmed on fresh seeds."),
         (None, 1_920, "## PPO settings other than the defaults"),
     ],

@@ -99,13 +99,13 @@ def test_a_text_that_the_tokenizer_makes_nothing_of_is_empty(
 @pytest.mark.parametrize(
     ("bad_row", "why"),
     [
-        ({"prompt": 7}, "no text but int"),
+        ({"prompt": 7}, "not a text but int"),
         ('{"prompt": "\\ud800"}', "not UTF-8"),
-        ("3", "no JSON object"),
+        ("3", "not a JSON object"),
         ({"promt": "w1"}, 'no column "prompt"'),
-        ({"prompt": [{"content": "w1"}]}, "no list of messages with role and content"),
-        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "a message with more or less than texts"),
-        ({"prompt": [{"role": "user"}]}, "a message with more or less than texts: role and content"),
+        ({"prompt": [{"content": "w1"}]}, "not a list of messages with role and content"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "a message is not just role and content"),
+        ({"prompt": [{"role": "user"}]}, "a message is not just role and content, both texts"),
         ({"prompt": said("w1", "w2")}, 'the chat ends with "assistant", not with user or tool'),
         ({"prompt": [{"role": "user", "content": "w1"}, {"role": "system", "content": "w2"}, *said("w3")]}, "the chat"),
     ],
@@ -169,14 +169,14 @@ def test_chats_without_a_template_and_a_system_message_without_chats_are_errors(
     ("fields", "message"),
     [
         ({"column": "promt"}, 'no column "promt"; it has: prompt, answer; did you mean "prompt"?'),
-        ({"eval": "trian[:3]"}, 'there is no split "trian"; there are: train; did you mean "train"?'),
+        ({"eval": "trian[:3]"}, 'split "trian" not found; available: train; did you mean "train"?'),
         ({"eval": "train[:3"}, '"train[:3" is not a split such as train, train[:90%] or train[100:]'),
         ({"eval": 12, "test": 9}, "the sizes take more rows than the 20 there are: eval 12, test 9"),
         ({"train": 0.9}, "the sizes take more rows than the 20 there are: train 18, eval 2, test 2"),
-        ({"eval": 0.01}, "nothing is left for eval of 20 rows (train 18, eval 0, test 2)"),
+        ({"eval": 0.01}, "no rows are left for eval out of 20 rows (train 18, eval 0, test 2)"),
         (
             {"train": "train[:5]", "eval": "train[:5]"},
-            "nothing is left for train of 10 rows (train 0, eval 5, test 0); "
+            "no rows are left for train out of 10 rows (train 0, eval 5, test 0); "
             "5 of 10 rows left out: 5 with the text of another (line 1 first)",
         ),
     ],
@@ -192,23 +192,21 @@ def test_paths_that_cannot_be_read_are_errors_that_say_what_can(
 ) -> None:
     suffixes = ".jsonl, .json, .csv, .tsv, .parquet"
     write_lines(tmp_path / "rows.jsonl", [{"words": "w1"}])
-    assert refusal(tokenizer, tmp_path / "rwos.jsonl") == (
-        'there is no such file or folder; did you mean "rows.jsonl"?'
-    )
+    assert refusal(tokenizer, tmp_path / "rwos.jsonl") == ('no such file or folder; did you mean "rows.jsonl"?')
     assert refusal(tokenizer, tmp_path / "rows.jsonl") == (
         "none of the columns prompt, query, question, instruction, text, messages; it has: words; "
         "name the prompts' column"
     )
     assert refusal(tokenizer, write_lines(tmp_path / "rows.txt", [])) == (
-        f"rows.txt is not a file that can be read: {suffixes}"
+        f"cannot read rows.txt; supported: {suffixes}"
     )
     (tmp_path / "empty").mkdir()
-    assert refusal(tokenizer, tmp_path / "empty") == f"the folder has no file that can be read: {suffixes}"
+    assert refusal(tokenizer, tmp_path / "empty") == f"the folder has no data files; supported: {suffixes}"
     assert refusal(tokenizer, write_lines(tmp_path / "no.jsonl", [])) == (
-        "nothing is left for train of 0 rows (train 0, eval 0, test 0)"
+        "no rows are left for train out of 0 rows (train 0, eval 0, test 0)"
     )
     assert refusal(tokenizer, write_lines(tmp_path / "bad.json", ["[1, "])).startswith(
-        "bad.json is neither a JSON list nor an object a line: "
+        "bad.json is neither a JSON list nor one object per line: "
     )
     assert refusal(tokenizer, write_lines(tmp_path / "bad.parquet", ["no"])).startswith("bad.parquet is not a Parquet")
     assert refusal(tokenizer, write_lines(tmp_path / "bad.csv", ["prompt,prompt"])) == (

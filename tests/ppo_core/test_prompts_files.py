@@ -217,5 +217,5 @@ def test_a_dataset_of_the_hub_is_read_by_its_id(
     with pytest.raises(TaskError) as caught:
         read(tokenizer, "someone/answers")
     assert str(caught.value).startswith(
-        'prompts "someone/answers": there is no such file or folder, and the hub gives no such dataset: Couldn\'t reach'
+        'prompts "someone/answers": no such file or folder, and no such dataset on the hub: Couldn\'t reach'
     )

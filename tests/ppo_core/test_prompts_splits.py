@@ -111,7 +111,7 @@ def test_named_splits_are_used_where_the_dataset_has_them(
 def test_which_split_is_train_is_not_guessed() -> None:
     with pytest.raises(TaskError) as caught:
         make_plan(PromptSource("rows"), ["train_sft", "train_gen", "test"])
-    message = 'prompts "rows": no split is called train; say which is, out of: train_sft, train_gen, test'
+    message = 'prompts "rows": no split is called train; name the training split, one of: train_sft, train_gen, test'
     assert str(caught.value) == message
 
 

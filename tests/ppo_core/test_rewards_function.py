@@ -142,12 +142,12 @@ SECOND = "sample 1 (prompt '2+2=', response '5')"
         ("[1, None, 2]", f"gave None for {SECOND}, not a number"),
         ("['1', '2', '3']", f"gave '1' for {FIRST}, not a number"),
         ("[1, [2], 3]", f"gave [2] for {SECOND}, not a number"),
-        ("'abc'", "gave 'abc', not a list of one number a response"),
-        ("None", "gave None, not a list of one number a response"),
-        ("7.0", "gave 7.0, not a list of one number a response"),
+        ("'abc'", "gave 'abc', not a list of one number per response"),
+        ("None", "gave None, not a list of one number per response"),
+        ("7.0", "gave 7.0, not a list of one number per response"),
         ("[1]", f"gave 1 scores for 3 responses; the first without one is {SECOND}"),
         ("[1] * 4", "gave 4 scores for 3 responses; the last is sample 2 (prompt '1+1=', response '')"),
-        ("[[1, 2], 3, []]", f"gave 3 for {SECOND}, not a list of one number a token as for the first one"),
+        ("[[1, 2], 3, []]", f"gave 3 for {SECOND}, not a list of one number per token as for the first one"),
         ("[[1, 2], [3, 4], []]", f"gave 2 numbers for the 1 tokens of {SECOND}"),
         ("[[1, float('-inf')], [3], []]", f"gave -inf for token 1 of {FIRST}, not a finite number"),
     ],
@@ -188,7 +188,7 @@ def test_long_texts_are_cut_in_errors(write: Write) -> None:
     assert len(str(caught.value)) < len(part.where) + 250 and "\n" not in str(caught.value)
 
 
-LACKING = 'asks for "anwser", which is not a column; there are: prompts, responses, tokens, ended, answer, level'
+LACKING = 'asks for "anwser", which is not a column; available: prompts, responses, tokens, ended, answer, level'
 
 
 def test_a_name_that_is_no_column_is_refused_when_called(write: Write) -> None:
@@ -214,12 +214,12 @@ def test_a_name_that_is_no_column_is_refused_when_loaded_where_columns_are_known
     [
         ("nothing", ": nothing is not a function such as my_package.rewards:score or rewards.py:score"),
         ("rewards.py:", ": rewards.py: is not a function such as my_package.rewards:score or rewards.py:score"),
-        ("nowhere.at_all:score", ': function "nowhere.at_all:score": there is no module "nowhere"'),
+        ("nowhere.at_all:score", ': function "nowhere.at_all:score": module "nowhere" not found'),
         (".relative:score", ": importing .relative raised TypeError: "),
-        ("{folder}/none.py:score", ": there is no file {folder}/none.py"),
-        ("{folder}/good.py:scroe", ': {folder}/good.py has no function "scroe"; there are: score; did you mean'),
-        ("{folder}/empty.py:score", ': {folder}/empty.py has no function "score"; it has none'),
-        ("{folder}/good.py:NUMBER", ': {folder}/good.py has no function "NUMBER"; there are: score'),
+        ("{folder}/none.py:score", ": file {folder}/none.py not found"),
+        ("{folder}/good.py:scroe", ': {folder}/good.py has no function "scroe"; available: score; did you mean'),
+        ("{folder}/empty.py:score", ': {folder}/empty.py has no function "score"; it defines none'),
+        ("{folder}/good.py:NUMBER", ': {folder}/good.py has no function "NUMBER"; available: score'),
         ("{folder}/syntax.py:score", ": importing {folder}/syntax.py raised SyntaxError: "),
         ("{folder}/raises.py:score", ": importing {folder}/raises.py raised ModuleNotFoundError: No module named"),
         ("{folder}/position.py:score", ": {folder}/position.py:score takes arguments by position only; they are"),

@@ -34,17 +34,17 @@ def test_a_task_of_ones_own_is_found_by_its_import_path_and_named_by_it() -> Non
     [
         (
             "reveiws",
-            'unknown task "reveiws"; there are: reviews, arithmetic, and your own as a path or as module:attribute; '
+            'unknown task "reveiws"; available: reviews, arithmetic, and your own as a path or as module:attribute; '
             'did you mean "reviews"?',
         ),
-        ("nowhere.at_all:TASK", 'task "nowhere.at_all:TASK": there is no module "nowhere"'),
-        ("tests.tuner.nothing:TASK", 'task "tests.tuner.nothing:TASK": there is no module "tests.tuner.nothing"'),
+        ("nowhere.at_all:TASK", 'task "nowhere.at_all:TASK": module "nowhere" not found'),
+        ("tests.tuner.nothing:TASK", 'task "tests.tuner.nothing:TASK": module "tests.tuner.nothing" not found'),
         (
             "tests.tuner.quick_trainer:TSAK",
             'task "tests.tuner.quick_trainer:TSAK": module "tests.tuner.quick_trainer" has no task "TSAK"; '
             "it has: TASK, BROKEN_TASK",
         ),
-        ("math:pi", 'task "math:pi": module "math" has no task "pi"; it has none'),
+        ("math:pi", 'task "math:pi": module "math" has no task "pi"; it defines no tasks'),
         (":TASK", 'task ":TASK" is not an import path such as my_package.my_task:TASK'),
     ],
 )

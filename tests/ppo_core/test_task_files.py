@@ -263,9 +263,9 @@ MISTAKES = [  # one of each class
     (PLAIN + 'reference = { lr_scheduler_type = "constant", warmup_ratio = 0.1 }\n', "reference: .* has no warm-up"),
     (PLAIN + "search = { kl_coef = { low = 2, high = 1 } }\n", "search.kl_coef: low = 2 must be below high = 1"),
     (PLAIN + "search = { seed = { low = 1, high = 2 } }\n", "search.seed: cannot be searched"),
-    (PLAIN.replace('"model"', '"./modle"'), "policy = './modle': there is no /.*/modle; did you mean \"model\"?"),
+    (PLAIN.replace('"model"', '"./modle"'), "policy = './modle': /.*/modle not found; did you mean \"model\"?"),
     (PLAIN.replace('"model"', '"reward.py"'), "policy = 'reward.py' is a file; a model is a folder"),
-    (PLAIN.replace('"model"', '"."'), "policy = '.' holds no saved model: there is no config.json"),
+    (PLAIN.replace('"model"', '"."'), "policy = '.' is not a saved model: .* has no config.json"),
     (PLAIN.replace('"model"', '"task:arithmatic"'), 'policy = .*task:reviews.*; did you mean "arithmetic"?'),
     (PLAIN.replace('"prompts.jsonl"', '{ column = "x" }'), "prompts.path is missing"),
     (PLAIN.replace('"prompts.jsonl"', '{ path = "prompts.jsonl", eval = 0 }'), "prompts: eval = 0 is not allowed"),
@@ -273,7 +273,7 @@ MISTAKES = [  # one of each class
     (PLAIN + "search = { kl_coef = { low = 1, high = 2, why = 3 } }\n", "search.kl_coef.why = 3 is not allowed"),
     (PLAIN + "eval = { prompts = 0 }\n", "eval.prompts = 0 is not allowed: a whole number at least 1"),
     (PLAIN.replace("reward.py:wanted", "reward.py:wantd"), 'reward: .* no function "wantd".*; did you mean "wanted"?'),
-    (PLAIN.replace("reward.py:", "no_such_module:"), 'reward: .*there is no module "no_such_module"'),
+    (PLAIN.replace("reward.py:", "no_such_module:"), 'reward: .*module "no_such_module" not found'),
     (PLAIN.replace("reward.py:", "broken.py:"), "reward: .*importing .*broken.py raised ZeroDivisionError"),
     (PLAIN.replace("reward.py:wanted", "http://"), "reward: reward part"),
     (PLAIN.replace('"reward.py:wanted"', "[]"), "reward is empty"),
@@ -303,11 +303,11 @@ def test_a_mistake_is_one_line_that_names_file_and_key(folder: Path, text: str, 
         ("import a_missing_library\n", "task.py, line 1: ModuleNotFoundError: No module named 'a_missing_library'"),
         ("x = 1\nTASK = = 3\n", "task.py, line 2: SyntaxError: invalid syntax"),
         ("raise SystemExit('enough')\n", "task.py, line 1: SystemExit: enough"),
-        ("x = 1\n", "task.py: a task file defines TASK, a Task such as make_task returns; it has none"),
+        ("x = 1\n", "task.py: a task file defines TASK, a Task such as make_task returns; it defines no tasks"),
         (PYTHON.replace("TASK =", "TSAK ="), "task.py: a task file defines TASK, .*; it has: TSAK"),
         (PYTHON.replace("kl_budget=4", "kl_budgt=4"), "task.py, line 7: TypeError: .*kl_budgt"),
         (PYTHON.replace("kl_budget=4", "kl_budget=-4"), "task.py: kl_budget = -4 is not allowed: a number over 0"),
-        (PYTHON.replace('"model"', '"./modle"'), "task.py: policy = './modle': there is no"),
+        (PYTHON.replace('"model"', '"./modle"'), "task.py: policy = './modle': .*/modle not found"),
     ],
 )
 def test_a_mistake_in_a_python_file_is_one_line(folder: Path, text: str, message: str) -> None:
@@ -320,7 +320,7 @@ def test_a_mistake_in_a_python_file_is_one_line(folder: Path, text: str, message
 def test_a_path_without_a_task_says_what_is_wrong(folder: Path) -> None:
     write(folder, PLAIN)
     for name, message in (
-        (str(folder / "taks.toml"), r'there is no task file .*taks\.toml; did you mean "task.toml"\?'),
+        (str(folder / "taks.toml"), r'task file .*taks\.toml not found; did you mean "task.toml"\?'),
         (str(folder / "model"), r"holds neither of task\.toml, task\.py"),
         (str(folder / "prompts.jsonl"), r"is not a task file: its name ends in \.toml or \.py"),
     ):
@@ -359,5 +359,5 @@ def test_a_hub_that_does_not_answer_is_one_line(
     with pytest.raises(TaskError) as caught:
         prepared(path)
     assert str(caught.value).startswith(
-        f"{path}: {key} = 'not-here': there is no folder not-here, and the hub cannot be reached: "
+        f"{path}: {key} = 'not-here': folder not-here not found, and the hub cannot be reached: "
     )

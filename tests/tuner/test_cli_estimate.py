@@ -86,7 +86,7 @@ def test_the_parts_add_up_to_the_peak(ppo_tuner: Invoke, own_folder: Path) -> No
 def test_nothing_of_that_name(ppo_tuner: Invoke, own_folder: Path) -> None:
     status, _, stderr = ppo_tuner("estimate", "arithmetics")
     assert status == 1
-    assert one_error(stderr).endswith('there are: reviews, arithmetic; did you mean "arithmetic"?')
+    assert one_error(stderr).endswith('available: reviews, arithmetic; did you mean "arithmetic"?')
 
 
 def test_training_says_its_peak_and_refuses_what_cannot_fit(

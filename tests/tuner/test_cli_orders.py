@@ -70,14 +70,14 @@ def test_a_living_controller_carries_orders_out_and_the_commands_tell_what_it_di
         assert done(ppo_tuner, "resume", "quick", "1") == "trial 1 resumes"
         assert done(ppo_tuner, "stop", "quick", "0") == "trial 0 will stop after its step"
         enqueued = done(ppo_tuner, "enqueue", "quick", "--set", "cliprange=0.15", "--label", "[b]mine")
-        assert enqueued == "it is trial 2"
+        assert enqueued == "added as trial 2"
         assert (
             done(ppo_tuner, "fork", "quick", "0", "--set", "cliprange=0.25")
-            == "it is trial 3, from trial 0 at episode 96"
+            == "added as trial 3, forked from trial 0 at episode 96"
         )
         assert (
             done(ppo_tuner, "set", "quick", "--trials", "3", "--kl-budget", "8")
-            == "trials is 3 now, kl_budget is 8 now"
+            == "trials is now 3, kl_budget is now 8"
         )
         shown = data(ppo_tuner, "prune", "quick", "1")
         assert (shown["state"], shown["outcome"]) == ("done", "trial 1 will prune after its step")
@@ -128,7 +128,7 @@ def _as_ordered(ppo_tuner: Invoke) -> None:
     assert placed[3]["arguments"] == {"values": {"cliprange": "0.15"}, "label": "[b]mine"}
     assert placed[5]["arguments"] == {"changes": {"trials": 3, "kl_budget": 8.0}}
     table = ppo_tuner("orders", "quick")[1]
-    assert all(text in table for text in ("cliprange=0.15", "label=[b]mine", "it is trial 2", "kl_budget=8"))
+    assert all(text in table for text in ("cliprange=0.15", "label=[b]mine", "added as trial 2", "kl_budget=8"))
     status, stdout, _ = ppo_tuner("show", "quick")
     assert status == 0
     assert re.search(r"^ +2 +enqueued: \[b\]mine ", stdout, re.MULTILINE)
@@ -147,7 +147,7 @@ def test_a_paused_study_goes_on_and_is_stopped_by_command(ppo_tuner: Invoke, fol
         (folder / "gate").unlink()
         assert done(ppo_tuner, "resume", "quick") == "the study resumes"
         living.read_until(lambda line: line == f"TrialStepped 1 {GATED_STEP - 1}")
-        assert data(ppo_tuner, "stop", "quick")["outcome"] == "the run of the study stops in good order"
+        assert data(ppo_tuner, "stop", "quick")["outcome"] == "the run of the study is stopping cleanly"
         open_gate(folder)
         assert living.end() == 3
     study = data(ppo_tuner, "show", "quick")
@@ -166,7 +166,7 @@ def test_an_order_waits_for_the_next_run_and_the_command_names_it(ppo_tuner: Inv
     for number, argv in enumerate((("stop", "quick", "0"), ("enqueue", "quick", "--set", "cliprange=0.12")), 1):
         status, stdout, stderr = ppo_tuner(*argv)
         assert (status, stderr) == (0, "")
-        assert stdout == f"Order {number} waits: nothing runs the study; it is read by: ppo-tuner run quick\n"
+        assert stdout == f"Order {number} waits: nothing runs the study; to carry it out: ppo-tuner run quick\n"
     changed = data(ppo_tuner, "set", "quick", "--workers", "1")
     assert set(changed) == ORDER_KEYS
     assert (changed["kind"], changed["state"], changed["outcome"]) == ("set", "waiting", None)
@@ -174,7 +174,7 @@ def test_an_order_waits_for_the_next_run_and_the_command_names_it(ppo_tuner: Inv
     assert {order["state"] for order in data(ppo_tuner, "orders", "quick")} == {"waiting"}
     assert ppo_tuner("run", "quick")[0] == 0
     outcomes = [order["outcome"] for order in data(ppo_tuner, "orders", "quick")]
-    assert outcomes == ["trial 0 is stopped", "it is trial 1", "workers is 1 now"]
+    assert outcomes == ["trial 0 is stopped", "added as trial 1", "workers is now 1"]
     statuses = [trial["status"] for trial in data(ppo_tuner, "show", "quick")["trials"]]
     assert statuses == ["stopped", "completed", "completed"]
 
@@ -198,7 +198,10 @@ def test_a_fork_is_its_parent_up_to_its_step_and_then_goes_its_own_way(ppo_tuner
     argv = ("fork", "quick", "1", "--at", str(episode), "--set", "cliprange=0.29", "--label", "wider")
     assert ppo_tuner(*argv)[0] == 0
     assert ppo_tuner("run", "quick")[0] == 0
-    assert data(ppo_tuner, "orders", "quick")[0]["outcome"] == f"it is trial 2, from trial 1 at episode {episode}"
+    assert (
+        data(ppo_tuner, "orders", "quick")[0]["outcome"]
+        == f"added as trial 2, forked from trial 1 at episode {episode}"
+    )
 
     parent, fork = (data(ppo_tuner, "show", "quick", number) for number in ("1", "2"))
     assert (fork["origin"], fork["parent"], fork["fork_step"], fork["label"]) == ("forked", 1, step, "wider")

@@ -71,7 +71,7 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
         r"preparing: the \x1b[31mmodels",
         "trial 0 resumes after step 2",
         "[5/8] trial   0  pruned     value 1.00 ± 0.10      KL  5.00     10 s  made up: kl_limit  lam=0.95",
-        "stopping: interrupted; trials that run save a checkpoint first",
+        "stopping: interrupted; running trials save a checkpoint first",
     ):
         assert line in text
     assert bool(CONTROL.search(text)) == is_terminal

@@ -179,7 +179,7 @@ def test_a_clear_winner_is_the_one_to_launch() -> None:
 def test_a_configuration_on_few_seeds_does_not_pass_one_on_many() -> None:
     found = confirmation({2: around(1.5), 3: [2.5, 2.4], 0: around(1.0)})
     assert [one.trial.number for one in found.configurations] == [2, 0, 3]
-    assert found.verdict.endswith("The data do not tell it from trial 3 (-0.94 [-2.47, 0.59]).")
+    assert found.verdict.endswith("The data do not distinguish it from trial 3 (-0.94 [-2.47, 0.59]).")
     enough = confirmation({2: around(1.5), 3: [2.5, 2.4, 2.5], 0: around(1.0)})
     assert [one.trial.number for one in enough.configurations] == [3, 2, 0]
 
@@ -187,15 +187,17 @@ def test_a_configuration_on_few_seeds_does_not_pass_one_on_many() -> None:
 def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
     near = confirmation({2: around(1.52), 3: around(1.5, -1.0), 0: around(1.0)})
     assert near.verdict.startswith("Launch trial 2: +0.52")
-    assert near.verdict.endswith("The data do not tell it from trial 3 (+0.02 [-0.03, 0.07]).")
+    assert near.verdict.endswith("The data do not distinguish it from trial 3 (+0.02 [-0.03, 0.07]).")
     luck = confirmation({2: around(1.02, 3.0), 0: around(1.0, -3.0)})
     assert luck.best is not None and luck.best is not luck.reference
-    assert luck.verdict.startswith("Trial 2 reads the most, but the data do not tell it from the reference (+0.02 [")
+    assert luck.verdict.startswith(
+        "Trial 2 has the highest mean, but the data do not distinguish it from the reference ("
+    )
     assert luck.verdict.endswith(" reward). Confirm on more seeds before you rely on it.")
     worse = confirmation({2: around(0.5), 0: around(1.0)})
     assert worse.verdict == "Launch the reference: no configuration of the search has a higher reward on fresh seeds."
     single = confirmation({2: [1.5], 0: [1.0]})
-    assert single.verdict.startswith("One seed cannot tell luck from merit; trial 2 has the highest reward on it.")
+    assert single.verdict.startswith("One seed cannot separate luck from merit; trial 2 has the highest reward on it.")
     assert confirmation({2: [], 0: []}).verdict == "No confirming run has been read on the test prompts yet."
 
 
@@ -320,7 +322,7 @@ def test_the_command_prints_the_verdict_and_what_launches_it(ppo_tuner: Invoke, 
     assert status == 0 and err == ""
     assert "160 episodes will confirm trial" in out
     assert "On fresh seeds, 160 episodes each, read on 4 test prompts" in out
-    assert "At another length it is not." in out
+    assert "other lengths are not confirmed." in out
     told = " ".join(out.split())
     status, out, _ = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "2", "--json", *where)
     data = json.loads(out)

@@ -60,7 +60,7 @@ def test_beside_itself_it_has_another_name_and_keys_of_its_own(kind: str, tmp_pa
     copy(store, target)
     before = everything(target)
     for source in (store, target):
-        with pytest.raises(StudyError, match=r'there is a study "made" in .* already; .* --name'):
+        with pytest.raises(StudyError, match=r'study "made" already exists in .*; .* --name'):
             copy(source, target)
     assert everything(target) == before
     copy(target, target, "twin")
@@ -156,7 +156,7 @@ def test_the_command_copies_and_says_where_checkpoints_stay(ppo_tuner: Invoke, o
         lines[0]
         == f'copied study "{made}" to new/b.db: 8 trials, 40 steps, 48 samples, 24 readings, 4 verdicts, 1 test reading, 1 order'
     )
-    assert "a controller runs it" in lines[1] and "1 order that waits is in the copy, too" in lines[2]
+    assert "a controller is running it" in lines[1] and "1 waiting order is in the copy, too" in lines[2]
     assert f"checkpoints stay in {own_folder / 'runs' / made}; " in lines[3]
     assert f"run in {own_folder}: " in lines[3] and lines[3].endswith(f"ppo-tuner run {made} --storage new/b.db")
     assert "start again" in lines[4] and "only one of the two" in lines[4] and "--keep-files" in lines[4]

@@ -177,7 +177,7 @@ def test_only_an_export_is_ever_replaced(store: Store, tmp_path: Path) -> None:
 
 
 def test_an_export_from_nowhere_makes_no_store(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="there is no store"):
+    with pytest.raises(StoreError, match="no store at"):
         manage.export(
             Namespace(
                 study="a",

@@ -362,7 +362,7 @@ def test_without_a_number_the_best_trial_is_taken_and_what_it_came_to_is_said(tm
     assert second == "Eval reward 2.000 ± 0.050, eval KL 9.00 ± 0.20 nats/response; the KL budget is 10 nats/response."
     assert found.last_kl_coef == 0.05
     other = choose(with_store, view, 1)
-    assert other is not None and other.trial.number == 1 and other.facts[1].endswith(", which this is over.")
+    assert other is not None and other.trial.number == 1 and other.facts[1].endswith(", and this KL is over it.")
     running = choose(with_store, view, 7)
     assert running is not None and running.facts[1].startswith("It has no value yet (status ")
     with_store.close()
@@ -462,7 +462,7 @@ def test_bad_input_is_one_line(ppo_tuner: Invoke, made: str, own_folder: Path) -
         ("made", 2, "one of the arguments --format --to is required"),
         ("made 2 --format csv", 2, "TRIAL is not allowed with --format csv"),
         ("made --to trl --follow", 2, "--follow is not allowed with --to trl"),
-        ("made --to trl -o there.yaml", 2, "there.yaml is there already; --force replaces it"),
+        ("made --to trl -o there.yaml", 2, "there.yaml already exists; --force replaces it"),
         (
             "made --to verl -o there.txt",
             2,

@@ -196,13 +196,13 @@ def test_rename_moves_the_row_the_spec_and_the_folder(store: Store, tmp_path: Pa
     ("new", "message"),
     [
         ("made", "is the study's name already"),
-        ("other", 'there is a study "other" already'),
+        ("other", 'study "other" already exists'),
         ("../up", r"the new name = '../up' is not allowed: letters, digits"),
         ("", "the new name = '' is not allowed"),
         ("-x", "the new name = '-x' is not allowed"),
         ("a b", "the new name = 'a b' is not allowed"),
         ("x" * 101, "is not allowed"),
-        ("taken", "taken is there already, where the study's checkpoints would go"),
+        ("taken", "taken already exists, where the study's checkpoints would go"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused_and_nothing_moves(
@@ -246,7 +246,7 @@ def test_a_name_that_is_taken_at_the_last_moment_moves_the_folder_back(
 ) -> None:
     move = upkeep._move
     monkeypatch.setattr(upkeep, "_move", lambda *given: (store.create_study("new", {}), move(*given))[1])
-    with pytest.raises(StudyError, match='there is a study "new" already'):
+    with pytest.raises(StudyError, match='study "new" already exists'):
         rename(store, "new")
     claim(tmp_path / "runs" / "made", store.study("made"))
     assert (tmp_path / "runs" / "made" / "0").exists() and not (tmp_path / "runs" / "new").exists()

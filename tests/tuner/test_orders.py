@@ -171,7 +171,7 @@ def test_an_enqueued_configuration_runs_next_and_comes_on_top_of_the_total(tmp_p
     assert (asked.config["learning_rate"], asked.config["cliprange"]) == (2e-4, 0.25)
     assert [row.origin for row in found].count(Origin.SAMPLED) == 5
     (order,) = decided(tmp_path)
-    assert order.outcome == "it is trial 2"
+    assert order.outcome == "added as trial 2"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_an_enqueued_configuration_runs_next_and_comes_on_top_of_the_total(tmp_p
     [
         ({"learning_rate": 1.0}, r"learning_rate = 1.0 is not allowed: 1e-05 to 0.001 in this study"),
         ({"lerning_rate": 1e-4}, r'lerning_rate is not searched.*did you mean "learning_rate"'),
-        ({"kl_coef": 0.1}, r"kl_coef is not searched in this study; there are: learning_rate, cliprange"),
+        ({"kl_coef": 0.1}, r"kl_coef is not searched in this study; available: learning_rate, cliprange"),
         ({"cliprange": "wide"}, r"cliprange = 'wide' is not allowed: a number"),
         ({"seed": 3}, r"seed is the same in all trials"),
         ({}, r"trial 0 has these values already"),
@@ -479,7 +479,7 @@ def test_more_workers_than_gpus_are_refused_and_nothing_changes(tmp_path: Path) 
     assert finished
     (decided_order,) = decided(tmp_path)
     assert decided_order.state is OrderState.REFUSED
-    assert decided_order.outcome == "workers = 3 is not allowed: one a GPU, and there are 2"
+    assert decided_order.outcome == "workers = 3 is not allowed: at most 2, one per GPU"
 
 
 @pytest.mark.parametrize(
@@ -494,7 +494,7 @@ def test_more_workers_than_gpus_are_refused_and_nothing_changes(tmp_path: Path) 
         ("set", {"changes": 3}, "it cannot be carried out: AttributeError"),
         ("prune", {}, "prune names no trial"),
         ("fork", {"values": {"cliprange": 0.25}}, "fork names no trial"),
-        ("dance", {}, 'there is no order "dance"'),
+        ("dance", {}, 'unknown order "dance"'),
     ],
 )
 def test_an_order_that_no_command_places_ends_no_run(

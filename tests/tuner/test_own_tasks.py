@@ -63,17 +63,17 @@ def test_a_new_task_with_a_policy_of_ones_own(ppo_tuner: Invoke, own_folder: Pat
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        (["full"], 1, "full is there already; name a new or an empty folder"),
-        (["file"], 1, "file is there already; name a new or an empty folder"),
+        (["full"], 1, "full already exists; name a new or empty folder"),
+        (["file"], 1, "file already exists; name a new or empty folder"),
         (["a b"], 1, "'a b' is not allowed as a task's folder: its name has letters, digits, dots"),
         ([""], 1, "'.' is not allowed as a task's folder"),
-        (["none/sums"], 1, "none/sums cannot be made: there is no folder none"),
+        (["none/sums"], 1, "cannot create none/sums: folder none not found; create it first"),
         (
             ["sums", "--policy", "task:arithmatic"],
             2,
             "--policy = 'task:arithmatic' is .*; did you mean \"arithmetic\"?",
         ),
-        (["sums", "--policy", "./none"], 2, "--policy = './none': there is no "),
+        (["sums", "--policy", "./none"], 2, "--policy = './none': "),
         ([], 2, "the following arguments are required: NAME; see ppo-tuner new-task --help"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_study_names_a_task_file_beside_it(tmp_path: Path) -> None:
     [
         (f'{STUDY}[task]\npolcy = "x"\n', 'task.polcy: unknown key; .*; did you mean "policy"?'),
         (f"{STUDY}[task]\n{TASK}kl_budget = 0\n", "task.kl_budget = 0 is not allowed: a number over 0"),
-        (f'task = "./mine.toml"\n{STUDY}', "task: there is no task file .*mine.toml"),
+        (f'task = "./mine.toml"\n{STUDY}', "task: task file .*mine.toml not found"),
         (f'task = "reveiws"\n{STUDY}', 'task: unknown task "reveiws"; .*; did you mean "reviews"?'),
         (f"task = 3\n{STUDY}", "task = 3 is not allowed: a text in quotes, or a [task] table"),
     ],

@@ -174,7 +174,7 @@ def test_what_there_are_too_few_gpus_for_is_refused() -> None:
     assert _most_workers(spec(2), (), 1, None) is None, "processes of a CPU"
     for ranks, gpus, shared, workers, message in (
         (4, ("0", "1"), 1, None, r"gpus_per_trial = 4 is not allowed: there are 2 GPUs \(0, 1\)"),
-        (2, ("0", "1", "2", "3"), 1, 3, "workers = 3 is not allowed: at most 2, 2 GPUs a trial"),
+        (2, ("0", "1", "2", "3"), 1, 3, "workers = 3 is not allowed: at most 2, 2 GPUs per trial"),
         (2, ("0", "1"), 2, None, "trials_per_gpu is not allowed beside gpus_per_trial = 2"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -218,7 +218,7 @@ def test_a_node_without_the_task_is_named(two: Nodes, tmp_path: Path) -> None:
     (tmp_path / "mine" / "task.py").write_text("from tests.tuner.quick_trainer import TASK\n")
     add_without(two, "third", tmp_path / "mine")
     line = refused(tmp_path, two.address, replace(quick_spec(), task=str(tmp_path / "mine" / "task.py")))
-    assert re.search(r"node third on \S+: there is no task file \S+/mine/task.py", line), line
+    assert re.search(r"node third on \S+: task file \S+/mine/task.py not found", line), line
 
 
 def test_a_gpu_that_torch_does_not_see_is_named(tmp_path: Path) -> None:

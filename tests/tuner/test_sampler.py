@@ -191,7 +191,7 @@ def test_a_sampler_of_ones_own_proposes_from_the_same_trials() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("tests.tuner.nowhere:mine", 'sampler "tests.tuner.nowhere:mine": there is no module "tests.tuner.nowhere"'),
+        ("tests.tuner.nowhere:mine", 'sampler "tests.tuner.nowhere:mine": module "tests.tuner.nowhere" not found'),
         ("tests.tuner.test_sampler:mien", 'has no callable "mien"; did you mean "mine"?'),
         ("tests.tuner.test_sampler:not_callable", 'has no callable "not_callable"'),
         (

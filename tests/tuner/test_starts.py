@@ -106,7 +106,7 @@ def test_what_would_repeat_a_trial_is_left_out_and_a_note_says_so() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"start": 3}, "start = 3 is not allowed: [[start]] tables, one a start"),
+        ({"start": 3}, "start = 3 is not allowed: [[start]] tables, one per start"),
         ({"start": [3]}, "start 0 = 3 is not allowed: a table of key = value lines"),
         ({"start": [{}, {"gamma": 0.8}]}, "start 1.gamma: it is also in [fixed]; remove it from one of them"),
         ({"start": [{"lam": 1}]}, "start 0.lam: it is not searched; a start may set: learning_rate, batch_size"),
@@ -114,7 +114,7 @@ def test_what_would_repeat_a_trial_is_left_out_and_a_note_says_so() -> None:
         ({"start": [{"kl_coef": -1}]}, "start 0.kl_coef = -1 is not allowed: a number at least 0"),
         ({"start": [{"kl_coef": 0.1, "kl_target": 3}]}, "start 0: kl_coef and kl_target exclude each other"),
         ({"warm_start": "trl"}, "warm_start = 'trl' is not allowed: a list of names such as [\"trl\"]"),
-        ({"warm_start": ["tlr"]}, 'warm_start: unknown recipe "tlr"; there are: trl, n_details'),
+        ({"warm_start": ["tlr"]}, 'warm_start: unknown recipe "tlr"; available: trl, n_details'),
         ({"warm_start": ["trl", "trl"]}, 'warm_start: "trl" is listed twice'),
         ({"warm_start": ["study:a b"]}, "warm_start: study:NAME with NAME = 'a b' is not allowed: letters, digits"),
         ({"warm_start": ["study:mine"]}, 'warm_start: "study:mine" is this study; name an earlier one'),

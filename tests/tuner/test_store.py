@@ -286,9 +286,9 @@ def test_known_trials_are_read_again_but_for_what_never_changes_of_them(store: S
 
 def test_a_study_or_trial_that_is_not_there_is_named(store: Store) -> None:
     store.create_study("reviews", {})
-    with pytest.raises(StudyError, match=r'no study "review" in .*; there are: a, reviews; did you mean "reviews"\?'):
+    with pytest.raises(StudyError, match=r'no study "review" in .*; available: a, reviews; did you mean "reviews"\?'):
         store.study("review")
-    with pytest.raises(StudyError, match='study "a" has no trial 3; it has none yet'):
+    with pytest.raises(StudyError, match='study "a" has no trial 3; it has no trials yet'):
         store.trial(store.study("a"), 3)
 
 

@@ -294,7 +294,7 @@ def test_a_study_whose_folder_is_elsewhere_says_where(
     store, _ = study
     lease = Lease(store.study(made_study.NAME).id, 2)
     store.update_study(lease, folder=str(tmp_path / "gone"))
-    with pytest.raises(StudyError, match="/gone, is not on this host: it lies on the one where the study ran, or was"):
+    with pytest.raises(StudyError, match="/gone, is not on this host: it is on the host that ran the study, or was"):
         read.logs(arguments(store))
     with monkeypatch.context() as patch:
         patch.setattr("socket.gethostname", lambda: "elsewhere")

@@ -365,8 +365,8 @@ def test_a_message_meant_for_the_user_stands_alone(error: PPOTunerError) -> None
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("no_such_module:f", 'trainer "no_such_module:f": there is no module "no_such_module"'),
-        ("tests.tuner.nothing:f", 'trainer "tests.tuner.nothing:f": there is no module "tests.tuner.nothing"'),
+        ("no_such_module:f", 'trainer "no_such_module:f": module "no_such_module" not found'),
+        ("tests.tuner.nothing:f", 'trainer "tests.tuner.nothing:f": module "tests.tuner.nothing" not found'),
         (f"{MODULE}:factry", f'module "{MODULE}" has no function "factry"; did you mean "factory"?'),
         (f"{MODULE}:NAME_OF_NOTHING", f'module "{MODULE}" has no function "NAME_OF_NOTHING"'),
     ],

@@ -1,1 +1,1 @@
-"""The command line `ppo-tuner`: a module a group of commands."""
+"""The command line `ppo-tuner`: one module per group of commands."""

@@ -96,7 +96,7 @@ def _open_later(link: str) -> None:
 
 
 def _port(wanted: int | None) -> int:
-    """Return the wanted port, or the first free one; ConfigError where there is none."""
+    """Return the wanted port, or the first free one; ConfigError if there is none."""
     candidates = range(FIRST_PORT, FIRST_PORT + 50) if wanted is None else [wanted]
     for candidate in candidates:
         if _is_free(candidate):

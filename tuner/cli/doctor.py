@@ -216,7 +216,7 @@ def store(where: str) -> Finding:
             return _store_file(path)
         return _holds(where, redacted(url))
     except PPOTunerError as error:
-        return Finding("problem", "store", str(error), "give another one by --storage, or start its server")
+        return Finding("problem", "store", str(error), "name another one with --storage, or start its server")
 
 
 def _store_file(path: Path) -> Finding:
@@ -224,7 +224,9 @@ def _store_file(path: Path) -> Finding:
         place = existing(path.parent)
         if os.access(place, os.W_OK):
             return Finding("ok", "store", f"{path} will be made by the first run")
-        return Finding("problem", "store", f"{path} cannot be made", f"make {place} writable, or give --storage")
+        return Finding(
+            "problem", "store", f"{path} cannot be made", f"make {place} writable, or name another store with --storage"
+        )
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         return Finding("problem", "store", f"{path} cannot be written", "make it and its folder writable")
     try:
@@ -250,7 +252,7 @@ def folder(about: str, path: Path) -> Finding:
     free = shutil.disk_usage(place).free
     text = f"{path}, {checkpoint.size(free)} free"
     if free < LEAST_FREE:
-        return Finding("warning", about, text, "checkpoints and models may not fit: free some")
+        return Finding("warning", about, text, "checkpoints and models may not fit: free some space")
     return Finding("ok", about, text)
 
 

@@ -148,7 +148,7 @@ def _study(what: str, where: str | None) -> StudySpec | None:
         return None
     there = list(dict.fromkeys([*BUILT_IN, *names]))
     raise TaskError(
-        f'"{what}" is neither a task nor a stored study; there are: {", ".join(there)}{nearest(what, there)}'
+        f'"{what}" is neither a task nor a stored study; available: {", ".join(there)}{nearest(what, there)}'
     )
 
 

@@ -31,10 +31,10 @@ def write(args: argparse.Namespace) -> int:
 def _require_place(path: Path, *, force: bool) -> None:
     """Raise ConfigError where the file cannot be written."""
     if not path.parent.is_dir():
-        raise ConfigError(f"-o {path}: there is no folder {path.parent}")
+        raise ConfigError(f"-o {path}: folder {path.parent} not found")
     if path.is_dir():
         raise ConfigError(f"-o {path} is a folder; name a file in it")
     if path.exists() and not force:
-        raise ConfigError(f"{path} is there already; replace it with --force, or name another with -o")
+        raise ConfigError(f"{path} already exists; replace it with --force, or name another with -o")
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(f"-o {path}: the folder {path.parent} is not writable")

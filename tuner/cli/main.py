@@ -105,13 +105,13 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "completion": Command("print the script for completion in bash, zsh or fish", "completion", "print_script"),
     },
 }
-"""The commands by what one wants, as the help and the reference list them."""
+"""The commands by purpose, as the help and the reference list them."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 """Every command by name."""
 READING = ("list", "show", "compare", "best", "diagnose", "importance", "audit")
 """Those that show what is stored, on request as JSON."""
 UPKEEP = ("export", "copy", "delete", "rename", "archive", "migrate")
-"""Those that look after studies."""
+"""Those that manage studies."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,7 +156,7 @@ def _run_command(arguments: list[str]) -> int:
             raise ConfigError(f"{text!a} is not allowed: arguments are texts in UTF-8")
     name = next((text for text in arguments if not text.startswith("-")), None)
     if name is not None and name not in COMMANDS:
-        raise ConfigError(f'unknown command "{name}"; there are: {", ".join(COMMANDS)}{nearest(name, COMMANDS)}')
+        raise ConfigError(f'unknown command "{name}"; available: {", ".join(COMMANDS)}{nearest(name, COMMANDS)}')
     if arguments[:1] in (["train"], ["estimate"]):  # have parsers of their own, with a flag a hyperparameter
         return _function(arguments[0])(arguments[1:])
     parser, commands = build_parser()
@@ -255,7 +255,7 @@ def _add_run_flags(parser: Parser) -> None:
 def _add_confirm_arguments(parser: Parser) -> None:
     parser.epilog = (
         "Each run's checkpoint is chosen on the eval prompts, as in the search, and read once on the test prompts. "
-        "Given again, the command resumes; a larger --top or --seeds adds to what there is."
+        "Run it again to resume it; a larger --top or --seeds adds runs."
     )
     parser.add_argument("study", metavar="STUDY", help="a finished study's name")
     parser.add_argument(
@@ -301,7 +301,7 @@ def _add_worker_flags(parser: Parser) -> None:
         metavar="ENGINE",
         type=engine,
         default=LOCAL,
-        help=f"{LOCAL} (default): processes of this machine; {RAY}: the cluster of RAY_ADDRESS, or one started here; "
+        help=f"{LOCAL} (default): processes on this machine; {RAY}: the cluster of RAY_ADDRESS, or one started here; "
         f"{RAY_CLIENT}HOST:10001: that cluster",
     )
     parser.add_argument("--max-disk", metavar="SIZE", type=size, help="most that its checkpoints take, such as 20GB")
@@ -319,7 +319,7 @@ def _add_worker_flags(parser: Parser) -> None:
 
 
 def _add_new_task_arguments(parser: Parser) -> None:
-    parser.epilog = "It holds a task that runs as it is: its policy, reward, prompts and a study of it."
+    parser.epilog = "The folder holds a task that runs unchanged: policy, reward and prompts, and a study of it."
     parser.add_argument("name", metavar="NAME", help="a new or empty folder; its name is the task's")
     parser.add_argument(
         "--policy",
@@ -346,22 +346,24 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     for name in ("show", "compare", "best", "diagnose", "importance", "report", "logs"):
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     commands["show"].add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number")
-    commands["show"].add_argument("--all", action="store_true", help="list all trials of a study with many, too")
+    commands["show"].add_argument("--all", action="store_true", help="list all trials, however many there are")
     commands["diagnose"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
-    commands["compare"].add_argument("trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two")
+    commands["compare"].add_argument(
+        "trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two; differences are from the first"
+    )
     commands["best"].add_argument(
         "--kl-budget", metavar="X", type=kl_budget, help="nats per response (default: the study's budget)"
     )
     commands[
         "importance"
-    ].epilog = "A study whose strategy pauses trials is read at its first rung, else at the trials' ends."
+    ].epilog = "Trials are compared at the first rung if the study's strategy pauses trials, else at their ends."
     commands["audit"].add_argument("studies", metavar="STUDY", nargs="*", help="studies' names (default: all)")
     commands[
         "audit"
     ].epilog = "A study with audit = 0.1 in its file lets a tenth of its trials run to the end, whatever the rules say."
     commands["report"].epilog = "The file needs no network: it holds its charts, and opens in any browser."
     commands["report"].add_argument("-o", "--output", metavar="FILE", help="(default: STUDY-report.html)")
-    commands["report"].add_argument("--force", action="store_true", help="replace a file that is there")
+    commands["report"].add_argument("--force", action="store_true", help="replace an existing file")
     commands["logs"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
     commands["logs"].add_argument("-f", "--follow", action="store_true", help="keep printing until the trial ends")
     commands["logs"].add_argument("-n", "--lines", metavar="N", type=positive_int, help="only its last lines")
@@ -401,8 +403,8 @@ def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
     for name in ("export", "copy", "delete", "rename", "archive"):
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     export.epilog = (
-        "With --to the trial is by default the one that a confirmation says to launch, else the study's best. What the "
-        "trainer has no key for is listed with the reason."
+        "With --to, TRIAL defaults to the one that a confirmation recommends, else the study's best. Values that the "
+        "trainer has no key for are listed with the reason."
     )
     export.add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number, for --to")
     what = export.add_mutually_exclusive_group(required=True)

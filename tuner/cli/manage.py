@@ -1,4 +1,4 @@
-"""The commands that look after studies: delete, rename, archive, migrate, export, copy."""
+"""The commands that manage studies: delete, rename, archive, migrate, export, copy."""
 
 import argparse
 import shlex
@@ -74,7 +74,7 @@ def _opened(given: str | None) -> Iterator[Store]:
 
 
 def _is_meant(store: Store, study: StudyRow, keep_files: bool) -> bool:
-    """Ask, and return whether the study's name was typed; ConfigError where nobody can be asked."""
+    """Ask, and return whether the study's name was typed; ConfigError if there is no terminal to ask on."""
     if not sys.stdin.isatty():
         raise ConfigError(f'deleting study "{study.name}" needs a confirmation on a terminal; without one, give --yes')
     trials = len(store.trials(study))
@@ -107,7 +107,7 @@ def export(args: argparse.Namespace) -> int:
     folder = Path(args.output or f"{args.study}-export")
     with opened(args.storage) as store:
         rows = export_study(store, args.study, folder, args.format, replace=args.force)
-    print(f"wrote {folder}: {_told(rows)}")
+    print(f"wrote {folder}: {_row_counts(rows)}")
     return 0
 
 
@@ -123,7 +123,7 @@ def _export_to_optuna(args: argparse.Namespace) -> int:
         ):
             export.update()
             unended = sum(not row.status.is_final for row in export.trials)
-            count = _told({"trials": len(export.trials)})
+            count = _row_counts({"trials": len(export.trials)})
             print(f"wrote {export.place.url}: {count}{f', {unended} of them not ended' if unended else ''}")
             print(f"open it: optuna-dashboard {shlex.quote(export.place.url)}", flush=True)
             while args.follow and not export.is_over:
@@ -147,7 +147,7 @@ def _export_to_trainer(args: argparse.Namespace) -> int:
     if path is not None and path.suffix not in suffixes:
         raise ConfigError(f"-o {path} is not allowed with --to {args.to}: a file that ends in {' or '.join(suffixes)}")
     if path is not None and (path.is_dir() or (path.exists() and not args.force)):
-        raise ConfigError(f"{path} is there already; {'it is a folder' if path.is_dir() else '--force replaces it'}")
+        raise ConfigError(f"{path} already exists; {'it is a folder' if path.is_dir() else '--force replaces it'}")
     with opened(args.storage) as store:
         view = read_study(store, args.study)
         chosen = choose(store, view, args.trial)
@@ -174,17 +174,17 @@ def copy(args: argparse.Namespace) -> int:
     name = args.study if args.name is None else study_file.matching(args.name, study_file.NAME, "--name")
     with opened(args.storage) as store:
         study = store.study(args.study)
-        # An older store is not migrated by the way: others that use it may be of that version.
+        # An older store is not migrated here: others that use it may need that version.
         with closing(Store.open(args.to, create=True, migrate=False, flag="--to")) as target:
             rows = copy_study(store, study, target, name)
             waiting = len(target.orders(target.study(name), OrderState.WAITING))
     renamed = "" if name == study.name else f' as "{name}"'
-    print(f'copied study "{study.name}" to {without_secrets(args.to)}{renamed}: {_told(rows)}')
+    print(f'copied study "{study.name}" to {without_secrets(args.to)}{renamed}: {_row_counts(rows)}')
     if study.is_held:
-        print("a controller runs it: the copy is as the study was at that moment, and nothing runs the copy")
+        print("a controller is running it: the copy shows the study as of that moment, and nothing runs the copy")
     if waiting:
-        which = "1 order that waits is" if waiting == 1 else f"{waiting} orders that wait are"
-        print(f"{which} in the copy, too: its next run carries out what it can of them")
+        which = "1 waiting order is" if waiting == 1 else f"{waiting} waiting orders are"
+        print(f"{which} in the copy, too: its next run carries out what still applies")
     for line in _about_checkpoints(study, name, args.to):
         print(line)
     return 0
@@ -205,6 +205,6 @@ def _about_checkpoints(study: StudyRow, name: str, to: str) -> Iterator[str]:
     yield f"elsewhere {elsewhere}; run only one of the two from now on, and delete the other one with --keep-files"
 
 
-def _told(rows: Mapping[str, int]) -> str:
+def _row_counts(rows: Mapping[str, int]) -> str:
     names = {table: table.replace("_", " ") for table in rows}
     return ", ".join(f"{n} {names[table] if n != 1 else names[table].removesuffix('s')}" for table, n in rows.items())

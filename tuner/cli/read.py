@@ -33,7 +33,7 @@ def studies(args: argparse.Namespace) -> int:
     elif studies:
         print("All studies are archived; list them with: ppo-tuner list --all")
     else:
-        print("No studies yet; begin with: ppo-tuner demo")
+        print("No studies yet; start with: ppo-tuner demo")
     return 0
 
 
@@ -113,13 +113,17 @@ def compare(args: argparse.Namespace) -> int:
         out.print(table)
     if not differing:
         out.print("Their configurations are equal.")
+    first = trials[0].number
+    out.print(
+        f"Differences in value from trial {first}, the first one listed (+: better than trial {first}; -: worse):"
+    )
     for trial, found in zip(trials[1:], over_first, strict=True):
         out.print(render.difference_line(trials[0], trial, found), soft_wrap=True)
     return 0
 
 
 def best(args: argparse.Namespace) -> int:
-    """Show the best trial within the study's KL budget or another; an error where there is none."""
+    """Show the best trial within the study's KL budget or another; an error if there is none."""
     with storage.opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.kl_budget is not None:
@@ -166,7 +170,7 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def _print_log(args: argparse.Namespace, folder: Path, is_over: Callable[[], bool]) -> None:
-    """Print what there is of a log, and what comes, until it is over."""
+    """Print a log so far, and what is added to it, until the trial is over."""
     with closing(trial_log.Follower(folder)) as follower:
         was_over = is_over()  # asked before each reading: then nothing that was written before the end is missed
         text = trial_log.earlier(folder) + follower.read()
@@ -184,7 +188,7 @@ def _goes_on(store: Store, args: argparse.Namespace) -> bool:
     if trial.status.is_final:
         return False
     if trial.status is Status.PAUSED or not study.is_held:
-        print(f"trial {trial.number} is {trial.shown_status}, and nothing runs it now", file=sys.stderr)
+        print(f"trial {trial.number} is {trial.shown_status}; nothing is running it", file=sys.stderr)
         return False
     return True
 
@@ -202,7 +206,7 @@ def _where(study: StudyRow) -> str:
     """Return where a folder may be that is not here; which host a study ran on is known while it is held."""
     if study.lease_host not in (None, socket.gethostname()):
         return f"is on host {study.lease_host}; look there"
-    return "is not on this host: it lies on the one where the study ran, or was removed"
+    return "is not on this host: it is on the host that ran the study, or was removed"
 
 
 def _why_missing(study: StudyRow, trial: TrialRow, folder: Path) -> str:

@@ -53,13 +53,16 @@ def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = 
     legend = render.reference_legend(view)
     if legend is not None:
         out.print(legend)
-    out.print(render.prunings_line(kl_prunings(view.trials), len(view.trials)))
+    pruned = kl_prunings(view.trials)
+    out.print(render.prunings_line(pruned, len(view.trials)))
+    if pruned and view.spec.objective == "best":
+        out.print("Value and eval KL of a pruned trial are those of its best checkpoint within the KL budget.")
     out.print(spent(store, view).text)
     if view.confirming:
         runs = output.counted(len(view.confirming), "confirming run")
-        numbers = f"trial {view.confirming[0].number} to {view.confirming[-1].number}"
+        numbers = f"trials {view.confirming[0].number} to {view.confirming[-1].number}"
         again = to_copy(["confirm", view.row.name, "--show"])
-        out.print(f"Not in these tables: {runs} ({numbers}). What they say: {again}", soft_wrap=True)
+        out.print(f"Not in these tables: {runs} ({numbers}). Their results: {again}", soft_wrap=True)
 
 
 def _listed(view: StudyView) -> Sequence[TrialRow]:
@@ -97,7 +100,7 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
 def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, kl_budget: float, where: str) -> None:
     """Print the trial's whole configuration, its value and KL, the improvement on the SFT baseline, and its checkpoint.
 
-    And whether the configuration itself ends within the budget, and what the checkpoint came to on the test prompts.
+    And whether the configuration itself ends within the budget, and how the checkpoint did on the test prompts.
     `where` is the storage, which the suggested commands name unless they find it by themselves.
     """
     title = f"Best trial within {output.short(kl_budget)} {output.KL_UNIT}: trial {trial.number}"
@@ -273,19 +276,19 @@ def _next_commands(store: Store, view: StudyView, best: TrialRow | None, where: 
         if best.number != 0:
             first = "trial 0" if view.spec.listed else "the reference"
             commands.append((["compare", name, number, "0"], f"where the winner differs from {first}"))
-        commands.append((["show", name, number], "its curve and what it writes"))
+        commands.append((["show", name, number], "its curve and samples"))
         if not view.confirming:
             again = "run it and the reference again on fresh seeds: does it hold?"
             commands.append((["confirm", name], again))
         longer = ["train", "--from", name, number, "--total_episodes", str(episodes)]
         over = end_of(store, best, view.spec).is_within is False
         is_confirmed = any(run.config.get("total_episodes") == episodes for run in view.confirming)
-        why = "train it longer" if is_confirmed else "train it longer, at a length at which it is not confirmed"
+        why = "train it longer" if is_confirmed else "train it longer (not confirmed at that length)"
         keep = "it leaves the KL budget, so keep best_model, the best within it" if over else ""
         commands.append((longer, f"{why}; {keep or 'it keeps the last model and the best within the KL budget'}"))
-        commands.append(
-            (["best", name, "--kl-budget", output.short(view.spec.kl_budget / 2)], "the best trial under half the KL")
-        )
+        half = view.spec.kl_budget / 2
+        if best.kl is not None and best.kl > half:  # else the answer is the same
+            commands.append((["best", name, "--kl-budget", output.short(half)], "the best within half the KL budget"))
     return [(_command(words, where), purpose) for words, purpose in commands]
 
 

@@ -61,19 +61,19 @@ if TYPE_CHECKING:
 
 
 class _WhatFits:
-    """A stream that survives when what is written finds no room: the log of a run may lie on the disk that is full."""
+    """A stream that survives a full disk: the log of a run may be on it."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write what there is room for."""
+        """Write as much as fits."""
         with _without_room():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write out what there is room for."""
+        """Flush as much as fits."""
         with _without_room():
             self._stream.flush()
 
@@ -140,7 +140,7 @@ class StudyProgress:
             case TrialSetAside():
                 self._paused(event.row)
             case ReadingOnTest():
-                self.say(f"reading trial {event.trial} at step {event.step} on the test prompts")
+                self.say(f"evaluating trial {event.trial} at step {event.step} on the test prompts")
             case OrderDecided():
                 self._tell_order(event.order)
             case StudyPaused():
@@ -148,7 +148,7 @@ class StudyProgress:
             case StudyWarned():
                 self.say(f"warning: {output.plain(event.message)}")
             case StudyStopping():
-                self.say(f"stopping: {output.plain(event.why)}; trials that run save a checkpoint first")
+                self.say(f"stopping: {output.plain(event.why)}; running trials save a checkpoint first")
             case StudyStopped():
                 self.stopped = event
             case _:
@@ -297,22 +297,22 @@ def _is_name(given: str) -> bool:
 
 
 def _stored_spec(name: str, where: str) -> StudySpec:
-    """Return the stored study's spec; ConfigError where there is none, and so neither a file nor a study."""
+    """Return the stored study's spec; ConfigError if there is none, and so neither a file nor a study."""
     path = store_file(parse_url(where))
     if path is not None and not path.exists():
-        raise ConfigError(_unknown(name, f"there is no store at {path} yet", ()))
+        raise ConfigError(_unknown(name, f"no store at {path}", ()))
     with closing(Store.open(where)) as store:
         names = [row.name for row in store.studies()]
         if name not in names:
-            holds = ", ".join(names) or "no study yet"
-            raise ConfigError(_unknown(name, f"{redacted(store.url)} holds: {holds}", names))
+            has = f"has: {', '.join(names)}" if names else "has no studies yet"
+            raise ConfigError(_unknown(name, f"the store {redacted(store.url)} {has}", names))
         return StudySpec.from_dict(store.study(name).spec, f'study "{name}" in the store')
 
 
 def _unknown(name: str, stored: str, names: Sequence[str]) -> str:
     """Return why `name` is not a study to run: where it was looked for, and the nearest file or stored study."""
     here = Path.cwd()
-    file = f"the folder {name} has no {STUDY_FILE}" if Path(name).is_dir() else f"there is no file {here / name}"
+    file = f"the folder {name} has no {STUDY_FILE}" if Path(name).is_dir() else f"file {here / name} not found"
     files = [path.name for path in sorted(here.glob("*.toml"))]
     folders = [path.parent.name for path in sorted(here.glob(f"*/{STUDY_FILE}"))]
     return (

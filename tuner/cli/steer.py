@@ -1,4 +1,4 @@
-"""The commands that steer a study: each places an order, and tells its outcome where a controller lives."""
+"""The commands that steer a study: each places an order, and prints its outcome if a controller is running."""
 
 import argparse
 import time
@@ -21,11 +21,11 @@ POLL_SECONDS = 0.2
 
 
 def place(args: argparse.Namespace) -> int:
-    """Check an order against the study as it stands, place it, and tell what became of it."""
+    """Check an order against the study as it stands, place it, and print its outcome."""
     with opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.command == "enqueue" and not args.set:
-            raise ConfigError(f"enqueue needs values to run, such as: {_example(view)}")
+            raise ConfigError(f"enqueue needs values, such as: {_example(view)}")
         arguments = _arguments(args)
         trial = getattr(args, "trial", None)
         order_checks.check(store, view, args.command, trial, arguments)

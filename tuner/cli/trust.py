@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # its libraries take a second to load
 
 
 def print_confirmation(out: Console, view: StudyView, found: Confirmation, where: str) -> None:
-    """Print what confirming a study came to: each configuration, the verdict, and the command that launches it."""
+    """Print the result of confirming a study: each configuration, the verdict, and the command that launches it."""
     out.print(confirmation_table(found))
     for line in confirmation_lines(found):
         out.print(line, soft_wrap=True)
@@ -39,7 +39,7 @@ def print_confirmation(out: Console, view: StudyView, found: Confirmation, where
         words = [*found.launch_words(view.row.name), *storage.flags(where)]
         out.print(f"To launch it: {to_copy(words)}", soft_wrap=True)
         length = f"{found.total_episodes} episodes"
-        out.print(f"That is what was confirmed: {length}. At another length it is not.", soft_wrap=True)
+        out.print(f"Confirmed at {length} only; other lengths are not confirmed.", soft_wrap=True)
 
 
 def confirmation_table(found: Confirmation) -> Table:
@@ -69,7 +69,7 @@ def confirmation_table(found: Confirmation) -> Table:
 
 
 def confirmation_lines(found: Confirmation) -> list[str]:
-    """Return what else is to be known of a confirmation, a line each."""
+    """Return further notes on a confirmation, one line each."""
     lines = []
     if found.baseline is not None and found.baseline.reward is not None:
         before = plus_minus(found.baseline.reward, found.baseline.reward_se)
@@ -93,7 +93,7 @@ HOW_TO_AUDIT = (
 
 
 def audit(args: argparse.Namespace) -> int:
-    """Show what the audited trials of studies tell of the guard's rules and the strategy."""
+    """Show what the audited trials of studies say about the guard's rules and the strategy."""
     with storage.opened(args.storage) as store:
         names = args.studies or [row.name for row in store.studies()]
         found = audits.audit(store, [read_study(store, name) for name in dict.fromkeys(names)])
@@ -118,8 +118,8 @@ def audit_parts(found: Audit) -> list[Table | str]:
     for count in counts(found.verdicts):
         share = f"{count.wrong / count.verdicts:.0%}"
         table.add_row(count.by, str(count.verdicts), str(count.wrong), share, f"{count.at_most:.0%}")
-    parts: list[Table | str] = [table] if found.verdicts else [f"{title}: none was spoken."]
-    parts.append("Wrong: the trial came to more, later on, than the study's answer would have been without that.")
+    parts: list[Table | str] = [table] if found.verdicts else [f"{title}: no rule fired."]
+    parts.append("Wrong: the trial later reached more than the study's answer would have been without it.")
     parts += [
         f"Trial {one.trial} of {plain(one.study)}: {one.rule} at step {one.step} was wrong: {measured(one.later)} "
         f"later, {measured(one.answer)} without."
@@ -132,7 +132,7 @@ def audit_parts(found: Audit) -> list[Table | str]:
         parts.append(f"Rank correlation of {names[name]} with the final value: {text} (n = {n} audited trials).")
     if found.seconds_saved:
         saved = ", ".join(f"{seconds:.0f} by {by}" for by, seconds in found.seconds_saved.items())
-        parts.append(f"Device-seconds that the other trials were spared: {saved}.")
+        parts.append(f"Device-seconds that the rules saved on the other trials: {saved}.")
     return parts
 
 
@@ -170,7 +170,9 @@ def diagnose(args: argparse.Namespace) -> int:
     if not found:
         out.print(diagnoses.why_nothing(trial))
     elif len(advised) > 1:
-        out.print("One change at a time, the first one first: several at once do not tell which one helped.")
+        out.print(
+            "Try one change at a time, the first one first: with several at once you cannot see which one helped."
+        )
     return 0
 
 
@@ -213,11 +215,13 @@ def importance(args: argparse.Namespace) -> int:
 
 
 COLUMNS_OF_IMPORTANCE = (
-    "share: of the importance of all searched hyperparameters.",
-    "likely: where the share lies in 80 % of the cases when the trials are drawn again with replacement.",
-    "chance: how often shuffled outcomes, where nothing matters, give as much.",
+    "share: this hyperparameter's part of the total importance.",
+    "likely: where the share falls in 80 % of bootstrap resamples of the trials, widened to contain the share itself. "
+    "Resampling adds noise, which pulls large shares down and small shares up: near 0 % and 100 % the interval lies "
+    "mostly to one side. It shows how unstable the share is; it is not a confidence interval.",
+    "chance: how often shuffled outcomes, where nothing matters, score as high.",
 )
-"""What the columns of `importance_table` are, a line each."""
+"""What the columns of `importance_table` are, one line each."""
 BAR = 20
 """Characters of a share of 100 %."""
 

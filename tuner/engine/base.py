@@ -1,4 +1,4 @@
-"""What the controller needs of whatever runs trials: an engine. `tuner.testing` holds a suite to run on one's own."""
+"""What the controller needs of whatever runs trials: an engine. `tuner.testing` has a suite to run on your own."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from tuner.protocol import Answer, Job, Message
 from tuner.worker_settings import WorkerSettings
 
 JobId = int | None
-"""What a job is known by: a trial's number, or None for the task's preparation."""
+"""A job's id: a trial's number, or None for the task's preparation."""
 
 
 class Engine(Protocol):
-    """Runs jobs, several at a time, each in a process that an error cannot carry over to the next job's.
+    """Runs jobs, several at a time, in processes where one job's error cannot affect the next job.
 
     A job's messages come in order, and its last one is `Prepared`, `Read`, `Ended`, `Left`, `Failed` or
     `Lost`. How an engine
@@ -34,7 +34,7 @@ class Engine(Protocol):
         ...
 
     def start(self, job: Job) -> None:
-        """Begin a job, where one is free; its messages come from `events`, under its id.
+        """Start a job if one is free; its messages come from `events`, under its id.
 
         Raises:
             ConfigError: the engine cannot give the job its resources.
@@ -50,7 +50,7 @@ class Engine(Protocol):
         ...
 
     def resize(self, workers: int) -> None:
-        """Have so many jobs at a time from now on; where that is fewer, those that run finish first.
+        """Run at most this many jobs at a time from now on; if that is fewer, running jobs finish first.
 
         Raises:
             ConfigError: fewer than 1, or more than there is room for.
@@ -58,7 +58,7 @@ class Engine(Protocol):
         ...
 
     def wake(self) -> None:
-        """Make the `events` that waits, or the next one, return at once. May be called by a signal's handler."""
+        """Make a waiting `events` call, or the next one, return at once. Signal handlers may call it."""
         ...
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class EngineNeeds:
     trainer: str | None = None
     """The trainer's factory, as `module:function`."""
     checkpoint_url: str | None = None
-    """A second place for the study's checkpoints; None: there is none."""
+    """A second place for the study's checkpoints; None if there is none."""
 
     @property
     def places(self) -> tuple[str, ...]:

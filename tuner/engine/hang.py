@@ -10,7 +10,7 @@ LATE_SECONDS = 1.0
 
 
 class HangTimeout:
-    """Over one worker at one job: whether it owes a word, since when, and how long it may take."""
+    """Watches one worker at one job: whether it owes a message, since when, and how long it may take."""
 
     def __init__(self, settings: WorkerSettings, job: Job, now: float) -> None:
         self._settings = settings
@@ -40,11 +40,11 @@ class HangTimeout:
             self._enter(message.phase)
 
     def answered(self, now: float) -> None:
-        """Note that it was answered: it owes the next word."""
+        """Note that it was answered: it owes the next message."""
         self._since = now
 
     def excuse(self, seconds: float) -> None:
-        """Leave out a time in which nobody could have worked."""
+        """Exclude a time in which no worker could run."""
         if self._since is not None:
             self._since += seconds
 

@@ -121,7 +121,7 @@ class LocalEngine:
         return max(0, self._limit - len(self._busy))
 
     def resize(self, workers: int) -> None:
-        """Have so many jobs at a time from now on; where that is fewer, those that run finish first.
+        """Run at most this many jobs at a time from now on; if that is fewer, running jobs finish first.
 
         Raises:
             ConfigError: fewer than 1, or more than there is room for on the GPUs.
@@ -172,7 +172,7 @@ class LocalEngine:
                 yield job, Lost(silence)
 
     def wake(self) -> None:
-        """Make the `events` that waits, or the next one, return at once. May be called by a signal's handler."""
+        """Make a waiting `events` call, or the next one, return at once. Signal handlers may call it."""
         self._wake.send_bytes(b"w")
 
     def close(self) -> None:

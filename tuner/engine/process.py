@@ -15,7 +15,7 @@ from tuner.engine import worker
 from tuner.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE, Answer, Job, Lost, Message
 
 _EXIT_SECONDS = 5.0
-"""How long a worker whose pipe ended has to end by itself."""
+"""How long a worker has to exit once its pipe is closed."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 """A worker's output is a file; bars of its libraries (also transformers' own) would fill it."""

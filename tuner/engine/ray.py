@@ -257,7 +257,7 @@ class RayEngine:
         return max(0, self._limit - len({busy.id for busy in self._busy}))
 
     def resize(self, workers: int) -> None:
-        """Have so many jobs at a time from now on; where that is fewer, those that run finish first.
+        """Run at most this many jobs at a time from now on; if that is fewer, running jobs finish first.
 
         Raises:
             ConfigError: fewer than 1.
@@ -311,7 +311,7 @@ class RayEngine:
                     yield busy.id, message
 
     def wake(self) -> None:
-        """Make the `events` that waits, or the next one, return at once. May be called by a signal's handler."""
+        """Make a waiting `events` call, or the next one, return at once. Signal handlers may call it."""
         self._heard.put(None)  # which may interrupt itself: SimpleQueue allows that
 
     def close(self) -> None:
@@ -487,7 +487,7 @@ class RayEngine:
             _kill(relay)
 
     def _lost(self, busy: _Busy, error: RayError) -> Failed | Lost:
-        """Return what to tell of an actor that did not answer."""
+        """Return what to report of an actor that did not answer."""
         node, text = busy.relay.node or "a node", str(error)
         missing = re.search(r"ModuleNotFoundError: (No module named '(?:tuner|ppo_core|ray)[\w.]*')", text)
         if missing is not None:

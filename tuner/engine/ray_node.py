@@ -274,7 +274,7 @@ class _OwnFolder:
         return replace(job, folder=folder, resume_from=self._fetched(job.resume_from, only=False))
 
     def after(self, message: Message) -> Message:
-        """Return what to tell of a trial's end: an error where the place lacks a checkpoint that the folder holds."""
+        """Return what to report of a trial's end: an error where the place lacks a checkpoint that the folder holds."""
         if self._trial is None or not isinstance(self._job, TrialSpec) or not isinstance(message, Ended | Left):
             return message
         for attempt in range(_UPLOADS):

@@ -108,7 +108,7 @@ class Controller(Protocol):
         ...
 
     def ask(self, report: Stepped | NoRoom) -> Answer:
-        """Send a step's report up, or that there is no room, and wait for the answer."""
+        """Report a step, or that there is no disk space, and wait for the answer."""
         ...
 
 
@@ -132,7 +132,7 @@ class PipeToController:
             sys.exit(0)
 
     def ask(self, report: Stepped | NoRoom) -> Answer:
-        """Send a step's report up, or that there is no room, and wait for the answer."""
+        """Report a step, or that there is no disk space, and wait for the answer."""
         self.emit(report)
         answer = self._receive()
         assert isinstance(answer, Answer)
@@ -209,7 +209,7 @@ def _prepare(job: PrepareTask, controller: Controller) -> Prepared:
 
 
 def failure(error: Exception) -> Failed:
-    """Return the message that tells of `error`."""
+    """Return the message that reports `error`."""
     first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     name = type(error).__name__
     is_for_user = isinstance(error, PPOTunerError)

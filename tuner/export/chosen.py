@@ -24,7 +24,7 @@ class Chosen:
     trial: TrialRow
     config: PPOConfig
     facts: tuple[str, ...]
-    """Lines on where it comes from and what it came to."""
+    """Lines on where it comes from and how it did."""
     last_kl_coef: float | None
     """β at the end of the trial; None: it was never reported."""
 
@@ -84,7 +84,7 @@ def _outcome(
         return
     kl = results.value_kl(store, trial, view.spec.objective)
     kl_text = "unknown" if kl is None else f"{plus_minus(kl.mean, kl.se)} {KL_UNIT}"
-    over = ", which this is over" if trial.kl is not None and trial.kl > view.spec.kl_budget else ""
+    over = ", and this KL is over it" if trial.kl is not None and trial.kl > view.spec.kl_budget else ""
     yield f"Eval reward {plus_minus(trial.value, trial.value_se)}, eval KL {kl_text}; {budget}{over}."
     yield from _checkpoint(store, view, trial, config)
 

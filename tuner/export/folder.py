@@ -2,7 +2,7 @@
 
 It holds `study.json` and six tables, in one of three formats. Tables have the columns of the store's, in its order;
 trials are named by number, not by the database's ids. Times are seconds since the epoch (UTC), durations seconds. In
-CSV every text stands in quotes, so that an empty text (`""`) and no value (nothing) can be told apart.
+CSV every text is quoted, so that an empty text (`""`) differs from a missing value (nothing).
 """
 
 import json
@@ -98,7 +98,7 @@ def export_study(store: Store, name: str, folder: Path, fmt: str, *, replace: bo
         ConfigError: the folder holds something that is not to be replaced, or cannot be written.
         StoreError: the store failed.
     """
-    study_id = store.study(name).id  # tells the nearest name where there is none of this one
+    study_id = store.study(name).id  # tells the nearest name if there is none of this one
     require_free(folder, replace)
     part = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
     try:
@@ -120,16 +120,16 @@ def require_free(folder: Path, replace: bool) -> None:
     if not os.path.lexists(folder):
         return
     if folder.is_symlink() or not folder.is_dir():
-        raise ConfigError(f"{folder} is there already and is not a folder; name another with -o")
+        raise ConfigError(f"{folder} already exists and is not a folder; name another with -o")
     names = {path.name for path in folder.iterdir()}
     if not names:
         return
     strange = sorted(names - {STUDY_FILE, *(table.file(fmt) for table in TABLES for fmt in SUFFIXES)})
     if strange or not _is_export(folder):
         what = f'holds "{strange[0]}"' if strange else "is not an exported study"
-        raise ConfigError(f"{folder} is there already and {what}; name another with -o")
+        raise ConfigError(f"{folder} already exists and {what}; name another with -o")
     if not replace:
-        raise ConfigError(f"{folder} is there already; replace that export with --force, or name another with -o")
+        raise ConfigError(f"{folder} already exists; replace that export with --force, or name another with -o")
 
 
 def _is_export(folder: Path) -> bool:

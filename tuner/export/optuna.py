@@ -150,7 +150,7 @@ class OptunaExport:
 def open_export(
     store: Store, name: str, output: str, *, replace: bool = False, go_on: bool = False
 ) -> Iterator[OptunaExport]:
-    """Give the export of the study `name` to a storage of Optuna's: a file or a URL, made where there is none.
+    """Give the export of the study `name` to a storage of Optuna's: a file or a URL, made if there is none.
 
     Args:
         store: Our store.
@@ -164,7 +164,7 @@ def open_export(
         ConfigError: a study of that name is in the storage already.
         StoreError: the storage cannot be used.
     """
-    study = store.study(name)  # tells the nearest name where there is none of this one
+    study = store.study(name)  # tells the nearest name if there is none of this one
     spec = StudySpec.from_dict(study.spec, f'study "{study.name}"')
     place = open_place(output)
     try:
@@ -189,7 +189,7 @@ def open_export(
 
 
 def open_place(output: str) -> OptunaStorage:
-    """Return the storage of Optuna's at a file or URL, made where there is none.
+    """Return the storage of Optuna's at a file or URL, made if there is none.
 
     Raises:
         StoreError: it cannot be used.

@@ -1,4 +1,4 @@
-"""Where trials are read when they are held against each other: at one rung or at their end, and never both at once.
+"""Where trials are read when they are compared: at one rung or at their end, and never both at once.
 
 A trial that the strategy paused at a tenth of its episodes has a value, too, which says less than one of a whole run.
 """
@@ -75,8 +75,8 @@ def offered(spec: StudySpec) -> list[Fidelity]:
             "Rung score (reward)",
             f"Eval KL at the rung ({_KL.unit})",
             ("KL at the rung", "Rung score"),
-            f"All trials that came to the rung at {share:.0%} of their episodes, each as it read there, whether it "
-            "was finished or not. The reward is the rung score, by which the strategy ranks them.",
+            f"All trials that reached the rung at {share:.0%} of their episodes, with their values there, whether "
+            "finished or not. The reward is the rung score, by which the strategy ranks them.",
         )
         for rung, share in enumerate(SHARES.get(spec.strategy, ()))
     ]
@@ -95,7 +95,7 @@ def _end(rungs: Sequence[Fidelity]) -> Fidelity:
 
 
 def _left_out(rungs: Sequence[Fidelity]) -> str:
-    return "Trials that are paused at a rung are left out: they came to no end. " if rungs else ""
+    return "Trials that are paused at a rung are left out, since they have no end value. " if rungs else ""
 
 
 def read(

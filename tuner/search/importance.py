@@ -27,13 +27,13 @@ from tuner.store import TrialRow
 
 Outcome = Literal["reward", "KL"]
 MEANING = (
-    "PED-ANOVA: how much the best quarter's values (at least five trials) differ from all trials' values. It says "
-    "which values go with good outcomes, not why."
+    "Importance is by PED-ANOVA: how much the values of the best quarter of the trials (at least five) differ from "
+    "those of all trials. It shows which values go with good outcomes, not why."
 )
 LEAST = 10
 """Trials under which nothing is said: a share of so few is chance."""
 BEST_SHARE, LEAST_BEST = 0.25, 5
-"""The best quarter is held against all, and at least five trials."""
+"""The best quarter, and at least five trials, is compared with all."""
 RESAMPLES = 40
 LOW, HIGH = 0.1, 0.9
 CHANCE = 0.025
@@ -49,7 +49,8 @@ class Importance:
     """Of all hyperparameters' importance, 0 to 1."""
     low: float
     high: float
-    """Between which the share lies in the middle 80% of the resamples."""
+    """Where the share falls in the middle 80% of the resamples, widened to contain it; not a confidence interval: noise
+    pulls shares in resamples away from 0 and 1."""
     chance: float
     """How often shuffled outcomes make it matter as much: small means that it is more than chance."""
 

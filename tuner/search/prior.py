@@ -43,7 +43,7 @@ def first_params(search: Search, reference: Values, seed: int, number: int, arm:
 
     Args:
         search: What the trials of the arm sample.
-        reference: The values to draw around, by name; where there is none, the middle of the range.
+        reference: The values to draw around, by name; if there is none, the middle of the range.
         seed: The study's.
         number: The trial's.
         arm: The trial's.

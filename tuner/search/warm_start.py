@@ -108,7 +108,7 @@ def read_names(content: Mapping[str, Any], study: object, where: str) -> tuple[s
         if name.startswith(STUDY):
             study_file.matching(name.removeprefix(STUDY), study_file.NAME, f"{at}: {STUDY}NAME with NAME")
         elif name not in RECIPES:
-            there_are = f"there are: {', '.join(RECIPES)}, and {STUDY}NAME for the best trial of an earlier study"
+            there_are = f"available: {', '.join(RECIPES)}, and {STUDY}NAME for the best trial of an earlier study"
             raise ConfigError(f'{at}: unknown recipe "{name}"; {there_are}{nearest(name, RECIPES)}')
     return tuple(found)
 
@@ -123,7 +123,7 @@ def read_tables(
     """
     found = content.get("start", [])
     if not isinstance(found, Sequence) or isinstance(found, str):
-        raise ConfigError(f"{where}: start = {found!r} is not allowed: [[start]] tables, one a start")
+        raise ConfigError(f"{where}: start = {found!r} is not allowed: [[start]] tables, one per start")
     settled, asked = [], []
     for number, values in enumerate(found):
         at = f"{where}: start {number}"

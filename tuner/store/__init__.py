@@ -56,13 +56,13 @@ class Store(Studies, Trials, Curves, Orders):
 
         Args:
             storage: The URL or path.
-            create: Make it first where there is none.
+            create: Make it first if there is none.
             migrate: Migrate it where it is of an older version, after a backup; None: as `create`. Readers leave this
                 to writers.
             flag: What named it on the command line, for errors.
 
         Raises:
-            StoreError: there is none, it cannot be reached, is not ours, or has another schema version.
+            StoreError: it does not exist, cannot be reached, is not ours, or has another schema version.
         """
         engine = connect.connect(schema.parse_url(storage))
         try:
@@ -90,8 +90,8 @@ def _check(engine: Engine, create: bool, migrate: bool) -> Migration | None:
         if not create:
             path = connect.file_of(engine.url)
             if path is None or path.exists():
-                raise connect.NoStoreError(f"{where} holds no PPO Tuner store")
-            raise StoreError(f"there is no store at {path} yet; `ppo-tuner run` makes it, --storage names another")
+                raise connect.NoStoreError(f"{where} is not a PPO Tuner store")
+            raise StoreError(f"no store at {path}; `ppo-tuner run` creates it, or name another with --storage")
         _make_file(engine)
         connect.create(engine)
     elif connect.OLDEST_VERSION <= version < schema.SCHEMA_VERSION:

@@ -90,9 +90,7 @@ def _copy(reading: Connection, study: StudyRow, writing: Connection, values: dic
         writing.execute(insert(studies).values(**values))
     except IntegrityError:
         where = schema.redacted(writing.engine.url)
-        raise StudyError(
-            f'there is a study "{name}" in {where} already; give the copy another name with --name'
-        ) from None
+        raise StudyError(f'study "{name}" already exists in {where}; give the copy another name with --name') from None
     mine = {"study_id": writing.execute(select(studies.c.id).where(studies.c.name == name)).scalar_one()}
 
     of_study = select(trials).where(trials.c.study_id == study.id).order_by(trials.c.number)

@@ -41,7 +41,7 @@ _compact = partial(json.dumps, separators=(",", ":"))
 
 
 class NoStoreError(StoreError):
-    """What is there is somebody else's. Which flag may name another place is known to who opens it."""
+    """The place holds something that is not ours. The caller knows which flag names another place."""
 
 
 def connect(url: URL) -> Engine:
@@ -182,9 +182,9 @@ def _version(url: URL, names: list[str], stored: str | None) -> int | None:
     if not names:
         return None
     if meta.name not in names:
-        raise NoStoreError(f"{redacted(url)} holds no PPO Tuner store")
+        raise NoStoreError(f"{redacted(url)} is not a PPO Tuner store")
     if stored is None or not stored.isdecimal():
-        raise StoreError(f"{redacted(url)} is damaged: it holds no schema version")
+        raise StoreError(f"{redacted(url)} is damaged: it has no schema version")
     return int(stored)
 
 
@@ -236,7 +236,7 @@ def now(connection: Connection) -> float:
 
 T = TypeVar("T")
 Trouble = Callable[[StoreError], bool]
-"""Told of a failure that may pass; returns, when it has waited, whether to try again."""
+"""Called with a failure that may pass; waits, and returns whether to try again."""
 
 _PASSING_SQLITE = {
     sqlite3.SQLITE_BUSY,
@@ -256,7 +256,7 @@ _PASSING_SQLSTATES = (
     "58",  # the system: a disk's error
     "25006",  # read only: a standby that is about to take over
     "25P03",  # a transaction that was idle for too long, as one in a process that was halted
-    "55P03",  # a lock is not to be had in time
+    "55P03",  # a lock could not be acquired in time
 )
 
 
@@ -268,7 +268,7 @@ class Database:
         self.on_trouble: Trouble = lambda _: False
         """What to do where the database cannot be reached, has no room, or is locked: give up, unless set."""
         self.on_answer: Callable[[], None] = lambda: None
-        """Told that the database answers again, after `on_trouble` had it tried again."""
+        """Called when the database answers again after a retry of `on_trouble`."""
 
     @property
     def url(self) -> URL:

@@ -111,7 +111,7 @@ def _declaration(column: Column[object], connection: Connection) -> str:
 
 
 def _back_up(connection: Connection, version: int) -> str:
-    """Copy what there is to a place of its own, and return where that is."""
+    """Copy the store to a backup, and return where that is."""
     if connection.dialect.name == "postgresql":
         return _copy_tables(connection, f"ppo_backup_v{version}")
     path = connect.file_of(connection.engine.url)

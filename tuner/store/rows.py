@@ -62,7 +62,7 @@ def _short(value: float, digits: int = DIGITS) -> float | None:
 
 
 LEASE_SECONDS = 60.0
-"""A lease not renewed for this long may be taken over by who cannot tell whether its process lives."""
+"""A lease not renewed for this long may be taken over even if its process might still be alive elsewhere."""
 INTERRUPTED = "interrupted"
 """The status shown of a trial that has not ended and that nobody runs: the next run of its study resumes it."""
 
@@ -116,7 +116,7 @@ class StudyRow:
 
     @property
     def lease_process_is_alive(self) -> bool | None:
-        """Whether the lease's process lives; None: there is none, or it cannot be seen from here."""
+        """Whether the lease's process lives; None if there is none, or it cannot be seen from here."""
         started, space = self.lease_pid_started, self.lease_pid_space
         if self.lease_host is None or self.lease_pid is None or started is None or space is None:
             return None
@@ -124,7 +124,7 @@ class StudyRow:
 
     @property
     def lease_age(self) -> float:
-        """Seconds since the lease was renewed; infinity where there is none."""
+        """Seconds since the lease was renewed; infinity if there is none."""
         if self.lease_renewed_at is None:
             return math.inf
         return (time.time() if self.read_at is None else self.read_at) - self.lease_renewed_at
@@ -213,7 +213,7 @@ class TrialRow:
 
 @dataclass(frozen=True)
 class OnTest:
-    """What a trial's checkpoint came to on the test prompts. A number that is not finite is None."""
+    """How a trial's checkpoint did on the test prompts. A number that is not finite is None."""
 
     step: int
     """Of the checkpoint."""

@@ -35,7 +35,7 @@ class Studies(Database):
         found = self._read(lambda connection: _study_rows(connection, query))
         if not found:
             names = [study.name for study in self.studies()]
-            there_are = f"there are: {', '.join(names)}" if names else "the store holds none yet"
+            there_are = f"available: {', '.join(names)}" if names else "the store has no studies yet"
             raise StudyError(f'no study "{name}" in {schema.redacted(self.url)}; {there_are}{nearest(name, names)}')
         return found[0]
 
@@ -92,7 +92,7 @@ class Studies(Database):
             try:
                 connection.execute(update(table).where(one).values(**values))
             except IntegrityError:
-                raise StudyError(f'there is a study "{name}" already') from None
+                raise StudyError(f'study "{name}" already exists') from None
 
         self._write(lease, rename)
 
@@ -133,7 +133,7 @@ class Studies(Database):
         Raises:
             StudyError: a living controller holds it; the message says who.
         """
-        study = self.study(name)  # tells the nearest name where there is none of this one
+        study = self.study(name)  # tells the nearest name if there is none of this one
         token = self._read(lambda connection: _free_token(connection, study))
         table, process = schema.studies, this_process()
         tried: list[float] = []  # when each attempt took it: by this it is known again where an answer was lost

@@ -125,11 +125,11 @@ class Curves(Database):
         return self._rows(query.order_by(table.c.trial_id, table.c.step))
 
     def on_test(self, trial_id: int, step: int) -> OnTest | None:
-        """Return what a trial's checkpoint came to on the test prompts; None: it was not read."""
+        """Return how a trial's checkpoint did on the test prompts; None: it was not read."""
         return self.test_readings([trial_id]).get((trial_id, step))
 
     def test_readings(self, trial_ids: Collection[int]) -> dict[tuple[int, int], OnTest]:
-        """Return what trials' checkpoints came to on the test prompts, by trial id and step."""
+        """Return how trials' checkpoints did on the test prompts, by trial id and step."""
         table = schema.test_readings
         rows = self._rows(select(table).where(table.c.trial_id.in_(trial_ids)))
         return {(row.pop("trial_id"), row["step"]): OnTest(**row) for row in rows}
@@ -285,7 +285,7 @@ class Trials(Database):
             row = connection.execute(select(table).where(one)).first()
             if row is None:
                 last = connection.scalar(select(func.max(table.c.number)).where(table.c.study_id == study.id))
-                there_are = "it has none yet" if last is None else f"it has trials 0 to {last}"
+                there_are = "it has no trials yet" if last is None else f"it has trials 0 to {last}"
                 raise StudyError(f'study "{study.name}" has no trial {number}; {there_are}')
             return row
 
@@ -300,7 +300,7 @@ class Trials(Database):
         return self._write(lease, lambda connection: insert_trial(connection, lease, trial))
 
     def begin_attempt(self, lease: Lease, trial: TrialRow, resumed_step: int | None) -> TrialRow:
-        """Count an attempt and drop the rows after the checkpoint it starts from (all, where there is none)."""
+        """Count an attempt and drop the rows after the checkpoint it starts from (all, if there is none)."""
         last_kept = -1 if resumed_step is None else resumed_step
 
         def begin(connection: Connection) -> TrialRow:
@@ -353,7 +353,7 @@ class Trials(Database):
     def add_test_reading(
         self, lease: Lease, trial_id: int, step: int, reading: SplitReading | None, why_not: str | None
     ) -> None:
-        """Record what a trial's checkpoint came to on the test prompts, or why it never will; the first time stays."""
+        """Record how a trial's checkpoint did on the test prompts, or why it never will; the first time stays."""
         table = schema.test_readings
         key = {"trial_id": trial_id, "step": step}
         values: dict[str, Any] = {"prompts": 0}
@@ -495,7 +495,7 @@ def trial_row(row: Row[Any], is_held: bool = True) -> TrialRow:
 
 
 def _lean(config: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
-    """Return a configuration whose names are those of all others in memory, and not its own: half its size."""
+    """Return a configuration that shares its key names with all others in memory: half its size."""
     return {intern(name): value for name, value in config.items()}
 
 

@@ -1,4 +1,4 @@
-"""A new task's folder: a task that runs as it is, to be changed into one's own."""
+"""A new task's folder: a task that runs as it is, to turn into your own."""
 
 import json
 import re
@@ -52,9 +52,9 @@ def _require_free(folder: Path) -> None:
             "underscores, at most 100"
         )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise TaskError(f"{folder} is there already; name a new or an empty folder")
+        raise TaskError(f"{folder} already exists; name a new or empty folder")
     if not folder.parent.is_dir():
-        raise TaskError(f"{folder} cannot be made: there is no folder {folder.parent}")
+        raise TaskError(f"cannot create {folder}: folder {folder.parent} not found; create it first")
 
 
 def _toml(text: str) -> str:
