@@ -21,6 +21,17 @@ from tests.waiting import SECONDS, until
 ROOT = Path(__file__).parents[2]
 DRAWINGS = '[data-testid="stEChartsChart"] canvas, [data-testid="data-grid-canvas"], .js-plotly-plot'
 """Charts, tables and figures on a page."""
+_GUARD = """
+import contextlib, sys
+import psutil
+with contextlib.suppress(psutil.NoSuchProcess):
+    server = psutil.Process(int(sys.argv[1]))
+    sys.stdin.read()
+    for process in [*server.children(recursive=True), server]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+"""
+"""Ends a server, and the studies that were launched from it, when its input ends: also where the tests are killed."""
 
 
 @contextmanager
@@ -75,7 +86,10 @@ def serve(
     flags: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Serve the dashboard on a store, as `ppo-tuner dashboard` does, from a working folder."""
+    """Serve the dashboard on a store, as `ppo-tuner dashboard` does, from a working folder.
+
+    The studies that were launched from it, which outlive a dashboard, are ended with it, whatever ends the tests.
+    """
     port = port or free_port()
     output = folder / f"server-{port}.txt"
     command = [sys.executable, "-m", "tuner.cli.main", "dashboard", "--storage", storage, "--port", str(port), *flags]
@@ -84,12 +98,16 @@ def serve(
         process = subprocess.Popen(
             command, cwd=folder, env=os.environ | environment, stdout=log, stderr=subprocess.STDOUT, text=True
         )
+    guard = subprocess.Popen(
+        [sys.executable, "-c", _GUARD, str(process.pid)], stdin=subprocess.PIPE, start_new_session=True
+    )
     server = Server(process, "", output)
     try:
         until(lambda: _answers(f"http://127.0.0.1:{port}/_stcore/health", process, output))
         server.link = output.read_text().split()[1]
         yield server
     finally:
+        guard.communicate()
         server.end()
 
 
