@@ -386,6 +386,10 @@ class PPOConfig:
             gradient_accumulation_steps=None,
         )
 
+    def shards_weights(self, world_size: int) -> bool:
+        """Return whether each of so many processes holds a share of the weights, whose memory nothing predicts."""
+        return self.use_fsdp and world_size > 1
+
     def num_iterations(self, world_size: int = 1) -> int:
         """Return how many rollout batches the run has: total_episodes / batch_size, rounded up."""
         return math.ceil(self.total_episodes / self.batch_sizes(world_size).batch_size)

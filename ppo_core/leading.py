@@ -21,11 +21,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppo_core.errors import PPOTunerError
 from ppo_core.launched import rank, require_known, size
 from ppo_core.report import SplitReading, StepReport
+
+if TYPE_CHECKING:
+    from ppo_core.process_group import ProcessGroup
 
 # Rank 0.
 
@@ -41,11 +44,11 @@ class _Call:
 class Leader:
     """Rank 0's trainer: what is asked of it is asked of the others', too."""
 
-    def __init__(self, world: Any, trainer: Any) -> None:
+    def __init__(self, world: "ProcessGroup", trainer: Any) -> None:
         self._world, self._trainer = world, trainer
 
     @classmethod
-    def of(cls, world: Any, make: Callable[..., Any], *arguments: Any) -> "Leader":
+    def of(cls, world: "ProcessGroup", make: Callable[..., Any], *arguments: Any) -> "Leader":
         """Return the trainer `make(*arguments)`, a function of a module, that all processes make.
 
         Raises:
@@ -112,7 +115,7 @@ def dismiss() -> None:
         return
     from ppo_core import process_group
 
-    world: Any = process_group.joined()
+    world = _world()
     with suppress(RuntimeError):  # one of them died, and whatever started them ends the rest
         world.from_first(_Call("end"))
         process_group.leave()
@@ -128,11 +131,12 @@ def follow() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 gets them too, and stops the run in good order
         signal.signal(number, signal.SIG_IGN)
 
-    world: Any = process_group.joined()
+    world = _world()
     trainer: Any = None
     steps: Iterator[StepReport] = iter(())
     while True:
         call = world.from_first()
+        assert isinstance(call, _Call)
         try:
             match call.what:
                 case "make":
@@ -156,7 +160,16 @@ def follow() -> int:
             os._exit(1)  # at once, so that the others, which wait for this one, learn of it
 
 
-def _made(world: Any, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _world() -> "ProcessGroup":
+    """Return the world of this process of several."""
+    from ppo_core import process_group
+
+    world = process_group.joined()
+    assert isinstance(world, process_group.ProcessGroup)
+    return world
+
+
+def _made(world: "ProcessGroup", make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     from ppo_core.world import together
 
     return together(world, lambda: make(*arguments))

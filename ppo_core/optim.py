@@ -92,7 +92,7 @@ class Optimizers:
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return AdamW's state of each weight by its name, whole; sharded, all processes ask at the same time."""
         return {
-            self._names[parameter]: {key: _whole(value) for key, value in optimizer.state[parameter].items()}
+            self._names[parameter]: {key: sharding.whole(value) for key, value in optimizer.state[parameter].items()}
             for optimizer in self.both
             for parameter in self._of(optimizer)
             if parameter in optimizer.state
@@ -112,7 +112,7 @@ class Optimizers:
             named = [(number, self._names[p], p) for number, p in enumerate(self._of(optimizer))]
             own = optimizer.state_dict()
             own["state"] = {
-                number: {key: _spread(value, parameter) for key, value in state[name].items()}
+                number: {key: sharding.like(value, parameter) for key, value in state[name].items()}
                 for number, name, parameter in named
                 if name in state
             }
@@ -144,14 +144,6 @@ def _adamw(parameters: list[nn.Parameter], norms: set[nn.Parameter], rate: float
     if config.optim == "adamw_8bit":
         return quantized.adamw_8bit(groups, **options)
     return AdamW(groups, **options, fused=True)
-
-
-def _whole(value: Any) -> Any:
-    return sharding.whole(value) if isinstance(value, Tensor) else value
-
-
-def _spread(value: Any, parameter: nn.Parameter) -> Any:
-    return sharding.like(value, parameter) if isinstance(value, Tensor) else value
 
 
 def _bytes_of_moments(parameter: nn.Parameter) -> int:

@@ -47,7 +47,7 @@ class Chunks:
         forward = config.local_rollout_forward_batch_size
         training = config.batch_sizes(world.size).per_device_train_batch_size
         works = {"generation": forward, "scoring": forward, "training": training}
-        is_sharded = config.use_fsdp and world.size > 1
+        is_sharded = config.shards_weights(world.size)
         return cls(
             **{
                 work: ChunkRows(work, rows, world, may_halve=not (is_sharded and work == "training"))
@@ -89,7 +89,7 @@ class RunState:
             ConfigError: the networks cannot be built, or the batch cannot be spread over the processes.
         """
         network = build_network(config, models.reference, models.reward_model)
-        if config.use_fsdp and world.size > 1:
+        if config.shards_weights(world.size):
             network.shard(partial(sharding.shard, world=world))
         return cls(
             config,

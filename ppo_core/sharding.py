@@ -11,7 +11,7 @@ Source: Zhao et al. 2023, arXiv 2304.11277; PyTorch's `fully_shard`.
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,10 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ppo_core.errors import ConfigError
-from ppo_core.policy import TRUNK
+from ppo_core.policy import TRUNK, ActorCritic
 from ppo_core.world import World
+
+T = TypeVar("T")
 
 
 def shard(model: PreTrainedModel, world: World) -> None:
@@ -52,8 +54,11 @@ def shard(model: PreTrainedModel, world: World) -> None:
 
 
 @contextmanager
-def gathered(network: nn.Module) -> Iterator[None]:
+def gathered(network: ActorCritic) -> Iterator[None]:
     """Have all weights whole in every process inside; for passes without gradients."""
+    if not network.is_sharded:
+        yield
+        return
     modules = _sharded(network)
     for module in modules:
         module.set_reshard_after_forward(False, recurse=False)
@@ -67,22 +72,23 @@ def gathered(network: nn.Module) -> Iterator[None]:
         drop_gathered(network)
 
 
-def drop_gathered(network: nn.Module) -> None:
+def drop_gathered(network: ActorCritic) -> None:
     """Have every process hold its share alone again; after an optimizer step what was gathered is out of date."""
-    for module in _sharded(network):
-        module.reshard()
+    if network.is_sharded:
+        for module in _sharded(network):
+            module.reshard()
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor whole; of one that is sharded, all processes ask at the same time."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def whole(value: T) -> T:
+    """Return a sharded tensor whole, for which all processes ask at the same time; anything else as it is."""
+    return cast(T, value.full_tensor()) if isinstance(value, DTensor) else value
 
 
-def like(value: Tensor, parameter: Tensor) -> Tensor:
-    """Return a whole tensor spread as the parameter is; as it is where it has another shape, or that is whole, too."""
-    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+def like(value: T, parameter: Tensor) -> T:
+    """Return a whole tensor of a sharded parameter's shape spread as that is; anything else as it is."""
+    if not isinstance(value, Tensor) or not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
-    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+    return cast(T, distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements))
 
 
 def clip_grad_norm(parameters: Iterable[nn.Parameter], most: float) -> Tensor:

@@ -256,6 +256,17 @@ def diagnose(course: Course) -> list[Diagnosis]:
     return found
 
 
+def with_repeats(found: Sequence[Diagnosis]) -> list[tuple[Diagnosis, bool]]:
+    """Return each diagnosis with whether one before it advises the same change."""
+    changes = [one.advice for one in found]
+    return [(one, one.advice in changes[:place]) for place, one in enumerate(found)]
+
+
+def is_choice(found: Sequence[Diagnosis]) -> bool:
+    """Return whether more than one change is advised."""
+    return len({one.advice for one in found}) > 1
+
+
 NEAR = 1.3
 """A value that differs by less than this factor from the advised one is the advised one."""
 

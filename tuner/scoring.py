@@ -29,9 +29,10 @@ keeps their numbers.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -346,14 +347,47 @@ class Changes:
         self._trials: TrialList | None = None
         self._taken = 0
 
-    def take(self, trials: TrialList) -> tuple[bool, list[TrialRow]]:
-        """Return whether this is another list than the last time, and the rows that changed, or all, by number."""
-        is_other = trials is not self._trials
-        if is_other:
+    def are_of(self, trials: TrialList) -> bool:
+        """Return whether they were taken from this list the last time."""
+        return trials is self._trials
+
+    def take(self, trials: TrialList) -> list[TrialRow]:
+        """Return the rows that changed, by number; of another list than the last time, all."""
+        if not self.are_of(trials):
             self._trials, self._taken = trials, 0
         places = sorted(set(trials.log[self._taken :]))
         self._taken = len(trials.log)
-        return is_other, [trials[place] for place in places]
+        return [trials[place] for place in places]
+
+
+class Follower(ABC):
+    """What is counted of a list's trials, kept up as they change. It has counted nothing until it first follows."""
+
+    def __init__(self) -> None:
+        self._changes = Changes()
+        self._rows: dict[int, TrialRow] = {}
+        """The trials by number, as they are counted."""
+        self._clear()
+
+    def follow(self, trials: TrialList) -> Self:
+        """Take over how the trials stand, and return this; of the list followed before, only what has changed since."""
+        if not self._changes.are_of(trials):
+            self._rows = {}
+            self._clear()
+        for row in self._changes.take(trials):
+            if row.number in self._rows:
+                self._count(self._rows[row.number], -1)
+            self._rows[row.number] = row
+            self._count(row, 1)
+        return self
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Count from nothing."""
+
+    @abstractmethod
+    def _count(self, row: TrialRow, sign: int) -> None:
+        """Count a trial as it stands; with the sign -1 take it off."""
 
 
 class Tally:

@@ -339,7 +339,7 @@ class StudySpec:
     @property
     def shards_weights(self) -> bool:
         """Whether some trial's processes hold shares of its weights, whose memory nothing predicts."""
-        return self.gpus_per_trial > 1 and any(config.use_fsdp for config in self.extreme_configs().values())
+        return any(config.shards_weights(self.gpus_per_trial) for config in self.extreme_configs().values())
 
     def origins(self) -> dict[str, ValueSource]:
         """Return where trial 0's value of each fixed or searched hyperparameter comes from, by name."""

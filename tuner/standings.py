@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tuner.scoring import Changes, TrialList
+from tuner.scoring import Follower
 from tuner.status import Origin, Status
 from tuner.store import TrialRow
 
@@ -161,16 +161,14 @@ class Rules:
     that is searched, and each trial waits."""
 
 
-class Standings:
+class Standings(Follower):
     """Of one study's trials, as of the last `follow`."""
 
     def __init__(self, rules: Rules) -> None:
+        super().__init__()
         self._rules = rules
-        self._changes = Changes()
-        self._clear()
 
     def _clear(self) -> None:
-        self._rows: dict[int, TrialRow] = {}
         self.promised = 0
         """The episodes that trials which count have spent or were promised."""
         self.listed = 0
@@ -187,18 +185,6 @@ class Standings:
         self._values = Ordered[tuple[float, int]]()
         self._matched: Counter[Hashable] = Counter()
         self._resting_alike: defaultdict[Hashable, set[int]] = defaultdict(set)
-
-    def follow(self, trials: TrialList) -> "Standings":
-        """Take over how the trials stand, and return this."""
-        is_other, rows = self._changes.take(trials)
-        if is_other:
-            self._clear()
-        for row in rows:
-            if row.number in self._rows:
-                self._count(self._rows[row.number], -1)
-            self._rows[row.number] = row
-            self._count(row, 1)
-        return self
 
     @property
     def usual(self) -> float:

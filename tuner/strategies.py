@@ -23,7 +23,7 @@ from ppo_core.hyperparameters import PPOConfig
 from tuner.best import best_rank
 from tuner.protocol import Stepped
 from tuner.scheduler import Action, Decision, guarded, is_audited, is_evaluated
-from tuner.scoring import Changes, Evaluations, TrialList, rung_score
+from tuner.scoring import Changes, Evaluations, Follower, TrialList, rung_score
 from tuner.search.matching import Match, Matching, alike, label
 from tuner.search.sampler import Projection
 from tuner.spec import Strategy, StudySpec
@@ -348,8 +348,7 @@ class Staged(FullRuns):
         """Return this stage's values as the sampler proposes them, and a configuration with the best trial's others."""
         stage, spec = self._stage(trials), self._spec
         names, part = self._stages[stage], self._parts[stage]
-        _, changed = self._taught[stage].take(trials)
-        part.update(self._as_taught(row, stage) for row in changed)
+        part.update(self._as_taught(row, stage) for row in self._taught[stage].take(trials))
         params = part.propose(number)
         best = self._ends.follow(trials).best
         others = {} if best is None else {name: trials[best].config[name] for name in spec.search if name not in names}
@@ -390,15 +389,14 @@ class Staged(FullRuns):
         return row.status is Status.COMPLETED and row.end_kl is not None and row.end_kl <= self._spec.kl_budget
 
 
-class _Ends:
+class _Ends(Follower):
     """What the stages ask of the trials that have ended, kept up as trials change."""
 
     def __init__(self, spec: StudySpec) -> None:
-        self._spec, self._changes = spec, Changes()
-        self._clear()
+        super().__init__()
+        self._spec = spec
 
     def _clear(self) -> None:
-        self._rows: dict[int, TrialRow] = {}
         self.made: Counter[str] = Counter()
         """How many proposed trials that count have each searched value."""
         self._by_time = Ordered[tuple[float, int]]()
@@ -413,17 +411,6 @@ class _Ends:
     def best(self) -> int | None:
         """The best trial (see `tuner.best`)."""
         return None if self._by_rank.first is None else self._by_rank.first[-1]
-
-    def follow(self, trials: TrialList) -> "_Ends":
-        is_other, rows = self._changes.take(trials)
-        if is_other:
-            self._clear()
-        for row in rows:
-            if row.number in self._rows:
-                self._count(self._rows[row.number], -1)
-            self._rows[row.number] = row
-            self._count(row, 1)
-        return self
 
     def _count(self, row: TrialRow, sign: int) -> None:
         if row.counts and row.origin is Origin.SAMPLED:

@@ -7,7 +7,18 @@ from dashboard.data import Snapshot
 from dashboard.views import control_parts
 from ppo_core.errors import PPOTunerError
 from ppo_core.output import KL_UNIT, measured, plus_minus, short
-from tuner.diagnose import Diagnosis, course_of, diagnose, enqueued, label, tried, try_it, why_nothing
+from tuner.diagnose import (
+    Diagnosis,
+    course_of,
+    diagnose,
+    enqueued,
+    is_choice,
+    label,
+    tried,
+    try_it,
+    why_nothing,
+    with_repeats,
+)
 from tuner.store import Store, TrialRow
 
 
@@ -18,16 +29,14 @@ def draw(store: Store, snapshot: Snapshot, number: int) -> None:
         return
     st.subheader(f"What to change in trial {number}", anchor=False)
     found = diagnose(course_of(store, trial, snapshot.view.spec))
-    advised: set[str] = set()
-    for one in found:
-        if one.advice in advised:
+    for one, is_repeat in with_repeats(found):
+        if is_repeat:
             st.markdown(f"**{one.rule}.** {one.finding} The same change.")
         else:
             _advice(store, snapshot, trial, one)
-        advised.add(one.advice)
     if not found:
         st.text(why_nothing(trial))
-    elif len(advised) > 1:
+    elif is_choice(found):
         st.caption("Try one change at a time, the first one first, to see which one helps.")
     control_parts.draw_flash()
     control_parts.draw_asked()

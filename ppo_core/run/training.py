@@ -187,8 +187,8 @@ class _Session:
         """Say the run's predicted peak before anything is loaded; OutOfMemory where it cannot fit."""
         from ppo_core.model_shapes import memory_line
 
-        if self._run.config.use_fsdp and launched.size() > 1:
-            return  # nothing predicts sharded weights
+        if self._run.config.shards_weights(launched.size()):
+            return
         line = memory_line([self._run.config.share_of(launched.size())], self._task, assets, self._run.device)
         if line is not None:
             self._print(line)

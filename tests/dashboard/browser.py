@@ -75,7 +75,10 @@ def serve(
     flags: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Serve the dashboard on a store, as `ppo-tuner dashboard` does, from a working folder."""
+    """Serve the dashboard on a store, as `ppo-tuner dashboard` does, from a working folder.
+
+    The studies that were launched from it, which outlive a dashboard, are ended with it, whatever ends the tests.
+    """
     port = port or free_port()
     output = folder / f"server-{port}.txt"
     command = [sys.executable, "-m", "tuner.cli.main", "dashboard", "--storage", storage, "--port", str(port), *flags]

@@ -24,11 +24,11 @@ def test_what_is_no_store_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
             "is not an SQLite database; name another with --storage",
         ),
         ("cut off", cut_off_store, "database disk image is malformed$"),
-        ("of others", lambda path: other_database(path, "DELETE"), "holds no PPO Tuner store; name another with"),
-        ("with a log", lambda path: other_database(path, "WAL"), "holds no PPO Tuner store; name another with"),
+        ("of others", lambda path: other_database(path, "DELETE"), "is not a PPO Tuner store; name another with"),
+        ("with a log", lambda path: other_database(path, "WAL"), "is not a PPO Tuner store; name another with"),
         ("newer", lambda path: versioned_store(path, "99"), "has schema version 99; .* a newer PPO Tuner reads it"),
         ("too old", lambda path: versioned_store(path, "1"), "has schema version 1; .* it is too old to be migrated"),
-        ("no version", lambda path: versioned_store(path, "x"), "is damaged: it holds no schema version"),
+        ("no version", lambda path: versioned_store(path, "x"), "is damaged: it has no schema version"),
     ):
         folder = tmp_path / name
         folder.mkdir()
@@ -47,7 +47,7 @@ def test_a_log_that_a_killed_program_left_is_not_written_into_the_file(tmp_path:
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
     before = files(tmp_path)
     assert before["store.db-wal"]
-    with pytest.raises(StoreError, match="holds no PPO Tuner store"):
+    with pytest.raises(StoreError, match="is not a PPO Tuner store"):
         Store.open(str(path), create=True)
     assert {**files(tmp_path), "store.db-shm": b""} == {**before, "store.db-shm": b""}
 

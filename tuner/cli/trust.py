@@ -155,21 +155,19 @@ def diagnose(args: argparse.Namespace) -> int:
         return 0
     out = output.console()
     out.print(render.trial_line(trial), soft_wrap=True)
-    advised: set[str] = set()
-    for one, command in zip(found, commands, strict=True):
+    for (one, is_repeat), command in zip(diagnoses.with_repeats(found), commands, strict=True):
         out.print(f"{one.rule}. {one.finding}", style="bold", soft_wrap=True)
         there = diagnoses.tried(view.trials, trial, one, view.spec)
-        if one.advice in advised:
+        if is_repeat:
             out.print(f"  The same change: {one.advice}.")
         elif there is not None:
             value = output.short(there.config[one.name])
             out.print(f"  Tried already, with {one.name} = {value}: {render.trial_line(there)}", soft_wrap=True)
         else:
             out.print(f"  Try {one.advice}:\n  {command}", soft_wrap=True)
-        advised.add(one.advice)
     if not found:
         out.print(diagnoses.why_nothing(trial))
-    elif len(advised) > 1:
+    elif diagnoses.is_choice(found):
         out.print(
             "Try one change at a time, the first one first: with several at once you cannot see which one helped."
         )

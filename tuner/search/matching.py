@@ -18,9 +18,10 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from ppo_core.declare import HyperValue
-from tuner.scoring import Changes, TrialList
+from tuner.scoring import Follower, TrialList
 from tuner.space import FIXED, KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.standings import Ordered
@@ -58,20 +59,20 @@ class Match:
     params: Mapping[str, HyperValue]
 
 
-class Matching:
+class Matching(Follower):
     """Which configurations of a study are to be run at another β, kept up as its trials change."""
 
     def __init__(self, spec: StudySpec) -> None:
+        super().__init__()
         self._spec, self._is_matching = spec, is_matching(spec)
-        self._changes = Changes()
-        self._clear()
 
     def _clear(self) -> None:
-        self._rows: dict[int, TrialRow] = {}
         self._runs: dict[Alike, dict[int, TrialRow]] = {}
         """The trials with a fixed β that ran, or run, to their ends, those that differ in β alone together."""
         self._due: dict[Alike, Match] = {}
         """By configuration what is to be run of it next."""
+        self._changed: set[Alike] = set()
+        """The configurations of which `_due` is to be said again."""
         self._near = Ordered[tuple[float, float, int]]()
         """Of those that ended how far their KL is from the goal, and the logarithm of the β that would have met it."""
         self._best = Ordered[tuple[float, int]]()
@@ -84,7 +85,7 @@ class Matching:
         """
         if not self._is_matching:
             return None
-        self._follow(trials)
+        self.follow(trials)
         if not self._due and is_last:
             return self._closer()
         return min(self._due.values(), key=lambda match: _order(self._rows[match.trial]), default=None)
@@ -93,7 +94,7 @@ class Matching:
         """Return at which β a trial that rests is run to its end, from the start; None: it continues with its own."""
         if not self._is_matching or not alike(row, self._spec):  # a search of β alone is to try what it proposes
             return None
-        self._follow(trials)
+        self.follow(trials)
         near = [beta for distance, beta, _ in self._near.head(NEAREST) if distance <= REACH]
         if not near:
             return None
@@ -105,31 +106,25 @@ class Matching:
         control = {KL_CONTROL: FIXED} if KL_CONTROL in params else {}
         return Match(row.number, {**params, **control, BETA: suits})
 
-    def _follow(self, trials: TrialList) -> None:
-        is_other, rows = self._changes.take(trials)
-        if is_other:
-            self._clear()
-        changed: set[Alike] = set()
-        for row in rows:
-            if row.number in self._rows:
-                changed |= self._count(self._rows[row.number], -1)
-            self._rows[row.number] = row
-            changed |= self._count(row, 1)
-        for configuration in changed:
+    def follow(self, trials: TrialList) -> Self:
+        """Take over how the trials stand, and return this."""
+        super().follow(trials)
+        for configuration in self._changed:
             self._due.pop(configuration, None)
             runs = self._in_order(configuration)
             match = _matched(runs, self._spec) if runs else None
             if match is not None:
                 self._due[configuration] = match
+        self._changed.clear()
+        return self
 
-    def _count(self, row: TrialRow, sign: int) -> set[Alike]:
-        """Add a trial, or with the sign -1 take it off; return the configuration that it changes, if it does."""
+    def _count(self, row: TrialRow, sign: int) -> None:
         if not row.counts:
-            return set()
+            return
         if row.status is Status.COMPLETED and row.value is not None:
             self._best.change((-row.value, row.number), sign)
         if row.config.get("kl_target") is not None or row.is_resting:
-            return set()
+            return
         goal = math.log(GOAL * self._spec.kl_budget)
         for _, beta, kl in _points([row]):
             self._near.change((abs(kl - goal), beta + (kl - goal) / SLOPE, row.number), sign)
@@ -141,7 +136,7 @@ class Matching:
             del runs[row.number]
             if not runs:
                 del self._runs[configuration]
-        return {configuration}
+        self._changed.add(configuration)
 
     def _in_order(self, configuration: Alike) -> list[TrialRow]:
         runs = self._runs.get(configuration, {})

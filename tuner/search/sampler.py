@@ -60,8 +60,7 @@ class Projection:
 
     def follow(self, trials: TrialList) -> None:
         """Take over how a study's trials stand; of a list that was followed before, only what has changed since."""
-        _, changed = self._changes.take(trials)
-        self.update(changed)
+        self.update(self._changes.take(trials))
 
     def update(self, rows: Iterable[TrialRow]) -> None:
         """Take over how the trials stand; of rows that were given before, only those that are other objects now."""
