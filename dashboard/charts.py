@@ -1,26 +1,19 @@
-"""What a chart over a run shows, as data: pure functions from step rows to points, lines, areas, limits and marks.
-
-`dashboard.echarts` draws it live, `dashboard.figures.saved` draws it for a file.
-"""
+"""Charts of a run: pure functions from step rows to what a chart is made of (`dashboard.chart_parts`)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
 
 from dashboard import style
+from dashboard.chart_parts import FAINT, Area, Axis, Chart, EarlyEnd, Limit, Line, Panel, Point
 from dashboard.diagnosis import SIGNALS, Incident
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.guard import KL, RULES
 from tuner.search.fidelity import Rest
 from tuner.status import Status
 
-Axis = Literal["step", "episodes", "tokens", "seconds", "KL"]
-AXES: tuple[Axis, ...] = get_args(Axis)
-Across = Axis | Literal["device-seconds"]
-"""What lies across a chart: of a trial's curve one of `AXES`, of a whole study what its trials cost."""
 LENGTH = "response/length_mean"
 NEEDED: dict[Axis, tuple[str, ...]] = {"step": (), "episodes": (), "tokens": (LENGTH,), "seconds": (), "KL": (KL,)}
 """The metrics that a horizontal axis is made of."""
@@ -120,163 +113,6 @@ def band_edges(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
     return spread[2 * bucket["trial"].nunique() >= going].reset_index(drop=True)
 
 
-# What a chart is made of.
-
-PANEL, GAP = 92, 30
-"""Heights in pixels of one of several panels, and of what lies between two."""
-FILL = "rgba(128, 128, 128, 0.10)"
-FAINT = "rgba(128, 128, 128, 0.45)"
-"""Grey that shows on light and on dark pages: an area, and a line behind others."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A trial's line, or one of the study as a whole: in the trial's colour, or in grey behind the others."""
-
-    trial: int
-    points: pd.DataFrame
-    """`x`, `y`."""
-    name: str
-    is_bright: bool = True
-    label: str = ""
-    """The text at its end."""
-    with_points: bool = False
-    dash: style.Dash = style.SOLID
-    is_resting: bool = False
-    """Whether the strategy paused the trial: its line is quieter than one that came to its end."""
-    is_stepped: bool = False
-    """Whether a height holds until the next point."""
-
-    @property
-    def colour(self) -> str:
-        return style.colour(self.trial) if self.is_bright else FAINT
-
-    @property
-    def width(self) -> float:
-        return 2 if self.is_bright and not self.is_resting else 1.2
-
-    @property
-    def opacity(self) -> float:
-        return 0.6 if self.is_bright and self.is_resting else 1.0
-
-
-@dataclass(frozen=True)
-class Area:
-    """Areas on top of each other, behind the lines."""
-
-    edges: pd.DataFrame
-    """`x`, and the heights of every edge from the lowest up; a column is named after the area below it."""
-    colour: str
-    """#rrggbb."""
-    opacities: tuple[float, ...]
-    """From one edge to the next."""
-
-
-@dataclass(frozen=True)
-class Limit:
-    """A dashed line across a panel, at a height or at a place of the horizontal axis."""
-
-    value: float
-    text: str = ""
-    is_upright: bool = False
-    at_end: bool = False
-    """Whether the text stands at the right end."""
-    colour: str = style.NEUTRAL
-    width: float = 1.5
-
-
-@dataclass(frozen=True)
-class EarlyEnd:
-    """The mark where a trial was pruned, stopped or failed."""
-
-    trial: int
-    status: Status
-    x: float
-    y: float
-    is_bright: bool
-    name: str
-    """The trial's number and what else it is called."""
-    rule: str
-    """The guard's rule that ended it; may be empty."""
-    on_left: bool
-    """Whether the text stands left of the symbol, where there is room for it."""
-
-    @property
-    def colour(self) -> str:
-        return style.colour(self.trial) if self.is_bright else FAINT
-
-    @property
-    def size(self) -> int:
-        """In pixels."""
-        return 12 if self.is_bright else 9
-
-
-@dataclass(frozen=True)
-class Point:
-    """A marked point with words of its own in the tooltip."""
-
-    x: float
-    y: float
-    tooltip: str
-    """What the tooltip says before the value."""
-    value: float
-    colour: str
-    mark: style.Mark
-    is_bright: bool = True
-    """Whether it has a tooltip and a text, and is not behind the others."""
-    name: str = ""
-    """The text beside it: first this, in its colour."""
-    text: str = ""
-    """Then this, in grey."""
-    on_left: bool = False
-
-    @property
-    def size(self) -> int:
-        """In pixels."""
-        return 10 if self.is_bright else 6
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One plot of a chart."""
-
-    title: str
-    """Of the vertical axis, with its unit."""
-    lines: Sequence[Line] = ()
-    areas: Sequence[Area] = ()
-    limits: Sequence[Limit] = ()
-    ends: Sequence[EarlyEnd] = ()
-    """The grey ones first."""
-    points: Sequence[Point] = ()
-    """The grey ones first."""
-    shaded: tuple[float, float] | None = None
-    """From one height to another."""
-    span: tuple[float, float] | None = None
-    """The ends of the vertical axis; None: as far as the numbers go."""
-    is_log: bool = False
-
-    def ends_by_status(self) -> dict[tuple[bool, Status], list[EarlyEnd]]:
-        """Return the early ends by whether they are bright and by status."""
-        found: dict[tuple[bool, Status], list[EarlyEnd]] = {}
-        for end in self.ends:
-            found.setdefault((end.is_bright, end.status), []).append(end)
-        return found
-
-
-@dataclass(frozen=True)
-class Chart:
-    """What a chart shows: panels over each other, all over the same part of one axis."""
-
-    name: str
-    """Of its file."""
-    axis: Across
-    span: tuple[float, float]
-    """The ends of the horizontal axis."""
-    panels: Sequence[Panel]
-    right: int = 40
-    """Pixels on the right for names at lines' ends."""
-
-
 # One metric over the run. Labels and units come from the declared metrics. No text from outside gets into a chart.
 
 MOST_LIMITS = 1.5
@@ -289,14 +125,6 @@ MOST_SPREADS = 3
 """Highlighted trials up to which each one's distribution is drawn behind its line."""
 MOST_IN_ALL = 6_000
 """Points of a whole chart: a refresh sends them all."""
-AXIS_TITLES: Mapping[Across, str] = {
-    "step": "Step (PPO iterations)",
-    "episodes": "Episodes",
-    "tokens": "Response tokens",
-    "seconds": "Seconds of the trial",
-    "KL": METRICS[KL].title,
-    "device-seconds": "Device-seconds of all trials",
-}
 KL_METRICS = (KL, "objective/kl", "eval/kl")
 """Metrics that budget, limit and target are drawn into: nats per response."""
 

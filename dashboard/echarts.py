@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from dashboard import style
-from dashboard.charts import AXIS_TITLES, FILL, GAP, PANEL, Area, Chart, EarlyEnd, Limit, Line, Panel, Point
+from dashboard.chart_parts import AXIS_TITLES, FILL, GAP, PANEL, Area, Chart, EarlyEnd, Limit, Line, Panel, Point
 
 Option = dict[str, Any]
 TOP = 30

@@ -11,9 +11,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard import charts, style
+from dashboard import chart_parts, charts, style
 from dashboard.analysis import Checkpoint, rule_label
-from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS, Area, Chart, EarlyEnd, Limit, Line, Panel, Point
+from dashboard.chart_parts import Area, Chart, EarlyEnd, Limit, Line, Panel, Point
+from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.spec import StudySpec
@@ -377,9 +378,9 @@ SAVED_HEIGHT = 450
 def saved(chart: Chart, title: str) -> go.Figure:
     """Return a live chart under `title`; no text in it is taken for HTML or a formula."""
     count = len(chart.panels)
-    high = count * charts.PANEL + (count - 1) * charts.GAP if count > 1 else SAVED_HEIGHT
+    high = count * chart_parts.PANEL + (count - 1) * chart_parts.GAP if count > 1 else SAVED_HEIGHT
     titles = [_plain(panel.title) for panel in chart.panels]
-    figure = make_subplots(count, shared_xaxes=True, vertical_spacing=charts.GAP / high, subplot_titles=titles)
+    figure = make_subplots(count, shared_xaxes=True, vertical_spacing=chart_parts.GAP / high, subplot_titles=titles)
     figure.update_annotations(x=0, xanchor="left", font={"size": 12})  # over the axis, where a low panel has room
     for row, panel in enumerate(chart.panels, 1):
         _draw_panel(figure, panel, row)
@@ -388,7 +389,7 @@ def saved(chart: Chart, title: str) -> go.Figure:
         kinds[style.RESTING] = None
     figure.add_traces([legend_entry(kind) for kind in kinds])
     figure.update_xaxes(range=chart.span, zeroline=False)
-    figure.update_xaxes(title={"text": charts.AXIS_TITLES[chart.axis]}, row=count)
+    figure.update_xaxes(title={"text": chart_parts.AXIS_TITLES[chart.axis]}, row=count)
     figure.update_yaxes(hoverformat=".4g", exponentformat="e", zeroline=False)
     return figure.update_layout(
         template="plotly_white",
@@ -418,7 +419,7 @@ def _draw_panel(figure: go.Figure, panel: Panel, row: int) -> None:
         _draw_limit(figure, limit, is_log=panel.is_log, **where)
     if panel.shaded is not None:
         low, high = panel.shaded
-        figure.add_hrect(low, high, fillcolor=charts.FILL, line={"width": 0}, layer="below", **where)
+        figure.add_hrect(low, high, fillcolor=chart_parts.FILL, line={"width": 0}, layer="below", **where)
 
 
 def _draw_limit(figure: go.Figure, limit: Limit, *, is_log: bool = False, **where: Any) -> None:

@@ -13,7 +13,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import analysis, data, figures, safe_text, style
-from dashboard.charts import Chart
+from dashboard.chart_parts import Chart
 from dashboard.data import Shown, Snapshot
 from dashboard.echarts import Option
 from dashboard.views import sidebar

@@ -7,7 +7,8 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import analysis, charts, data, echarts, style
-from dashboard.charts import KL_METRICS, Axis, Chart, Drawing
+from dashboard.chart_parts import Axis, Chart
+from dashboard.charts import KL_METRICS, Drawing
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common

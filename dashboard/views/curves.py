@@ -8,7 +8,8 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import analysis, charts, data, health
-from dashboard.charts import AXES, MOST_LINES, Drawing
+from dashboard.chart_parts import AXES
+from dashboard.charts import MOST_LINES, Drawing
 from dashboard.data import Snapshot
 from dashboard.views import by_beta, changes, common, curve_charts, incident
 from dashboard.views.by_beta import CHOSEN_METRICS, NAMED_BY

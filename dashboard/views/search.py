@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import charts, data, echarts, spending
-from dashboard.charts import Chart
+from dashboard.chart_parts import Chart
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dashboard import charts, echarts, style
+from dashboard import chart_parts, charts, echarts, style
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
 from dashboard.views import curve_charts, curves
@@ -50,7 +50,7 @@ def shown(
     targets: dict[str, float] | None = None,
     rests: dict[int, tuple[Rest, ...]] | None = None,
     **drawing: Any,
-) -> charts.Chart:
+) -> chart_parts.Chart:
     rows = pd.DataFrame(trials or [trial(int(number)) for number in frame["trial"].unique()])
     levels = (LEVELS if metric == KL else {}) if levels is None else levels
     shaded = 10 if metric == KL else None
@@ -119,7 +119,7 @@ def test_a_stop_is_at_the_step_of_its_reason_in_the_trials_colour() -> None:
 def test_a_failure_without_a_step_is_marked_at_its_last_one_in_grey_where_it_is_not_chosen() -> None:
     frame = pd.concat([steps(0, [0, 1, 2]), steps(1, [0, 3])])
     [end] = named(chart(frame, trial(0), trial(1, Status.FAILED), chosen=(0,)), "failed")["data"]
-    assert (end["value"], end["itemStyle"]["color"], end["label"]["show"]) == ([1, 3], charts.FAINT, False)
+    assert (end["value"], end["itemStyle"]["color"], end["label"]["show"]) == ([1, 3], chart_parts.FAINT, False)
 
 
 def test_the_text_of_a_stop_near_the_right_edge_stands_left_of_it() -> None:
@@ -222,7 +222,11 @@ def test_pauses_of_grey_trials_are_one_silent_series_and_those_in_a_band_are_non
     rests = {number: (Rest(192, 0.5),) for number in range(26)}
     few = chart(frame[frame["trial"] < 3], *many[:3], chosen=(0,), rests=rests)
     grey = named(few, "Others")
-    assert (grey["data"], grey["silent"], grey["itemStyle"]["borderColor"]) == ([[3, 3], [3, 3]], True, charts.FAINT)
+    assert (grey["data"], grey["silent"], grey["itemStyle"]["borderColor"]) == (
+        [[3, 3], [3, 3]],
+        True,
+        chart_parts.FAINT,
+    )
     assert [name for name in names(few) if "paused" in name] == ["Trial 0 paused at rung, score"]
     assert "Others" not in names(chart(frame, *many, chosen=(0,), rests=rests))
 
@@ -277,7 +281,7 @@ def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: charts.Axi
     frame = steps(0, [0, 1, 2], **{"response/length_mean": [10.0] * 3})
     option = chart(frame, metric=SCORE, axis=axis)
     ends = {"step": 2, "episodes": 128, "tokens": 1280, "seconds": 4, "KL": 2}
-    assert (option["xAxis"]["max"], option["xAxis"]["name"]) == (ends[axis], charts.AXIS_TITLES[axis])
+    assert (option["xAxis"]["max"], option["xAxis"]["name"]) == (ends[axis], chart_parts.AXIS_TITLES[axis])
 
 
 def test_episodes_are_where_a_line_has_its_points() -> None:
@@ -310,7 +314,7 @@ def test_chosen_trials_are_in_their_colour_and_dash_and_the_others_grey_behind_t
     one, seven, grey = (named(option, f"Trial {number}") for number in (1, 7, 0))
     assert one["lineStyle"]["color"] == seven["lineStyle"]["color"] == "#E69F00"
     assert (one["lineStyle"]["type"], seven["lineStyle"]["type"]) == ("solid", [8, 4])
-    assert grey["lineStyle"]["color"] == charts.FAINT and grey["z"] < one["z"] and not grey["tooltip"]["show"]
+    assert grey["lineStyle"]["color"] == chart_parts.FAINT and grey["z"] < one["z"] and not grey["tooltip"]["show"]
 
 
 def test_a_line_has_its_number_at_its_end_unless_its_early_end_has_it() -> None:

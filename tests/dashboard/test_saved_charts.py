@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import pytest
 from playwright.sync_api import Browser, Page
 
-from dashboard import charts, figures, style
+from dashboard import chart_parts, charts, figures, style
 from dashboard.charts import Drawing
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
@@ -27,7 +27,7 @@ NAN = math.nan
 MARKUP = "</script><script>alert(1)</script><b>x</b> & $1$"
 
 
-def copy(chart: charts.Chart) -> go.Figure:
+def copy(chart: chart_parts.Chart) -> go.Figure:
     return figures.saved(chart, "reviews: KL")
 
 
@@ -59,7 +59,7 @@ def test_a_line_keeps_every_number_its_gap_its_look_and_the_number_at_its_end() 
 def test_a_grey_line_is_grey_and_in_no_legend_and_a_single_point_is_seen() -> None:
     figure = copy(shown(pd.concat([steps(0, [1, 2]), steps(1, [3])]), chosen=(0,)))
     grey = named(figure, "Trial 1")
-    assert (grey.line.color, grey.showlegend, grey.hoverinfo) == (charts.FAINT, False, "skip")
+    assert (grey.line.color, grey.showlegend, grey.hoverinfo) == (chart_parts.FAINT, False, "skip")
     assert (grey.mode, named(figure, "Trial 0").mode) == ("lines+markers", "lines+text")
 
 
@@ -122,7 +122,7 @@ def test_early_ends_have_their_symbol_and_the_chosen_ones_their_text() -> None:
     assert (list(failed.x), failed.marker.symbol) == ([0], "triangle-up")
     assert (list(bright.x), list(bright.y)) == ([2], [25])
     assert (list(bright.text), list(bright.textposition)) == (["0 KL far over the limit: 188"], ["middle left"])
-    assert (list(bright.marker.color), list(grey.marker.color)) == ([style.colour(0)], [charts.FAINT])
+    assert (list(bright.marker.color), list(grey.marker.color)) == ([style.colour(0)], [chart_parts.FAINT])
     assert [entry.name for entry in legend] == ["pruned", "failed"]
 
 
