@@ -276,8 +276,8 @@ def test_the_kl_can_be_the_horizontal_axis_in_the_order_of_the_steps() -> None:
     assert option["xAxis"]["name"] == "KL (nats per response)"
 
 
-@pytest.mark.parametrize("axis", charts.AXES)
-def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: charts.Axis) -> None:
+@pytest.mark.parametrize("axis", chart_parts.AXES)
+def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: chart_parts.Axis) -> None:
     frame = steps(0, [0, 1, 2], **{"response/length_mean": [10.0] * 3})
     option = chart(frame, metric=SCORE, axis=axis)
     ends = {"step": 2, "episodes": 128, "tokens": 1280, "seconds": 4, "KL": 2}
