@@ -300,9 +300,9 @@ def _ends(
     It is on the curve, at the step that the reason names, else at the last one; where the curve has a gap there, as
     high as the last number before. Over the axis it stands on its `top`, with its height in the text.
     """
-    ends = []
-    for trial in trials[trials["status"].isin(EARLY)].itertuples():
-        line = points[points["trial"] == trial.number]
+    ends, lines = [], dict(iter(points.groupby("trial")))
+    for trial in trials[trials["status"].isin(EARLY) & trials["number"].isin(lines)].itertuples():
+        line = lines[trial.number]
         if not pd.isna(trial.stop_step):
             line = line[line["step"] <= trial.stop_step]
         heights = line["y"].dropna()

@@ -35,8 +35,7 @@ def choose(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> int:
 def line(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     """Draw a line on what moved first in the trial of `choose`; nothing where no KL went over a line."""
     number = _first(store, snapshot, chosen)
-    steps = data.curves(store, snapshot, READ, numbers=[number])
-    found = diagnosis.find(steps, limit=snapshot.view.spec.kl_limit, budget=snapshot.view.spec.kl_budget)
+    found = _found(store, snapshot, number)
     if found is not None:
         st.text(f"{_crossing(found, number)} {diagnosis.incident_text(found)}")
 
@@ -47,18 +46,26 @@ def _first(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> int:
     if begun is not None:
         return begun
     pruned = snapshot.kl_pruned[::-1][:LATEST]
-    return next(iter([*_with_moves(store, snapshot, pruned), *pruned, numbers[-1]]))
+    for number in pruned:
+        found = _found(store, snapshot, number)
+        if found is not None and found.moves:
+            return number
+    return pruned[0] if pruned else numbers[-1]
 
 
-def _with_moves(store: Store, snapshot: Snapshot, numbers: list[int]) -> list[int]:
-    """Return those of the trials whose incident tells what moved."""
+def _found(store: Store, snapshot: Snapshot, number: int) -> Incident | None:
+    """Return the incident of a trial; None: its KL stayed low."""
     spec = snapshot.view.spec
-    steps = data.curves(store, snapshot, READ, numbers=numbers)
-    incidents = {
-        number: diagnosis.find(steps[steps["trial"] == number], limit=spec.kl_limit, budget=spec.kl_budget)
-        for number in numbers
-    }
-    return [number for number, found in incidents.items() if found is not None and found.moves]
+    key = f"{data.stamp(store, snapshot, [number])}|{spec.kl_limit}|{spec.kl_budget}"
+    return _looked_for(key, store, snapshot, number)
+
+
+@st.cache_resource(max_entries=200, show_spinner=False)
+def _looked_for(key: str, _store: Store, _snapshot: Snapshot, _number: int) -> Incident | None:
+    """Return the incident of a trial whose steps and lines `key` identifies."""
+    spec = _snapshot.view.spec
+    steps = data.curves(_store, _snapshot, READ, numbers=[_number])
+    return diagnosis.find(steps, limit=spec.kl_limit, budget=spec.kl_budget)
 
 
 def _crossing(found: Incident, number: int) -> str:
@@ -73,7 +80,7 @@ def draw(store: Store, snapshot: Snapshot, number: int, latest: Latest) -> None:
     if steps.empty:
         st.info(f"Trial {number} has not reported a step yet.")
         return
-    found = diagnosis.find(steps, limit=spec.kl_limit, budget=spec.kl_budget)
+    found = _found(store, snapshot, number)
     if found is None:
         st.info(f"The KL of trial {number} never went over the budget of {spec.kl_budget:g} nats per response.")
     else:
