@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,9 @@ from tuner.cli.dashboard import streamlit_command
 from tuner.environment import STORAGE_VARIABLE
 from tuner.store import Lease, Store
 
-TARGETS = {"first_chart": 2.0, "click": 0.5, "refresh_bytes": 100_000}
+SECONDS_AIMED_AT = {"click": 0.5}
+TIMES_THE_FLOOR = {"first_chart": 1.4, "first_chart_again": 1.2}
+BYTES_AIMED_AT = {"refresh_bytes": 100_000}
 OUR_CHARTS = '[data-testid="stEChartsChart"] canvas'
 _IS_PAINTED = """selector => {
   const canvas = document.querySelector(selector);
@@ -45,7 +48,9 @@ ONE_CHART = """import streamlit as st
 axes = {"xAxis": {"type": "value"}, "yAxis": {"type": "value"}}
 st.echarts_chart(axes | {"series": [{"type": "line", "data": [[0, 1], [1, 2]]}]}, key="one")
 """
-VISITS = 5
+VISITS = 9
+FIRST_VISITS = 3
+"""To a server that has just started."""
 WATCHED_SECONDS = 10
 REFRESH_SECONDS = 2
 THEIR_POLL_SECONDS = 15
@@ -75,10 +80,11 @@ class Result:
     steps: int
     metrics: int
     floor: float
-    """Seconds to the first chart of a Streamlit page that holds nothing else: the median of a few visits."""
+    """Seconds to the first chart of a Streamlit page that holds nothing else: the median of visits between ours."""
     ours: Side
     optuna_dashboard: Side
     targets: dict[str, float]
+    """Seconds, and bytes."""
 
 
 @dataclass(frozen=True)
@@ -121,34 +127,40 @@ def measure(trials: int, steps: int) -> Result:
         big_study.write_optuna(theirs, store)
         browser = launch(playwright)
         try:
-            floor = _floor(browser, Path(folder, "app.py"))
-            sides = _ours(browser, path, study), _theirs(browser, theirs)
+            with _one_chart(Path(folder, "app.py")) as plain:
+                _timed_visit(browser, plain, _our_chart)
+                floor, ours = _ours(browser, path, study, plain)
+            sides = ours, _theirs(browser, theirs)
         finally:
             browser.close()
             store.release(lease)
             store.close()
-    return Result(trials, steps, len(big_study.METRICS), floor, *sides, TARGETS)
+    aimed_at = {name: times * floor for name, times in TIMES_THE_FLOOR.items()} | SECONDS_AIMED_AT | BYTES_AIMED_AT
+    return Result(trials, steps, len(big_study.METRICS), floor, *sides, aimed_at)
 
 
-def _floor(browser: Browser, app: Path) -> float:
+def _one_chart(app: Path) -> AbstractContextManager[str]:
+    """Serve a Streamlit page that holds one chart, and return its address."""
     app.write_text(ONE_CHART)
 
     def command(port: int) -> list[str]:
         _, _, _, *options = streamlit_command(port)
         return [sys.executable, "-m", "streamlit", "run", str(app), *options]
 
-    with server(command, "/_stcore/health") as address:
-        _timed_visit(browser, address, _our_chart)
-        return _median_visit(browser, address, _our_chart)
+    return server(command, "/_stcore/health")
 
 
-def _ours(browser: Browser, path: Path, study: Study) -> Side:
-    with server(streamlit_command, "/_stcore/health", {STORAGE_VARIABLE: f"sqlite:///{path}"}) as address:
+def _ours(browser: Browser, path: Path, study: Study, plain: str) -> tuple[float, Side]:
+    """Return what the first chart of the page `plain` takes, and what ours does: one visit to each in turn."""
+    serve = partial(server, streamlit_command, "/_stcore/health", {STORAGE_VARIABLE: f"sqlite:///{path}"})
+    cold = _first_visit(browser, serve, "/curves?study=large", _our_chart)
+    with serve() as address:
         link = f"{address}/curves?study=large"
-        cold = _timed_visit(browser, link, _our_chart)
+        _timed_visit(browser, link, _our_chart)
+        pairs = [[_timed_visit(browser, to, _our_chart) for to in (plain, link)] for _ in range(VISITS)]
+        floor, warm = (statistics.median(side) for side in zip(*pairs, strict=True))
         page = browser.new_page(viewport={"width": 1400, "height": 1250})
         received = Received(page)
-        warm = _median_visit(browser, link, _our_chart)
         clicks = [
             statistics.median(_choose(page, link, label, text, wait) for text in texts)
             for label, texts, wait in (
@@ -165,7 +177,7 @@ def _ours(browser: Browser, path: Path, study: Study) -> Side:
             page.wait_for_timeout(1_000)
         moved = (received.by_socket - before) / (WATCHED_SECONDS / REFRESH_SECONDS)
         page.close()
-    return Side(cold, warm, max(clicks), moved)
+    return floor, Side(cold, warm, max(clicks), moved)
 
 
 def _theirs(browser: Browser, path: Path) -> Side:
@@ -174,9 +186,10 @@ def _theirs(browser: Browser, path: Path) -> Side:
     def command(port: int) -> list[str]:
         return [program, f"sqlite:///{path}", "--port", str(port), "--host", "127.0.0.1"]
 
-    with server(command, "/api/studies") as address:
+    serve = partial(server, command, "/api/studies")
+    cold = _first_visit(browser, serve, "/dashboard/studies/1", _their_chart)
+    with serve() as address:
         link = f"{address}/dashboard/studies/1"
-        cold = _timed_visit(browser, link, _their_chart)
         page = browser.new_page(viewport={"width": 1400, "height": 1250})
         received = Received(page)
         warm = _median_visit(browser, link, _their_chart)
@@ -189,6 +202,16 @@ def _theirs(browser: Browser, path: Path) -> Side:
         click = _timed(lambda: _their_list(page))
         page.close()
     return Side(cold, warm, click, moved)
+
+
+def _first_visit(
+    browser: Browser, serve: Callable[[], AbstractContextManager[str]], path: str, wait: Callable[[Page], None]
+) -> float:
+    times = []
+    for _ in range(FIRST_VISITS):
+        with serve() as address:
+            times.append(_timed_visit(browser, f"{address}{path}", wait))
+    return statistics.median(times)
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -269,7 +292,9 @@ def table(result: Result) -> str:
     ]
     lines = [
         f"{result.trials:,} trials x {result.steps} steps x {result.metrics} metrics; "
-        f"the floor, a Streamlit page of one small chart: {result.floor:.2f} s",
+        f"the floor, a Streamlit page of one small chart: {result.floor:.2f} s; "
+        f"ours takes {result.ours.first_chart / result.floor:.2f} times that at the first visit, "
+        f"{result.ours.first_chart_again / result.floor:.2f} times later",
         f"{'':30} {'ours':>10} {'optuna-dashboard':>18} {'target':>10}",
     ]
     for title, name, form in rows:
