@@ -321,6 +321,10 @@ class PPOConfig:
         "With several processes, each holds a share of the weights, gradients and AdamW's moments (FSDP2) and gathers "
         "a layer's weights when it works: for full fine-tuning that is too large for one GPU. The same steps.",
         source="Zhao et al. 2023, arXiv 2304.11277; PyTorch fully_shard")
+    fsdp_reshard_after_forward: bool = hyper(True, "FSDP drops weights",
+        "With use_fsdp, drop a layer's gathered weights after its forward pass and gather them again for the backward "
+        "pass, as ZeRO-3 does. false keeps them until then, as ZeRO-2 does: more memory, less traffic, the same steps.",
+        source="Rajbhandari et al. 2020, arXiv 1910.02054; accelerate, PyTorch fully_shard")
     gradient_checkpointing: bool | None = hyper(None, "Gradient checkpointing",
         "Compute the layers' activations again in the backward pass instead of keeping them, in the policy and the "
         "critic: less memory, more time, the same gradients. Unset: on a GPU that is too small for the run otherwise.",
@@ -532,6 +536,7 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
         "per_device_train_batch_size",
         "gradient_checkpointing",
         "use_fsdp",
+        "fsdp_reshard_after_forward",
     ):
         return "it decides memory, not the experiment"
     return None

@@ -1,6 +1,7 @@
 """What a launcher (torchrun, accelerate, a study's worker) says of a run's processes in the environment. No torch."""
 
 import os
+from typing import Any
 
 from ppo_core.errors import ConfigError
 
@@ -26,9 +27,12 @@ def command_prefix(alone: str) -> list[str]:
     return ["torchrun", "--nproc_per_node", here] if size() > 1 else [alone]
 
 
-def asks_for_fsdp() -> bool:
-    """Return whether the launcher asks for sharded weights."""
-    return _is_on("ACCELERATE_USE_FSDP")
+def fsdp() -> dict[str, Any]:
+    """Return the hyperparameters that accelerate's FSDP flags ask for; none where it does not ask for FSDP."""
+    if not _is_on("ACCELERATE_USE_FSDP"):
+        return {}
+    keeps = os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "").lower() == "false"  # "true" is what nobody asked for
+    return {"use_fsdp": True} | ({"fsdp_reshard_after_forward": False} if keeps else {})
 
 
 def _is_on(variable: str) -> bool:
@@ -38,9 +42,12 @@ def _is_on(variable: str) -> bool:
 def require_known() -> None:
     """Raise ConfigError where the launcher asks for something unsupported."""
     if _is_on("ACCELERATE_USE_DEEPSPEED"):
-        raise ConfigError("DeepSpeed is not supported; FSDP2 shards as ZeRO-3 does: accelerate launch --use_fsdp")
+        raise ConfigError(
+            "DeepSpeed is not supported; FSDP2 shards as ZeRO-3 does: accelerate launch --use_fsdp --fsdp_version 2; "
+            "as ZeRO-2 does with --fsdp_reshard_after_forward false in addition"
+        )
     version = os.environ.get("FSDP_VERSION", "1")
-    if asks_for_fsdp() and version != "2":
+    if fsdp() and version != "2":
         raise ConfigError(f"FSDP version {version} is not supported; use: accelerate launch --fsdp_version 2")
     if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_PORT" in os.environ and "RANK" not in os.environ:
         raise ConfigError(

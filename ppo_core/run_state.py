@@ -90,7 +90,7 @@ class RunState:
         """
         network = build_network(config, models.reference, models.reward_model)
         if config.shards_weights(world.size):
-            network.shard(partial(sharding.shard, world=world))
+            network.shard(partial(sharding.shard, world=world, reshard_after_forward=config.fsdp_reshard_after_forward))
         return cls(
             config,
             models.task.name,

@@ -1,11 +1,12 @@
 """Weights, gradients and AdamW's moments spread over the processes of a run: FSDP2 (`torch.distributed.fsdp`).
 
 Each process holds a share of every tensor at rest. In passes with gradients a layer's weights are gathered just before
-it works and dropped behind it, and its gradients are added up into each process's share. Sampling and scoring gather
+it works and dropped behind it (ZeRO-3) or behind its backward pass (ZeRO-2), and its gradients are added up into each
+process's share. Sampling and scoring gather
 all weights once (`gathered`): responses end at different steps in different processes, which then could not gather
 layer by layer in step.
 
-Source: Zhao et al. 2023, arXiv 2304.11277; PyTorch's `fully_shard`.
+Source: Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054; Zhao et al. 2023, arXiv 2304.11277; PyTorch's `fully_shard`.
 """
 
 import warnings
@@ -28,8 +29,13 @@ from ppo_core.world import World
 T = TypeVar("T")
 
 
-def shard(model: PreTrainedModel, world: World) -> None:
+def shard(model: PreTrainedModel, world: World, reshard_after_forward: bool) -> None:
     """Spread a model's weights over the processes, layer by layer.
+
+    Args:
+        model: The policy or the critic.
+        world: The processes.
+        reshard_after_forward: Whether a layer's weights are dropped between its forward and backward passes.
 
     Raises:
         ConfigError: the architecture's layers are not known as such.
@@ -43,8 +49,10 @@ def shard(model: PreTrainedModel, world: World) -> None:
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     # What is left belongs to the model itself: embeddings, the last norm and the head, which is applied behind it.
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
     for module in _sharded(model):
+        module.reshards = reshard_after_forward and module is not model  # the model itself is used first and last
+        module.set_reshard_after_forward(module.reshards, recurse=False)
         module.set_gradient_divide_factor(1.0)  # losses are divided by the tokens of all processes already
         module.set_force_sum_reduction_for_comms(True)
     trunk = model.base_model
@@ -66,9 +74,8 @@ def gathered(network: ActorCritic) -> Iterator[None]:
     try:
         yield
     finally:
-        roots = {id(model) for model in network.modules() if hasattr(model, TRUNK)}
         for module in modules:
-            module.set_reshard_after_forward(id(module) not in roots, recurse=False)
+            module.set_reshard_after_forward(module.reshards, recurse=False)
         drop_gathered(network)
 
 

@@ -190,8 +190,7 @@ def resolve(plan: Plan, progress: Progress, repo: HubRepo | None = None) -> Run:
     task = get_task(name)
     config, save_every = _config(plan, task, progress)
     config = config.spread_over(launched.size())
-    if launched.asks_for_fsdp():
-        config = replace(config, use_fsdp=True)
+    config = replace(config, **launched.fsdp())
     return Run(
         task=name,
         config=config,

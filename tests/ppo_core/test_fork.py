@@ -190,6 +190,7 @@ UNSEEN = {
     "local_rollout_forward_batch_size": "memory",
     "gradient_checkpointing": "memory",
     "use_fsdp": "nothing in one process; of several the memory",
+    "fsdp_reshard_after_forward": "nothing in one process; of several the memory",
     "attn_implementation": "other kernels, which round otherwise",
     "skip_nonfinite_updates": "only of numbers that are not finite",
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from ppo_core import leading
+from ppo_core import launched, leading
 from ppo_core.errors import ConfigError
 from tests.ppo_core.command_folder import KILL_AT, KILL_RANK, PARTS, REPOSITORY, SMALL, fill, process, steps
 from tests.processes import spawned
@@ -104,10 +104,10 @@ def test_an_interrupt_that_the_launcher_passes_on_saves_once(folder: Path) -> No
         pipes = {"stdout": file, "stderr": subprocess.STDOUT}
         with spawned(
             [sys.executable, "-c", restored, *TORCHRUN, *flags], env=environment(), start_new_session=True, **pipes
-        ) as launched:
+        ) as running:
             until(lambda: "\nstep   2/" in output.read_text(), output.read_text)
-            os.killpg(launched.pid, signal.SIGINT)  # the terminal's Ctrl-C, which torchrun sends to them again
-            launched.wait(SECONDS)
+            os.killpg(running.pid, signal.SIGINT)  # the terminal's Ctrl-C, which torchrun sends to them again
+            running.wait(SECONDS)
     said = output.read_text()
     assert "ppo_core: interrupted; " in said and "torchrun --nproc_per_node 2 -m ppo_core --resume run" in said
     newest = max(saved.name for saved in Path("run/checkpoints").iterdir())
@@ -137,6 +137,16 @@ def test_accelerates_fsdp2_shards_and_saves_whole_models(folder: Path) -> None:
     ours, theirs = (AutoModelForCausalLM.from_pretrained(f"{run}/model") for run in ("two", "one"))
     for (name, weight), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert float((weight - other).abs().max()) < 1e-3, name
+
+
+def test_accelerates_flags_for_fsdp_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launched.fsdp() == {}
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert launched.fsdp() == {"use_fsdp": True}
+    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "true")  # accelerate's default
+    assert launched.fsdp() == {"use_fsdp": True}
+    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
+    assert launched.fsdp() == {"use_fsdp": True, "fsdp_reshard_after_forward": False}
 
 
 @pytest.mark.slow

@@ -282,6 +282,7 @@ def test_every_option_is_tried_here_or_stands_for_another() -> None:
     # A critic's start is in test_critic, what needs bitsandbytes in test_quantized, what a policy is loaded with in
     # test_networks; what several processes share is in test_process_group; accumulation is another way to say batch_size.
     elsewhere = {"value_model_path", "load_in_4bit", "optim", "attn_implementation", "use_fsdp"}
+    elsewhere |= {"fsdp_reshard_after_forward"}
     elsewhere |= {"gradient_accumulation_steps"}
     assert set(HYPERPARAMETERS) == {*EFFECTS, *NO_EFFECT, *elsewhere}
 

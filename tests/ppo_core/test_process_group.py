@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.tensor.debug import CommDebugMode
 
 from ppo_core import PPOConfig
 from ppo_core.errors import ConfigError, RewardError
@@ -38,6 +40,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "LoRA": {"use_peft": True, "value_model": "separate"},
     "LoRA, shared": {"use_peft": True, "top_k": 8, "top_p": 0.9, "max_approxkl": 0.05},
     "FSDP, shared critic": {"use_fsdp": True, "max_grad_norm": 0.5},
+    "FSDP as ZeRO-2": {"use_fsdp": True, "fsdp_reshard_after_forward": False, "per_device_train_batch_size": 2},
     "FSDP, separate critic": {
         "use_fsdp": True,
         "value_model": "separate",
@@ -119,6 +122,27 @@ def test_two_processes_learn_what_one_does_and_either_resumes_from_the_other(
                 two[which][name]["weights"].values(), other[which][name]["weights"].values(), strict=True
             ):
                 assert weight.equal(its), "both processes hold the same weights, bit for bit"
+
+
+def gathers(world: World) -> list[int]:
+    """Return how often a forward and backward pass gathers weights where they are dropped in between, and where not."""
+    models, counts = tiny_models(Path(os.environ[TINY])), []
+    for drops in (True, False):
+        config = PPOConfig(**BASE | {"use_fsdp": True, "fsdp_reshard_after_forward": drops})
+        policy = PPOTrainer(config, models, world=world).network.policy
+        with CommDebugMode() as traffic:
+            policy(input_ids=torch.arange(3, 23).view(2, 10)).logits.sum().backward()
+        found = {str(call): count for call, count in traffic.get_comm_counts().items()}
+        counts.append(sum(count for call, count in found.items() if "allgather" in call))
+    return [policy.config.num_hidden_layers, *counts]
+
+
+def test_kept_weights_are_gathered_once_a_layer_and_dropped_ones_twice(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TINY, str(tiny_folder))
+    for layers, dropped, kept in run_gloo(2, gathers):
+        assert (dropped, kept) == (1 + 2 * layers, 1 + layers)
 
 
 @pytest.mark.parametrize("n", [2, 4])
