@@ -271,8 +271,12 @@ def _saved(latest: Latest, key: str) -> go.Figure:
 
 
 def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None) -> None:
-    """Draw a table whose texts are safe cells already; its tool bar saves it as CSV."""
-    st.dataframe(rows, key=key, hide_index=True, placeholder="", column_config=columns)
+    """Draw a table whose texts are safe cells already; its tool bar saves it as CSV.
+
+    Columns that `columns` does not configure have their name for a title.
+    """
+    titles = {name: f"{name[:1].upper()}{name[1:]}" for name in rows.columns}
+    st.dataframe(rows, key=key, hide_index=True, placeholder="", column_config=titles | dict(columns or {}))
 
 
 def _save_as_html(make: Callable[[], go.Figure], key: str, file: str, label: str = "Save as HTML") -> None:

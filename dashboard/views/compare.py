@@ -1,6 +1,7 @@
 """Compare: a few trials against each other, and what mattered in the study as a whole."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -80,7 +81,7 @@ def _settings(rows: Sequence[TrialRow]) -> None:
     for place, row in enumerate(rows):
         values = (safe_text.cell(short(values[place], 4)) for values in differing.values())
         table[_name(row)] = list(values)
-    common.table(pd.DataFrame(table), key="settings")
+    common.table(pd.DataFrame(table), key="settings", columns=_columns(rows))
 
 
 def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dict[int, Difference | None]:
@@ -95,23 +96,23 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dic
     kls = [row.end_kl if is_best else row.kl for row in rows]
     paused = [measured(row.rung_score) if row.rung_scores else "" for row in rows]
     lines = {
-        "status": [style.status_cell(row) for row in rows],
-        "label": [safe_text.cell(row.label) for row in rows],
-        "rung score (reward)": paused,
-        "value ± SE (reward)": [plus_minus(row.value, row.value_se) for row in rows],
+        "Status": [style.status_cell(row) for row in rows],
+        "Label": [safe_text.cell(row.label) for row in rows],
+        "Rung score (reward)": paused,
+        "Value ± SE (reward)": [plus_minus(row.value, row.value_se) for row in rows],
         **(_of_best(rows) if is_best else {}),
-        f"{'last ' if is_best else ''}eval KL ({KL_UNIT})": [measured(kl) for kl in kls],
-        f"{'ends ' if is_best else ''}within {budget:g} {KL_UNIT}": [
+        f"{'Last eval' if is_best else 'Eval'} KL ({KL_UNIT})": [measured(kl) for kl in kls],
+        f"{'Ends within' if is_best else 'Within'} {budget:g} {KL_UNIT}": [
             NOTHING if kl is None or row.is_resting else "yes" if kl <= budget else "no"
             for row, kl in zip(rows, kls, strict=True)
         ],
-        "episodes": [f"{row.episodes:,}" for row in rows],
-        "time (s)": [f"{row.seconds:.0f}" for row in rows],
-        "reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
+        "Episodes": [f"{row.episodes:,}" for row in rows],
+        "Time (s)": [f"{row.seconds:.0f}" for row in rows],
+        "Reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
     }
     shown = {name: cells for name, cells in lines.items() if any(cells)}
     table = pd.DataFrame({"outcome": list(shown)} | {_name(row): list(cells) for row, cells in _turned(rows, shown)})
-    common.table(table, key="outcomes")
+    common.table(table, key="outcomes", columns=_columns(rows))
     base, *others = rows
     return {row.number: over(store, base, row, spec.objective) for row in others}
 
@@ -136,8 +137,8 @@ def _over_the_first(snapshot: Snapshot, rows: Sequence[TrialRow], found: Mapping
 def _of_best(rows: Sequence[TrialRow]) -> dict[str, list[str]]:
     """Return where each value was read, where it is a best checkpoint's."""
     return {
-        "read at step": ["" if row.value_step is None else str(row.value_step) for row in rows],
-        f"eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
+        "Read at step": ["" if row.value_step is None else str(row.value_step) for row in rows],
+        f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
     }
 
 
@@ -219,6 +220,11 @@ def _commands(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
 
 def _name(row: TrialRow) -> str:
     return f"trial {row.number}"
+
+
+def _columns(rows: Sequence[TrialRow]) -> dict[str, Any]:
+    """Return columns of one width, in which a value with its standard error is whole."""
+    return {_name(row): st.column_config.TextColumn(_name(row).capitalize(), width=115) for row in rows}
 
 
 def _listed(numbers: Sequence[int]) -> str:

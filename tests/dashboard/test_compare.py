@@ -33,9 +33,9 @@ def test_only_the_differing_settings_are_shown(built: Path, monkeypatch: pytest.
 def test_outcomes_are_told_with_the_difference_and_its_noise(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("compare", built, monkeypatch, trial=["0", "7", "2", "8"])
     outcomes = app.dataframe[1].value.set_index("outcome")
-    assert outcomes.loc["status"].tolist() == ["✓ completed", "✓ completed", "✕ pruned", "▲ failed"]
-    assert outcomes.loc["within 10 nats/response"].tolist() == ["yes", "yes", "no", "-"]
-    assert outcomes.loc["reason", "trial 8"].startswith("'=cmd()"), "no spreadsheet takes it for a formula"
+    assert outcomes.loc["Status"].tolist() == ["✓ completed", "✓ completed", "✕ pruned", "▲ failed"]
+    assert outcomes.loc["Within 10 nats/response"].tolist() == ["yes", "yes", "no", "-"]
+    assert outcomes.loc["Reason", "trial 8"].startswith("'=cmd()"), "no spreadsheet takes it for a formula"
     said = [text for text in shown.texts(app) if " against trial 0" in text]
     assert len(said) == 2, "trial 8 has no value"
     assert said[0].startswith(
@@ -52,10 +52,10 @@ def test_values_of_best_checkpoints_are_told_with_their_step_and_a_pause_with_it
     fake_store.build_cut(tmp_path / "store.db").close()
     app = page("compare", tmp_path / "store.db", monkeypatch, trial=["5", "0", "7"])
     outcomes = app.dataframe[1].value.set_index("outcome")
-    assert outcomes.loc["status"].tolist() == ["✓ completed", "◇ paused at rung", "✓ completed"]
-    assert outcomes.loc["read at step"].tolist() == ["12", "3", "30"]
-    assert outcomes.loc["ends within 10 nats/response"].tolist() == ["no", "-", "yes"]
-    assert outcomes.loc["rung score (reward)", "trial 0"] == "1.87"
+    assert outcomes.loc["Status"].tolist() == ["✓ completed", "◇ paused at rung", "✓ completed"]
+    assert outcomes.loc["Read at step"].tolist() == ["12", "3", "30"]
+    assert outcomes.loc["Ends within 10 nats/response"].tolist() == ["no", "-", "yes"]
+    assert outcomes.loc["Rung score (reward)", "trial 0"] == "1.87"
     said = [text for text in shown.texts(app) if " against trial 5" in text]
     assert "Trial 0 is paused at a rung, so this does not compare whole runs." in said[0]
     assert "paused" not in said[1]
@@ -67,7 +67,7 @@ def test_a_forks_lineage_is_told_literally(built: Path, monkeypatch: pytest.Monk
     told = shown.texts(app)
     assert "Trial 14 is a fork of trial 7 at step 12: kl_coef 0.09 (was 0.045)" in told
     assert "Trial 7 was forked into trial 14" in told
-    assert app.dataframe[1].value.set_index("outcome").loc["label", "trial 14"] == safe_text.cell("<b>gentler</b>")
+    assert app.dataframe[1].value.set_index("outcome").loc["Label", "trial 14"] == safe_text.cell("<b>gentler</b>")
     assert shown.kinds_with(app, "<b>gentler</b>") == {"dataframe"}
     assert any("from the start" in (heading.help or "") for heading in app.subheader)
 
