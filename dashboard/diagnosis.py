@@ -198,8 +198,10 @@ def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> list[Advice]:
         )
         found.append(Advice("warning", text, ("best", name, "--kl-budget", f"{2 * view.spec.kl_budget:g}")))
     elif view.state == "finished":
-        text = f"{_why_finished(view)} Read samples of the best trial, then launch it."
-        found.append(Advice("info", text, ("best", name)))
+        text = f"{_why_finished(view)} Read samples of what to launch."
+        if not view.confirming:
+            text = f"{_why_finished(view)} Read samples of the best trial, and confirm it on fresh seeds first:"
+        found.append(Advice("info", text, ("confirm", name, *(["--show"] if view.confirming else []))))
     if not found:
         what = "The first trials are running" if len(done) < 5 else "No problem found"
         found.append(Advice("info", f"{what}: nothing to do."))
@@ -219,6 +221,8 @@ def _why_finished(view: StudyView) -> str:
         why = "All trials have ended."
     else:
         why = f"The budget is spent: {extent.spent:.1f} of {extent.budget:g} full-length trials."
+        if extent.budget - extent.spent >= 0.05:
+            why = f"{why[:-1]}; the rest is too little to finish another trial."
     if not extent.resting:
         return why
     more = "" if extent.budget is None else "; a higher budget finishes more of them (Control)"

@@ -27,7 +27,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, counted, measured, plain, plus_minus, short
 from ppo_core.run.command_line import EXIT_ERROR
 from tuner import audit, forks, results
-from tuner.confirmed import Confirmation, confirmations, longest_read, runs_text
+from tuner.confirmed import Confirmation, confirmations, launch_words, longest_read, runs_text
 from tuner.environment import PROG
 from tuner.guard import RULES
 from tuner.results import StudyView
@@ -124,7 +124,7 @@ def _recommendation(store: Store, view: StudyView, confirmation: Confirmation | 
             said_first,
             paragraph(end),
             element("h3", "To launch it"),
-            code(data.command(_launch(store, view, answer, confirmation))),
+            code(data.command(launch_words(store, view, answer, confirmation))),
             *([] if confirmation else [element("h3", first), code(_confirm(view))]),
         ),
         _differences(view, answer),
@@ -177,13 +177,6 @@ def _confirmed_end(confirmation: Confirmation) -> str:
         f"{launch.reward.text} at a KL of {launch.kl.text} {KL_UNIT} (in brackets: 95 % over the seeds). {within}"
         f"{rest}. That is confirmed at {confirmation.total_episodes} episodes only.{whole}"
     )
-
-
-def _launch(store: Store, view: StudyView, answer: TrialRow, confirmation: Confirmation | None) -> Sequence[str]:
-    if confirmation is not None:
-        return confirmation.launch_words(view.row.name)
-    kept = forks.answer(store, view.row, answer)
-    return ["train", "--from", view.row.name, str(answer.number)] if kept is None else kept.again
 
 
 def _confirm(view: StudyView) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ppo_core.kl_budget import is_within
 from ppo_core.output import counted
+from tuner import forks, results
 from tuner.confirm import due_step
 from tuner.results import StudyView
 from tuner.spec import StudySpec
@@ -169,20 +170,19 @@ class Confirmation:
             return (
                 f"One seed cannot separate luck from merit; {best.name} has the highest reward on it. Use more seeds."
             )
+        others = [one for one in self.not_told_apart if one.under_best is not None]
+        near = ", ".join(f"{one.name} ({_signed(one.under_best)})" for one in others if one.under_best is not None)
+        unsure = f" The data do not distinguish it from {near}." if near else ""
         if reference is not None and best is reference:
-            return "Launch the reference: no configuration of the search has a higher reward on fresh seeds."
+            return f"Launch the reference: no configuration that was confirmed has a higher mean.{unsure}"
         if best.over_reference is not None and not best.over_reference.is_above_0:
             return (
                 f"{best.name.capitalize()} has the highest mean, but the data do not distinguish it from the reference "
                 f"({_signed(best.over_reference)} reward). Confirm on more seeds before you rely on it."
             )
         over = "" if best.over_reference is None else f": {_signed(best.over_reference)} reward over the reference"
-        others = [one for one in self.not_told_apart if one.under_best is not None]
-        if not others:
-            rest = " It is better than every other one that was confirmed." if len(self.configurations) > 2 else ""
-            return f"Launch {best.name}{over}.{rest}"
-        near = ", ".join(f"{one.name} ({_signed(one.under_best)})" for one in others if one.under_best is not None)
-        return f"Launch {best.name}{over}. The data do not distinguish it from {near}."
+        better = " It is better than every other one that was confirmed." if len(self.configurations) > 2 else ""
+        return f"Launch {best.name}{over}.{unsure or better}"
 
 
 def _signed(interval: Interval) -> str:
@@ -210,6 +210,20 @@ def confirmations(store: Store, view: StudyView) -> list[Confirmation]:
 def longest_read(found: Sequence[Confirmation]) -> Confirmation | None:
     """Return the confirmation at the greatest length that was read; None: none was."""
     return next((one for one in reversed(found) if one.best is not None), None)
+
+
+def launch_words(store: Store, view: StudyView, trial: TrialRow, found: Confirmation | None) -> list[str]:
+    """Return the words of the command that launches what a study recommends, confirmed or not.
+
+    Where only a checkpoint of an unconfirmed trial is within the KL budget, the command stops there.
+    """
+    if found is not None:
+        return found.launch_words(view.row.name)
+    if results.end_of(store, trial, view.spec).is_within is False:
+        answer = forks.answer(store, view.row, trial)
+        if answer is not None:
+            return answer.again
+    return ["train", "--from", view.row.name, str(trial.number)]
 
 
 def recommendation(store: Store, view: StudyView) -> str | None:

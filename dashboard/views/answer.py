@@ -12,7 +12,7 @@ from dashboard.health import Card
 from dashboard.views import by_beta, common
 from ppo_core.output import KL_UNIT, plus_minus, short
 from tuner import forks, results
-from tuner.confirmed import Confirmation, confirmations, longest_read, recommendation
+from tuner.confirmed import Confirmation, confirmations, launch_words, longest_read, recommendation
 from tuner.results import StudyView
 from tuner.status import Origin, Status
 from tuner.store import Store, TrialRow
@@ -101,15 +101,9 @@ def _settings(view: StudyView, best: TrialRow) -> None:
 
 
 def _commands(store: Store, view: StudyView, best: TrialRow, confirmation: Confirmation | None) -> None:
-    """Draw the command that launches the configuration, where its checkpoint is, and how to confirm it."""
-    name, kept = view.row.name, forks.answer(store, view.row, best)
-    words = kept.again if kept is not None else ["train", "--from", name, str(best.number)]
-    if confirmation is not None and confirmation.best is not None:
-        words = confirmation.launch_words(name)
-    st.code(data.command(words), language=None, wrap_lines=True)
+    """Draw the command that launches the configuration, and where its checkpoint is."""
+    kept = forks.answer(store, view.row, best)
+    st.code(data.command(launch_words(store, view, best, confirmation)), language=None, wrap_lines=True)
     if confirmation is None and kept is not None and kept.kept.path is not None:
         st.text("Its checkpoint:")
         st.code(safe_text.one_line(str(kept.kept.path), data.MOST_OF_A_COMMAND), language=None, wrap_lines=True)
-    if view.state == "finished" and not view.confirming:
-        st.text("Confirm it on fresh seeds first:")
-        st.code(data.command(["confirm", name]), language=None, wrap_lines=True)

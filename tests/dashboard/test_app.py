@@ -157,8 +157,9 @@ def test_a_finished_study_with_a_budget_says_what_more_could_be_had(tmp_path: Pa
     app = run(page(tmp_path / "store.db"))
     [told] = [info.value for info in app.info]
     assert told == (
-        "The budget is spent: 5.1 of 8 full-length trials. 21 trials are paused at a rung; a higher budget finishes more "
-        "of them (Control). Read samples of the best trial, then launch it."
+        "The budget is spent: 5.1 of 8 full-length trials; the rest is too little to finish another trial. 21 trials are "
+        "paused at a rung; a higher budget finishes more of them (Control). Read samples of the best trial, and confirm "
+        "it on fresh seeds first:"
     )
     assert "What to launch" in subheaders(app)
     confirm = f"ppo-tuner confirm reviews-cut --storage sqlite:///{tmp_path / 'store.db'}"

@@ -22,12 +22,13 @@ from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, 
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tuner import forks, results
 from tuner.cli import report
+from tuner.confirmed import launch_words
 from tuner.events import Event, ReadingOnTest, StudyWarned
 from tuner.front import MOST_KEPT, StudyFront
 from tuner.results import StudyView
 from tuner.spec import StudySpec
 from tuner.status import PausedBy, Reason, Status
-from tuner.store import OnTest, Store
+from tuner.store import OnTest, Store, TrialRow
 
 BEST: dict[str, Any] = {"objective": "best"}
 
@@ -260,8 +261,32 @@ def test_where_the_end_is_over_the_budget_it_is_told_how_to_launch_it(store: Sto
     gone = replace(over, value_step=3)
     assert not forks.answer(store, view.row, gone).kept.path  # type: ignore[union-attr]
     assert f"\nTo make it again: {command.replace(str(16 * over.value_step), '48')}\n" in printed(store, view, gone)
-    (longer,) = [why for words, why in report._next_commands(store, view, over, "x.db") if "--total_episodes" in words]
+    (longer,) = [
+        why for words, why in report._next_commands(store, view, over, over, "x.db") if "--total_episodes" in words
+    ]
     assert "it leaves the KL budget, so keep best_model" in longer
+
+
+def test_what_to_run_next_is_about_the_trial_that_a_confirmation_launches(store: Store, view: StudyView) -> None:
+    best, reference = view.best(), view.trials[0]
+    assert best is not None and best.number != 0
+
+    def next_ones(launch: TrialRow) -> list[str]:
+        return [words for words, _ in report._next_commands(store, view, best, launch, "x.db")]
+
+    assert f"ppo-tuner compare quick {best.number} 0 --storage x.db" in next_ones(best)
+    found = next_ones(reference)
+    assert "ppo-tuner train --from quick 0 --total_episodes 1600 --storage x.db" in found
+    assert not any(" compare " in words or f"--from quick {best.number} " in words for words in found)
+
+
+def test_a_launch_stops_at_the_checkpoint_only_where_the_end_is_over_the_budget(store: Store, view: StudyView) -> None:
+    best = view.best()
+    assert best is not None and best.value_step == 8 and best.end_kl == pytest.approx(11.53, abs=0.01)
+    whole = ["train", "--from", "quick", str(best.number)]
+    assert launch_words(store, view, best, None) == [*whole, "--stop_at_episode", "128"]
+    roomy = replace(view, spec=replace(view.spec, kl_budget=13.0))
+    assert launch_words(store, roomy, best, None) == whole
 
 
 def test_the_answer_says_what_it_came_to_on_the_test_prompts(

@@ -195,7 +195,11 @@ def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
     )
     assert luck.verdict.endswith(" reward). Confirm on more seeds before you rely on it.")
     worse = confirmation({2: around(0.5), 0: around(1.0)})
-    assert worse.verdict == "Launch the reference: no configuration of the search has a higher reward on fresh seeds."
+    assert worse.verdict == "Launch the reference: no configuration that was confirmed has a higher mean."
+    equal = confirmation({2: around(1.0), 0: around(1.01, -1.0)})
+    assert equal.verdict.endswith(
+        "has a higher mean. The data do not distinguish it from trial 2 (+0.01 [-0.03, 0.05])."
+    )
     single = confirmation({2: [1.5], 0: [1.0]})
     assert single.verdict.startswith("One seed cannot separate luck from merit; trial 2 has the highest reward on it.")
     assert confirmation({2: [], 0: []}).verdict == "No confirming run has been read on the test prompts yet."

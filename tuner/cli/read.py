@@ -59,6 +59,8 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
     if best is not None:
         where = storage.location(args.storage)
         report.print_winner(out, store, view, best, view.spec.kl_budget, where)
+        if view.confirming:
+            out.print(recommendation(store, view), soft_wrap=True)
         report.print_front(out, store, view, where)
     elif view.ended:
         out.print(report.no_winner(view, view.spec.kl_budget, storage.location(args.storage)))

@@ -79,7 +79,7 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
 
     `where` is the storage, which the suggested commands name unless they find it by themselves.
     """
-    best = view.best()
+    best = launch = view.best()
     out.print()
     if best is None:
         out.print(no_winner(view, view.spec.kl_budget, where), style="bold")
@@ -89,11 +89,12 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
         if read is not None:
             out.print()
             trust.print_confirmation(out, view, read, where)
+            launch = best if read.best is None else read.best.trial
         else:
             out.print(recommendation(store, view), soft_wrap=True)
     out.print()
     out.print("Next:", style="bold")
-    for command, purpose in _next_commands(store, view, best, where):
+    for command, purpose in _next_commands(store, view, best, launch, where):
         out.print(f"  {command}\n      {purpose}")
 
 
@@ -258,8 +259,13 @@ def _above(kl: float | None) -> str:
     return f"{rough if rough >= (kl or 0.0) else rough * 1.1:.2g}"
 
 
-def _next_commands(store: Store, view: StudyView, best: TrialRow | None, where: str) -> list[tuple[str, str]]:
-    """Return commands worth running next, each with what it does."""
+def _next_commands(
+    store: Store, view: StudyView, best: TrialRow | None, launch: TrialRow | None, where: str
+) -> list[tuple[str, str]]:
+    """Return commands worth running next, each with what it does.
+
+    `best` is the search's best trial and `launch` the one to launch, which a confirmation may have changed.
+    """
     name = view.row.name
     failed = _all_failed(view)
     if failed:
@@ -270,10 +276,10 @@ def _next_commands(store: Store, view: StudyView, best: TrialRow | None, where: 
         ]
         return [(_command(words, where), purpose) for words, purpose in commands]
     commands = [(["dashboard"], "curves, trials and samples in the browser")]
-    if best is not None:
-        number = str(best.number)
-        episodes = int(best.config.get("total_episodes") or 0) * LONGER
-        if best.number != 0:
+    if best is not None and launch is not None:
+        number = str(launch.number)
+        episodes = int(launch.config.get("total_episodes") or 0) * LONGER
+        if launch.number != 0:
             first = "trial 0" if view.spec.listed else "the reference"
             commands.append((["compare", name, number, "0"], f"where the winner differs from {first}"))
         commands.append((["show", name, number], "its curve and samples"))
@@ -281,7 +287,7 @@ def _next_commands(store: Store, view: StudyView, best: TrialRow | None, where: 
             again = "run it and the reference again on fresh seeds: does it hold?"
             commands.append((["confirm", name], again))
         longer = ["train", "--from", name, number, "--total_episodes", str(episodes)]
-        over = end_of(store, best, view.spec).is_within is False
+        over = end_of(store, launch, view.spec).is_within is False
         is_confirmed = any(run.config.get("total_episodes") == episodes for run in view.confirming)
         why = "train it longer" if is_confirmed else "train it longer (not confirmed at that length)"
         keep = "it leaves the KL budget, so keep best_model, the best within it" if over else ""
