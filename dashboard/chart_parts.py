@@ -85,6 +85,8 @@ class Limit:
     is_upright: bool = False
     at_end: bool = False
     """Whether the text stands at the right end."""
+    is_below: bool = False
+    """Whether it stands below the line, where curves run above it."""
     colour: str = style.NEUTRAL
     width: float = 1.5
 

@@ -117,6 +117,8 @@ def band_edges(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
 
 MOST_LIMITS = 1.5
 """A linear KL axis ends at this many times the guard's limit: one blow-up of 200 nats would flatten all the rest."""
+NEAR_LIMIT = 0.7
+"""Share of the guard's limit from which on a KL axis shows the limit, too: under it a curve would lie on the axis."""
 LOG_FLOOR = 0.1
 """Lowest value of a logarithmic axis; less is drawn there, since step 0's KL is exactly 0 and has no logarithm."""
 MOST_LINES = 20
@@ -192,13 +194,18 @@ def curve(
     names = names or {}
     declared = METRICS[metric]
     band, lines = _lines(points, trials, metric, chosen, names)
+    sides = _clear_sides(points, levels, span)
     panel = Panel(
         declared.unit or declared.label,
         lines,
         [*_spreads(frame, metric, chosen, drawing), *band],
         [
-            *(Limit(value, name, at_end=not is_kl) for name, value in levels.items()),
-            *(Limit(value, name, at_end=is_kl) for name, value in (targets or {}).items()),
+            *(
+                Limit(value, name, at_end=not is_kl, is_below=not is_kl and sides[name])
+                for name, value in levels.items()
+                if value <= top
+            ),
+            *(Limit(value, name, at_end=is_kl) for name, value in (targets or {}).items() if value <= top),
         ],
         _ends(points, trials, chosen, span, top, names),
         _pauses(frame, points, trials, chosen, span, top, names, _of_lines(rests or {}, lines)),
@@ -217,22 +224,40 @@ def over_the_axis(frame: pd.DataFrame, metric: str, drawing: Drawing, levels: Ma
     left, right = _edges(points, drawing)
     top = _kl_top(points, left, right, levels, is_log=False)
     over = points[points["x"].between(left, right) & (points["y"] > top)]
+    return beyond_text(over, "y", top)
+
+
+def beyond_text(over: pd.DataFrame, kl: str, end: float) -> str:
+    """Return a sentence on the points that lie over the `end` of a KL axis; `kl` is their column. Empty: there is none."""
     if over.empty:
         return ""
-    highest, count = over.sort_values("y").iloc[-1], over["trial"].nunique()
+    highest, count = over.sort_values(kl).iloc[-1], over["trial"].nunique()
     return (
-        f"{count} trial{'s leave' if count > 1 else ' leaves'} the axis at {top:g} nats (highest {highest['y']:.1f}, "
+        f"{count} trial{'s leave' if count > 1 else ' leaves'} the axis at {end:.3g} nats (highest {highest[kl]:.1f}, "
         f"trial {highest['trial']:.0f}); a log KL axis shows all."
     )
 
 
 def _kl_top(points: pd.DataFrame, left: float, right: float, levels: Mapping[str, float], is_log: bool) -> float:
-    limit = max(levels.values(), default=1.0)
-    highest = points.loc[points["x"].between(left, right), "y"].max()
+    """Return where a KL axis ends: over the curves and the budget, and over the guard's limit where they come near."""
+    budget, limit = min(levels.values(), default=1.0), max(levels.values(), default=1.0)
+    highest = float(np.fmax(points.loc[points["x"].between(left, right), "y"].max(), budget))
     most = np.inf if is_log else MOST_LIMITS * limit
-    top = min(1.02 * float(np.fmax(highest, limit)), most)
+    top = min(1.02 * max(highest, limit if highest > NEAR_LIMIT * limit else 1.1 * budget), most)
     step = 10 ** np.floor(np.log10(top)) / 2
     return float(np.ceil(top / step) * step)  # the axis ends on a tick
+
+
+def _clear_sides(points: pd.DataFrame, levels: Mapping[str, float], span: tuple[float, float]) -> dict[str, bool]:
+    """Return by a level's name whether its text, at the right end, is clearer of the curves below its line."""
+    numbers = points.dropna(subset="y")
+    near = numbers[numbers["x"] >= span[0] + 0.7 * (span[1] - span[0])]["y"]
+    heights = [*numbers["y"], *levels.values()]
+    room = 0.12 * (max(heights) - min(heights)) if heights else 0.0
+    return {
+        name: int(near.between(level - room, level).sum()) < int(near.between(level, level + room).sum())
+        for name, level in levels.items()
+    }
 
 
 def _lines(

@@ -164,7 +164,16 @@ def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
 def hacking_text(findings: Sequence[Finding]) -> list[str]:
     """Return one line per trial, with a symbol for what to look at."""
     glyphs: dict[Verdict, str] = {"suspect": "▲", "clean": "✓", "no rise": "–", "too early": "…"}
-    return [f"{glyphs[finding.verdict]} Trial {finding.trial}: {finding.words}" for finding in findings]
+    # A mean is not the end KL, which stands elsewhere on the same page.
+    words = [finding.words.replace("KL ends at", "the mean KL is") for finding in findings]
+    return [f"{glyphs[of.verdict]} Trial {of.trial}: {said}" for of, said in zip(findings, words, strict=True)]
+
+
+HACKING_MEANS = (
+    "The change in reward and the mean KL are of a trial's last two evaluations, so that one lucky evaluation does not "
+    "decide; values elsewhere on these pages are of one checkpoint, or of the last evaluation."
+)
+"""What the numbers of `hacking_text` are."""
 
 
 # What to do next with a study, as a pure function: the first that applies of a list of situations.

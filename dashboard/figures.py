@@ -41,14 +41,16 @@ def lay_out(figure: go.Figure, *, x: str, y: str, height: int = 430, **more: Any
     ).update_layout(**more)
 
 
-def budget_line(figure: go.Figure, kl: float, text: str) -> None:
-    """Draw a KL as a named vertical line."""
+def kl_line(figure: go.Figure, kl: float, text: str, *, log_kl: bool = False, **line: Any) -> None:
+    """Draw a KL as a named vertical line; `line` is how it looks where it is not dashed."""
     figure.add_vline(
         x=kl,
-        line={"color": GREY, "dash": "dash", "width": 1.5},
+        line={"color": GREY, "dash": "dash", "width": 1.5} | line,
         annotation={"text": f"{text} {kl:g}", "font": FONT},
         annotation_position="bottom right",
     )
+    if log_kl:  # a shape stands at its value there, but a text at its logarithm
+        figure.layout.annotations[-1].x = np.log10(kl)
 
 
 def baseline_line(figure: go.Figure, reward: float) -> None:
@@ -128,7 +130,7 @@ def reward_against_kl(
     heights = [*measured["value"], *([] if baseline is None else [baseline])]
     right = float(np.fmax(1.1 * measured["kl"].max(), 1.25 * kl_budget))
     figure.add_vrect(x0=kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
-    budget_line(figure, kl_budget, "KL budget")
+    kl_line(figure, kl_budget, "KL budget")
     if baseline is not None:
         baseline_line(figure, baseline)
     for row in measured[measured["number"] == best].itertuples():
@@ -235,11 +237,9 @@ def trajectories(
         figure.add_trace(_front(front.assign(x=front["kl"].clip(lower=LOG_FLOOR) if log_kl else front["kl"])))
     right = _right(shown, kl_budget, kl_limit, log_kl)
     figure.add_vrect(x0=kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
-    budget_line(figure, kl_budget, "KL budget")
-    if log_kl:  # a shape stands at its value there, but a text at its logarithm
-        figure.layout.annotations[-1].x = np.log10(kl_budget)
+    kl_line(figure, kl_budget, "KL budget", log_kl=log_kl)
     if kl_limit <= right:
-        figure.add_vline(x=kl_limit, line={"color": GREY, "dash": "dot", "width": 1})
+        kl_line(figure, kl_limit, "Guard's limit", log_kl=log_kl, dash="dot", width=1)
     if baseline is not None:
         baseline_line(figure, baseline)
     if best is not None:
@@ -248,6 +248,12 @@ def trajectories(
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
     axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
     return figure.update_xaxes(**axis)
+
+
+def over_the_axis(evaluated: pd.DataFrame, kl_budget: float, kl_limit: float) -> str:
+    """Return a sentence on the trials that leave the linear KL axis of `trajectories`; empty: none does."""
+    right = _right(evaluated, kl_budget, kl_limit, log_kl=False)
+    return charts.beyond_text(evaluated[evaluated["kl"] > right], "kl", right)
 
 
 def _others(points: pd.DataFrame) -> go.Scatter:
@@ -432,7 +438,7 @@ def _draw_limit(figure: go.Figure, limit: Limit, *, is_log: bool = False, **wher
     else:
         # A shape stands at its value on a logarithmic axis, but a text at its logarithm.
         text["y"] = np.log10(limit.value) if is_log else limit.value
-        side = "top right" if limit.at_end else "top left"
+        side = f"{'bottom' if limit.is_below else 'top'} {'right' if limit.at_end else 'left'}"
         figure.add_hline(limit.value, line=line, annotation=text, annotation_position=side, **where)
 
 

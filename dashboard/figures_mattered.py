@@ -150,13 +150,24 @@ def _dimension(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
     else:
         log = is_log_of(numbers, name, spec)
         places = np.log10(numbers) if log else numbers.astype(float)
-        ticks = sorted(set(np.linspace(places.min(), places.max(), 5).tolist()))
-        texts = [f"{10**tick if log else tick:.3g}" for tick in ticks]
+        ticks, texts = _ticks(numbers.dropna(), places.dropna())
     if places.isna().any():
         width = (places.max() - places.min()) or 1.0
         unset = float(places.min() - 0.2 * width)
         places, ticks, texts = places.fillna(unset), [unset, *ticks], ["not set", *texts]
     return {"label": label, "values": places, "tickvals": ticks, "ticktext": texts}
+
+
+def _ticks(numbers: pd.Series, places: pd.Series) -> tuple[list[float], list[str]]:
+    """Return where an axis has ticks, and their texts: at values that occur, as far as they do not overprint."""
+    least = 0.06 * float(places.max() - places.min())
+    ticks: list[float] = []
+    texts = []
+    for place, value in sorted(set(zip(places, numbers, strict=True))):
+        if not ticks or place - ticks[-1] > least:
+            ticks.append(float(place))
+            texts.append(f"{value:.0f}" if value % 1 == 0 else f"{value:.3g}")
+    return ticks, texts
 
 
 def contour(trials: pd.DataFrame, x: str, y: str, measure: Measure, spec: StudySpec) -> go.Figure:

@@ -193,6 +193,13 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def device_time(hours: float) -> str:
+    """Return a number of device-hours in seconds, minutes or hours, with digits as it needs them."""
+    if hours >= 1:
+        return f"{hours:.1f} h"
+    return f"{60 * hours:.0f} min" if 60 * hours >= 2 else f"{3_600 * hours:.0f} s"
+
+
 def _show(problem: PPOTunerError) -> None:
     demo, default = "ppo-tuner demo", "ppo-tuner dashboard --storage sqlite:///runs/ppo-tuner.db"
     if not isinstance(problem, StoreError):

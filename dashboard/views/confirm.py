@@ -114,9 +114,9 @@ def table(found: Confirmation) -> pd.DataFrame:
             "seeds": 0 if one.reward is None else one.reward.n,
             "reward [95%]": text(one.reward),
             f"KL [95%], {KL_UNIT}": text(one.kl),
-            "over the reference": text(one.over_reference),
-            "under the best": text(one.under_best),
-            "runs that end within the budget": one.ends_within,
+            "reward over the reference's": text(one.over_reference),
+            "best reward over this one": text(one.under_best),
+            "runs ending within the budget": "–" if one.reward is None else f"{one.ends_within} of {one.reward.n}",
             "in the search": plus_minus(one.trial.value, one.trial.value_se) + (" at its rung" * one.trial.is_resting),
             "note": runs_text(one),
         }

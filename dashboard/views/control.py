@@ -28,7 +28,7 @@ from dashboard.views.control_parts import (
 from ppo_core.errors import PPOTunerError
 from tuner.orders import KINDS, SETTINGS
 from tuner.results import StudyView
-from tuner.store import Order, OrderState, Store, StudyRow
+from tuner.store import Order, OrderState, Store, StudyRow, TrialRow
 
 # The log of orders: what was asked, by whom, and what became of it.
 
@@ -106,7 +106,7 @@ def latest_trials(store: Store, snapshot: Snapshot) -> None:
         {
             "trial": [row.number for row in rows],
             "status": [style.status_cell(row) for row in rows],
-            "when": [common.ago(row.ended_at or row.started_at) for row in rows],
+            "when": [_when(row) for row in rows],
             "reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
         }
     )
@@ -115,10 +115,15 @@ def latest_trials(store: Store, snapshot: Snapshot) -> None:
         column_config={
             "trial": st.column_config.NumberColumn("Trial", width=55, pinned=True),
             "status": st.column_config.TextColumn("Status", width=120),
-            "when": st.column_config.TextColumn("Ended, or started", width=120),
+            "when": st.column_config.TextColumn("Last event", width=140),
             "reason": st.column_config.TextColumn("Reason", width=260),
         },
     )  # fmt: skip
+
+
+def _when(row: TrialRow) -> str:
+    """Return a trial's latest event: `ended 3 min ago`."""
+    return f"started {common.ago(row.started_at)}" if row.ended_at is None else f"ended {common.ago(row.ended_at)}"
 
 
 # Steering a study and one of its trials: each button leads to a confirmation that names what it is about.

@@ -21,6 +21,7 @@ from tuner.store import Store, TrialRow
 
 SHOWN_FIRST = (KL, "eval/reward", "objective/scores")
 """Metrics shown where nobody chose any."""
+ROLLOUT_KLS = tuple(metric for metric in KL_METRICS if not metric.startswith("eval/"))
 
 
 def read(
@@ -98,6 +99,8 @@ def _chart(drawn: Drawn, metric: str, baseline: float | None, height: int) -> No
         shown, option, key=f"{metric} curves", height=height, alt=alt, study=study, what=declared.title,
         latest=drawn.latest,
     )  # fmt: skip
+    if said := _spread_text(drawn, metric):
+        st.caption(said)
     if over := charts.over_the_axis(drawn.frame, metric, drawn.drawing, lines):
         st.caption(over)
 
@@ -111,16 +114,20 @@ def _help(drawn: Drawn, metric: str) -> str:
         band = f"The grey band holds the middle 80% of {of} trials."
     paused = ", ◇ paused by the strategy" if drawn.snapshot.view.spec.strategy in fidelity.SHARES else ""
     marks = f"The number at a line's end is its trial; ✕ pruned, with the rule{paused}, ▲ failed, ■ stopped."
-    return " ".join(part for part in (METRICS[metric].doc, _spread_help(drawn, metric), band, marks) if part)
+    before = ""
+    if paused and metric in ROLLOUT_KLS:
+        before = "It is of a step's rollouts, before its update; the KL printed at a pause is evaluated after it."
+    return " ".join(part for part in (METRICS[metric].doc, band, marks, before) if part)
 
 
-def _spread_help(drawn: Drawn, metric: str) -> str:
+def _spread_text(drawn: Drawn, metric: str) -> str:
+    """Return what the areas behind the lines are, or what draws them; empty: this metric has none."""
     names = charts.quantiles(metric)
     if not names or drawn.frame[list(names)].isna().all(axis=None) or drawn.drawing.axis == "KL":
         return ""
     if len(drawn.bright) > charts.MOST_SPREADS:
         return f"Choose up to {charts.MOST_SPREADS} trials to see the spread over their rollouts."
-    return "Behind each line: its rollouts from minimum to maximum, and between the quartiles."
+    return "Shaded behind each line: its rollouts from minimum to maximum, darker between the quartiles."
 
 
 def in_colour(drawn: Drawn, chosen: tuple[int, ...]) -> str:

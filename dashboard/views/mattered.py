@@ -15,7 +15,7 @@ from ppo_core.output import KL_UNIT, counted
 from tuner.search import fidelity, importance
 from tuner.search.fidelity import Fidelity
 from tuner.search.importance import Importance, Outcome
-from tuner.spec import OBJECTIVES
+from tuner.spec import OBJECTIVES, StudySpec
 from tuner.store import Store, TrialRow
 
 MOST_AXES = 8
@@ -31,12 +31,14 @@ def section(store: Store, snapshot: Snapshot) -> None:
     at = _fidelity(snapshot)
     kls = evaluated.set_index(["trial", "episode"])["kl"].to_dict()
     trials = fidelity.read(snapshot.view.trials, at, kls, snapshot.view.spec)
+    if said := read_where(snapshot.view.trials, at, snapshot.view.spec):
+        st.caption(said)
     shown = Snapshot.of(replace(snapshot.view, trials=trials))
     names = figures.searched(shown.trials)
     if refused := importance.refusal(shown.view.trials, shown.view.spec, at_rung=at.rung is not None):
         _slices(shown, at, names)
         st.subheader(_TITLE, anchor=False)
-        st.info(refused)
+        st.info(refused.partition(" Until then")[0])  # it goes on to name this page
     else:
         ranked = [name for name in _importance(store, shown, at, len(snapshot.view.trials)) if name in names]
         _slices(shown, at, [*ranked, *(name for name in names if name not in ranked)])
@@ -45,16 +47,50 @@ def section(store: Store, snapshot: Snapshot) -> None:
 
 def _fidelity(snapshot: Snapshot) -> Fidelity:
     """Return where the trials are read, which is in the link; where there is a choice, at the first rung."""
-    offered = {at.name: at for at in fidelity.offered(snapshot.view.spec)}
-    first, *others = offered.values()
-    if not others:
-        return first
+    offered = {_place(at, snapshot.view.spec): at for at in fidelity.offered(snapshot.view.spec)}
+    if len(offered) == 1:
+        return next(iter(offered.values()))
     name = st.segmented_control(
-        "Values are read", list(offered), default=first.name, required=True, key="read at", bind="query-params",
+        "Values are read", list(offered), default=next(iter(offered)), required=True, key="read at", bind="query-params",
         help="Most trials of this study are paused at a rung. Values read after different lengths of training are "
-        f"never mixed. {' '.join(f'{one.name}: {one.doc}' for one in offered.values())}",
+        f"never mixed. {' '.join(f'{place}: {_doc(one)}' for place, one in offered.items())}",
     )  # fmt: skip
     return offered[name]
+
+
+def _place(at: Fidelity, spec: StudySpec) -> str:
+    """Return what a place is called here: a rung's share is no trial's own, which `read_where` says."""
+    if at.rung is None:
+        return at.name
+    return "at their rung" if len(fidelity.SHARES[spec.strategy]) == 1 else f"at rung {at.rung + 1}"
+
+
+def _doc(at: Fidelity) -> str:
+    if at.rung is None:
+        return at.doc
+    return (
+        "All trials that reached the rung, with their values there, whether finished or not. The reward is the rung "
+        "score, by which the strategy ranks them."
+    )
+
+
+def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
+    """Return a sentence on the part of their episodes at which trials were read; empty: at their end, or none was."""
+    if at.rung is None:
+        return ""
+    total = {row.number: int(row.config["total_episodes"] or spec.total_episodes) for row in rows}
+    its = {number: places[at.rung] for number, places in fidelity.rests(rows, spec).items() if len(places) > at.rung}
+    shares = {f"{rest.episode / total[number]:.0%}": rest.episode / total[number] for number, rest in its.items()}
+    if not shares:
+        return ""
+    least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+    where, named = least if least == most else f"{least} to {most}", f"{fidelity.SHARES[spec.strategy][at.rung]:.0%}"
+    why = (
+        ""
+        if where == named
+        else f" The rung is at {named}, rounded up to whole iterations and never before a trial's second."
+    )
+    return f"{counted(len(its), 'trial')} read at {where} of {'its' if len(its) == 1 else 'their'} episodes.{why}"
 
 
 # Importance
@@ -85,7 +121,11 @@ def _importance(store: Store, snapshot: Snapshot, at: Fidelity, all_trials: int)
 
 def _importance_help(left_out: int, *, at_rung: bool) -> str:
     why = "not at that rung, or forked" if at_rung else "pruned, failed, forked, not ended or without a value"
-    pruned = "" if at_rung else " What made a KL blow up shows in the slices below, which include the pruned trials."
+    pruned = (
+        ""
+        if at_rung
+        else " What made a KL blow up shows in the charts of one hyperparameter below, which include the pruned trials."
+    )
     return (
         f"{importance.MEANING} Bars are shares; a whisker holds the middle 80% of {importance.RESAMPLES} bootstrap "
         f"resamples of the trials; a pale bar is one that {importance.RESAMPLES} shuffles of the outcomes reach by "
@@ -112,7 +152,7 @@ def _slices(snapshot: Snapshot, at: Fidelity, names: list[str]) -> None:
     st.subheader("One hyperparameter", anchor=False, help=f"Each point is a trial.{early}")
     if not names or snapshot.trials["value"].notna().sum() < 2:
         st.info(
-            f"Slices need two trials that {'ended' if at.rung is None else 'reached the rung'} with a value and differ "
+            f"These charts need two trials that {'ended' if at.rung is None else 'reached the rung'} with a value and differ "
             "in a searched hyperparameter."
         )
         return
@@ -156,7 +196,10 @@ def _slices(snapshot: Snapshot, at: Fidelity, names: list[str]) -> None:
 def axes_left_out(trials: pd.DataFrame, names: Sequence[str]) -> str:
     """Return a sentence on the searched hyperparameters without an axis, of `names` that vary; empty: all have one."""
     constant = [name for name in figures.all_searched(trials) if name not in names]
-    reasons = {"no room for": names[MOST_AXES:], "the same in all trials:": constant}
+    reasons = {
+        "no room for": names[MOST_AXES:],
+        f"fewer than two different values among the {counted(len(trials), 'trial')} read here:": constant,
+    }
     left_out = [f"{why} {', '.join(of)}" for why, of in reasons.items() if of]
     if not left_out:
         return ""
@@ -182,7 +225,11 @@ def _contour(snapshot: Snapshot, names: list[str]) -> None:
     if x == y:
         st.info("Choose two different hyperparameters.")
     elif len(both) < 4:
-        st.info(f"{counted(len(both), 'trial')} with both and a value; a surface needs four.")
+        has = "has" if len(both) == 1 else "have"
+        st.info(
+            f"This chart needs four trials that have both hyperparameters set and a {shown} value; "
+            f"{counted(len(both), 'trial')} {has}."
+        )
     else:
         common.figure(
             figures_mattered.contour(snapshot.trials, x, y, MEASURES[shown], snapshot.view.spec),

@@ -183,16 +183,11 @@ def _cost(view: StudyView) -> _Card:
     spent = data.cost(view)
     notes = []
     if spent.seconds_a_trial is not None:
-        notes.append(f"{spent.seconds_a_trial:,.0f} s/trial")
+        notes.append(f"{spent.seconds_a_trial:,.0f} s/ended trial")
     if spent.pruned_share is not None:
         notes.append(f"{spent.pruned_share:.0%} pruned")
     help_text = (
         "Training time of all trials and attempts; trials that run side by side each count. Below: the mean over "
-        "ended trials, and the pruned trials' share of the time."
+        "trials that ended (not those paused at a rung), and the pruned trials' share of the time."
     )
-    return "Device time", hours(spent.hours), ", ".join(notes) or None, help_text
-
-
-def hours(value: float) -> str:
-    """Return a duration in hours, with digits as it needs them."""
-    return f"{value:.1f} h" if value >= 1 else f"{60 * value:.0f} min"
+    return "Device time", common.device_time(spent.hours), ", ".join(notes) or None, help_text

@@ -187,6 +187,8 @@ def _figure(
         key="reward and KL",
         alt="Eval reward against eval KL: each trial's evaluations joined by a line, and the front over all of them",
     )
+    if scale != "log" and (over := figures.over_the_axis(evaluated, spec.kl_budget, spec.kl_limit)):
+        st.caption(over)
 
 
 def _legend(spec: StudySpec) -> str:
@@ -258,3 +260,5 @@ def _hacking(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         st.info("These trials have not reported anything yet.")
     for line in diagnosis.hacking_text(findings):
         st.text(line)
+    if findings:
+        st.caption(diagnosis.HACKING_MEANS)

@@ -327,3 +327,4 @@ def _hacking(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None
     steps = data.curves(store, snapshot, hacking.NEEDED, numbers=numbers)
     for line in diagnosis.hacking_text(diagnosis.hacking_of(steps, snapshot.view.spec.kl_budget)):
         st.text(line)
+    st.caption(diagnosis.HACKING_MEANS)

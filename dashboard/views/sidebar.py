@@ -50,10 +50,11 @@ def choose_study(store: Store) -> str | None:
 def choose_trials(snapshot: Snapshot) -> tuple[int, ...]:
     """Return the chosen trials by number, which stay when the page changes; empty: none is chosen."""
     _keep(TRIALS)
-    total = snapshot.total
+    numbers = range(len(snapshot.view.trials) if snapshot.total is None else snapshot.total)
+    _say_unknown_trials(numbers)
     chosen = st.sidebar.multiselect(
         "Trials",
-        range(len(snapshot.view.trials) if total is None else total),
+        numbers,
         key=TRIALS,
         bind="query-params",
         persist_state="session",
@@ -74,10 +75,12 @@ def choose_budget(snapshot: Snapshot) -> float:
     if st.session_state.setdefault(_BUDGET_OF, name) != name:  # not the budget of the study before
         st.session_state[_BUDGET_OF], st.session_state[BUDGET] = name, own
     _keep(BUDGET)
+    lowest, highest = round(step, digits), round(math.ceil(top / step) * step, digits)
+    _say_unknown_budget(lowest, highest)
     chosen = st.sidebar.slider(
         "KL budget",
-        min_value=round(step, digits),
-        max_value=round(math.ceil(top / step) * step, digits),
+        min_value=lowest,
+        max_value=highest,
         value=own,
         step=round(step, digits),
         format=f"%.{max(digits, 1)}f",
@@ -89,6 +92,27 @@ def choose_budget(snapshot: Snapshot) -> float:
         f"{spec.kl_budget:g}, and its guard stops trials that stay over {spec.kl_limit:g}.",
     )
     return float(chosen)
+
+
+# What a link asks for and cannot have. It is read before its widget, which takes that out of the link.
+
+
+def _say_unknown_trials(numbers: range) -> None:
+    unknown = [text for text in st.query_params.get_all(TRIALS) if text not in map(str, numbers)]
+    if unknown:
+        st.warning(f"The link names trial {_listed(unknown)}, which this study does not have.")
+
+
+def _say_unknown_budget(lowest: float, highest: float) -> None:
+    for text in st.query_params.get_all(BUDGET):
+        with suppress(ValueError):
+            if lowest <= float(text) <= highest:
+                continue
+        st.warning(f"The link names a KL budget of {_listed([text])}; this study allows {lowest:g} to {highest:g}.")
+
+
+def _listed(texts: list[str]) -> str:
+    return ", ".join(safe_text.in_markdown(text[:20]) for text in texts[:5])
 
 
 def _put_into_link(names: list[str]) -> None:

@@ -79,7 +79,10 @@ def rows(trials: pd.DataFrame, notes: Mapping[int, str] | None = None, optional:
                 f"{style.mark(kind).glyph} {shown}"
                 for kind, shown in zip(trials["kind"], trials["shown_status"], strict=True)
             ],
-            "note": [(notes or {}).get(number, "") for number in trials["number"]],
+            "note": [
+                safe_text.cell("; ".join(filter(None, [(notes or {}).get(number, ""), message or rule])))
+                for number, rule, message in zip(trials["number"], trials["rule"], trials["reason"], strict=True)
+            ],
             "value": trials["value"],
             "value_se": trials["value_se"],
             "kl": trials["kl"],
@@ -87,20 +90,9 @@ def rows(trials: pd.DataFrame, notes: Mapping[int, str] | None = None, optional:
         },
         index=trials.index,
     )
-    reasons = pd.Series(
-        [safe_text.cell(message or rule) for rule, message in zip(trials["rule"], trials["reason"], strict=True)],
-        index=trials.index,
-        name="reason",
-    )
     progress = (100 * trials["episodes"] / trials["total_episodes"]).rename("progress")
     searched = trials[_searched(trials)].map(_safe)
-    # Beside more columns the reason would push all that was searched out of sight.
-    parts = (
-        [searched, progress, trials["seconds"], reasons]
-        if optional
-        else [reasons, searched, progress, trials["seconds"]]
-    )
-    return pd.concat([shown, *parts], axis=1)
+    return pd.concat([shown, searched, progress, trials["seconds"]], axis=1)
 
 
 def _safe(value: Any) -> Any:
@@ -128,9 +120,10 @@ def _trial_columns(trials: pd.DataFrame, objective: Objective) -> dict[str, Any]
         "line": text("Line", width=55, help="The trial's colour and line style in every chart."),
         "status": text("Status", width=110 if trials["kind"].ne(style.RESTING).all() else 130, help=statuses),
         "note": text(
-            "Note",
-            width=115 if objective == "end" else 150,
-            help="The best trial within the KL budget, completed trials over it, forks.",
+            "Note and reason",
+            width=210,
+            help="The best trial within the KL budget, completed trials over it, forks; and why a trial ended early or "
+            "is paused, with what its rule measured. Click for all.",
         ),
         "value": number("Value", format="%.3f", width=70, help=f"Eval reward: {OBJECTIVES[objective]}."),
         "value_se": number("± SE", format="%.3f", width=65, help=METRICS["eval/reward_se"].doc),
@@ -138,9 +131,6 @@ def _trial_columns(trials: pd.DataFrame, objective: Objective) -> dict[str, Any]
         "value_step": number("At step", format="%d", width=65, help="The step of the checkpoint that has this value."),
         "end_kl": number("End KL", format="%.2f", width=70, help="Eval KL of the trial's last evaluation."),
         "rung_score": number("Rung score", format="%.3f", width=85, help="What the strategy ranks it by at its rung."),
-        "reason": text(
-            "Reason", width=170, help="Why the trial ended early, with what its rule measured. Click for all."
-        ),
         "progress": st.column_config.ProgressColumn(
             "Episodes", format="%.0f%%", max_value=100, width=150, color="gray", help="Share of the trial's episodes."
         ),

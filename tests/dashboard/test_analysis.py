@@ -141,6 +141,12 @@ def test_a_rise_with_nothing_worse_is_clean_and_says_what_was_not_measured() -> 
     )
 
 
+def test_a_mean_kl_is_not_called_the_kl_at_the_end() -> None:
+    [text] = diagnosis.hacking_text([only(course(RISE, LOW))])
+    assert text.startswith("✓ Trial 0: Reward rises") and "the mean KL is 5.0 nats/response, within the" in text
+    assert "ends at" not in text
+
+
 @pytest.mark.parametrize(
     ("readings", "said"),
     [

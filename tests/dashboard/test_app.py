@@ -79,7 +79,7 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
         "Pruned for KL": ("2", "1 other pruned, 1 failed"),
         "Best eval reward": ("1.72", "trial 7, +1.30 over SFT"),
         "KL of best trial": ("9.0 nats", "budget 10"),
-        "Device time": ("4 min", "19 s/trial, 16% pruned"),
+        "Device time": ("4 min", "19 s/ended trial, 16% pruned"),
     }
     said = [markdown.value for markdown in app.markdown]
     assert "**Trial 7**: eval reward **1.718 ± 0.030** at a KL of **9.05** nats/response, +1.30 over SFT." in said
@@ -92,8 +92,12 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert f"ppo-tuner train --from reviews 7 --storage sqlite:///{built}" in commands
     assert trials_table(app)["number"].tolist() == list(range(14))
     assert {number: note for number, note in enumerate(trials_table(app)["note"]) if note} == {
+        2: "KL was over 15 nats per response for 3 steps: 29.4 at step 13",
+        6: "KL was over 15 nats per response for 3 steps: 27 at step 23",
         7: "best",
+        8: "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free",
         9: "over budget",
+        10: "KL (objective/kl_exact) was not a number at step 14",
     }
     assert ":material/stop_circle: not running" in app.markdown[0].value
     assert texts(app)[0].startswith("reviews: 13 of 14 trials ended. Updated ")
@@ -111,7 +115,7 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
         "Pruned for KL": ("2", "1 failed"),
         "Best eval reward": ("1.74", "trial 5, +1.32 over SFT"),
         "KL of best trial": ("9.7 nats", "budget 10, end 14.5"),
-        "Device time": ("3 min", "18 s/trial, 13% pruned"),
+        "Device time": ("3 min", "18 s/ended trial, 13% pruned"),
     }
     assert "4 trials promoted so far" in next(card.help for card in app.metric if card.label == "Budget spent")
     assert any("Trained to its end it reads a KL of 14.51, over the budget" in one.value for one in app.markdown)
@@ -137,7 +141,7 @@ def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, p
     assert shown["status"][13] == "‖ paused"
     assert (shown["value_step"][5], shown["end_kl"][5]) == (12, pytest.approx(14.51, abs=0.01))
     assert shown["rung_score"][0] == pytest.approx(1.87, abs=0.01)
-    assert shown.columns[-1] == "reason", "what was searched is in sight"
+    assert shown["note"][2].startswith("KL was over 60 nats"), "a reason is in sight"
     [heading] = [heading for heading in app.subheader if heading.value == "Trials"]
     assert "Value and KL are of a trial's best checkpoint within the KL budget" in heading.help
     plain = trials_table(run(page(cut.parent / "whole.db")))
@@ -283,7 +287,7 @@ def test_where_all_failed_the_reasons_are_shown(tmp_path: Path, page: Page) -> N
     app = run(page_of(tmp_path / "store.db", page, (FAILED, FAILED)))
     [error] = app.error
     assert error.value.startswith("Every trial that ended has failed")
-    assert trials_table(app)["reason"].str.contains("CUDA out of memory").all()
+    assert trials_table(app)["note"].str.contains("CUDA out of memory").all()
     assert cards(app)["Pruned for KL"] == ("0", "2 failed")
 
 
@@ -383,7 +387,7 @@ def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Pag
     assert kinds_with(app, "<script>") == {"dataframe", "text", "code"}
     assert any(safe_text.one_line(evil) in text for text in texts(app))
     assert app.selectbox(key="study").options == [safe_text.one_line(evil)]
-    assert trials_table(app)["reason"].tolist() == [safe_text.cell(evil)] * 2
+    assert trials_table(app)["note"].tolist() == [safe_text.cell(evil)] * 2
 
 
 def test_the_pages_own_html_holds_no_text_from_the_store(built: Path, page: Page) -> None:

@@ -83,11 +83,25 @@ def drawn(option: dict[str, Any], name: str) -> list[list[float]]:
 
 
 def test_budget_and_limit_are_drawn_and_the_shading_begins_at_the_budget() -> None:
-    option = chart(steps(0, [0, 2, 4]))
+    option = chart(steps(0, [0, 2, 14]))
     limits = named(option, "Limits")
     assert {line["name"]: line["yAxis"] for line in limits["markLine"]["data"]} == LEVELS
     assert limits["markArea"]["data"] == [[{"yAxis": 10}, {"yAxis": 20}]]
     assert (option["yAxis"]["min"], option["yAxis"]["max"]) == (0, 20)
+
+
+def test_an_axis_far_below_the_limit_follows_the_curves_and_the_budget() -> None:
+    option = chart(steps(0, [0, 1, 2]), levels={"KL budget 3": 3, "Guard's limit 12": 12})
+    assert (option["yAxis"]["min"], option["yAxis"]["max"]) == (0, 3.5)
+    limits = named(option, "Limits")
+    assert [line["name"] for line in limits["markLine"]["data"]] == ["KL budget 3"]
+
+
+def test_a_baselines_name_stands_where_no_curve_strikes_it() -> None:
+    for curve, position in (([0.4, 0.9, 0.42], "insideEndBottom"), ([0.4, 0.9, 0.38], "insideEndTop")):
+        option = chart(steps(0, [-value for value in curve]), metric=SCORE, levels={"SFT baseline 0.40": 0.4})
+        [baseline] = named(option, "Limits")["markLine"]["data"]
+        assert baseline["label"]["position"] == position
 
 
 def test_a_blow_up_does_not_flatten_the_rest_and_its_height_is_told() -> None:
@@ -292,7 +306,7 @@ def test_a_window_is_a_part_of_the_longest_trial_and_the_height_fits_it() -> Non
     frame = pd.concat([steps(0, [0, 1, 2, 3, 4]), steps(1, [32, 9])])
     shown = chart(frame, window=(50, 75))
     assert (shown["xAxis"]["min"], shown["xAxis"]["max"]) == (2, 3)
-    assert (shown["yAxis"]["max"], chart(frame)["yAxis"]["max"]) == (20, 25)
+    assert (shown["yAxis"]["max"], chart(frame)["yAxis"]["max"]) == (15, 25)
 
 
 @pytest.mark.parametrize("window", [(0, 0), (100, 100)])

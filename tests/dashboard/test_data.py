@@ -267,7 +267,7 @@ def test_the_list_of_studies_tells_state_best_and_cost(tmp_path: Path) -> None:
     assert shown["ended"].tolist() == ["0 of 14", "3 of 14"]
     assert shown["best"][1] == pytest.approx(1.41, abs=0.01) and shown["kl"][1] == pytest.approx(3.97, abs=0.01)
     assert math.isnan(shown["best"][0])
-    assert shown["hours"][1] == pytest.approx((31 + 31 + 14) * 0.8 / 3600)
+    assert shown["device"][1] == "61 s"
     assert shown["pruned"][1] == pytest.approx(100 * 14 / 76)
     assert "spent" not in shown.columns, "none has a budget"
 
@@ -372,7 +372,7 @@ def test_a_tokens_cell_is_no_formula() -> None:
 
 def test_a_tables_cells_are_safe_and_in_the_declared_order(snapshot: data.Snapshot) -> None:
     shown = trials_table.rows(snapshot.trials)
-    assert shown["reason"][8] == "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free"
+    assert shown["note"][8] == "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free"
     assert shown["status"].tolist()[6:9] == ["✕ pruned", "✓ completed", "▲ failed"]
     assert shown["status"][13] == "▶ interrupted"
     assert shown["progress"][13] == pytest.approx(100 * 1088 / 1920)

@@ -123,6 +123,17 @@ def test_budget_limit_baseline_and_best_checkpoint_are_drawn_at_their_values() -
     assert list(figure.layout.xaxis.range) == [0, pytest.approx(22)]
 
 
+def test_the_limit_is_named_and_what_leaves_the_axis_is_told() -> None:
+    for log_kl in (False, True):
+        figure = ways(log_kl=log_kl)
+        notes = {note.text: note.x for note in figure.layout.annotations}
+        assert notes["Guard's limit 15"] == pytest.approx(math.log10(15) if log_kl else 15)
+    blown = pd.concat([WAYS, evaluated((3, 1, 0.1, 200))])
+    told = "1 trial leaves the axis at 24.8 nats (highest 200.0, trial 3); a log KL axis shows all."
+    assert figures.over_the_axis(blown, 10, 15) == told
+    assert figures.over_the_axis(WAYS, 10, 15) == ""
+
+
 def test_a_blow_up_does_not_stretch_a_linear_axis_and_a_log_axis_begins_at_its_floor() -> None:
     blown = pd.concat([WAYS, evaluated((3, 1, 0.1, 200))])
     figure = figures.trajectories(blown, TRIALS, analysis.front(blown), kl_budget=10, kl_limit=15, chosen=())
@@ -180,6 +191,16 @@ def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set(
     assert target["ticktext"][0] == "not set"
     assert list(target["values"])[1:] == [target["tickvals"][0]] * 2
     assert (list(kl["values"]), list(reward["values"])) == ([4, 9, 25], [1.0, 1.2, 0.8])
+
+
+def test_an_axis_of_parallel_coordinates_has_its_ticks_at_values_that_occur() -> None:
+    sizes = (64, 128, 128, 1024)
+    frame = searched(*({"value": 1.0, "kl": 4.0, "params_batch_size": size} for size in sizes))
+    [lines] = figures_mattered.parallel(frame, ["batch_size"], SPEC).data
+    assert list(lines.dimensions[0]["ticktext"]) == ["64", "128", "1024"]
+    near = searched(*({"value": 1.0, "kl": 4.0, "params_cliprange": value} for value in (0.1, 0.102, 0.3)))
+    [lines] = figures_mattered.parallel(near, ["cliprange"], SPEC).data
+    assert list(lines.dimensions[0]["ticktext"]) == ["0.1", "0.3"], "two would overprint"
 
 
 def test_a_contours_surface_meets_its_points() -> None:

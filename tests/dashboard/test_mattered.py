@@ -1,6 +1,7 @@
 """The tab What mattered: refused where it would be chance, and the audit of what was ended early."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from ppo_core.hyperparameters import HYPERPARAMETERS
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import Course
 from tests.dashboard.shown import FAILED, GOOD, page
+from tests.tuner.trial_rows import trial_row
+from tuner.search import fidelity
+from tuner.store import TrialRow
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +28,7 @@ def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = page("compare", built, monkeypatch, tab=TAB)
-    assert [text for text in shown.infos(app) if "1 more are needed" in text]
+    assert [text for text in shown.infos(app) if text.endswith("importance needs 10, so 1 more are needed.")]
     assert len(app.get("plotly_chart")) == 4  # two slices, parallel coordinates, a contour
     assert "Different settings" not in shown.subheaders(app)
 
@@ -52,7 +56,8 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
 ) -> None:
     fake_store.build_cut(tmp_path / "store.db").close()
     rung = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB)
-    assert rung.segmented_control(key="read at").value == "at 10% of their episodes"
+    assert rung.segmented_control(key="read at").value == "at their rung"
+    assert "25 trials read at 10% of their episodes." in [one.value for one in rung.caption]
     assert [text for text in shown.texts(rung) if text.startswith("With 25 trials")], "all that came to the rung"
     assert "The reward is the rung score" in rung.segmented_control(key="read at").help
     slices = figures_of(rung)
@@ -96,9 +101,24 @@ def test_what_has_no_axis_is_told_with_the_reason() -> None:
     trials = pd.DataFrame({f"params_{name}": [1, 2] for name in names[:10]} | {f"params_{names[10]}": [3, 3]})
     assert mattered.axes_left_out(trials, names[:10]) == (
         "8 of the 11 searched hyperparameters have an axis: no room for "
-        f"{names[8]}, {names[9]}; the same in all trials: {names[10]}."
+        f"{names[8]}, {names[9]}; fewer than two different values among the 2 trials read here: {names[10]}."
     )
     assert mattered.axes_left_out(trials[[f"params_{names[0]}"]], names[:1]) == ""
+
+
+def test_a_rung_that_is_later_than_its_share_is_told_as_it_is() -> None:
+    spec = fake_store.CUT_SPEC
+    at = fidelity.offered(spec)[0]
+
+    def paused(number: int, batch: int) -> TrialRow:
+        sizes = {"batch_size": batch, "mini_batch_size": 16}
+        return trial_row(number, config={"total_episodes": 512, **sizes}, rung_scores=(0.5,))
+
+    assert mattered.read_where([paused(0, 64), paused(1, 128)], at, spec) == (
+        "2 trials read at 25% to 50% of their episodes. The rung is at 10%, rounded up to whole iterations and never "
+        "before a trial's second."
+    )
+    assert mattered.read_where([paused(0, 64)], fidelity.offered(spec)[-1], spec) == ""
 
 
 def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +131,14 @@ def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: py
     assert "Choose two different hyperparameters." in shown.infos(shown.run(app))
 
 
+def test_a_contour_of_too_few_trials_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    courses = (GOOD, replace(GOOD, learning_rate=2e-4, cliprange=0.3))
+    fake_store.build(tmp_path / "store.db", courses=courses).close()
+    app = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB)
+    told = "This chart needs four trials that have both hyperparameters set and a reward value; 2 trials have."
+    assert told in shown.infos(app)
+
+
 @pytest.mark.parametrize("courses", [(GOOD,), (FAILED, FAILED), (GOOD, GOOD, FAILED)])
 def test_few_or_failed_trials_say_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, courses: tuple[Course, ...]
@@ -119,7 +147,7 @@ def test_few_or_failed_trials_say_what_is_missing(
     app = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB)
     slices, refused, nothing_ended = shown.infos(app)
     assert "more are needed" in refused
-    assert slices.startswith("Slices need two trials")
+    assert slices.startswith("These charts need two trials")
     assert nothing_ended.startswith("No trial was pruned or stopped")
 
 

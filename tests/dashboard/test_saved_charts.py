@@ -90,14 +90,14 @@ def test_budget_and_limit_are_named_and_what_lies_over_the_budget_is_shaded() ->
         (15, 15, "x domain"),
     ]
     [shade] = shapes(figure, "rect")
-    assert (shade.y0, shade.y1, shade.layer) == (10, 20, "below")
+    assert (shade.y0, shade.y1, shade.layer) == (10, 15, "below")
     assert (note(figure, "KL budget 10").y, note(figure, "Guard's limit 15").y) == (10, 15)
 
 
 def test_axes_have_their_titles_and_ends() -> None:
     figure = copy(shown(steps(0, [0, 1, 2, 3, 4]), window=(50, 75)))
     assert figure.layout.xaxis.title.text == "Step (PPO iterations)"
-    assert (list(figure.layout.xaxis.range), list(figure.layout.yaxis.range)) == ([2, 3], [0, 20])
+    assert (list(figure.layout.xaxis.range), list(figure.layout.yaxis.range)) == ([2, 3], [0, 15])
     title = note(figure, "nats per response")
     assert (title.x, title.xanchor, title.yanchor, title.y) == (0, "left", "bottom", figure.layout.yaxis.domain[1])
     assert figure.layout.title.text == "reviews: KL"
@@ -264,5 +264,5 @@ def test_a_tables_tool_bar_saves_it_as_csv_and_no_cell_is_a_formula(
         download.value.save_as(tmp_path / "trials.csv")
     rows = list(csv.DictReader((tmp_path / "trials.csv").open(encoding="utf-8-sig")))
     assert [row["number"] for row in rows] == ["0", "1"]
-    assert rows[1]["reason"].startswith("'=cmd() CUDA")
+    assert rows[1]["note"].startswith("'=cmd() CUDA")
     assert {row["params_kl_control"] for row in rows} == {"'@SUM(1)"}
