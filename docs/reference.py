@@ -65,8 +65,9 @@ def _commands() -> Iterator[str]:
     parsers["estimate"] = estimate.build_parser()
     yield "## Commands"
     yield (
-        f"`{PROG} COMMAND --help` prints the same. Exit statuses: 0 done; 1 failed; 2 a mistake in the command line, a "
-        "study file or a value; 130 interrupted."
+        f"`{PROG} COMMAND --help` prints the same. Exit statuses: 0 done; 1 failed, or what was asked for is not "
+        "there; 2 a mistake in the command line, a study, a task or a value; 130 interrupted; 141 what read the output "
+        "ended."
     )
     for title, names in GROUPS.items():
         yield f"### {title}"

@@ -21,7 +21,7 @@ PROGRAM = Program("ppo_core", _to_copy)
 def main(argv: Sequence[str] | None = None) -> int:
     """Train once and return the exit status.
 
-    0: done; 1: it failed; 2: a mistake in the command line or a configuration; 130: interrupted, to be resumed.
+    0: done; 1: it failed; 2: a mistake in the command line, a configuration or a task; 130: interrupted, to be resumed.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     return command_line.run(PROGRAM.name, lambda: leading.drive(lambda: _train(arguments)))

@@ -468,15 +468,15 @@ class DiskUse:
 
     @property
     def line(self) -> str:
-        """`checkpoints: up to 3 + 1 of about 12.3 MB in FOLDER`: said before the run."""
-        return f"checkpoints: up to {MOST_KEPT} + 1 of about {size(self.one)} in {self.folder}"
+        """`checkpoints: about 12.3 MB each, up to 3 kept and one being written, in FOLDER`: said before the run."""
+        return f"checkpoints: {at_most(self.one)}, in {self.folder}"
 
     def require_room(self) -> None:
         """Raise NoRoomError where the disk has too little left, CheckpointError where it never has enough."""
         missing = self.most - self.held
         if self.free < missing:
             raise (NoRoomError if self.most <= self.total else CheckpointError)(
-                f"too little room for checkpoints in {self.folder}: up to {MOST_KEPT} + 1 of about {size(self.one)} "
+                f"too little room for checkpoints in {self.folder}: {at_most(self.one)}, "
                 f"need {size(missing)} more, and {size(self.free)} are free; free some space, or write elsewhere"
             )
 
@@ -493,6 +493,11 @@ def disk_use(trainer: Trainer, folder: Path) -> DiskUse | None:
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     disk = shutil.disk_usage(existing)
     return DiskUse(folder, int(estimate()), held, disk.free, disk.total)
+
+
+def at_most(one: int) -> str:
+    """Return how many checkpoints of `one` byte count a run keeps: `about 12.3 MB each, up to 3 kept and ...`."""
+    return f"about {size(one)} each, up to {MOST_KEPT} kept and one being written"
 
 
 def size(count: int) -> str:

@@ -5,8 +5,10 @@ Whatever comes from a model, a file or an error is shown with its control charac
 
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import IO, Any
 
 from rich.console import Console
@@ -25,11 +27,30 @@ KL_UNIT = METRICS["eval/kl"].unit.replace(" per ", "/")
 _STEP_READINGS = {"objective/scores": "score", "objective/kl_exact": "KL", "objective/kl_coef": "β"}
 
 
-def console(stream: IO[str] | None = None) -> Console:
-    """Return a console on `stream` (stdout unless given) that prints text as it is."""
+class _Console(Console):
+    outlives_reader = False
+
+    def on_broken_pipe(self) -> None:
+        """Be silent from now on where the work goes on without a reader; else raise, as `print` does."""
+        if not self.outlives_reader:
+            raise  # the BrokenPipeError that this is called for
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        with suppress(OSError):  # stderr may be the pipe that was closed
+            print("nothing reads the output any more: the work continues without printing", file=sys.stderr)
+
+
+def console(stream: IO[str] | None = None, *, outlives_reader: bool = False) -> Console:
+    """Return a console on `stream` (stdout unless given) that prints text as it is.
+
+    Where what reads it ends, as `head` does, printing raises BrokenPipeError; with `outlives_reader` it says so on
+    stderr once and prints nothing more.
+    """
     file = stream or sys.stdout
     width = None if file.isatty() else PLAIN_WIDTH
-    return Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    made = _Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    made.outlives_reader = outlives_reader
+    return made
 
 
 def plain(text: str) -> str:

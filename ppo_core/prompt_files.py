@@ -469,7 +469,7 @@ def _left_out_text(left_out: Sequence[LeftOut], count: int, source: PromptSource
         "empty": "empty",
         "too long": f"over {source.max_prompt_tokens} tokens",
         "unreadable": "unreadable",
-        "repeated": "with the text of another",
+        "repeated": "repeating another prompt",
     }
     counts = Counter(row.reason for row in left_out)
     first: dict[Reason, LeftOut] = {}

@@ -56,8 +56,11 @@ class Interval:
         return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def t_interval(values: Sequence[float], alpha: float = ALPHA) -> Interval | None:
-    """Return the mean of values and its two-sided t-interval that misses with probability alpha; None without any."""
+def t_interval(values: Sequence[float], alpha: float = ALPHA, *, least: float = -math.inf) -> Interval | None:
+    """Return the mean of values and its two-sided t-interval that misses with probability alpha; None without any.
+
+    `least` is what no such mean can be below: the interval is cut there.
+    """
     if not values:
         return None
     from scipy import stats  # loads for half a second
@@ -66,7 +69,7 @@ def t_interval(values: Sequence[float], alpha: float = ALPHA) -> Interval | None
     if n == 1:
         return Interval(mean, None, None, n)
     half = float(stats.t.ppf(1 - alpha / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, n)
+    return Interval(mean, max(least, mean - half), mean + half, n)
 
 
 def difference(one: Mapping[int, float], other: Mapping[int, float], among: int) -> Interval | None:
@@ -265,7 +268,7 @@ def _confirmed(
         rewards,
         kls,
         t_interval(list(rewards.values())),
-        t_interval(list(kls.values())),
+        t_interval(list(kls.values()), least=0.0),
         lost=tuple(lost),
         failed=tuple(failed),
         open=tuple(unread),

@@ -5,12 +5,14 @@ and never as markup.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -92,8 +94,35 @@ def outcome_line(trial: TrialRow, kl: Estimate | None) -> str:
     return "Outcome: " + ", ".join(texts)
 
 
+MOST_WHOLE = 24
+"""Characters up to which a value is kept on one line; a longer one is a text."""
+
+
+class _Whole(Table):
+    """A table that breaks no value and no word, as far as the terminal has room for that."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        count = len(self.columns)
+        for narrowest in (self._narrowest(str.splitlines), self._narrowest(str.split), [0] * count):
+            if sum(narrowest) + 2 * count + 1 <= options.max_width:  # a gap of two around each column
+                break
+        for column, width in zip(self.columns, narrowest, strict=True):
+            column.min_width = width
+        return super().__rich_console__(console, options)
+
+    def _narrowest(self, parts: Callable[[str], list[str]]) -> list[int]:
+        """Return how wide each column is with its words, and of a column of values these parts, on one line."""
+        found = []
+        for column in self.columns:
+            split = parts if column.justify == "right" else str.split
+            whole = [*str(column.header).split(), *(part for cell in column.cells for part in split(str(cell)))]
+            found.append(min(max(map(cell_len, whole), default=0), MOST_WHOLE))
+        return found
+
+
 def new_table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    """Return a table without rows; the columns in `right` hold values, which are kept on one line where they fit."""
+    table = _Whole(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ppo_core.checkpoint import MOST_KEPT, NEWEST, size
+from ppo_core.checkpoint import MOST_KEPT, NEWEST, at_most, size
 from ppo_core.estimate import Estimate
 from tuner.engine.trial import OWN_FRONT
 from tuner.front import MOST_KEPT as FRONT
@@ -30,7 +30,7 @@ def disk(estimate: Estimate, spec: StudySpec | None, free: int) -> Disk:
     one = estimate.checkpoint
     if spec is None:
         most = (MOST_KEPT + 1) * one + 2 * estimate.model
-        kept = f"up to {MOST_KEPT} + 1 of about {size(one)}, then models of {size(estimate.model)}"
+        kept = f"{at_most(one)}, then models of {size(estimate.model)}"
     else:
         trials = spec.trials or _trials(spec)
         running, ended = MOST_KEPT + OWN_FRONT + 1, NEWEST

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 from ppo_core import launched
-from ppo_core.errors import ConfigError, PPOTunerError, nearest
+from ppo_core.errors import ConfigError, PPOTunerError, TaskError, nearest
 
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
 
@@ -68,10 +68,16 @@ def import_from_working_folder() -> None:
         sys.path.insert(0, folder)
 
 
+def status_of(error: PPOTunerError) -> int:
+    """Return the exit status of an error: 2 where the command line, a study, a task or a value has to be corrected."""
+    return EXIT_USAGE if isinstance(error, ConfigError | TaskError) else EXIT_ERROR
+
+
 def run(name: str, work: Callable[[], int]) -> int:
     """Do a command's `work` and return its exit status; `name` is the program's, before what it says on stderr.
 
-    0: done; 1: it failed; 2: a mistake in the command line or a configuration; 130: interrupted.
+    0: done; 1: it failed; 2: a mistake in the command line, a configuration or a task; 130: interrupted;
+    141: what read the output ended.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -84,7 +90,7 @@ def run(name: str, work: Callable[[], int]) -> int:
     except PPOTunerError as error:
         if launched.rank() == 0:  # the other processes of a launch meet the same
             print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
+        return status_of(error)
     except BrokenPipeError:
         # Python flushes stdout once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

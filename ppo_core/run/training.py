@@ -72,7 +72,8 @@ def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> st
     left = seconds_left(config, report.step, last, iteration, evaluations[0] if evaluations else 0.0)
     if report.step >= last or not math.isfinite(left):
         return None
-    return f"about {output.duration(left)} left: {last - report.step} iterations of {iteration:.1f} s, and evaluations"
+    iterations = output.counted(last - report.step, "iteration")
+    return f"about {output.duration(left)} left: {iterations} of {iteration:.1f} s, and evaluations"
 
 
 # One training run from its command line to its model: train, record and show each step, save, and report the end.
@@ -98,7 +99,7 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
     Raises:
         PPOTunerError: something is not allowed, is not there, or does not fit into memory.
     """
-    out = output.console(sys.stderr if args.json else sys.stdout)
+    out = output.console(sys.stderr if args.json else sys.stdout, outlives_reader=True)
     progress = _Preparation(out)
     with stop_requests() as stop:
         stop.on_request = lambda: _tell_stop(program.name)

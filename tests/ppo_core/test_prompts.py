@@ -66,7 +66,7 @@ def test_texts_are_prompts_and_their_rows_other_values_come_along(
     assert prompts.train == (Prompt("w0 is?", {"id": 0, "tags": [{"a": None}], "score": None}),)
     assert [prompt.text for prompt in (*prompts.eval, *prompts.test)] == ["w1 is?", "w2 is?"]
     assert told == (
-        "prompts: 2 of 5 rows left out: 2 with the text of another (line 2 first)",
+        "prompts: 2 of 5 rows left out: 2 repeating another prompt (line 2 first)",
         'prompts: 1 train, 1 eval, 1 test, from the column "query"',
     )
 
@@ -80,7 +80,7 @@ def test_what_is_left_out_is_told_by_reason_with_its_first_line(
     prompts, told = read_prompts(PromptSource(str(path), max_prompt_tokens=3), tokenizer)
     assert told == (
         "prompts: 9 of 25 rows left out: 2 empty (line 19 first), 1 over 3 tokens (line 25 first), "
-        "5 unreadable (line 17 first: not JSON), 1 with the text of another (line 26 first)",
+        "5 unreadable (line 17 first: not JSON), 1 repeating another prompt (line 26 first)",
         'prompts: 12 train, 2 eval, 2 test, from the column "prompt"',
     )
     kept = sorted(prompt.columns["answer"] for part in (prompts.train, prompts.eval, prompts.test) for prompt in part)
@@ -177,7 +177,7 @@ def test_chats_without_a_template_and_a_system_message_without_chats_are_errors(
         (
             {"train": "train[:5]", "eval": "train[:5]"},
             "no rows are left for train out of 10 rows (train 0, eval 5, test 0); "
-            "5 of 10 rows left out: 5 with the text of another (line 1 first)",
+            "5 of 10 rows left out: 5 repeating another prompt (line 1 first)",
         ),
     ],
 )

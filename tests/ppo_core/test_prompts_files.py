@@ -159,7 +159,7 @@ def test_a_saved_dataset_has_its_own_splits(tokenizer: PreTrainedTokenizerBase, 
     saved.save_to_disk(tmp_path / "saved")
     splits, told = read(tokenizer, tmp_path / "saved")
     assert splits == {"train": ROWS[1:10], "eval": parts["validation"], "test": parts["test"]}
-    assert "1 with the text of another (row 1 of train first)" in told
+    assert "1 repeating another prompt (row 1 of train first)" in told
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
     assert all_rows(read(tokenizer, tmp_path / "one")[0]) == ROWS
     next((tmp_path / "one").glob("*.arrow")).unlink()

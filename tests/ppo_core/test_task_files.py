@@ -271,7 +271,7 @@ MISTAKES = [  # one of each class
     (PLAIN.replace('"prompts.jsonl"', '{ path = "prompts.jsonl", eval = 0 }'), "prompts: eval = 0 is not allowed"),
     (PLAIN + "reference = { lam = 2 }\n", "reference.lam = 2 is not allowed: a number in [0, 1]"),
     (PLAIN + "search = { kl_coef = { low = 1, high = 2, why = 3 } }\n", "search.kl_coef.why = 3 is not allowed"),
-    (PLAIN + "eval = { prompts = 0 }\n", "eval.prompts = 0 is not allowed: a whole number at least 1"),
+    (PLAIN + "eval = { prompts = 0 }\n", "eval.prompts = 0 is not allowed: a whole number of at least 1"),
     (PLAIN.replace("reward.py:wanted", "reward.py:wantd"), 'reward: .* no function "wantd".*; did you mean "wanted"?'),
     (PLAIN.replace("reward.py:", "no_such_module:"), 'reward: .*module "no_such_module" not found'),
     (PLAIN.replace("reward.py:", "broken.py:"), "reward: .*importing .*broken.py raised ZeroDivisionError"),

@@ -211,6 +211,16 @@ def test_reading_commands_load_no_training_libraries(made: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_what_reads_the_output_may_end_first(own_folder: Path, made: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "tuner.cli.main", "show", made]
+    with os.fdopen(writing, "wb", 0) as closed:
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_a_process_prints_plain_json_and_plain_errors(made: str) -> None:
     done = process("show", made, "4", "--json", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")

@@ -117,6 +117,8 @@ def test_t_intervals_are_those_of_the_tables() -> None:
     one = t_interval([0.4])
     assert one is not None and (one.mean, one.low, one.high, one.n) == (0.4, None, None, 1) and not one.is_above_0
     assert t_interval([]) is None
+    pair = t_interval([0.5, 2.5], least=0.0)
+    assert pair is not None and (pair.mean, pair.low) == (1.5, 0.0), "a KL is never negative"
 
 
 def test_differences_are_paired_by_seed_and_wider_among_several() -> None:

@@ -219,6 +219,15 @@ def test_what_cannot_be_mapped_is_listed_with_its_reason() -> None:
         assert {"whiten_rewards", "kl_clamp"} <= set(notes) and "kl_estimator" not in notes
 
 
+def test_what_the_machine_decided_and_how_often_it_evaluated_is_as_in_the_trial() -> None:
+    unset = of(bf16=None, total_episodes=512, batch_size=64)
+    for target in OTHERS:
+        notes = export(unset, target)[1].notes
+        assert notes["bf16"] == "unset in the trial, which computes in bfloat16 on a GPU and in float32 on a CPU"
+        assert "bf16" not in export(of(bf16=True), target)[1].notes
+    assert "#   eval_every_episodes = 64: " in export(unset, "trl")[0], "a tenth is 51, and a batch 64"
+
+
 @pytest.mark.parametrize("target", OTHERS)
 @pytest.mark.parametrize(
     ("name", "value"),

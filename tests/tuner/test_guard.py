@@ -274,7 +274,11 @@ def test_evidence_is_the_last_steps_readings_of_the_watched_metrics() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("kl_hard", True, "guard.kl_hard = true is not allowed: a number at least 1, or false to switch the rule off"),
+        (
+            "kl_hard",
+            True,
+            "guard.kl_hard = true is not allowed: a number of at least 1, or false to switch the rule off",
+        ),
         ("nothing_learned", "0.1", "guard.nothing_learned = '0.1' is not allowed: a number over 0, or false"),
         ("kl_limit", 20, "guard.kl_limit = 20 is not allowed: true or false"),
     ],

@@ -172,6 +172,8 @@ def spec(ranks: int) -> StudySpec:
 def test_what_there_are_too_few_gpus_for_is_refused() -> None:
     assert _most_workers(spec(2), ("0", "1", "2", "3"), 1, None) == 2
     assert _most_workers(spec(2), (), 1, None) is None, "processes of a CPU"
+    with pytest.raises(ConfigError, match="workers = 2 is not allowed: at most 1, 2 GPUs per trial"):
+        _most_workers(spec(2), ("0", "1"), 1, 2)
     for ranks, gpus, shared, workers, message in (
         (4, ("0", "1"), 1, None, r"gpus_per_trial = 4 is not allowed: there are 2 GPUs \(0, 1\)"),
         (2, ("0", "1", "2", "3"), 1, 3, "workers = 3 is not allowed: at most 2, 2 GPUs per trial"),

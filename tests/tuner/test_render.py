@@ -67,3 +67,23 @@ def printed(table: Table) -> list[str]:
 )
 def test_prunings_are_told_for_one_trial_and_for_several(numbers: Sequence[int], trials: int, text: str) -> None:
     assert render.prunings_line({"kl_limit": numbers} if numbers else {}, trials) == text
+
+
+def test_values_and_words_stay_whole_as_far_as_there_is_room() -> None:
+    columns = ("configuration", "seeds", "reward", "KL, nats/response", "over the reference", "end within budget")
+    table = render.new_table(*columns, right=columns[1:])
+    table.add_row(
+        "trial 8\n1 run had none", "3", "1.83 [1.68, 1.97]", "4.68 [3.97, 15.39]", "0.64 [-0.12, 1.40]", "3 of 3"
+    )
+
+    def printed(width: int) -> str:
+        file = io.StringIO()
+        out = console(file)
+        out.width = width
+        out.print(table)
+        return file.getvalue()
+
+    for whole in ("1.83 [1.68, 1.97]", "4.68 [3.97, 15.39]", "0.64 [-0.12, 1.40]", "configuration"):
+        assert whole in printed(94), "where headings take two lines"
+    assert "1.97]" in printed(80) and "configuration" in printed(80), "a value in two lines, at its gap"
+    assert max(map(len, printed(40).splitlines())) == 40, "nothing is cut off where there is too little room"

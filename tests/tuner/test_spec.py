@@ -122,7 +122,7 @@ def test_the_file_decides_nothing_by_its_order() -> None:
         ({"name": "a/b"}, "name = 'a/b' is not allowed | letters, digits"),
         ({"task": "review"}, 'task: unknown task "review" | "reviews"?'),
         ({"task": 3}, "task = 3 is not allowed | a text in quotes"),
-        ({"trials": True}, "trials = True is not allowed | a whole number at least 1"),
+        ({"trials": True}, "trials = True is not allowed | a whole number of at least 1"),
         ({"device": 1}, "device = 1 is not allowed | auto or cpu"),
         ({"fixed": 1}, "fixed = 1 is not allowed | a table"),
         ({"fixed": {"gama": 1.0}}, 'fixed: unknown hyperparameter "gama" | "gamma"?'),

@@ -111,7 +111,7 @@ def test_what_would_repeat_a_trial_is_left_out_and_a_note_says_so() -> None:
         ({"start": [{}, {"gamma": 0.8}]}, "start 1.gamma: it is also in [fixed]; remove it from one of them"),
         ({"start": [{"lam": 1}]}, "start 0.lam: it is not searched; a start may set: learning_rate, batch_size"),
         ({"start": [{"kl_coeff": 1}]}, 'start 0: unknown hyperparameter "kl_coeff"; did you mean "kl_coef"?'),
-        ({"start": [{"kl_coef": -1}]}, "start 0.kl_coef = -1 is not allowed: a number at least 0"),
+        ({"start": [{"kl_coef": -1}]}, "start 0.kl_coef = -1 is not allowed: a number of at least 0"),
         ({"start": [{"kl_coef": 0.1, "kl_target": 3}]}, "start 0: kl_coef and kl_target exclude each other"),
         ({"warm_start": "trl"}, "warm_start = 'trl' is not allowed: a list of names such as [\"trl\"]"),
         ({"warm_start": ["tlr"]}, 'warm_start: unknown recipe "tlr"; available: trl, n_details'),

@@ -175,12 +175,11 @@ def _print(
     if asked.spec is not None and asked.spec.gpus_per_trial > 1:
         title += f", each of {asked.spec.gpus_per_trial} processes"
     table = new_table("memory", "part", "size", title=title, right=("size",))
-    for part, count in largest.held.items():
-        table.add_row("always", part, amount(count))
-    table.add_row("always", "the process itself", amount(place.process))
-    for moment, parts in largest.moments.items():
+    always = {**largest.held, "the process itself": place.process}
+    for moment, parts in {"always": always, **largest.moments}.items():
         for part, count in parts.items():
-            table.add_row(moment, part, amount(count))
+            if amount(count) != amount(0):  # what takes next to nothing is in the JSON
+                table.add_row(moment, part, amount(count))
     out.print(table)
     for name, each in found.items():
         if name != worst:

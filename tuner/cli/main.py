@@ -15,11 +15,11 @@ from ppo_core.run.command_line import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_PIPE,
-    EXIT_USAGE,
     Parser,
     import_from_working_folder,
     positive_int,
     refuse_unknown,
+    status_of,
 )
 from tuner.best import RULE
 from tuner.cli.arguments import (
@@ -117,7 +117,8 @@ UPKEEP = ("export", "copy", "delete", "rename", "archive", "migrate")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    0: done; 1: it failed; 2: a mistake in the command line, a study file or a configuration; 130: interrupted.
+    0: done; 1: it failed; 2: a mistake in the command line, a study, a task or a value; 130: interrupted;
+    141: what read the output ended.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     import_from_working_folder()
@@ -134,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except PPOTunerError as error:
         _tell(f"error: {_one_line(str(error))}")
-        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
+        return status_of(error)
     except BrokenPipeError:
         # Python flushes stdout once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

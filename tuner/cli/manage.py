@@ -25,7 +25,8 @@ from tuner.export.trainers import TARGETS, write
 from tuner.results import read_study
 from tuner.store import OrderState, Store, StudyRow
 from tuner.store.bulk import copy_study
-from tuner.store.schema import without_secrets
+from tuner.store.connect import file_of
+from tuner.store.schema import parse_url, without_secrets
 
 
 def delete(args: argparse.Namespace) -> int:
@@ -172,6 +173,9 @@ def _export_to_trainer(args: argparse.Namespace) -> int:
 def copy(args: argparse.Namespace) -> int:
     """Copy a study to another store, and say how to resume the copy."""
     name = args.study if args.name is None else study_file.matching(args.name, study_file.NAME, "--name")
+    file = file_of(parse_url(args.to))
+    if file is not None and not file.parent.is_dir():
+        raise ConfigError(f"--to {file}: folder {file.parent} not found")
     with opened(args.storage) as store:
         study = store.study(args.study)
         # An older store is not migrated here: others that use it may need that version.
@@ -194,7 +198,7 @@ def _about_checkpoints(study: StudyRow, name: str, to: str) -> Iterator[str]:
     """Yield where the checkpoints stay, and what that means for a run of the copy."""
     if study.folder is None:
         return
-    stay, again = f"checkpoints stay in {study.folder}", "trials that have not ended start again"
+    stay, again = f"checkpoints stay in {study.folder}", "trials that have not ended restart from step 0"
     if name != study.name:
         yield f'{stay}, as those of "{study.name}": in the copy {again}'
         return
@@ -202,7 +206,8 @@ def _about_checkpoints(study: StudyRow, name: str, to: str) -> Iterator[str]:
     yield f"{stay}; the copy resumes from them if it is run in {Path(study.folder).parent.parent}: {go_on}"
     url = study.checkpoint_url
     elsewhere = again if url is None else f"it fetches those that are kept at {without_secrets(url)}"
-    yield f"elsewhere {elsewhere}; run only one of the two from now on, and delete the other one with --keep-files"
+    yield f"if it is run in another folder, {elsewhere}"
+    yield "Run only one of the two from now on. Delete the other one with --keep-files, which leaves the checkpoints."
 
 
 def _row_counts(rows: Mapping[str, int]) -> str:

@@ -54,8 +54,11 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
         return
     out = output.console()
     out.print(render.study_line(view), style="bold")
+    out.print()
     report.print_trials(out, store, view, is_all=args.all)
     best = view.best()
+    if best is not None or view.ended:
+        out.print()
     if best is not None:
         where = storage.location(args.storage)
         report.print_winner(out, store, view, best, view.spec.kl_budget, where)

@@ -162,6 +162,7 @@ def print_front(out: Console, store: Store, view: StudyView, where: str) -> None
     """Print the checkpoints that are kept for other KL budgets, where there are several."""
     points = front(store, view)
     if len(points) > 1:
+        out.print()
         out.print(render.front_table(points))
         out.print(f"For any budget X: {_command(['best', view.row.name, '--kl-budget', 'X'], where)}", soft_wrap=True)
 

@@ -391,7 +391,8 @@ def _train(
         remote_checkpoints.open(args.checkpoints)  # before anything is made for what is not a place
     gpus = _gpus(spec, args)
     with ExitStack() as stack:
-        progress = stack.enter_context(StudyProgress(output.console(sys.stderr if args.json else sys.stdout)))
+        out = output.console(sys.stderr if args.json else sys.stdout, outlives_reader=True)
+        progress = stack.enter_context(StudyProgress(out))
         make_engine: MakeEngine = LocalEngine.of
         threads_per_trial = threads_per_worker
         if args.engine != LOCAL:
@@ -437,7 +438,7 @@ def _gpus(spec: StudySpec, args: argparse.Namespace) -> tuple[str, ...]:
             raise ConfigError("--trials-per-gpu is not allowed: torch sees no GPU on this machine")
     elif spec.gpus_per_trial > 1 and not gpus and spec.device != "cpu":
         gpus = visible_gpus()
-    elif gpus and spec.trainer == PPO_TRAINER and (args.workers or 0) <= len(gpus) * args.trials_per_gpu:
+    elif gpus and spec.trainer == PPO_TRAINER:
         require_gpus(gpus)  # another trainer may need no torch
     return gpus
 

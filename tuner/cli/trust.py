@@ -164,7 +164,8 @@ def diagnose(args: argparse.Namespace) -> int:
             value = output.short(there.config[one.name])
             out.print(f"  Tried already, with {one.name} = {value}: {render.trial_line(there)}", soft_wrap=True)
         else:
-            out.print(f"  Try {one.advice}:\n  {command}", soft_wrap=True)
+            apart = "" if one.name in view.spec.search else ", in a run of its own, since the study does not search it"
+            out.print(f"  Try {one.advice}{apart}:\n  {command}", soft_wrap=True)
     if not found:
         out.print(diagnoses.why_nothing(trial))
     elif diagnoses.is_choice(found):

@@ -93,7 +93,7 @@ def effective(config: PPOConfig) -> dict[str, HyperValue]:
     values = config.to_dict()
     sizes = config.batch_sizes(1)
     values |= {name: getattr(sizes, name) for name in _SIZES}
-    values["eval_every_episodes"] = config.eval_interval
+    values["eval_every_episodes"] = max(config.eval_interval, sizes.batch_size)  # it evaluates after whole iterations
     values["bf16"] = config.bf16 is not False  # theirs run on GPUs
     values["gradient_checkpointing"] = config.gradient_checkpointing is True
     values["whiten_advantages"] = config.whitens_advantages
@@ -133,6 +133,14 @@ def _note_rest(draft: Draft, title: str, always: Values, why: Mapping[str, str])
 
 _SHARED_CRITIC = "there the critic is a network of its own, here a head on the policy's trunk"
 _ADAPTIVE = "theirs is a mean per token, ours a sum per response, so β is fixed"
+
+
+_UNSET_BF16 = "unset in the trial, which computes in bfloat16 on a GPU and in float32 on a CPU"
+
+
+def _draft(chosen: Chosen) -> Draft:
+    """Return an empty draft of a configuration, with the note on what it leaves to the machine."""
+    return Draft(_values(chosen), notes={"bf16": _UNSET_BF16} if chosen.config.bf16 is None else {})
 
 
 def _values(chosen: Chosen) -> Values:
@@ -177,7 +185,7 @@ def to_trl(chosen: Chosen, parts: Parts) -> Draft:
     Raises:
         ConfigError: it has no critic, and TRL's PPO always has one.
     """
-    draft = Draft(_values(chosen))
+    draft = _draft(chosen)
     values = draft.values
     if values["advantage_estimator"] != "gae":
         raise ConfigError(
@@ -288,7 +296,7 @@ def _dotted(keys: tuple[str, ...]) -> str | None:
 
 def to_openrlhf(chosen: Chosen, parts: Parts) -> Draft:
     """Return a configuration in the flags of OpenRLHF's PPO; a switch is True or False."""
-    draft = Draft(_values(chosen))
+    draft = _draft(chosen)
     values, has_critic = draft.values, chosen.config.has_critic
     models = ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path")
     _places(draft, parts, models, own_reward="reward.remote_url")
@@ -403,7 +411,7 @@ _VERL_WHY = {
 
 def to_verl(chosen: Chosen, parts: Parts) -> Draft:
     """Return a configuration in verl's keys, joined by dots."""
-    draft = Draft(_values(chosen))
+    draft = _draft(chosen)
     values, has_critic = draft.values, chosen.config.has_critic
     reward, own_reward = "reward.reward_model.model_path", "reward.custom_reward_function.path"
     _places(draft, parts, ("actor_rollout_ref.model.path", "critic.model.path", reward), own_reward)
