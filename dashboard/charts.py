@@ -228,7 +228,7 @@ def over_the_axis(frame: pd.DataFrame, metric: str, drawing: Drawing, levels: Ma
 
 
 def beyond_text(over: pd.DataFrame, kl: str, end: float) -> str:
-    """Return a sentence on the points that lie over the `end` of a KL axis; `kl` is their column. Empty: there is none."""
+    """Return a sentence on the points that lie over the `end` of a KL axis (empty: none); `kl` is their column."""
     if over.empty:
         return ""
     highest, count = over.sort_values(kl).iloc[-1], over["trial"].nunique()

@@ -161,11 +161,8 @@ def _marks(panel: Panel) -> Option:
 
 
 def _limit(limit: Limit) -> Option:
-    position = (
-        "end"
-        if limit.is_upright
-        else f"inside{'End' if limit.at_end else 'Start'}{'Bottom' if limit.is_below else 'Top'}"
-    )
+    side, height = "End" if limit.at_end else "Start", "Bottom" if limit.is_below else "Top"
+    position = "end" if limit.is_upright else f"inside{side}{height}"
     text = {"show": bool(limit.text), "formatter": limit.text, "position": position, "color": limit.colour}
     look = {"color": limit.colour, "type": "dashed", "width": limit.width}
     place = {"xAxis" if limit.is_upright else "yAxis": limit.value}

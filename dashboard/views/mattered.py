@@ -51,7 +51,8 @@ def _fidelity(snapshot: Snapshot) -> Fidelity:
     if len(offered) == 1:
         return next(iter(offered.values()))
     name = st.segmented_control(
-        "Values are read", list(offered), default=next(iter(offered)), required=True, key="read at", bind="query-params",
+        "Values are read", list(offered), default=next(iter(offered)), required=True, key="read at",
+        bind="query-params",
         help="Most trials of this study are paused at a rung. Values read after different lengths of training are "
         f"never mixed. {' '.join(f'{place}: {_doc(one)}' for place, one in offered.items())}",
     )  # fmt: skip
@@ -121,11 +122,7 @@ def _importance(store: Store, snapshot: Snapshot, at: Fidelity, all_trials: int)
 
 def _importance_help(left_out: int, *, at_rung: bool) -> str:
     why = "not at that rung, or forked" if at_rung else "pruned, failed, forked, not ended or without a value"
-    pruned = (
-        ""
-        if at_rung
-        else " What made a KL blow up shows in the charts of one hyperparameter below, which include the pruned trials."
-    )
+    pruned = "" if at_rung else " The charts of one hyperparameter below include the pruned trials."
     return (
         f"{importance.MEANING} Bars are shares; a whisker holds the middle 80% of {importance.RESAMPLES} bootstrap "
         f"resamples of the trials; a pale bar is one that {importance.RESAMPLES} shuffles of the outcomes reach by "
@@ -152,8 +149,8 @@ def _slices(snapshot: Snapshot, at: Fidelity, names: list[str]) -> None:
     st.subheader("One hyperparameter", anchor=False, help=f"Each point is a trial.{early}")
     if not names or snapshot.trials["value"].notna().sum() < 2:
         st.info(
-            f"These charts need two trials that {'ended' if at.rung is None else 'reached the rung'} with a value and differ "
-            "in a searched hyperparameter."
+            f"These charts need two trials that {'ended' if at.rung is None else 'reached the rung'} with a value and "
+            "differ in a searched hyperparameter."
         )
         return
     spec = snapshot.view.spec
@@ -196,10 +193,8 @@ def _slices(snapshot: Snapshot, at: Fidelity, names: list[str]) -> None:
 def axes_left_out(trials: pd.DataFrame, names: Sequence[str]) -> str:
     """Return a sentence on the searched hyperparameters without an axis, of `names` that vary; empty: all have one."""
     constant = [name for name in figures.all_searched(trials) if name not in names]
-    reasons = {
-        "no room for": names[MOST_AXES:],
-        f"fewer than two different values among the {counted(len(trials), 'trial')} read here:": constant,
-    }
+    alike = f"fewer than two different values among the {counted(len(trials), 'trial')} read here:"
+    reasons = {"no room for": names[MOST_AXES:], alike: constant}
     left_out = [f"{why} {', '.join(of)}" for why, of in reasons.items() if of]
     if not left_out:
         return ""

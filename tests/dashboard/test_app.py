@@ -394,3 +394,16 @@ def test_the_pages_own_html_holds_no_text_from_the_store(built: Path, page: Page
     app = run(page(built))
     [body] = [html.body for html in app.get("html") if html.body != style.SHEET]
     assert body == ('<div style="border-top: 3px dotted #E69F00; padding-top: 0.3rem"><b>Trial 13</b></div>')
+
+
+def test_a_link_to_what_a_study_does_not_have_is_answered(built: Path, page: Page) -> None:
+    app = page(built)
+    app.query_params.update({"trial": ["2", "99", "abc"], "budget": "-3"})
+    run(app)
+    assert [warning.value for warning in app.warning][:2] == [
+        "The link names trial 99, abc, which this study does not have.",
+        "The link names a KL budget of -3; this study allows 0.1 to 20.",
+    ]
+    good = page(built)
+    good.query_params.update({"trial": ["2"], "budget": "8"})
+    assert not any("The link names" in warning.value for warning in run(good).warning)
