@@ -294,7 +294,7 @@ def test_a_policy_that_is_neither_here_nor_on_a_hub_that_answers(
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
     flags = ("--policy", "polcy", *PARTS[2:], *SMALL)
-    message = one_error(run(*flags), 1)  # one line, without those of repeated requests
+    message = one_error(run(*flags), 2)  # one line, without those of repeated requests
     assert message.startswith("--policy = 'polcy': folder polcy not found, and the hub cannot be reached: ")
     # What is in the cache is left to the loading.
     cached = folder / "cache" / "models--polcy"

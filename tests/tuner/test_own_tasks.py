@@ -63,11 +63,11 @@ def test_a_new_task_with_a_policy_of_ones_own(ppo_tuner: Invoke, own_folder: Pat
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        (["full"], 1, "full already exists; name a new or empty folder"),
-        (["file"], 1, "file already exists; name a new or empty folder"),
-        (["a b"], 1, "'a b' is not allowed as a task's folder: its name has letters, digits, dots"),
-        ([""], 1, "'.' is not allowed as a task's folder"),
-        (["none/sums"], 1, "cannot create none/sums: folder none not found; create it first"),
+        (["full"], 2, "full already exists; name a new or empty folder"),
+        (["file"], 2, "file already exists; name a new or empty folder"),
+        (["a b"], 2, "'a b' is not allowed as a task's folder: its name has letters, digits, dots"),
+        ([""], 2, "'.' is not allowed as a task's folder"),
+        (["none/sums"], 2, "cannot create none/sums: folder none not found; create it first"),
         (
             ["sums", "--policy", "task:arithmatic"],
             2,
