@@ -19,9 +19,6 @@ from dashboard import data, views
 from dashboard.views import curve_charts
 from ppo_core.errors import PPOTunerError
 
-QUIET = ("--global.disableWidgetStateDuplicationWarning", "true")
-"""The KL budget has a default, and keeps what was chosen across pages: Streamlit would log that with its stack."""
-
 
 def main() -> None:
     """Serve until Ctrl-C."""
@@ -33,7 +30,7 @@ def main() -> None:
     threading.Thread(target=read_ahead, daemon=True).start()
     app = Path(__file__).with_name("app.py")
     try:
-        cli.main(["run", str(app), *QUIET, *sys.argv[1:]], prog_name="streamlit", standalone_mode=False)
+        cli.main(["run", str(app), *sys.argv[1:]], prog_name="streamlit", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

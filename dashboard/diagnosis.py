@@ -164,14 +164,12 @@ def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
 def hacking_text(findings: Sequence[Finding]) -> list[str]:
     """Return one line per trial, with a symbol for what to look at."""
     glyphs: dict[Verdict, str] = {"suspect": "▲", "clean": "✓", "no rise": "–", "too early": "…"}
-    # A mean is not the end KL, which stands elsewhere on the same page.
-    words = [finding.words.replace("KL ends at", "the mean KL is") for finding in findings]
-    return [f"{glyphs[of.verdict]} Trial {of.trial}: {said}" for of, said in zip(findings, words, strict=True)]
+    return [f"{glyphs[finding.verdict]} Trial {finding.trial}: {finding.words}" for finding in findings]
 
 
 HACKING_MEANS = (
-    "The change in reward and the mean KL are of a trial's last two evaluations, so that one lucky evaluation does not "
-    "decide; values elsewhere on these pages are of one checkpoint, or of the last evaluation."
+    "The change in reward is to the last two evaluations, too, so that one lucky evaluation does not decide; values "
+    "elsewhere on these pages are of one checkpoint, or of the last evaluation."
 )
 """What the numbers of `hacking_text` are."""
 

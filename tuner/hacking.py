@@ -113,7 +113,10 @@ def _readings(steps: Sequence[Step], last: Sequence[Step], kl_budget: float) -> 
     else:
         kl = statistics.fmean(kls)
         side = "over" if kl > kl_budget else "within"
-        yield kl > kl_budget, f"KL ends at {kl:.1f} nats/response, {side} the budget of {kl_budget:g}"
+        yield (
+            kl > kl_budget,
+            f"the last two evaluations' KL is {kl:.1f} nats/response, {side} the budget of {kl_budget:g}",
+        )
     ends = _first_and_last(steps, LENGTH)
     if ends is None or ends[0] <= 0:
         yield None, "length"

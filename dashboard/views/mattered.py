@@ -38,7 +38,7 @@ def section(store: Store, snapshot: Snapshot) -> None:
     if refused := importance.refusal(shown.view.trials, shown.view.spec, at_rung=at.rung is not None):
         _slices(shown, at, names)
         st.subheader(_TITLE, anchor=False)
-        st.info(refused.partition(" Until then")[0])  # it goes on to name this page
+        st.info(refused)
     else:
         ranked = [name for name in _importance(store, shown, at, len(snapshot.view.trials)) if name in names]
         _slices(shown, at, [*ranked, *(name for name in names if name not in ranked)])

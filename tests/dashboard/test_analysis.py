@@ -136,14 +136,14 @@ def test_a_rise_with_nothing_worse_is_clean_and_says_what_was_not_measured() -> 
     assert (finding.verdict, finding.rise, finding.unknown) == ("clean", pytest.approx(0.7), ("repetition", "entropy"))
     assert finding.rise_se == pytest.approx(math.hypot(0.05, 0.05))
     assert finding.words == (
-        "Reward rises (+0.70 ± 0.07 reward) and nothing crossed its threshold: KL ends at 5.0 nats/response, within the "
+        "Reward rises (+0.70 ± 0.07 reward) and nothing crossed its threshold: the last two evaluations' KL is 5.0 nats/response, within the "
         "budget of 10, length goes from 20 to 23 tokens. Not measured: repetition, entropy."
     )
 
 
 def test_a_mean_kl_is_not_called_the_kl_at_the_end() -> None:
     [text] = diagnosis.hacking_text([only(course(RISE, LOW))])
-    assert text.startswith("✓ Trial 0: Reward rises") and "the mean KL is 5.0 nats/response, within the" in text
+    assert text.startswith("✓ Trial 0: Reward rises") and "the last two evaluations' KL is 5.0" in text
     assert "ends at" not in text
 
 

@@ -147,7 +147,7 @@ def test_with_a_study_that_pauses_trials_at_a_rung(view: str, cut: Path, monkeyp
     app = page(view, cut, monkeypatch, study=fake_store.CUT)
     assert app.get(SHOWS[view])
     told = " ".join([*texts(app), *(caption.value for caption in app.caption), *infos(app)])
-    assert "None" not in told and "last two evaluations" not in told
+    assert "None" not in told and "mean of a trial's last two" not in told
 
 
 @pytest.mark.slow

@@ -64,6 +64,8 @@ def streamlit_command(port: int) -> list[str]:
         *("--server.enableXsrfProtection", "true", "--server.enableStaticServing", "false"),
         *("--server.enableAgentApi", "false"),
         *("--server.fileWatcherType", "none", "--browser.gatherUsageStats", "false"),
+        # The KL budget has a default and is kept across pages, which Streamlit would log with its stack.
+        *("--global.disableWidgetStateDuplicationWarning", "true"),
         *("--client.showErrorDetails", "none", "--client.showErrorLinks", "false", "--client.toolbarMode", "minimal"),
     ]
 

@@ -196,7 +196,7 @@ def importance(args: argparse.Namespace) -> int:
     trials = fidelity.read(view.trials, at, kls, view.spec)
     refused = importances.refusal(trials, view.spec, at_rung=at.rung is not None)
     if refused:
-        raise StudyError(refused)
+        raise StudyError(f"{refused} The dashboard's page Compare plots the trials against each hyperparameter.")
     usable = importances.usable(trials, view.spec, at_rung=at.rung is not None)
     found = {outcome: importances.importances(usable, view.spec, outcome) for outcome in get_args(importances.Outcome)}
     if args.json:

@@ -89,7 +89,7 @@ def refusal(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = Fals
     )
     return (
         f"{count} trial{'' if count == 1 else 's'} {came}; importance needs {LEAST}, so {LEAST - count} "
-        "more are needed. Until then look at the slices on the dashboard's page Compare: each point is a trial."
+        "more are needed."
     )
 
 
