@@ -212,14 +212,15 @@ def trajectories(
     kl_limit: float,
     chosen: Collection[int],
     best: Checkpoint | None = None,
+    star: str = "best checkpoint",
     baseline: float | None = None,
     log_kl: bool = False,
 ) -> go.Figure:
     """Return the way of every trial from one evaluation to the next, and the front of all evaluations.
 
     The `chosen` trials are in colour with their numbers, the others grey. Where a trial was ended early stands the
-    symbol of its status, with the guard's rule in the tooltip; where the strategy paused it, its rung score. The best
-    checkpoint has a star. What lies over the budget is shaded.
+    symbol of its status, with the guard's rule in the tooltip; where the strategy paused it, its rung score. The `best`
+    checkpoint has a star, which `star` names. What lies over the budget is shaded.
     """
     figure = go.Figure()
     shown = evaluated.assign(x=evaluated["kl"].clip(lower=LOG_FLOOR) if log_kl else evaluated["kl"])
@@ -243,8 +244,8 @@ def trajectories(
     if baseline is not None:
         baseline_line(figure, baseline)
     if best is not None:
-        figure.add_trace(_star(best, log_kl))
-        _name_best(figure, best, right, log_kl)
+        figure.add_trace(_star(best, star, log_kl))
+        _name_best(figure, best, star, right, log_kl)
     lay_out(figure, x=METRICS["eval/kl"].title, y=METRICS["eval/reward"].title, height=500)
     axis = {"type": "log", "range": [np.log10(LOG_FLOOR), np.log10(right)]} if log_kl else {"range": [0, right]}
     return figure.update_xaxes(**axis)
@@ -338,7 +339,7 @@ def _front(front: pd.DataFrame) -> go.Scatter:
     )
 
 
-def _star(best: Checkpoint, log_kl: bool) -> go.Scatter:
+def _star(best: Checkpoint, name: str, log_kl: bool) -> go.Scatter:
     return go.Scatter(
         x=[max(best.kl, LOG_FLOOR) if log_kl else best.kl],
         y=[best.reward],
@@ -349,14 +350,14 @@ def _star(best: Checkpoint, log_kl: bool) -> go.Scatter:
             "color": style.colour(best.trial),
             "line": {"color": "#ffffff", "width": 1},
         },
-        hovertemplate=f"<b>The best checkpoint</b>: trial {best.trial:d}, step {best.step:d}<br>"
+        hovertemplate=f"<b>The {name}</b>: trial {best.trial:d}, step {best.step:d}<br>"
         f"eval reward {best.reward:.3f}<br>eval KL {best.kl:.2f} nats per response<extra></extra>",
-        name="best checkpoint",
+        name=name,
     )
 
 
-def _name_best(figure: go.Figure, best: Checkpoint, right: float, log_kl: bool) -> None:
-    """Name the best checkpoint beside its point, on the side where a narrow page has room for it."""
+def _name_best(figure: go.Figure, best: Checkpoint, name: str, right: float, log_kl: bool) -> None:
+    """Name the starred checkpoint beside its point, on the side where a narrow page has room for it."""
     kl = max(best.kl, LOG_FLOOR)
     share = np.log(kl / LOG_FLOOR) / np.log(right / LOG_FLOOR) if log_kl else best.kl / right
     # Left of the front is nothing, since nothing beats it; right of it is the least below.
@@ -364,7 +365,7 @@ def _name_best(figure: go.Figure, best: Checkpoint, right: float, log_kl: bool) 
     figure.add_annotation(
         x=np.log10(kl) if log_kl else best.kl,
         y=best.reward,
-        text=f"best checkpoint:<br>trial {best.trial:d}, step {best.step:d}",
+        text=f"{name}:<br>trial {best.trial:d}, step {best.step:d}",
         align="left", standoff=6, arrowwidth=1.2, arrowcolor=GREY, font=FONT, **place,
     )  # fmt: skip
 

@@ -292,6 +292,7 @@ def _reward_and_kl(
         kl_limit=view.spec.kl_limit,
         chosen=shown,
         best=best,
+        star="recommended checkpoint",  # after a confirmation it need not be the search's best
         baseline=None if before.empty else float(before.mean()),
     )
     right = figure.layout.xaxis.range[1]

@@ -116,7 +116,7 @@ def table(found: Confirmation) -> pd.DataFrame:
             f"KL [95%], {KL_UNIT}": text(one.kl),
             "reward over the reference's": text(one.over_reference),
             "best reward over this one": text(one.under_best),
-            "runs ending within the budget": "–" if one.reward is None else f"{one.ends_within} of {one.reward.n}",
+            "ends within budget": "–" if one.reward is None else f"{one.ends_within} of {one.reward.n}",
             "in the search": plus_minus(one.trial.value, one.trial.value_se) + (" at its rung" * one.trial.is_resting),
             "note": runs_text(one),
         }

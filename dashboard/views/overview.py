@@ -181,13 +181,10 @@ def _best(snapshot: Snapshot, baseline: float | None) -> tuple[_Card, ...]:
 
 def _cost(view: StudyView) -> _Card:
     spent = data.cost(view)
-    notes = []
-    if spent.seconds_a_trial is not None:
-        notes.append(f"{spent.seconds_a_trial:,.0f} s/ended trial")
-    if spent.pruned_share is not None:
-        notes.append(f"{spent.pruned_share:.0%} pruned")
+    note = None if spent.seconds_a_trial is None else f"{spent.seconds_a_trial:,.0f} s per ended trial"
+    pruned = "" if not spent.pruned_share else f" Pruned trials took {spent.pruned_share:.0%} of it."
     help_text = (
         "Training time of all trials and attempts; trials that run side by side each count. Below: the mean over "
-        "trials that ended (not those paused at a rung), and the pruned trials' share of the time."
+        f"trials that ended, which those paused at a rung have not.{pruned}"
     )
-    return "Device time", common.device_time(spent.hours), ", ".join(notes) or None, help_text
+    return "Device time", common.device_time(spent.hours), note, help_text
