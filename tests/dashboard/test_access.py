@@ -27,6 +27,7 @@ from streamlit.testing.v1 import AppTest
 
 import dashboard
 from dashboard import access
+from dashboard.__main__ import QUIET
 from dashboard.access import NotPermitted
 from tuner.cli import dashboard as command
 from tuner.cli import main as cli
@@ -285,7 +286,7 @@ def test_a_browser_is_opened_without_the_link_in_anybodys_arguments(
 
 
 def test_a_plain_streamlit_run_has_the_same_safe_settings() -> None:
-    arguments = command.streamlit_command(8501)[3:]
+    arguments = [*command.streamlit_command(8501)[3:], *QUIET]
     flags: dict[str, list[str]] = {}
     for name, value in zip(arguments[::2], arguments[1::2], strict=True):
         flags.setdefault(name.removeprefix("--"), []).append(value)
