@@ -115,14 +115,14 @@ def latest_trials(store: Store, snapshot: Snapshot) -> None:
         column_config={
             "trial": st.column_config.NumberColumn("Trial", width=55, pinned=True),
             "status": st.column_config.TextColumn("Status", width=120),
-            "when": st.column_config.TextColumn("Last event", width=140),
+            "when": st.column_config.TextColumn("Started or ended", width=140),
             "reason": st.column_config.TextColumn("Reason", width=260),
         },
     )  # fmt: skip
 
 
 def _when(row: TrialRow) -> str:
-    """Return a trial's latest event: `ended 3 min ago`."""
+    """Return when a trial ended, or else started: `ended 3 min ago`."""
     return f"started {common.ago(row.started_at)}" if row.ended_at is None else f"ended {common.ago(row.ended_at)}"
 
 

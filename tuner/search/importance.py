@@ -89,7 +89,7 @@ def refusal(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = Fals
     )
     return (
         f"{count} trial{'' if count == 1 else 's'} {came}; importance needs {LEAST}, so {LEAST - count} "
-        "more are needed."
+        f"more {'is' if LEAST - count == 1 else 'are'} needed."
     )
 
 
