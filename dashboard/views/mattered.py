@@ -15,7 +15,7 @@ from ppo_core.output import KL_UNIT, counted
 from tuner.search import fidelity, importance
 from tuner.search.fidelity import Fidelity
 from tuner.search.importance import Importance, Outcome
-from tuner.spec import OBJECTIVES, StudySpec
+from tuner.spec import OBJECTIVES
 from tuner.store import Store, TrialRow
 
 MOST_AXES = 8
@@ -31,7 +31,7 @@ def section(store: Store, snapshot: Snapshot) -> None:
     at = _fidelity(snapshot)
     kls = evaluated.set_index(["trial", "episode"])["kl"].to_dict()
     trials = fidelity.read(snapshot.view.trials, at, kls, snapshot.view.spec)
-    if said := read_where(snapshot.view.trials, at, snapshot.view.spec):
+    if said := fidelity.read_where(snapshot.view.trials, at, snapshot.view.spec):
         st.caption(said)
     shown = Snapshot.of(replace(snapshot.view, trials=trials))
     names = figures.searched(shown.trials)
@@ -47,51 +47,16 @@ def section(store: Store, snapshot: Snapshot) -> None:
 
 def _fidelity(snapshot: Snapshot) -> Fidelity:
     """Return where the trials are read, which is in the link; where there is a choice, at the first rung."""
-    offered = {_place(at, snapshot.view.spec): at for at in fidelity.offered(snapshot.view.spec)}
+    offered = {at.name: at for at in fidelity.offered(snapshot.view.spec)}
     if len(offered) == 1:
         return next(iter(offered.values()))
-    name = st.segmented_control(
+    chosen = st.segmented_control(
         "Values are read", list(offered), default=next(iter(offered)), required=True, key="read at",
         bind="query-params",
         help="Most trials of this study are paused at a rung. Values read after different lengths of training are "
-        f"never mixed. {' '.join(f'{place}: {_doc(one)}' for place, one in offered.items())}",
+        f"never mixed. {' '.join(f'{name}: {at.doc}' for name, at in offered.items())}",
     )  # fmt: skip
-    return offered[name]
-
-
-def _place(at: Fidelity, spec: StudySpec) -> str:
-    """Return what a place is called here: a rung's share is no trial's own, which `read_where` says."""
-    if at.rung is None:
-        return at.name
-    return "at their rung" if len(fidelity.SHARES[spec.strategy]) == 1 else f"at rung {at.rung + 1}"
-
-
-def _doc(at: Fidelity) -> str:
-    if at.rung is None:
-        return at.doc
-    return (
-        "All trials that reached the rung, with their values there, whether finished or not. The reward is the rung "
-        "score, by which the strategy ranks them."
-    )
-
-
-def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
-    """Return a sentence on the part of their episodes at which trials were read; empty: at their end, or none was."""
-    if at.rung is None:
-        return ""
-    total = {row.number: int(row.config["total_episodes"] or spec.total_episodes) for row in rows}
-    its = {number: places[at.rung] for number, places in fidelity.rests(rows, spec).items() if len(places) > at.rung}
-    shares = {f"{rest.episode / total[number]:.0%}": rest.episode / total[number] for number, rest in its.items()}
-    if not shares:
-        return ""
-    least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
-    where, named = least if least == most else f"{least} to {most}", f"{fidelity.SHARES[spec.strategy][at.rung]:.0%}"
-    why = (
-        ""
-        if where == named
-        else f" The rung is at {named}, rounded up to whole iterations and never before a trial's second."
-    )
-    return f"{counted(len(its), 'trial')} read at {where} of {'its' if len(its) == 1 else 'their'} episodes.{why}"
+    return offered[chosen]
 
 
 # Importance

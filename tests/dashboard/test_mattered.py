@@ -15,9 +15,6 @@ from ppo_core.hyperparameters import HYPERPARAMETERS
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import Course
 from tests.dashboard.shown import FAILED, GOOD, page
-from tests.tuner.trial_rows import trial_row
-from tuner.search import fidelity
-from tuner.store import TrialRow
 
 pytestmark = pytest.mark.slow
 
@@ -104,21 +101,6 @@ def test_what_has_no_axis_is_told_with_the_reason() -> None:
         f"{names[8]}, {names[9]}; fewer than two different values among the 2 trials read here: {names[10]}."
     )
     assert mattered.axes_left_out(trials[[f"params_{names[0]}"]], names[:1]) == ""
-
-
-def test_a_rung_that_is_later_than_its_share_is_told_as_it_is() -> None:
-    spec = fake_store.CUT_SPEC
-    at = fidelity.offered(spec)[0]
-
-    def paused(number: int, batch: int) -> TrialRow:
-        sizes = {"batch_size": batch, "mini_batch_size": 16}
-        return trial_row(number, config={"total_episodes": 512, **sizes}, rung_scores=(0.5,))
-
-    assert mattered.read_where([paused(0, 64), paused(1, 128)], at, spec) == (
-        "2 trials read at 25% to 50% of their episodes. The rung is at 10%, rounded up to whole iterations and never "
-        "before a trial's second."
-    )
-    assert mattered.read_where([paused(0, 64)], fidelity.offered(spec)[-1], spec) == ""
 
 
 def test_two_hyperparameters_are_chosen_in_the_link(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,21 +38,21 @@ ROWS = [resting(0, 0.5), came(1, 0.8, value=1.7, kl=9.0, end_kl=14.0), pruned(2,
 
 def test_each_rung_of_the_strategy_is_offered_before_the_end() -> None:
     assert [one.name for one in fidelity.offered(SPEC)] == ["at their end"]
-    assert [one.name for one in fidelity.offered(CUT_SPEC)] == ["at 10% of their episodes", "at their end"]
+    assert [one.name for one in fidelity.offered(CUT_SPEC)] == ["at their rung", "at their end"]
     assert [one.rung for one in fidelity.offered(ASHA)] == [0, 1, None]
     assert all("rung" in one.doc for one in fidelity.offered(ASHA))
 
 
 def test_at_a_rung_every_trial_that_came_to_it_reads_as_it_did_there() -> None:
     kls = [(0, 192, 2.5), (1, 192, 3.5), (1, 1920, 14.0), (2, 192, 9.0)]
-    assert read(ROWS, "at 10% of their episodes", CUT_SPEC, *kls) == [(0, 0.5, 2.5), (1, 0.8, 3.5)]
-    assert read(ROWS[:1], "at 10% of their episodes", CUT_SPEC) == [(0, 0.5, None)]
+    assert read(ROWS, "at their rung", CUT_SPEC, *kls) == [(0, 0.5, 2.5), (1, 0.8, 3.5)]
+    assert read(ROWS[:1], "at their rung", CUT_SPEC) == [(0, 0.5, None)]
 
 
 def test_each_rung_has_its_own_readings() -> None:
     rows = [resting(0, 0.5), resting(1, 0.8, 1.2), came(2, 0.9, 1.4)]
     kls = [(1, 192, 2.0), (1, 576, 5.0), (2, 576, 6.0)]
-    assert read(rows, "at 30% of their episodes", ASHA, *kls) == [(1, 1.2, 5.0), (2, 1.4, 6.0)]
+    assert read(rows, "at rung 2", ASHA, *kls) == [(1, 1.2, 5.0), (2, 1.4, 6.0)]
 
 
 def test_at_their_end_no_trial_rests_and_a_best_checkpoint_is_held_against_the_last_kl() -> None:
@@ -68,3 +68,17 @@ def test_at_their_end_no_trial_rests_and_a_best_checkpoint_is_held_against_the_l
 def test_every_place_says_what_is_read_there(spec: StudySpec) -> None:
     for one in fidelity.offered(spec):
         assert "reward" in one.reward and "KL" in one.kl and one.doc.endswith(".")
+
+
+def test_a_rung_that_is_later_than_its_share_is_told_as_it_is() -> None:
+    at = fidelity.offered(CUT_SPEC)[0]
+
+    def paused(number: int, batch: int) -> TrialRow:
+        sizes = {"batch_size": batch, "mini_batch_size": 16}
+        return trial_row(number, config={"total_episodes": 512, **sizes}, rung_scores=(0.5,))
+
+    assert fidelity.read_where([paused(0, 64), paused(1, 128)], at, CUT_SPEC) == (
+        "2 trials read at 25% to 50% of their episodes. The rung is at 10%, rounded up to whole iterations and never "
+        "before a trial's second."
+    )
+    assert fidelity.read_where([paused(0, 64)], fidelity.offered(CUT_SPEC)[-1], CUT_SPEC) == ""

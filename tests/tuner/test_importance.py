@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.dashboard.fake_store import SPEC
+from tests.dashboard.fake_store import CUT, SPEC, build_cut
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
 from tests.tuner.trial_rows import trial_row
@@ -100,3 +100,12 @@ def test_the_command_tells_both_with_how_sure_it_is_or_why_it_cannot(ppo_tuner: 
     data = json.loads(ppo_tuner("importance", NAME, "--json", *where)[1])
     assert {one["name"] for one in data["reward"]} == {"learning_rate", "cliprange"} and data["trials"] >= 10
     assert math.isclose(sum(one["share"] for one in data["KL"]), 1.0)
+
+
+def test_where_trials_are_paused_the_command_says_at_which_part_of_their_episodes(
+    ppo_tuner: Invoke, tmp_path: Path
+) -> None:
+    build_cut(tmp_path / "store.db").close()
+    status, out, _ = ppo_tuner("importance", CUT, "--storage", f"sqlite:///{tmp_path / 'store.db'}")
+    assert status == 0 and out.startswith("25 trials read at 10% to 13% of their episodes.")
+    assert "What mattered for reward, at their rung" in out

@@ -204,6 +204,9 @@ def importance(args: argparse.Namespace) -> int:
         print(output.dumps({"study": view.row.name, "read": at.name, "trials": len(usable), **lists}))
         return 0
     out = output.console()
+    if where := fidelity.read_where(view.trials, at, view.spec):
+        out.print(where, soft_wrap=True)
+        out.print()
     for outcome, each in found.items():
         out.print(importance_table(each, f"What mattered for {outcome}, {at.name}"))
         out.print(importances.certainty(each, len(usable)), soft_wrap=True)

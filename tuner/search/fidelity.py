@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.metrics import METRICS
+from ppo_core.output import counted
 from tuner.spec import StudySpec
 from tuner.store import TrialRow
 from tuner.strategies import Asha, EarlyCut, rung_episodes
@@ -68,17 +69,18 @@ class Fidelity:
 
 def offered(spec: StudySpec) -> list[Fidelity]:
     """Return where a study's trials can be read: at each rung of its strategy, and at their end."""
+    shares = SHARES.get(spec.strategy, ())
     rungs = [
         Fidelity(
             rung,
-            f"at {share:.0%} of their episodes",
+            "at their rung" if len(shares) == 1 else f"at rung {rung + 1}",
             "Rung score (reward)",
             f"Eval KL at the rung ({_KL.unit})",
             ("KL at the rung", "Rung score"),
-            f"All trials that reached the rung at {share:.0%} of their episodes, with their values there, whether "
-            "finished or not. The reward is the rung score, by which the strategy ranks them.",
+            "All trials that reached the rung, with their values there, whether finished or not. The reward is the "
+            "rung score, by which the strategy ranks them.",
         )
-        for rung, share in enumerate(SHARES.get(spec.strategy, ()))
+        for rung in range(len(shares))
     ]
     return [*rungs, _best_at_end(rungs) if spec.objective == "best" else _end(rungs)]
 
@@ -114,3 +116,22 @@ def read(
         for row in rows
         if row.number in its
     )
+
+
+def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
+    """Return a sentence on the part of their episodes at which trials were read; empty: at their end, or none was."""
+    if at.rung is None:
+        return ""
+    total = {row.number: int(row.config["total_episodes"] or spec.total_episodes) for row in rows}
+    its = {number: places[at.rung] for number, places in rests(rows, spec).items() if len(places) > at.rung}
+    shares = {f"{rest.episode / total[number]:.0%}": rest.episode / total[number] for number, rest in its.items()}
+    if not shares:
+        return ""
+    least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+    where, named = least if least == most else f"{least} to {most}", f"{SHARES[spec.strategy][at.rung]:.0%}"
+    why = (
+        ""
+        if where == named
+        else f" The rung is at {named}, rounded up to whole iterations and never before a trial's second."
+    )
+    return f"{counted(len(its), 'trial')} read at {where} of {'its' if len(its) == 1 else 'their'} episodes.{why}"
