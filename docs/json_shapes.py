@@ -76,6 +76,7 @@ TRIAL = {
     "paused_by": "`person` or `strategy`; null: it is not paused",
     "value_step": "the step that its value was read at",
     "end_kl": "eval KL of its last evaluation",
+    "end_kl_se": "its standard error over the eval prompts",
     "rung": "how many rungs it was promoted past",
     "rung_scores": "what it is ranked by at each rung that it reached",
 }

@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ppo_core.kl_budget import is_within
 from ppo_core.output import counted
-from tuner import forks, results
+from tuner import forks
 from tuner.confirm import due_step
 from tuner.results import StudyView
+from tuner.scoring import ends_within
 from tuner.spec import StudySpec
 from tuner.status import Origin, Status
 from tuner.store import OnTest, Store, TrialRow
@@ -222,7 +222,7 @@ def launch_words(store: Store, view: StudyView, trial: TrialRow, found: Confirma
     """
     if found is not None:
         return found.launch_words(view.row.name)
-    if results.end_of(store, trial, view.spec).is_within is False:
+    if ends_within(trial, view.spec) is False:
         answer = forks.answer(store, view.row, trial)
         if answer is not None:
             return answer.again
@@ -262,7 +262,7 @@ def _confirmed(
             rewards[seed], kls[seed] = test.reward, test.kl
             if step == 0:
                 lost.append(seed)
-    within = sum(run.status is Status.COMPLETED and is_within(run.end_kl, None, spec.kl_budget) for run in runs)
+    within = sum(ends_within(run, spec) is True for run in runs)
     return Confirmed(
         trial,
         rewards,

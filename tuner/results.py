@@ -14,7 +14,7 @@ from ppo_core import checkpoint
 from ppo_core.declare import HyperValue
 from ppo_core.errors import TaskError
 from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.kl_budget import Point, is_within
+from ppo_core.kl_budget import Point
 from ppo_core.metrics import METRICS
 from ppo_core.task_file import get_task
 from tuner import forks
@@ -22,7 +22,7 @@ from tuner.best import best_trial
 from tuner.front import StudyFront
 from tuner.guard import RULES
 from tuner.paired import improvement, over
-from tuner.scoring import EVALUATION_METRICS, Extent, extent, judged_again
+from tuner.scoring import EVALUATION_METRICS, Extent, ends_within, extent, judged_again
 from tuner.spec import SCALE_FREE, StudySpec, ValueSource
 from tuner.status import Objective, Origin, Role, Status
 from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
@@ -139,12 +139,7 @@ def end_of(store: Store, trial: TrialRow, spec: StudySpec) -> End:
     rows = store.steps([trial.id], ("eval/kl", "eval/kl_se"), evaluations_only=True)
     last = rows[-1] if rows else None
     kl = None if last is None or last["eval/kl"] is None else Estimate(last["eval/kl"], last["eval/kl_se"])
-    is_whole = trial.status is Status.COMPLETED
-    if not is_whole or kl is None:
-        return End(is_whole, kl, None)
-    if spec.objective == "end":  # whose constraint is on the KL that its value was read at
-        return End(is_whole, kl, trial.kl is not None and trial.kl <= spec.kl_budget)
-    return End(is_whole, kl, is_within(kl.mean, kl.se, spec.kl_budget))
+    return End(trial.status is Status.COMPLETED, kl, ends_within(trial, spec))
 
 
 def on_test(store: Store, view: StudyView, trial: TrialRow) -> OnTest | str:

@@ -214,9 +214,21 @@ def evaluations_of(store: Store, row: TrialRow) -> Evaluations:
 def outcome(evaluations: Evaluations, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
     """Return how a trial with these evaluations ended, or stands, that has `status` now, for `reason`."""
     value, value_se, kl, step = trial_value(evaluations, spec.objective, spec.kl_budget)
-    end_kl = next((row["eval/kl"] for row in reversed(evaluations) if is_finite(row["eval/kl"])), None)
+    end = next((row for row in reversed(evaluations) if is_finite(row["eval/kl"])), {})
     over = violation(kl, spec.kl_budget, reason, spec.objective)
-    return Outcome(status, reason, value, value_se, kl, over, step, end_kl)
+    return Outcome(status, reason, value, value_se, kl, over, step, end.get("eval/kl"), end.get("eval/kl_se"))
+
+
+def ends_within(row: TrialRow, spec: StudySpec) -> bool | None:
+    """Return whether the configuration itself ends within the KL budget; None: it was not trained to its end.
+
+    Under the objective `end` the constraint is on the KL that its value was read at.
+    """
+    if row.status is not Status.COMPLETED:
+        return None
+    if spec.objective == "end":
+        return row.kl is not None and row.kl <= spec.kl_budget
+    return None if row.end_kl is None else is_within(row.end_kl, row.end_kl_se, spec.kl_budget)
 
 
 def judged(store: Store, row: TrialRow, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
@@ -249,6 +261,7 @@ def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) ->
         violation=now.violation,
         value_step=now.value_step,
         end_kl=now.end_kl,
+        end_kl_se=now.end_kl_se,
         rung_scores=row.rung_scores[: len(row.rung_scores) - len(again)] + again,
     )
 

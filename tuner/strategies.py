@@ -23,12 +23,12 @@ from ppo_core.hyperparameters import PPOConfig
 from tuner.best import best_rank
 from tuner.protocol import Stepped
 from tuner.scheduler import Action, Decision, guarded, is_audited, is_evaluated
-from tuner.scoring import Changes, Evaluations, Follower, TrialList, rung_score
+from tuner.scoring import Changes, Evaluations, Follower, TrialList, ends_within, rung_score
 from tuner.search.matching import Match, Matching, alike, label
 from tuner.search.sampler import Projection
 from tuner.spec import Strategy, StudySpec
 from tuner.standings import Ordered, Rules, Standings
-from tuner.status import Origin, Reason, Role, Status, Verdict
+from tuner.status import Origin, Reason, Role, Verdict
 from tuner.store import NewTrial, TrialRow
 
 FINISH_SHARE = 0.2
@@ -383,10 +383,7 @@ class Staged(FullRuns):
 
     def _is_settled(self, trials: TrialList) -> bool:
         latest = self._ends.follow(trials).latest
-        return sum(self._is_within(trials[number]) for number in latest) >= _NEEDED
-
-    def _is_within(self, row: TrialRow) -> bool:
-        return row.status is Status.COMPLETED and row.end_kl is not None and row.end_kl <= self._spec.kl_budget
+        return sum(ends_within(trials[number], self._spec) is True for number in latest) >= _NEEDED
 
 
 class _Ends(Follower):

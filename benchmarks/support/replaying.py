@@ -176,7 +176,10 @@ class Legs:
         self, row: TrialRow, evaluations: Sequence[Mapping[str, Any]], fate: Fate, reason: Reason | None
     ) -> dict[str, Any]:
         ended = outcome(evaluations, self.spec, _STATUSES[fate], reason)
-        changes = {name: getattr(ended, name) for name in ("status", "reason", "value", "kl", "violation", "end_kl")}
+        changes = {
+            name: getattr(ended, name)
+            for name in ("status", "reason", "value", "kl", "violation", "end_kl", "end_kl_se")
+        }
         if fate != "rung":
             return changes
         scores = (*row.rung_scores[: row.rung], self._scheduler.score(evaluations))

@@ -14,7 +14,8 @@ from ppo_core.output import KL_UNIT, plus_minus, short
 from tuner import forks, results
 from tuner.confirmed import Confirmation, confirmations, launch_words, longest_read, recommendation
 from tuner.results import StudyView
-from tuner.status import Origin, Status
+from tuner.scoring import ends_within
+from tuner.status import Origin
 from tuner.store import Store, TrialRow
 
 
@@ -53,19 +54,13 @@ def _answer(store: Store, view: StudyView, baseline: float | None) -> None:
         return
     st.markdown(_reads(view, best, baseline))
     st.markdown(_certainty(store, view))
-    if ends_over(best, view):
+    if view.spec.objective == "best" and ends_within(best, view.spec) is False:
         st.markdown(
             f":orange[▲] Trained to its end it reads a KL of {best.end_kl:.2f}, over the budget; the command below "
             "stops at the checkpoint."
         )
     _settings(view, best)
     _commands(store, view, best, confirmation)
-
-
-def ends_over(best: TrialRow, view: StudyView) -> bool:
-    """Return whether a trial's checkpoint is within the KL budget, and the end of the trial is not."""
-    is_whole = view.spec.objective == "best" and best.status is Status.COMPLETED
-    return is_whole and best.end_kl is not None and best.end_kl > view.spec.kl_budget
 
 
 def _reads(view: StudyView, best: TrialRow, baseline: float | None) -> str:

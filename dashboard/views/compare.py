@@ -17,6 +17,7 @@ from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, measured, plus_minus, short
 from tuner.paired import Difference, over
 from tuner.results import LONGER, differences
+from tuner.scoring import ends_within
 from tuner.status import Role
 from tuner.store import Store, TrialRow
 
@@ -84,6 +85,9 @@ def _settings(rows: Sequence[TrialRow]) -> None:
     common.table(pd.DataFrame(table), key="settings", columns=_columns(rows))
 
 
+_WITHIN = {None: NOTHING, True: "yes", False: "no"}
+
+
 def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dict[int, Difference | None]:
     """Draw the outcomes, and return how each trial's value differs from the first one's."""
     st.subheader(
@@ -103,8 +107,7 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dic
         **(_of_best(rows) if is_best else {}),
         f"{'Last eval' if is_best else 'Eval'} KL ({KL_UNIT})": [measured(kl) for kl in kls],
         f"{'Ends within' if is_best else 'Within'} {budget:g} {KL_UNIT}": [
-            NOTHING if kl is None or row.is_resting else "yes" if kl <= budget else "no"
-            for row, kl in zip(rows, kls, strict=True)
+            _WITHIN[ends_within(row, spec)] for row in rows
         ],
         "Episodes": [f"{row.episodes:,}" for row in rows],
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],

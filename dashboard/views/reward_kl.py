@@ -13,6 +13,7 @@ from ppo_core.output import KL_UNIT
 from tuner import hacking
 from tuner.best import RULE
 from tuner.results import StudyView
+from tuner.scoring import ends_within
 from tuner.search import fidelity
 from tuner.spec import StudySpec
 from tuner.status import Objective
@@ -111,16 +112,13 @@ def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataF
 
 def _end_note(view: StudyView, trial: TrialRow) -> str:
     """Return that the trial of the best checkpoint itself ends over the budget, where it does."""
-    budget = view.spec.kl_budget
+    if ends_within(trial, view.spec) is not False:
+        return ""
     if view.spec.objective == "best":
-        if trial.end_kl is None or trial.end_kl <= budget:
-            return ""
         return (
             f"Trial {trial.number} itself ends over the budget, at a KL of {trial.end_kl:.2f}: its configuration is "
             "good up to this step, and not to its end."
         )
-    if trial.value is None or trial.kl is None or trial.kl <= budget:
-        return ""
     return (
         f"At its end, by the mean of its last two evaluations, trial {trial.number} reads {trial.value:.3f} at a KL "
         f"of {trial.kl:.2f}: over the budget, so it cannot be the best trial at its end."

@@ -11,9 +11,10 @@ from dashboard.data import Snapshot
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.results import StudyView
+from tuner.scoring import ends_within
 from tuner.search import fidelity
 from tuner.spec import OBJECTIVES
-from tuner.status import Objective, Status
+from tuner.status import Objective
 
 PREFIX = "params_"
 MOST_ROWS = 20
@@ -60,9 +61,8 @@ def notes(view: StudyView) -> dict[int, str]:
     best, is_best = view.best(), view.spec.objective == "best"
     found = {}
     for row in view.trials:
-        kl = row.end_kl if is_best else row.kl
-        is_over = row.status is Status.COMPLETED and kl is not None and kl > view.spec.kl_budget
         over = "ends over budget" if is_best else "over budget"
+        is_over = ends_within(row, view.spec) is False
         parts = ["best" if best is not None and row.number == best.number else "", over if is_over else ""]
         parts.append("" if row.parent is None else f"fork of {row.parent}")
         found[row.number] = ", ".join(part for part in parts if part)

@@ -173,6 +173,7 @@ class TrialRow:
     """The step whose evaluation `value` is; under the objective `end` the last of the two that it is the mean of."""
     end_kl: float | None = None
     """Eval KL of its last evaluation, in nats per response: whether the configuration itself ends within a budget."""
+    end_kl_se: float | None = None
     rung: int = 0
     """How many rungs of the strategy it was promoted past."""
     rung_scores: tuple[float | None, ...] = ()
@@ -242,3 +243,4 @@ class Outcome:
     violation: float | None = None
     value_step: int | None = None
     end_kl: float | None = None
+    end_kl_se: float | None = None

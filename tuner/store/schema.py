@@ -27,7 +27,7 @@ from sqlalchemy.exc import ArgumentError
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Raised with every change of the tables. What is new must be nullable or have a `server_default`: then
 `tuner.store.migrate` adds it to an older store by itself."""
 
@@ -95,6 +95,7 @@ trials = Table(
     Column("paused_by", String(16)),
     Column("value_step", Integer),
     Column("end_kl", Float),
+    Column("end_kl_se", Float),
     Column("rung", Integer, nullable=False, default=0, server_default="0"),
     Column("rung_scores", JSON(none_as_null=True)),
     UniqueConstraint("study_id", "number"),
