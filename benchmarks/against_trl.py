@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON with all curves as well")
     arguments = parser.parse_args()
     if arguments.seeds < 2:
-        parser.error(f"--seeds = {arguments.seeds} is not allowed: at least 2")
+        parser.error(f"--seeds = {arguments.seeds} is not allowed; expected at least 2")
     if find_spec("trl") is None:
         raise SystemExit("against_trl.py: TRL is not installed; run: pip install -e '.[bench]'")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -52,7 +52,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in ("trials", "block", "rounds"):
         if getattr(arguments, name) < 1:
-            parser.error(f"--{name} = {getattr(arguments, name)} is not allowed: at least 1")
+            parser.error(f"--{name} = {getattr(arguments, name)} is not allowed; expected at least 1")
     counts = [count for count in COUNTS if count <= arguments.trials] or [arguments.trials]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     result = compare(counts, arguments.block, arguments.rounds)

@@ -111,7 +111,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in ("trials", "steps"):
         if getattr(arguments, name) < 20:
-            parser.error(f"--{name} = {getattr(arguments, name)} is not allowed: at least 20")
+            parser.error(f"--{name} = {getattr(arguments, name)} is not allowed; expected at least 20")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     result = measure(arguments.trials, arguments.steps)
     print(json.dumps(asdict(result)) if arguments.json else table(result))

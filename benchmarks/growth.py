@@ -108,7 +108,7 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     for name, least in (("trials", 2 * LEAST_WINDOW), ("workers", 1)):
         if getattr(arguments, name) < least:
-            parser.error(f"--{name} = {getattr(arguments, name)} is not allowed: at least {least}")
+            parser.error(f"--{name} = {getattr(arguments, name)} is not allowed; expected at least {least}")
     return arguments
 
 

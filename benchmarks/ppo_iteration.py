@@ -57,9 +57,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the table")
     arguments = parser.parse_args()
     if arguments.pairs < FEWEST_PAIRS:
-        parser.error(f"--pairs = {arguments.pairs} is not allowed: at least {FEWEST_PAIRS}")
+        parser.error(f"--pairs = {arguments.pairs} is not allowed; expected at least {FEWEST_PAIRS}")
     if arguments.threads is not None and arguments.threads < 1:
-        parser.error(f"--threads = {arguments.threads} is not allowed: at least 1")
+        parser.error(f"--threads = {arguments.threads} is not allowed; expected at least 1")
     if find_spec("trl") is None:
         raise SystemExit("ppo_iteration.py: TRL is not installed; run: pip install -e '.[bench]'")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -155,13 +155,13 @@ def _tell(line: str) -> None:
 
 def _whole(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a whole number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a whole number of at least 0")
     return int(text)
 
 
 def _positive(text: str) -> int:
     if _whole(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected at least 1")
     return int(text)
 
 

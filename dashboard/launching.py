@@ -157,14 +157,14 @@ class Launcher:
 
     def _require_room(self, spec: StudySpec, storage: str, workers: int) -> None:
         if spec.trials is not None and spec.trials > MOST_TRIALS:
-            raise ConfigError(f"trials = {spec.trials} is not allowed from here: at most {MOST_TRIALS}")
+            raise ConfigError(f"trials = {spec.trials} is not allowed from here; expected at most {MOST_TRIALS}")
         if spec.trials is None and spec.budget is not None and spec.budget > MOST_BUDGET:
             raise ConfigError(
-                f"budget = {spec.budget:g} without trials is not allowed from here: at most {MOST_BUDGET}, which start "
-                f"up to {MOST_TRIALS} trials"
+                f"budget = {spec.budget:g} without trials is not allowed from here; expected at most {MOST_BUDGET}, "
+                f"which start up to {MOST_TRIALS} trials"
             )
         if not 1 <= workers <= MOST_WORKERS:
-            raise ConfigError(f"workers = {workers} is not allowed from here: 1 to {MOST_WORKERS}")
+            raise ConfigError(f"workers = {workers} is not allowed from here; expected 1 to {MOST_WORKERS}")
         living = [launched for launched in self._launched if launched.status is None]
         if any(launched.study == spec.name for launched in living) or _is_held(spec.name, storage):
             raise StudyError(f'study "{spec.name}" is running already')
@@ -218,7 +218,7 @@ def allowed_path(text: str) -> Path:
     except (OSError, ValueError, RuntimeError):
         raise ConfigError(f"{text!r} is not a path") from None
     if not path.is_relative_to(root):
-        raise ConfigError(f"{text!r} is not allowed: only paths below {root}")
+        raise ConfigError(f"{text!r} is not allowed; expected a path below {root}")
     if not path.exists():
         raise ConfigError(f"{path} not found{nearest(text, study_files())}")
     return path

@@ -86,7 +86,7 @@ class Hyperparameter(Hyper):
         elif self.kind is bool:
             text = "true or false"
         elif self.kind is str:
-            text = "a text"
+            text = "a string"
         else:
             noun = "a whole number" if self.kind is int else "a number"
             text = f"{noun} {self.valid}" if self.valid else noun
@@ -103,7 +103,7 @@ class Hyperparameter(Hyper):
             if not self.choices and (self.valid is None or isinstance(converted, str) or converted in self.valid):
                 return converted
         hint = nearest(str(value), self.choices)
-        raise ConfigError(f"{self.name} = {value!r} is not allowed: {self.allowed}{hint}")
+        raise ConfigError(f"{self.name} = {value!r} is not allowed; expected {self.allowed}{hint}")
 
 
 def _convert(value: object, kind: type) -> HyperValue:
@@ -195,7 +195,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 def table(value: object, where: str) -> Mapping[str, Any]:
     """Return `value` as a table, or raise ConfigError."""
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} = {value!r} is not allowed: a table of key = value lines")
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected a table of key = value lines")
     return value
 
 
@@ -207,10 +207,10 @@ def require_known(keys: Iterable[str], allowed: Iterable[str], where: str) -> No
             raise ConfigError(f"{where}{key}: unknown key; allowed: {', '.join(allowed)}{nearest(key, allowed)}")
 
 
-def text(value: object, where: str, what: str = "a text in quotes") -> str:
+def text(value: object, where: str, what: str = "a string in quotes") -> str:
     """Return `value` as a text that is not empty, or raise ConfigError."""
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{where} = {value!r} is not allowed: {what}")
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected {what}")
     return value
 
 
@@ -218,21 +218,21 @@ def number(value: object, bounds: Bounds | None, where: str) -> float:
     """Return `value` as a finite number within `bounds`, or raise ConfigError."""
     is_number = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
     if not is_number or (bounds is not None and value not in bounds):  # type: ignore[operator]
-        raise ConfigError(f"{where} = {value!r} is not allowed: a number{_within(bounds)}")
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected a number{_within(bounds)}")
     return float(value)  # type: ignore[arg-type]
 
 
 def whole(value: object, bounds: Bounds | None, where: str) -> int:
     """Return `value` as a whole number within `bounds`, or raise ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int) or (bounds is not None and value not in bounds):
-        raise ConfigError(f"{where} = {value!r} is not allowed: a whole number{_within(bounds)}")
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected a whole number{_within(bounds)}")
     return value
 
 
 def truth(value: object, where: str) -> bool:
     """Return `value` as true or false, or raise ConfigError."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{where} = {value!r} is not allowed: true or false")
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected true or false")
     return value
 
 
@@ -267,9 +267,8 @@ def read_range(hyper: Hyperparameter, value: Mapping[str, Any], where: str) -> R
             raise ConfigError(f"{where}.{key} is missing; a range has a low and a high")
     scale = value.get("scale", hyper.search.scale if hyper.search else "linear")
     if scale not in _SCALES:
-        raise ConfigError(
-            f"{where}.scale = {scale!r} is not allowed: one of {', '.join(_SCALES)}{nearest(str(scale), _SCALES)}"
-        )
+        allowed = f"one of {', '.join(_SCALES)}{nearest(str(scale), _SCALES)}"
+        raise ConfigError(f"{where}.scale = {scale!r} is not allowed; expected {allowed}")
     span = Range(_end(hyper, value["low"], f"{where}.low"), _end(hyper, value["high"], f"{where}.high"), scale)
     _check_range(hyper, span, where)
     return span

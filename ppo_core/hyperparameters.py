@@ -459,7 +459,7 @@ def _check(config: PPOConfig) -> None:
         )
     if config.dual_clip is not None and config.dual_clip <= 1 + (config.cliprange_high or config.cliprange):
         raise ConfigError(
-            f"dual_clip = {config.dual_clip:g} is not allowed beside the clip range: over "
+            f"dual_clip = {config.dual_clip:g} is not allowed beside the clip range; expected a number over "
             f"{1 + (config.cliprange_high or config.cliprange):g}, where the ratio is clipped already"
         )
     if config.has_critic:
@@ -515,7 +515,7 @@ def _texts(stop_strings: str | None) -> tuple[str, ...]:
     if isinstance(found, list) and found and all(isinstance(text, str) and text for text in found):
         return tuple(found)
     raise ConfigError(
-        f'stop_strings = {stop_strings!r} is not allowed: a text, or a JSON list of texts such as ["\\n"]'
+        f'stop_strings = {stop_strings!r} is not allowed; expected a string, or a JSON list of strings such as ["\\n"]'
     )
 
 

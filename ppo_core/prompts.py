@@ -61,16 +61,16 @@ class PromptSource:
         for name in ("path", "config", "column", "system"):
             value = getattr(self, name)
             if not (isinstance(value, str) and value) and (value is not None or name == "path"):
-                raise TaskError(f"prompts: {name} = {value!r} is not allowed: a text")
+                raise TaskError(f"prompts: {name} = {value!r} is not allowed; expected a string")
         for name, least in (("seed", 0), ("max_prompt_tokens", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise TaskError(f"prompts: {name} = {value!r} is not allowed: a whole number from {least} on")
+                raise TaskError(f"prompts: {name} = {value!r} is not allowed; expected a whole number from {least} on")
         choices = {name: getattr(self, name) for name in ("train", "eval", "test")}
         for name, choice in choices.items():
             if not _is_allowed(choice):
                 raise TaskError(
-                    f"prompts: {name} = {choice!r} is not allowed: a split's name, a share between 0 and 1, "
+                    f"prompts: {name} = {choice!r} is not allowed; expected a split's name, a share between 0 and 1, "
                     "or a number of rows from 1 on"
                 )
         shares = {name: choice for name, choice in choices.items() if isinstance(choice, float)}

@@ -98,7 +98,9 @@ def require_device(device: object, where: str) -> str:
     """Return `device` if it is one of DEVICES, else raise ConfigError; `where` names the setting."""
     if isinstance(device, str) and device in DEVICES:
         return device
-    raise ConfigError(f"{where} = {device!r} is not allowed: {' or '.join(DEVICES)} (CUDA_VISIBLE_DEVICES picks GPUs)")
+    raise ConfigError(
+        f"{where} = {device!r} is not allowed; expected {' or '.join(DEVICES)} (CUDA_VISIBLE_DEVICES picks GPUs)"
+    )
 
 
 def iteration_seconds(report: StepReport) -> float:

@@ -85,7 +85,9 @@ def _settled(table: Mapping[str, Any], place: str, kind: RewardKind, where: str)
     """Return the part of a table whose place is known."""
     name = table.get("name", _name_of(place, kind))
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"{where}.name = {name!r} is not allowed: letters, digits, dots, dashes and underscores")
+        raise ConfigError(
+            f"{where}.name = {name!r} is not allowed; expected letters, digits, dots, dashes and underscores"
+        )
     return RewardPart(
         name,
         kind,
@@ -103,7 +105,9 @@ def _kind(value: object, where: str) -> RewardKind:
     for kind in KINDS:
         if value == kind:
             return kind
-    raise ConfigError(f"{where} = {value!r} is not allowed: one of {', '.join(KINDS)}{nearest(str(value), KINDS)}")
+    raise ConfigError(
+        f"{where} = {value!r} is not allowed; expected one of {', '.join(KINDS)}{nearest(str(value), KINDS)}"
+    )
 
 
 def _kind_of(text: str) -> RewardKind:
@@ -260,7 +264,7 @@ def _advised(value: object, where: str) -> dict[str, Advice]:
         table = dict(declare.table(given, f"{where}.{name}"))
         why = table.pop("why", "")
         if not isinstance(why, str):
-            raise ConfigError(f"{where}.{name}.why = {why!r} is not allowed: a text in quotes")
+            raise ConfigError(f"{where}.{name}.why = {why!r} is not allowed; expected a string in quotes")
         advised[name] = Advice(read_range(declared, table, f"{where}.{name}"), why)
     return advised
 

@@ -34,7 +34,7 @@ def policy_place(value: object, folder: Path, where: str) -> str:
     if isinstance(value, str) and value.startswith(TASK_PREFIX):
         name = value.removeprefix(TASK_PREFIX)
         if name not in BUILT_IN:
-            raise ConfigError(f"{where} = {value!r} is not allowed: {_policies()}{nearest(name, BUILT_IN)}")
+            raise ConfigError(f"{where} = {value!r} is not allowed; expected {_policies()}{nearest(name, BUILT_IN)}")
         return value
     return model_place(value, folder, where)
 

@@ -201,8 +201,8 @@ def _script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_wrong_number_of_rounds_or_seeds_is_an_error() -> None:
-    assert "--pairs = 4 is not allowed: at least 5" in _script("ppo_iteration.py", "--pairs", "4").stderr
-    assert "--seeds = 1 is not allowed: at least 2" in _script("against_trl.py", "--seeds", "1").stderr
+    assert "--pairs = 4 is not allowed; expected at least 5" in _script("ppo_iteration.py", "--pairs", "4").stderr
+    assert "--seeds = 1 is not allowed; expected at least 2" in _script("against_trl.py", "--seeds", "1").stderr
 
 
 @pytest.mark.slow

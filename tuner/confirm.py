@@ -100,7 +100,9 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
     parents = chosen(rows, spec, plan.top)
     least = max(PPOConfig.from_dict(parent.config).batch_sizes(world_size=1).batch_size for parent in parents)
     if plan.length(spec) < least:
-        raise ConfigError(f"total_episodes = {plan.length(spec)} is not allowed: at least {least}, one rollout batch")
+        raise ConfigError(
+            f"total_episodes = {plan.length(spec)} is not allowed; expected at least {least}, one rollout batch"
+        )
     for seed in fresh_seeds(spec, plan.seeds):
         for parent in parents:
             config = confirming(parent.config, seed, plan.length(spec))

@@ -401,7 +401,7 @@ def _limit(rule: Rule, value: object, where: str) -> float:
         if rule.valid is not None:
             return declare.number(value, rule.valid, where)
     given = "true" if value is True else repr(value)
-    raise ConfigError(f"{where} = {given} is not allowed: {rule.allowed}")
+    raise ConfigError(f"{where} = {given} is not allowed; expected {rule.allowed}")
 
 
 def _nonfinite(metric: str, state: GuardState, report: StepReport) -> Reason:

@@ -99,9 +99,9 @@ def _is_within(spec: StudySpec, name: str, value: HyperValue) -> bool:
 def _in_range(spec: StudySpec, name: str, value: HyperValue) -> HyperValue:
     span = spec.search[name]
     if not _is_within(spec, name, value):
-        raise ConfigError(f"{name} = {value!r} is not allowed: {span.low:g} to {span.high:g} in this study")
+        raise ConfigError(f"{name} = {value!r} is not allowed; expected {span.low:g} to {span.high:g} in this study")
     if span.scale == "log2" and isinstance(value, int | float) and (value < 1 or int(value) & (int(value) - 1)):
-        raise ConfigError(f"{name} = {value!r} is not allowed: a power of two in this study")
+        raise ConfigError(f"{name} = {value!r} is not allowed; expected a power of two in this study")
     return value
 
 
@@ -125,9 +125,9 @@ def changed_spec(spec: StudySpec, changes: Mapping[str, object]) -> StudySpec:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_count = is_number and float(str(value)).is_integer() and float(str(value)) >= 1
         if name not in ("budget", "kl_budget") and not is_count:
-            raise ConfigError(f"{name} = {value!r} is not allowed: a whole number of at least 1")
+            raise ConfigError(f"{name} = {value!r} is not allowed; expected a whole number of at least 1")
         if name == "workers" and float(str(value)) > MOST_WORKERS:
-            raise ConfigError(f"workers = {value!r} is not allowed: at most {MOST_WORKERS}")
+            raise ConfigError(f"workers = {value!r} is not allowed; expected at most {MOST_WORKERS}")
     changed = spec
     if "trials" in changes:
         changed = changed.with_trials(int(float(str(changes["trials"]))))

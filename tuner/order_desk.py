@@ -125,7 +125,7 @@ class OrderDesk:
         spec = order_checks.changed_spec(self._study.spec, changes)
         most = self._limits.most_workers
         if most is not None and changes.get("workers", 1) > most:
-            raise ConfigError(f"workers = {changes['workers']} is not allowed: at most {most}, one per GPU")
+            raise ConfigError(f"workers = {changes['workers']} is not allowed; expected at most {most}, one per GPU")
         has_changed = spec.kl_budget != self._study.spec.kl_budget
         judged_anew = judged_again(self._study.store, self._study.board, spec) if has_changed else []
         table = schema.studies

@@ -72,7 +72,7 @@ def parse_size(value: object, where: str) -> int:
     if 1 <= count < math.inf:
         return int(count)
     hint = nearest(unit, _UNITS) if unit and unit not in _UNITS else ""
-    raise ConfigError(f"{where} = {value!r} is not allowed: a size over 0 such as 20GB, 500 MB or 1.5TB{hint}")
+    raise ConfigError(f"{where} = {value!r} is not allowed; expected a size over 0 such as 20GB, 500 MB or 1.5TB{hint}")
 
 
 @dataclass(frozen=True)

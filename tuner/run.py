@@ -176,11 +176,11 @@ def _most_workers(spec: StudySpec, gpus: Sequence[str], trials_per_gpu: int, wor
         raise ConfigError(f"gpus_per_trial = {each} is not allowed: there are {len(gpus)} GPUs ({', '.join(gpus)})")
     if workers is not None and workers > most:
         share = f"{each} GPUs per trial" if each > 1 else f"{'one' if trials_per_gpu == 1 else trials_per_gpu} per GPU"
-        raise ConfigError(f"workers = {workers} is not allowed: at most {most}, {share}")
+        raise ConfigError(f"workers = {workers} is not allowed; expected at most {most}, {share}")
     return most
 
 
 def _require_positive(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and value <= 0:
-            raise ConfigError(f"{name} = {value:g} is not allowed: over 0")
+            raise ConfigError(f"{name} = {value:g} is not allowed; expected a number over 0")

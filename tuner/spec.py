@@ -410,7 +410,9 @@ class StudySpec:
         if self.trials is None and self.budget is None:
             raise ConfigError(f"{where}budget or trials is missing: how much the study may spend, or start")
         if self.budget is not None and self.budget < 1:
-            raise ConfigError(f"{where}budget = {self.budget:g} is not allowed: at least 1, one trial of full length")
+            raise ConfigError(
+                f"{where}budget = {self.budget:g} is not allowed; expected at least 1, one trial of full length"
+            )
 
     def _check_each(self, trials: Mapping[str, Mapping[str, HyperValue]], where: str) -> None:
         for which, params in trials.items():
@@ -429,7 +431,7 @@ def _task(value: object, where: str) -> Task:
     try:
         if isinstance(value, Mapping):
             return read_table(value, file, f"{where}: task.")
-        name = declare.text(value, f"{where}: task", "a text in quotes, or a [task] table")
+        name = declare.text(value, f"{where}: task", "a string in quotes, or a [task] table")
         is_own = name not in BUILT_IN and is_task_path(name, file.parent)
         return get_task(str(file.parent / name) if is_own else name)
     except TaskError as error:
@@ -444,7 +446,9 @@ def _sampler(value: object, where: str) -> SamplerSpec:
     if not isinstance(name, str) or not (name in SAMPLERS or study_file.TRAINER[0].fullmatch(name)):
         allowed = ", ".join(SAMPLERS)
         hint = nearest(str(name), SAMPLERS)
-        raise ConfigError(f'{where}.name = {name!r} is not allowed: one of {allowed}, or "module:callable"{hint}')
+        raise ConfigError(
+            f'{where}.name = {name!r} is not allowed; expected one of {allowed}, or "module:callable"{hint}'
+        )
     startup = values.get("startup_trials", SamplerSpec.startup_trials)
     return SamplerSpec(name, declare.whole(startup, Bounds(1), f"{where}.startup_trials"))
 
@@ -453,7 +457,7 @@ def _one_of(value: object, allowed: Mapping[str, str], where: str) -> Any:
     """Return `value` where it is one of the declared names, else raise ConfigError with what each means."""
     if value not in allowed:
         meanings = "; ".join(f'"{name}": {meaning}' for name, meaning in allowed.items())
-        raise ConfigError(f"{where} = {value!r} is not allowed: {meanings}{nearest(str(value), allowed)}")
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected {meanings}{nearest(str(value), allowed)}")
     return value
 
 

@@ -65,7 +65,7 @@ def matching(value: object, pattern: tuple[re.Pattern[str], str], where: str) ->
     """Return `value` where it is a text of that pattern, else raise ConfigError with the pattern's description."""
     regex, allowed = pattern
     if not isinstance(value, str) or not regex.fullmatch(value):
-        raise ConfigError(f"{where} = {value!r} is not allowed: {allowed}")
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected {allowed}")
     return value
 
 
@@ -170,7 +170,9 @@ def _read_range(hyper: Hyperparameter, value: object, task: Task, where: str) ->
             raise ConfigError(f"{where}: no range is advised for it; write {{ low = ..., high = ... }}")
         return advised
     if not isinstance(value, Mapping):
-        raise ConfigError(f'{where} = {value!r} is not allowed: "advised" or a range {{ low = ..., high = ... }}')
+        raise ConfigError(
+            f'{where} = {value!r} is not allowed; expected "advised" or a range {{ low = ..., high = ... }}'
+        )
     return read_range(hyper, value, where)
 
 
@@ -242,7 +244,7 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
             raise ConfigError(f"{where}: {key} has no effect beside [[trial]] tables; remove one of them")
     found = content["trial"]
     if not isinstance(found, Sequence) or isinstance(found, str) or not found:
-        raise ConfigError(f"{where}: trial = {found!r} is not allowed: [[trial]] tables, one per trial")
+        raise ConfigError(f"{where}: trial = {found!r} is not allowed; expected [[trial]] tables, one per trial")
     listed = tuple(read_trial(values, fixed, f"{where}: trial {number}") for number, values in enumerate(found))
     for number, trial in enumerate(listed):
         first = next(i for i, other in enumerate(listed) if other.params == trial.params)

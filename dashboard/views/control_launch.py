@@ -193,13 +193,13 @@ def _number(where: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"{where} = {text!r} is not allowed: a number") from None
+        raise ConfigError(f"{where} = {text!r} is not allowed; expected a number") from None
 
 
 def _whole(where: str, text: str) -> int:
     number = _number(where, text)
     if not number.is_integer():
-        raise ConfigError(f"{where} = {text!r} is not allowed: a whole number")
+        raise ConfigError(f"{where} = {text!r} is not allowed; expected a whole number")
     return int(number)
 
 

@@ -60,11 +60,13 @@ def _require_sound(parts: Sequence[RewardPart]) -> None:
             raise TaskError(f'two reward parts are named "{part.name}"; names must differ')
         if part.kind not in kinds:
             raise TaskError(
-                f'reward part "{part.name}": kind "{part.kind}" is not allowed: {", ".join(kinds)}'
+                f'reward part "{part.name}": kind "{part.kind}" is not allowed; expected one of {", ".join(kinds)}'
                 f"{nearest(part.kind, kinds)}"
             )
         if not math.isfinite(part.weight):
-            raise TaskError(f'reward part "{part.name}": weight = {part.weight} is not allowed: a finite number')
+            raise TaskError(
+                f'reward part "{part.name}": weight = {part.weight} is not allowed; expected a finite number'
+            )
         seen.add(part.name)
 
 

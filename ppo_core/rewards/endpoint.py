@@ -159,7 +159,7 @@ def _split_url(part: RewardPart) -> SplitResult:
         usable = False
     if not usable:
         raise TaskError(
-            f'reward part "{part.name}": its URL is not allowed: http(s)://host:port/path, with special '
+            f'reward part "{part.name}": its URL is not allowed; expected http(s)://host:port/path, with special '
             "characters (a password's, too) percent-encoded"
         ) from None
     return address
@@ -169,6 +169,8 @@ def _require_limits(part: RewardPart) -> None:
     limits = (("retries", part.retries, 0), ("batch_size", part.batch_size, 1), ("concurrency", part.concurrency, 1))
     for name, value, least in limits:
         if value < least:
-            raise TaskError(f'reward part "{part.name}": {name} = {value} is not allowed: at least {least}')
+            raise TaskError(f'reward part "{part.name}": {name} = {value} is not allowed; expected at least {least}')
     if not 0 < part.timeout < float("inf"):
-        raise TaskError(f'reward part "{part.name}": timeout = {part.timeout} is not allowed: over 0 seconds')
+        raise TaskError(
+            f'reward part "{part.name}": timeout = {part.timeout} is not allowed; expected a number of seconds over 0'
+        )

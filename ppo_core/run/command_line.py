@@ -43,7 +43,7 @@ def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None
 def positive_int(text: str) -> int:
     """Return a whole number over 0."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a whole number of at least 1")
     return int(text)
 
 
@@ -54,7 +54,7 @@ def seconds(text: str) -> float:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a number of seconds over 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a number of seconds over 0")
     return number
 
 

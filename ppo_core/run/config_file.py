@@ -90,7 +90,7 @@ def _setting(name: str, value: object, where: str) -> object:
         if float(value).is_integer():
             return int(value)
     allowed = "a text" if name in _TEXTS else "a whole number over 0" if "episode" in name else "a number over 0"
-    raise ConfigError(f"{where}: {name} = {value!r} is not allowed: {allowed}")
+    raise ConfigError(f"{where}: {name} = {value!r} is not allowed; expected {allowed}")
 
 
 def texts(value: object, where: str) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def texts(value: object, where: str) -> tuple[str, ...]:
     found = [value] if isinstance(value, str) else value
     if isinstance(found, list) and all(isinstance(text, str) and text for text in found):
         return tuple(found)
-    raise ConfigError(f"{where} = {value!r} is not allowed: a text or a list of texts")
+    raise ConfigError(f"{where} = {value!r} is not allowed; expected a string or a list of strings")
 
 
 def parse(path: Path) -> Mapping[str, Any]:

@@ -69,7 +69,7 @@ class _Field:
         return number
 
     def refused(self, allowed: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {self.key} = {self.value!r} is not allowed: {allowed}")
+        return ConfigError(f"{self.where}: {self.key} = {self.value!r} is not allowed; expected {allowed}")
 
 
 def _schedule(field: _Field) -> str:

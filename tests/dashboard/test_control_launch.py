@@ -164,9 +164,9 @@ def test_what_a_study_may_spend_is_told() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("new budget", "0.5", "budget = 0.5 is not allowed: at least 1"),
+        ("new budget", "0.5", "budget = 0.5 is not allowed; expected at least 1"),
         ("new budget", "", "budget or trials is missing"),
-        ("new trials", "many", "trials = 'many' is not allowed: a number"),
+        ("new trials", "many", "trials = 'many' is not allowed; expected a number"),
         ("low reviews learning_rate", "1", "must be below high"),
         ("limit reviews", "1", "limit = 1 is below budget"),
         ("new name", "a b", "letters, digits, dots"),

@@ -300,14 +300,14 @@ def test_a_file_of_our_own_is_not_trls() -> None:
         ("reward_model_pth: x", 'unknown field "reward_model_pth" beside TRL\'s; did you mean "reward_model_path"?'),
         ("lr_scheduler_type: polynomial", "here one of linear, cosine, constant, constant_with_warmup"),
         ("lr_scheduler_kwargs: {num_cycles: 2}", "here min_lr or min_lr_rate"),
-        ("stop_token: end", "stop_token = 'end' is not allowed: eos or null"),
+        ("stop_token: end", "stop_token = 'end' is not allowed; expected eos or null"),
         ("stop_token: eos\nstop_token_id: 0", "stop_token and stop_token_id are both given"),
         ("cliprange: 2", "cliprange = 2 is not allowed"),
-        ("num_train_epochs: many", "num_train_epochs = 'many' is not allowed: a number of at least 0"),
+        ("num_train_epochs: many", "num_train_epochs = 'many' is not allowed; expected a number of at least 0"),
         ("warmup_steps: -1", "warmup_steps = -1 is not allowed"),
         ("kl_estimator: k4", "one of k1, k2, k3, abs"),
-        ("sft_model_path: 3", "sft_model_path = 3 is not allowed: a text"),
-        ("report_to: {a: 1}", "report_to = {'a': 1} is not allowed: a text or a list of texts"),
+        ("sft_model_path: 3", "sft_model_path = 3 is not allowed; expected a string"),
+        ("report_to: {a: 1}", "report_to = {'a': 1} is not allowed; expected a string or a list of strings"),
     ],
 )
 def test_a_mistake_names_file_and_field(line: str, message: str) -> None:

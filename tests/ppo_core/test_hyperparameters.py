@@ -52,16 +52,16 @@ def test_parses_from_flags_dict_json_and_yaml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"cliprange": 2}, "cliprange = 2 is not allowed: a number in (0, 1)"),
-        ({"learning_rate": "fast"}, "learning_rate = 'fast' is not allowed: a number in [0, 1]"),
-        ({"learning_rate": float("nan")}, "learning_rate = nan is not allowed: a number in [0, 1]"),
-        ({"num_ppo_epochs": 1.5}, "num_ppo_epochs = 1.5 is not allowed: a whole number of at least 1"),
-        ({"num_ppo_epochs": True}, "num_ppo_epochs = True is not allowed: a whole number of at least 1"),
-        ({"whiten_rewards": 3}, "whiten_rewards = 3 is not allowed: true or false"),
-        ({"kl_target": 0}, "kl_target = 0 is not allowed: a number over 0, or unset"),
+        ({"cliprange": 2}, "cliprange = 2 is not allowed; expected a number in (0, 1)"),
+        ({"learning_rate": "fast"}, "learning_rate = 'fast' is not allowed; expected a number in [0, 1]"),
+        ({"learning_rate": float("nan")}, "learning_rate = nan is not allowed; expected a number in [0, 1]"),
+        ({"num_ppo_epochs": 1.5}, "num_ppo_epochs = 1.5 is not allowed; expected a whole number of at least 1"),
+        ({"num_ppo_epochs": True}, "num_ppo_epochs = True is not allowed; expected a whole number of at least 1"),
+        ({"whiten_rewards": 3}, "whiten_rewards = 3 is not allowed; expected true or false"),
+        ({"kl_target": 0}, "kl_target = 0 is not allowed; expected a number over 0, or unset"),
         (
             {"lr_scheduler_type": "linaer"},
-            "lr_scheduler_type = 'linaer' is not allowed: one of linear, cosine, constant, constant_with_warmup"
+            "lr_scheduler_type = 'linaer' is not allowed; expected one of linear, cosine, constant, constant_with_warmup"
             '; did you mean "linear"?',
         ),
         (

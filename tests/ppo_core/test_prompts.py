@@ -217,13 +217,16 @@ def test_paths_that_cannot_be_read_are_errors_that_say_what_can(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"path": ""}, "prompts: path = '' is not allowed: a text"),
-        ({"column": 3}, "prompts: column = 3 is not allowed: a text"),
-        ({"seed": -1}, "prompts: seed = -1 is not allowed: a whole number from 0 on"),
-        ({"max_prompt_tokens": True}, "prompts: max_prompt_tokens = True is not allowed: a whole number from 1 on"),
+        ({"path": ""}, "prompts: path = '' is not allowed; expected a string"),
+        ({"column": 3}, "prompts: column = 3 is not allowed; expected a string"),
+        ({"seed": -1}, "prompts: seed = -1 is not allowed; expected a whole number from 0 on"),
+        (
+            {"max_prompt_tokens": True},
+            "prompts: max_prompt_tokens = True is not allowed; expected a whole number from 1 on",
+        ),
         (
             {"eval": 1.5},
-            "prompts: eval = 1.5 is not allowed: "
+            "prompts: eval = 1.5 is not allowed; expected "
             "a split's name, a share between 0 and 1, or a number of rows from 1 on",
         ),
         ({"eval": 0.6, "test": 0.5}, "prompts: the shares eval 0.6 + test 0.5 are not allowed: at most 1 together"),

@@ -84,11 +84,11 @@ def test_without_a_model_there_is_none_to_copy(part: MakePart) -> None:
         ),
         (
             [RewardPart("a", "functoin", "math:sin")],  # type: ignore[arg-type]
-            'reward part "a": kind "functoin" is not allowed: model, function, http; did you mean "function"?',
+            'reward part "a": kind "functoin" is not allowed; expected one of model, function, http; did you mean "function"?',
         ),
         (
             [RewardPart("a", "function", "math:sin", weight=math.nan)],
-            'reward part "a": weight = nan is not allowed: a finite number',
+            'reward part "a": weight = nan is not allowed; expected a finite number',
         ),
     ],
 )

@@ -355,7 +355,7 @@ def test_a_url_that_cannot_be_used_is_refused_without_showing_it(where: str) -> 
     with pytest.raises(TaskError) as caught:
         EndpointReward(RewardPart("judge", "http", where))
     assert str(caught.value) == (
-        'reward part "judge": its URL is not allowed: http(s)://host:port/path, with special characters '
+        'reward part "judge": its URL is not allowed; expected http(s)://host:port/path, with special characters '
         "(a password's, too) percent-encoded"
     )
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
@@ -364,11 +364,11 @@ def test_a_url_that_cannot_be_used_is_refused_without_showing_it(where: str) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"retries": -1}, "retries = -1 is not allowed: at least 0"),
-        ({"batch_size": 0}, "batch_size = 0 is not allowed: at least 1"),
-        ({"concurrency": 0}, "concurrency = 0 is not allowed: at least 1"),
-        ({"timeout": 0.0}, "timeout = 0.0 is not allowed: over 0 seconds"),
-        ({"timeout": float("nan")}, "timeout = nan is not allowed: over 0 seconds"),
+        ({"retries": -1}, "retries = -1 is not allowed; expected at least 0"),
+        ({"batch_size": 0}, "batch_size = 0 is not allowed; expected at least 1"),
+        ({"concurrency": 0}, "concurrency = 0 is not allowed; expected at least 1"),
+        ({"timeout": 0.0}, "timeout = 0.0 is not allowed; expected a number of seconds over 0"),
+        ({"timeout": float("nan")}, "timeout = nan is not allowed; expected a number of seconds over 0"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -199,5 +199,5 @@ def test_a_device_without_float64_is_left_for_the_cpu(
 
 def test_devices() -> None:
     assert resolve_device("cpu") == torch.device("cpu")
-    with pytest.raises(ConfigError, match="device = 'gpu' is not allowed: auto or cpu"):
+    with pytest.raises(ConfigError, match="device = 'gpu' is not allowed; expected auto or cpu"):
         resolve_device("gpu")

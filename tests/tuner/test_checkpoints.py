@@ -32,7 +32,9 @@ def test_sizes(text: object, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "0", "0.1", "-5GB", "5 GBs", "5e9GB", "1,5TB", None, True, float("nan")])
 def test_what_is_no_size_is_refused(text: object) -> None:
-    with pytest.raises(ConfigError, match=r"run.max_disk = .* is not allowed: a size over 0 such as 20GB, 500 MB"):
+    with pytest.raises(
+        ConfigError, match=r"run.max_disk = .* is not allowed; expected a size over 0 such as 20GB, 500 MB"
+    ):
         parse_size(text, "run.max_disk")
 
 

@@ -261,7 +261,7 @@ def test_out_of_memory_in_train_is_advice(ppo_tuner: Invoke, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        (["--learning-rate", "fast"], 2, "learning_rate = 'fast' is not allowed: a number in [0, 1]"),
+        (["--learning-rate", "fast"], 2, "learning_rate = 'fast' is not allowed; expected a number in [0, 1]"),
         (
             ["--mini_batch_size", "7"],
             2,

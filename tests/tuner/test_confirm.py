@@ -78,7 +78,9 @@ def test_what_ran_already_does_not_run_again_and_another_length_is_another_run()
 
 
 def test_a_run_is_at_least_one_rollout_batch_long() -> None:
-    with pytest.raises(ConfigError, match=r"^total_episodes = 63 is not allowed: at least 64, one rollout batch$"):
+    with pytest.raises(
+        ConfigError, match=r"^total_episodes = 63 is not allowed; expected at least 64, one rollout batch$"
+    ):
         missing(ROWS, SPEC, Plan(top=1, seeds=1, total_episodes=63))
     assert missing(ROWS, SPEC, Plan(top=1, seeds=1, total_episodes=64))
 

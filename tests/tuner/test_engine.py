@@ -285,11 +285,11 @@ def test_a_gpu_is_shared_evenly_beside_the_contexts_of_its_workers() -> None:
 
 
 def test_numbers_of_workers_that_cannot_be_are_refused(engine: LocalEngine) -> None:
-    with pytest.raises(ConfigError, match="workers 0 is not allowed: at least 1"):
+    with pytest.raises(ConfigError, match="workers 0 is not allowed; expected at least 1"):
         engine.resize(0)
-    with pytest.raises(ConfigError, match="workers 3 is not allowed: at most 2"):
+    with pytest.raises(ConfigError, match="workers 3 is not allowed; expected at most 2"):
         LocalEngine(3, gpus=("0", "1"))
-    with pytest.raises(ConfigError, match="workers 7 is not allowed: at most 6"):
+    with pytest.raises(ConfigError, match="workers 7 is not allowed; expected at most 6"):
         LocalEngine(7, gpus=("0", "1"), trials_per_gpu=3)
     assert engine.free == 2
 

@@ -465,7 +465,7 @@ def test_bad_input_is_one_line(ppo_tuner: Invoke, made: str, own_folder: Path) -
         (
             "made --to tlr",
             2,
-            "--to: 'tlr' is not allowed: one of trl, openrlhf, verl, yaml, json; did you mean \"trl\"?",
+            "--to: 'tlr' is not allowed; expected one of trl, openrlhf, verl, yaml, json; did you mean \"trl\"?",
         ),
         ("made --to trl --format csv", 2, "not allowed with argument --to"),
         ("made", 2, "one of the arguments --format --to is required"),
@@ -475,7 +475,7 @@ def test_bad_input_is_one_line(ppo_tuner: Invoke, made: str, own_folder: Path) -
         (
             "made --to verl -o there.txt",
             2,
-            "-o there.txt is not allowed with --to verl: a file that ends in .yaml or .yml",
+            "-o there.txt is not allowed with --to verl; expected a file that ends in .yaml or .yml",
         ),
     ):
         found, out, err = ppo_tuner("export", *words.split())

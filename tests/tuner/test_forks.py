@@ -42,7 +42,7 @@ def test_a_fork_has_its_parents_config_but_for_what_it_changes() -> None:
         ({}, "a fork must change at least one value, or it would repeat its parent"),
         ({"cliprange": 0.2, "seed": 3}, "a fork must change at least one value, or it would repeat its parent"),
         ({"kl_coeff": 0.1}, 'fork: unknown hyperparameter "kl_coeff"; did you mean "kl_coef"?'),
-        ({"kl_coef": -1}, "kl_coef = -1 is not allowed: a number of at least 0"),
+        ({"kl_coef": -1}, "kl_coef = -1 is not allowed; expected a number of at least 0"),
         (
             {"batch_size": 32, "kl_coef": 0.1},
             "batch_size = 32 is not allowed: a fork cannot change it, since episodes, and with them the place in the "

@@ -277,10 +277,10 @@ def test_evidence_is_the_last_steps_readings_of_the_watched_metrics() -> None:
         (
             "kl_hard",
             True,
-            "guard.kl_hard = true is not allowed: a number of at least 1, or false to switch the rule off",
+            "guard.kl_hard = true is not allowed; expected a number of at least 1, or false to switch the rule off",
         ),
-        ("nothing_learned", "0.1", "guard.nothing_learned = '0.1' is not allowed: a number over 0, or false"),
-        ("kl_limit", 20, "guard.kl_limit = 20 is not allowed: true or false"),
+        ("nothing_learned", "0.1", "guard.nothing_learned = '0.1' is not allowed; expected a number over 0, or false"),
+        ("kl_limit", 20, "guard.kl_limit = 20 is not allowed; expected true or false"),
     ],
 )
 def test_a_rule_wants_its_number_or_false(name: str, value: object, said: str) -> None:

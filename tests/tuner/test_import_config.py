@@ -220,10 +220,14 @@ def test_a_quoted_command_and_the_flags_around_it_are_read() -> None:
         ("a.yaml", "learning_rate: 1e-4\nbatch_size: 64\n", "not a PPO configuration of TRL, OpenRLHF or verl"),
         ("a.sh", "echo hello\n", "not a PPO configuration of TRL, OpenRLHF or verl"),
         ("a.yaml", "max_length: 512\nlearning_rate: 1e-5\nlogging_steps: 3\n", "not a PPO configuration of TRL"),
-        ("a.yaml", "kl_coef: [1]\nlogging_steps: 3\n", "kl_coef = [1] is not allowed: a number of at least 0"),
+        ("a.yaml", "kl_coef: [1]\nlogging_steps: 3\n", "kl_coef = [1] is not allowed; expected a number of at least 0"),
         ("a.json", '{"actor_learning_rate": "fast"}', "actor_learning_rate: learning_rate = 'fast' is not allowed"),
         ("a.json", '{"rollout_batch_size": 0}', "rollout_batch_size: batch_size = 0 is not allowed"),
-        ("a.json", '{"actor_learning_rate": 1e-6, "adam_betas": 3}', "adam_betas = 3 is not allowed: two numbers"),
+        (
+            "a.json",
+            '{"actor_learning_rate": 1e-6, "adam_betas": 3}',
+            "adam_betas = 3 is not allowed; expected two numbers",
+        ),
         ("a.json", "{", "not valid JSON"),
     ],
 )

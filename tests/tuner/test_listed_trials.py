@@ -63,8 +63,8 @@ def test_a_stored_study_is_read_back_equal() -> None:
     [
         ({"trials": 4}, "trials = 4 is not allowed beside [[trial]] tables: leave it out, or list as many"),
         ({"search": {"kl_coef": "advised"}}, "search has no effect beside [[trial]] tables; remove one of them"),
-        ({"trial": []}, "trial = [] is not allowed: [[trial]] tables, one per trial"),
-        ({"trial": [3]}, "trial 0 = 3 is not allowed: a table of key = value lines"),
+        ({"trial": []}, "trial = [] is not allowed; expected [[trial]] tables, one per trial"),
+        ({"trial": [3]}, "trial 0 = 3 is not allowed; expected a table of key = value lines"),
         ({"trial": [{}, {"kl_coeff": 1}]}, 'trial 1: unknown hyperparameter "kl_coeff"; did you mean "kl_coef"?'),
         ({"trial": [{"seed": 3}]}, "trial 0.seed: the seed is set at the top of the file"),
         ({"trial": [{"gamma": 0.8}]}, "trial 0.gamma: it is also in [fixed]; remove it from one of them"),

@@ -197,7 +197,7 @@ def test_rename_moves_the_row_the_spec_and_the_folder(store: Store, tmp_path: Pa
     [
         ("made", "is the study's name already"),
         ("other", 'study "other" already exists'),
-        ("../up", r"the new name = '../up' is not allowed: letters, digits"),
+        ("../up", r"the new name = '../up' is not allowed; expected letters, digits"),
         ("", "the new name = '' is not allowed"),
         ("-x", "the new name = '-x' is not allowed"),
         ("a b", "the new name = 'a b' is not allowed"),

@@ -177,10 +177,10 @@ def test_an_enqueued_configuration_runs_next_and_comes_on_top_of_the_total(tmp_p
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"learning_rate": 1.0}, r"learning_rate = 1.0 is not allowed: 1e-05 to 0.001 in this study"),
+        ({"learning_rate": 1.0}, r"learning_rate = 1.0 is not allowed; expected 1e-05 to 0.001 in this study"),
         ({"lerning_rate": 1e-4}, r'lerning_rate is not searched.*did you mean "learning_rate"'),
         ({"kl_coef": 0.1}, r"kl_coef is not searched in this study; available: learning_rate, cliprange"),
-        ({"cliprange": "wide"}, r"cliprange = 'wide' is not allowed: a number"),
+        ({"cliprange": "wide"}, r"cliprange = 'wide' is not allowed; expected a number"),
         ({"seed": 3}, r"seed is the same in all trials"),
         ({}, r"trial 0 has these values already"),
     ],
@@ -479,7 +479,7 @@ def test_more_workers_than_gpus_are_refused_and_nothing_changes(tmp_path: Path) 
     assert finished
     (decided_order,) = decided(tmp_path)
     assert decided_order.state is OrderState.REFUSED
-    assert decided_order.outcome == "workers = 3 is not allowed: at most 2, one per GPU"
+    assert decided_order.outcome == "workers = 3 is not allowed; expected at most 2, one per GPU"
 
 
 @pytest.mark.parametrize(

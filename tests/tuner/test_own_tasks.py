@@ -123,10 +123,10 @@ def test_a_study_names_a_task_file_beside_it(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (f'{STUDY}[task]\npolcy = "x"\n', 'task.polcy: unknown key; .*; did you mean "policy"?'),
-        (f"{STUDY}[task]\n{TASK}kl_budget = 0\n", "task.kl_budget = 0 is not allowed: a number over 0"),
+        (f"{STUDY}[task]\n{TASK}kl_budget = 0\n", "task.kl_budget = 0 is not allowed; expected a number over 0"),
         (f'task = "./mine.toml"\n{STUDY}', "task: task file .*mine.toml not found"),
         (f'task = "reveiws"\n{STUDY}', 'task: unknown task "reveiws"; .*; did you mean "reviews"?'),
-        (f"task = 3\n{STUDY}", "task = 3 is not allowed: a text in quotes, or a [task] table"),
+        (f"task = 3\n{STUDY}", "task = 3 is not allowed; expected a string in quotes, or a [task] table"),
     ],
 )
 def test_a_mistake_in_a_studys_task_is_one_line(tmp_path: Path, text: str, message: str) -> None:

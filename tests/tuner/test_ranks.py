@@ -158,7 +158,7 @@ def test_gpus_are_shared_out_in_whole_groups() -> None:
     assert needs.places == ("0,1", "2,3"), "the fifth is too few for a trial"
     with LocalEngine.of(needs) as engine:
         assert engine.free == 2
-        with pytest.raises(ConfigError, match="workers 3 is not allowed: at most 2"):
+        with pytest.raises(ConfigError, match="workers 3 is not allowed; expected at most 2"):
             engine.resize(3)
 
 
@@ -172,11 +172,11 @@ def spec(ranks: int) -> StudySpec:
 def test_what_there_are_too_few_gpus_for_is_refused() -> None:
     assert _most_workers(spec(2), ("0", "1", "2", "3"), 1, None) == 2
     assert _most_workers(spec(2), (), 1, None) is None, "processes of a CPU"
-    with pytest.raises(ConfigError, match="workers = 2 is not allowed: at most 1, 2 GPUs per trial"):
+    with pytest.raises(ConfigError, match="workers = 2 is not allowed; expected at most 1, 2 GPUs per trial"):
         _most_workers(spec(2), ("0", "1"), 1, 2)
     for ranks, gpus, shared, workers, message in (
         (4, ("0", "1"), 1, None, r"gpus_per_trial = 4 is not allowed: there are 2 GPUs \(0, 1\)"),
-        (2, ("0", "1", "2", "3"), 1, 3, "workers = 3 is not allowed: at most 2, 2 GPUs per trial"),
+        (2, ("0", "1", "2", "3"), 1, 3, "workers = 3 is not allowed; expected at most 2, 2 GPUs per trial"),
         (2, ("0", "1"), 2, None, "trials_per_gpu is not allowed beside gpus_per_trial = 2"),
     ):
         with pytest.raises(ConfigError, match=message):

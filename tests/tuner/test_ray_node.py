@@ -129,8 +129,8 @@ def test_what_a_worker_printed_elsewhere_is_added_to_the_log_here(tmp_path: Path
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--engine", "rya"], "argument --engine: 'rya' is not allowed: local, ray or ray://HOST:PORT; did you mean \"ray\"?; see ppo-tuner run --help"),
-        (["--engine", "ray://host"], "argument --engine: 'ray://host' is not allowed: local, ray or ray://HOST:PORT; see ppo-tuner run --help"),
+        (["--engine", "rya"], "argument --engine: 'rya' is not allowed; expected local, ray or ray://HOST:PORT; did you mean \"ray\"?; see ppo-tuner run --help"),
+        (["--engine", "ray://host"], "argument --engine: 'ray://host' is not allowed; expected local, ray or ray://HOST:PORT; see ppo-tuner run --help"),
         (["--engine", "ray", "--gpus", "0"], "--gpus is not allowed with --engine ray: Ray decides which GPU a trial gets"),
     ],
 )  # fmt: skip

@@ -34,14 +34,14 @@ def trainer(text: str) -> str:
     """Return what a configuration is written for."""
     if text not in TRAINERS:
         allowed = ", ".join(TRAINERS)
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: one of {allowed}{nearest(text, TRAINERS)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected one of {allowed}{nearest(text, TRAINERS)}")
     return text
 
 
 def port(text: str) -> int:
     """Return a TCP port."""
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a port from 1 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a port from 1 to 65535")
     return int(text)
 
 
@@ -49,7 +49,9 @@ def gpus(text: str) -> tuple[str, ...]:
     """Return the GPUs of `0,1`: indices or UUIDs, as CUDA_VISIBLE_DEVICES takes them."""
     names = tuple(name.strip() for name in text.split(","))
     if not all(re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9a-fA-F-/]+", name) for name in names) or len({*names}) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: different GPUs by index or UUID, such as 0,1")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not allowed; expected different GPUs by index or UUID, such as 0,1"
+        )
     return names
 
 
@@ -57,7 +59,9 @@ def engine(text: str) -> str:
     """Return where trials run: `local`, `ray`, or a cluster's address such as `ray://host:10001`."""
     if text not in (LOCAL, RAY) and not re.fullmatch(rf"{RAY_CLIENT}[^\s/:]+:[0-9]+", text):
         hint = nearest(text, (LOCAL, RAY))
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: {LOCAL}, {RAY} or {RAY_CLIENT}HOST:PORT{hint}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not allowed; expected {LOCAL}, {RAY} or {RAY_CLIENT}HOST:PORT{hint}"
+        )
     return text
 
 
@@ -87,7 +91,7 @@ def _number(text: str, allowed: str) -> float:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: {allowed}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected {allowed}")
     return number
 
 
@@ -99,7 +103,7 @@ def checkpoint_seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not (math.isfinite(seconds) and seconds in valid):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a number of seconds, {valid}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a number of seconds, {valid}")
     return seconds
 
 
@@ -108,5 +112,7 @@ def duration(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text, flags=re.ASCII)
     seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: a time over 0, such as 90 (seconds), 10m or 2h")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not allowed; expected a time over 0, such as 90 (seconds), 10m or 2h"
+        )
     return seconds

@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_command(arguments: list[str]) -> int:
     for text in arguments:
         if not _is_text(text):
-            raise ConfigError(f"{text!a} is not allowed: arguments are texts in UTF-8")
+            raise ConfigError(f"{text!a} is not allowed; expected text in UTF-8")
     name = next((text for text in arguments if not text.startswith("-")), None)
     if name is not None and name not in COMMANDS:
         raise ConfigError(f'unknown command "{name}"; available: {", ".join(COMMANDS)}{nearest(name, COMMANDS)}')

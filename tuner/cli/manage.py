@@ -146,7 +146,9 @@ def _export_to_trainer(args: argparse.Namespace) -> int:
     path = None if args.output is None else Path(args.output)
     suffixes = TARGETS[args.to].suffixes
     if path is not None and path.suffix not in suffixes:
-        raise ConfigError(f"-o {path} is not allowed with --to {args.to}: a file that ends in {' or '.join(suffixes)}")
+        raise ConfigError(
+            f"-o {path} is not allowed with --to {args.to}; expected a file that ends in {' or '.join(suffixes)}"
+        )
     if path is not None and (path.is_dir() or (path.exists() and not args.force)):
         raise ConfigError(f"{path} already exists; {'it is a folder' if path.is_dir() else '--force replaces it'}")
     with opened(args.storage) as store:

@@ -53,7 +53,7 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name or not value:
-            raise ConfigError(f'"{text}" is not allowed: NAME=VALUE, such as kl_coef=0.1')
+            raise ConfigError(f'"{text}" is not allowed; expected NAME=VALUE, such as kl_coef=0.1')
         if name in values:
             raise ConfigError(f"{name} is set twice")
         values[name] = value

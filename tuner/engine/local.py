@@ -127,9 +127,11 @@ class LocalEngine:
             ConfigError: fewer than 1, or more than there is room for on the GPUs.
         """
         if workers < 1:
-            raise ConfigError(f"workers {workers} is not allowed: at least 1")
+            raise ConfigError(f"workers {workers} is not allowed; expected at least 1")
         if self._gpus and workers > len(self._gpus) * self._trials_per_gpu:
-            raise ConfigError(f"workers {workers} is not allowed: at most {len(self._gpus) * self._trials_per_gpu}")
+            raise ConfigError(
+                f"workers {workers} is not allowed; expected at most {len(self._gpus) * self._trials_per_gpu}"
+            )
         self._limit = workers
         while self._idle and len(self._idle) + len(self._busy) > workers:
             self._idle.pop(0).end()

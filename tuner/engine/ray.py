@@ -263,7 +263,7 @@ class RayEngine:
             ConfigError: fewer than 1.
         """
         if workers < 1:
-            raise ConfigError(f"workers {workers} is not allowed: at least 1")
+            raise ConfigError(f"workers {workers} is not allowed; expected at least 1")
         self._limit = workers
         while self._idle and len(self._idle) + len(self._busy) > workers:
             _kill(self._idle.pop(0))

@@ -182,7 +182,7 @@ def _take_pair(imported: Imported, stated: Content, names: tuple[str, str], keys
         return
     pair = stated[key]
     if not isinstance(pair, list | tuple) or len(pair) != len(names):
-        raise ConfigError(f"{where}: {key} = {pair!r} is not allowed: two numbers")
+        raise ConfigError(f"{where}: {key} = {pair!r} is not allowed; expected two numbers")
     for name, value in zip(names, pair, strict=True):
         _set(imported, name, value, key, where)
 

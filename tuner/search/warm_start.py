@@ -98,7 +98,7 @@ def read_names(content: Mapping[str, Any], study: object, where: str) -> tuple[s
     """
     found = content.get("warm_start", [])
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f'{where}: warm_start = {found!r} is not allowed: a list of names such as ["trl"]')
+        raise ConfigError(f'{where}: warm_start = {found!r} is not allowed; expected a list of names such as ["trl"]')
     at = f"{where}: warm_start"
     for number, name in enumerate(found):
         if name in found[:number]:
@@ -123,7 +123,7 @@ def read_tables(
     """
     found = content.get("start", [])
     if not isinstance(found, Sequence) or isinstance(found, str):
-        raise ConfigError(f"{where}: start = {found!r} is not allowed: [[start]] tables, one per start")
+        raise ConfigError(f"{where}: start = {found!r} is not allowed; expected [[start]] tables, one per start")
     settled, asked = [], []
     for number, values in enumerate(found):
         at = f"{where}: start {number}"
