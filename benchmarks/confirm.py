@@ -3,10 +3,11 @@
     python benchmarks/confirm.py run      # trains each configuration on each seed, once; resumes where it was
     python benchmarks/confirm.py show     # draws studies from them, and counts which claims hold
 
-Some configurations around the reference, and the reference, are trained on many seeds and read on the test prompts, by
-`confirm` itself. A drawn study ranks them by their eval values on one seed; its three best and the reference are
-confirmed on five other seeds, and what is claimed of them is looked up on all the rest. A claim holds if the difference
-has the same sign there. Where two halves of one configuration's seeds stand for two configurations, any claim is wrong.
+Some configurations around the reference, and the reference, are trained on many seeds and evaluated on the test
+prompts, by `confirm` itself. A drawn study ranks them by their eval values on one seed; its three best and the
+reference are confirmed on five other seeds, and what is claimed of them is looked up on all the rest. A claim holds
+if the difference has the same sign there. Where two halves of one configuration's seeds stand for two configurations,
+any claim is wrong.
 """
 
 import argparse
@@ -102,7 +103,7 @@ class Claims:
     """Share of the claims; NaN: there were none."""
     low: float
     high: float
-    """Between which `held` lies in 90 % of resamples of the configurations."""
+    """Between which `held` lies in 90% of resamples of the configurations."""
 
 
 def readings(store: Store, view: StudyView) -> dict[int, dict[int, tuple[float, float]]]:
@@ -122,7 +123,7 @@ def show(arguments: argparse.Namespace) -> None:
         view = read_study(store, NAME)
         read = readings(store, view)
     if len(read) <= TOP:
-        raise PPOTunerError("the confirming runs are not read on the test prompts yet; first: confirm.py run")
+        raise PPOTunerError("the confirming runs are not evaluated on the test prompts yet; first: confirm.py run")
     rows = {row.number: replace(row, origin=Origin.REFERENCE if row.number == 0 else row.origin) for row in view.trials}
     found = judge(read, rows, arguments.studies)
     if arguments.json:
@@ -134,7 +135,7 @@ def show(arguments: argparse.Namespace) -> None:
         one = found[name]
         print(f"{what}: claimed in {one.claimed:.0%}, held on further seeds in {one.held:.1%} "
               f"[{one.low:.1%}, {one.high:.1%}]")  # fmt: skip
-    print(f"of one configuration over itself: claimed in {found['of_equals']:.1%} (the interval allows 5 %)")
+    print(f"of one configuration over itself: claimed in {found['of_equals']:.1%} (the interval allows 5%)")
     print(f"which read the most: {', '.join(f'trial {number} ({count})' for number, count in found['which'].items())}")
 
 

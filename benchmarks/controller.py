@@ -28,7 +28,7 @@ OURS, OPTUNA = "ours", "optuna"
 
 @dataclass(frozen=True)
 class Result:
-    """What the JSON says: ratios are ours to Optuna's, times medians of seconds a trial, by trial count and side."""
+    """What the JSON says: ratios are ours to Optuna's, times medians of seconds per trial, by trial count and side."""
 
     ratio_at: dict[int, float]
     """Of the time without waiting for workers."""

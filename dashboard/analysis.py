@@ -191,7 +191,7 @@ def _number(row: TrialRow, setting: str) -> float | None:
 # Is one trial better than another? The difference of their values against its noise.
 
 _VALUES: Mapping[Objective, str] = {
-    "best": "A value is the highest of several evaluations, so it reads rather high by luck",
+    "best": "A value is the highest of several evaluations, so it is optimistic",
     "end": "A value is the mean of a trial's last two evaluations",
 }
 
@@ -199,9 +199,9 @@ _VALUES: Mapping[Objective, str] = {
 def noise(objective: Objective) -> str:
     """Return what the noise of a difference is, and what it is not."""
     return (
-        "Each trial is one run, so what another seed would change is in none of these numbers. "
-        f"{_VALUES[objective]}. All are on the same eval prompts, so a difference is taken prompt by prompt; more than "
-        f"{ERRORS:g} of its standard errors count as more than the noise."
+        "Each trial is one run, so none of these numbers includes what another seed would change. "
+        f"{_VALUES[objective]}. All are on the same eval prompts, so a difference is paired by prompt; over "
+        f"{ERRORS:g} of its standard errors it counts as more than noise."
     )
 
 
@@ -240,7 +240,7 @@ def forks_of(trials: Sequence[TrialRow], number: int) -> list[int]:
 
 # Which evaluated checkpoint is worth having: the Pareto front of eval reward against eval KL.
 #
-# Every evaluation is a point: the policy as it was at that step. Step 0, the untrained policy, is where a trial
+# Every evaluation is a point: the policy as it was at that step. Step 0, the SFT policy, is where a trial
 # begins, and no checkpoint of it.
 
 EVALUATED = ("eval/reward", "eval/reward_se", "eval/kl", "eval/kl_se")

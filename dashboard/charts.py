@@ -233,8 +233,8 @@ def beyond_text(over: pd.DataFrame, kl: str, end: float) -> str:
         return ""
     highest, count = over.sort_values(kl).iloc[-1], over["trial"].nunique()
     return (
-        f"{count} trial{'s leave' if count > 1 else ' leaves'} the axis at {end:.3g} nats (highest {highest[kl]:.1f}, "
-        f"trial {highest['trial']:.0f}); a log KL axis shows all."
+        f"{count} trial{'s exceed' if count > 1 else ' exceeds'} the axis at {end:.3g} nats (highest "
+        f"{highest[kl]:.1f}, trial {highest['trial']:.0f}); a log KL axis shows all."
     )
 
 

@@ -45,12 +45,12 @@ class Signal:
 
 SIGNALS = (
     Signal("policy/clipfrac_avg", "up", "updates that are too large: a lower learning rate, or fewer PPO epochs"),
-    Signal("policy/entropy_avg", "either", "the policy narrows, or falls apart"),
+    Signal("policy/entropy_avg", "either", "entropy changed: the policy is collapsing, or coming apart"),
     # A schedule lowers it, which no blow-up comes of.
     Signal("lr", "up", "the learning rate rose: a longer or lower warm-up"),
-    Signal("objective/kl_coef", "either", "β changed: an adaptive β that lets go, or already answers"),
-    Signal("response/length_mean", "either", "responses changed their length, and KL is a sum over their tokens"),
-    Signal("loss/value_avg", "up", "the critic lost track, so the advantages mislead: a lower value learning rate"),
+    Signal("objective/kl_coef", "either", "β changed: an adaptive β has relaxed, or is reacting already"),
+    Signal("response/length_mean", "either", "response length changed, and KL is a sum over tokens"),
+    Signal("loss/value_avg", "up", "value loss rose, so the advantages are unreliable: a lower value learning rate"),
 )
 
 
@@ -168,8 +168,8 @@ def hacking_text(findings: Sequence[Finding]) -> list[str]:
 
 
 HACKING_MEANS = (
-    "The change in reward is to the last two evaluations, too, so that one lucky evaluation does not decide; values "
-    "elsewhere on these pages are of one checkpoint, or of the last evaluation."
+    "The change in reward, too, is to the mean of the last two evaluations, so that one lucky evaluation does not "
+    "decide; values elsewhere on these pages are of one checkpoint, or of the last evaluation."
 )
 """What the numbers of `hacking_text` are."""
 
@@ -205,7 +205,7 @@ def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> list[Advice]:
         )
         found.append(Advice("warning", text, ("best", name, "--kl-budget", f"{2 * view.spec.kl_budget:g}")))
     elif view.state == "finished":
-        text = f"{_why_finished(view)} Read samples of what to launch."
+        text = f"{_why_finished(view)} Read samples of the trial to launch."
         if not view.confirming:
             text = f"{_why_finished(view)} Read samples of the best trial, and confirm it on fresh seeds first:"
         found.append(Advice("info", text, ("confirm", name, *(["--show"] if view.confirming else []))))

@@ -58,7 +58,7 @@ RANGES = (
         "val/ratio", 0.9, 1.1,
         "the policy moves away from what it sampled: lower the learning rate",
         "the policy moves away from what it sampled: lower the learning rate",
-        f"TRL's documentation of PPOTrainer, debugging tips: it should float around 1; how far is {OURS}",
+        f"TRL's documentation of PPOTrainer, debugging tips: it should stay near 1; how near is {OURS}",
     ),
     Range(
         "val/var_explained", 0.0, math.inf,

@@ -70,7 +70,7 @@ class Launched:
 
 
 class Launcher:
-    """What this server started. There is one a process: see `launcher`."""
+    """What this server started. There is one per process: see `launcher`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

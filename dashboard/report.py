@@ -157,12 +157,12 @@ def _unconfirmed(store: Store, view: StudyView, answer: TrialRow) -> Html:
 def _end(store: Store, view: StudyView, answer: TrialRow) -> str:
     """Return whether the configuration itself ends within the KL budget, or only a checkpoint is within it."""
     end = results.end_of(store, answer, view.spec)
-    kl = "a KL that was not read" if end.kl is None else f"{plus_minus(end.kl.mean, end.kl.se)} {KL_UNIT}"
+    kl = "an unknown KL" if end.kl is None else f"{plus_minus(end.kl.mean, end.kl.se)} {KL_UNIT}"
     if end.is_within is None:
-        return f"It was not trained to its end, so where it ends is not known; its last evaluation reads {kl}."
+        return f"It was not trained to its end, so where it ends is not known; its KL was last {kl}."
     if end.is_within:
         return f"The configuration itself ends within the KL budget, at {kl}."
-    return f"Only a checkpoint is within the KL budget: trained to its end the configuration reads {kl}."
+    return f"Only a checkpoint is within the KL budget: trained to its end the configuration is at {kl}."
 
 
 def _confirmed_end(confirmation: Confirmation) -> str:
@@ -171,11 +171,11 @@ def _confirmed_end(confirmation: Confirmation) -> str:
         return ""
     within = f"{launch.ends_within} of {counted(launch.reward.n, 'run')} ended within the KL budget themselves"
     rest = "" if launch.ends_within >= launch.reward.n else "; of the others only a checkpoint is within it"
-    whole = "" if confirmation.is_whole else " Some confirming runs have not been read yet."
+    whole = "" if confirmation.is_whole else " Some confirming runs have not been evaluated yet."
     return (
-        f"On {confirmation.prompts} test prompts and {counted(launch.reward.n, 'fresh seed')} it reads "
-        f"{launch.reward.text} at a KL of {launch.kl.text} {KL_UNIT} (in brackets: 95 % over the seeds). {within}"
-        f"{rest}. That is confirmed at {confirmation.total_episodes} episodes only.{whole}"
+        f"On {confirmation.prompts} test prompts and {counted(launch.reward.n, 'fresh seed')} it reaches "
+        f"{launch.reward.text} at a KL of {launch.kl.text} {KL_UNIT} (in brackets: 95% intervals over the seeds). "
+        f"{within}{rest}. That is confirmed at {confirmation.total_episodes} episodes only.{whole}"
     )
 
 
@@ -221,14 +221,14 @@ def _confirmations(found: Sequence[Confirmation]) -> Html:
             texts = [NOTHING if interval is None else interval.text for interval in intervals]
             rows.append((f"{name}: {notes}" if notes else name, str(count), *texts, f"{each.ends_within} of {count}"))
             marked = place if one.best is each else marked
-        title = f"{one.total_episodes} episodes each, read on {one.prompts} test prompts"
+        title = f"{one.total_episodes} episodes each, evaluated on {one.prompts} test prompts"
         parts.append(table(("configuration", *numbers), rows, numbers=numbers, marked=marked, title=title))
         parts.append(paragraph(one.verdict))
         if one.baseline is not None and one.baseline.reward is not None:
             reads = plus_minus(one.baseline.reward, one.baseline.reward_se)
-            parts.append(paragraph(f"The untrained policy reads {reads} on the same prompts.", "soft"))
+            parts.append(paragraph(f"The SFT policy scores {reads} on the same prompts.", "soft"))
     if parts:
-        note = "In brackets: 95 % over the seeds; of differences, 95 % for all of them together."
+        note = "In brackets: 95% intervals over the seeds; those of differences hold for all at once."
         parts.append(paragraph(note, "soft"))
     return section("Confirmed on fresh seeds", *parts)
 
@@ -388,7 +388,7 @@ def _audited(store: Store, view: StudyView) -> Html:
     found = audit.audit(store, [view])
     if not found.trials:
         return Html("")
-    numbers = ("verdicts", "wrong", "share", "at most, 95 %")
+    numbers = ("verdicts", "wrong", "share", "at most, 95%")
     rows = [
         (one.by, str(one.verdicts), str(one.wrong), f"{one.wrong / one.verdicts:.0%}", f"{one.at_most:.0%}")
         for one in audit.counts(found.verdicts)
@@ -413,17 +413,17 @@ def _samples(store: Store, view: StudyView, answer: TrialRow | None) -> Html:
     if kept is None or not steps:
         return Html("")
     step = max((one for one in steps if one <= kept.step), default=steps[0])
-    before = {row["prompt_index"]: row for row in _untrained(store, view, rows)}
+    before = {row["prompt_index"]: row for row in _sft_samples(store, view, rows)}
     parts = []
     for row in [row for row in rows if row["step"] == step][:PROMPTS]:
         first = before.get(row["prompt_index"])
-        columns = [_sample("Untrained policy", first)] if first is not None and step > 0 else []
+        columns = [_sample("SFT policy", first)] if first is not None and step > 0 else []
         columns.append(_sample(f"Trial {answer.number} at step {step}", row))
         parts += [element("h3", "Prompt"), said(row["prompt"]), element("div", together(*columns), "samples")]
     return section("Samples", *parts)
 
 
-def _untrained(store: Store, view: StudyView, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sft_samples(store: Store, view: StudyView, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the samples before training: the trial's own, or of one that has them (a fork may not)."""
     return [row for row in own if row["step"] == 0] or store.samples([row.id for row in view.trials[:1]], 0)
 

@@ -28,7 +28,7 @@ _WORDS = {
     Status.RUNNING.value: "trials under way",
 }
 """What trials of each kind are called here, in the order of the table."""
-ADDED = "trials beside the search"
+ADDED = "trials outside the search"
 EVALUATIONS = "evaluations of all trials"
 
 

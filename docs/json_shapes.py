@@ -74,7 +74,7 @@ TRIAL = {
     "seed": "of its trainer",
     "is_audited": "whether the guard's rules are only noted",
     "paused_by": "`person` or `strategy`; null: it is not paused",
-    "value_step": "the step that its value was read at",
+    "value_step": "the step that its value comes from",
     "end_kl": "eval KL of its last evaluation",
     "end_kl_se": "its standard error over the eval prompts",
     "rung": "how many rungs it was promoted past",
@@ -112,7 +112,7 @@ FRONT_POINT = {
 }
 DETAIL = {
     **TRIAL,
-    "steps": "a list of steps: `step`, `episode`, `at`, and every metric by name, null where it was not read",
+    "steps": "a list of steps: `step`, `episode`, `at`, and every metric by name, null where it was not measured",
     "samples": "a list of samples",
     "checkpoints": "a list of `step`, `episode` and `path`: those on this machine",
     "verdicts": "a list of `step`, `reason` and `is_enforced`: what rules said of it",
@@ -133,7 +133,7 @@ ANSWER = {
     "study": "its name",
     "kl_budget": "that it is the best under",
     "kl_se": "standard error of `kl`",
-    "baseline": "the untrained policy's eval reward",
+    "baseline": "the SFT policy's eval reward",
     "baseline_se": "its standard error",
     "improvement": "value less baseline, paired on the eval prompts",
     "improvement_se": "its standard error",
@@ -168,7 +168,7 @@ AUDIT = {
     "studies": "their names",
     "trials": "how many audited trials have ended",
     "verdicts": "a list of `study`, `trial`, `rule`, `step`, `later`, `answer` and `was_wrong`",
-    "counts": "a list of `by`, `verdicts`, `wrong` and `at_most`, the 95 % bound of the share",
+    "counts": "a list of `by`, `verdicts`, `wrong` and `at_most`, the 95% bound of the share",
     "correlations": "`rung` and `half`, each with `n` and `spearman`",
     "seconds_saved": "device-seconds by rule",
 }
@@ -186,7 +186,7 @@ ORDER = {
 CONFIRMATION = {
     "total_episodes": "of each run",
     "prompts": "how many test prompts",
-    "baseline": "the untrained policy's reward on them",
+    "baseline": "the SFT policy's reward on them",
     "baseline_se": "its standard error",
     "configurations": "a list of configurations, the highest mean first",
     "rank_correlation": "of the search's values with the confirmed means; null: too few",
@@ -198,7 +198,7 @@ CONFIRMATION = {
 CONFIGURATION = {
     "trial": "its number",
     "is_reference": "whether it is the reference",
-    "reward": "null, or `mean`, `low`, `high` and `n`: a 95 % interval over the seeds",
+    "reward": "null, or `mean`, `low`, `high` and `n`: a 95% interval over the seeds",
     "kl": "the same, in nats per response",
     "over_reference": "the same, of the paired differences to the reference",
     "under_best": "the same, of the paired differences to the best",
@@ -207,7 +207,7 @@ CONFIGURATION = {
     "ends_within": "how many runs also end within the KL budget",
     "lost": "seeds with nothing within the KL budget",
     "failed": "seeds whose runs failed",
-    "open": "seeds not read yet",
+    "open": "seeds not evaluated yet",
 }
 ESTIMATE = {
     "largest": "which of the configurations takes most",

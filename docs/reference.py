@@ -66,8 +66,8 @@ def _commands() -> Iterator[str]:
     yield "## Commands"
     yield (
         f"`{PROG} COMMAND --help` prints the same. Exit statuses: 0 done; 1 failed, or what was asked for is not "
-        "there; 2 a mistake in the command line, a study, a task or a value; 130 interrupted; 141 what read the output "
-        "ended."
+        "there; 2 a mistake in the command line, a study, a task or a value; 130 interrupted; 141 the output's "
+        "reader went away."
     )
     for title, names in GROUPS.items():
         yield f"### {title}"
@@ -82,9 +82,13 @@ def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
         yield "Its flags are the hyperparameters below, and those that `ppo-tuner train --help` lists before them."
         return
     actions = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
-    rows = [(_called(action), str(action.help or "")) for action in actions if action.dest not in HYPERPARAMETERS]
+    rows = [(_called(action), str(action.help or "")) for action in actions if not _is_hyperparameter(action)]
     if rows:
-        yield _table(("argument", "is"), rows)
+        yield _table(("argument", "meaning"), rows)
+
+
+def _is_hyperparameter(action: argparse.Action) -> bool:
+    return action.dest in HYPERPARAMETERS and f"--{action.dest}" in action.option_strings
 
 
 def _called(action: argparse.Action) -> str:
@@ -115,14 +119,14 @@ def _hyperparameters() -> Iterator[str]:
             )
             for one in members
         )
-        yield _table(("name", "default", "allowed; unit", "is", "advised range"), rows)
+        yield _table(("name", "default", "allowed; unit", "meaning", "advised range"), rows)
 
 
 def _metrics() -> Iterator[str]:
     yield "## Metrics"
     yield "Of every step; those that begin with `eval/` where the step was evaluated."
     rows = ((f"`{one.name}`", one.unit, f"{one.label}. {one.doc}") for one in METRICS.values())
-    yield _table(("name", "unit", "is"), rows)
+    yield _table(("name", "unit", "meaning"), rows)
 
 
 def _rules() -> Iterator[str]:
@@ -153,13 +157,13 @@ def _rules() -> Iterator[str]:
 def _study_keys() -> Iterator[str]:
     yield "## Study file"
     yield "The keys of a study's TOML file. [The study file](studies.md) explains them with an example."
-    yield _table(("key", "is"), _named(study_file.TOP_LEVEL))
+    yield _table(("key", "meaning"), _named(study_file.TOP_LEVEL))
     for title, values in (("objective", OBJECTIVES), ("strategy", STRATEGIES), ("sampler", SAMPLERS)):
         yield f"`{title}` is one of:"
-        yield _table((title, "is"), _named(values))
+        yield _table((title, "meaning"), _named(values))
     for title, keys in (("kl", study_file.KL), ("sampler", study_file.SAMPLER)):
         yield f"Keys of `[{title}]`:"
-        yield _table(("key", "is"), _named(keys))
+        yield _table(("key", "meaning"), _named(keys))
 
 
 def _named(values: Mapping[str, str]) -> Iterable[Sequence[str]]:
@@ -184,7 +188,7 @@ def _json() -> Iterator[str]:
             base, _ = max(bases, key=lambda one: one[1])
             yield f"All keys of a {base}, and:"
             keys = {key: does for key, does in keys.items() if json_shapes.OBJECTS[base].get(key) != does}
-        yield _table(("key", "is"), _named(keys))
+        yield _table(("key", "meaning"), _named(keys))
 
 
 def _trl() -> Iterator[str]:
@@ -215,15 +219,16 @@ def states() -> str:
         "# What a trial can be",
         "Written from the declarations by `python docs/reference.py`: change those, not this file.",
         "## Statuses",
-        _table(("status", "means"), ((f"`{status}`", status.meaning) for status in Status)),
+        _table(("status", "meaning"), ((f"`{status}`", status.meaning) for status in Status)),
         f"A trial that has not ended and that nobody runs is shown as `{INTERRUPTED}`: the next run of its study "
         "resumes it.",
         "## Origins",
         "Where a trial's configuration comes from.",
-        _table(("origin", "means"), _members(Origin)),
+        _table(("origin", "meaning"), _members(Origin)),
         "## Roles",
-        "What a trial is for. Only trials of the search count towards a study's total and teach its sampler.",
-        _table(("role", "means"), _members(Role)),
+        "What a trial is for. Only trials of the search teach the sampler. They count towards the study's total, "
+        "except those that a person enqueued.",
+        _table(("role", "meaning"), _members(Role)),
         "## What Optuna sees",
         "The state, value and constraint of each trial in an exported study. `end` is the other objective.",
         _table(rows[0], rows[2:]),
@@ -247,7 +252,7 @@ def _members(kind: type[StrEnum]) -> Iterable[Sequence[str]]:
 def _workers() -> Iterator[str]:
     yield "## Workers"
     yield "Keys of a study file's `[workers]`."
-    yield _table(("name", "is"), ((f"`{name}`", str(one["doc"])) for name, one in WORKER_SETTINGS.items()))
+    yield _table(("name", "meaning"), ((f"`{name}`", str(one["doc"])) for name, one in WORKER_SETTINGS.items()))
 
 
 if __name__ == "__main__":

@@ -370,7 +370,7 @@ def remove_spare(folder: Path, steps: Collection[int], *, kl_budget: float, newe
 def _own_front(folder: Path, most: int, best: Path | None) -> list[Path]:
     """Return at most so many of a run's checkpoints, and its best, that are the best for some KL budget.
 
-    Step 0 holds the untrained policy, which nobody needs a checkpoint of.
+    Step 0 holds the SFT policy, which nobody needs a checkpoint of.
     """
     if most == 0:
         return []

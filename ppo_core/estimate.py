@@ -257,10 +257,10 @@ def one_layer(shape: Shape, per: BytesPer, rows: int, tokens: int) -> int:
 def sampling(models: Models, per: BytesPer, rows: int, response: int, *, filters: bool) -> Parts:
     """Return what sampling R responses holds: the cache, a layer at work, and the distribution of the next token.
 
-    The layer works on all prompts at first (R x P), later on one token a row, for which it repeats the cached keys and
-    values for all heads (2 R L Q). The distribution (`generation.next_token`), R x V: the model's logits, the logits
-    over the temperature and their logarithm of the softmax in float32, the probabilities and their cumulative sums in
-    float64. Top-k and top-p sort before: values, int64 indices, a mask, and three times float64.
+    The layer works on all prompts at first (R x P), later on one token per row, for which it repeats the cached keys
+    and values for all heads (2 R L Q). The distribution (`generation.next_token`), R x V: the model's logits, the
+    logits over the temperature and their logarithm of the softmax in float32, the probabilities and their cumulative
+    sums in float64. Top-k and top-p sort before: values, int64 indices, a mask, and three times float64.
     """
     shape, width = models.policy.shape, models.longest_prompt
     decode = 2 * rows * (width + response) * shape.query * per.compute

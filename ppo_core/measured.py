@@ -25,7 +25,7 @@ class Measured:
 
 
 def measure(config: PPOConfig, task_name: str, device: str) -> Measured:
-    """Return what the untrained policy's evaluation and the first iteration of a run take; nothing is saved.
+    """Return what the SFT policy's evaluation and the first iteration of a run take; nothing is saved.
 
     Raises:
         PPOTunerError: the run cannot be started, or does not fit into memory.

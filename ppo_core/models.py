@@ -41,7 +41,7 @@ class TaskModels:
     longest_prompt: int
     """In tokens."""
     baseline: dict[tuple[object, ...], StepReport] = field(default_factory=dict)
-    """The untrained policy's evaluation, by what it depends on beside the task."""
+    """The SFT policy's evaluation, by what it depends on beside the task."""
 
     def __post_init__(self) -> None:
         self.token_texts = TokenTexts(self.tokenizer)

@@ -72,7 +72,7 @@ class SplitReading:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step of a run. Step 0 is the untrained policy's evaluation; step n is PPO iteration n."""
+    """One step of a run. Step 0 is the SFT policy's evaluation; step n is PPO iteration n."""
 
     step: int
     episode: int

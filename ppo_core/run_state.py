@@ -77,7 +77,7 @@ class RunState:
     chunks: Chunks
     world: World = ONE_PROCESS
     step: int = -1
-    """PPO iterations learned from; -1 before the untrained policy was evaluated."""
+    """PPO iterations learned from; -1 before the SFT policy was evaluated."""
     optimizer_steps: int = 0
     """Those that were taken: it names the weights as they are."""
 

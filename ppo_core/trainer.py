@@ -205,7 +205,7 @@ class PPOTrainer:
         return self.state.episode
 
     def __iter__(self) -> Iterator[StepReport]:
-        """Yield step 0, the untrained policy's evaluation, then one report per PPO iteration."""
+        """Yield step 0, the SFT policy's evaluation, then one report per PPO iteration."""
         if self.step < 0:
             self.state.step = 0
             yield self._baseline()
@@ -237,7 +237,7 @@ class PPOTrainer:
         return self.episode // interval > (self.episode - self.state.sizes.batch_size) // interval
 
     def _baseline(self) -> StepReport:
-        """Return step 0, which runs of the same task share where the untrained policy computes alike."""
+        """Return step 0, which runs of the same task share where the SFT policy computes alike."""
         config = self.config
         bf16 = self.network.bf16
         key = (torch.get_num_threads(), bf16, config.stop_token, config.stop_token_id, config.stop_strings)

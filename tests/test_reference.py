@@ -66,7 +66,7 @@ def test_the_page_on_the_guard_has_every_rule_with_its_default() -> None:
     page = (ROOT / "docs" / "guard.md").read_text()
     for rule in RULES.values():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{rule.name}`")]
-        texts = (f" {rule.limit:g} ", f" {100 * rule.limit:g} % ")
+        texts = (f" {rule.limit:g} ", f" {100 * rule.limit:g}% ")
         assert rule.limit is True or any(text in row for text in texts), f"{rule.name} is not {rule.limit}"
     for name, default in (("patience", GuardSettings.patience), ("grace", GuardSettings.grace)):
         assert f"`{name} = {default:g}`" in page

@@ -103,7 +103,7 @@ def test_a_run_is_evaluated_regularly_early_and_where_the_watch_says_so() -> Non
     assert list(found)[:4] == [0, 3, 6, 12]
     assert (found[0], found[3], found[6]) == (("regular",), ("early",), ("regular",))
     assert [step for step, why in found.items() if why == ("regular",)] == list(range(0, 61, 6))
-    # The KL rises by 0.1 a step: from step 57 on, at 5.6, it would be over 6 five steps later.
+    # The KL rises by 0.1 per step: from step 57 on, at 5.6, it would be over 6 five steps later.
     assert [step for step, why in found.items() if why == ("watch",)] == [57, 58, 59]
     assert (run.stopped, len(run.steps), run.steps[-1].episode) == ("", 61, 1920)
     assert run.config["eval_every_episodes"] == 192
@@ -345,7 +345,7 @@ def test_runs_near_the_top_are_where_the_best_random_ones_were(region: pool.Regi
     randoms = random_runs(60)
     assert region.probability == pytest.approx(0.15, abs=0.001)
     near = pool.near_params(SPEC, region, randoms, 50)
-    # 15 % of the log range from 1e-5 to 3e-3 is a factor of 2.35: from 2e-4 to 4.6e-4 around 3e-4.
+    # 15% of the log range from 1e-5 to 3e-3 is a factor of 2.35: from 2e-4 to 4.6e-4 around 3e-4.
     rates = [float(params["learning_rate"]) for params in near]
     assert sum(1.7e-4 < rate < 5.3e-4 for rate in rates) >= 45
     assert {params["kl_control"] for params in near} == {"fixed", "adaptive"}

@@ -264,7 +264,7 @@ def test_bounds_on_shares_are_those_that_so_few_allow() -> None:
 
 def test_the_best_configurations_are_a_share_of_the_weight() -> None:
     traces = [_trace(f"{n}", _gain(1), weight=0.25 if n > 90 else 1.0, values=(n, n + 1.0)) for n in range(100)]
-    # 5 % of 91 + 9/4: nine of a quarter and two whole ones
+    # 5% of 91 + 9/4: nine of a quarter and two whole ones
     assert top(traces) == {f"{n}" for n in range(89, 100)}
 
 

@@ -1,4 +1,4 @@
-"""What is read on the test prompts: the study's answer, and the runs that confirm configurations, each once.
+"""What is evaluated on the test prompts: the study's answer, and the runs that confirm configurations, each once.
 
 The highest of many readings is high by luck, also on prompts that no trial learned from. So what was chosen is read
 once more, on prompts that played no part in any choice.
@@ -17,7 +17,7 @@ from tuner.store import TrialRow
 
 
 def due_readings(study: OpenStudy) -> list[ReadTest]:
-    """Return the jobs that read what was not read yet and whose checkpoint is here: the answer's first."""
+    """Return the jobs that read what was not evaluated yet and whose checkpoint is here: the answer's first."""
     wanted = list(_wanted(study))
     read = study.store.test_readings([row.id for row, _ in wanted])
     jobs = (reading(study, row, step) for row, step in wanted if (row.id, step) not in read)
@@ -37,7 +37,7 @@ def _wanted(study: OpenStudy) -> Iterator[tuple[TrialRow, int]]:
 
 
 def reading(study: OpenStudy, row: TrialRow, step: int) -> ReadTest:
-    """Return the job that reads a trial's checkpoint, or at step 0 the untrained policy."""
+    """Return the job that reads a trial's checkpoint, or at step 0 the SFT policy."""
     spec, folder = study.spec, study.trial_folder(row.number)
     path = checkpoint.step_folder(folder, step) if step > 0 else None
     return ReadTest(

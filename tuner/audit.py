@@ -5,8 +5,8 @@ best of the other trials, and of this one up to the verdict. Rules whose word is
 exempt: a run that is not finite comes to nothing. A trial whose rung score is as high as that of one that was promoted
 would have been promoted, so the strategy's verdict on it does not count.
 
-Of n verdicts with k wrong ones the share of wrong ones is at most the p with P(K <= k | n, p) = 5 % (Clopper and
-Pearson 1934): 0 of 10 still allows 26 %.
+Of n verdicts with k wrong ones the share of wrong ones is at most the p with P(K <= k | n, p) = 5% (Clopper and
+Pearson 1934): 0 of 10 still allows 26%.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,12 +61,12 @@ class Count:
 
     @property
     def at_most(self) -> float:
-        """The highest share of wrong ones that so few verdicts allow, at 95 %."""
+        """The highest share of wrong ones that so few verdicts allow, at 95%."""
         return upper_bound(self.wrong, self.verdicts)
 
 
 def upper_bound(count: int, of: int) -> float:
-    """Return the one-sided 95 % upper bound of a share, of which `count` of `of` were seen."""
+    """Return the one-sided 95% upper bound of a share, of which `count` of `of` were seen."""
     if count >= of:
         return 1.0
     from scipy import stats  # loads for half a second

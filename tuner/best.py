@@ -33,7 +33,7 @@ ENDED_WHOLE = (Status.COMPLETED, Status.STOPPED)
 def best_trial(trials: Sequence[TrialRow], kl_budget: float, objective: Objective) -> TrialRow | None:
     """Return the best trial under a KL budget in nats per response, or None where none is within it.
 
-    The rule is `RULE`. `trials` are as they are worth under that budget. Under `best` the untrained policy is no
+    The rule is `RULE`. `trials` are as they are worth under that budget. Under `best` the SFT policy is no
     answer. Of equal values the lower KL wins, then the lower number.
     """
     ranked = [(rank, trial) for trial in trials if (rank := best_rank(trial, kl_budget, objective)) is not None]

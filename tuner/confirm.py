@@ -1,8 +1,8 @@
-"""Confirming: a study's best configurations and its reference again on fresh seeds, read on the test prompts. No torch.
+"""Confirming: a study's best configurations and its reference again on fresh seeds and the test prompts. No torch.
 
 A search prefers what was lucky on one seed and on the eval prompts. So each configuration runs again on seeds that the
-search never used, the same for all; each run's checkpoint is chosen on the eval prompts as the search does, and read
-once on the test prompts. `tuner.confirmed` says what came of it.
+search never used, the same for all; each run's checkpoint is chosen on the eval prompts as the search does, and
+evaluated once on the test prompts. `tuner.confirmed` says what came of it.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ def _trial(number: int, parent: TrialRow, config: Mapping[str, HyperValue]) -> N
 
 
 def due_step(row: TrialRow, spec: StudySpec) -> int | None:
-    """Return the step whose checkpoint stands for a confirming run, to be read on the test prompts; None: none does.
+    """Return the step whose checkpoint stands for a confirming run, to be evaluated on test prompts; None: none does.
 
-    0 is the untrained policy: all that is left of a run that broke, or had nothing to show within the KL budget.
+    0 is the SFT policy: all that is left of a run that broke, or had nothing to show within the KL budget.
     """
     if not row.status.is_final or row.status is Status.FAILED:
         return None

@@ -3,13 +3,13 @@
 A run's reading is a mean over the test prompts, which are the same for all runs. So n counts seeds, and what is said
 holds for prompts like these. With n readings x of a configuration, and y of another one on the same seeds s,
 
-    interval of a mean            mean(x) ± t(1 - α/2, n - 1) sd(x) / sqrt(n),      α = 5 %
-    interval of a difference      the same of x_s - y_s,                            α = 5 % / m
+    interval of a mean            mean(x) ± t(1 - α/2, n - 1) sd(x) / sqrt(n),      α = 5%
+    interval of a difference      the same of x_s - y_s,                            α = 5% / m
 
-where m is how many differences a choice was made among (Bonferroni), so that all of a kind hold at once with 95 %.
+where m is how many differences a choice was made among (Bonferroni), so that all of a kind hold at once with 95%.
 Each candidate is compared with the reference: m is the number of candidates. The highest mean is compared with every
 other configuration: m is their number. Where all of these intervals are above 0, it is the best, and to say so is wrong
-in at most 5 % of cases, however many looked good (Hsu 1984, multiple comparisons with the best).
+in at most 5% of cases, however many looked good (Hsu 1984, multiple comparisons with the best).
 """
 
 import math
@@ -95,7 +95,7 @@ class Confirmed:
     under_best: Interval | None = None
     """Reward of the best configuration over this one's; None for itself."""
     lost: tuple[int, ...] = ()
-    """Seeds whose runs broke, or had nothing to show within the KL budget: they count as the untrained policy."""
+    """Seeds whose runs broke, or had nothing to show within the KL budget: they count as the SFT policy."""
     failed: tuple[int, ...] = ()
     """Seeds whose runs failed: they are left out."""
     open: tuple[int, ...] = ()
@@ -127,7 +127,7 @@ class Confirmation:
     prompts: int
     """Test prompts; 0: none were read yet."""
     baseline: OnTest | None
-    """The untrained policy on the test prompts."""
+    """The SFT policy on the test prompts."""
     configurations: tuple[Confirmed, ...]
     rank_correlation: float | None
     """Spearman's, of the search's values and the confirmed means; None: too few configurations."""
@@ -168,7 +168,7 @@ class Confirmation:
         """Which configuration to launch, and how sure that is, in one or two sentences."""
         best, reference = self.best, self.reference
         if best is None:
-            return "No confirming run has been read on the test prompts yet."
+            return "No confirming run has been evaluated on the test prompts yet."
         if best.reward is not None and best.reward.n == 1:
             return (
                 f"One seed cannot separate luck from merit; {best.name} has the highest reward on it. Use more seeds."
@@ -345,6 +345,6 @@ def runs_text(one: Confirmed) -> str:
     parts = [
         f"{counted(len(one.lost), 'run')} with nothing within the budget" if one.lost else "",
         f"{len(one.failed)} failed" if one.failed else "",
-        f"{len(one.open)} not read yet" if one.open else "",
+        f"{len(one.open)} not evaluated yet" if one.open else "",
     ]
     return ", ".join(part for part in parts if part)

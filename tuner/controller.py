@@ -174,7 +174,7 @@ class TrialLoop:
     def _add_confirming(self) -> bool:
         """Add the runs that the plan asks for and the study lacks; return False if a stop was asked for meanwhile.
 
-        The untrained policy is read on the test prompts first: what it comes to is the baseline of all of them.
+        The SFT policy is evaluated on the test prompts first: what it comes to is the baseline of all of them.
 
         Raises:
             StudyError: the task has no test prompts.
@@ -189,14 +189,15 @@ class TrialLoop:
         if found is not None and found.why_not is not None:
             raise StudyError(f'study "{study.spec.name}" cannot be confirmed: {found.why_not}')
         if found is None and not self._is_stopping():
-            raise StudyError(f'study "{study.spec.name}" cannot be confirmed: the test prompts could not be read')
+            why = "the SFT policy could not be evaluated on the test prompts"
+            raise StudyError(f'study "{study.spec.name}" cannot be confirmed: {why}')
         if found is not None:
             for trial in wanted:
                 study.board.put(study.store.add_trial(study.lease, trial))
         return found is not None
 
     def _read_on_test(self, jobs: Sequence[ReadTest]) -> None:
-        """Have checkpoints read on the test prompts, each once; where that fails, the next run tries again."""
+        """Have checkpoints evaluated on the test prompts, each once; where that fails, the next run tries again."""
         waiting, under_way = list(jobs), dict[int, ReadTest]()
         while (waiting or under_way) and not self._is_stopping():
             while waiting and self._engine.free:
@@ -220,7 +221,7 @@ class TrialLoop:
             study.store.add_test_reading(study.lease, row.id, job.step, message.reading, message.why_not)
             return
         why = message.message if isinstance(message, Failed) else str(message)
-        self._emit(StudyWarned(f"trial {job.number} could not be read on the test prompts: {why}"))
+        self._emit(StudyWarned(f"trial {job.number} could not be evaluated on the test prompts: {why}"))
 
     def _stay_alive(self) -> None:
         if time.monotonic() - self._renewed_at >= RENEW_SECONDS:

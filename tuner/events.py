@@ -71,7 +71,7 @@ class TrialSetAside:
 
 @dataclass(frozen=True)
 class ReadingOnTest:
-    """A trial's checkpoint is read on the test prompts: the study's answer, or what confirms it."""
+    """A trial's checkpoint is evaluated on the test prompts: the study's answer, or what confirms it."""
 
     trial: int
     step: int

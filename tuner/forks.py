@@ -183,7 +183,7 @@ class Answer:
 
 
 def answer(store: Store, study: StudyRow, trial: TrialRow) -> Answer | None:
-    """Return the checkpoint that a trial's value was read at, under `end` the last one; None: it has no value.
+    """Return the checkpoint that a trial's value comes from, under `end` the last one; None: it has no value.
 
     A trial that an older version judged does not say which that is: then it is its last evaluation.
     """

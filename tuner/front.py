@@ -66,7 +66,7 @@ class StudyFront:
 def own_front(row: TrialRow, evaluations: Evaluations) -> list[Point]:
     """Return a trial's front; nothing where it failed, broke, or only confirms another.
 
-    Step 0, the untrained policy, is one of the points, so checkpoints that are no better are left out.
+    Step 0, the SFT policy, is one of the points, so checkpoints that are no better are left out.
     """
     if not is_sound(row) or row.role is Role.CONFIRM:
         return []

@@ -27,7 +27,7 @@ VALUE_LOSS = "loss/value_avg"
 REPETITION = "response/repetition"
 
 Blame = Literal["kl", "broken", "idle"]
-"""What a stop says of the trial: too much KL, a run that broke, or one that stood still."""
+"""What a stop says of the trial: too much KL, a run that broke, or one that learned nothing."""
 
 IDLE_STEPS = 8
 """Steps that a trial has at least before it is ended for standing still: nothing is learned yet in the first one."""

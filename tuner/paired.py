@@ -47,7 +47,7 @@ class Difference:
 
 
 def improvement(store: Store, trial: TrialRow, objective: Objective) -> Difference | None:
-    """Return how far a trial's value is over the untrained policy, its evaluation at step 0; None: one is not there."""
+    """Return how far a trial's value is over the SFT policy, its evaluation at step 0; None: one is not there."""
     rows = store.steps([trial.id], ("eval/reward", "eval/reward_se"), evaluations_only=True)
     first = next((row for row in rows if row["step"] == 0), None)
     if trial.value is None or first is None or not is_finite(first["eval/reward"]):

@@ -91,7 +91,7 @@ class ReadTest:
     folder: Path
     """The trial's, where the worker's output goes."""
     checkpoint: Path | None
-    """None: the untrained policy is read."""
+    """None: the SFT policy is read."""
     resources: Resources = Resources()
 
     @property
@@ -172,7 +172,7 @@ class NoRoom:
 
 @dataclass(frozen=True)
 class Read:
-    """The checkpoint was read on the test prompts, or cannot be."""
+    """The checkpoint was evaluated on the test prompts, or cannot be."""
 
     reading: SplitReading | None
     why_not: str | None = None

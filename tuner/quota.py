@@ -8,7 +8,7 @@ In this order, until the rest fits:
 4. those on the study's front (see `tuner.front`), which 1 to 3 pass over, the lowest KL first.
 
 Never dropped: the newest one of a trial that runs or waits for a worker, its best one, and of the study's best trial
-the one that its value was read at, and its best. Nor those of a trial that the strategy paused and may promote: where
+the one that its value comes from, and its best. Nor those of a trial that the strategy paused and may promote: where
 nothing else is left, the lowest ranked of these is pruned, and is an ended trial from then on. Of a running trial,
 whose worker writes meanwhile, only what is older than its two newest is looked at. No torch.
 """
@@ -205,7 +205,7 @@ class _Kept:
 
     @property
     def answer(self) -> list[Path]:
-        """What is kept of the study's best trial: the checkpoint that its value was read at, and its best."""
+        """What is kept of the study's best trial: the checkpoint that its value comes from, and its best."""
         read = [path for path in self.complete if checkpoint.step_of(path) == self.row.value_step]
         return [path for path in (*read, self.best or self.newest) if path is not None]
 

@@ -393,7 +393,7 @@ def curve_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the trial's curve: its evaluated steps, and others in between up to about a dozen rows."""
     headers = ("step", "episode", "eval reward\n± SE", f"eval KL ± SE\n{KL_UNIT}", *(header for _, header in _CURVE))
     table = new_table(*headers, title="Curve", right=headers)
-    table.caption, table.caption_justify = "Step 0 is the untrained policy.", "left"
+    table.caption, table.caption_justify = "Step 0 is the SFT policy.", "left"
     for row in _thinned(rows):
         evaluated = (
             plus_minus(row["eval/reward"], row["eval/reward_se"]),

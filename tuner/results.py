@@ -107,7 +107,7 @@ def baseline(store: Store, trial: TrialRow) -> Estimate | None:
 
 
 def value_kl(store: Store, trial: TrialRow, objective: Objective) -> Estimate | None:
-    """Return the eval KL that the trial's value was read at, in nats per response.
+    """Return the eval KL that the trial's value comes from, in nats per response.
 
     Under `end` its standard error is the mean of those of the evaluations that it is the mean of: they share prompts.
     """
@@ -272,7 +272,7 @@ def _unsearched_source(name: str, trial: TrialRow, spec: StudySpec, reference: M
 
 
 def differences(trials: Sequence[TrialRow]) -> dict[str, list[HyperValue]]:
-    """Return the hyperparameters in which the trials differ, each with one value a trial."""
+    """Return the hyperparameters in which the trials differ, each with one value per trial."""
     table = {name: [trial.config.get(name) for trial in trials] for name in HYPERPARAMETERS}
     return {name: values for name, values in table.items() if any(value != values[0] for value in values)}
 

@@ -9,7 +9,7 @@
 | completed               | COMPLETE     | of the trial                | from its evaluations                      |
 | pruned: KL              | PRUNED       | so far                      | satisfied; `end`: see below               |
 | pruned: broken          | PRUNED       | so far, else the baseline's | 1                                         |
-| pruned: stood still     | PRUNED       | so far                      | satisfied                                 |
+| pruned: nothing learned | PRUNED       | so far                      | satisfied                                 |
 | pruned: other rules     | PRUNED       | so far                      | from its evaluations                      |
 | stopped by a person     | PRUNED       | so far                      | from its evaluations                      |
 | failed                  | FAIL         |                             |                                           |
@@ -92,7 +92,7 @@ def best_within(evaluations: Evaluations, kl_budget: float) -> TrialValue:
 def at_end(evaluations: Evaluations) -> TrialValue:
     """Return the mean of the last two evaluations, or of the only one.
 
-    Step 0 evaluates the untrained policy: it counts only where there is no other. The standard error is the mean of
+    Step 0 evaluates the SFT policy: it counts only where there is no other. The standard error is the mean of
     the two, since both are on the same prompts and so hardly independent.
     """
     finite = [row for row in evaluations if is_finite(row["eval/reward"])]
@@ -222,7 +222,7 @@ def outcome(evaluations: Evaluations, spec: StudySpec, status: Status, reason: R
 def ends_within(row: TrialRow, spec: StudySpec) -> bool | None:
     """Return whether the configuration itself ends within the KL budget; None: it was not trained to its end.
 
-    Under the objective `end` the constraint is on the KL that its value was read at.
+    Under the objective `end` the constraint is on the KL that its value comes from.
     """
     if row.status is not Status.COMPLETED:
         return None

@@ -49,7 +49,7 @@ STRATEGIES: Mapping[str, str] = {
     "early_cut": "pauses trials at a tenth of their episodes, and finishes the best sixth",
     "full": "runs every trial to its end",
     "asha": "pauses trials at 1/10 and 3/10 of their episodes, and promotes the best third each time",
-    "staged": "searches β or the KL target first, then rates and batch sizes, then epochs and ε",
+    "staged": "searches β or the KL target first, then rates and batch sizes, then all else",
 }
 """How the search spends its budget."""
 

@@ -32,7 +32,7 @@ _MEANINGS = {
     Status.RUNNING: "Training, or to be resumed from its last checkpoint by the next run of the study.",
     Status.PAUSED: "Paused at a checkpoint until it is resumed.",
     Status.COMPLETED: "Ran to its end.",
-    Status.PRUNED: "Ended early by a rule; the reason names it, with the evidence.",
+    Status.PRUNED: "Ended early, by a rule or by a person; the reason says which, with the rule's evidence.",
     Status.FAILED: "Ended by an error, which the reason contains.",
     Status.STOPPED: "Ended by a person.",
 }
@@ -60,14 +60,14 @@ Objective = Literal["best", "end"]
 
 
 class Role(StrEnum):
-    """What a trial is for. Only trials of the search count towards a study's total, and only they teach its sampler."""
+    """What a trial is for. Only trials of the search teach the sampler; see `TrialRow.counts` for the study's total."""
 
     SEARCH = "search"
     """A trial of the search, or one that a person enqueued."""
     REPEAT = "repeat"
     """The configuration of another trial again, with another seed."""
     CONFIRM = "confirm"
-    """A recommended configuration with a fresh seed, whose checkpoint is read on the test prompts."""
+    """A recommended configuration with a fresh seed, whose checkpoint is evaluated on the test prompts."""
     FORK = "fork"
     """Started from another trial's checkpoint, so its result says little about its configuration alone."""
 

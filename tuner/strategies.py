@@ -324,7 +324,7 @@ class Staged(FullRuns):
     """Searches in three stages: β or the KL target, then rates and batches, then the rest.
 
     Each stage has the best values of those before. The first is over when two of the last three trials that ended are
-    within the KL budget at their end, or 30 % of the budget is spent; the second at 65 %. A stage without a searched
+    within the KL budget at their end, or 30% of the budget is spent; the second at 65%. A stage without a searched
     value is passed over. A trial's params say which stage made it: they are that stage's values alone.
     """
 

@@ -218,7 +218,7 @@ def _row(
 def ratio_intervals(
     traces: Sequence[Trace], spec: StudySpec, legs: tuple[Legs, Legs, Legs], workers: int, resamples: int, seed: int
 ) -> tuple[Interval, Interval]:
-    """Return the 90 % intervals of `ratio_strategy` and `ratio_total`: over pools resampled with replacement.
+    """Return the 90% intervals of `ratio_strategy` and `ratio_total`: over pools resampled with replacement.
 
     A pool holds few runs that reach the targets, so which of them it happens to hold decides much. `legs` are of the
     random search read at its ends, of that read at its best checkpoints, and of ours.

@@ -235,7 +235,7 @@ def run_peer(spec: StudySpec, study: Path, seed: int, folder: Path) -> Result:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over studies with its 95 % interval: percentiles of the means of resampled studies."""
+    """A mean over studies with its 95% interval: percentiles of the means of resampled studies."""
 
     mean: float
     low: float
@@ -353,7 +353,7 @@ def table(moment: float, summaries: Sequence[Summary]) -> str:
     """Return the summaries as lines for people."""
     lines = [
         f"Best value within the KL budget after {moment:.0f} CPU-seconds, mean over {summaries[0].studies} studies "
-        "[95 %, bootstrap]",
+        "[95%, bootstrap]",
         f"{'':20}{'value':>24}{'over random':>26}{'time to it':>12}{'at its own end':>26}{'CPU s':>8}{'trials':>8}",
     ]
     for one in summaries:

@@ -25,7 +25,7 @@ from tuner.spec import StudySpec
 Kind = Literal["random", "near-top", "seed"]
 """How a run came to be: drawn from the whole space, drawn from the region near the top, or another one's repeat."""
 Cause = Literal["regular", "early", "watch"]
-"""Why an evaluation was made: by the trial's cadence, for a rung at 5 % of the episodes, or by the budget's watch."""
+"""Why an evaluation was made: by the trial's cadence, for a rung at 5% of the episodes, or by the budget's watch."""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 OF_A_TRIAL: tuple[Cause, ...] = ("regular", "watch")
 """The evaluations that every trial has, whatever strategy runs it."""
@@ -46,7 +46,7 @@ class RecordedEvaluation:
     """Of each eval prompt, in half precision, as the KLs."""
     kls: tuple[float, ...]
     cpu_seconds: float
-    """Of step 0: 0 where its process had evaluated the untrained policy before."""
+    """Of step 0: 0 where its process had evaluated the SFT policy before."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class RecordedRun:
     """The searched values alone, as the sampler proposes them."""
     config: Mapping[str, HyperValue]
     steps: tuple[RecordedStep, ...]
-    """From step 0, the untrained policy's evaluation."""
+    """From step 0, the SFT policy's evaluation."""
     stopped: str = ""
     """Why it came to no end: what it raised, or which metric was not finite; empty where it ran to the end."""
     weight: float = 1.0

@@ -38,7 +38,7 @@ def describe(recording: Recording) -> str:
         f"  {len(crossing)} cross the budget, {sum(returns(run, spec.kl_budget) for run in crossing)} of them return",
         f"  the guard would stop {_stops(spec, randoms)}",
         f"  {sum(bool(run.stopped) for run in randoms)} came to no end",
-        f"  CPU-seconds a run: {_quantiles((run.cpu_seconds for run in randoms), digits=1)}",
+        f"  CPU-seconds per run: {_quantiles((run.cpu_seconds for run in randoms), digits=1)}",
         f"  best within the budget: {_quantiles(best[run.name] for run in randoms if run.name in best)}",
         f"  value at the end:       {_quantiles(end[run.name] for run in randoms if run.name in end)}",
     ]

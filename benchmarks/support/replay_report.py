@@ -30,13 +30,13 @@ def text(found: Comparison) -> str:
         f"Those {RANDOM_TRIALS} trials, read at their ends, cost {found.targets.cost / found.full_trial:.1f}.",
         "",
         f"Best {found.rows[0].lost.configurations} configurations that are never finished, if all are searched, and "
-        "the highest share that so few allow (95 %)",
+        "the highest share that so few allow (95%)",
         _line(width, "", ["at the rung", "by the guard"]),
         *(_line(width, row.rival.doc, _lost(row.lost)) for row in found.rows),
         "",
         _ratio("ratio_strategy", found.ratio_strategy(), found.strategy_interval, TARGET_STRATEGY),
         _ratio("ratio_total", found.ratio_total(), found.total_interval, TARGET_TOTAL),
-        "In brackets: 90 % over pools of resampled runs.",
+        "In brackets: 90% over pools of resampled runs.",
         *(
             f"{row.rival.doc}: {_text(found.ratio_strategy(row.rival))} and {_text(found.ratio_total(row.rival))}"
             for row in found.rows

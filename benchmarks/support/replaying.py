@@ -84,7 +84,7 @@ class Leg:
     seconds: float
     """CPU-seconds of all of it."""
     baseline_seconds: float
-    """CPU-seconds of the untrained policy's evaluation, which a worker makes in its first trial alone."""
+    """CPU-seconds of the SFT policy's evaluation, which a worker makes in its first trial alone."""
     known: tuple[tuple[float, float], ...]
     """CPU-seconds since the leg's begin and eval reward, of each reading that may be the search's answer."""
     evaluations: tuple[Mapping[str, Any], ...]
@@ -260,7 +260,7 @@ class _Search:
         self._events: list[tuple[float, int, int]] = []
         """When a trial leaves its worker, the trial's number, the worker's."""
         self._fresh = set(range(workers))
-        """Workers that have not evaluated the untrained policy yet."""
+        """Workers that have not evaluated the SFT policy yet."""
         self._known: list[tuple[float, float]] = []
         self._missing: Counter[str] = Counter()
 

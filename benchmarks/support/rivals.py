@@ -97,8 +97,8 @@ def rivals() -> list[Rival]:
     """Return what is compared, the baselines and the shipped default first."""
     others = [
         Rival("asha", "asha: rungs 1/10 and 3/10, a third", Asha),
-        Rival("rung_5", "early_cut, rung at 5 %", Rung5),
-        Rival("rung_20", "early_cut, rung at 20 %", Rung20),
+        Rival("rung_5", "early_cut, rung at 5%", Rung5),
+        Rival("rung_20", "early_cut, rung at 20%", Rung20),
         Rival("finish_3", "early_cut, 1 in 3 is finished", Finish3),
         Rival("finish_10", "early_cut, 1 in 10 is finished", Finish10),
         Rival("far_ahead", "early_cut, ranked by the score alone", FarAhead),

@@ -105,7 +105,7 @@ def _folded(recorded: Sequence[RecordedStep], spec: StudySpec, total_episodes: i
         guard, reason = observe(spec.guard, guard, first, total_episodes)
         watching, is_near = watch(watching, first, spec.kl_budget)
         asked = first if readings is None else step.report()
-        own = step.evaluation if step.step > 0 else None  # the untrained policy's is made once a process
+        own = step.evaluation if step.step > 0 else None  # the SFT policy's is made once a process
         yield TraceStep(
             first=Stepped(replace(first, readings=None), 0.0, 0.0, reason, is_near),
             again=Stepped(replace(asked, readings=None), 0.0, 0.0, reason, is_near, is_again=True),

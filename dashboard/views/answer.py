@@ -56,7 +56,7 @@ def _answer(store: Store, view: StudyView, baseline: float | None) -> None:
     st.markdown(_certainty(store, view))
     if view.spec.objective == "best" and ends_within(best, view.spec) is False:
         st.markdown(
-            f":orange[▲] Trained to its end it reads a KL of {best.end_kl:.2f}, over the budget; the command below "
+            f":orange[▲] Trained to its end its KL is {best.end_kl:.2f}, over the budget; the command below "
             "stops at the checkpoint."
         )
     _settings(view, best)

@@ -210,7 +210,7 @@ def _show(problem: PPOTunerError) -> None:
             str(problem),
         )
     elif data.is_missing(data.storage()):
-        text = "The first run of a study creates the store. The demo takes about four minutes on two cores."
+        text = "The first run of a study creates the store. The demo takes about five minutes on two cores."
         guide("No store yet", text, [demo], str(problem))
     else:
         text = "Open the dashboard on a PPO Tuner store (--storage or PPO_TUNER_STORAGE), or start a new one."

@@ -67,7 +67,7 @@ def _confirmation(snapshot: Snapshot, found: Confirmation) -> None:
             common.figure(
                 intervals(found),
                 key="confirmed rewards",
-                alt="Reward on the test prompts: a point a seed, and each configuration's mean with its 95% interval",
+                alt="Reward on the test prompts: a point per seed, and each configuration's mean with its 95% interval",
             )
     with right:
         st.subheader("What to launch", anchor=False)
@@ -87,7 +87,7 @@ def _intervals_help(snapshot: Snapshot, found: Confirmation) -> str:
     return (
         f"Each configuration ran on the same fresh seeds. A run's checkpoint was chosen on the eval prompts, within "
         f"{snapshot.view.spec.kl_budget:g} {KL_UNIT}, and evaluated once on {found.prompts} test prompts. Intervals "
-        "are 95% t-intervals over the seeds; those of differences are paired by seed and hold together."
+        "are 95% t-intervals over the seeds; those of differences are paired by seed and hold for all at once."
     )
 
 
@@ -96,7 +96,7 @@ def _beside(found: Confirmation) -> list[str]:
     said = []
     if found.baseline is not None and found.baseline.reward is not None:
         before = plus_minus(found.baseline.reward, found.baseline.reward_se)
-        said.append(f"The untrained policy reads {before} on the same prompts.")
+        said.append(f"The SFT policy scores {before} on the same prompts.")
     if found.rank_correlation is not None:
         said.append(f"Rank correlation of the search's values with these means: {found.rank_correlation:.2f}.")
     return said
@@ -114,8 +114,8 @@ def table(found: Confirmation) -> pd.DataFrame:
             "seeds": 0 if one.reward is None else one.reward.n,
             "reward [95%]": text(one.reward),
             f"KL [95%], {KL_UNIT}": text(one.kl),
-            "reward over the reference's": text(one.over_reference),
-            "best reward over this one": text(one.under_best),
+            "reward over the reference": text(one.over_reference),
+            "best over this one": text(one.under_best),
             "ends within budget": "–" if one.reward is None else f"{one.ends_within} of {one.reward.n}",
             "in the search": plus_minus(one.trial.value, one.trial.value_se) + (" at its rung" * one.trial.is_resting),
             "note": runs_text(one),

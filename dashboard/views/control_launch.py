@@ -391,7 +391,7 @@ def _one(launched: Launched) -> None:
         st.code(safe_text.visible(launched.tail()), language=None)
 
 
-@st.dialog("Stop this run?", on_dismiss=put_away)
+@st.dialog("End this run?", on_dismiss=put_away)
 def _end_dialog(launched: Launched, at_once: bool) -> None:
     st.text(f'The run of study "{safe_text.one_line(launched.study)}", process {launched.pid}')
     st.write(
@@ -404,4 +404,4 @@ def _end_dialog(launched: Launched, at_once: bool) -> None:
         launching.launcher().stop(launched.key, token=access.given(), at_once=at_once)
         return f'The run of study "{launched.study}" is stopping'
 
-    answer_buttons("Stop it", end, f"end {launched.key} {at_once}")
+    answer_buttons("Kill it" if at_once else "Stop it", end, f"end {launched.key} {at_once}")

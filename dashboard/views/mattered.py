@@ -51,7 +51,7 @@ def _fidelity(snapshot: Snapshot) -> Fidelity:
     if len(offered) == 1:
         return next(iter(offered.values()))
     chosen = st.segmented_control(
-        "Values are read", list(offered), default=next(iter(offered)), required=True, key="read at",
+        "Compare trials", list(offered), default=next(iter(offered)), required=True, key="read at",
         bind="query-params",
         help="Most trials of this study are paused at a rung. Values read after different lengths of training are "
         f"never mixed. {' '.join(f'{name}: {at.doc}' for name, at in offered.items())}",
@@ -259,14 +259,14 @@ def _regrets(snapshot: Snapshot, early: pd.DataFrame, evaluated: pd.DataFrame) -
     else:
         mean = f"{best.value:.3f} (mean of its last two evaluations)"
         bar = f"The best trial within the KL budget is {best.number}, with {mean}."
-        read = "reached more, by the same mean or in one evaluation within the budget"
+        read = "reached more (by the same mean, or in one evaluation within the budget)"
     if found.empty:
         st.text(f"{bar} No trial that ended early {read}.")
         return
     likely = int(found["within"].sum())
     st.text(
-        f"{bar} Of the {len(early)} that ended early, {len(found)} {read}; {likely} of them did so within the KL "
-        f"budget of {budget:g} {KL_UNIT}, and might have won, and {len(found) - likely} only over it."
+        f"{bar} Of the {len(early)} that ended early, {len(found)} {read}: {likely} within the KL budget of {budget:g} "
+        f"{KL_UNIT}, which might have won, and {len(found) - likely} only over it."
     )
     number = st.column_config.NumberColumn
     common.table(

@@ -192,7 +192,7 @@ def _figure(
 def _legend(spec: StudySpec) -> str:
     paused = "◇ where the strategy paused it, " if fidelity.SHARES.get(spec.strategy) else ""
     return (
-        "A line joins a trial's evaluations, starting at the untrained policy; its number is at the last. ✕ marks "
+        "A line joins a trial's evaluations, starting at the SFT policy; its number is at the last. ✕ marks "
         f"where a rule ended it, ■ a person, {paused}▲ where it failed. The star is the best checkpoint. The grey "
         "steps are the front: the highest reward of any evaluation at no more KL. The dotted line is the guard's limit."
     )

@@ -27,8 +27,8 @@ READINGS = {
     "value": ("values", "What the critic predicts at the token."),
     VALUE_ERROR: (
         "",
-        "The critic's value less the response's whole reward: over 0, it expects too much. With a "
-        "discount or rewards by token it is not 0 for a perfect critic either.",
+        "The critic's value less the response's whole reward: over 0, the critic overestimates. With a "
+        "discount or rewards per token even a perfect critic is not at 0.",
     ),
     "log-prob": ("logprobs", "Log-probability of the token under the policy, in nats."),
 }

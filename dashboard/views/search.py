@@ -69,7 +69,7 @@ def _columns() -> dict[str, Any]:
         "on": st.column_config.TextColumn("Spent on", width=165),
         "trials": number("Trials", format="%d", width=55),
         "lengths": number("Full length", format="%.1f", width=75, help=lengths),
-        "seconds": number("Device s", format="%.0f", width=75, help="Seconds that a device was busy with them."),
+        "seconds": number("Device s", format="%.0f", width=75, help="Device time used."),
         "share": st.column_config.ProgressColumn(
             "Share", format="%.0f%%", max_value=100, width=95, color="gray", help="Of all device-seconds."
         ),

@@ -89,7 +89,7 @@ def _setting(name: str, value: object, where: str) -> object:
             return float(value)
         if float(value).is_integer():
             return int(value)
-    allowed = "a text" if name in _TEXTS else "a whole number over 0" if "episode" in name else "a number over 0"
+    allowed = "a string" if name in _TEXTS else "a whole number over 0" if "episode" in name else "a number over 0"
     raise ConfigError(f"{where}: {name} = {value!r} is not allowed; expected {allowed}")
 
 

@@ -104,7 +104,10 @@ def _origin(run: Run) -> list[str]:
     elif not run.origin.confirmed:
         lines = [f"{from_trial}. One search run chose it; it is not confirmed on fresh seeds."]
     else:
-        lines = [f"{from_trial}. Runs of it on fresh seeds, each read at its best checkpoint within the KL budget:", ""]
+        lines = [
+            f"{from_trial}. Runs of it on fresh seeds, each evaluated at its best checkpoint within the KL budget:",
+            "",
+        ]
         lines += [_confirmed_line(one) for one in run.origin.confirmed]
         own = run.config.total_episodes
         lengths = " and ".join(str(one.total_episodes) for one in run.origin.confirmed)
@@ -114,7 +117,7 @@ def _origin(run: Run) -> list[str]:
 
 
 def _confirmed_line(one: ConfirmedReading) -> str:
-    interval = "; in brackets: 95 % t-interval over the seeds" if one.reward_low is not None else ""
+    interval = "; in brackets: 95% t-interval over the seeds" if one.reward_low is not None else ""
     kl = "" if one.kl is None else f", KL {one.kl:.2f}{_bracket(one.kl_low, one.kl_high)} {KL_UNIT}"
     return (
         f"- {one.total_episodes} episodes: reward {one.reward:.2f}{_bracket(one.reward_low, one.reward_high)}{kl} "
@@ -127,7 +130,7 @@ def _bracket(low: float | None, high: float | None) -> str:
 
 
 def _between(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f", 95 % t-interval {low:.2f} to {high:.2f}"
+    return "" if low is None or high is None else f", 95% t-interval {low:.2f} to {high:.2f}"
 
 
 def _about(adapters: bool, run: Run, task: Task, assets: TaskAssets) -> str:

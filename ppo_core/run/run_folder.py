@@ -168,7 +168,7 @@ _STORED = ("task", "device", "threads", "report_to", "run_name", "tracker_id", "
 class ConfirmedReading:
     """How runs of a configuration on fresh seeds did on the test prompts, as its study says it.
 
-    Means over the seeds; `low` and `high` are the ends of a 95 % t-interval, which one seed does not have.
+    Means over the seeds; `low` and `high` are the ends of a 95% t-interval, which one seed does not have.
     """
 
     total_episodes: int

@@ -52,7 +52,7 @@ class _Field:
 
     def text(self) -> str:
         if not isinstance(self.value, str) or not self.value:
-            raise self.refused("a text")
+            raise self.refused("a string")
         return self.value
 
     def texts(self) -> tuple[str, ...]:

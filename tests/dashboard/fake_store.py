@@ -275,7 +275,7 @@ def _cut_run(store: Store, lease: Lease, row: TrialRow, course: Course) -> Trial
 
 
 def reports(number: int, course: Course) -> Iterator[StepReport]:
-    """Yield a trial's steps, the untrained policy's evaluation first."""
+    """Yield a trial's steps, the SFT policy's evaluation first."""
     noise = np.random.default_rng(number)
     last = TOTAL_EPISODES // course.batch if course.ends_at is None else course.ends_at
     every = TOTAL_EPISODES // course.batch // 5

@@ -29,7 +29,7 @@ MARKUP = "<img src=x onerror=alert(1)>"
 
 
 def steps(number: int, kl: list[float], **columns: list[float]) -> pd.DataFrame:
-    """Step rows of one trial: 64 episodes and two seconds a step."""
+    """Step rows of one trial: 64 episodes and two seconds per step."""
     count = len(kl)
     frame = pd.DataFrame({"trial": number, "step": range(count), KL: kl, SCORE: [-value for value in kl]})
     frame["episode"], frame["at"] = 64 * frame["step"], 1_000.0 + 2 * frame["step"]

@@ -56,7 +56,7 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
     assert set(table["ends within budget"]) <= {"0 of 3", "1 of 3", "2 of 3", "3 of 3"}
     assert len(app.get("plotly_chart")) == 1
     assert "evaluated once on 64 test prompts" in (app.subheader[0].help or "")
-    assert any("The untrained policy reads 0.25" in text for text in shown.texts(app))
+    assert any("The SFT policy scores 0.25" in text for text in shown.texts(app))
 
 
 def test_a_confirmation_under_way_is_shown_as_far_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,9 +64,9 @@ def test_a_confirmation_under_way_is_shown_as_far_as_it_is(path: Path, monkeypat
     confirm(store, Plan(top=1, seeds=2), read=0)
     store.close()
     app = page("confirm", path, monkeypatch)
-    assert "**No confirming run has been read on the test prompts yet.**" in [one.value for one in app.markdown]
+    assert "**No confirming run has been evaluated on the test prompts yet.**" in [one.value for one in app.markdown]
     assert len(app.get("plotly_chart")) == 0
-    assert app.dataframe[0].value["note"].tolist() == ["2 not read yet", "2 not read yet"]
+    assert app.dataframe[0].value["note"].tolist() == ["2 not evaluated yet", "2 not evaluated yet"]
 
 
 def test_each_length_has_a_confirmation_of_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,14 +127,14 @@ def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(t
         text = read(store).text
     recommended = text.split("Confirmed on fresh seeds")[0]
     assert "not confirmed" not in recommended and "To confirm it first" not in recommended
-    assert "On 256 test prompts and 3 fresh seeds it reads 2.45 [2.33, 2.57]" in recommended
+    assert "On 256 test prompts and 3 fresh seeds it reaches 2.45 [2.33, 2.57]" in recommended
     assert "2 of 3 runs ended within the KL budget themselves; of the others only a checkpoint is within" in recommended
     assert "confirmed at 9600 episodes only" in recommended
     assert "ppo-tuner train --from reviews 7 --total_episodes 9600" in recommended
-    assert "1920 episodes each, read on 256 test prompts" in text and "9600 episodes each" in text
+    assert "1920 episodes each, evaluated on 256 test prompts" in text and "9600 episodes each" in text
     assert "reference (trial 0) 3 1.45 [1.33, 1.57]" in text
     assert "Launch trial 7: +0.50 [0.50, 0.50] reward over the reference." in text
-    assert "The untrained policy reads 0.400 ± 0.030 on the same prompts" in text
+    assert "The SFT policy scores 0.400 ± 0.030 on the same prompts" in text
     assert "The confirmed length is 9600 episodes: add --total_episodes 9600" in text
 
 
@@ -153,7 +153,7 @@ def test_why_trials_failed_is_told_by_rule_with_an_examples_evidence(tmp_path: P
 def test_samples_stand_beside_the_untrained_policys(tmp_path: Path) -> None:
     with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
         text = read(store).text.split("Samples Prompt")[1]
-    assert text.startswith(" the film was Untrained policy okay . reward 0.270, KL 0.00 nats/response, 2 tokens")
+    assert text.startswith(" the film was SFT policy okay . reward 0.270, KL 0.00 nats/response, 2 tokens")
     assert "Trial 7 at step 30 good , really good . trial 7 says so ." in text
 
 
@@ -180,7 +180,7 @@ def test_audited_trials_are_counted_and_no_section_is_there_without_them(tmp_pat
             store.add_step(lease, row.id, step, 1.0, said)
         store.finish_trial(lease, row.id, Outcome(Status.COMPLETED, None, 1.0, 0.03, 6.0, -0.1))
         text = read(store).text
-    assert "How often a verdict was wrong by verdicts wrong share at most, 95 % kl_limit 1 0 0% 95%" in text
+    assert "How often a verdict was wrong by verdicts wrong share at most, 95% kl_limit 1 0 0% 95%" in text
     assert "1 audited trial kept running whatever a rule said." in text
 
 

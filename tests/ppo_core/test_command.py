@@ -218,7 +218,7 @@ def test_a_better_checkpoint_within_the_budget_is_saved_as_a_model(run: Command,
     task = (folder / "a" / "task.toml").read_text()
     assert not (folder / "a" / "best_model").exists() and "Warning" not in (folder / "a/model/README.md").read_text()
     (folder / "strict.toml").write_text(f"kl_budget = 1e-9\n{task}")
-    # Only the untrained policy is within a budget of nothing; it has no checkpoint, so none can be saved.
+    # Only the SFT policy is within a budget of nothing; it has no checkpoint, so none can be saved.
     status, stdout, _ = run("--task", "strict.toml", *SMALL, "--device", "cpu", "--output", "b")
     assert status == 0 and "is over the budget of 1e-09; no checkpoint was within the budget\n" in stdout
     assert {path.name for path in (folder / "b").iterdir()} == {"model", "ppo_config.json", "run.json", "steps.jsonl"}

@@ -220,7 +220,7 @@ def test_adapters_are_peft_own_choice(tiny_folder: Path) -> None:
 
 
 def reckon(config: PPOConfig) -> Estimate:
-    """10 bytes, 10 a row of a micro-batch (half with checkpointing), 1 a row that is sampled; all half with LoRA."""
+    """10 bytes, 10 per row of a micro-batch (half with checkpointing), 1 per row that is sampled; all half with LoRA."""
     rows = config.batch_sizes(1).per_device_train_batch_size
     share = 5 if config.gradient_checkpointing else 10
     moments = {"learning": {"activations": share * rows}, "sampling": {"rows": config.local_rollout_forward_batch_size}}

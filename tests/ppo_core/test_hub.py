@@ -182,7 +182,7 @@ def test_the_card_of_a_confirmed_configuration_has_its_intervals_in_text_and_ind
     assert "The configuration is that of trial 32 of the study `reviews`." in found.content
     assert (
         "- 1920 episodes: reward 1.93 [1.89, 1.97], KL 5.51 [3.45, 7.57] nats/response (mean of 3 seeds on 256 test "
-        "prompts; in brackets: 95 % t-interval over the seeds)" in found.content
+        "prompts; in brackets: 95% t-interval over the seeds)" in found.content
     )
     assert "It is confirmed at 1920 episodes only.\n" in found.content
     [index] = yaml.safe_load(found.content.split("---\n")[1])["model-index"]
@@ -190,8 +190,8 @@ def test_the_card_of_a_confirmed_configuration_has_its_intervals_in_text_and_ind
     assert (index["name"], result["task"]["type"]) == ("mine", "text-generation")
     assert result["dataset"] == {"name": "test prompts of my task", "type": "my-task", "split": "test"}
     assert [(one["type"], one["value"], one["name"]) for one in result["metrics"]] == [
-        ("reward", 1.9349, "Reward (mean of 3 seeds, 95 % t-interval 1.89 to 1.97)"),
-        ("kl", 5.512, "KL from the base model, nats/response (mean of 3 seeds, 95 % t-interval 3.45 to 7.57)"),
+        ("reward", 1.9349, "Reward (mean of 3 seeds, 95% t-interval 1.89 to 1.97)"),
+        ("kl", 5.512, "KL from the base model, nats/response (mean of 3 seeds, 95% t-interval 3.45 to 7.57)"),
     ]
 
 

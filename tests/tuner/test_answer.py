@@ -58,7 +58,7 @@ def view(store: Store) -> StudyView:
 
 
 def readings(folder: Path) -> dict[tuple[int, int], OnTest]:
-    """Return what was read on the test prompts, by trial and step."""
+    """Return what was evaluated on the test prompts, by trial and step."""
     store = Store.open(storage(folder))
     try:
         found = {(row.number, step): store.on_test(row.id, step) for row in rows(folder) for step in range(11)}
@@ -169,7 +169,7 @@ def test_a_controller_that_is_killed_while_it_reads_leaves_that_to_the_next_run(
 @pytest.mark.parametrize(
     ("trainer", "why"),
     [("untested", "the task tests.tuner.quick_trainer:TASK has no test prompts"),
-     ("factory", "the trainer tests.tuner.quick_trainer:factory reads no test prompts")],
+     ("factory", "the trainer tests.tuner.quick_trainer:factory evaluates no test prompts")],
 )  # fmt: skip
 def test_what_cannot_be_read_is_said_and_not_tried_again(tmp_path: Path, trainer: str, why: str) -> None:
     run(tmp_path, spec(trainer))
@@ -195,7 +195,7 @@ def test_a_reading_that_fails_is_told_and_tried_again_in_the_next_run(
     done, events = run(tmp_path, spec())
     assert done and readings(tmp_path) == {}
     (warned,) = [event.message for event in events if isinstance(event, StudyWarned)]
-    assert "could not be read on the test prompts: RuntimeError: no memory left" in warned
+    assert "could not be evaluated on the test prompts: RuntimeError: no memory left" in warned
     (tmp_path / "no_memory").unlink()
     run(tmp_path, spec())
     assert len(readings(tmp_path)) == 1
@@ -295,7 +295,9 @@ def test_the_answer_says_what_it_came_to_on_the_test_prompts(
     best = view.best()
     assert best is not None and best.kl is not None
     step = best.value_step
-    line = f"On 4 test prompts: {step}.00 ± 0.50 at {best.kl:.2f} ± 0.25 nats/response (read once, after the search)."
+    line = (
+        f"On 4 test prompts: {step}.00 ± 0.50 at {best.kl:.2f} ± 0.25 nats/response (evaluated once, after the search)."
+    )
     assert line in printed(store, view, best)
     data = json.loads(json.dumps(results.best_data(store, view, best, 10.0)))
     assert {name: data["test"][name] for name in ("step", "prompts", "reward", "kl_se")} == {
@@ -306,11 +308,11 @@ def test_the_answer_says_what_it_came_to_on_the_test_prompts(
     smaller = results.under_budget(store, view, results.front(store, view)[0].budget)
     other = smaller.best()
     assert other is not None and (other.number, other.value_step) != (best.number, step)
-    assert "On the test prompts: not read (only the answer under the study's own KL budget is)." in printed(
+    assert "On the test prompts: not evaluated (only the answer under the study's own KL budget is)." in printed(
         store, smaller, other
     )
     monkeypatch.setattr(forks, "find", lambda *_: forks.Kept(None, "gone"))
-    assert "On the test prompts: not read (the checkpoint is not kept here)." in printed(store, smaller, other)
+    assert "On the test prompts: not evaluated (the checkpoint is not kept here)." in printed(store, smaller, other)
     assert results.best_data(store, smaller, other, smaller.spec.kl_budget)["test"] is None
 
 

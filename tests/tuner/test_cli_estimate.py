@@ -131,7 +131,7 @@ def test_a_study_says_the_time_that_is_left_once(monkeypatch: pytest.MonkeyPatch
     ("extent", "trials"), [({"budget": 5}, 20), ({"trials": 7}, 7), ({"budget": 5, "strategy": "full"}, 5)]
 )
 def test_disk_of_a_study(extent: dict[str, Any], trials: int) -> None:
-    """Early cut pays a tenth for each trial and nine tenths for every sixth: 0.25 a trial."""
+    """Early cut pays a tenth for each trial and nine tenths for every sixth: 0.25 per trial."""
     content = {"name": "a", "task": "arithmetic", "search": {"learning_rate": "advised"}, **extent}
     found = disk(Estimate({}, {"x": {}}, 1000, 0), StudySpec.from_dict(content, "a"), 0)
     assert found.most == 1000 * (7 + (trials - 1) * 2 + 8)

@@ -177,5 +177,5 @@ def test_finished_demo_prints_its_result(ppo_tuner: Invoke, own_folder: Path) ->
     assert packaged.kl_budget == 6, "within it a checkpoint of the made-up trial 4, which the guard ended, is the best"
     assert "Best trial within 6 nats/response: trial 4" in stdout
     assert "ppo-tuner compare reviews 4 0" in stdout
-    assert "On fresh seeds, 1920 episodes each, read on 64 test prompts" in stdout and "Launch " in stdout
+    assert "On fresh seeds, 1920 episodes each, evaluated on 64 test prompts" in stdout and "Launch " in stdout
     assert "preparing" not in stdout

@@ -206,7 +206,7 @@ def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
     )
     single = confirmation({2: [1.5], 0: [1.0]})
     assert single.verdict.startswith("One seed cannot separate luck from merit; trial 2 has the highest reward on it.")
-    assert confirmation({2: [], 0: []}).verdict == "No confirming run has been read on the test prompts yet."
+    assert confirmation({2: [], 0: []}).verdict == "No confirming run has been evaluated on the test prompts yet."
 
 
 def test_the_rank_correlation_is_of_the_searchs_order_with_the_confirmed_one() -> None:
@@ -314,7 +314,9 @@ def test_a_study_that_goes_on_or_cannot_be_read_is_refused_in_one_line(
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     run(tmp_path / "memory", spec())
     (tmp_path / "no_memory").touch()
-    with pytest.raises(StudyError, match="cannot be confirmed: the test prompts could not be read"):
+    with pytest.raises(
+        StudyError, match="cannot be confirmed: the SFT policy could not be evaluated on the test prompts"
+    ):
         run(tmp_path / "memory", spec(), plan=PLAN, is_file=False)
 
 
@@ -329,7 +331,7 @@ def test_the_command_prints_the_verdict_and_what_launches_it(ppo_tuner: Invoke, 
     status, out, err = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "2", *where)
     assert status == 0 and err == ""
     assert "160 episodes will confirm trial" in out
-    assert "On fresh seeds, 160 episodes each, read on 4 test prompts" in out
+    assert "On fresh seeds, 160 episodes each, evaluated on 4 test prompts" in out
     assert "other lengths are not confirmed." in out
     told = " ".join(out.split())
     status, out, _ = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "2", "--json", *where)

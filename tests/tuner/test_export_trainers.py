@@ -381,7 +381,7 @@ def test_a_best_checkpoint_before_the_end_is_told_with_its_place_in_the_run(tmp_
     store = stored(tmp_path, {"objective": "best"})
     found = choose(store, read_study(store, "made"), 2)
     assert found is not None
-    assert found.facts[2].startswith("That was read after 128 of 256 episodes (iteration 2 of 4), before its end.")
+    assert found.facts[2].startswith("That was evaluated after 128 of 256 episodes (iteration 2 of 4), before its end.")
     assert found.facts[3].endswith("train --from made 2 --stop_at_episode 128")
     store.close()
 
@@ -395,7 +395,7 @@ def test_how_far_a_trial_was_trained_is_said(tmp_path: Path) -> None:
     assert found is not None and found.facts[2] == (
         "It was trained for 256 of 256 episodes (paused), so how the whole run ends is not known."
     )
-    assert found.facts[3].startswith("That is the untrained policy") and len(found.facts) == 4
+    assert found.facts[3].startswith("That is the SFT policy") and len(found.facts) == 4
     with store._engine.begin() as connection:
         values = {"role": Role.FORK, "parent": 1, "fork_step": 4}
         connection.execute(update(schema.trials).where(schema.trials.c.number == 2).values(**values))

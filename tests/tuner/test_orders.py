@@ -414,7 +414,7 @@ def test_a_pause_taken_back_while_a_worker_saves_goes_on_from_there(
 def test_what_is_ordered_after_a_worker_was_told_to_end_its_trial_is_done(
     tmp_path: Path, later: str, status: Status, unbroken: Path
 ) -> None:
-    """The worker has its answer when `TrialStepped` is told, and its last word is not read yet."""
+    """The worker has its answer when `TrialStepped` is told, and its last word is not evaluated yet."""
     actions: dict[tuple[int, int], Action] = {
         (0, 4): lambda store: place(store, "stop", 0),
         (0, 5): lambda store: place(store, later, 0),

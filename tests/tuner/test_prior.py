@@ -63,7 +63,7 @@ def test_rates_are_log_normal() -> None:
 
 
 def test_linear_ranges_are_normal_with_a_quarter_of_the_range_and_truncated() -> None:
-    """Of N(0.2, 0.1²) between 0.1 and 0.5 the median is 0.220, and the middle 68 % go from 0.141 to 0.303."""
+    """Of N(0.2, 0.1²) between 0.1 and 0.5 the median is 0.220, and the middle 68% go from 0.141 to 0.303."""
     low, middle, high = (statistics.quantiles(column("cliprange", DRAWN), n=100)[n - 1] for n in (16, 50, 84))
     assert (low, middle, high) == pytest.approx((0.141, 0.220, 0.303), abs=0.01)
     epochs = Counter(column("num_ppo_epochs", DRAWN))
@@ -71,7 +71,7 @@ def test_linear_ranges_are_normal_with_a_quarter_of_the_range_and_truncated() ->
 
 
 def test_powers_of_two_lie_within_an_octave_or_two() -> None:
-    """The exponent is N(6, 1), rounded: 38 % are 64, 24 % each 32 and 128."""
+    """The exponent is N(6, 1), rounded: 38% are 64, 24% each 32 and 128."""
     sizes = Counter(column("batch_size", DRAWN))
     shares = {size: count / len(DRAWN) for size, count in sizes.items()}
     assert set(shares) <= {8, 16, 32, 64, 128, 256, 512}

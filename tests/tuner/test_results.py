@@ -63,7 +63,7 @@ def test_where_checkpoints_count_it_does_not_matter_how_a_trial_ended(status: St
     [
         checkpointed(value=9.0, status=Status.FAILED),
         pruned(rule="nonfinite", value=9.0, value_step=4),
-        checkpointed(value=9.0, value_step=0),  # the untrained policy
+        checkpointed(value=9.0, value_step=0),  # the SFT policy
         checkpointed(value=9.0, value_step=None),
     ],
 )

@@ -161,7 +161,7 @@ OF_THE_TABLE = {
     "completed": trial_row(kl=5.0),
     "pruned: KL": pruned(rule="kl_limit", kl=5.0, reading=20.0),
     "pruned: broken": pruned(rule="nonfinite", kl=5.0, reading=None),
-    "pruned: stood still": pruned(rule="nothing_learned", kl=0.001, reading=0.001),
+    "pruned: nothing learned": pruned(rule="nothing_learned", kl=0.001, reading=0.001),
     "pruned: other rules": pruned(rule="strategy", kl=5.0),
     "stopped by a person": trial_row(status=Status.STOPPED, kl=5.0, reason=PERSON),
     "failed": trial_row(status=Status.FAILED),

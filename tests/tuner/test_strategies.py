@@ -60,7 +60,7 @@ def next_of(made: FullRuns, trials: Sequence[TrialRow]) -> int | str | None:
 @pytest.mark.parametrize(
     ("batch", "share", "episodes"),
     [
-        (64, 0.1, 192),  # three iterations are 10 % to the episode
+        (64, 0.1, 192),  # three iterations are 10% to the episode
         (128, 0.1, 256),  # the first iteration's end after 192
         (32, 0.1, 192),
         (512, 0.1, 1024),  # never before two iterations
@@ -217,7 +217,7 @@ def test_staged_searches_control_then_rates_then_the_rest_each_fixed_from_the_be
     while len(found) < 13:
         add(found, value=0.1, end_kl=5.0)
     last = add(found)
-    assert last.params.keys() == {"num_ppo_epochs", "cliprange"}, "13 of 20 are 65 % of the budget"
+    assert last.params.keys() == {"num_ppo_epochs", "cliprange"}, "13 of 20 are 65% of the budget"
     assert {name: last.config[name] for name in ("kl_coef", "learning_rate", "batch_size")} == {
         name: found[5].config[name] for name in ("kl_coef", "learning_rate", "batch_size")
     }

@@ -115,7 +115,7 @@ def test_a_checkpoint_is_read_on_the_test_prompts_or_it_is_said_why_not(tmp_path
 
     assert read("tested") == Read(SplitReading(4, 10.0, 0.5, 4.0, 0.25))
     assert read("untested") == Read(None, f"the task {MODULE}:TASK has no test prompts")
-    assert read("factory") == Read(None, f"the trainer {MODULE}:factory reads no test prompts")
+    assert read("factory") == Read(None, f"the trainer {MODULE}:factory evaluates no test prompts")
 
 
 def test_a_trial_whose_checkpoints_find_no_room_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ class Command:
 
 GROUPS: Mapping[str, Mapping[str, Command]] = {
     "Search": {
-        "demo": Command("tune PPO on the built-in task reviews (a few minutes on two cores)", "run", "demo"),
+        "demo": Command("tune PPO on the built-in task reviews (about five minutes on two cores)", "run", "demo"),
         "run": Command("run the study of a TOML file, or resume it", "run", "run"),
         "confirm": Command(
             "run a study's best configurations again on fresh seeds, and say which to launch", "run", "confirm"
@@ -202,7 +202,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     parser = _Overview(
         prog=PROG,
         allow_abbrev=False,
-        description="Find the PPO configuration that learns most within a KL budget, and see why the others failed.",
+        description="Find the PPO configuration with the highest reward within a KL budget, and see why others failed.",
         epilog=f"{PROG} COMMAND --help says more. Start with: {PROG} demo",
     )
     parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
@@ -230,7 +230,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     commands["completion"].add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     commands["dashboard"].add_argument("--port", type=port, help="port on 127.0.0.1 (default: 8501, or the next free)")
-    commands["dashboard"].add_argument("--read-only", action="store_true", help="show, and place no orders")
+    commands["dashboard"].add_argument("--read-only", action="store_true", help="view only: all actions are disabled")
     commands["dashboard"].add_argument("--open", action="store_true", help="open it in the browser")
     for name in (
         *READING,
@@ -255,7 +255,7 @@ def _add_run_flags(parser: Parser) -> None:
 
 def _add_confirm_arguments(parser: Parser) -> None:
     parser.epilog = (
-        "Each run's checkpoint is chosen on the eval prompts, as in the search, and read once on the test prompts. "
+        "Each run's checkpoint is chosen on the eval prompts, as in the search, and evaluated once on the test ones. "
         "Run it again to resume it; a larger --top or --seeds adds runs."
     )
     parser.add_argument("study", metavar="STUDY", help="a finished study's name")
@@ -288,7 +288,7 @@ def _add_worker_flags(parser: Parser) -> None:
     )
     parser.add_argument("--workers", metavar="K", type=positive_int, help="trials at the same time")
     parser.add_argument(
-        "--gpus", metavar="LIST", type=gpus, help="GPUs such as 0,1: one worker each, by CUDA_VISIBLE_DEVICES"
+        "--gpus", metavar="LIST", type=gpus, help="GPUs such as 0,1: one worker per GPU (sets CUDA_VISIBLE_DEVICES)"
     )
     parser.add_argument(
         "--trials-per-gpu",
@@ -305,7 +305,9 @@ def _add_worker_flags(parser: Parser) -> None:
         help=f"{LOCAL} (default): processes on this machine; {RAY}: the cluster of RAY_ADDRESS, or one started here; "
         f"{RAY_CLIENT}HOST:10001: that cluster",
     )
-    parser.add_argument("--max-disk", metavar="SIZE", type=size, help="most that its checkpoints take, such as 20GB")
+    parser.add_argument(
+        "--max-disk", metavar="SIZE", type=size, help="maximum disk space for checkpoints, such as 20GB"
+    )
     parser.add_argument(
         "--checkpoints", metavar="URL", help="a second place for checkpoints: file://, s3://, gs://, ... (fsspec)"
     )
@@ -409,7 +411,9 @@ def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
     )
     export.add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number, for --to")
     what = export.add_mutually_exclusive_group(required=True)
-    what.add_argument("--format", metavar="FORMAT", choices=FORMATS, help=f"all of it: one of {', '.join(FORMATS)}")
+    what.add_argument(
+        "--format", metavar="FORMAT", choices=FORMATS, help=f"export the whole study as one of {', '.join(FORMATS)}"
+    )
     what.add_argument(
         "--to", metavar="TRAINER", type=trainer, help=f"one configuration to launch: one of {', '.join(TRAINERS)}"
     )
@@ -424,7 +428,7 @@ def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
     export.add_argument(
         "--follow",
         action="store_true",
-        help="for optuna: continue an earlier export, and add what is new until the study ends or Ctrl-C",
+        help="for optuna: continue an earlier export, and keep adding new trials until the study ends or Ctrl-C",
     )
     copy = commands["copy"]
     copy.epilog = "Its checkpoints stay where they are; the command says what that means for resuming the copy."

@@ -132,7 +132,7 @@ def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, k
 def _end_lines(store: Store, view: StudyView, trial: TrialRow, answer: Answer, where: str) -> list[str]:
     """Return whether the configuration itself ends within the budget or only the checkpoint is within it, in lines."""
     end = end_of(store, trial, view.spec)
-    kl = "at a KL that could not be read" if end.kl is None else f"at {_estimate(end.kl)}"
+    kl = "at an unknown KL" if end.kl is None else f"at {_estimate(end.kl)}"
     if not end.is_whole:
         how = {"paused": "paused by the strategy" if trial.is_resting else "paused by a person"}
         status = how.get(trial.shown_status, trial.shown_status)
@@ -149,9 +149,9 @@ def _end_lines(store: Store, view: StudyView, trial: TrialRow, answer: Answer, w
 def _test_line(store: Store, view: StudyView, trial: TrialRow) -> str:
     test = on_test(store, view, trial)
     if isinstance(test, str):
-        return f"On the test prompts: not read ({output.plain(test)})."
+        return f"On the test prompts: not evaluated ({output.plain(test)})."
     reward, kl = output.plus_minus(test.reward, test.reward_se), output.plus_minus(test.kl, test.kl_se)
-    return f"On {test.prompts} test prompts: {reward} at {kl} {output.KL_UNIT} (read once, after the search)."
+    return f"On {test.prompts} test prompts: {reward} at {kl} {output.KL_UNIT} (evaluated once, after the search)."
 
 
 def _estimate(kl: Estimate) -> str:
@@ -193,7 +193,7 @@ def no_winner(view: StudyView, kl_budget: float, where: str) -> str:
     text = f'No trial of study "{view.row.name}" is within the KL budget of {output.short(kl_budget)} {output.KL_UNIT}'
     closest = closest_trial(view.trials, view.spec.objective)
     if closest is None:
-        of_best = "none of its trained checkpoints was read at so low a KL"
+        of_best = "no trained checkpoint has so low a KL"
         why = of_best if view.spec.objective == "best" else f"none of its {len(view.trials)} trials ran to its end"
         return f"{text}: {why}. {_advice_on_causes(view)}"
     accept = _command(["best", view.row.name, "--kl-budget", _above(closest.kl)], where)
@@ -291,7 +291,7 @@ def _next_commands(
         over = end_of(store, launch, view.spec).is_within is False
         is_confirmed = any(run.config.get("total_episodes") == episodes for run in view.confirming)
         why = "train it longer" if is_confirmed else "train it longer (not confirmed at that length)"
-        keep = "it leaves the KL budget, so keep best_model, the best within it" if over else ""
+        keep = "it ends over the KL budget, so use best_model, the best checkpoint within it" if over else ""
         commands.append((longer, f"{why}; {keep or 'it keeps the last model and the best within the KL budget'}"))
         half = view.spec.kl_budget / 2
         if best.kl is not None and best.kl > half:  # else the answer is the same

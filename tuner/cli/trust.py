@@ -52,11 +52,11 @@ def confirmation_table(found: Confirmation) -> Table:
         "over the reference",
         "end within budget",
     )
-    title = f"On fresh seeds, {found.total_episodes} episodes each, read on {found.prompts} test prompts"
+    title = f"On fresh seeds, {found.total_episodes} episodes each, evaluated on {found.prompts} test prompts"
     table = render.new_table(*columns, title=title, right=columns[1:])
     table.caption = (
-        "In brackets: 95 % over the seeds; of differences, 95 % for all of them together. Reward and KL are of each "
-        "run's best checkpoint; the last column counts the runs that also end within the KL budget."
+        "In brackets: 95% intervals over the seeds; those of differences hold for all at once. Reward and KL are of "
+        "each run's best checkpoint; the last column counts the runs that also end within the KL budget."
     )
     table.caption_justify = "left"
     for one in found.configurations:
@@ -73,11 +73,11 @@ def confirmation_lines(found: Confirmation) -> list[str]:
     lines = []
     if found.baseline is not None and found.baseline.reward is not None:
         before = plus_minus(found.baseline.reward, found.baseline.reward_se)
-        lines.append(f"The untrained policy reads {before} on the same prompts (± is one standard error over them).")
+        lines.append(f"The SFT policy scores {before} on the same prompts (± is one standard error over them).")
     if found.rank_correlation is not None:
         count = sum(one.reward is not None for one in found.configurations)
         lines.append(
-            f"The order of the search's values held with a rank correlation of {found.rank_correlation:.2f}, over "
+            f"Rank correlation of the search's values with these means: {found.rank_correlation:.2f}, over "
             f"{count} configurations."
         )
     return lines
@@ -87,8 +87,8 @@ def confirmation_lines(found: Confirmation) -> list[str]:
 
 
 HOW_TO_AUDIT = (
-    "To audit a tenth of a study's further trials, put audit = 0.1 at the top of its file (and a larger budget, if it "
-    f"is finished), then run: {PROG} run FILE.toml"
+    "To audit a tenth of the trials to come, set audit = 0.1 at the top of the study file (and raise the budget if the "
+    f"study is finished), then run: {PROG} run FILE.toml"
 )
 
 
@@ -113,7 +113,7 @@ def audit(args: argparse.Namespace) -> int:
 def audit_parts(found: Audit) -> list[Table | str]:
     """Return what audited trials tell: a table of verdicts by who spoke, and lines on the rest."""
     title = f"Verdicts on {counted(found.trials, 'audited trial')}"
-    columns = ("verdicts", "wrong", "share", "at most, 95 %")
+    columns = ("verdicts", "wrong", "share", "at most, 95%")
     table = render.new_table("by", *columns, title=title, right=columns)
     for count in counts(found.verdicts):
         share = f"{count.wrong / count.verdicts:.0%}"
@@ -218,14 +218,15 @@ def importance(args: argparse.Namespace) -> int:
 
 COLUMNS_OF_IMPORTANCE = (
     "share: this hyperparameter's part of the total importance.",
-    "likely: where the share falls in 80 % of bootstrap resamples of the trials, widened to contain the share itself. "
-    "Resampling adds noise, which pulls large shares down and small shares up: near 0 % and 100 % the interval lies "
+    "likely: where the share falls in 80% of bootstrap resamples of the trials, widened to contain the share itself. "
+    "Resampling adds noise, which pulls large shares down and small shares up: near 0% and 100% the interval lies "
     "mostly to one side. It shows how unstable the share is; it is not a confidence interval.",
-    "chance: how often shuffled outcomes, where nothing matters, score as high.",
+    "chance: how often shuffled outcomes, where nothing matters, score as high; at least 2%, as 40 are drawn and the "
+    "real outcome counts as one.",
 )
 """What the columns of `importance_table` are, one line each."""
 BAR = 20
-"""Characters of a share of 100 %."""
+"""Characters of a share of 100%."""
 
 
 def importance_table(found: Sequence[Importance], title: str) -> Table:

@@ -117,7 +117,7 @@ def _read_test(job: ReadTest) -> Read:
     trainer = _make_trainer(job, PPOConfig.from_dict(job.config), job.checkpoint)
     tested = getattr(trainer, "tested", None)
     if tested is None:
-        return Read(None, f"the trainer {job.trainer} reads no test prompts")
+        return Read(None, f"the trainer {job.trainer} evaluates no test prompts")
     reading = tested()
     return Read(None, f"the task {job.task} has no test prompts") if reading is None else Read(reading)
 

@@ -183,7 +183,7 @@ def _begin_log(job: Job) -> None:
         what = f"trial {job.number} {begins}"
     elif isinstance(job, ReadTest):
         path = trial_log.path_of(job.folder)
-        what = f"trial {job.number} is read at step {job.step} on the test prompts"
+        what = f"trial {job.number} is evaluated at step {job.step} on the test prompts"
     else:
         path, what = job.folder / trial_log.PREPARATION_NAME, f"preparing task {job.task}"
     with warnings.catch_warnings():

@@ -114,10 +114,10 @@ def _checkpoint(store: Store, view: StudyView, trial: TrialRow, config: PPOConfi
     if view.spec.objective == "end" or answer is None or answer.episode >= (whole if is_whole else trial.episodes):
         return
     if answer.episode == 0:
-        yield "That is the untrained policy: no checkpoint of the trial was better within the KL budget."
+        yield "That is the SFT policy: no checkpoint of the trial was better within the KL budget."
         return
     yield (
-        f"That was read after {answer.episode} of {whole} episodes (iteration {answer.episode // batch} of "
+        f"That was evaluated after {answer.episode} of {whole} episodes (iteration {answer.episode // batch} of "
         f"{config.num_iterations()}), before its end. The rates follow the whole length: keep the length, and save and "
         "stop there."
     )

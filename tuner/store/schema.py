@@ -151,7 +151,7 @@ readings = Table(
     Column("lengths", JSON, nullable=False),
 )
 
-# How a study's answer did on the test prompts: read once, after the search.
+# How a study's answer did on the test prompts: evaluated once, after the search.
 test_readings = Table(
     "ppo_test_readings",
     metadata,
