@@ -47,7 +47,7 @@ KL: Mapping[str, str] = {
 """The keys of the [kl] table."""
 SAMPLER: Mapping[str, str] = {
     "name": "one of the samplers, or `module:callable`: called with `seed`, it returns an Optuna sampler",
-    "startup_trials": "trials with a value or rung score that the sampler waits for, per kind of β control; 4 unless set",
+    "startup_trials": "trials with a value or rung score that the sampler waits for, per kind of β control (default 4)",
 }
 """The keys of the [sampler] table."""
 
