@@ -25,7 +25,7 @@ def test_under_ten_trials_importance_is_refused_and_the_rest_is_drawn(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = page("compare", built, monkeypatch, tab=TAB)
-    assert [text for text in shown.infos(app) if text.endswith("importance needs 10, so 1 more are needed.")]
+    assert [text for text in shown.infos(app) if text.endswith("importance needs 10, so 1 more is needed.")]
     assert len(app.get("plotly_chart")) == 4  # two slices, parallel coordinates, a contour
     assert "Different settings" not in shown.subheaders(app)
 
