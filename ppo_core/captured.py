@@ -10,8 +10,10 @@ trying it, and everything else is decoded step by step.
     a step   ->  mask[:, place] = 0, the model, place += 1: captured once per number of rows, then replayed
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -20,8 +22,10 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ppo_core.decoding import ReservedLayer, reserved_cache, step_logits
-from ppo_core.memory import gpu_limit
+from ppo_core.memory import gpu_limit, is_out_of_memory
 from ppo_core.networks import sharing_weights
+
+logger = logging.getLogger(__name__)
 
 LOOKS_EVERY = 8
 """Steps between two checks for rows that have ended. A check waits for the device; a late one costs little."""
@@ -43,7 +47,7 @@ class CapturedDecoding:
 
     def __init__(self, model: PreTrainedModel, *, captures: bool = True) -> None:
         self._model = model
-        self._captures = captures
+        self._captures = self._may_capture = captures
         self.looks_every = LOOKS_EVERY if captures else 1
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._is_first = True
@@ -97,13 +101,25 @@ class CapturedDecoding:
             return found
         self._ids[:rows].copy_(ids)
         self._positions[:rows].copy_(positions)
-        if not self._captures:
+        if rows not in self._graphs and not self._has_captured(rows):
             return self._step(rows)
-        if rows not in self._graphs:
-            self._graphs[rows] = self._capture(rows)
         graph, logits = self._graphs[rows]
         graph.replay()
         return logits
+
+    def _has_captured(self, rows: int) -> bool:
+        """Capture a step of so many rows; return False where that cannot be done, and is not tried again."""
+        if not self._may_capture:
+            return False
+        try:
+            self._graphs[rows] = self._capture(rows)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            self._may_capture = False
+            reason = str(error).partition("\n")[0]
+            logger.warning("decodes without captured graphs, because a step cannot be captured: %s", reason)
+        return self._may_capture
 
     def _step(self, rows: int) -> Tensor:
         self._mask.index_fill_(3, self._place, 0.0)
@@ -114,18 +130,25 @@ class CapturedDecoding:
         self._place.add_(1)
         return found
 
+    @cached_property
+    def _side(self) -> torch.cuda.Stream:
+        """One for all captures: cuBLAS keeps a workspace for each stream that it has seen."""
+        return torch.cuda.Stream()
+
     def _capture(self, rows: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        place = self._place.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        place, current = self._place.clone(), torch.cuda.current_stream()
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
             for _ in range(2):  # libraries set up their workspaces; what is written stands at the step's own place
                 self._step(rows)
                 self._place.copy_(place)
-        torch.cuda.current_stream().wait_stream(side)
+        current.wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = self._step(rows)
+        try:
+            with torch.cuda.graph(graph, stream=self._side):
+                logits = self._step(rows)
+        finally:
+            torch.cuda.set_stream(current)  # a capture that fails leaves its own
         return graph, logits  # capturing ran nothing: the place is still the step's
 
     def keep(self, rows: Tensor) -> None:

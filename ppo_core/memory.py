@@ -57,8 +57,8 @@ class ChunkRows:
             fitted, cause = True, None
             try:
                 result = attempt(rows)
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not (self._may_halve and _is_out_of_memory(error)):
+            except RuntimeError as error:
+                if not (self._may_halve and is_out_of_memory(error)):
                     raise
                 # With rows left to halve the error is dropped: its traceback would keep the failed pass's tensors.
                 fitted, cause = False, error if rows == 1 else None
@@ -75,8 +75,20 @@ class ChunkRows:
             logger.warning("memory ran out in %s: from now on %d rows at a time", self.work, self.rows)
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate" in str(error)
+_SAYS_NO_MEMORY = (
+    "DefaultCPUAllocator: can't allocate",
+    "CUDA error: out of memory",  # a graph, a kernel's module or a context, which torch's allocator does not hold
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether memory ran out, or what was raised came of that: a graph's capture fails in its own way then."""
+    if error is None:
+        return False
+    says_so = isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _SAYS_NO_MEMORY)
+    return says_so or is_out_of_memory(error.__context__)
 
 
 def free() -> None:
@@ -88,6 +100,8 @@ def free() -> None:
 
 LOGITS_SHARE = 0.25
 """Of a GPU's free memory: what logits may take, beside the activations of the same pass."""
+MOST_LOGITS = 2**28
+"""Larger pieces gain nothing more, and would have a peak say how much was free, not what a run needs."""
 BYTES_A_LOGIT = 24
 """Six float32 numbers: two distributions, and what their KL and entropy are computed from."""
 
@@ -98,7 +112,8 @@ def room_for_logits(device: torch.device) -> int:
         return 0
     reserved = torch.cuda.memory_reserved(device)
     more = min(torch.cuda.mem_get_info(device)[0], gpu_limit(device) - reserved)
-    return int(LOGITS_SHARE * (more + reserved - torch.cuda.memory_allocated(device))) // BYTES_A_LOGIT
+    free = more + reserved - torch.cuda.memory_allocated(device)
+    return min(int(LOGITS_SHARE * free) // BYTES_A_LOGIT, MOST_LOGITS)
 
 
 def gpu_limit(device: torch.device) -> int:

@@ -2,6 +2,8 @@
 
 import functools
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -17,7 +19,7 @@ from ppo_core.generation import TokenTexts
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.networks import computes_in_bf16, load_pretrained, prepare_layers, quiet_loading
 from ppo_core.policy import LanguageHead, response_states
-from ppo_core.probing import decide_decoding
+from ppo_core.probing import decide_decoding, unit_of
 from ppo_core.prompts import prompt_lengths
 from ppo_core.report import StepReport, require_device
 from ppo_core.rewards.batch import one_line
@@ -65,7 +67,10 @@ def resolve_device(device: str) -> torch.device:
         process_group.require_own_gpu()
     found = torch.device(Accelerator(cpu=on_cpu).device)
     if found.type == "cuda":
+        found = torch.device("cuda", torch.cuda.current_device())  # torch refuses to tell a share of one without index
         torch.set_float32_matmul_precision("high")  # TF32 in what is left of float32 products: reward models
+        # It plans attention anew for every shape, and here nearly every pass has a width of its own.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if _has_float64(found):
         return found
     logger.warning("running on the CPU: the sampler needs float64, which the device %s does not have", found)
@@ -168,10 +173,23 @@ def freeze_policy(model: PreTrainedModel, device: torch.device, held: FrozenPoli
     nn.Module.to(model, device)
     model.eval().requires_grad_(False)
     prepare_layers(model)
-    _require_known_head(model, which)
-    decide_decoding(model, which)
+    with _as_it_computes(held, device):
+        _require_known_head(model, which)
+        decide_decoding(model, which)
     if held.weights == "bf16_products":
         cast_products(model)
+
+
+@contextmanager
+def _as_it_computes(held: FrozenPolicy, device: torch.device) -> Iterator[None]:
+    """Compute in bfloat16 where passes do; else in float32 throughout, since TF32 differs with the number of rows."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device.type, torch.bfloat16, enabled=held.weights == "bf16_products"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 @torch.no_grad()
@@ -188,6 +206,6 @@ def _require_known_head(model: PreTrainedModel, which: str) -> None:
     except Exception as error:  # an architecture of another build fails in its own way
         raise TaskError(f"{name} cannot be used: its head and trunk cannot be separated: {one_line(error)}") from error
     # The model may round after every operation on its logits (scale, divide, tanh, multiply), we compute in float32.
-    tolerance = max(3 * torch.finfo(model.dtype).eps, 1e-4)
+    tolerance = max(3 * unit_of(model), 1e-4)
     if not float((whole - apart).abs().max()) <= tolerance * float(whole.abs().max()):  # NaN is refused, too
         raise TaskError(f"{name} changes its logits after the head in a way not known here")

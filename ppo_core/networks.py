@@ -283,7 +283,7 @@ def _critic_source(
 
 
 def _load_critic(path: str, config: PPOConfig, device: torch.device) -> PreTrainedModel:
-    computed = torch.bfloat16 if config.bf16 else torch.float32
+    computed = torch.bfloat16 if computes_in_bf16(config, device) else torch.float32
     options = quantized.in_4_bits(device, computed) if config.load_in_4bit else {}
     try:
         with quiet_loading():

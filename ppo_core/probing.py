@@ -102,7 +102,7 @@ def _rounded_otherwise(model: PreTrainedModel) -> Iterator[None]:
     is close.
     """
     generator = torch.Generator().manual_seed(0)
-    unit = torch.finfo(model.dtype).eps
+    unit = unit_of(model)
 
     def move(module: nn.Module, args: Any, output: Any) -> Any:
         if not isinstance(output, Tensor) or not output.is_floating_point():
@@ -117,6 +117,12 @@ def _rounded_otherwise(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def unit_of(model: PreTrainedModel) -> float:
+    """Return one unit in the last place of what the model computes with, in which autocast may replace its own."""
+    device = model.device.type
+    return torch.finfo(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype).eps
 
 
 def _each_alone(model: PreTrainedModel, sequences: Sequences) -> Tensor:

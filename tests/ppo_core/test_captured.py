@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ppo_core.captured import CapturedDecoding, CastWeights
 from ppo_core.decoding import IS_FIXED
+from ppo_core.errors import OutOfMemory
 from ppo_core.generation import Request, Rollouts, SamplingSettings, TransformersGenerator, generate
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import ChunkRows
@@ -67,6 +68,37 @@ def test_batch_after_batch_in_the_same_buffers_samples_the_same_tokens(
         assert torch.equal(ours.sequences.attention_mask, plain.sequences.attention_mask)
         assert (ours.sampler_logprobs - plain.sampler_logprobs).abs().max() < 1e-4
         assert torch.equal(ours.ended, plain.ended)
+
+
+def test_a_step_that_cannot_be_captured_is_run_without_a_graph(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: CapturedDecoding, rows: int) -> None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(CapturedDecoding, "_capture", fail)
+    models = family("llama", tmp_path, tiny_folder)
+    fixed = CapturedDecoding(models.reference)
+    for seed in (0, 1):
+        ours, plain = sampled(models, fixed, 16, seed), sampled(models, None, 16, seed)
+        assert torch.equal(ours.sequences.ids, plain.sequences.ids)
+    [said] = caplog.messages
+    assert said.endswith("cannot be captured: CUDA error: operation not permitted when stream is capturing")
+
+
+def test_a_capture_without_memory_is_not_hidden(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: CapturedDecoding, rows: int) -> None:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(CapturedDecoding, "_capture", fail)
+    models = family("llama", tmp_path, tiny_folder)
+    with pytest.raises(OutOfMemory, match="out of memory in generation with one row at a time"):
+        ChunkRows("generation", 4).run(lambda rows: sampled(models, CapturedDecoding(models.reference), 16, 0))
 
 
 def test_rows_leave_by_halves(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from ppo_core.captured import CapturedDecoding
 from ppo_core.decoding import IS_FIXED
 from ppo_core.generation import Rollouts, SamplingSettings, TransformersGenerator, generate
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.memory import ChunkRows, free
-from ppo_core.models import FrozenPolicy, TaskModels, load_policy
+from ppo_core.memory import ChunkRows, free, room, room_for_logits
+from ppo_core.models import FrozenPolicy, TaskModels, load_policy, resolve_device
 from ppo_core.policy import LanguageHead, compare, response_states
 from ppo_core.report import StepReport
 from ppo_core.testing import check_generator
@@ -43,6 +43,12 @@ FLOAT32_TOLERANCE = 2e-3
 """Nats a token between float32 on the CPU and on a GPU, whose products may round to TF32."""
 BF16_KL = 0.02
 """Nats a token: KL between a small random policy in float32 and in bfloat16."""
+
+
+def test_the_device_that_is_found_has_room() -> None:
+    device = resolve_device("auto")
+    assert device.index is not None
+    assert 0 < room(device).free <= room(device).total and room_for_logits(device) > 0
 
 
 @pytest.fixture(autouse=True)
@@ -130,11 +136,10 @@ def test_bfloat16_is_near_float32(weights: str, tmp_path: Path, tiny_folder: Pat
     rounded = on_gpu(exact, FrozenPolicy(weights), folder)  # type: ignore[arg-type]
     sequences = sampled(exact, None, 12, 0).sequences
     heads = [(LanguageHead.of(models.reference), models.reference) for models in (exact, rounded)]
+    plain = response_states(heads[0][1], sequences)
     with torch.autocast("cuda", torch.bfloat16):
         states = response_states(heads[1][1], sequences)
-        compared = compare(
-            (heads[0][0], response_states(heads[0][1], sequences)), (heads[1][0], states), sequences, 1.0
-        )
+        compared = compare((heads[0][0], plain), (heads[1][0], states), sequences, 1.0)
     assert compared.kl_exact.mean() < BF16_KL
 
 

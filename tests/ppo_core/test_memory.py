@@ -126,6 +126,23 @@ def test_not_even_one_row_is_an_error_of_one_line(models: TaskModels, work: str)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    ],
+)
+def test_memory_that_runs_out_beside_torchs_allocator_halves_the_rows_too(message: str) -> None:
+    def attempt(rows: int) -> int:
+        if rows > 5:
+            raise RuntimeError(message)
+        return rows
+
+    assert ChunkRows("scoring", 64).run(attempt, most=20) == 5
+
+
 def test_other_errors_pass_and_the_cpus_own_is_known() -> None:
     def fail(message: str, over: int) -> Any:
         def attempt(rows: int) -> int:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -327,6 +328,25 @@ def test_a_reference_in_bfloat16_begins_with_the_policys_numbers(
     ids = torch.arange(3, 11).view(1, 8)
     with torch.no_grad():
         torch.testing.assert_close(saved(input_ids=ids).logits, policy(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize(("weights", "is_on"), [("float32", False), ("bf16_products", True)])
+def test_a_policy_is_tried_in_the_precision_of_its_passes(
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    weights: Literal["float32", "bf16_products"],
+    is_on: bool,
+) -> None:
+    seen: list[tuple[bool, str]] = []
+    monkeypatch.setattr(
+        "ppo_core.models.decide_decoding",
+        lambda model, which: seen.append((torch.is_autocast_enabled("cpu"), torch.get_float32_matmul_precision())),
+    )
+    folder = save_family("llama", True, tmp_path / "model", tiny_folder)
+    before = torch.get_float32_matmul_precision()
+    load_models(folder, tiny_folder, held=FrozenPolicy(weights))
+    assert seen == [(is_on, "highest")] and torch.get_float32_matmul_precision() == before
 
 
 def test_bf16_is_on_where_a_gpu_computes_in_it(models: TaskModels, monkeypatch: pytest.MonkeyPatch) -> None:

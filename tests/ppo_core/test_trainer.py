@@ -197,6 +197,17 @@ def test_a_device_without_float64_is_left_for_the_cpu(
     assert resolve_device("auto") == torch.device("meta")
 
 
+def test_a_gpu_is_named_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelerate.Accelerator.device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr("ppo_core.models._has_float64", lambda device: True)
+    switched: list[object] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", switched.append)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", switched.append)
+    assert resolve_device("auto") == torch.device("cuda", 3)
+    assert switched == ["high", False]
+
+
 def test_devices() -> None:
     assert resolve_device("cpu") == torch.device("cpu")
     with pytest.raises(ConfigError, match="device = 'gpu' is not allowed; expected auto or cpu"):

@@ -277,6 +277,20 @@ def test_workers_that_share_gpus_are_spread_evenly_under_one_mps(
     assert said.read_text().splitlines() == [f"-d {folder}", f"quit {folder}"] and not Path(folder).exists()
 
 
+def test_mps_under_which_no_gpu_is_seen_is_ended_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon, said = tmp_path / "nvidia-cuda-mps-control", tmp_path / "mps.txt"
+    daemon.write_text(f'#!/bin/sh\n[ "$1" = -d ] || read -r word\necho "$1$word" >> {said}\n')
+    daemon.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    sees = "import os, sys; sys.exit('CUDA_MPS_PIPE_DIRECTORY' in os.environ)"
+    monkeypatch.setattr(gpu, "_SEES_A_GPU", sees)
+    assert not gpu.Mps().variables
+    assert "no GPU is seen under it" in caplog.text and said.read_text().splitlines() == ["-d", "quit"]
+
+
 def test_a_gpu_is_shared_evenly_beside_the_contexts_of_its_workers() -> None:
     gib = 2**30
     assert gpu.memory_share(16 * gib, 4) == pytest.approx(3.5 / 16)

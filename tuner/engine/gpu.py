@@ -6,6 +6,7 @@ and no more, so that a trial that grows does not take its neighbours' room. A CU
 reports it to the others on that GPU, too, and what it ends resumes from its checkpoint like any trial that failed.
 """
 
+import logging
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from ppo_core.errors import ConfigError
 from tuner.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE
 
 _SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+_log = logging.getLogger(__name__)
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 _QUIT_SECONDS = 10.0
 
@@ -41,6 +43,11 @@ def unseen_gpus(gpus: Sequence[str]) -> list[str]:
         for gpu in gpus
     }
     return [gpu for gpu, process in asked.items() if process.wait() != 0]
+
+
+def _sees_a_gpu(environment: Mapping[str, str]) -> bool:
+    asked = subprocess.run([sys.executable, "-c", _SEES_A_GPU], env=environment, stderr=subprocess.DEVNULL)
+    return asked.returncode == 0
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -77,6 +84,10 @@ class Mps:
             env=os.environ | self.variables,
             start_new_session=True,
         )
+        if not _sees_a_gpu(os.environ | self.variables) and _sees_a_gpu(os.environ):
+            _log.warning("MPS starts here, but no GPU is seen under it: workers take turns on each GPU instead")
+            self.close()
+            self.variables = {}
 
     def close(self) -> None:
         """End the daemon that this one started; its clients are to have ended."""
