@@ -19,9 +19,10 @@ from ppo_core.errors import ConfigError
 from tuner.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE
 
 _SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-_log = logging.getLogger(__name__)
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 _QUIT_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
 
 
 def require_gpus(gpus: Sequence[str]) -> None:
