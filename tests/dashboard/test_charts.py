@@ -183,9 +183,9 @@ def test_a_targets_name_stands_at_the_other_end_than_the_budgets() -> None:
 
 def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
     frame = pd.concat([steps(0, [0, 50, 1]), steps(10, [0, 46, 64.3]), steps(2, [0, 25, 9])])
-    told = "2 trials leave the axis at 25 nats (highest 64.3, trial 10); a log KL axis shows all."
+    told = "2 trials exceed the axis at 25 nats (highest 64.3, trial 10); a log KL axis shows all."
     assert charts.over_the_axis(frame, KL, Drawing(), LEVELS) == told
-    first = "1 trial leaves the axis at 25 nats (highest 50.0, trial 0); a log KL axis shows all."
+    first = "1 trial exceeds the axis at 25 nats (highest 50.0, trial 0); a log KL axis shows all."
     assert charts.over_the_axis(frame[frame["trial"] != 10], KL, Drawing(), LEVELS) == first
     assert charts.over_the_axis(frame[frame["trial"] == 2], KL, Drawing(), LEVELS) == ""
     assert charts.over_the_axis(frame, KL, Drawing(log_kl=True), LEVELS) == ""

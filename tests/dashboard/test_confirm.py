@@ -51,8 +51,8 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
     table = app.dataframe[0].value
     assert table["configuration"].tolist()[0] == f"trial {found.best.trial.number}"
     assert table["seeds"].tolist() == [3, 3, 3] and len(table) == 3
-    assert table["reward over the reference's"].tolist().count("–") == 1, "of the reference itself"
-    assert table["best reward over this one"].tolist()[0] == "–", "of the best itself"
+    assert table["reward over the reference"].tolist().count("–") == 1, "of the reference itself"
+    assert table["best over this one"].tolist()[0] == "–", "of the best itself"
     assert set(table["ends within budget"]) <= {"0 of 3", "1 of 3", "2 of 3", "3 of 3"}
     assert len(app.get("plotly_chart")) == 1
     assert "evaluated once on 64 test prompts" in (app.subheader[0].help or "")

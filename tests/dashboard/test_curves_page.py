@@ -81,7 +81,7 @@ def test_the_incident_is_of_the_latest_pruned_trial_that_has_an_answer(tmp_path:
 def test_trials_over_the_axis_are_told_below_it(tmp_path: Path, curves: Page) -> None:
     course = Course(1e-4, 0.05, 2000.0, Status.PRUNED, blow_up=1)
     app = run(page_of(tmp_path / "store.db", curves, (course,)))
-    assert any("1 trial leaves the axis at 25 nats" in caption.value for caption in app.caption)
+    assert any("1 trial exceeds the axis at 25 nats" in caption.value for caption in app.caption)
 
 
 def test_health_is_that_of_the_trials_in_colour(built: Path, curves: Page) -> None:

@@ -136,7 +136,7 @@ def test_a_task_of_a_form_is_built_in_known_or_below_the_servers_folder(folder: 
     assert launching.allowed_task("task.py", []) == str(folder / "task.py")
     for task, told in (
         ("os:system", "write a study file"),
-        ("../task.py", "only paths below"),
+        ("../task.py", "expected a path below"),
         ("reviws", "not found"),
     ):
         with pytest.raises(ConfigError, match=told):

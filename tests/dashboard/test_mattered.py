@@ -87,7 +87,7 @@ def test_the_audit_says_what_was_ended_what_it_saved_and_what_might_have_won(
     assert any(
         text.startswith(
             "The best trial within the KL budget is 7, with 1.718 (mean of its last two evaluations). Of the 3 that ended "
-            "early, 2 reached more, by the same mean or in one evaluation within the budget; 1 of them did so within the KL"
+            "early, 2 reached more (by the same mean, or in one evaluation within the budget): 1 within the KL budget of 10 "
         )
         for text in shown.texts(app)
     )

@@ -1,5 +1,6 @@
 """The report of a study as one HTML file: what it says, that nothing in it is live, and that it opens without a network."""
 
+import sqlite3
 import tomllib
 from collections.abc import Sequence
 from contextlib import closing
@@ -124,6 +125,8 @@ def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(t
         confirm(store, 7, [(8, 1.9, 6.0), (9, 2.0, 7.0), (10, 1.95, 6.5)])
         confirm(store, 0, [(8, 1.4, 4.0), (9, 1.5, 4.5), (10, 1.45, 4.2)])
         confirm(store, 7, [(8, 2.4, 8.0), (9, 2.5, 9.0), (10, 2.45, 8.5)], 9_600, over=9)
+        with closing(sqlite3.connect(tmp_path / "s.db")) as connection, connection:  # values are of checkpoints
+            connection.execute("UPDATE ppo_studies SET spec = json_set(spec, '$.objective', 'best')")
         text = read(store).text
     recommended = text.split("Confirmed on fresh seeds")[0]
     assert "not confirmed" not in recommended and "To confirm it first" not in recommended

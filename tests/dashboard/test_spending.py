@@ -49,7 +49,7 @@ def test_every_second_is_told_once_with_what_it_went_into() -> None:
         ("finished trials", 1, 98),
         ("trials paused at a rung", 2, 20),
         ("pruned trials", 1, 50),
-        ("trials beside the search", 1, 12),
+        ("trials outside the search", 1, 12),
         ("evaluations of all trials", None, 20),
     ], "a fork's copied steps cost it nothing"
     assert [one.lengths for one in found] == [1.0, pytest.approx(0.2), 0.5, 0.25, None]

@@ -264,7 +264,7 @@ def test_where_the_end_is_over_the_budget_it_is_told_how_to_launch_it(store: Sto
     (longer,) = [
         why for words, why in report._next_commands(store, view, over, over, "x.db") if "--total_episodes" in words
     ]
-    assert "it leaves the KL budget, so keep best_model" in longer
+    assert "it ends over the KL budget, so use best_model" in longer
 
 
 def test_what_to_run_next_is_about_the_trial_that_a_confirmation_launches(store: Store, view: StudyView) -> None:

@@ -121,7 +121,7 @@ def test_the_file_decides_nothing_by_its_order() -> None:
         ({"name": None}, "name is missing"),
         ({"name": "a/b"}, "name = 'a/b' is not allowed | letters, digits"),
         ({"task": "review"}, 'task: unknown task "review" | "reviews"?'),
-        ({"task": 3}, "task = 3 is not allowed | a text in quotes"),
+        ({"task": 3}, "task = 3 is not allowed | a string in quotes"),
         ({"trials": True}, "trials = True is not allowed | a whole number of at least 1"),
         ({"device": 1}, "device = 1 is not allowed | auto or cpu"),
         ({"fixed": 1}, "fixed = 1 is not allowed | a table"),
