@@ -151,7 +151,7 @@ def _test_line(store: Store, view: StudyView, trial: TrialRow) -> str:
     if isinstance(test, str):
         return f"On the test prompts: not evaluated ({output.plain(test)})."
     reward, kl = output.plus_minus(test.reward, test.reward_se), output.plus_minus(test.kl, test.kl_se)
-    return f"On {test.prompts} test prompts: {reward} at {kl} {output.KL_UNIT} (evaluated once, after the search)."
+    return f"On {test.prompts} test prompts: {reward} at {kl} {output.KL_UNIT} (once, after the search)."
 
 
 def _estimate(kl: Estimate) -> str:
