@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,25 @@ def test_a_study_that_fails_leaves_the_other_counts(tmp_path: Path, monkeypatch:
         "a study with a guard stop: ended with status 1: error: no room",
         "2 trials of tiny, 1 at a time: trial 0: CUDA error",
     ]
+
+
+def test_the_store_and_the_checkpoints_go_with_their_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(limit: float, command: list[str], folder: Path, environment: object) -> tuple[int, str]:
+        (folder / "runs" / "sharing-8" / "0" / "step-000012").mkdir(parents=True)
+        return 1, "one\nerror: no room\n"
+
+    monkeypatch.setattr(gpu, "run_limited", fake)
+    with pytest.raises(Failed, match=r"^ended with status 1: error: no room$"):
+        gpu._run_study(60, tmp_path, "sharing-8", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["sharing-8.toml"]
+
+
+def test_trials_that_share_a_gpu_hardly_save() -> None:
+    study = tomllib.loads(gpu.sharing_text("sharing-8", Path("task.toml"), 8, 64, gpu.SHARING_ITERATIONS))
+    assert study["fixed"]["eval_every_episodes"] == study["fixed"]["total_episodes"], "each evaluation saves"
+    assert study["fixed"]["use_peft"], "a checkpoint of all weights of 0.1B is 1.5 GB"
+    assert study["workers"]["checkpoint_seconds"] > gpu.PART_SECONDS
+    assert study["audit"] == 1, "the guard makes no trial shorter"
 
 
 def test_what_ran_before_a_cell_is_not_in_its_peak(monkeypatch: pytest.MonkeyPatch) -> None:
