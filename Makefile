@@ -60,11 +60,12 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/ppo_iteration.py
 
 # What needs a GPU, under a plain python3 with torch, transformers, peft and pytest: no virtual environment, no registry.
-# PART is check, speed, trl or study; WHEELS names a folder with the packages that are missing.
+# PART is check, speed, trl or study; WHEELS names a folder with the packages that are missing, RESULTS one to write to.
 PART ?= check
+RESULTS ?= benchmarks/results
 gpu:
 	$(if $(WHEELS),$(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu $(WHEELS)/*.whl)
-	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu $(PYTHON) benchmarks/gpu.py $(PART)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/gpu $(PYTHON) benchmarks/gpu.py $(PART) --results $(RESULTS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage

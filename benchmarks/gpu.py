@@ -5,17 +5,20 @@
     make gpu PART=trl WHEELS=dir    # TRL 1.12.0 on two cells, in the same run as ours
     make gpu PART=study WHEELS=dir  # a study with a guard stop, and several trials on one GPU
 
-Each part takes less than nine minutes, prints a table, and writes benchmarks/results/<gpu>-<part>.md and .json. It runs
-under any python3 with torch, transformers, peft, accelerate and pytest; `trl` also needs TRL and datasets, `study`
-Optuna and SQLAlchemy. `--rehearse` runs the same code on tiny shapes on the CPU.
+Each part takes less than nine minutes, prints a table, and writes benchmarks/results/<gpu>-<part>.md and .json (RESULTS
+names another folder), anew after each cell. What fails is named there, and the rest still runs; the exit status is
+then 1. It runs under any python3 with torch, transformers, peft, accelerate and pytest; docs/gpu.md names the wheels
+that `trl` and `study` need. `--rehearse` runs the same code on tiny shapes on the CPU.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,12 +31,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.cells import Cell, Measured, Rates, device_rates, measure, rehearsed, table
+from support.cells import Cell, Measured, Rates, device_rates, measure, rehearsed
+from support.limited import Failed, in_own_process, run_limited
+from support.part_results import Results
 from support.real_task import save_task
+from support.trl_cells import measure_trl
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "optuna", "trl")
+
+PART_SECONDS = 500.0
+"""A part ends within them, with what it has."""
+TEST_SECONDS = 330.0
+CELL_SECONDS = 150.0
+GUARD_SECONDS = 200.0
+"""The longest that the tests, one cell, and the study with the guard stop may take of these."""
 
 CHECK = (Cell("qwen2-0.5b", lora=True),)
 SPEED = (
@@ -55,99 +68,106 @@ class Setting:
 
     device: torch.device
     rehearses: bool
-    lines: list[str]
-    data: dict[str, Any]
-
-    def say(self, line: str) -> None:
-        """Print a line, and keep it for the file."""
-        print(line, flush=True)
-        self.lines.append(line)
+    results: Results
 
     def cells(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells as they are run here."""
         return [rehearsed(cell) for cell in cells] if self.rehearses else list(cells)
 
+    def limit(self, most: float = math.inf) -> float:
+        """Return how many seconds the next piece may take; Failed where the part's are over."""
+        left = PART_SECONDS - self.results.seconds
+        if left <= 0:
+            raise Failed(f"not run: the part's {PART_SECONDS:.0f} s are over")
+        return min(left, most)
 
-def check(setting: Setting) -> bool:
+
+def check(setting: Setting) -> None:
     """Run the tests that need a GPU, and one cell."""
-    arguments = ["-p", "no:cacheprovider", "tests/ppo_core/test_gpu.py"]
-    if setting.rehearses:
-        torch.set_num_threads(1)
-    ended = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, capture_output=True, text=True)
-    setting.say(f"tests marked gpu: {ended.stdout.strip().splitlines()[-1] if ended.stdout.strip() else ended.stderr}")
-    setting.data["tests"] = ended.stdout.strip().splitlines()[-1:]
-    if ended.returncode:
-        setting.say(ended.stdout)
+    with setting.results.attempt("tests marked gpu"):
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-vv", "tests/ppo_core/test_gpu.py"]
+        status, output = run_limited(setting.limit(TEST_SECONDS), command, ROOT, os.environ)
+        last = output.strip().splitlines()[-1:]
+        setting.results.say(f"tests marked gpu: {' '.join(last)}", tests=last)
+        if status != 0:
+            setting.results.say(output)
+            raise Failed(_status(status))
     _measure(setting, CHECK, _rates(setting))
-    return ended.returncode == 0
 
 
-def speed(setting: Setting) -> bool:
-    """Measure every cell; one that fails is named, and the others still run."""
-    return _measure(setting, SPEED, _rates(setting))
+def speed(setting: Setting) -> None:
+    """Measure every cell."""
+    _measure(setting, SPEED, _rates(setting))
 
 
 def _rates(setting: Setting) -> Rates:
-    rates = device_rates(setting.device, 64 if setting.rehearses else None, repeats=2 if setting.rehearses else 10)
-    setting.say(f"{rates.flops / 1e12:.1f} TFLOP/s in a large product, {rates.bytes / 1e9:.0f} GB/s in a large copy")
-    setting.data["rates"] = {"flops": rates.flops, "bytes": rates.bytes}
+    rates = Rates(math.nan, math.nan)
+    with setting.results.attempt("rates of the device"):
+        size, repeats = (64, 2) if setting.rehearses else (None, 10)
+        rates = in_own_process(setting.limit(CELL_SECONDS), device_rates, setting.device, size, repeats)
+        setting.results.say(
+            f"{rates.flops / 1e12:.1f} TFLOP/s in a large product, {rates.bytes / 1e9:.0f} GB/s in a large copy",
+            rates={"flops": rates.flops, "bytes": rates.bytes},
+        )
     return rates
 
 
-def _measure(setting: Setting, cells: Sequence[Cell], rates: Rates) -> bool:
-    found: list[Measured] = []
-    failed = False
+def _measure(setting: Setting, cells: Sequence[Cell], rates: Rates) -> None:
     for cell in setting.cells(cells):
-        begin = time.monotonic()
-        try:
-            found.append(measure(cell, setting.device, rates, iterations=1 if setting.rehearses else 3))
-        except Exception as error:  # another size may well run
-            failed = True
-            setting.say(f"{cell.name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-        print(f"{cell.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-    setting.data["cells"] = [one.to_dict() for one in found]
-    setting.say(table(found))
-    return not failed
+        _measure_one(setting, measure, cell, rates, 3)
 
 
-def trl(setting: Setting) -> bool:
+def _measure_one(
+    setting: Setting, measured_by: Callable[..., Measured], cell: Cell, rates: Rates, iterations: int
+) -> list[Measured]:
+    """Return a cell's result; none where it failed."""
+    found: list[Measured] = []
+    with setting.results.attempt(f"{cell.name}{' of TRL' if measured_by is measure_trl else ''}"):
+        limit, iterations = setting.limit(CELL_SECONDS), 1 if setting.rehearses else iterations
+        found.append(in_own_process(limit, measured_by, cell, setting.device, rates, iterations=iterations))
+        setting.results.add(found[0])
+    return found
+
+
+def trl(setting: Setting) -> None:
     """Run TRL and ours on the same cells, one after the other, ours first and last."""
-    from support.trl_cells import measure_trl
-
-    rates, ratios, found = _rates(setting), {}, []
+    rates, ratios = _rates(setting), {}
     for cell in setting.cells(AGAINST_TRL):
-        ours = measure(cell, setting.device, rates, iterations=1 if setting.rehearses else 3)
-        theirs = measure_trl(cell, setting.device, rates, iterations=1 if setting.rehearses else 2)
-        again = measure(cell, setting.device, rates, iterations=1 if setting.rehearses else 3)
-        found += [ours, theirs, again]
-        ratios[cell.name] = (ours.tokens_per_second + again.tokens_per_second) / 2 / theirs.tokens_per_second
-    setting.say(table(found))
-    for name, ratio in ratios.items():
-        setting.say(f"{name}: ours {ratio:.2f} times TRL's tokens a second")
-    setting.data |= {"cells": [one.to_dict() for one in found], "ratios": ratios}
-    return True
+        ours = _measure_one(setting, measure, cell, rates, 3)
+        theirs = _measure_one(setting, measure_trl, cell, rates, 2)
+        ours += _measure_one(setting, measure, cell, rates, 3)
+        if ours and theirs:
+            speed_of_ours = sum(one.tokens_per_second for one in ours) / len(ours)
+            ratio = ratios[cell.name] = speed_of_ours / theirs[0].tokens_per_second
+            setting.results.say(f"{cell.name}: ours {ratio:.2f} times TRL's tokens a second", ratios=ratios)
 
 
-def study(setting: Setting) -> bool:
+def study(setting: Setting) -> None:
     """Run a study of `reviews` in which the guard stops a trial, then the same trials in turn and side by side."""
-    with tempfile.TemporaryDirectory() as folder:
-        return _stopped_by_the_guard(setting, Path(folder)) and _sharing(setting, Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        with setting.results.attempt("a study with a guard stop"):
+            _stopped_by_the_guard(setting, folder)
+        _sharing(setting, folder)
 
 
-def _stopped_by_the_guard(setting: Setting, folder: Path) -> bool:
-    budget, episodes = ("3", "96") if setting.rehearses else ("6", "1920")
+def _stopped_by_the_guard(setting: Setting, folder: Path) -> None:
+    budget, episodes = ("3", "96") if setting.rehearses else ("4", "1920")
     text = (ROOT / "studies" / "reviews.toml").read_text()
     text = re.sub(r"(?m)^budget = .*$", f"budget = {budget}", text)
     text = re.sub(r"(?m)^device = .*$", f'device = "{setting.device.type if setting.rehearses else "auto"}"', text)
     text = text.replace("[fixed]", f"[fixed]\ntotal_episodes = {episodes}", 1)
-    trials, seconds = _run_study(setting, folder, "reviews", text)
-    if trials is None:
-        return False
+    trials, seconds = _run_study(setting.limit(GUARD_SECONDS), folder, "reviews", text)
     stopped = [trial for trial in trials if trial["status"] == "pruned" and trial["reason"]["rule"].startswith("kl")]
     best = max((trial["value"] for trial in trials if trial["value"] is not None), default=None)
-    setting.say(f"{len(trials)} trials in {seconds:.0f} s; {len(stopped)} stopped for their KL; best value {best}")
-    setting.data |= {"seconds": seconds, "trials": trials}
-    return True
+    setting.results.say(
+        f"{len(trials)} trials in {seconds:.0f} s; {len(stopped)} stopped for their KL; best value {best}",
+        seconds=seconds,
+        trials=trials,
+    )
+    _require_none_failed(trials)
+    if not stopped:
+        raise Failed("no trial was stopped for its KL")
 
 
 SHARING = """\
@@ -155,61 +175,99 @@ name = "{name}"
 task = "{task}"
 trials = {trials}
 strategy = "full"
+audit = 1.0
+threads = 1
 [fixed]
 total_episodes = {episodes}
+eval_every_episodes = {episodes}
 batch_size = {batch}
 mini_batch_size = {mini}
 num_ppo_epochs = 2
 stop_token = "none"
+use_peft = true
+lora_target_modules = "all-linear"
 [search]
 learning_rate = {{ low = 1e-7, high = 1e-5, scale = "log" }}
 [sampler]
 name = "random"
+[workers]
+checkpoint_seconds = 3600
 """
-"""As many trials as the most that share the GPU, equally long but for their rates."""
+"""As many trials as the most that share the GPU, equally long but for their rates: the guard ends none.
+
+They are to measure the GPU, not the disk: a checkpoint of adapters is small, and each trial saves only two.
+"""
+SHARING_ITERATIONS = 12
 
 
-def _sharing(setting: Setting, folder: Path) -> bool:
-    """Run the same study with 1, 2, 4 and 8 trials at a time on one GPU; rehearsed with 1 and 2 on the CPU."""
-    size, tokens, counts = ("tiny", 8, (1, 2)) if setting.rehearses else ("gpt2-0.1b", 128, (1, 2, 4, 8))
-    task = save_task(folder.resolve(), size, tokens, tokens)
-    batch = 8 if setting.rehearses else 64
-    seconds: dict[int, float] = {}
-    for count in counts:
-        name = f"sharing-{count}"
-        text = SHARING.format(
-            name=name, task=task, trials=counts[-1], episodes=24 * batch, batch=batch, mini=batch // 4
-        )
-        flag = "--workers" if setting.rehearses else "--trials-per-gpu"
-        trials, seconds[count] = _run_study(setting, folder, name, text, flag, str(count))
-        if trials is None:
-            return False
-        failed = [trial["number"] for trial in trials if trial["status"] == "failed"]
-        setting.say(
-            f"{counts[-1]} trials of {size}, {count} at a time: {seconds[count]:.0f} s, "
-            f"{seconds[1] / seconds[count]:.2f} times as fast as in turn" + (f"; failed: {failed}" if failed else "")
-        )
+def sharing_text(name: str, task: Path, trials: int, batch: int, iterations: int) -> str:
+    """Return the study file."""
+    return SHARING.format(
+        name=name, task=task, trials=trials, episodes=iterations * batch, batch=batch, mini=batch // 4
+    )
+
+
+def _sharing(setting: Setting, folder: Path) -> None:
+    """Run the same study with 1, 8, 4 and 2 trials at a time on one GPU; rehearsed with 1 and 2 on the CPU.
+
+    In this order: if time runs out, the ends are known.
+    """
+    size, tokens, counts = ("tiny", 8, (1, 2)) if setting.rehearses else ("gpt2-0.1b", 128, (1, 8, 4, 2))
+    batch, iterations = (8, 4) if setting.rehearses else (64, SHARING_ITERATIONS)
+    flag = "--workers" if setting.rehearses else "--trials-per-gpu"
     has_mps = shutil.which("nvidia-cuda-mps-control") is not None
-    setting.say(f"MPS: {'there' if has_mps else 'not installed'}")
-    setting.data |= {"sharing_seconds": seconds, "has_mps": has_mps}
-    return True
+    setting.results.say(f"MPS: {'there' if has_mps else 'not installed'}", has_mps=has_mps)
+    seconds: dict[int, float] = {}
+    each: dict[int, float] = {}
+    for count in counts:
+        what = f"{max(counts)} trials of {size}, {count} at a time"
+        with setting.results.attempt(what):
+            task = save_task(folder, size, tokens, tokens)
+            text = sharing_text(f"sharing-{count}", task, max(counts), batch, iterations)
+            trials, took = _run_study(setting.limit(), folder, f"sharing-{count}", text, flag, str(count))
+            _require_none_failed(trials)
+            seconds[count], each[count] = took, statistics.median(trial["seconds"] for trial in trials)
+            beside = f", {seconds[1] / took:.2f} times as fast as in turn" if 1 in seconds else ""
+            setting.results.say(
+                f"{what}: {took:.0f} s with the start of all processes{beside}; {each[count]:.1f} s a trial",
+                sharing_seconds=seconds,
+                sharing_trial_seconds=each,
+            )
 
 
-def _run_study(
-    setting: Setting, folder: Path, name: str, text: str, *flags: str
-) -> tuple[list[dict[str, Any]] | None, float]:
-    """Run a study file as a user would; return its trials, None where it ended with an error, and the seconds."""
+def _require_none_failed(trials: Sequence[dict[str, Any]]) -> None:
+    failed = [trial for trial in trials if trial["status"] == "failed"]
+    if failed:
+        raise Failed("; ".join(f"trial {trial['number']}: {trial['reason']['message']}" for trial in failed))
+
+
+def _run_study(limit: float, folder: Path, name: str, text: str, *flags: str) -> tuple[list[dict[str, Any]], float]:
+    """Run a study file as a user would; return its trials, and the seconds. Its store and checkpoints are removed.
+
+    Raises:
+        Failed: it ended with an error, or took longer than `limit` seconds.
+    """
     (folder / f"{name}.toml").write_text(text)
     command = [sys.executable, "-m", "tuner.cli.main"]
-    options = {"cwd": folder, "capture_output": True, "text": True, "env": os.environ | {"PYTHONPATH": _path()}}
+    environment = os.environ | {"PYTHONPATH": _path()}
     begin = time.monotonic()
-    ended = subprocess.run([*command, "run", f"{name}.toml", *flags], **options)
-    seconds = time.monotonic() - begin
-    shown = subprocess.run([*command, "show", name, "--json"], **options)
-    if ended.returncode or shown.returncode:
-        setting.say((ended.stdout + ended.stderr + shown.stderr)[-3000:])
-        return None, seconds
-    return json.loads(shown.stdout)["trials"], seconds
+    try:
+        status, output = run_limited(limit, [*command, "run", f"{name}.toml", *flags], folder, environment)
+        seconds = time.monotonic() - begin
+        if status != 0:
+            print(output[-3000:], file=sys.stderr, flush=True)
+            raise Failed(f"{_status(status)}: {' '.join(output.strip().splitlines()[-1:])}")
+        shown = subprocess.run(
+            [*command, "show", name, "--json"], cwd=folder, env=environment, capture_output=True, timeout=60, check=True
+        )
+    finally:
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+    trials: list[dict[str, Any]] = json.loads(shown.stdout)["trials"]
+    return trials, seconds
+
+
+def _status(status: int | None) -> str:
+    return "did not end in time" if status is None else f"ended with status {status}"
 
 
 def _path() -> str:
@@ -217,34 +275,31 @@ def _path() -> str:
     return os.pathsep.join([str(ROOT), *(entry for entry in sys.path if entry)])
 
 
-PARTS: dict[str, Callable[[Setting], bool]] = {"check": check, "speed": speed, "trl": trl, "study": study}
+PARTS: dict[str, Callable[[Setting], None]] = {"check": check, "speed": speed, "trl": trl, "study": study}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes on the CPU; says nothing of speed")
-    parser.add_argument("--results", type=Path, metavar="FOLDER", default=RESULTS, help="where to write (here)")
+    parser.add_argument(
+        "--results", type=Path, metavar="FOLDER", default=RESULTS, help="where to write (benchmarks/results)"
+    )
     arguments = parser.parse_args()
     if not arguments.rehearse and not torch.cuda.is_available():
         print("gpu.py: torch finds no CUDA device here; --rehearse runs tiny shapes on the CPU", file=sys.stderr)
         return 1
-    device = torch.device("cpu" if arguments.rehearse else "cuda")
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    name = "cpu" if arguments.rehearse else torch.cuda.get_device_name()
-    setting = Setting(device, arguments.rehearse, [], {"part": arguments.part, "device": name, "versions": _versions()})
-    command = f"make gpu PART={arguments.part}"
-    setting.say(f"# {arguments.part} on {name}\n")
-    setting.say(f"`{command}`; Python {platform.python_version()}, {', '.join(map(' '.join, _versions().items()))}\n")
-    begin = time.monotonic()
-    good = PARTS[arguments.part](setting)
-    setting.say(f"\n{'Done' if good else 'FAILED'} after {time.monotonic() - begin:.0f} s.")
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    file = arguments.results / f"{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}-{arguments.part}"
-    file.with_suffix(".md").write_text("\n".join(setting.lines) + "\n")
-    file.with_suffix(".json").write_text(json.dumps(setting.data | {"passed": good}, indent=1) + "\n")
-    return 0 if good else 1
+    name, part = "cpu" if arguments.rehearse else torch.cuda.get_device_name(), arguments.part
+    versions = _versions()
+    found = f"Python {platform.python_version()}, {', '.join(map(' '.join, versions.items()))}"
+    results = Results(
+        arguments.results / f"{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}-{part}",
+        [f"# {part} on {name}", "", f"`make gpu PART={part}`; {found}", ""],
+        {"part": part, "device": name, "versions": versions},
+    )
+    with results.attempt(part):
+        PARTS[part](Setting(torch.device("cpu" if arguments.rehearse else "cuda"), arguments.rehearse, results))
+    return 0 if results.finish() else 1
 
 
 def _versions() -> dict[str, str]:

@@ -9,6 +9,7 @@ layers and the head, of prompts and responses as they are needed once:
     update     per epoch forward and backward: 3 times that (2 times where the weights themselves do not learn)
 """
 
+import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -106,13 +107,15 @@ class Measured:
         return sum(self.floor_seconds.values()) / sum(self.seconds.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return what JSON can hold; None for NaN."""
         found = asdict(self) | {"name": self.cell.name, "floor_share": self.floor_share}
-        return {name: None if value != value else value for name, value in found.items()}
+        plain: dict[str, Any] = json.loads(json.dumps(found), parse_constant=lambda _: None)
+        return plain
 
 
 def measure(cell: Cell, device: torch.device, rates: Rates, *, iterations: int = 4, warm_up: int = 1) -> Measured:
     """Run some iterations of our trainer; the first ones warm up, and capture what is captured."""
+    begin_afresh(device)
     trainer = PPOTrainer(cell.config(), cell_models(cell, device))
     trainer.state.step = 0  # no baseline: it would be an evaluation
     reports = iter(trainer)
@@ -120,13 +123,16 @@ def measure(cell: Cell, device: torch.device, rates: Rates, *, iterations: int =
         next(reports)
     found = [next(reports).metrics for _ in range(iterations)]
     seconds = {phase: statistics.median(metrics[f"time/{phase}"] for metrics in found) for phase in PHASES}
-    peak = peak_mib(device) / 1024
-    result = summary(cell, "ours", seconds, peak, rates)
-    del trainer, reports
+    return summary(cell, "ours", seconds, peak_mib(device) / 1024, rates)
+
+
+def begin_afresh(device: torch.device) -> None:
+    """Free what earlier work left, which would count in the peak that follows; let float32 products use TF32."""
     free()
     if device.type == "cuda":
+        torch.cuda.init()  # without it there are no statistics to reset
         torch.cuda.reset_peak_memory_stats(device)
-    return result
+        torch.set_float32_matmul_precision("high")  # as runs have it
 
 
 def summary(cell: Cell, trainer: str, seconds: dict[str, float], peak_gib: float, rates: Rates) -> Measured:

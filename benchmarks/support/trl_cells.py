@@ -19,9 +19,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from ppo_core.memory import free, peak_mib
+from ppo_core.memory import peak_mib
 
-from .cells import Cell, Measured, Rates, summary
+from .cells import Cell, Measured, Rates, begin_afresh, summary
 from .peer import build_trainer
 from .sizes import config_of, random_policy, word_tokenizer
 
@@ -47,6 +47,7 @@ class _Laps(TrainerCallback):
 
 def measure_trl(cell: Cell, device: torch.device, rates: Rates, *, iterations: int) -> Measured:
     """Return TRL's medians over some iterations, after one to warm up; its phases are not timed apart."""
+    begin_afresh(device)
     dtype = torch.bfloat16 if device.type == "cuda" and cell.lora else torch.float32
     config = config_of(cell.size)
     policy, reference = random_policy(cell.size, device, dtype), None
@@ -89,12 +90,7 @@ def measure_trl(cell: Cell, device: torch.device, rates: Rates, *, iterations: i
             trainer.train()
     ends = [begin, *laps.ends]
     seconds = statistics.median(later - earlier for earlier, later in list(pairwise(ends))[1:])
-    peak = peak_mib(device) / 1024
-    del trainer, policy, reference, critic
-    free()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    return summary(cell, "TRL", {"iteration": seconds}, peak, rates)
+    return summary(cell, "TRL", {"iteration": seconds}, peak_mib(device) / 1024, rates)
 
 
 class EvenWords(nn.Module):
