@@ -215,6 +215,20 @@ def test_what_there_are_too_few_gpus_for_is_refused() -> None:
             _most_workers(spec(count), gpus, shared, workers)
 
 
+def test_a_batch_that_would_grow_with_a_trials_processes_is_refused() -> None:
+    accumulates = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 16}  # the reference's batch of 64
+    message = (
+        "gradient_accumulation_steps = 4 is not allowed with gpus_per_trial = 2: the batch would grow with the number "
+        "of GPUs; set batch_size and mini_batch_size instead"
+    )
+    searches = {"trials": 2, "search": {"learning_rate": "advised"}, "fixed": accumulates}
+    for own in (searches, {"trial": [accumulates]}):
+        study = {"name": "s", "task": "reviews", **own}
+        assert StudySpec.from_dict(study, "s").gpus_per_trial == 1, "with one it is allowed"
+        with pytest.raises(ConfigError, match=message):
+            StudySpec.from_dict({**study, "gpus_per_trial": 2}, "s")
+
+
 def test_batches_that_do_not_spread_over_a_trials_processes_are_refused() -> None:
     with pytest.raises(ConfigError, match="the number of processes = 3 does not divide mini_batch_size"):
         spec(3)
