@@ -7,6 +7,18 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """What the system calls a full disk, and a user's full quota."""
 
 
+OUT_OF_MEMORY = (
+    "out of memory; lower per_device_train_batch_size or local_rollout_forward_batch_size, which change nothing else, "
+    "or response_length"
+)
+"""What to say where memory ran out in work that cannot be done in smaller pieces."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, the device's or the machine's."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's, without its import
+
+
 class PPOTunerError(Exception):
     """Base of all errors whose message is meant for the user, not for a traceback."""
 

@@ -27,7 +27,7 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
-from ppo_core import fits, policy
+from ppo_core import fits, launched, policy
 from ppo_core.errors import PPOTunerError, TaskError
 from ppo_core.estimate import FLOAT32, Estimate, Models, Network, Shape, Trained, estimate
 from ppo_core.hyperparameters import PPOConfig
@@ -279,8 +279,10 @@ def memory_line(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, de
 def with_checkpointing(config: PPOConfig, task: Task, device: str) -> PPOConfig:
     """Return the config with unset gradient checkpointing decided for its device; `device` is one of `DEVICES`.
 
+    In a launch of several processes it is decided for what one of them does.
+
     Raises:
-        ConfigError: adapters or a critic that these models cannot have.
+        ConfigError: adapters or a critic that these models cannot have, or a batch that cannot be spread.
         TaskError: the task cannot be prepared.
     """
     where = resolve_device(device)
@@ -288,6 +290,8 @@ def with_checkpointing(config: PPOConfig, task: Task, device: str) -> PPOConfig:
         return config
     assets = task.prepare(None)
     try:
-        return fits.settled(config, room(where), TaskShapes(task, assets, where.type).estimate)
+        share = config.share_of(launched.size())
+        settled = fits.settled(share, room(where), TaskShapes(task, assets, where.type).estimate)
+        return replace(config, gradient_checkpointing=settled.gradient_checkpointing)
     except TaskError:  # a shape that cannot be read: loading the model says why
         return config

@@ -90,24 +90,23 @@ class Optimizers:
         return sum(each(p) for own in self._parameters for p in own)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return AdamW's state of each weight by its name, whole; sharded, all processes ask at the same time."""
+        """Return AdamW's state of each weight by its name; what is sharded is whole in rank 0 (`sharding.to_first`)."""
         return {
-            self._names[parameter]: {key: sharding.whole(value) for key, value in optimizer.state[parameter].items()}
+            self._names[parameter]: {key: sharding.to_first(value) for key, value in optimizer.state[parameter].items()}
             for optimizer in self.both
             for parameter in self._of(optimizer)
             if parameter in optimizer.state
         }
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over a checkpoint's moments; betas, epsilon and weight decay stay this run's own.
-
-        Raises:
-            ValueError: they are of other weights.
-        """
+    def require_own(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise ValueError where a checkpoint's moments are of other weights."""
         if not state.keys() <= set(self._names.values()):
             raise ValueError(
                 f"it holds the moments of other weights, such as {min(state.keys() - self._names.values())}"
             )
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over a checkpoint's moments (see `require_own`); betas, epsilon and weight decay stay this run's own."""
         for optimizer in self.both:
             named = [(number, self._names[p], p) for number, p in enumerate(self._of(optimizer))]
             own = optimizer.state_dict()

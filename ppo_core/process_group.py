@@ -29,6 +29,7 @@ class ProcessGroup:
 
     def __init__(self) -> None:
         self.size, self.rank = distributed.get_world_size(), distributed.get_rank()
+        self.is_broken = False  # whether rank 0 left a call that the others are still in: they answer nothing then
         self._objects = distributed.new_group(backend="gloo", timeout=_PATIENCE)
 
     def sum(self, tensor: Tensor) -> Tensor:

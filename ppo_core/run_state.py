@@ -25,7 +25,7 @@ from ppo_core.models import TaskModels
 from ppo_core.networks import build_network
 from ppo_core.optim import Optimizers
 from ppo_core.policy import ActorCritic
-from ppo_core.world import ONE_PROCESS, World
+from ppo_core.world import ONE_PROCESS, World, together
 
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
@@ -126,7 +126,7 @@ class RunState:
 
         All processes of the run are to be asked, and rank 0 writes.
         """
-        weights = {name: sharding.whole(weight) for name, weight in self.network.trained().items()}
+        weights = {name: sharding.to_first(weight.detach()) for name, weight in self.network.trained().items()}
         moments = self.optimizers.state_dict()
         if self.world.rank != 0:
             return
@@ -153,24 +153,17 @@ class RunState:
         AdamW keeps its moments, β begins at kl_coef if a value of the KL's control differs, and the scores' statistics
         begin empty if normalize_rewards does. All else continues.
 
+        All processes of the run are to be asked.
+
         Raises:
             CheckpointError: it is damaged, of another task or network, or of another value of a hyperparameter that is
-                fixed by a checkpoint.
+                fixed by a checkpoint; in one process, and so in all.
         """
-        state = checkpoint.verify(folder)["state"]
-        if state["task"] != self.task:
-            raise CheckpointError(f'{folder} is of task "{state["task"]}", not "{self.task}"')
-        try:
-            device = self.network.policy.device
-            _load_weights(self.network.trained(), load_file(folder / NETWORK_FILE, device=str(device)))
-            self.optimizers.load_state_dict(
-                torch.load(folder / OPTIMIZERS_FILE, map_location=device, weights_only=True)
-            )
-        except (RuntimeError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise CheckpointError(f"{folder} does not fit this run's networks: {reason}") from error
-        before = PPOConfig(**{name: value for name, value in state["config"].items() if name in HYPERPARAMETERS})
-        changed = _changed(before, self.config, folder)
+        # Sharded weights are handed over from process to process: what one of them cannot read is raised before.
+        saved = together(self.world, lambda: self._read(folder))
+        _copy_weights(self.network.trained(), saved.weights)
+        self.optimizers.load_state_dict(saved.moments)
+        state, before, changed = saved.state, saved.config, saved.changed
         self.step = state["step"]
         self.optimizer_steps = state["optimizer_steps"]
         if not changed & _BETA:
@@ -180,6 +173,37 @@ class RunState:
         for chunk, asked_before in zip(self.chunks.all, Chunks.of(before, self.world).all, strict=True):
             if chunk.rows == asked_before.rows:  # else what fits into memory is to be found again
                 chunk.rows = state["chunk_rows"][chunk.work]
+
+    def _read(self, folder: Path) -> "_Saved":
+        """Return a checkpoint that fits this run; its errors are those of `restore`."""
+        state = checkpoint.verify(folder)["state"]
+        if state["task"] != self.task:
+            raise CheckpointError(f'{folder} is of task "{state["task"]}", not "{self.task}"')
+        is_sharded = self.network.is_sharded
+        # What is sharded goes to the GPUs tensor by tensor: all of it at once may not fit on one.
+        device = torch.device("cpu") if is_sharded else self.network.policy.device
+        try:
+            weights = load_file(folder / NETWORK_FILE, device=str(device))
+            _require_shapes(self.network.trained(), weights)
+            moments = torch.load(folder / OPTIMIZERS_FILE, map_location=device, weights_only=True, mmap=is_sharded)
+            self.optimizers.require_own(moments)
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise CheckpointError(f"{folder} does not fit this run's networks: {reason}") from error
+        before = PPOConfig(**{name: value for name, value in state["config"].items() if name in HYPERPARAMETERS})
+        return _Saved(state, before, _changed(before, self.config, folder), weights, moments)
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a checkpoint holds."""
+
+    state: Mapping[str, Any]
+    config: PPOConfig
+    changed: set[str]
+    """The hyperparameters that differ from the run's that continues."""
+    weights: Mapping[str, Tensor]
+    moments: Mapping[str, Mapping[str, Any]]
 
 
 def _changed(before: PPOConfig, now: PPOConfig, folder: Path) -> set[str]:
@@ -203,20 +227,20 @@ def _save(state: object, path: Path) -> None:
 
 
 def _contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: weight.detach().contiguous() for name, weight in weights.items()}
+    return {name: weight.contiguous() for name, weight in weights.items()}
 
 
-def _load_weights(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Copy saved weights over a network's own.
-
-    Raises:
-        ValueError: the names or a shape differ.
-    """
+def _require_shapes(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Raise ValueError where the names or a shape of saved weights differ from a network's own."""
     if mine.keys() != saved.keys():
         raise ValueError(f"it holds other weights, such as {min(mine.keys() ^ saved.keys())}")
     for name, weight in mine.items():
         if weight.shape != saved[name].shape:
             raise ValueError(f"{name} has shape {tuple(saved[name].shape)}, not {tuple(weight.shape)}")
-    with torch.no_grad():
-        for name, weight in mine.items():
-            weight.copy_(sharding.like(saved[name], weight))
+
+
+@torch.no_grad()
+def _copy_weights(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy saved weights over a network's own."""
+    for name, weight in mine.items():
+        weight.copy_(sharding.like(saved[name], weight))

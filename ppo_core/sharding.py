@@ -91,6 +91,17 @@ def whole(value: T) -> T:
     return cast(T, value.full_tensor()) if isinstance(value, DTensor) else value
 
 
+def to_first(value: T) -> T:
+    """Return a sharded tensor whole and on the CPU in rank 0, empty in the others; anything else as it is.
+
+    All processes ask at the same time, for one tensor after the other: a GPU then holds no more than one whole.
+    """
+    if not isinstance(value, DTensor):
+        return value
+    gathered = value.full_tensor()
+    return cast(T, gathered.cpu() if value.device_mesh.get_rank() == 0 else gathered.new_empty(0))
+
+
 def like(value: T, parameter: Tensor) -> T:
     """Return a whole tensor of a sharded parameter's shape spread as that is; anything else as it is."""
     if not isinstance(value, Tensor) or not isinstance(parameter, DTensor) or value.shape != parameter.shape:

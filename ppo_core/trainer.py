@@ -46,7 +46,7 @@ from ppo_core.generation import (
 )
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.leading import Leader
-from ppo_core.memory import peak_mib
+from ppo_core.memory import free, peak_mib
 from ppo_core.model_shapes import with_checkpointing
 from ppo_core.models import FrozenPolicy, TaskModels, load_task
 from ppo_core.optim import lr_factor
@@ -82,14 +82,21 @@ def own_trainer(
     config: PPOConfig, task_name: str, device: str = "auto", resume_from: str | os.PathLike[str] | None = None
 ) -> "PPOTrainer":
     """Return this process's trainer, as `ppo_trainer` does; in a launch of several all are to make theirs."""
-    config = with_checkpointing(config, get_task(task_name), device)
-    if config.gradient_checkpointing:
-        logging.getLogger(__name__).info("gradient checkpointing is on")
-    models = load_task(task_name, device, FrozenPolicy.of(config, device))
-    trainer = PPOTrainer(config, models, world=process_group.joined())
+    free()  # an earlier trainer whose weights were sharded lies in cycles of references
+    world = process_group.joined()
+    config, models = together(world, lambda: _prepared(config, task_name, device))
+    trainer = together(world, lambda: PPOTrainer(config, models, world=world))
     if resume_from is not None:
         trainer.restore(Path(resume_from))
     return trainer
+
+
+def _prepared(config: PPOConfig, task_name: str, device: str) -> tuple[PPOConfig, TaskModels]:
+    """Return the config with what its device decides, and the task's models; its errors are those of `ppo_trainer`."""
+    config = with_checkpointing(config, get_task(task_name), device)
+    if config.gradient_checkpointing:
+        logging.getLogger(__name__).info("gradient checkpointing is on")
+    return config, load_task(task_name, device, FrozenPolicy.of(config, device))
 
 
 # The phases of an iteration.
@@ -291,12 +298,12 @@ class PPOTrainer:
 
 
 def _whole_state(policy: nn.Module) -> dict[str, Tensor]:
-    """Return a sharded policy's weights whole, on the CPU; names of one tensor share it, as tied embeddings do."""
+    """Return a sharded policy's weights whole, on the CPU of rank 0; names of one tensor share it, as tied ones do."""
     shared: dict[int, Tensor] = {}
     state = policy.state_dict(keep_vars=True)
     for weight in state.values():
         if id(weight) not in shared:
-            shared[id(weight)] = sharding.whole(weight.detach()).cpu()
+            shared[id(weight)] = sharding.to_first(weight.detach())
     return {name: shared[id(weight)] for name, weight in state.items()}
 
 

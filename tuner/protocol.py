@@ -1,5 +1,6 @@
 """What crosses the pipe between the controller and a worker process: plain data, one report up, one answer down."""
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from ppo_core import checkpoint
 from ppo_core.declare import HyperValue
+from ppo_core.errors import PPOTunerError, is_out_of_memory
 from ppo_core.report import SplitReading, StepReport
 from tuner.guard import GuardSettings
 from tuner.status import Objective, Reason
@@ -16,6 +18,7 @@ GPU_VARIABLE = "PPO_TUNER_GPU"
 """Names the GPU that a worker was given."""
 SHARED_BY_VARIABLE = "PPO_TUNER_GPU_SHARED_BY"
 """How many workers that GPU is for."""
+_TRACEBACK_LINES = 30
 
 
 # Down: what a worker is given to do, and the answer to each of its reports.
@@ -204,6 +207,20 @@ class Failed:
     out_of_memory: bool = False
     is_for_user: bool = False
     """Whether the message is one of ours, meant to stand alone: then another attempt would end the same way."""
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failed":
+        """Return the message that reports `error`."""
+        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        name = type(error).__name__
+        is_for_user = isinstance(error, PPOTunerError)
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        return cls(
+            message=first_line if is_for_user and first_line else f"{name}: {first_line}" if first_line else name,
+            traceback="\n".join(lines[-_TRACEBACK_LINES:]),
+            out_of_memory=is_out_of_memory(error),
+            is_for_user=is_for_user,
+        )
 
 
 @dataclass(frozen=True)

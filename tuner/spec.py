@@ -417,9 +417,20 @@ class StudySpec:
     def _check_each(self, trials: Mapping[str, Mapping[str, HyperValue]], where: str) -> None:
         for which, params in trials.items():
             try:
-                self.config(params).batch_sizes(self.gpus_per_trial)
+                config = self.config(params)
+                self._require_own_batch(config)
+                config.batch_sizes(self.gpus_per_trial)
             except ConfigError as error:
                 raise ConfigError(f"{where}: {which}: {error}") from None
+
+    def _require_own_batch(self, config: PPOConfig) -> None:
+        """Raise ConfigError where a trial's batch would depend on how many processes it has."""
+        steps = config.gradient_accumulation_steps
+        if self.gpus_per_trial > 1 and steps is not None:
+            raise ConfigError(
+                f"gradient_accumulation_steps = {steps} is not allowed with gpus_per_trial = {self.gpus_per_trial}: "
+                "the batch would grow with the number of GPUs; set batch_size and mini_batch_size instead"
+            )
 
     def _corner(self, end: Literal["low", "high"], control: str) -> dict[str, HyperValue]:
         return {KL_CONTROL: control, **{name: getattr(span, end) for name, span in self.search.items()}}

@@ -15,7 +15,7 @@ from rich.console import Console
 from ppo_core import checkpoint, launched, output
 from ppo_core.agreement import AgreementWatch
 from ppo_core.checkpoint import CheckpointKeeper, DiskUse
-from ppo_core.errors import OutOfMemory, PPOTunerError
+from ppo_core.errors import OUT_OF_MEMORY, OutOfMemory, PPOTunerError, is_out_of_memory
 from ppo_core.estimate import seconds_left
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.output import KL_UNIT, params_line, plain, short
@@ -78,11 +78,6 @@ def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> st
 
 # One training run from its command line to its model: train, record and show each step, save, and report the end.
 
-OUT_OF_MEMORY = (
-    "out of memory; lower per_device_train_batch_size or local_rollout_forward_batch_size, which change nothing else, "
-    "or response_length"
-)
-
 
 @dataclass(frozen=True)
 class Program:
@@ -121,7 +116,7 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
                         hub.make(repo)
                     return _Session(run, out, stop, program, progress).report(args.json)
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, PPOTunerError) or not _is_out_of_memory(error):
+            if isinstance(error, PPOTunerError) or not is_out_of_memory(error):
                 raise
             raise PPOTunerError(OUT_OF_MEMORY) from error
 
@@ -309,10 +304,6 @@ def _data(run: Run, reports: Sequence[StepReport], ending: Ending) -> dict[str, 
         "config": run.config.to_dict(),
         "steps": [run_folder.step_data(report) for report in reports],
     }
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's, without its import
 
 
 def _tell_stop(name: str) -> None:

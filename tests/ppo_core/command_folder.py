@@ -10,8 +10,10 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 KILL_AT = "COMMAND_TEST_KILL_AT"
 """The call of the reward at which it kills its process, as a power failure would."""
+EXHAUST_AT = "COMMAND_TEST_EXHAUST_AT"
+"""The call of the reward behind which its process runs out of memory, in the middle of the step."""
 KILL_RANK = "COMMAND_TEST_KILL_RANK"
-"""Which process of a launch that is; unset: all of them."""
+"""Which process of a launch these are of; unset: all of them."""
 
 REWARD = f'''
 import os, signal
@@ -25,7 +27,14 @@ def count(prompts, responses):
     rank = os.environ.get("RANK", "0")
     if calls == int(os.environ.get("{KILL_AT}", 0)) and rank == os.environ.get("{KILL_RANK}", rank):
         os.kill(os.getpid(), signal.SIGKILL)
+    if calls == int(os.environ.get("{EXHAUST_AT}", 0)) and rank == os.environ.get("{KILL_RANK}", rank):
+        import ppo_core.trainer
+        ppo_core.trainer.learn = out_of_memory
     return [float(response.split().count("w3")) for response in responses]
+
+def out_of_memory(*arguments):
+    import torch
+    raise torch.OutOfMemoryError("CUDA out of memory.")
 
 def length(prompts, responses):
     return [0.01 * len(response) for response in responses]

@@ -7,13 +7,25 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
 
 from ppo_core import launched, leading
-from ppo_core.errors import ConfigError
-from tests.ppo_core.command_folder import KILL_AT, KILL_RANK, PARTS, REPOSITORY, SMALL, fill, process, steps
+from ppo_core.errors import OUT_OF_MEMORY, ConfigError
+from ppo_core.report import StepReport
+from tests.ppo_core.command_folder import (
+    EXHAUST_AT,
+    KILL_AT,
+    KILL_RANK,
+    PARTS,
+    REPOSITORY,
+    SMALL,
+    fill,
+    process,
+    steps,
+)
 from tests.processes import spawned
 from tests.waiting import until
 
@@ -91,6 +103,63 @@ def test_a_process_that_dies_ends_all_and_one_process_resumes(folder: Path, whol
     resumed = process(folder, "--resume", "killed")
     assert resumed.returncode == 0, resumed.stderr
     require_alike(Path("killed"), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_process_whose_memory_runs_out_in_the_middle_of_a_step_says_so_and_ends_all(folder: Path, rank: str) -> None:
+    ended = launch(TORCHRUN, *PARTS, *SMALL, "--output", "run", **{EXHAUST_AT: "3", KILL_RANK: rank})
+    assert ended.returncode != 0
+    assert ended.stderr.splitlines().count(f"ppo_core: error: {OUT_OF_MEMORY}") == 1
+
+
+class Alone:
+    """A world whose rank 0 is heard by nobody."""
+
+    size, rank, is_broken = 2, 0, False
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def from_first(self, value: object = None) -> object:
+        self.asked += 1
+        return value
+
+
+class Broken:
+    """A trainer that cannot evaluate."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def evaluated(self, report: StepReport) -> StepReport:
+        raise self.error
+
+
+def test_what_breaks_off_in_rank_0_alone_is_followed_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    world: Any = Alone()
+    monkeypatch.setattr(leading, "_world", lambda: world)
+    report = StepReport(0, 0, {})
+    with pytest.raises(ConfigError):
+        leading.Leader(world, Broken(ConfigError("of all"))).evaluated(report)
+    assert not world.is_broken, "what all of them raise leaves them in step"
+    leader = leading.Leader(world, Broken(MemoryError()))
+    with pytest.raises(MemoryError):
+        leader.evaluated(report)
+    with pytest.raises(RuntimeError, match="an earlier call"):
+        leader.save(Path("nowhere"))
+    assert not leading.dismiss()
+    assert world.asked == 2, "nobody was asked for anything after the error"
+
+
+def test_processes_that_never_met_are_not_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise RuntimeError("EADDRINUSE")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(leading, "_world", refused)
+    assert not leading.dismiss()
 
 
 @pytest.mark.slow

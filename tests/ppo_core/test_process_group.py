@@ -1,20 +1,27 @@
 """A run of several processes is the run of one: the same steps, samples and weights, and checkpoints of either."""
 
+import gc
 import os
+import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from ppo_core import PPOConfig
-from ppo_core.errors import ConfigError, RewardError
+from ppo_core import PPOConfig, model_shapes, process_group
+from ppo_core import trainer as trainer_module
+from ppo_core.errors import CheckpointError, ConfigError, RewardError, TaskError
 from ppo_core.models import TaskModels
 from ppo_core.sharding import whole
 from ppo_core.task import Prompts, Scored
-from ppo_core.trainer import PPOTrainer
+from ppo_core.task_file import get_task
+from ppo_core.trainer import PPOTrainer, own_trainer
 from ppo_core.world import ONE_PROCESS, World, together
 from tests.ppo_core.conftest import tiny_models
 from tests.ppo_core.worlds import run_gloo, run_threads
@@ -122,6 +129,114 @@ def test_two_processes_learn_what_one_does_and_either_resumes_from_the_other(
                 two[which][name]["weights"].values(), other[which][name]["weights"].values(), strict=True
             ):
                 assert weight.equal(its), "both processes hold the same weights, bit for bit"
+
+
+def sharded_checkpoint(world: World) -> dict[str, Any]:
+    """Save a sharded run and restore it, and return what the tests below look at."""
+    models, found, folder = tiny_models(Path(os.environ[TINY])), {}, Path(os.environ[SAVED])
+    config = PPOConfig(**BASE | RUNS["FSDP, shared critic"])
+    trainer = PPOTrainer(config, models, world=world)
+    next(report for report in trainer if report.step == 1)
+    gathered: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    full_tensor = DTensor.full_tensor
+
+    def watched(sharded: DTensor) -> Tensor:
+        alive.append(sum(each() is not None for each in gathered))
+        tensor = full_tensor(sharded)
+        gathered.append(weakref.ref(tensor))
+        return tensor
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(DTensor, "full_tensor", watched)
+        trainer.save(folder / "sharded")
+    found["alive"] = alive
+
+    another = PPOTrainer(config, models, world=world)
+    try:
+        another.restore(folder / ("sharded" if world.rank == 0 else "nowhere"))
+    except CheckpointError as error:
+        found["error"] = str(error)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(another.network.policy), "device", torch.device("meta"))  # which can hold nothing
+        another.restore(folder / "sharded")
+    weights = trainer.network.trained()
+    found["same"] = all(whole(w).equal(whole(weights[name])) for name, w in another.network.trained().items())
+    return found
+
+
+def test_a_sharded_checkpoint_is_gathered_and_spread_tensor_by_tensor(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TINY, str(tiny_folder))
+    monkeypatch.setenv(SAVED, str(tmp_path))
+    first, other = run_gloo(2, sharded_checkpoint)
+    assert len(other["alive"]) > 30, "weights and two moments of each"
+    assert not any(other["alive"]), "rank 1 keeps none of what rank 0 writes"
+    assert first["same"] and other["same"], "nothing was read to the device at once"
+    assert "nowhere" in other["error"]
+    assert first["error"] == other["error"], "rank 0 does not wait for the one that cannot read"
+
+
+def test_an_error_of_one_processs_task_is_raised_in_all_before_a_checkpoint_is_read(
+    tiny: TaskModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = threading.local()
+
+    def load(*_: object) -> TaskModels:
+        if own.world.rank == 1:
+            raise TaskError("rank 1 does not see the policy")
+        return tiny
+
+    def refused(world: World) -> str:
+        own.world = world
+        with pytest.raises(TaskError) as caught:
+            together(world, lambda: own_trainer(PPOConfig(**BASE), "reviews", "cpu", tmp_path))
+        return str(caught.value)
+
+    monkeypatch.setattr(process_group, "joined", lambda: own.world)
+    monkeypatch.setattr(trainer_module, "load_task", load)
+    assert run_threads(2, refused) == ["rank 1 does not see the policy"] * 2
+
+
+def test_what_is_left_of_an_earlier_trainer_is_freed_before_another_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left:
+        """In a cycle of references, as a sharded module is."""
+
+        def __init__(self) -> None:
+            self.own = self
+
+    left = weakref.ref(Left())
+
+    def load(*_: object) -> TaskModels:
+        assert left() is None
+        raise TaskError("enough")
+
+    monkeypatch.setattr(trainer_module, "load_task", load)
+    gc.disable()
+    try:
+        with pytest.raises(TaskError, match="enough"):
+            own_trainer(PPOConfig(**BASE), "reviews", "cpu")
+    finally:
+        gc.enable()
+
+
+def test_gradient_checkpointing_is_decided_for_what_one_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[PPOConfig] = []
+
+    def settled(config: PPOConfig, *_: object) -> PPOConfig:
+        asked.append(config)
+        return replace(config, gradient_checkpointing=True)
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(model_shapes, "resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(model_shapes, "room", lambda _: None)
+    monkeypatch.setattr(model_shapes.fits, "settled", settled)
+    config = PPOConfig(**BASE)
+    found = model_shapes.with_checkpointing(config, get_task("reviews"), "auto")
+    assert found == replace(config, gradient_checkpointing=True), "the batch stays whole"
+    (share,) = asked
+    assert (share.batch_size, share.mini_batch_size) == (8, 4)
 
 
 def gathers(world: World) -> list[int]:

@@ -1,6 +1,7 @@
 """Trials of two processes, on the CPU: the same study as with one, and a process that dies or hangs loses nothing."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,10 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
+from ppo_core import leading
 from ppo_core.errors import ConfigError
-from tests.ppo_core.command_folder import REPOSITORY, fill
+from tests.ppo_core.command_folder import EXHAUST_AT, KILL_RANK, REPOSITORY, fill
 from tests.processes import spawned
 from tests.waiting import until
+from tuner.engine import ranks
 from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
 from tuner.run import _most_workers
@@ -81,10 +84,10 @@ def whole(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
 
 @contextmanager
 def started(
-    folder: Path, name: str, ranks: int, trials: int = 2, step_seconds: float = 120
+    folder: Path, name: str, ranks: int, trials: int = 2, step_seconds: float = 120, **variables: str
 ) -> Iterator["subprocess.Popen[bytes]"]:
     (folder / f"{name}.toml").write_text(STUDY.format(name=name, ranks=ranks, trials=trials, step_seconds=step_seconds))
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, "-m", "tuner.cli.main", "run", f"{name}.toml"]
     with (
         (folder / f"{name}.txt").open("w") as output,
@@ -96,10 +99,14 @@ def started(
 def ended(folder: Path, name: str, running: "subprocess.Popen[bytes]") -> list[dict[str, Any]]:
     """Wait for a study's end, and return its trials."""
     assert running.wait(400) == 0, (folder / f"{name}.txt").read_text()
+    return shown(folder, name)
+
+
+def shown(folder: Path, name: str) -> list[dict[str, Any]]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-m", "tuner.cli.main", "show", name, "--json"]
-    shown = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=True)
-    trials: list[dict[str, Any]] = json.loads(shown.stdout)["trials"]
+    said = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=True).stdout
+    trials: list[dict[str, Any]] = json.loads(said)["trials"]
     return trials
 
 
@@ -153,6 +160,31 @@ def test_a_process_that_dies_or_hangs_loses_no_step(
     require_alike(trials, whole[:1])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_memory_that_runs_out_in_one_process_is_the_trials_error_as_with_one(folder: Path, rank: str) -> None:
+    with started(folder, "full", 2, trials=1, **{EXHAUST_AT: "3", KILL_RANK: rank}) as running:
+        running.wait(400)
+    (trial,) = shown(folder, "full")
+    said = (folder / "full.txt").read_text()
+    assert trial["status"] == "failed" and trial["reason"]["rule"] == "out_of_memory", said
+    assert "CUDA out of memory." in trial["reason"]["message"] and "silent for" not in said
+
+
+def test_the_others_end_whatever_becomes_of_their_dismissal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(leading, "dismiss", fails)
+    before = dict(os.environ)
+    with pytest.raises(KeyboardInterrupt), ranks.started(2, lambda _: None):
+        (other,) = multiprocessing.active_children()
+    other.join(60)
+    lives_on = other.is_alive()
+    other.kill()
+    assert not lives_on and dict(os.environ) == before
+
+
 def test_gpus_are_shared_out_in_whole_groups() -> None:
     needs = EngineNeeds(2, ("0", "1", "2", "3", "4"), WorkerSettings(), gpus_per_trial=2)
     assert needs.places == ("0,1", "2,3"), "the fifth is too few for a trial"
@@ -174,13 +206,27 @@ def test_what_there_are_too_few_gpus_for_is_refused() -> None:
     assert _most_workers(spec(2), (), 1, None) is None, "processes of a CPU"
     with pytest.raises(ConfigError, match="workers = 2 is not allowed; expected at most 1, 2 GPUs per trial"):
         _most_workers(spec(2), ("0", "1"), 1, 2)
-    for ranks, gpus, shared, workers, message in (
+    for count, gpus, shared, workers, message in (
         (4, ("0", "1"), 1, None, r"gpus_per_trial = 4 is not allowed: there are 2 GPUs \(0, 1\)"),
         (2, ("0", "1", "2", "3"), 1, 3, "workers = 3 is not allowed; expected at most 2, 2 GPUs per trial"),
         (2, ("0", "1"), 2, None, "trials_per_gpu is not allowed beside gpus_per_trial = 2"),
     ):
         with pytest.raises(ConfigError, match=message):
-            _most_workers(spec(ranks), gpus, shared, workers)
+            _most_workers(spec(count), gpus, shared, workers)
+
+
+def test_a_batch_that_would_grow_with_a_trials_processes_is_refused() -> None:
+    accumulates = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 16}  # the reference's batch of 64
+    message = (
+        "gradient_accumulation_steps = 4 is not allowed with gpus_per_trial = 2: the batch would grow with the number "
+        "of GPUs; set batch_size and mini_batch_size instead"
+    )
+    searches = {"trials": 2, "search": {"learning_rate": "advised"}, "fixed": accumulates}
+    for own in (searches, {"trial": [accumulates]}):
+        study = {"name": "s", "task": "reviews", **own}
+        assert StudySpec.from_dict(study, "s").gpus_per_trial == 1, "with one it is allowed"
+        with pytest.raises(ConfigError, match=message):
+            StudySpec.from_dict({**study, "gpus_per_trial": 2}, "s")
 
 
 def test_batches_that_do_not_spread_over_a_trials_processes_are_refused() -> None:

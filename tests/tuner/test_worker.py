@@ -17,9 +17,8 @@ from ppo_core.report import SplitReading, StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, QuickTrainer
 from tests.tuner.trial_rows import trial_row
-from tuner.engine import worker
 from tuner.engine.trial import import_factory, read_test, run_trial, with_evaluation
-from tuner.protocol import Answer, Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
+from tuner.protocol import Answer, Ended, Failed, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
 from tuner.scheduler import answer, guarded
 
 OVER_THE_LIMIT = 8.89e-4
@@ -344,21 +343,21 @@ def raised(error: Exception) -> Exception:
 
 
 def test_a_failure_is_told_in_one_line_with_the_end_of_its_traceback() -> None:
-    failed = worker.failure(raised(RuntimeError("\n  no room\nfor this")))
+    failed = Failed.of(raised(RuntimeError("\n  no room\nfor this")))
     assert failed.message == "RuntimeError: no room"
     assert failed.traceback.splitlines()[-1] == "for this" and "raise error" in failed.traceback
     assert not failed.out_of_memory and not failed.is_for_user
-    assert worker.failure(ValueError()).message == "ValueError"
+    assert Failed.of(ValueError()).message == "ValueError"
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("tried to allocate 2 GiB")])
 def test_out_of_memory_is_told_apart(error: Exception) -> None:
-    assert worker.failure(error).out_of_memory
+    assert Failed.of(error).out_of_memory
 
 
 @pytest.mark.parametrize("error", [TaskError("no words"), ConfigError("no words")])
 def test_a_message_meant_for_the_user_stands_alone(error: PPOTunerError) -> None:
-    failed = worker.failure(error)
+    failed = Failed.of(error)
     assert failed.message == "no words" and failed.is_for_user
 
 

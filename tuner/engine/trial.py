@@ -21,7 +21,7 @@ from tuner.budget_watch import WatchState, watch
 from tuner.engine import ranks
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.guard import GUARD, GuardState, observe
-from tuner.protocol import Answer, Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
+from tuner.protocol import Answer, Ended, Failed, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
 
 T = TypeVar("T")
 WATCH = "budget_watch"
@@ -31,15 +31,21 @@ OWN_FRONT = 3
 Ask = Callable[[Stepped | NoRoom], Answer]
 
 
-def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Left:
+def run_trial(
+    spec: TrialSpec,
+    ask: Ask,
+    enter: Callable[[Phase], None] = lambda _: None,
+    fail: Callable[[Failed], None] = lambda _: None,
+) -> Ended | Left:
     """Run one trial; each step's report goes to `ask`, whose answer decides what it does next.
 
-    The other processes of a trial of several are started first, and end with it.
+    The other processes of a trial of several are started first, and end with it; `fail` is called where one of them
+    raised an error, right before this process ends.
     A checkpoint is saved only after its step was answered: the store then holds every step up to it. Where there is no
     room for one, `ask` decides whether to try again. `enter` is called before a checkpoint is saved, before each of its
     files is uploaded, and before the next step.
     """
-    with ranks.started(spec.resources.ranks):
+    with ranks.started(spec.resources.ranks, fail):
         return _run_trial(spec, ask, enter)
 
 
@@ -107,9 +113,9 @@ def _save_last(
         traceback.print_exc()
 
 
-def read_test(job: ReadTest) -> Read:
-    """Return what a checkpoint comes to on the test prompts."""
-    with ranks.started(job.resources.ranks):
+def read_test(job: ReadTest, fail: Callable[[Failed], None] = lambda _: None) -> Read:
+    """Return what a checkpoint comes to on the test prompts; `fail` is called as by `run_trial`."""
+    with ranks.started(job.resources.ranks, fail):
         return _read_test(job)
 
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ppo_core import checkpoint
-from ppo_core.errors import PPOTunerError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.task_file import get_task
 from tuner import trial_log
@@ -97,8 +96,6 @@ def _point(descriptors: Any, path: Path | str) -> None:
 
 # The worker process: prepares tasks and runs trials as the controller orders, one at a time.
 
-_TRACEBACK_LINES = 30
-
 
 class Controller(Protocol):
     """Where a worker's reports go."""
@@ -117,6 +114,7 @@ class PipeToController:
 
     def __init__(self, pipe: "connection.Connection[Message, Job | Answer]") -> None:
         self._pipe = pipe
+        self._sending = threading.Lock()  # another rank's failure is sent by a thread of its own
 
     def next_job(self) -> Job:
         """Wait for something to do."""
@@ -127,7 +125,8 @@ class PipeToController:
     def emit(self, message: Message) -> None:
         """Send a message up."""
         try:
-            self._pipe.send(message)
+            with self._sending:
+                self._pipe.send(message)
         except OSError:
             sys.exit(0)
 
@@ -164,13 +163,13 @@ def _carry_out(job: Job, controller: Controller) -> Message:
     _begin_log(job)
     try:
         if isinstance(job, TrialSpec):
-            return run_trial(job, controller.ask, lambda phase: controller.emit(Entered(phase)))
+            return run_trial(job, controller.ask, lambda phase: controller.emit(Entered(phase)), controller.emit)
         if isinstance(job, ReadTest):
-            return read_test(job)
+            return read_test(job, controller.emit)
         return _prepare(job, controller)
     except Exception as error:
         traceback.print_exception(error)
-        return failure(error)
+        return Failed.of(error)
     finally:
         flush()
 
@@ -206,20 +205,6 @@ def _prepare(job: PrepareTask, controller: Controller) -> Prepared:
         if line is not None:
             controller.emit(Progress(f"the largest trial's {line}", 1.0))
     return Prepared()
-
-
-def failure(error: Exception) -> Failed:
-    """Return the message that reports `error`."""
-    first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    name = type(error).__name__
-    is_for_user = isinstance(error, PPOTunerError)
-    lines = "".join(traceback.format_exception(error)).splitlines()
-    return Failed(
-        message=first_line if is_for_user and first_line else f"{name}: {first_line}" if first_line else name,
-        traceback="\n".join(lines[-_TRACEBACK_LINES:]),
-        out_of_memory=isinstance(error, MemoryError) or name == "OutOfMemoryError",  # torch's, without its import
-        is_for_user=is_for_user,
-    )
 
 
 def _free_memory() -> None:
