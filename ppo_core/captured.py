@@ -22,7 +22,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ppo_core.decoding import ReservedLayer, reserved_cache, step_logits
-from ppo_core.memory import gpu_limit, is_out_of_memory
+from ppo_core.errors import is_out_of_memory
+from ppo_core.memory import gpu_limit
 from ppo_core.networks import sharing_weights
 
 logger = logging.getLogger(__name__)

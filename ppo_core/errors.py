@@ -14,9 +14,21 @@ OUT_OF_MEMORY = (
 """What to say where memory ran out in work that cannot be done in smaller pieces."""
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, the device's or the machine's."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's, without its import
+_SAYS_NO_MEMORY = (
+    "DefaultCPUAllocator: can't allocate",
+    "CUDA error: out of memory",  # a graph, a kernel's module or a context, which torch's allocator does not hold
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether memory ran out, the device's or the machine's, or the error came of that."""
+    if not isinstance(error, RuntimeError):
+        return isinstance(error, MemoryError)
+    is_torchs = type(error).__name__ == "OutOfMemoryError"  # without importing torch
+    says_so = is_torchs or any(words in str(error) for words in _SAYS_NO_MEMORY)
+    return says_so or is_out_of_memory(error.__context__)  # a graph's capture fails in its own way after that
 
 
 class PPOTunerError(Exception):

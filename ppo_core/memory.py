@@ -17,7 +17,7 @@ from typing import TypeVar, cast
 import psutil
 import torch
 
-from ppo_core.errors import OutOfMemory
+from ppo_core.errors import OutOfMemory, is_out_of_memory
 from ppo_core.fits import Room
 from ppo_core.world import ONE_PROCESS, World
 
@@ -73,22 +73,6 @@ class ChunkRows:
             self.rows = rows // 2
             free()
             logger.warning("memory ran out in %s: from now on %d rows at a time", self.work, self.rows)
-
-
-_SAYS_NO_MEMORY = (
-    "DefaultCPUAllocator: can't allocate",
-    "CUDA error: out of memory",  # a graph, a kernel's module or a context, which torch's allocator does not hold
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether memory ran out, or what was raised came of that: a graph's capture fails in its own way then."""
-    if error is None:
-        return False
-    says_so = isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _SAYS_NO_MEMORY)
-    return says_so or is_out_of_memory(error.__context__)
 
 
 def free() -> None:

@@ -295,9 +295,7 @@ def test_the_answer_says_what_it_came_to_on_the_test_prompts(
     best = view.best()
     assert best is not None and best.kl is not None
     step = best.value_step
-    line = (
-        f"On 4 test prompts: {step}.00 ± 0.50 at {best.kl:.2f} ± 0.25 nats/response (once, after the search)."
-    )
+    line = f"On 4 test prompts: {step}.00 ± 0.50 at {best.kl:.2f} ± 0.25 nats/response (once, after the search)."
     assert line in printed(store, view, best)
     data = json.loads(json.dumps(results.best_data(store, view, best, 10.0)))
     assert {name: data["test"][name] for name in ("step", "prompts", "reward", "kl_se")} == {
