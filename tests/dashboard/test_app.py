@@ -119,7 +119,7 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
         "Device time": ("3 min", "18 s per ended trial"),
     }
     assert "4 trials promoted so far" in next(card.help for card in app.metric if card.label == "Budget spent")
-    assert any("Trained to its end it reads a KL of 14.51, over the budget" in one.value for one in app.markdown)
+    assert any("Trained to its end its KL is 14.51, over the budget" in one.value for one in app.markdown)
     told = app.text[0].help.replace("\\", "")
     assert "Strategy early_cut: pauses trials at a tenth of their episodes, and finishes the best sixth." in told
     assert "a trial's value is the best checkpoint within the KL budget." in told

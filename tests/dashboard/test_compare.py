@@ -34,7 +34,7 @@ def test_outcomes_are_told_with_the_difference_and_its_noise(built: Path, monkey
     app = page("compare", built, monkeypatch, trial=["0", "7", "2", "8"])
     outcomes = app.dataframe[1].value.set_index("outcome")
     assert outcomes.loc["Status"].tolist() == ["✓ completed", "✓ completed", "✕ pruned", "▲ failed"]
-    assert outcomes.loc["Within 10 nats/response"].tolist() == ["yes", "yes", "no", "-"]
+    assert outcomes.loc["Within 10 nats/response"].tolist() == ["yes", "yes", "-", "-"]
     assert outcomes.loc["Reason", "trial 8"].startswith("'=cmd()"), "no spreadsheet takes it for a formula"
     said = [text for text in shown.texts(app) if " against trial 0" in text]
     assert len(said) == 2, "trial 8 has no value"
