@@ -48,7 +48,7 @@ class CapturedDecoding:
 
     def __init__(self, model: PreTrainedModel, *, captures: bool = True) -> None:
         self._model = model
-        self._captures = self._may_capture = captures
+        self._captures = captures
         self.looks_every = LOOKS_EVERY if captures else 1
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._is_first = True
@@ -77,7 +77,7 @@ class CapturedDecoding:
 
     def end(self) -> None:
         """Give the buffers back where they would take much of what training needs."""
-        if self._captures and self._tokens:
+        if self._tokens and self._model.device.type == "cuda":
             held = sum(layer.held_bytes() for layer in self._layers)
             if held > MOST_KEPT * gpu_limit(self._model.device):
                 self.release()
@@ -110,17 +110,17 @@ class CapturedDecoding:
 
     def _has_captured(self, rows: int) -> bool:
         """Capture a step of so many rows; return False where that cannot be done, and is not tried again."""
-        if not self._may_capture:
+        if not self._captures:
             return False
         try:
             self._graphs[rows] = self._capture(rows)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            self._may_capture = False
+            self._captures = False
             reason = str(error).partition("\n")[0]
             logger.warning("decodes without captured graphs, because a step cannot be captured: %s", reason)
-        return self._may_capture
+        return self._captures
 
     def _step(self, rows: int) -> Tensor:
         self._mask.index_fill_(3, self._place, 0.0)

@@ -96,8 +96,8 @@ def room_for_logits(device: torch.device) -> int:
         return 0
     reserved = torch.cuda.memory_reserved(device)
     more = min(torch.cuda.mem_get_info(device)[0], gpu_limit(device) - reserved)
-    free = more + reserved - torch.cuda.memory_allocated(device)
-    return min(int(LOGITS_SHARE * free) // BYTES_A_LOGIT, MOST_LOGITS)
+    unused = more + reserved - torch.cuda.memory_allocated(device)
+    return min(int(LOGITS_SHARE * unused) // BYTES_A_LOGIT, MOST_LOGITS)
 
 
 def gpu_limit(device: torch.device) -> int:

@@ -27,6 +27,11 @@ KL_UNIT = METRICS["eval/kl"].unit.replace(" per ", "/")
 _STEP_READINGS = {"objective/scores": "score", "objective/kl_exact": "KL", "objective/kl_coef": "β"}
 
 
+def discard(stream: IO[str]) -> None:
+    """Let what is still written to a stream go nowhere: Python flushes stdout again at exit, which must not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 class _Console(Console):
     outlives_reader = False
 
@@ -35,7 +40,7 @@ class _Console(Console):
         if not self.outlives_reader:
             raise  # the BrokenPipeError that this is called for
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        discard(self.file)
         with suppress(OSError):  # stderr may be the pipe that was closed
             print("nothing reads the output any more: the work continues without printing", file=sys.stderr)
 

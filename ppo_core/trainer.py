@@ -82,8 +82,9 @@ def own_trainer(
     config: PPOConfig, task_name: str, device: str = "auto", resume_from: str | os.PathLike[str] | None = None
 ) -> "PPOTrainer":
     """Return this process's trainer, as `ppo_trainer` does; in a launch of several all are to make theirs."""
-    free()  # an earlier trainer whose weights were sharded lies in cycles of references
     world = process_group.joined()
+    if world.size > 1:
+        free()  # an earlier trainer whose weights were sharded lies in cycles of references
     config, models = together(world, lambda: _prepared(config, task_name, device))
     trainer = together(world, lambda: PPOTrainer(config, models, world=world))
     if resume_from is not None:

@@ -386,7 +386,7 @@ def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) 
         "baseline_se": None if start is None else start.se,
         "improvement": None if better is None else better.mean,
         "improvement_se": None if better is None else better.se,
-        "ends_within_budget": end_of(store, trial, view.spec).is_within,
+        "ends_within_budget": ends_within(trial, view.spec),
         "test": None if isinstance(test, str) else asdict(test),
         "test_why_not": test if isinstance(test, str) else None,
     }

@@ -97,8 +97,8 @@ def _settings(view: StudyView, best: TrialRow) -> None:
 
 def _commands(store: Store, view: StudyView, best: TrialRow, confirmation: Confirmation | None) -> None:
     """Draw the command that launches the configuration, and where its checkpoint is."""
-    kept = forks.answer(store, view.row, best)
     st.code(data.command(launch_words(store, view, best, confirmation)), language=None, wrap_lines=True)
-    if confirmation is None and kept is not None and kept.kept.path is not None:
+    kept = forks.answer(store, view.row, best) if confirmation is None else None
+    if kept is not None and kept.kept.path is not None:
         st.text("Its checkpoint:")
         st.code(safe_text.one_line(str(kept.kept.path), data.MOST_OF_A_COMMAND), language=None, wrap_lines=True)

@@ -3,7 +3,6 @@
 import argparse
 import io
 import math
-import os
 import signal
 import sys
 import threading
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from ppo_core import launched
+from ppo_core import launched, output
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError, nearest
 
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
@@ -92,8 +91,7 @@ def run(name: str, work: Callable[[], int]) -> int:
             print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return status_of(error)
     except BrokenPipeError:
-        # Python flushes stdout once more at exit, which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.discard(sys.stdout)
         return EXIT_PIPE
     except OSError as error:
         if error.filename is None or error.strerror is None:

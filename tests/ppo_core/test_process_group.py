@@ -200,6 +200,8 @@ def test_an_error_of_one_processs_task_is_raised_in_all_before_a_checkpoint_is_r
 
 
 def test_what_is_left_of_an_earlier_trainer_is_freed_before_another_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = threading.local()
+
     class Left:
         """In a cycle of references, as a sharded module is."""
 
@@ -212,11 +214,16 @@ def test_what_is_left_of_an_earlier_trainer_is_freed_before_another_is_loaded(mo
         assert left() is None
         raise TaskError("enough")
 
+    def train(world: World) -> None:
+        own.world = world
+        with pytest.raises(TaskError, match="enough"):
+            own_trainer(PPOConfig(**BASE), "reviews", "cpu")
+
+    monkeypatch.setattr(process_group, "joined", lambda: own.world)
     monkeypatch.setattr(trainer_module, "load_task", load)
     gc.disable()
     try:
-        with pytest.raises(TaskError, match="enough"):
-            own_trainer(PPOConfig(**BASE), "reviews", "cpu")
+        run_threads(2, train)
     finally:
         gc.enable()
 

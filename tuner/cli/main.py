@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ppo_core import __version__
+from ppo_core import __version__, output
 from ppo_core.errors import ConfigError, PPOTunerError, nearest
 from ppo_core.run.command_line import (
     EXIT_ERROR,
@@ -137,8 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _tell(f"error: {_one_line(str(error))}")
         return status_of(error)
     except BrokenPipeError:
-        # Python flushes stdout once more at exit, which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.discard(sys.stdout)
         return EXIT_PIPE
     except OSError as error:
         if error.filename is None or error.strerror is None:

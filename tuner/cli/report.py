@@ -27,6 +27,7 @@ from tuner.results import (
     spent,
     value_kl,
 )
+from tuner.scoring import ends_within
 from tuner.status import Status
 from tuner.store import Store, TrialRow
 
@@ -288,7 +289,7 @@ def _next_commands(
             again = "run it and the reference again on fresh seeds: does it hold?"
             commands.append((["confirm", name], again))
         longer = ["train", "--from", name, number, "--total_episodes", str(episodes)]
-        over = end_of(store, launch, view.spec).is_within is False
+        over = ends_within(launch, view.spec) is False
         is_confirmed = any(run.config.get("total_episodes") == episodes for run in view.confirming)
         why = "train it longer" if is_confirmed else "train it longer (not confirmed at that length)"
         keep = "it ends over the KL budget, so use best_model, the best checkpoint within it" if over else ""

@@ -211,20 +211,11 @@ def importance(args: argparse.Namespace) -> int:
         out.print(importance_table(each, f"What mattered for {outcome}, {at.name}"))
         out.print(importances.certainty(each, len(usable)), soft_wrap=True)
         out.print()
-    for line in (importances.MEANING, *COLUMNS_OF_IMPORTANCE):
+    for line in (importances.MEANING, *importances.COLUMNS):
         out.print(line, soft_wrap=True)
     return 0
 
 
-COLUMNS_OF_IMPORTANCE = (
-    "share: this hyperparameter's part of the total importance.",
-    "likely: where the share falls in 80% of bootstrap resamples of the trials, widened to contain the share itself. "
-    "Resampling adds noise, which pulls large shares down and small shares up: near 0% and 100% the interval lies "
-    "mostly to one side. It shows how unstable the share is; it is not a confidence interval.",
-    "chance: how often shuffled outcomes, where nothing matters, score as high; at least 2%, as 40 are drawn and the "
-    "real outcome counts as one.",
-)
-"""What the columns of `importance_table` are, one line each."""
 BAR = 20
 """Characters of a share of 100%."""
 

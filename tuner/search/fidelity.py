@@ -40,6 +40,11 @@ def rests(rows: Iterable[TrialRow], spec: StudySpec) -> dict[int, tuple[Rest, ..
     return {number: its for number, its in found.items() if its}
 
 
+def _rests_at(rung: int, rows: Iterable[TrialRow], spec: StudySpec) -> dict[int, Rest]:
+    """Return where the strategy paused trials at one rung, by number; those that did not reach it are left out."""
+    return {number: its[rung] for number, its in rests(rows, spec).items() if len(its) > rung}
+
+
 def _rungs(row: TrialRow, shares: Sequence[float]) -> tuple[int, ...]:
     """Return the episodes at a trial's rungs; two that fall together are one."""
     config = PPOConfig.from_dict(row.config)
@@ -110,7 +115,7 @@ def read(
     if at.rung is None:
         ended = (row for row in rows if row.status.is_final)
         return tuple(replace(row, kl=row.end_kl) if spec.objective == "best" else row for row in ended)
-    its = {number: places[at.rung] for number, places in rests(rows, spec).items() if len(places) > at.rung}
+    its = _rests_at(at.rung, rows, spec)
     return tuple(
         replace(row, value=its[row.number].score, value_se=None, kl=kls.get((row.number, its[row.number].episode)))
         for row in rows
@@ -123,7 +128,7 @@ def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
     if at.rung is None:
         return ""
     total = {row.number: int(row.config["total_episodes"] or spec.total_episodes) for row in rows}
-    its = {number: places[at.rung] for number, places in rests(rows, spec).items() if len(places) > at.rung}
+    its = _rests_at(at.rung, rows, spec)
     shares = {f"{rest.episode / total[number]:.0%}": rest.episode / total[number] for number, rest in its.items()}
     if not shares:
         return ""

@@ -36,6 +36,15 @@ BEST_SHARE, LEAST_BEST = 0.25, 5
 """The best quarter, and at least five trials, is compared with all."""
 RESAMPLES = 40
 LOW, HIGH = 0.1, 0.9
+COLUMNS = (
+    "share: this hyperparameter's part of the total importance.",
+    f"likely: where the share falls in {HIGH - LOW:.0%} of bootstrap resamples of the trials, widened to contain the "
+    "share itself. Resampling adds noise, which pulls large shares down and small shares up: near 0% and 100% the "
+    "interval lies mostly to one side. It shows how unstable the share is; it is not a confidence interval.",
+    f"chance: how often shuffled outcomes, where nothing matters, score as high; at least {1 / (1 + RESAMPLES):.0%}, "
+    f"as {RESAMPLES} are drawn and the real outcome counts as one.",
+)
+"""What the columns of a table of importances are, one line each."""
 CHANCE = 0.025
 """How often shuffled outcomes may reach a number that is called more than chance."""
 
