@@ -37,6 +37,9 @@ from support.part_results import Results
 from support.real_task import save_task
 from support.trl_cells import measure_trl
 
+from tuner.engine.gpu import mps_line
+from tuner.guard import RULES
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "optuna", "trl")
@@ -154,9 +157,11 @@ def study(setting: Setting) -> None:
 def _stopped_by_the_guard(setting: Setting, folder: Path) -> None:
     budget, episodes = ("3", "96") if setting.rehearses else ("4", "1920")
     text = (ROOT / "studies" / "reviews.toml").read_text()
-    text = re.sub(r"(?m)^budget = .*$", f"budget = {budget}", text)
+    text = re.sub(r"(?m)^budget = .*$", f"budget = {budget}", text, count=1)
     text = re.sub(r"(?m)^device = .*$", f'device = "{setting.device.type if setting.rehearses else "auto"}"', text)
     text = text.replace("[fixed]", f"[fixed]\ntotal_episodes = {episodes}", 1)
+    if setting.rehearses:  # so few steps reach no limit for certain: any step of any size is over this one
+        text = re.sub(r"(?m)^budget = .*\nlimit = .*$", r"budget = 0.01\nlimit = 0.01", text)
     trials, seconds = _run_study(setting.limit(GUARD_SECONDS), folder, "reviews", text)
     stopped = [trial for trial in trials if trial["status"] == "pruned" and trial["reason"]["rule"].startswith("kl")]
     best = max((trial["value"] for trial in trials if trial["value"] is not None), default=None)
@@ -175,7 +180,6 @@ name = "{name}"
 task = "{task}"
 trials = {trials}
 strategy = "full"
-audit = 1.0
 threads = 1
 [fixed]
 total_episodes = {episodes}
@@ -192,6 +196,8 @@ learning_rate = {{ low = 1e-7, high = 1e-5, scale = "log" }}
 name = "random"
 [workers]
 checkpoint_seconds = 3600
+[guard]
+{rules_off}
 """
 """As many trials as the most that share the GPU, equally long but for their rates: the guard ends none.
 
@@ -202,9 +208,11 @@ SHARING_ITERATIONS = 12
 
 def sharing_text(name: str, task: Path, trials: int, batch: int, iterations: int) -> str:
     """Return the study file."""
+    rules_off = "\n".join(f"{rule} = false" for rule in RULES)
     return SHARING.format(
-        name=name, task=task, trials=trials, episodes=iterations * batch, batch=batch, mini=batch // 4
-    )
+        name=name, task=task, trials=trials, episodes=iterations * batch, batch=batch, mini=batch // 4,
+        rules_off=rules_off,
+    )  # fmt: skip
 
 
 def _sharing(setting: Setting, folder: Path) -> None:
@@ -215,8 +223,7 @@ def _sharing(setting: Setting, folder: Path) -> None:
     size, tokens, counts = ("tiny", 8, (1, 2)) if setting.rehearses else ("gpt2-0.1b", 128, (1, 8, 4, 2))
     batch, iterations = (8, 4) if setting.rehearses else (64, SHARING_ITERATIONS)
     flag = "--workers" if setting.rehearses else "--trials-per-gpu"
-    has_mps = shutil.which("nvidia-cuda-mps-control") is not None
-    setting.results.say(f"MPS: {'there' if has_mps else 'not installed'}", has_mps=has_mps)
+    setting.results.say(mps_line())
     seconds: dict[int, float] = {}
     each: dict[int, float] = {}
     for count in counts:

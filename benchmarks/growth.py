@@ -24,7 +24,6 @@ from support import studies
 from support.metered import Mark, Meter
 from support.simulated_workers import SimulatedEngine
 
-from tuner.checkpoints import CheckpointPolicy
 from tuner.run import run_study
 from tuner.spec import STRATEGIES
 
@@ -100,7 +99,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--storage", default=POSTGRES, help="postgresql: a server of its own (default); sqlite; or a store's URL"
     )
-    parser.add_argument("--max-disk", type=int, help="quota for checkpoints, in bytes (default: none)")
     parser.add_argument("--keep", type=Path, help="folder for the store and the checkpoints, which stay there")
     parser.add_argument("--html", type=Path, default=Path("runs/benchmarks/growth.html"), help="where the plot goes")
     parser.add_argument("--profile", type=Path, help="write what cProfile says of the controller's thread")
@@ -130,7 +128,6 @@ def run(arguments: argparse.Namespace, url: str, folder: Path) -> Meter:
             storage=url,
             runs_folder=folder / "runs",
             workers=arguments.workers,
-            policy=CheckpointPolicy(max_disk=arguments.max_disk),
             make_engine=lambda _: engine,
             make_scheduler=meter.make_scheduler,
             on_event=meter.note,

@@ -26,10 +26,10 @@ FOLDER = Path("runs", "benchmarks", "real_size")
 
 def train(arguments: argparse.Namespace) -> None:
     """Train in this process, and print its iterations as one line of JSON."""
+    from ppo_core.estimate import Estimator
     from ppo_core.fits import predicted
     from ppo_core.hyperparameters import PPOConfig
     from ppo_core.memory import room
-    from ppo_core.model_shapes import TaskShapes
     from ppo_core.task_file import get_task
     from ppo_core.trainer import ppo_trainer
 
@@ -52,7 +52,7 @@ def train(arguments: argparse.Namespace) -> None:
         }
     )
     task = get_task(str(arguments.train))
-    estimate = TaskShapes(task, task.prepare(None), "cpu").estimate(config)
+    estimate = Estimator(task, task.prepare(None), "cpu")(config)
     place = room(torch.device("cpu"))
     began = time.monotonic()
     trainer = ppo_trainer(config, str(arguments.train), device="cpu")

@@ -5,7 +5,6 @@
 
 import gc
 import importlib
-import inspect
 import pkgutil
 import sys
 import threading
@@ -40,9 +39,6 @@ def main() -> None:
 
 def read_ahead() -> None:
     """Read what the pages show first of the study that they show first; the pages show what is wrong with a store."""
-    # Streamlit does both at the first visit: the patterns of emojis, and the source files that a stack lies in.
-    importlib.import_module("streamlit.emojis")
-    inspect.stack()
     with suppress(PPOTunerError):
         store = data.open_store(data.storage())
         for study in data.studies(store)[:1]:

@@ -1,4 +1,4 @@
-"""Who may launch studies and place orders: whoever has this server's token, unless the dashboard is read-only.
+"""Who may place orders: whoever has this server's token, unless the dashboard is read-only.
 
 Reading needs no token. Every action checks the token itself, so that nothing depends on a button being hidden: other
 pages on this machine can also open a connection to the server.
@@ -9,12 +9,10 @@ session, is sent by this site's own pages only, and counts only where the reques
 """
 
 import hmac
-import ipaddress
 import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import streamlit as st
@@ -47,19 +45,8 @@ def token() -> str:
 
 
 def is_read_only() -> bool:
-    """Return whether nothing may be launched or ordered from here."""
+    """Return whether no orders may be placed from here."""
     return os.environ.get(READ_ONLY_VARIABLE, "") not in ("", "0")
-
-
-def is_local() -> bool:
-    """Return whether the server listens on this machine alone."""
-    address = st.get_option("server.address") or ""
-    if address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 class TokenKeeper:
@@ -138,31 +125,15 @@ def require_order(given: str) -> None:
         raise NotPermitted(f"the token {what}; open the link that the dashboard printed on its terminal")
 
 
-def require_launch(given: str) -> None:
-    """Raise NotPermitted where this token does not permit launching or ending a run."""
-    require_order(given)
-    if not is_local():
-        raise NotPermitted("launching is off: this server listens beyond 127.0.0.1; use ppo-tuner run there")
-
-
 def may_order() -> bool:
     """Return whether this browser's session may place orders. The action itself checks again."""
-    return _allows(require_order)
-
-
-def may_launch() -> bool:
-    """Return whether this browser's session may launch studies. The action itself checks again."""
-    return _allows(require_launch)
-
-
-def _allows(require: Callable[[str], None]) -> bool:
     try:
-        require(given())
+        require_order(given())
     except NotPermitted:
         return False
     return True
 
 
 def _printed(made: str) -> str:
-    print(f"dashboard: token for launching and orders: {made}", file=sys.stderr, flush=True)
+    print(f"dashboard: token for orders: {made}", file=sys.stderr, flush=True)
     return made

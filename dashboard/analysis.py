@@ -1,6 +1,6 @@
 """What is computed from a study's frames before it is drawn: rungs, pruning's cost, trials by setting, noise, front."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from ppo_core.kl_budget import is_within
 from tuner.guard import RULES
 from tuner.paired import ERRORS
 from tuner.results import differences
-from tuner.status import PERSON, Objective, Status
+from tuner.status import PERSON, Status
 from tuner.store import TrialRow
 
 # Pruning and its cost: what was ended early, by which rule, what that saved, and whether it might have won.
@@ -76,26 +76,6 @@ def by_rule(early: pd.DataFrame) -> pd.DataFrame:
         }
     )
     return found.sort_values("trials", ascending=False, kind="stable").reset_index()
-
-
-def would_have_won(early: pd.DataFrame, evaluated: pd.DataFrame, best: float | None, kl_budget: float) -> pd.DataFrame:
-    """Return the trials ended early that read more reward than the best trial's value `best` while they ran.
-
-    For studies whose objective is `end`. `number`, `rule`, `value` and `kl` so far (of its last two evaluations), and
-    of its best evaluation within the KL budget `peak` and `peak_step` (NaN: none was). A trial is here where its value
-    so far, or that evaluation, is over `best`. `within` says whether it was so within the budget: only then could it
-    have won as it stood. Without a `best`, every trial with an evaluation within the budget counts.
-    """
-    bar = float("-inf") if best is None else best
-    inside = trained_within(evaluated, kl_budget)
-    peaks = inside.loc[inside.groupby("trial")["reward"].idxmax()].set_index("trial")
-    found = early[["number", "rule", "value", "kl"]].assign(
-        peak=early["number"].map(peaks["reward"]).astype(float),
-        peak_step=early["number"].map(peaks["step"]).astype(float),
-    )
-    found["within"] = ((found["value"] > bar) & (found["kl"] <= kl_budget)) | (found["peak"] > bar)
-    over = found["value"] > bar if best is not None else False
-    return found[found["within"] | over].reset_index(drop=True)
 
 
 def rule_label(rule: str) -> str:
@@ -190,19 +170,12 @@ def _number(row: TrialRow, setting: str) -> float | None:
 
 # Is one trial better than another? The difference of their values against its noise.
 
-_VALUES: Mapping[Objective, str] = {
-    "best": "A value is the highest of several evaluations, so it is optimistic",
-    "end": "A value is the mean of a trial's last two evaluations",
-}
-
-
-def noise(objective: Objective) -> str:
-    """Return what the noise of a difference is, and what it is not."""
-    return (
-        "Each trial is one run, so none of these numbers includes what another seed would change. "
-        f"{_VALUES[objective]}. All are on the same eval prompts, so a difference is paired by prompt; over "
-        f"{ERRORS:g} of its standard errors it counts as more than noise."
-    )
+NOISE = (
+    "Each trial is one run, so none of these numbers includes what another seed would change. A value is the highest "
+    "of several evaluations, so it is optimistic. All are on the same eval prompts, so a difference is paired by "
+    f"prompt; over {ERRORS:g} of its standard errors it counts as more than noise."
+)
+"""What the noise of a difference is, and what it is not."""
 
 
 @dataclass(frozen=True)
@@ -283,18 +256,6 @@ def front(evaluated: pd.DataFrame) -> pd.DataFrame:
     )
     before = order["reward"].cummax().shift(fill_value=-np.inf)
     return order[order["reward"] > before].reset_index(drop=True)
-
-
-def best_checkpoint(evaluated: pd.DataFrame, kl_budget: float) -> Checkpoint | None:
-    """Return the evaluation after step 0 with the highest reward within a KL budget, or None.
-
-    Within is as `ppo_core.kl_budget.is_within` has it. Of equal rewards the lower KL wins, then the lower trial, then
-    the earlier step.
-    """
-    order = trained_within(evaluated, kl_budget).sort_values(
-        ["reward", "kl", "trial", "step"], ascending=[False, True, True, True]
-    )
-    return None if order.empty else _checkpoint(order.iloc[0])
 
 
 def checkpoint_of(evaluated: pd.DataFrame, trial: int, step: int) -> Checkpoint | None:

@@ -10,6 +10,5 @@ if (root := str(Path(__file__).resolve().parent.parent)) not in sys.path:
     sys.path.insert(0, root)  # Streamlit puts this file's folder there, not the checkout's
 
 from dashboard.access import TokenKeeper
-from dashboard.front_end import FrontEnd
 
-app = App(Path(__file__).with_name("pages.py"), middleware=[Middleware(TokenKeeper), Middleware(FrontEnd)])
+app = App(Path(__file__).with_name("pages.py"), middleware=[Middleware(TokenKeeper)])

@@ -1,19 +1,32 @@
-"""Charts of a run: pure functions from step rows to what a chart is made of (`dashboard.chart_parts`)."""
+"""Live charts of a run: pure functions from step rows to ECharts options, put together of `dashboard.echarts`.
+
+No text from outside gets into a chart.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
 
-from dashboard import style
-from dashboard.chart_parts import FAINT, Area, Axis, Chart, EarlyEnd, Limit, Line, Panel, Point
+from dashboard import echarts, style
 from dashboard.diagnosis import SIGNALS, Incident
+from dashboard.echarts import FAINT, Drawn, Option, Place, Span
 from ppo_core.metrics import METRICS, QUANTILES
 from tuner.guard import KL, RULES
 from tuner.search.fidelity import Rest
 from tuner.status import Status
 
+Axis = Literal["step", "episodes", "tokens", "seconds", "KL"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+AXIS_TITLES: Mapping[Axis, str] = {
+    "step": "Step (PPO iterations)",
+    "episodes": "Episodes",
+    "tokens": "Response tokens",
+    "seconds": "Seconds of the trial",
+    "KL": METRICS[KL].title,
+}
 LENGTH = "response/length_mean"
 NEEDED: dict[Axis, tuple[str, ...]] = {"step": (), "episodes": (), "tokens": (LENGTH,), "seconds": (), "KL": (KL,)}
 """The metrics that a horizontal axis is made of."""
@@ -113,7 +126,7 @@ def band_edges(frame: pd.DataFrame, buckets: int = 60) -> pd.DataFrame:
     return spread[2 * bucket["trial"].nunique() >= going].reset_index(drop=True)
 
 
-# One metric over the run. Labels and units come from the declared metrics. No text from outside gets into a chart.
+# One metric over the run. Labels and units come from the declared metrics.
 
 MOST_LIMITS = 1.5
 """A linear KL axis ends at this many times the guard's limit: one blow-up of 200 nats would flatten all the rest."""
@@ -168,8 +181,8 @@ def curve(
     targets: Mapping[str, float] | None = None,
     shaded_from: float | None = None,
     names: Mapping[int, str] | None = None,
-    rests: Mapping[int, Sequence[Rest]] | None = None,
-) -> Chart:
+    rests: Mapping[int, Rest] | None = None,
+) -> Option:
     """Return one metric over the run for every trial of `frame`, with every early end and every pause at a rung marked.
 
     Args:
@@ -191,29 +204,32 @@ def curve(
         points = points.assign(y=points["y"].clip(lower=LOG_FLOOR))
     span = _edges(points, drawing)
     top = _kl_top(points, *span, levels, is_log) if is_kl else np.inf
-    names = names or {}
+    names, targets = names or {}, targets or {}
     declared = METRICS[metric]
-    band, lines = _lines(points, trials, metric, chosen, names)
+    band, lines = _lines(points, trials, metric, chosen, names, span[1])
     sides = _clear_sides(points, levels, span)
-    panel = Panel(
-        declared.unit or declared.label,
-        lines,
-        [*_spreads(frame, metric, chosen, drawing), *band],
-        [
-            *(
-                Limit(value, name, at_end=not is_kl, is_below=not is_kl and sides[name])
-                for name, value in levels.items()
-                if value <= top
-            ),
-            *(Limit(value, name, at_end=is_kl) for name, value in (targets or {}).items() if value <= top),
-        ],
-        _ends(points, trials, chosen, span, top, names),
-        _pauses(frame, points, trials, chosen, span, top, names, _of_lines(rests or {}, lines)),
-        shaded=None if shaded_from is None else (shaded_from, top if is_kl else shaded_from),
-        span=(LOG_FLOOR if is_log else 0, top) if is_kl else None,
-        is_log=is_log,
+    limits = [
+        echarts.limit(value, name, at_end=not is_kl, is_below=not is_kl and sides[name])
+        for name, value in levels.items()
+        if value <= top
+    ]
+    limits += [echarts.limit(value, name, at_end=is_kl) for name, value in targets.items() if value <= top]
+    rested = {number: rest for number, rest in (rests or {}).items() if number in lines}  # no part in a band alone
+    pauses, others = _pauses(frame, points, trials, chosen, span, top, names, rested)
+    vertical: Option = {"name": declared.unit or declared.label}
+    if is_kl:
+        vertical |= {"min": LOG_FLOOR if is_log else 0, "max": top} | ({"type": "log"} if is_log else {})
+    shaded = None if shaded_from is None else (shaded_from, top if is_kl else shaded_from)
+    pointer = drawing.axis if drawing.axis == "KL" else drawing.axis.capitalize()
+    is_whole = drawing.axis not in ("KL", "seconds")
+    return echarts.one_panel(
+        declared.column,
+        echarts.axis(AXIS_TITLES[drawing.axis], span, pointer=f"{pointer} {{value}}", is_whole=is_whole),
+        vertical,
+        [*_spreads(frame, metric, chosen, drawing), *band, *lines.values(), *pauses],
+        [echarts.limits_alone(limits, shaded), *_ends(points, trials, chosen, span, top, names), *others],
+        right=90 if names else 40,
     )
-    return Chart(declared.column, drawing.axis, span, [panel], right=90 if names else 40)
 
 
 def over_the_axis(frame: pd.DataFrame, metric: str, drawing: Drawing, levels: Mapping[str, float]) -> str:
@@ -248,7 +264,7 @@ def _kl_top(points: pd.DataFrame, left: float, right: float, levels: Mapping[str
     return float(np.ceil(top / step) * step)  # the axis ends on a tick
 
 
-def _clear_sides(points: pd.DataFrame, levels: Mapping[str, float], span: tuple[float, float]) -> dict[str, bool]:
+def _clear_sides(points: pd.DataFrame, levels: Mapping[str, float], span: Span) -> dict[str, bool]:
     """Return by a level's name whether its text, at the right end, is clearer of the curves below its line."""
     numbers = points.dropna(subset="y")
     near = numbers[numbers["x"] >= span[0] + 0.7 * (span[1] - span[0])]["y"]
@@ -261,9 +277,17 @@ def _clear_sides(points: pd.DataFrame, levels: Mapping[str, float], span: tuple[
 
 
 def _lines(
-    points: pd.DataFrame, trials: pd.DataFrame, metric: str, chosen: Collection[int], names: Mapping[int, str]
-) -> tuple[list[Area], list[Line]]:
-    """Return one line per trial. Too many grey ones to distinguish become one band."""
+    points: pd.DataFrame,
+    trials: pd.DataFrame,
+    metric: str,
+    chosen: Collection[int],
+    names: Mapping[int, str],
+    right: float,
+) -> tuple[list[Drawn], dict[int, Drawn]]:
+    """Return the band of too many grey trials to distinguish, and by number every other trial's line, grey ones first.
+
+    `right` is where the chart ends.
+    """
     others = points[~points["trial"].isin(chosen)]
     sparse = metric.startswith("eval/")
     is_band = others["trial"].nunique() > style.DISTINCT
@@ -273,19 +297,25 @@ def _lines(
     if is_band:
         edges = band_edges(others, buckets=8 if sparse else 60)
         edges = edges.set_axis(["x", "Other trials, lower edge", "Other trials"], axis=1)
-        band, greys = [Area(edges, style.NEUTRAL, (0.225,))], []
+        band, greys = echarts.area("band", edges, style.NEUTRAL, (0.225,)), []
     resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
     marked = {*trials.loc[trials["status"].isin(EARLY), "number"], *resting}
-    lines = []
+    lines = {}
     for number in (*greys, *sorted(chosen)):
         kept = thinned(points[points["trial"] == number], most)
-        if len(kept):
-            is_bright, called = number in chosen, _called(number, names)
-            label = called if is_bright and number not in marked else ""  # else a symbol carries it
-            with_points = len(kept) == 1 or (is_bright and sparse)
-            dash = style.dash(number) if is_bright else style.SOLID
-            line = Line(number, kept, f"Trial {called}", is_bright, label, with_points, dash, number in resting)
-            lines.append(line)
+        if kept.empty:
+            continue
+        called, is_single = _called(number, names), len(kept) == 1
+        name = f"Trial {called}"
+        if number not in chosen:
+            lines[number] = echarts.behind(echarts.line(kept, name, FAINT, width=1.2, with_points=is_single))
+            continue
+        width, opacity = (1.2, 0.6) if number in resting else (2.0, 1.0)  # a paused trial is quieter than an ended one
+        line = echarts.line(
+            kept, name, style.colour(number), width=width, opacity=opacity, dash=style.dash(number),
+            with_points=is_single or sparse,
+        )  # fmt: skip
+        lines[number] = line if number in marked else echarts.named_at_end(line, called, right)  # else a symbol is
     return band, lines
 
 
@@ -295,12 +325,12 @@ def _called(number: int, names: Mapping[int, str]) -> str:
     return f"{number}: {by}" if by else f"{number}"
 
 
-def _spreads(frame: pd.DataFrame, metric: str, chosen: Collection[int], drawing: Drawing) -> list[Area]:
+def _spreads(frame: pd.DataFrame, metric: str, chosen: Collection[int], drawing: Drawing) -> list[Drawn]:
     """Return the distributions of a few highlighted trials, as wide as they were measured, never smoothed."""
     names = quantiles(metric)
     if not names or not set(names) <= set(frame.columns) or len(set(chosen)) > MOST_SPREADS or drawing.axis == "KL":
         return []
-    areas = []
+    areas: list[Drawn] = []
     for number in sorted(chosen):
         own = frame[frame["trial"] == number]
         edges = own[list(names)].set_axis(list(QUANTILES), axis=1).assign(x=positions(own, drawing.axis))
@@ -308,7 +338,7 @@ def _spreads(frame: pd.DataFrame, metric: str, chosen: Collection[int], drawing:
         if len(edges):
             every = -(-len(edges) // (MOST_IN_ALL // 10))
             edges = edges.iloc[::every].set_axis(["x", "spread", "min to q25", "q25 to q75", "q75 to max"], axis=1)
-            areas.append(Area(edges, style.colour(number), (0.08, 0.2, 0.08)))
+            areas += echarts.area(f"trial {number}", edges, style.colour(number), (0.08, 0.2, 0.08))
     return areas
 
 
@@ -316,16 +346,17 @@ def _ends(
     points: pd.DataFrame,
     trials: pd.DataFrame,
     chosen: Collection[int],
-    span: tuple[float, float],
+    span: Span,
     top: float,
     names: Mapping[int, str],
-) -> list[EarlyEnd]:
-    """Return a mark for each trial that was pruned, stopped or failed, the grey ones first.
+) -> list[Option]:
+    """Return a mark for each trial that was pruned, stopped or failed, as one series a status, the grey ones first.
 
     It is on the curve, at the step that the reason names, else at the last one; where the curve has a gap there, as
     high as the last number before. Over the axis it stands on its `top`, with its height in the text.
     """
-    ends, lines = [], dict(iter(points.groupby("trial")))
+    found: dict[tuple[bool, Status], list[Option]] = {}
+    lines = dict(iter(points.groupby("trial")))
     for trial in trials[trials["status"].isin(EARLY) & trials["number"].isin(lines)].itertuples():
         line = lines[trial.number]
         if not pd.isna(trial.stop_step):
@@ -337,10 +368,21 @@ def _ends(
         # A rule's declared name; any other text in its place is left out.
         rule = f" {RULES[trial.rule].label}" if trial.rule in RULES else ""
         text = f"{rule}: {y:.3g}" if y > top else rule
-        is_bright, on_left = trial.number in chosen, x > span[0] + 0.7 * (span[1] - span[0])
-        name, status = _called(trial.number, names), Status(trial.status)
-        ends.append(EarlyEnd(trial.number, status, x, min(y, top), is_bright, name, text, on_left))
-    return sorted(ends, key=lambda end: end.is_bright)
+        is_bright = trial.number in chosen
+        end = echarts.early_end(
+            trial.number, (x, min(y, top)), style.colour(trial.number) if is_bright else FAINT,
+            (_called(trial.number, names), text), is_bright=is_bright, on_left=_is_right(x, span),
+        )  # fmt: skip
+        found.setdefault((is_bright, Status(trial.status)), []).append(end)
+    return [
+        echarts.early_ends(status, found[is_bright, status], is_bright=is_bright)
+        for is_bright, status in sorted(found, key=lambda key: key[0])
+    ]
+
+
+def _is_right(x: float, span: Span) -> bool:
+    """Whether a place is so far right that its text has more room on the left."""
+    return x > span[0] + 0.7 * (span[1] - span[0])
 
 
 def _pauses(
@@ -348,48 +390,32 @@ def _pauses(
     points: pd.DataFrame,
     trials: pd.DataFrame,
     chosen: Collection[int],
-    span: tuple[float, float],
+    span: Span,
     top: float,
     names: Mapping[int, str],
-    rests: Mapping[int, Sequence[Rest]],
-) -> list[Point]:
-    """Return a mark on the curve wherever the strategy paused a trial, the grey ones first.
+    rests: Mapping[int, Rest],
+) -> tuple[list[Drawn], list[Option]]:
+    """Return marks on the curves wherever the strategy paused a trial: bright ones, and the grey ones as one series.
 
-    The last one of a trial that still rests says so beside it; others have their rung score in the tooltip alone.
+    That of a trial that still rests says so beside it; others have their rung score in the tooltip alone.
     """
-    found, symbol = [], style.mark(style.RESTING)
+    found, greys, mark = [], list[Place](), style.mark(style.RESTING)
     resting = set(trials.loc[trials["kind"] == style.RESTING, "number"])
-    for number, its in rests.items():
+    for number, rest in rests.items():
         line = points[points["trial"] == number].dropna(subset="y")
         steps = frame.loc[frame["trial"] == number, ["step", "episode"]]
-        for rest in its:
-            before = line[line["step"].isin(steps.loc[steps["episode"] <= rest.episode, "step"])]
-            if before.empty:
-                continue
-            x, y = float(before["x"].iloc[-1]), min(float(before["y"].iloc[-1]), top)
-            is_bright, called = number in chosen, _called(number, names)
-            is_last = number in resting and rest is its[-1]
-            colour, score = style.colour(number) if is_bright else FAINT, rest.score
-            found.append(
-                Point(
-                    x,
-                    y,
-                    f"Trial {number} {style.RESTING}, score",
-                    np.nan if score is None else score,
-                    colour,
-                    symbol,
-                    is_bright,
-                    called if is_last else "",
-                    f" {resting_text(score)}" if is_last else "",
-                    x > span[0] + 0.7 * (span[1] - span[0]),
-                )
-            )
-    return sorted(found, key=lambda point: point.is_bright)
-
-
-def _of_lines(rests: Mapping[int, Sequence[Rest]], lines: Sequence[Line]) -> dict[int, Sequence[Rest]]:
-    """Return the pauses of the trials that have a line of their own, and no part in a band alone."""
-    return {line.trial: rests[line.trial] for line in lines if line.trial in rests}
+        before = line[line["step"].isin(steps.loc[steps["episode"] <= rest.episode, "step"])]
+        if before.empty:
+            continue
+        x, y = float(before["x"].iloc[-1]), min(float(before["y"].iloc[-1]), top)
+        if number not in chosen:
+            greys.append((x, y))
+            continue
+        words = (_called(number, names), f" {resting_text(rest.score)}") if number in resting else ("", "")
+        said, score = f"Trial {number} {style.RESTING}, score", np.nan if rest.score is None else rest.score
+        point = echarts.point(said, (x, y), score, style.colour(number), mark, words, on_left=_is_right(x, span))
+        found.append(point)
+    return found, [echarts.points_behind(greys, mark)] if greys else []
 
 
 def resting_text(score: float | None) -> str:
@@ -397,7 +423,7 @@ def resting_text(score: float | None) -> str:
     return style.RESTING if score is None else f"{style.RESTING} (score {score:.2f})"
 
 
-def _edges(points: pd.DataFrame, drawing: Drawing) -> tuple[float, float]:
+def _edges(points: pd.DataFrame, drawing: Drawing) -> Span:
     """Return the ends of the shown part of the horizontal axis."""
     longest = float(points["x"].max()) if len(points) else 0.0
     low, high = (longest * share / 100 for share in drawing.window)
@@ -407,7 +433,7 @@ def _edges(points: pd.DataFrame, drawing: Drawing) -> tuple[float, float]:
 # What a study had found by what it had spent.
 
 
-def progress(found: pd.DataFrame, spent: float, baseline: float | None) -> Chart:
+def progress(found: pd.DataFrame, spent: float, baseline: float | None) -> Option:
     """Return the best value so far over the device-seconds that all trials had taken by then.
 
     Args:
@@ -415,18 +441,22 @@ def progress(found: pd.DataFrame, spent: float, baseline: float | None) -> Chart
         spent: Device-seconds in all.
         baseline: The SFT policy's eval reward; None: not known.
     """
-    end = max(spent, 1.0)
+    end, colour = max(spent, 1.0), style.colour(0)
     first = [] if baseline is None else [(0.0, baseline)]
     risen = list(found[["seconds", "value"]].itertuples(index=False, name=None))
     last = [(end, value) for _, value in risen[-1:]]
-    line = Line(0, pd.DataFrame([*first, *risen, *last], columns=["x", "y"]), "Best so far", is_stepped=True)
-    marks = [
-        Point(x, y, f"Trial {trial:.0f} at step {step:.0f}", y, line.colour, style.mark(Status.COMPLETED))
+    drawn = []
+    if risen:
+        points, series = echarts.line(pd.DataFrame([*first, *risen, *last], columns=["x", "y"]), "Best so far", colour)
+        drawn.append((points, series | {"step": "end"}))  # a height holds until the next point
+    drawn += [
+        echarts.point(f"Trial {trial:.0f} at step {step:.0f}", (x, y), y, colour, style.mark(Status.COMPLETED))
         for x, y, trial, step in found[["seconds", "value", "trial", "step"]].itertuples(index=False)
     ]
-    limits = [] if baseline is None else [Limit(baseline, f"SFT baseline {baseline:.2f}", at_end=True)]
-    panel = Panel(METRICS["eval/reward"].unit, [line] if len(found) else [], limits=limits, points=marks)
-    return Chart("best_so_far", "device-seconds", (0.0, end), [panel])
+    limits = [] if baseline is None else [echarts.limit(baseline, f"SFT baseline {baseline:.2f}", at_end=True)]
+    across = echarts.axis("Device-seconds of all trials", (0.0, end), pointer="Device-seconds {value}")
+    vertical = {"name": METRICS["eval/reward"].unit}
+    return echarts.one_panel("best_so_far", across, vertical, drawn, [echarts.limits_alone(limits)])
 
 
 # A trial's incident: one small panel a signal, all over the same steps.
@@ -435,7 +465,7 @@ MOVED = "#D55E00"
 """Vermilion, as far as possible from the trials' usual grey and blue."""
 
 
-def incident(steps: pd.DataFrame, found: Incident | None, *, number: int, lines: Mapping[str, float]) -> Chart:
+def incident(steps: pd.DataFrame, found: Incident | None, *, number: int, lines: Mapping[str, float]) -> Option:
     """Return KL and every measured signal of trial `number`; `lines` are drawn into the KL.
 
     A grey line marks the crossing in each, a coloured one where the signal left its usual range, which is shaded.
@@ -443,25 +473,21 @@ def incident(steps: pd.DataFrame, found: Incident | None, *, number: int, lines:
     metrics = [KL, *(signal.metric for signal in SIGNALS)]
     shown = [metric for metric in metrics if metric == KL or steps[metric].notna().any()]
     moves = {} if found is None else {move.signal.metric: move for move in found.moves}
-    panels = []
+    drawn = []
     for metric in shown:
         points = thinned(steps[["step", metric]].rename(columns={"step": "x", metric: "y"}))
         limits = []
         if metric == KL:  # named at either end, so that close ones stay apart
             heights = enumerate(lines.items())
-            limits = [Limit(value, f"{name} {value:g}", at_end=place % 2 == 1) for place, (name, value) in heights]
+            limits = [echarts.limit(at, f"{name} {at:g}", at_end=place % 2 == 1) for place, (name, at) in heights]
         if found is not None:
-            limits.append(Limit(found.step, is_upright=True))
+            limits.append(echarts.limit(found.step, is_upright=True))
         moved = moves.get(metric)
         if moved is not None and moved.step is not None:
-            limits.append(Limit(moved.step, f"step {moved.step}", is_upright=True, colour=MOVED, width=2))
-        panels.append(
-            Panel(
-                METRICS[metric].title,
-                [Line(number, points, METRICS[metric].label)],
-                limits=limits,
-                shaded=None if moved is None else (moved.low, moved.high),
-            )
-        )
+            limits.append(echarts.limit(moved.step, f"step {moved.step}", is_upright=True, colour=MOVED, width=2))
+        shaded = None if moved is None else (moved.low, moved.high)
+        source, series = echarts.line(points, METRICS[metric].label, style.colour(number))
+        drawn.append((source, series | {"symbolSize": 4} | echarts.marks(limits, shaded)))
     first, last = float(steps["step"].min()), float(steps["step"].max())
-    return Chart(f"incident_{number}", "step", (first, max(last, first + 1)), panels)
+    across = echarts.axis(AXIS_TITLES["step"], (first, max(last, first + 1)))
+    return echarts.panels(f"incident_{number}", across, [METRICS[metric].title for metric in shown], drawn)

@@ -251,20 +251,9 @@ def is_missing(url: str) -> bool:
     return parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists()
 
 
-def stored(name: str, url: str) -> StudyRow | None:
-    """Return the study `name` of the store at `url`; None if there is no such study or no store yet.
-
-    Raises:
-        StoreError: the store cannot be opened.
-    """
-    if is_missing(url):
-        return None
-    return next((study for study in open_store(url).studies() if study.name == name), None)
-
-
 def studies(store: Store) -> list[StudyRow]:
-    """Return the studies, the one to look at first in front: running ones, then the newest, archived ones last."""
-    return sorted(store.studies(), key=lambda study: (study.is_held, study.archived_at is None, study.id), reverse=True)
+    """Return the studies, the one to look at first in front: running ones, then the newest."""
+    return sorted(store.studies(), key=lambda study: (study.is_held, study.id), reverse=True)
 
 
 def view(store: Store, study: StudyRow) -> StudyView | None:
@@ -275,7 +264,7 @@ def view(store: Store, study: StudyRow) -> StudyView | None:
     try:
         if study.is_held:
             return as_view(study, _trial_cache(_source(store, study)).read(store, study)[0])
-        changes = f"{study.finished_at}|{study.paused_at}|{study.archived_at}"
+        changes = f"{study.finished_at}|{study.paused_at}"
         return _resting_view(_source(store, study), study.name, changes, store)
     except StoreError:
         raise

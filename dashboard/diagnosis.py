@@ -8,7 +8,7 @@ side for `STAYS` readings in a row (or for all there are up to the crossing). Th
 first. It is an order in time, which no cause follows from by itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +21,7 @@ from ppo_core.metrics import METRICS
 from tuner.guard import KL
 from tuner.hacking import Finding, Verdict, check
 from tuner.results import StudyView
-from tuner.status import Objective, Status
+from tuner.status import Status
 
 LEAST = 4
 SPREADS = 4.0
@@ -200,8 +200,8 @@ def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> list[Advice]:
         found.insert(0, Advice("error", text, ("retry", name)))
     elif is_over and view.best() is None:
         text = (
-            f"{_NOTHING_WITHIN[view.spec.objective]} Search lower learning rates or a higher β, or accept a higher KL "
-            "budget:"
+            "No checkpoint of any trial was evaluated within the KL budget. Search lower learning rates or a higher β, "
+            "or accept a higher KL budget:"
         )
         found.append(Advice("warning", text, ("best", name, "--kl-budget", f"{2 * view.spec.kl_budget:g}")))
     elif view.state == "finished":
@@ -213,12 +213,6 @@ def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> list[Advice]:
         what = "The first trials are running" if len(done) < 5 else "No problem found"
         found.append(Advice("info", f"{what}: nothing to do."))
     return found
-
-
-_NOTHING_WITHIN: Mapping[Objective, str] = {
-    "best": "No checkpoint of any trial was evaluated within the KL budget.",
-    "end": "No trial ended within the KL budget.",
-}
 
 
 def _why_finished(view: StudyView) -> str:
@@ -238,10 +232,6 @@ def _why_finished(view: StudyView) -> str:
 
 def _of_state(snapshot: Snapshot) -> list[Advice]:
     state, name, found = data.shown_state(snapshot.view), snapshot.view.row.name, []
-    if snapshot.view.row.archived_at is not None:
-        found.append(
-            Advice("info", "This study is archived, so lists leave it out. To restore it:", ("archive", name, "--undo"))
-        )
     if state == "stalled":
         text = "The controller's process exists but has not responded for over a minute. Check its terminal."
         found.append(Advice("error", text))

@@ -1,4 +1,4 @@
-"""Live charts as ECharts options. Streamlit updates one in place, so that it stays where it is while a study runs.
+"""Parts of a live chart as ECharts options. Streamlit updates one in place, so it keeps its zoom while a study runs.
 
 An option is JSON without code, so an area lies on an unseen line that it is stacked on, and limits hang on a series
 without points. No text from outside gets into one: ECharts' tooltips are HTML.
@@ -10,93 +10,99 @@ from typing import Any
 import pandas as pd
 
 from dashboard import style
-from dashboard.chart_parts import AXIS_TITLES, FILL, GAP, PANEL, Area, Chart, EarlyEnd, Limit, Line, Panel, Point
+from tuner.status import Status
 
 Option = dict[str, Any]
-TOP = 30
-"""What lies over the first of several panels, in pixels."""
+Drawn = tuple[pd.DataFrame, Option]
+"""A data set, and the series that draws it."""
+Span = tuple[float, float]
+"""The ends of an axis."""
+Place = tuple[float, float]
+"""Where something stands: across and up."""
+TOP, PANEL, GAP = 30, 92, 30
+"""Pixels over the first of several panels, of one panel, and between two."""
+FILL = "rgba(128, 128, 128, 0.10)"
+FAINT = "rgba(128, 128, 128, 0.45)"
+"""Grey that shows on light and on dark pages: an area, and a line behind others."""
 
 _UNTOUCHED: Option = {"silent": True, "tooltip": {"show": False}}
 
 
-def option(chart: Chart) -> Option:
-    """Return a chart of one panel."""
-    [panel] = chart.panels
-    drawn = [series for area in enumerate(panel.areas) for series in _area(*area)]
-    drawn += [_trial_line(line, chart.span[1]) for line in panel.lines]
-    drawn += [_point(point) for point in panel.points if point.is_bright]
-    limits = _UNTOUCHED | {"type": "line", "name": "Limits", "data": []} | _marks(panel)
-    vertical: Option = {"name": panel.title, "scale": True}
-    if panel.span is not None:
-        low, high = panel.span
-        vertical |= {"min": low, "max": high} | ({"type": "log"} if panel.is_log else {})
-    pointer = f"{chart.axis if chart.axis == 'KL' else chart.axis.capitalize()} {{value}}"
-    return _downloadable(chart, drawn) | {
-        "grid": {"left": 8, "right": chart.right, "top": 34, "bottom": 30, "containLabel": True},
+# Whole charts
+
+
+def one_panel(
+    name: str, across: Option, vertical: Option, drawn: Sequence[Drawn], others: Sequence[Option], right: int = 40
+) -> Option:
+    """Return a chart of one panel.
+
+    Args:
+        name: Of the file that its button saves.
+        across: The horizontal axis (see `axis`).
+        vertical: What is special about the vertical axis.
+        drawn: Series with their data.
+        others: Series that hold their own data.
+        right: Pixels on the right for names at lines' ends.
+    """
+    return _downloadable(name, drawn) | {
+        "grid": {"left": 8, "right": right, "top": 34, "bottom": 30, "containLabel": True},
         "tooltip": {"trigger": "axis", "confine": True, "order": "valueDesc", "valueFormatter": "%.3f"},
-        "xAxis": {
-            "type": "value", "nameLocation": "middle", "nameGap": 28, "splitLine": {"show": False},
-            "name": AXIS_TITLES[chart.axis], "min": chart.span[0], "max": chart.span[1],
-            "axisLabel": {"hideOverlap": True},
-            "axisPointer": {"label": {"formatter": pointer, "precision": 0}},
-            **({} if chart.axis in ("KL", "seconds") else {"minInterval": 1}),
-        },
-        "yAxis": {"type": "value", "nameLocation": "end", "nameTextStyle": {"align": "left"}} | vertical,
-        "series": [series | {"datasetIndex": place} for place, (_, series) in enumerate(drawn)]
-        + [limits, *_early_ends(panel), *_grey_points(panel)],
-    }  # fmt: skip
+        "xAxis": across | {"nameGap": 28},
+        "yAxis": {"type": "value", "nameLocation": "end", "nameTextStyle": {"align": "left"}, "scale": True} | vertical,
+        "series": [series | {"datasetIndex": place} for place, (_, series) in enumerate(drawn)] + list(others),
+    }
 
 
-def incident_option(chart: Chart) -> Option:
-    """Return a chart of small panels over each other, with a line each."""
-    last = len(chart.panels) - 1
-    drawn = []
-    for place, panel in enumerate(chart.panels):
-        [line] = panel.lines
-        source, series = _line(line)
-        own = {"datasetIndex": place, "xAxisIndex": place, "yAxisIndex": place, "symbolSize": 4, "showSymbol": False}
-        drawn.append((source, series | own | _marks(panel)))
-    return _downloadable(chart, drawn) | {
+def panels(name: str, across: Option, titles: Sequence[str], drawn: Sequence[Drawn]) -> Option:
+    """Return a chart of low panels over each other, each with a title and a line, all over the same part of an axis."""
+    last = len(drawn) - 1
+    unnamed = {key: value for key, value in across.items() if key != "name"}
+    return _downloadable(name, drawn) | {
         "axisPointer": {"link": [{"xAxisIndex": "all"}]},
         "tooltip": {"trigger": "axis", "confine": True, "valueFormatter": "%.4g"},
         "grid": [
-            {"left": 70, "right": chart.right, "top": TOP + place * (PANEL + GAP), "height": PANEL}
-            for place in range(last + 1)
+            {"left": 70, "right": 40, "top": TOP + place * (PANEL + GAP), "height": PANEL} for place in range(last + 1)
         ],
         "xAxis": [
-            {
-                "type": "value", "gridIndex": place, "min": chart.span[0], "max": chart.span[1],
-                "splitLine": {"show": False}, "minInterval": 1, "axisLabel": {"show": place == last},
-                **({"name": AXIS_TITLES[chart.axis], "nameLocation": "middle", "nameGap": 26} if place == last else {}),
-            }
+            (across if place == last else unnamed)
+            | {"gridIndex": place, "nameGap": 26, "axisLabel": {"show": place == last}}
             for place in range(last + 1)
         ],
         "yAxis": [
             {
-                "type": "value", "gridIndex": place, "scale": True, "name": panel.title, "splitNumber": 2,
+                "type": "value", "gridIndex": place, "scale": True, "name": title, "splitNumber": 2,
                 "nameTextStyle": {"align": "left", "padding": [0, 0, 0, -50]},
             }
-            for place, panel in enumerate(chart.panels)
+            for place, title in enumerate(titles)
         ],
-        "series": [series for _, series in drawn],
+        "series": [
+            series | {"datasetIndex": place, "xAxisIndex": place, "yAxisIndex": place}
+            for place, (_, series) in enumerate(drawn)
+        ],
     }  # fmt: skip
 
 
-def height(chart: Chart) -> int:
-    """Return the height that `incident_option` needs, in pixels."""
-    return TOP + len(chart.panels) * (PANEL + GAP) + GAP
+def height(option: Option) -> int:
+    """Return the height that a chart of `panels` needs, in pixels."""
+    return TOP + len(option["grid"]) * (PANEL + GAP) + GAP
 
 
-Drawn = tuple[pd.DataFrame, Option]
-"""A data set, with the series that draws it."""
+def axis(title: str, span: Span, *, pointer: str = "{value}", is_whole: bool = True) -> Option:
+    """Return a horizontal axis; `pointer` is its line in the tooltip, `is_whole`: its ticks are whole numbers."""
+    return {
+        "type": "value", "name": title, "nameLocation": "middle", "min": span[0], "max": span[1],
+        "splitLine": {"show": False}, "axisLabel": {"hideOverlap": True},
+        "axisPointer": {"label": {"formatter": pointer, "precision": 0}},
+        **({"minInterval": 1} if is_whole else {}),
+    }  # fmt: skip
 
 
-def _downloadable(chart: Chart, drawn: Sequence[Drawn]) -> Option:
+def _downloadable(name: str, drawn: Sequence[Drawn]) -> Option:
     """Return what every live chart has: its data, and a button that saves a picture.
 
     Data are in 4 bytes a number: a refresh sends less, and nobody sees more than 7 digits.
     """
-    save = {"show": True, "name": chart.name, "title": "Save as PNG", "pixelRatio": 2}
+    save = {"show": True, "name": name, "title": "Save as PNG", "pixelRatio": 2}
     return {
         "animation": False,
         "dataset": [{"source": source.astype("float32")} for source, _ in drawn],
@@ -104,146 +110,178 @@ def _downloadable(chart: Chart, drawn: Sequence[Drawn]) -> Option:
     }
 
 
-def _line(line: Line) -> Drawn:
-    # The tooltip shows the column's name.
-    encode = {"x": "x", "y": line.name, "tooltip": [line.name]}
-    look = {"color": line.colour, "width": line.width, "type": line.dash.echarts, "opacity": line.opacity}
-    series = {
+# Lines and areas
+
+
+def line(
+    points: pd.DataFrame,
+    name: str,
+    colour: str,
+    *,
+    width: float = 2,
+    opacity: float = 1,
+    dash: style.Dash = style.SOLID,
+    with_points: bool = False,
+) -> Drawn:
+    """Return a line through `x`, `y`; the tooltip shows its name."""
+    return points[["x", "y"]].rename(columns={"y": name}), {
         "type": "line",
-        "name": line.name,
-        "encode": encode,
-        "lineStyle": look,
-        "itemStyle": {"color": line.colour},
+        "name": name,
+        "encode": {"x": "x", "y": name, "tooltip": [name]},
+        "lineStyle": {"color": colour, "width": width, "type": dash.echarts, "opacity": opacity},
+        "itemStyle": {"color": colour},
+        "symbol": "circle",
+        "symbolSize": 5,
+        "showSymbol": with_points,
+        "z": 3,
+        "emphasis": {"focus": "series"},
     }
-    if line.is_stepped:
-        series["step"] = "end"
-    return line.points[["x", "y"]].rename(columns={"y": line.name}), series
 
 
-def _trial_line(line: Line, right: float) -> Drawn:
-    """Return a line with its text at its end; `right` is where the chart ends."""
-    source, series = _line(line)
-    series |= {"symbol": "circle", "symbolSize": 5, "showSymbol": line.with_points}
-    if not line.is_bright:
-        return source, series | _UNTOUCHED | {"z": 2}
-    if line.label:
-        text = {"show": True, "formatter": line.label, "fontWeight": "bold", "distance": 6, "color": line.colour}
-        series["endLabel"] = text
-        if line.points["x"].iloc[-1] >= right:  # where numbers pile up, and make room for each other
-            series["labelLayout"] = {"moveOverlap": "shiftY"}
-    return source, series | {"z": 3, "emphasis": {"focus": "series"}}
+def behind(drawn: Drawn) -> Drawn:
+    """Return a line that lies behind the others and says nothing."""
+    return drawn[0], drawn[1] | _UNTOUCHED | {"z": 2}
 
 
-def _area(place: int, area: Area) -> list[Drawn]:
-    """Return the lowest edge unseen, and what lies over it filled."""
+def named_at_end(drawn: Drawn, text: str, right: float) -> Drawn:
+    """Return a line with a text at its end; `right` is where the chart ends."""
+    source, series = drawn
+    colour = series["lineStyle"]["color"]
+    label = {"show": True, "formatter": text, "fontWeight": "bold", "distance": 6, "color": colour}
+    at_edge = source["x"].iloc[-1] >= right  # where texts pile up, and make room for each other
+    return source, series | {"endLabel": label} | ({"labelLayout": {"moveOverlap": "shiftY"}} if at_edge else {})
+
+
+def area(name: str, edges: pd.DataFrame, colour: str, opacities: tuple[float, ...]) -> list[Drawn]:
+    """Return areas on top of each other, behind the lines: the lowest edge unseen, and what lies over it filled.
+
+    Args:
+        name: Of the stack.
+        edges: `x`, and the heights of every edge from the lowest up; a column is named after the area below it.
+        colour: As #rrggbb.
+        opacities: From one edge to the next.
+    """
     # Stacked by value: ECharts would start again from 0 where an edge is negative.
     common = _UNTOUCHED | {
-        "type": "line", "stack": f"area {place}", "stackStrategy": "all", "lineStyle": {"opacity": 0},
+        "type": "line", "stack": name, "stackStrategy": "all", "lineStyle": {"opacity": 0},
         "showSymbol": False, "z": 1, "encode": {"x": "x", "y": "y"},
     }  # fmt: skip
-    x, (lowest, *names) = area.edges["x"], area.edges.columns.drop("x")
-    heights = area.edges[names].to_numpy() - area.edges[[lowest, *names[:-1]]].to_numpy()
-    drawn: list[Drawn] = [(pd.DataFrame({"x": x, "y": area.edges[lowest]}), common | {"name": lowest})]
-    for name, own, opacity in zip(names, heights.T, area.opacities, strict=True):
-        filled = {"name": name, "areaStyle": {"color": area.colour, "opacity": opacity}}
-        drawn.append((pd.DataFrame({"x": x, "y": own}), common | filled))
+    x, (lowest, *names) = edges["x"], edges.columns.drop("x")
+    heights = edges[names].to_numpy() - edges[[lowest, *names[:-1]]].to_numpy()
+    drawn: list[Drawn] = [(pd.DataFrame({"x": x, "y": edges[lowest]}), common | {"name": lowest})]
+    for filled, own, opacity in zip(names, heights.T, opacities, strict=True):
+        look = {"name": filled, "areaStyle": {"color": colour, "opacity": opacity}}
+        drawn.append((pd.DataFrame({"x": x, "y": own}), common | look))
     return drawn
 
 
-def _marks(panel: Panel) -> Option:
-    """Return a panel's limits, and what is shaded."""
-    marks: Option = {"markLine": {"silent": True, "symbol": "none", "data": [_limit(limit) for limit in panel.limits]}}
-    if panel.shaded is not None:
-        low, high = panel.shaded
-        data = [[{"yAxis": low}, {"yAxis": high}]]
-        marks["markArea"] = {"silent": True, "itemStyle": {"color": FILL}, "data": data}
-    return marks
+# Limits, and what lies over one
 
 
-def _limit(limit: Limit) -> Option:
-    side, height = "End" if limit.at_end else "Start", "Bottom" if limit.is_below else "Top"
-    position = "end" if limit.is_upright else f"inside{side}{height}"
-    text = {"show": bool(limit.text), "formatter": limit.text, "position": position, "color": limit.colour}
-    look = {"color": limit.colour, "type": "dashed", "width": limit.width}
-    place = {"xAxis" if limit.is_upright else "yAxis": limit.value}
-    return place | {"name": limit.text, "lineStyle": look, "label": text | {"fontSize": 12}}
+def limit(
+    value: float,
+    text: str = "",
+    *,
+    is_upright: bool = False,
+    at_end: bool = False,
+    is_below: bool = False,
+    colour: str = style.NEUTRAL,
+    width: float = 1.5,
+) -> Option:
+    """Return a dashed line across a panel, at a height, or `is_upright` at a place of the horizontal axis.
 
-
-def _early_ends(panel: Panel) -> list[Option]:
-    """Return one series a status, with its symbol where each such trial ended and the trial's number beside it."""
-    return [
-        _UNTOUCHED
-        | {
-            "type": "scatter",
-            "name": status.value,
-            "symbol": style.mark(status).echarts,
-            "symbolSize": ends[0].size,
-            "z": 5 if is_bright else 2,
-            "data": [_early_end(end) for end in ends],
-        }
-        for (is_bright, status), ends in panel.ends_by_status().items()
-    ]
-
-
-def _early_end(end: EarlyEnd) -> Option:
+    Its text stands at the left end, or `at_end` at the right; over the line, or `is_below` where curves run above it.
+    """
+    side = "end" if is_upright else f"inside{'End' if at_end else 'Start'}{'Bottom' if is_below else 'Top'}"
     return {
-        "name": f"Trial {end.trial}",
-        "value": [end.x, end.y],
-        "itemStyle": {"color": end.colour, "borderColor": "#ffffff", "borderWidth": int(end.is_bright)},
-        "label": {
-            "show": end.is_bright,
-            "position": "left" if end.on_left else "right",
-            **_words(end.name, end.rule, end.colour),
-        },
+        "xAxis" if is_upright else "yAxis": value,
+        "name": text,
+        "lineStyle": {"color": colour, "type": "dashed", "width": width},
+        "label": {"show": bool(text), "formatter": text, "position": side, "color": colour, "fontSize": 12},
     }
 
 
-def _point(point: Point) -> Drawn:
-    """Return a point as a series of its own: what its tooltip says is the series' name."""
-    source = pd.DataFrame({"x": [point.x], "y": [point.y], "value": [point.value]})
-    side = "left" if point.on_left else "right"
-    text = {"show": bool(point.name), "position": side, **_words(point.name, point.text, point.colour)}
-    return source, {
+def marks(limits: Sequence[Option], shaded: Span | None) -> Option:
+    """Return what a series carries for its panel: limits, and what is shaded from one height to another."""
+    found: Option = {"markLine": {"silent": True, "symbol": "none", "data": list(limits)}}
+    if shaded is not None:
+        low, high = shaded
+        found["markArea"] = {"silent": True, "itemStyle": {"color": FILL}, "data": [[{"yAxis": low}, {"yAxis": high}]]}
+    return found
+
+
+def limits_alone(limits: Sequence[Option], shaded: Span | None = None) -> Option:
+    """Return a series without points that carries a panel's limits."""
+    return _UNTOUCHED | {"type": "line", "name": "Limits", "data": []} | marks(limits, shaded)
+
+
+# Symbols
+
+
+def early_ends(status: Status, ends: Sequence[Option], *, is_bright: bool) -> Option:
+    """Return one series for the trials of one status that ended early (see `early_end`)."""
+    return _UNTOUCHED | {
         "type": "scatter",
-        "name": point.tooltip,
-        **_symbol(point),
+        "name": status.value,
+        "symbol": style.mark(status).echarts,
+        "symbolSize": 12 if is_bright else 9,
+        "z": 5 if is_bright else 2,
+        "data": list(ends),
+    }
+
+
+def early_end(
+    number: int, place: Place, colour: str, words: tuple[str, str], *, is_bright: bool, on_left: bool
+) -> Option:
+    """Return the mark where a trial ended early; `words` are what it is called, and by which rule it ended."""
+    return {
+        "name": f"Trial {number}",
+        "value": list(place),
+        "itemStyle": {"color": colour, "borderColor": "#ffffff", "borderWidth": int(is_bright)},
+        "label": {"show": is_bright, "position": "left" if on_left else "right", **_words(*words, colour)},
+    }
+
+
+def point(
+    name: str,
+    place: Place,
+    value: float,
+    colour: str,
+    mark: style.Mark,
+    words: tuple[str, str] = ("", ""),
+    *,
+    on_left: bool = False,
+) -> Drawn:
+    """Return a point as a series of its own: its tooltip says `name` and `value`, and `words` stand beside it."""
+    side = "left" if on_left else "right"
+    return pd.DataFrame({"x": [place[0]], "y": [place[1]], "value": [value]}), {
+        "type": "scatter",
+        "name": name,
+        **_symbol(mark, colour, size=10, border=2),
         "z": 5,
         "encode": {"x": "x", "y": "y", "tooltip": ["value"]},
-        "label": text,
+        "label": {"show": bool(words[0]), "position": side, **_words(*words, colour)},
         "labelLayout": {"hideOverlap": True},  # those of trials at one rung; the tooltip has all
     }
 
 
-def _grey_points(panel: Panel) -> list[Option]:
-    """Return the points behind the others as one series a symbol."""
-    found: dict[str, list[Point]] = {}
-    for point in panel.points:
-        if not point.is_bright:
-            found.setdefault(point.mark.echarts, []).append(point)
-    return [
-        _UNTOUCHED
-        | {
-            "type": "scatter",
-            "name": "Others",
-            **_symbol(points[0]),
-            "z": 2,
-            "data": [[point.x, point.y] for point in points],
-        }
-        for points in found.values()
-    ]
+def points_behind(places: Sequence[Place], mark: style.Mark) -> Option:
+    """Return grey points behind the others as one series."""
+    look = _symbol(mark, FAINT, size=6, border=1)
+    return _UNTOUCHED | {"type": "scatter", "name": "Others", **look, "z": 2, "data": [list(place) for place in places]}
 
 
-def _symbol(point: Point) -> Option:
+def _symbol(mark: style.Mark, colour: str, *, size: int, border: int) -> Option:
     """Return how a point looks; ECharts would fill an empty symbol with white, which shines on a dark page."""
-    symbol = point.mark.echarts
-    look: Option = {"color": point.colour}
+    symbol = mark.echarts
+    look: Option = {"color": colour}
     if symbol.startswith("empty"):
         symbol = symbol.removeprefix("empty").lower()
-        look = {"color": "transparent", "borderColor": point.colour, "borderWidth": 2 if point.is_bright else 1}
-    return {"symbol": symbol, "symbolSize": point.size, "itemStyle": look}
+        look = {"color": "transparent", "borderColor": colour, "borderWidth": border}
+    return {"symbol": symbol, "symbolSize": size, "itemStyle": look}
 
 
-def _words(number: str, more: str, colour: str) -> Option:
-    """Return the text beside a symbol: a trial's number in its colour, then more in grey."""
+def _words(called: str, more: str, colour: str) -> Option:
+    """Return the text beside a symbol: what a trial is called in its colour, then more in grey."""
     rich = {"number": {"color": colour, "fontWeight": "bold"}}
-    return {"formatter": f"{{number|{number}}}{more}", "color": style.NEUTRAL, "rich": rich}
+    return {"formatter": f"{{number|{called}}}{more}", "color": style.NEUTRAL, "rich": rich}

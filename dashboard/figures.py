@@ -1,19 +1,14 @@
-"""Plotly figures as pure functions from frames, for views that are drawn once and explored. No text from outside, but
-for the title of `saved`, which escapes it.
-"""
+"""Plotly figures as pure functions from frames, for views that are drawn once and explored. No text from outside."""
 
-import html
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from dashboard import chart_parts, charts, style
+from dashboard import charts, style
 from dashboard.analysis import Checkpoint, rule_label
-from dashboard.chart_parts import Area, Chart, EarlyEnd, Limit, Line, Panel, Point
 from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
@@ -184,19 +179,34 @@ def _with_margin(heights: list[float]) -> list[float] | None:
 # Curves of a few trials over the same episodes, one metric a figure.
 
 
-def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], limits: dict[str, float]) -> go.Figure:
-    """Return one metric of the trials over episodes, and named horizontal `limits`."""
-    points = charts.points_of(frame, metric, "episodes")
-    declared, with_points = METRICS[metric], metric.startswith("eval/")
+def aligned(frame: pd.DataFrame, metric: str, numbers: Sequence[int], spec: StudySpec) -> go.Figure:
+    """Return one metric of the trials over episodes, the budget drawn into a KL."""
+    points, declared = charts.points_of(frame, metric, "episodes"), METRICS[metric]
     figure = go.Figure()
     for number in numbers:
         kept = charts.thinned(points[points["trial"] == number])
         if len(kept):
-            line = Line(number, kept, f"trial {number:d}", dash=style.dash(number), with_points=with_points)
-            hover = f"<b>Trial {number:d}</b>, %{{x:,}} episodes<br>{declared.with_unit('%{y:.3f}')}<extra></extra>"
-            figure.add_trace(_drawn_line(line).update(hovertemplate=hover))
-    for name, height in limits.items():
-        _draw_limit(figure, Limit(height, f"{name} {height:g}"))
+            figure.add_scatter(
+                x=kept["x"],
+                y=kept["y"],
+                mode="lines+markers" if metric.startswith("eval/") else "lines",
+                line={"color": style.colour(number), "dash": style.dash(number).plotly, "width": 2},
+                marker={"size": 5},
+                name=f"trial {number:d}",
+                showlegend=True,
+                hovertemplate=f"<b>Trial {number:d}</b>, %{{x:,}} episodes<br>"
+                f"{declared.with_unit('%{y:.3f}')}<extra></extra>",
+            )
+    if metric in charts.KL_METRICS:
+        figure.add_hline(
+            y=spec.kl_budget,
+            line={"color": GREY, "dash": "dash", "width": 1.5},
+            annotation={"text": f"KL budget {spec.kl_budget:g}", "font": FONT},
+            annotation_position="top left",
+        )
+        top = MOST_LIMITS * spec.kl_limit
+        if points["y"].max() > top:  # one blow-up would flatten all the rest
+            figure.update_yaxes(range=[0, top])
     return lay_out(figure, x="Episodes", y=declared.title, height=340)
 
 
@@ -208,12 +218,10 @@ def trajectories(
     trials: pd.DataFrame,
     front: pd.DataFrame,
     *,
-    kl_budget: float,
-    kl_limit: float,
+    spec: StudySpec,
     chosen: Collection[int],
     best: Checkpoint | None = None,
     star: str = "best checkpoint",
-    baseline: float | None = None,
     log_kl: bool = False,
 ) -> go.Figure:
     """Return the way of every trial from one evaluation to the next, and the front of all evaluations.
@@ -236,13 +244,14 @@ def trajectories(
             figure.add_traces([_marks(kind, ends, chosen), legend_entry(kind)])
     if len(front):
         figure.add_trace(_front(front.assign(x=front["kl"].clip(lower=LOG_FLOOR) if log_kl else front["kl"])))
-    right = _right(shown, kl_budget, kl_limit, log_kl)
-    figure.add_vrect(x0=kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
-    kl_line(figure, kl_budget, "KL budget", log_kl=log_kl)
-    if kl_limit <= right:
-        kl_line(figure, kl_limit, "Guard's limit", log_kl=log_kl, dash="dot", width=1)
-    if baseline is not None:
-        baseline_line(figure, baseline)
+    right = _right(shown, spec.kl_budget, spec.kl_limit, log_kl)
+    figure.add_vrect(x0=spec.kl_budget, x1=right, fillcolor=GREY, opacity=0.1, line_width=0, layer="below")
+    kl_line(figure, spec.kl_budget, "KL budget", log_kl=log_kl)
+    if spec.kl_limit <= right:
+        kl_line(figure, spec.kl_limit, "Guard's limit", log_kl=log_kl, dash="dot", width=1)
+    before = evaluated.loc[evaluated["step"] == 0, "reward"]
+    if len(before):
+        baseline_line(figure, float(before.mean()))
     if best is not None:
         figure.add_trace(_star(best, star, log_kl))
         _name_best(figure, best, star, right, log_kl)
@@ -373,160 +382,3 @@ def _name_best(figure: go.Figure, best: Checkpoint, name: str, right: float, log
 def _right(points: pd.DataFrame, kl_budget: float, kl_limit: float, log_kl: bool) -> float:
     highest = float(np.fmax(points["kl"].max(), kl_budget))
     return 1.1 * (highest if log_kl else min(highest, max(MOST_LIMITS * kl_limit, kl_budget)))
-
-
-# A live chart to keep: the same points on white, in a page that needs nothing else.
-
-MARGIN = {"l": 70, "t": 90, "b": 60}
-SAVED_HEIGHT = 450
-"""Of a single panel, in pixels; several are as high as the live ones."""
-
-
-def saved(chart: Chart, title: str) -> go.Figure:
-    """Return a live chart under `title`; no text in it is taken for HTML or a formula."""
-    count = len(chart.panels)
-    high = count * chart_parts.PANEL + (count - 1) * chart_parts.GAP if count > 1 else SAVED_HEIGHT
-    titles = [_plain(panel.title) for panel in chart.panels]
-    figure = make_subplots(count, shared_xaxes=True, vertical_spacing=chart_parts.GAP / high, subplot_titles=titles)
-    figure.update_annotations(x=0, xanchor="left", font={"size": 12})  # over the axis, where a low panel has room
-    for row, panel in enumerate(chart.panels, 1):
-        _draw_panel(figure, panel, row)
-    kinds: dict[str, None] = dict.fromkeys(end.status for panel in chart.panels for end in panel.ends)
-    if any(point.mark == style.mark(style.RESTING) for panel in chart.panels for point in panel.points):
-        kinds[style.RESTING] = None
-    figure.add_traces([legend_entry(kind) for kind in kinds])
-    figure.update_xaxes(range=chart.span, zeroline=False)
-    figure.update_xaxes(title={"text": chart_parts.AXIS_TITLES[chart.axis]}, row=count)
-    figure.update_yaxes(hoverformat=".4g", exponentformat="e", zeroline=False)
-    return figure.update_layout(
-        template="plotly_white",
-        title={"text": _plain(title), "x": 0, "xref": "paper", "y": 1, "yref": "container", "pad": {"t": 18}},
-        height=MARGIN["t"] + high + MARGIN["b"],
-        margin=MARGIN | {"r": chart.right},
-        hovermode="x unified",
-        showlegend=count == 1,  # several have a line each, and its name over it
-        legend={"orientation": "h", "traceorder": "normal", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
-    )
-
-
-def _draw_panel(figure: go.Figure, panel: Panel, row: int) -> None:
-    traces = [trace for area in panel.areas for trace in _drawn_area(area)]
-    traces += [_drawn_line(line) for line in panel.lines]
-    traces += [_drawn_ends(status, ends) for (_, status), ends in panel.ends_by_status().items()]
-    traces += [_drawn_points([point]) for point in panel.points if point.is_bright]
-    if greys := [point for point in panel.points if not point.is_bright]:
-        traces.append(_drawn_points(greys))
-    figure.add_traces(traces, rows=row, cols=1)
-    if panel.is_log:
-        figure.update_yaxes(type="log", tickformat="~g", dtick="D2", row=row)
-    if panel.span is not None:
-        figure.update_yaxes(range=np.log10(panel.span) if panel.is_log else panel.span, row=row)
-    where = {"row": row, "col": 1, "exclude_empty_subplots": False}
-    for limit in panel.limits:
-        _draw_limit(figure, limit, is_log=panel.is_log, **where)
-    if panel.shaded is not None:
-        low, high = panel.shaded
-        figure.add_hrect(low, high, fillcolor=chart_parts.FILL, line={"width": 0}, layer="below", **where)
-
-
-def _draw_limit(figure: go.Figure, limit: Limit, *, is_log: bool = False, **where: Any) -> None:
-    line = {"color": limit.colour, "dash": "dash", "width": limit.width}
-    text: dict[str, Any] = {"text": _plain(limit.text), "font": {"color": limit.colour}}
-    if limit.is_upright:
-        # Without a text Plotly would write one of its own.
-        label = {"annotation": text, "annotation_position": "top"} if limit.text else {}
-        figure.add_vline(limit.value, line=line, **label, **where)
-    else:
-        # A shape stands at its value on a logarithmic axis, but a text at its logarithm.
-        text["y"] = np.log10(limit.value) if is_log else limit.value
-        side = f"{'bottom' if limit.is_below else 'top'} {'right' if limit.at_end else 'left'}"
-        figure.add_hline(limit.value, line=line, annotation=text, annotation_position=side, **where)
-
-
-def _drawn_line(line: Line) -> go.Scatter:
-    text = [""] * len(line.points)
-    numbers = np.flatnonzero(line.points["y"].notna())
-    if line.label and len(numbers):
-        text[numbers[-1]] = _plain(line.label)
-    return go.Scatter(
-        x=line.points["x"],
-        y=line.points["y"],
-        mode=f"lines{'+markers' if line.with_points else ''}{'+text' if line.label else ''}",
-        name=_plain(line.name),
-        line={
-            "color": line.colour,
-            "dash": line.dash.plotly,
-            "width": line.width,
-            "shape": "hv" if line.is_stepped else "linear",
-        },
-        opacity=line.opacity,
-        marker={"size": 5},
-        text=text if line.label else None,
-        textposition="middle right",
-        textfont={"color": line.colour, "weight": "bold"},
-        cliponaxis=False,
-        hoverinfo="x+y+name" if line.is_bright else "skip",
-        showlegend=line.is_bright,
-    )
-
-
-def _drawn_area(area: Area) -> Iterator[go.Scatter]:
-    for name, opacity in zip(area.edges.columns.drop("x"), (0, *area.opacities), strict=True):
-        yield go.Scatter(
-            x=area.edges["x"],
-            y=area.edges[name],
-            mode="lines",
-            name=name,
-            line={"width": 0},
-            fill="tonexty" if opacity else None,
-            fillcolor="rgba({}, {}, {}, {})".format(*bytes.fromhex(area.colour[1:]), opacity),
-            hoverinfo="skip",
-            showlegend=False,
-        )
-
-
-def _drawn_ends(status: Status, ends: Sequence[EarlyEnd]) -> go.Scatter:
-    return go.Scatter(
-        x=[end.x for end in ends],
-        y=[end.y for end in ends],
-        mode="markers+text",
-        name=status.value,
-        legendgroup=status.value,
-        showlegend=False,
-        hoverinfo="skip",
-        cliponaxis=False,
-        marker={
-            "symbol": style.mark(status).plotly,
-            "size": ends[0].size,
-            "color": [end.colour for end in ends],
-            "line": {"color": "#ffffff", "width": [int(end.is_bright) for end in ends]},
-        },
-        text=[_plain(end.name + end.rule) if end.is_bright else "" for end in ends],
-        textposition=[f"middle {'left' if end.on_left else 'right'}" for end in ends],
-        textfont={"color": [end.colour for end in ends]},
-    )
-
-
-def _drawn_points(points: Sequence[Point]) -> go.Scatter:
-    """Return a bright point with its words, or all grey ones."""
-    first = points[0]
-    hover = f"{_plain(first.tooltip)}: {first.value:.3f}<extra></extra>"
-    return go.Scatter(
-        x=[point.x for point in points],
-        y=[point.y for point in points],
-        mode="markers+text" if first.name else "markers",
-        name=_plain(first.tooltip) if first.is_bright else "others",
-        showlegend=False,
-        cliponaxis=False,
-        hovertemplate=hover if first.is_bright else None,
-        hoverinfo=None if first.is_bright else "skip",
-        marker={"symbol": first.mark.plotly, "size": first.size, "color": first.colour},
-        text=[_plain(first.name + first.text)] if first.name else None,
-        textposition=f"middle {'left' if first.on_left else 'right'}",
-        textfont={"color": first.colour},
-    )
-
-
-def _plain(shown: str) -> str:
-    """Return a text that is drawn as it stands: no tag, and no formula between dollars."""
-    return html.escape(shown, quote=False).replace("$", "&#36;")

@@ -28,10 +28,14 @@ def visible(text: str, limit: int = LIMIT) -> str:
     Line breaks stay. A text over `limit` characters or `LINES` lines is cut, with a note of its full length.
     """
     shown = "\n".join(text[:limit].split("\n")[:LINES])
-    spelled = "".join(_spelled(character) for character in shown)
     if len(shown) < len(text):
-        return f"{spelled} … [cut: {len(text):,} characters in all]"
-    return spelled
+        return f"{spelled(shown)} … [cut: {len(text):,} characters in all]"
+    return spelled(shown)
+
+
+def spelled(text: str) -> str:
+    """Return a whole `text` as `visible` does, uncut."""
+    return "".join(_spelled(character) for character in text)
 
 
 def one_line(text: str, limit: int = 120) -> str:

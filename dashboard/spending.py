@@ -9,7 +9,7 @@ import pandas as pd
 from dashboard import analysis, style
 from tuner.best import is_eligible
 from tuner.spec import StudySpec
-from tuner.status import Objective, Status
+from tuner.status import Status
 from tuner.store import TrialRow
 
 EVALUATION = "time/evaluate"
@@ -72,12 +72,11 @@ def on_what(rows: Sequence[TrialRow], curves: pd.DataFrame, spec: StudySpec) -> 
 def best_so_far(rows: Sequence[TrialRow], curves: pd.DataFrame, spec: StudySpec) -> pd.DataFrame:
     """Return each time that a better value within the KL budget was known: `seconds`, `value`, `trial`, `step`.
 
-    `seconds` are those of all trials by then, in the order in which their evaluations were recorded. Under `best` an
-    evaluation is a value; under `end` a trial's value is known at its last evaluation. Trials that failed or broke
-    count as little as they do for the best trial.
+    `seconds` are those of all trials by then, in the order in which their evaluations were recorded. Trials
+    that failed or broke count as little as they do for the best trial.
     """
     known = _at_evaluations(rows, curves)
-    values = _evaluations_within(rows, known, spec) if spec.objective == "best" else _ends_within(rows, known, spec)
+    values = _evaluations_within(rows, known, spec)
     before = values["value"].cummax().shift(fill_value=-np.inf)
     risen = values[values["value"] > before]
     return risen[["seconds", "value", "trial", "step"]].reset_index(drop=True)
@@ -121,22 +120,7 @@ def _begun_at(rows: Sequence[TrialRow], curves: pd.DataFrame) -> dict[int, int]:
 
 
 def _evaluations_within(rows: Sequence[TrialRow], known: pd.DataFrame, spec: StudySpec) -> pd.DataFrame:
-    counting = [row.number for row in rows if _may_be_best(row, spec.objective)]
+    counting = [row.number for row in rows if is_eligible(row) or not row.status.is_final]
     read = known.rename(columns={name: name.removeprefix("eval/") for name in analysis.EVALUATED})
     within = analysis.trained_within(read[read["trial"].isin(counting)].dropna(subset=["reward", "kl"]), spec.kl_budget)
     return within.assign(value=within["reward"])
-
-
-def _may_be_best(row: TrialRow, objective: Objective) -> bool:
-    return is_eligible(row, objective) or not row.status.is_final
-
-
-def _ends_within(rows: Sequence[TrialRow], known: pd.DataFrame, spec: StudySpec) -> pd.DataFrame:
-    values = {
-        row.number: row.value
-        for row in rows
-        if is_eligible(row, spec.objective) and row.value is not None
-        if row.kl is not None and row.kl <= spec.kl_budget
-    }
-    last = known.groupby("trial").tail(1)
-    return last[last["trial"].isin(values)].assign(value=lambda found: found["trial"].map(values))

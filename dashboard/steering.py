@@ -39,13 +39,12 @@ class Proposal:
     @property
     def ends_something(self) -> bool:
         """Whether it cannot be taken back."""
-        return self.kind in ("stop", "prune")
+        return self.kind == "stop"
 
 
 _SENTENCES = {
     ("stop", True): "the current run ends once each running trial has finished its step; its trials can be resumed",
     ("stop", False): "it ends now, for good",
-    ("prune", False): "it ends now, for good, and counts as pruned",
     ("pause", True): "running trials save and wait, and no other starts",
     ("pause", False): "it saves and waits",
     ("resume", True): "its trials continue",

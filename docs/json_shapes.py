@@ -13,15 +13,12 @@ COMMANDS: Mapping[str, str] = {
     "estimate": "an estimate",
     "doctor": "a list of findings",
     "list": "a list of summaries",
-    "show": "a study with `front`, a list of front points; of one trial a trial's detail",
+    "show": "a study with a list `front` of front points and a list of `orders`; of one trial a trial's detail",
     "compare": "a comparison",
     "best": "an answer",
     "diagnose": "a list of diagnoses",
     "importance": "an importance",
-    "audit": "an audit",
-    "orders": "a list of orders",
     "stop": "an order",
-    "prune": "an order",
     "pause": "an order",
     "resume": "an order",
     "retry": "an order",
@@ -39,14 +36,12 @@ SUMMARY = {
     "budget": "in trials of full length; null: it has none",
     "spent": "what it has spent of that",
     "strategy": "how it spends its budget",
-    "objective": "what a trial is worth: `best` or `end`",
     "finished": "how many trials have ended",
     "best": "the best trial's number; null: there is none",
     "best_value": "its value, in reward",
     "best_kl": "its eval KL, in nats per response",
     "kl_budget": "in nats per response",
     "created_at": "a time",
-    "archived_at": "a time; null: it is not archived",
     "finished_at": "a time; null: it has not finished",
 }
 TRIAL = {
@@ -69,10 +64,9 @@ TRIAL = {
     "label": "its name in the study file or an order, or empty",
     "parent": "of a fork or a confirming run: the trial that it comes from",
     "fork_step": "of a fork: the step of the parent's checkpoint",
-    "wanted": "what an order still wants of it: `stop`, `prune` or `pause`",
+    "wanted": "what an order still wants of it: `stop` or `pause`",
     "role": "`search`, `repeat`, `confirm` or `fork`",
     "seed": "of its trainer",
-    "is_audited": "whether the guard's rules are only noted",
     "paused_by": "`person` or `strategy`; null: it is not paused",
     "value_step": "the step that its value comes from",
     "end_kl": "eval KL of its last evaluation",
@@ -81,7 +75,7 @@ TRIAL = {
     "rung_scores": "what it is ranked by at each rung that it reached",
 }
 REASON = {
-    "rule": "a guard rule, a strategy, `person`, `error`, `out_of_memory`, `worker_lost` or `disk_quota`",
+    "rule": "a guard rule, a strategy, `person`, `error`, `out_of_memory` or `worker_lost`",
     "message": "one line",
     "metric": "which metric the rule read",
     "value": "what it read",
@@ -115,7 +109,6 @@ DETAIL = {
     "steps": "a list of steps: `step`, `episode`, `at`, and every metric by name, null where it was not measured",
     "samples": "a list of samples",
     "checkpoints": "a list of `step`, `episode` and `path`: those on this machine",
-    "verdicts": "a list of `step`, `reason` and `is_enforced`: what rules said of it",
 }
 SAMPLE = {
     "step": "of the evaluation",
@@ -164,14 +157,6 @@ IMPORTANCE = {
     "reward": "a list of `name`, `share`, `low`, `high`, `chance` and `is_sure`, the largest share first",
     "KL": "the same for KL",
 }
-AUDIT = {
-    "studies": "their names",
-    "trials": "how many audited trials have ended",
-    "verdicts": "a list of `study`, `trial`, `rule`, `step`, `later`, `answer` and `was_wrong`",
-    "counts": "a list of `by`, `verdicts`, `wrong` and `at_most`, the 95% bound of the share",
-    "correlations": "`rung` and `half`, each with `n` and `spearman`",
-    "seconds_saved": "device-seconds by rule",
-}
 ORDER = {
     "id": "of the order",
     "kind": "the command",
@@ -211,12 +196,11 @@ CONFIGURATION = {
 }
 ESTIMATE = {
     "largest": "which of the configurations takes most",
-    "held": "bytes held all the time, by part",
+    "held": "bytes held all the time, by part; null, as all that is predicted, where only `--measure` can tell",
     "moments": "further bytes held at each moment of an iteration, by part",
     "peak": "bytes",
     "peaks": "bytes by configuration",
     "error": "the estimate's relative error",
-    "is_rough": "whether the architecture has layers that are not known",
     "room": "the device: `device`, `name`, `total`, `free` and `process`",
     "side_by_side": "how many such trials fit at the same time",
     "disk": "`checkpoint`, `most`, `free` and `line`",
@@ -225,10 +209,9 @@ ESTIMATE = {
     "measured": "null, or `peak`, `evaluation_seconds`, `iteration_seconds` and `run_seconds`",
 }
 FINDING = {
-    "state": "`ok`, `warning` or `problem`",
+    "state": "`ok`, `warn` or `fail`",
     "about": "what was looked at",
-    "found": "what was found",
-    "todo": "what to do; null: nothing",
+    "found": "what was found, and what to do about it",
 }
 TRAINING = {
     "task": "its name",
@@ -252,7 +235,6 @@ OBJECTS: Mapping[str, Mapping[str, str]] = {
     "comparison": COMPARISON,
     "diagnosis": DIAGNOSIS,
     "importance": IMPORTANCE,
-    "audit": AUDIT,
     "order": ORDER,
     "confirmation": CONFIRMATION,
     "configuration": CONFIGURATION,

@@ -29,7 +29,7 @@ from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
 from tuner.environment import PROG
 from tuner.guard import RULES, GuardSettings
-from tuner.spec import OBJECTIVES, SAMPLERS, STRATEGIES
+from tuner.spec import SAMPLERS, STRATEGIES
 from tuner.status import Origin, Role, Status
 from tuner.store.rows import INTERRUPTED
 from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
@@ -140,7 +140,6 @@ def _rules() -> Iterator[str]:
     flags: Sequence[tuple[str, Callable[..., bool]]] = (
         ("patient", lambda rule: rule.is_patient),
         ("silent during `grace`", lambda rule: rule.has_grace),
-        ("never only noted", lambda rule: rule.is_fatal),
     )
     rows = (
         (
@@ -158,7 +157,7 @@ def _study_keys() -> Iterator[str]:
     yield "## Study file"
     yield "The keys of a study's TOML file. [The study file](studies.md) explains them with an example."
     yield _table(("key", "meaning"), _named(study_file.TOP_LEVEL))
-    for title, values in (("objective", OBJECTIVES), ("strategy", STRATEGIES), ("sampler", SAMPLERS)):
+    for title, values in (("strategy", STRATEGIES), ("sampler", SAMPLERS)):
         yield f"`{title}` is one of:"
         yield _table((title, "meaning"), _named(values))
     for title, keys in (("kl", study_file.KL), ("sampler", study_file.SAMPLER)):
@@ -230,7 +229,7 @@ def states() -> str:
         "except those that a person enqueued.",
         _table(("role", "meaning"), _members(Role)),
         "## What Optuna sees",
-        "The state, value and constraint of each trial in an exported study. `end` is the other objective.",
+        "The state, value and constraint of each trial in an exported study.",
         _table(rows[0], rows[2:]),
         *rest,
     ]

@@ -23,6 +23,7 @@ from typing import Any
 from ppo_core import kl_budget as budgets
 from ppo_core.errors import NO_ROOM, CheckpointError, NoRoomError
 from ppo_core.kl_budget import Point, Rank
+from ppo_core.leading import by_first
 from ppo_core.report import StepReport, Trainer
 
 MANIFEST = "manifest.json"
@@ -92,21 +93,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest (`files`, `state`, `extra`) of a complete checkpoint, whose files are not looked at.
 
     Raises:
-        CheckpointError: there is none, or it is damaged itself; the message names it.
+        CheckpointError: there is none, or it is damaged, of another format, or names files outside of its folder.
     """
     try:
         text = (folder / MANIFEST).read_bytes()
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}") from error
-    return parse_manifest(text, str(folder))
-
-
-def parse_manifest(text: bytes, folder: str) -> dict[str, Any]:
-    """Return what the text of a manifest says; `folder` names where it is from in errors.
-
-    Raises:
-        CheckpointError: it is damaged, of another format, or names files outside of its folder.
-    """
     try:
         manifest: dict[str, Any] = json.loads(text)
     except ValueError as error:
@@ -158,12 +150,6 @@ def remove(folder: Path) -> None:
     """Remove a checkpoint, or what is left of one. Its manifest goes first: half removed, it must not look complete."""
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def prune(run_folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for folder in complete(run_folder)[: -keep or None]:
-        remove(folder)
 
 
 def bytes_of(folder: Path) -> int:
@@ -255,7 +241,8 @@ EVALUATION, EPISODE = "evaluation", "episode"
 class CheckpointKeeper:
     """Saves a run's checkpoints when they are due, and removes those that are not kept.
 
-    It continues with what the folder holds. A run that is resumed first removes what lies beyond its step.
+    It continues with what the folder holds. A run that is resumed first removes what lies beyond its step. Of several
+    processes each has one, and all save; only what rank 0's says is due counts.
     """
 
     def __init__(
@@ -266,7 +253,7 @@ class CheckpointKeeper:
         every_episodes: int | None = None,
         every_seconds: float | None = None,
         front: int = 0,
-        after_save: Callable[[], None] | None = None,
+        always: int | None = None,
     ) -> None:
         """Keep checkpoints below `folder`.
 
@@ -276,14 +263,14 @@ class CheckpointKeeper:
             every_episodes: A checkpoint is due whenever the run passes a multiple of this; None: never for that.
             every_seconds: The longest time between two checkpoints; None: no limit.
             front: Most checkpoints of the run's front that are kept as well; the caller saves at each evaluation.
-            after_save: Called when a checkpoint was saved and those not kept were removed.
+            always: Step of a checkpoint that is kept whatever comes later; None: there is none.
         """
         self._folder = folder
         self._kl_budget = kl_budget
         self._every_episodes = every_episodes
         self._every_seconds = every_seconds
         self._front = front
-        self._after_save = after_save
+        self._always = None if always is None else step_folder(folder, always)
         self._best = best(folder, kl_budget)
         self._best_rank = None if self._best is None else _saved_rank(self._best, kl_budget)
         self._saved_episode = _newest_episode(folder)
@@ -309,16 +296,18 @@ class CheckpointKeeper:
         try:
             trainer.save(folder, extra=content)
         except NoRoomError:
-            if not _remove_others(self._folder, NEWEST, {self._best}):
+            if not by_first(lambda: _remove_others(self._folder, {self._best, self._always})):
                 raise
             trainer.save(folder, extra=content)
+        by_first(lambda: self._saved(folder, report))
+        return folder
+
+    def _saved(self, folder: Path, report: StepReport) -> None:
         if self.is_new_best(report):
             self._best, self._best_rank = folder, _rank(report, self._kl_budget)
-        _remove_others(self._folder, NEWEST, {self._best, *_own_front(self._folder, self._front, self._best)})
-        if self._after_save is not None:
-            self._after_save()
+        own_front = _own_front(self._folder, self._front, self._best)
+        _remove_others(self._folder, {self._best, self._always, *own_front})
         self._saved_episode, self._saved_at = report.episode, time.perf_counter()
-        return folder
 
     def is_new_best(self, report: StepReport) -> bool:
         """Return whether the step of `report` is better than the best checkpoint so far."""
@@ -354,19 +343,6 @@ def by_rank(folder: Path, kl_budget: float) -> list[Path]:
     return [path for _, path in sorted((rank, path) for path, rank in ranked.items() if rank is not None)]
 
 
-def prune_all_but_best(folder: Path, *, kl_budget: float, newest: int, steps: Collection[int] = ()) -> None:
-    """Remove all but the newest and the best checkpoints, and those of `steps`, of a run that nobody writes now."""
-    _remove_others(folder, newest, {best(folder, kl_budget), *(step_folder(folder, step) for step in steps)})
-
-
-def remove_spare(folder: Path, steps: Collection[int], *, kl_budget: float, newest: int) -> list[str]:
-    """Remove those of `steps` that are neither among the newest nor the best; return their names."""
-    paths = [step_folder(folder, step) for step in steps]
-    spare = [path for path in complete(folder)[::-1][newest:] if path in paths]
-    kept = best(folder, kl_budget) if spare else None
-    return [path.name for path in spare if path != kept and _removed(path)]
-
-
 def _own_front(folder: Path, most: int, best: Path | None) -> list[Path]:
     """Return at most so many of a run's checkpoints, and its best, that are the best for some KL budget.
 
@@ -385,12 +361,12 @@ def _own_front(folder: Path, most: int, best: Path | None) -> list[Path]:
     return [step_folder(folder, point.step) for point in budgets.thinned(front, most + 1, always)]
 
 
-def _remove_others(folder: Path, newest: int, kept: Collection[Path | None]) -> int:
-    """Remove all checkpoints but the newest and those that are kept; return how many went."""
-    return sum(_removed(path) for path in complete(folder)[::-1][newest:] if path not in kept)
+def _remove_others(folder: Path, kept: Collection[Path | None]) -> int:
+    """Remove all checkpoints but the newest two and those that are kept; return how many went."""
+    return sum(removed(path) for path in complete(folder)[:-NEWEST] if path not in kept)
 
 
-def _removed(path: Path) -> bool:
+def removed(path: Path) -> bool:
     """Remove a checkpoint, and return whether that could be done; what could not is logged, and goes the next time."""
     try:
         remove(path)

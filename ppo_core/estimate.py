@@ -1,151 +1,71 @@
-"""How much memory and disk a run will take, computed from its configuration and its networks' shapes. No torch.
+"""How much memory and disk a run takes, before anything is loaded.
 
-Bytes are counted tensor by tensor, as the code of this package and transformers' layers hold them. A run holds some of
-them all the time (weights, AdamW's moments), the others at moments of an iteration; the peak is what is always held
-plus the largest moment.
+The networks are built as a run builds them, on torch's device `meta`. Then one row goes through each trunk under
+`FakeTensorMode`, where tensors have sizes and no memory, and autograd tells what it keeps for the backward pass. All
+else is a product: logits, the KV cache, a layer that is computed again, AdamW's moments, 4-bit weights.
 
-Activations: Korthikanti et al. 2022, arXiv 2205.05198, section 4, count what a layer keeps for its backward pass. Here
-the same is counted for today's layers: no dropout, so no masks of it; attention in one kernel (SDPA), which keeps its
-inputs and its output instead of the matrices [heads, L, L]; gated MLPs; and frozen weights, whose inputs are not kept.
+The row has no padding mask, which would need values. It runs as on a CPU, whose attention kernel keeps what those of a
+GPU keep: queries, keys, values, output and one number a head; a GPU's also the mask, which is added here.
 
-Symbols: R rows, P prompt tokens, T response tokens, L = P + T, V vocabulary, H hidden width, I the MLP's width, Q heads
-times their width. All sizes are bytes, of one device.
+A run holds some parts all the time, the others at moments of an iteration. Its peak is the former plus the largest
+moment. Sizes are bytes, of one device in one process.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import copy
+import functools
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.pytorch_utils import Conv1D
+
+from ppo_core.captured import cast_products
+from ppo_core.errors import PPOTunerError, TaskError
 from ppo_core.hyperparameters import PPOConfig
+from ppo_core.networks import REWARD_MODEL, build_network, computes_in_bf16, prepare_layers, quiet_loading
+from ppo_core.policy import LOGITS_AT_ONCE, ActorCritic
+from ppo_core.prompts import prompt_lengths
+from ppo_core.quantized import bytes_of_8bit_moments
+from ppo_core.rewards.batch import one_line
+from ppo_core.rewards.model import MOST_ROWS
+from ppo_core.task import Task, TaskAssets
 
 ERROR = 0.15
 """How far the predicted peak may be from the measured one, as a share of it."""
-
-FLOAT32, BFLOAT16, FLOAT64 = 4, 2, 8
 
 LIBRARIES = 32 * 2**20
 """What torch's kernels and the tokenizer take on a CPU when they are first used; measured."""
 HEAP = 1.2
 """On a CPU, what activations and logits take with the gaps between them, which short-lived tensors leave; measured."""
-HEAP_LIMIT = 32 * 2**20
-"""Larger tensors are mapped, and given back at once (mallopt(3), M_MMAP_THRESHOLD)."""
 IN_4_BITS = 0.516
-"""NF4 with double quantisation: half a byte, and 0.127 bits of scales (Dettmers et al. 2023, section 3)."""
-IN_8_BITS = 2 * (1 + 4 / 256)
-"""Both moments of a weight, with a float32 scale for 256 of them."""
+"""Bytes of a weight in NF4 with double quantisation: 4 bits, and 0.127 of scales (Dettmers et al. 2023, section 3)."""
 
-
-@dataclass(frozen=True)
-class BytesPer:
-    """Bytes of one number, by what it is of."""
-
-    frozen: float = FLOAT32
-    """A weight that does not learn."""
-    trained: float = FLOAT32
-    gradient: float = FLOAT32
-    moments: float = 2 * FLOAT32
-    """What AdamW keeps of one weight: the means of its gradient and of its square."""
-    compute: int = FLOAT32
-    """What layers compute with."""
-    residual: int = FLOAT32
-    """The sum that runs through the layers."""
-    copies: int = 0
-    """Autocast's copy of a float32 weight that learns, kept until the backward pass."""
-
-    @classmethod
-    def of(cls, config: PPOConfig) -> "BytesPer":
-        """Return the sizes of a run: with `bf16` LoRA's frozen weights are bfloat16, others are copied by autocast."""
-        moments = IN_8_BITS if config.optim == "adamw_8bit" else 2.0 * FLOAT32
-        if not config.bf16:
-            return cls(frozen=IN_4_BITS if config.load_in_4bit else FLOAT32, moments=moments)
-        if config.use_peft:
-            frozen = IN_4_BITS if config.load_in_4bit else BFLOAT16
-            return cls(frozen=frozen, moments=moments, compute=BFLOAT16, residual=BFLOAT16)
-        return cls(compute=BFLOAT16, copies=BFLOAT16, moments=moments)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A transformer's dimensions."""
-
-    layers: int
-    hidden: int
-    """H."""
-    query: int
-    """Q: heads times their width."""
-    heads: int
-    key_value: int
-    """Key-value heads times their width."""
-    intermediate: int
-    """I; of a mixture, of the experts of one token together."""
-    vocabulary: int
-    """V."""
-    is_gated: bool = True
-    """The MLP multiplies two projections, as in Llama."""
-    norms: int = 2
-    """Norms of width H in a layer."""
-    norms_heads: bool = False
-    """Queries and keys are normalised, as in Qwen3."""
-    is_rms: bool = True
-    """RMSNorm, written out in torch: it keeps what it normalised, too."""
-    has_matrices: bool = False
-    """Attention is computed without SDPA, which keeps two matrices [heads, L, L]."""
-    is_rough: bool = False
-    """The architecture has other layers than these formulas know."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What of a network learns. None of it: a frozen network."""
-
-    weights: int = 0
-    """Numbers that learn."""
-    reads: tuple[int, ...] = ()
-    """Of each state of width H in a layer (what attention reads, what the MLP reads), how many weights that learn read
-    it."""
-    reads_product: bool = False
-    """The MLP's last projection learns, so its input is kept."""
-    norms: bool = False
-    """Norms' weights learn."""
-    rank: int = 0
-    """Numbers between the two matrices of all adapters of a layer."""
-    copied: int = 0
-    """Numbers of the matrices that autocast copies."""
-    embedding: int = 0
-    """Numbers of the embedding that learns; 0: it is frozen."""
-
-
-@dataclass(frozen=True)
-class Network:
-    """A network with the weights that it holds for itself."""
-
-    shape: Shape
-    weights: int
-    """Numbers of its own; of adapters on shared weights only the adapters'."""
-    trained: Trained = field(default_factory=Trained)
-
-
-@dataclass(frozen=True)
-class Models:
-    """What a run loads and builds."""
-
-    reference: Network
-    policy: Network
-    critic: Network | None
-    """None: a value head on the policy, which is counted there, or no critic."""
-    rewards: Mapping[str, tuple[Network, int]]
-    """Reward models by name, each with the bytes of one of its weights."""
-    device: str
-    """torch's type of it: `cuda` or `cpu`."""
-    file: float
-    """Bytes of one of the policy's weights, as it was saved."""
-    longest_prompt: int
-    """In tokens."""
-    eval_prompts: int
-    eval_response_length: int
-    logits_at_once: int
-    """Most logits that one chunk of tokens has: `ppo_core.policy.LOGITS_AT_ONCE`."""
-    reward_rows: int
-    """Most rows of one pass of a reward model: `ppo_core.rewards.model.MOST_ROWS`."""
+# Bytes of one logit, with all that is computed from it and held at the same time.
+SAMPLED, SORTED = 28, 45
+"""`generation.next_token`: three float32 and two float64; top-k and top-p sort before."""
+COMPARED = 25
+"""`policy.compare`: six float32 and a mask."""
+LEARNED, LEARNED_WITH_ENTROPY = 12, 28
+"""`policy.token_readings` and its backward pass: three float32; with the entropy seven."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +80,6 @@ class Estimate:
     """One checkpoint on disk."""
     model: int
     """The trained policy, saved for its users."""
-    is_rough: bool = False
-    """Some network has layers that the formulas do not know."""
 
     @property
     def largest(self) -> str:
@@ -170,256 +88,281 @@ class Estimate:
 
     @property
     def peak(self) -> int:
-        """The most memory held at once, without the process's own (see `ppo_core.fits`)."""
+        """The most memory held at once, without the process's own (`Room.process`)."""
         return sum(self.held.values()) + sum(self.moments[self.largest].values())
 
 
-Parts = dict[str, int]
-"""Bytes by what they are of."""
+class PerToken(NamedTuple):
+    """What one token of a row takes in a trunk."""
+
+    layers: int
+    kept: float
+    """By all layers, for the backward pass."""
+    layer: float
+    """By one layer: about what it holds at work, and again in the backward pass under gradient checkpointing."""
+    states: float
+    """What runs from layer to layer."""
 
 
-def estimate(config: PPOConfig, models: Models) -> Estimate:
-    """Return what the run of `config` takes on one device, in one process."""
-    per, sizes = BytesPer.of(config), config.batch_sizes(world_size=1)
-    critic = models.critic
-    learning = [models.policy] if critic is None else [models.policy, critic]
-    cast = models.policy.trained.copied if per.copies else 0  # the reference holds these in bfloat16
-    embedding = models.reference.shape.vocabulary * models.reference.shape.hidden
-    unpacked = embedding * (per.compute - per.frozen) if config.load_in_4bit else 0.0
-    held = {
-        "reference": round(models.reference.weights * per.frozen + unpacked) - cast * (FLOAT32 - per.copies),
-        "policy": round(models.policy.weights * per.trained),
-        "critic": 0 if critic is None else round(critic.weights * per.trained),
-        "reward models": sum(network.weights * size for network, size in models.rewards.values()),
-        "optimizer moments": sum(round(network.trained.weights * per.moments) for network in learning),
-        "copies for decoding": cast * per.copies if models.device != "cpu" else 0,
-        "libraries": LIBRARIES if models.device == "cpu" else 0,
-    }
-    forward = config.local_rollout_forward_batch_size
-    rollouts = (min(forward, sizes.batch_size), config.response_length)
-    evaluation = (min(forward, models.eval_prompts), models.eval_response_length)
-    filters = config.top_k is not None or config.top_p < 1
-    moments = {
-        "sampling": _largest(
-            (sampling(models, per, *rollouts, filters=filters), sampling(models, per, *evaluation, filters=False))
-        ),
-        "scoring": _largest(scoring(models, per, *each) for each in (rollouts, evaluation)),
-        **learning_moments(config, models, per),
-    }
-    if models.device == "cpu" and models.file != per.frozen:  # else the file's pages are the weights
-        later = sum(held.values()) - held["reference"]
-        moments["loading"] = {"the policy's file": max(0, round(models.reference.weights * models.file) - later)}
-    for name, (network, _) in models.rewards.items():
-        rows = min(models.reward_rows, max(sizes.batch_size, models.eval_prompts))
-        tokens = models.longest_prompt + max(rollouts[1], evaluation[1])
-        moments[f"reward model {name}"] = {"one layer": one_layer(network.shape, BytesPer(), rows, tokens)}
-    trained = sum(network.trained.weights for network in learning)
-    return Estimate(
-        _present(held),
-        {name: _present(parts) for name, parts in moments.items()},
-        round(trained * (per.trained + per.moments)),
-        round(models.policy.trained.weights * per.trained),
-        any(network.shape.is_rough for network in learning),
-    )
+@functools.lru_cache(maxsize=64)
+def per_token(model: PreTrainedModel, tokens: int, *, bf16: bool) -> PerToken:
+    """Return what a token takes in a pass with gradients over a row of so many; a frozen model runs as if it learned.
 
-
-def _present(parts: Parts) -> Parts:
-    return {name: size for name, size in parts.items() if size}
-
-
-def _largest(moments: Iterable[Parts]) -> Parts:
-    return max(moments, key=lambda parts: sum(parts.values()))
-
-
-# Passes without gradients: sampling, and scoring with the policy, the reference and the critic.
-
-
-def kv_cache(shape: Shape, per: BytesPer, rows: int, tokens: int) -> int:
-    """Return the reserved cache (`decoding.reserved_cache`): keys and values of every layer, R x L x 2 x kv width.
-
-    Keys have been rotated by float32 angles where the residual stream is float32, and so are float32 themselves.
+    Raises:
+        TaskError: it cannot be predicted.
     """
-    return shape.layers * rows * tokens * shape.key_value * (per.compute + max(per.compute, per.residual))
+    trunk, name = model.base_model, type(model).__name__
+    if getattr(model.config.get_text_config(), "num_experts_per_tok", None):
+        raise TaskError(f"what a mixture of experts ({name}) takes cannot be predicted; use --measure")
+    is_frozen = not any(p.requires_grad for p in trunk.parameters())
+    cast_to = dict.fromkeys(matrices(trunk), torch.bfloat16) if bf16 else {}  # autocast's copies are counted apart
+    saved: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage()._cdata] = tensor  # views share a storage, which counts once
+        return tensor
+
+    with _told(f"what {name} takes cannot be predicted, use --measure"), FakeTensorMode():
+        weights = {
+            path: torch.empty(p.shape, dtype=cast_to.get(p, p.dtype), requires_grad=is_frozen or p.requires_grad)
+            for path, p in trunk.named_parameters()
+        } | {path: torch.empty(buffer.shape, dtype=buffer.dtype) for path, buffer in trunk.named_buffers()}
+        inputs = {"input_ids": torch.zeros(1, tokens, dtype=torch.long), "use_cache": False}
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16), saved_tensors_hooks(keep, lambda tensor: tensor):
+            states = functional_call(trunk, weights, (), inputs).last_hidden_state
+    own = {weight.untyped_storage()._cdata for weight in weights.values()}
+    kept = sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in own)
+    layers = sum(isinstance(module, GradientCheckpointingLayer) for module in trunk.modules()) or 1
+    return PerToken(layers, kept / tokens, kept / tokens / layers, states.nbytes / tokens)
 
 
-def one_layer(shape: Shape, per: BytesPer, rows: int, tokens: int) -> int:
-    """Return what one layer holds at once in a pass without gradients over R x L tokens.
+def keys_per_token(model: PreTrainedModel, *, bf16: bool) -> tuple[int, int]:
+    """Return the KV cache of one token in all layers, and what one layer makes of it, repeated for all heads.
 
-    Beside the residual stream and what was normalised of it (2 H) either attention's queries with their two halves of
-    the rotation, the keys and values repeated for all heads, and its output (6 Q), or the MLP's (gated: 3 I, else 2 I).
-    And the mask of attention, L x L for each row; without SDPA two matrices for each head.
+    Keys have been rotated by float32 angles where weights are float32, and so are float32 themselves.
     """
-    wide = max(6 * shape.query, (3 if shape.is_gated else 2) * shape.intermediate)
-    matrices = 2 * shape.heads if shape.has_matrices else 1
-    return rows * tokens * (2 * shape.hidden * per.residual + wide * per.compute + matrices * tokens * per.compute)
+    config: Any = model.config.get_text_config()
+    heads = int(getattr(config, "num_attention_heads", None) or 1)
+    of_keys = int(getattr(config, "num_key_value_heads", None) or heads)
+    width = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    computed = 2 if bf16 else 4
+    one = width * (computed + max(computed, model.dtype.itemsize))
+    return int(config.num_hidden_layers) * of_keys * one, heads * one
 
 
-def sampling(models: Models, per: BytesPer, rows: int, response: int, *, filters: bool) -> Parts:
-    """Return what sampling R responses holds: the cache, a layer at work, and the distribution of the next token.
-
-    The layer works on all prompts at first (R x P), later on one token per row, for which it repeats the cached keys
-    and values for all heads (2 R L Q). The distribution (`generation.next_token`), R x V: the model's logits, the
-    logits over the temperature and their logarithm of the softmax in float32, the probabilities and their cumulative
-    sums in float64. Top-k and top-p sort before: values, int64 indices, a mask, and three times float64.
-    """
-    shape, width = models.policy.shape, models.longest_prompt
-    decode = 2 * rows * (width + response) * shape.query * per.compute
-    steps = per.compute + 2 * FLOAT32 + 2 * FLOAT64
-    if filters:
-        steps = max(steps, per.compute + 2 * FLOAT32 + FLOAT64 + 1 + 3 * FLOAT64)
-    return {
-        "KV cache": kv_cache(shape, per, rows, width + response),
-        "logits": rows * shape.vocabulary * steps,
-        "one layer": max(one_layer(shape, per, rows, width), decode),
-        "bfloat16 copies": models.policy.trained.copied * per.copies,
-    }
+def matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of linear layers: what autocast casts, and 4 bits hold."""
+    linear = (module for module in model.modules() if isinstance(module, nn.Linear | Conv1D))
+    return [p for module in linear for p in module.parameters(recurse=False)]
 
 
-def scoring(models: Models, per: BytesPer, rows: int, response: int) -> Parts:
-    """Return what scoring R responses holds (`experience.read_policy`, `policy.compare`).
-
-    The last states of policy and reference (2 R L H) and those of the response tokens (2 R T H); then a layer at work,
-    or the logits of one chunk of tokens: both models' log-probabilities, the policy's probabilities, the KL's terms,
-    zeros and their choice, six in float32 and a mask.
-    """
-    shape, tokens = models.policy.shape, models.longest_prompt + response
-    states = 2 * rows * (tokens + response) * shape.hidden * per.residual
-    logits = _chunk(rows * response, models) * shape.vocabulary * (6 * FLOAT32 + 1)
-    copied = models.policy.trained.copied + (0 if models.critic is None else models.critic.trained.copied)
-    work = one_layer(shape, per, rows, tokens)
-    logits = round(_heap(models, _chunk(rows * response, models) * shape.vocabulary * FLOAT32) * logits)
-    return {
-        "states": states,
-        **({"logits": logits} if logits > work else {"one layer": work}),
-        "bfloat16 copies": copied * per.copies,
-    }
+def size(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors."""
+    return sum(tensor.nbytes for tensor in tensors)
 
 
-def _heap(models: Models, tensor: int) -> float:
-    """Return what tensors of so many bytes take for each of them."""
-    return HEAP if models.device == "cpu" and tensor < HEAP_LIMIT else 1.0
+@contextmanager
+def _told(problem: str) -> Iterator[None]:
+    """Raise what is missing, damaged or unknown, which fails in errors of many classes, as a TaskError of one line."""
+    try:
+        with quiet_loading():
+            yield
+    except PPOTunerError:
+        raise
+    except Exception as error:
+        raise TaskError(f"{problem}: {one_line(error)}") from error
 
 
-def _chunk(tokens: int, models: Models) -> int:
-    """Return the response tokens whose logits are held at once: `policy.ResponseTokens.chunks`."""
-    return min(tokens, max(1, models.logits_at_once // models.policy.shape.vocabulary))
+@dataclass(frozen=True)
+class Networks:
+    """What a run loads and builds, on torch's device `meta`, where nothing takes memory."""
 
+    reference: PreTrainedModel
+    rewards: Mapping[str, PreTrainedModel]
+    trained: ActorCritic
 
-# Passes with gradients, and the optimizer's step.
+    @classmethod
+    def of(cls, assets: TaskAssets, config: PPOConfig, *, on_cpu: bool) -> "Networks":
+        """Build the networks of a run; reward models are float32 on a CPU, else as they were saved."""
+        lora_in_bf16 = config.bf16 and config.use_peft
+        reference = _empty(assets.policy, AutoModelForCausalLM, torch.bfloat16 if lora_in_bf16 else torch.float32)
+        if config.bf16 and not config.use_peft:
+            cast_products(reference)
+        kind, models = AutoModelForSequenceClassification, [part for part in assets.rewards if part.kind == "model"]
+        rewards = {part.name: _empty(part.where, kind, torch.float32 if on_cpu else None) for part in models}
+        path, source = config.value_model_path, next(iter(rewards.values()), None)
+        if path is not None and path != REWARD_MODEL and config.has_critic:
+            classifies = any("ForSequenceClassification" in name for name in _config(path).architectures or ())
+            source = _empty(path, kind if classifies else AutoModel, torch.float32)
+        begins = replace(config, value_model_path=None if path is None else REWARD_MODEL)  # as `source`
+        return cls(reference, rewards, build_network(begins, reference, source))
 
-
-def kept_per_token(shape: Shape, trained: Trained, per: BytesPer) -> int:
-    """Return what one layer keeps of one token for its backward pass, but for attention's mask or matrices.
-
-    For each norm: its input, in float32 (LayerNorm: as it is); of an RMSNorm one factor, and what it normalised where
-    its weight learns. Of a LayerNorm the mean and the factor. The same of queries and keys where they are normalised.
-    What projections that learn read, H: in float32 once for all that read the same, under autocast one bfloat16 copy
-    for each. Attention by SDPA: queries, keys and values (repeated for all heads) and its output, 4 Q, and one float32
-    a head. A gated MLP: gate, activation and the other projection, 3 I; another one: what is activated, I; and I for
-    the product where the last projection learns. And what lies between the two matrices of each adapter.
-
-    A Llama in float32 that learns as a whole: 24 H + 16 Q + 16 I + 4 heads + 8.
-    """
-    norm_input = FLOAT32 if shape.is_rms else per.residual
-    each_norm = norm_input + (FLOAT32 if shape.is_rms and trained.norms else 0)
-    norms = shape.norms * (shape.hidden * each_norm + FLOAT32 * (1 if shape.is_rms else 2))
-    if shape.norms_heads:
-        norms += (shape.query + shape.key_value) * each_norm
-    reads = sum(trained.reads) if per.compute < FLOAT32 else len(trained.reads)
-    attention = 4 * shape.query * per.compute + shape.heads * FLOAT32
-    inner = (3 if shape.is_gated else 1) + trained.reads_product
-    return (
-        norms
-        + reads * shape.hidden * per.compute
-        + attention
-        + inner * shape.intermediate * per.compute
-        + trained.rank * per.compute
-    )
-
-
-def activations(network: Network, per: BytesPer, rows: int, tokens: int, *, checkpointing: bool) -> int:
-    """Return what all layers keep of R x L tokens for the backward pass.
-
-    Each layer keeps `kept_per_token`, and the mask of attention as SDPA adds it, R x L x L; without SDPA two matrices
-    for each head. With gradient checkpointing it keeps its input alone (Chen et al. 2016, arXiv 1604.06174), and one
-    layer at a time what it computes again.
-    """
-    shape, count = network.shape, rows * tokens
-    matrices = 2 * shape.heads * FLOAT32 if shape.has_matrices else per.compute
-    layer = count * (kept_per_token(shape, network.trained, per) + matrices * tokens)
-    if checkpointing:
-        return shape.layers * count * shape.hidden * per.residual + layer
-    return shape.layers * layer
-
-
-def layer_gradients(shape: Shape, per: BytesPer, rows: int, tokens: int) -> int:
-    """Return the gradients of one layer's states in the backward pass: of the residual stream, 2 H, and of the MLP."""
-    inner = (3 if shape.is_gated else 2) * shape.intermediate
-    return rows * tokens * (2 * shape.hidden * per.residual + inner * per.compute)
-
-
-def training_logits(vocabulary: int, tokens: int, *, with_entropy: bool) -> int:
-    """Return what the logits of so many tokens take in a pass with gradients (`policy.token_readings`), in float32.
-
-    The log-probabilities that are kept and two gradients of that size; with the entropy also the logits and their
-    softmax, and the gradients of both.
-    """
-    return tokens * vocabulary * FLOAT32 * (7 if with_entropy else 3)
-
-
-def learning_moments(config: PPOConfig, models: Models, per: BytesPer) -> dict[str, Parts]:
-    """Return what learning holds in the policy's pass, in that of a separate critic, and in the optimizer's step.
-
-    Gradients of a mini-batch of one micro-batch come to be as its activations go; with more of them, all are there
-    while the next one's activations are. On a CPU they always add up: what is freed in blocks of less than 32 MiB stays
-    the process's own (mallopt(3), M_MMAP_THRESHOLD). A separate critic's pass comes after the policy's, whose
-    activations are gone by then.
-    """
-    sizes = config.batch_sizes(world_size=1)
-    rows, response = sizes.per_device_train_batch_size, config.response_length
-    tokens = models.longest_prompt + response
-    policy, critic = models.policy, models.critic
-    shape = policy.shape
-    gradients = {
-        network_name: round(network.trained.weights * per.gradient)
-        for network_name, network in (("policy", policy), ("critic", critic))
-        if network is not None
-    }
-    heap = HEAP if models.device == "cpu" else 1.0
-    is_single = sizes.micro_batches_per_step == 1 and models.device != "cpu"
-    chunk = _chunk(rows * response, models)
-    head = round(policy.trained.embedding * per.gradient) * (1 if chunk == rows * response else 2)
-    logits = training_logits(shape.vocabulary, chunk, with_entropy=config.entropy_coef > 0)
-    logits = round(_heap(models, chunk * shape.vocabulary * FLOAT32) * logits)
-    found: dict[str, Parts] = {}
-    before = 0
-    for name, network in (("policy", policy), ("critic", critic)):
-        if network is None:
-            continue
-        is_policy = name == "policy"
-        found[f"{name}'s pass"] = {
-            "gradients": before if is_single else sum(gradients.values()),
-            "activations": round(
-                heap * activations(network, per, rows, tokens, checkpointing=config.gradient_checkpointing is True)
-            ),
-            "states": rows * tokens * shape.hidden * per.residual,
-            "logits": logits if is_policy else 0,
-            "head's gradient": head if is_policy else 0,
-            "one layer": 0 if is_policy else layer_gradients(network.shape, per, rows, tokens),
-            "bfloat16 copies": network.trained.copied * per.copies,
+    def weights(self, *, in_4bit: bool) -> dict[str, int]:
+        """Return what weights take. Each tensor counts where it stands first, so adapters cost only their own."""
+        packed = set(matrices(self.reference.base_model)) if in_4bit else set()
+        trained, critic = self.trained, self.trained.critic
+        parts: dict[str, list[nn.Module]] = {
+            "reward models": list(self.rewards.values()),
+            "reference": [self.reference],
+            "critic": [] if critic is None else [critic, cast(nn.Module, trained.value_head)],
+            "policy": [trained],
         }
-        before += gradients[name]
-    # The gradient of an embedding is dense, and added to what the head, which may share its weight, left of it.
-    found["optimizer's step"] = {"gradients": before, "embedding's gradient": head}
-    return found
+        found, seen = {}, set[nn.Parameter]()
+        for part, models in parts.items():
+            own = {p for model in models for p in model.parameters()} - seen
+            found[part] = round(size(own - packed) + IN_4_BITS * sum(p.numel() for p in own & packed))
+            seen |= own
+        return found
 
 
-# Time, from what one iteration took.
+def _empty(path: str, kind: Any, dtype: torch.dtype | None) -> PreTrainedModel:
+    """Return the frozen model of a folder or hub id; of no dtype: as it was saved."""
+    config = copy.deepcopy(_config(path))
+    model: PreTrainedModel = kind.from_config(config, dtype=dtype or config.dtype or torch.float32)
+    prepare_layers(model)
+    model.eval().requires_grad_(False)
+    return model
 
 
-def seconds_left(config: PPOConfig, step: int, last_step: int, iteration: float, evaluation: float) -> float:
-    """Return how long a run takes from after `step` to `last_step`, at so many seconds an iteration and evaluation."""
-    batch, every = config.batch_sizes(1).batch_size, config.eval_interval
-    due = last_step * batch // every - step * batch // every
-    evaluations = min(last_step - step, due + (last_step * batch % every >= batch))
-    return (last_step - step) * iteration + evaluations * evaluation
+@functools.lru_cache(maxsize=8)
+def _config(path: str) -> PreTrainedConfig:
+    adapters, own = Path(path, "adapter_config.json"), Path(path, "config.json")
+    base = json.loads(adapters.read_text())["base_model_name_or_path"] if adapters.exists() > own.exists() else path
+    return cast(PreTrainedConfig, AutoConfig.from_pretrained(base))
+
+
+class Estimator:
+    """Estimates runs of a task. Prompts are counted once, and networks built once for the runs that share them."""
+
+    def __init__(self, task: Task, assets: TaskAssets, device: str) -> None:
+        """Count the task's prompts; `device` is torch's type of the one that runs will use.
+
+        Raises:
+            TaskError: the policy's tokenizer cannot be loaded.
+        """
+        self._assets, self._device, self._on_cpu = assets, torch.device(device), device == "cpu"
+        self._gaps = HEAP if self._on_cpu else 1.0
+        prompts = assets.prompts
+        with _told(f"the tokenizer of {assets.policy} cannot be loaded"):
+            tokenizer = AutoTokenizer.from_pretrained(assets.policy)
+        self.longest_prompt = max(prompt_lengths((*prompts.train, *prompts.eval, *prompts.test), tokenizer), default=1)
+        self.evaluation = (max(len(prompts.eval), len(prompts.test)), task.eval_response_length)
+        """Prompts, and tokens of a response."""
+        self._known: dict[tuple[object, ...], Networks] = {}
+
+    def networks(self, config: PPOConfig) -> Networks:
+        """Return a run's networks; its errors are those of a call."""
+        key = tuple(getattr(config, name) for name in _DECIDING)
+        if key not in self._known:
+            with _told(f"the models of {self._assets.policy} cannot be built"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with torch.device("meta"):
+                    self._known[key] = Networks.of(self._assets, config, on_cpu=self._on_cpu)
+        return self._known[key]
+
+    def __call__(self, config: PPOConfig) -> Estimate:
+        """Return what the run of `config` takes.
+
+        Raises:
+            ConfigError: adapters or a critic that these models cannot have.
+            TaskError: a model's config cannot be read, or what it takes cannot be predicted.
+        """
+        config = replace(config, bf16=computes_in_bf16(config, self._device))
+        networks = self.networks(config)
+        policy, trained = networks.trained.policy, list(networks.trained.trained().values())
+        moments_of = bytes_of_8bit_moments if config.optim == "adamw_8bit" else lambda p: 2 * int(p.nbytes)
+        held = networks.weights(in_4bit=config.load_in_4bit) | {
+            "optimizer moments": sum(moments_of(p) for p in trained),
+            "copies for decoding": 0 if self._on_cpu or config.use_peft else _copies(policy, config),
+            "libraries": LIBRARIES if self._on_cpu else 0,
+        }
+        moments = self._without_gradients(config, networks) | self._learning(config, networks.trained)
+        saved = cast(torch.dtype, _config(self._assets.policy).dtype or torch.float32)
+        file = sum(p.numel() for p in networks.reference.parameters()) * saved.itemsize
+        if self._on_cpu and saved != networks.reference.dtype:  # what is converted lies beside what it becomes
+            moments["loading"] = {"the policy's file": max(0, file + held["reference"] - sum(held.values()))}
+        return Estimate(
+            {part: count for part, count in held.items() if count},
+            {name: {part: count for part, count in parts.items() if count} for name, parts in moments.items()},
+            size(trained) + held["optimizer moments"],
+            size(networks.trained.policy_parameters()),
+        )
+
+    def _without_gradients(self, config: PPOConfig, networks: Networks) -> dict[str, dict[str, int]]:
+        """Return what sampling and scoring hold, in rollouts or an evaluation, whichever has more tokens at once."""
+        prompt, policy, vocabulary = self.longest_prompt, networks.trained.policy, networks.trained.head.vocabulary
+        kinds = [(config.batch_sizes(world_size=1).batch_size, config.response_length), self.evaluation]
+        passes = [(min(config.local_rollout_forward_batch_size, rows), response) for rows, response in kinds]
+        rows, response = max(passes, key=lambda each: each[0] * (prompt + each[1]))
+        tokens = rows * (prompt + response)
+        takes = per_token(policy, prompt + config.response_length, bf16=config.bf16 is True)
+        cache, repeated = (tokens * count for count in keys_per_token(policy, bf16=config.bf16 is True))
+        sorts = config.top_k is not None or config.top_p < 1
+        compared = round(self._gaps * COMPARED * _at_once(rows * response, vocabulary))
+        layer = round(tokens * takes.layer)
+        found = {
+            "sampling": {
+                "KV cache": cache,
+                "logits": rows * vocabulary * (SORTED if sorts else SAMPLED),
+                "one layer": max(round(rows * prompt * takes.layer), repeated),
+                "bfloat16 copies": _copies(policy, config),
+            },
+            "scoring": {
+                "states": round(2 * (tokens + rows * response) * takes.states),
+                **({"logits": compared} if compared > layer else {"one layer": layer}),
+                "bfloat16 copies": _copies(networks.trained, config),
+            },
+        }
+        longest = prompt + max(response for _, response in kinds)
+        for name, model in networks.rewards.items():
+            rows = min(MOST_ROWS, max(rows for rows, _ in kinds))
+            layer = round(rows * longest * per_token(model, longest, bf16=False).layer)
+            found[f"reward model {name}"] = {"one layer": layer}
+        return found
+
+    def _learning(self, config: PPOConfig, trained: ActorCritic) -> dict[str, dict[str, int]]:
+        """Return what learning holds in the policy's pass, in that of a separate critic, and in the optimizer's step.
+
+        Gradients of a mini-batch of one micro-batch come as its activations go; with more of them, all are there while
+        the next one's activations are. On a CPU they add up, since small blocks that are freed stay the process's own
+        (mallopt(3), M_MMAP_THRESHOLD). A separate critic's pass comes after the policy's.
+        """
+        sizes, gradients = config.batch_sizes(world_size=1), size(trained.trained().values())
+        rows, width = sizes.per_device_train_batch_size, self.longest_prompt + config.response_length
+        come_as_others_go = sizes.micro_batches_per_step == 1 and not self._on_cpu
+
+        def passing(model: nn.Module, before: int) -> dict[str, int]:
+            takes = per_token(cast(PreTrainedModel, model), width, bf16=config.bf16 is True)
+            mask = 0 if self._on_cpu else takes.layers * width * (2 if config.bf16 else 4)
+            kept = takes.kept + mask
+            if config.gradient_checkpointing:
+                kept = takes.layers * takes.states + kept / takes.layers
+            return {
+                "gradients": before if come_as_others_go else gradients,
+                "activations": round(self._gaps * rows * width * kept),
+                "bfloat16 copies": _copies(model, config),
+            }
+
+        head = size(p for p in trained.policy.get_input_embeddings().parameters() if p.requires_grad)
+        at_once = _at_once(rows * config.response_length, trained.head.vocabulary)
+        logits = round(self._gaps * at_once * (LEARNED_WITH_ENTROPY if config.entropy_coef > 0 else LEARNED))
+        found = {"policy's pass": passing(trained.policy, 0) | {"logits": logits, "head's gradient": head}}
+        if trained.critic is not None:
+            found["critic's pass"] = passing(trained.critic, gradients - size(trained.value_parameters()))
+        # The gradient of an embedding is dense, and added to what the head, which may share its weight, left of it.
+        return found | {"optimizer's step": {"gradients": gradients, "embedding's gradient": head}}
+
+
+_DECIDING = ("bf16", "use_peft", "lora_r", "lora_target_modules", "lora_modules_to_save", "value_model",
+             "value_model_path", "advantage_estimator", "gradient_checkpointing")  # fmt: skip
+"""The hyperparameters that networks are built by."""
+
+
+def _copies(model: nn.Module, config: PPOConfig) -> int:
+    """Return what autocast's bfloat16 copies of the weights that learn take."""
+    return 2 * sum(p.numel() for p in matrices(model) if p.requires_grad) if config.bf16 else 0
+
+
+def _at_once(tokens: int, vocabulary: int) -> int:
+    """Return how many logits of so many response tokens are held at once: `policy.ResponseTokens.chunks`."""
+    return min(tokens, max(1, LOGITS_AT_ONCE // vocabulary)) * vocabulary

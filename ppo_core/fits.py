@@ -1,35 +1,20 @@
-"""Whether a run fits into its device's memory, and what to change where it does not. No torch."""
+"""Does a run fit into its device's memory, and what to change where it does not."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ppo_core.errors import OutOfMemory
-from ppo_core.estimate import ERROR, Estimate
+from ppo_core import launched
+from ppo_core.errors import OutOfMemory, TaskError
+from ppo_core.estimate import ERROR, Estimate, Estimator
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.output import short
-
-
-@dataclass(frozen=True)
-class Room:
-    """A device's memory, in bytes."""
-
-    device: str
-    """`cuda` or `cpu`."""
-    name: str
-    total: int
-    free: int
-    process: int
-    """What the process takes for itself: Python and torch, or CUDA's context."""
-
+from ppo_core.memory import Room, room
+from ppo_core.models import resolve_device
+from ppo_core.output import amount, short
+from ppo_core.task import Task, TaskAssets
 
 Reckon = Callable[[PPOConfig], Estimate]
 """Returns what a run takes."""
-
-
-def amount(count: float) -> str:
-    """Return bytes in the unit that fits, binary as for memory: `3.21 GiB`, `120 MiB`."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def predicted(estimate: Estimate, room: Room) -> int:
@@ -39,10 +24,9 @@ def predicted(estimate: Estimate, room: Room) -> int:
 
 def line(estimate: Estimate, room: Room) -> str:
     """Return the predicted peak beside the device's memory, in one line."""
-    rough = ", roughly: its architecture has layers that are not known here" if estimate.is_rough else ""
     return (
-        f"memory: a predicted peak of {amount(predicted(estimate, room))} (± {ERROR:.0%}{rough}) in "
-        f"{estimate.largest}; {room.name} has {amount(room.total)}, {amount(room.free)} of it free"
+        f"memory: a predicted peak of {amount(predicted(estimate, room))} (± {ERROR:.0%}) in {estimate.largest}; "
+        f"{room.name} has {amount(room.total)}, {amount(room.free)} of it free"
     )
 
 
@@ -127,3 +111,49 @@ def _fewer_rows(config: PPOConfig) -> Iterator[Mapping[str, Any]]:
 
 def _single_rows(config: PPOConfig) -> Mapping[str, Any]:
     return {"local_rollout_forward_batch_size": 1, **(list(_fewer_rows(config)) or [{}])[-1]}
+
+
+# What a run asks before it loads anything.
+
+
+def memory_line(configs: Sequence[PPOConfig], task: Task, assets: TaskAssets, device: str) -> str | None:
+    """Return the predicted peak of the largest of these runs beside its device's memory, in one line.
+
+    None where the shape of a model cannot be read: loading it says why. `device` is one of `DEVICES`.
+
+    Raises:
+        OutOfMemory: that run cannot fit.
+        ConfigError: adapters or a critic that these models cannot have.
+    """
+    where = resolve_device(device)
+    place = room(where)
+    try:
+        reckon = Estimator(task, assets, where.type)
+        decided = [settled(config, place, reckon) for config in configs]
+        found = [(reckon(config), config) for config in decided]
+    except TaskError:
+        return None
+    largest, config = max(found, key=lambda each: each[0].peak)
+    require(config, place, reckon)
+    return line(largest, place)
+
+
+def with_checkpointing(config: PPOConfig, task: Task, device: str) -> PPOConfig:
+    """Return the config with unset gradient checkpointing decided for its device; `device` is one of `DEVICES`.
+
+    In a launch of several processes it is decided for what one of them does.
+
+    Raises:
+        ConfigError: adapters or a critic that these models cannot have, or a batch that cannot be spread.
+        TaskError: the task cannot be prepared.
+    """
+    where = resolve_device(device)
+    if config.gradient_checkpointing is not None or where.type != "cuda":
+        return config
+    assets = task.prepare(None)
+    try:
+        share = config.share_of(launched.size())
+        found = settled(share, room(where), Estimator(task, assets, where.type))
+        return replace(config, gradient_checkpointing=found.gradient_checkpointing)
+    except TaskError:  # a shape that cannot be read: loading the model says why
+        return config

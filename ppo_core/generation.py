@@ -193,10 +193,7 @@ class Rollouts:
 
 
 class Generator(Protocol):
-    """Samples responses from the policy as it is; the trainer and its evaluations know no other way.
-
-    `ppo_core.testing.check_generator` tells whether an implementation does what is written here.
-    """
+    """Samples responses from the policy as it is; the trainer and its evaluations know no other way."""
 
     def generate(self, requests: Sequence[Request], sampling: SamplingSettings, key: Key) -> Rollouts:
         """Return one response per request, in their order.

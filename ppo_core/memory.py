@@ -11,6 +11,7 @@ import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -18,7 +19,6 @@ import psutil
 import torch
 
 from ppo_core.errors import OutOfMemory, is_out_of_memory
-from ppo_core.fits import Room
 from ppo_core.world import ONE_PROCESS, World
 
 logger = logging.getLogger(__name__)
@@ -122,6 +122,19 @@ CUDA_CONTEXT = 512 * 2**20
 """About what CUDA itself and torch's kernels take of a GPU, in bytes; no allocation counts it."""
 CGROUP = Path("/sys/fs/cgroup")
 """Where a container's own limit stands."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """A device's memory, in bytes."""
+
+    device: str
+    """`cuda` or `cpu`."""
+    name: str
+    total: int
+    free: int
+    process: int
+    """What the process takes for itself: Python and torch, or CUDA's context."""
 
 
 def room(device: torch.device) -> Room:

@@ -74,6 +74,11 @@ def short(value: HyperValue, digits: int = 3) -> str:
     return plain(str(value))
 
 
+def amount(count: float) -> str:
+    """Return bytes in the unit that fits, binary as for memory: `3.21 GiB`, `120 MiB`."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
 def duration(seconds: float) -> str:
     """Return a time for people: `45 s`, `12 min`, `2 h 05 min`, `3 d 04 h`."""
     minutes = round(seconds / 60)

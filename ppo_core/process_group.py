@@ -7,7 +7,6 @@ questions go over gloo.
 
 import functools
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -18,10 +17,6 @@ from ppo_core.errors import ConfigError
 from ppo_core.world import ONE_PROCESS, World
 
 T = TypeVar("T")
-_PATIENCE = timedelta(days=30)
-"""For objects: between two steps the others wait for rank 0, which may wait for a person."""
-_SILENCE = timedelta(minutes=30)
-"""For tensors, which are sent in the middle of a step: a process that takes longer has died or hangs."""
 
 
 class ProcessGroup:
@@ -29,8 +24,6 @@ class ProcessGroup:
 
     def __init__(self) -> None:
         self.size, self.rank = distributed.get_world_size(), distributed.get_rank()
-        self.is_broken = False  # whether rank 0 left a call that the others are still in: they answer nothing then
-        self._objects = distributed.new_group(backend="gloo", timeout=_PATIENCE)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum over all processes' tensors."""
@@ -48,20 +41,20 @@ class ProcessGroup:
     def gather_objects(self, rows: Sequence[T]) -> list[T]:
         """Return all processes' rows, in the order of ranks."""
         parts: list[list[T]] = [[]] * self.size
-        distributed.all_gather_object(parts, list(rows), group=self._objects)
+        distributed.all_gather_object(parts, list(rows))
         return [row for part in parts for row in part]
+
+    def broadcast(self, value: T) -> T:
+        """Return what rank 0 gives, any object that pickles; what the others give is ignored."""
+        box = [value]
+        distributed.broadcast_object_list(box)
+        return box[0]
 
     def agree(self, yes: bool) -> bool:
         """Return whether all processes say yes."""
         answer = torch.tensor(int(yes))
-        distributed.all_reduce(answer, distributed.ReduceOp.MIN, group=self._objects)
+        distributed.all_reduce(answer, distributed.ReduceOp.MIN)
         return bool(answer)
-
-    def from_first(self, value: object = None) -> object:
-        """Return what rank 0 gave; what the others give is ignored."""
-        box = [value]
-        distributed.broadcast_object_list(box, src=0, group=self._objects)
-        return box[0]
 
 
 @functools.cache
@@ -71,7 +64,7 @@ def joined() -> World:
         return ONE_PROCESS
     if not distributed.is_initialized():
         on_gpus = torch.cuda.is_available()
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=_SILENCE)
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
     return ProcessGroup()
 
 
@@ -83,10 +76,3 @@ def require_own_gpu() -> None:
             f"{launched.size()} processes are not allowed: process {launched.rank()} would take GPU {number} of its "
             f"host, which has {count}; start one process a GPU, or use --device cpu"
         )
-
-
-def leave() -> None:
-    """Leave the others, if this process ever met them."""
-    joined.cache_clear()
-    if distributed.is_initialized():
-        distributed.destroy_process_group()

@@ -117,6 +117,9 @@ class Trainer(Protocol):
     `checkpoint_bytes() -> int`, about how large a checkpoint will be, has the room for its checkpoints checked before
     its first step. One with a method `tested() -> SplitReading | None` reads the policy as it is on the task's test
     prompts, or returns None where the task has none: the best checkpoint of a study is read so, once.
+
+    Where a trial has several processes, each makes a trainer, and all are asked the same in the same order. One process
+    alone then writes what is saved, and an error of ours, such as NoRoomError, is raised in all (`ppo_core.world`).
     """
 
     def __iter__(self) -> Iterator[StepReport]:

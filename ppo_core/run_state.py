@@ -25,7 +25,7 @@ from ppo_core.models import TaskModels
 from ppo_core.networks import build_network
 from ppo_core.optim import Optimizers
 from ppo_core.policy import ActorCritic
-from ppo_core.world import ONE_PROCESS, World, together
+from ppo_core.world import ONE_PROCESS, World, from_first, together
 
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
@@ -128,8 +128,6 @@ class RunState:
         """
         weights = {name: sharding.to_first(weight.detach()) for name, weight in self.network.trained().items()}
         moments = self.optimizers.state_dict()
-        if self.world.rank != 0:
-            return
         state = {
             "step": self.step,
             "optimizer_steps": self.optimizer_steps,
@@ -144,7 +142,7 @@ class RunState:
             NETWORK_FILE: lambda path: save_file(_contiguous(weights), path),
             OPTIMIZERS_FILE: lambda path: _save(moments, path),
         }
-        checkpoint.write(Path(folder), files, state=state, extra=extra)
+        from_first(self.world, lambda: checkpoint.write(Path(folder), files, state=state, extra=extra))
 
     def restore(self, folder: Path) -> None:
         """Continue from a checkpoint of the same task and network shape, by this run's own config.

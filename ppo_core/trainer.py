@@ -36,6 +36,7 @@ from ppo_core.experience import (
     token_kl,
     token_scores,
 )
+from ppo_core.fits import with_checkpointing
 from ppo_core.generation import (
     Generator,
     MakeGenerator,
@@ -45,43 +46,30 @@ from ppo_core.generation import (
     TransformersGenerator,
 )
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.leading import Leader
 from ppo_core.memory import free, peak_mib
-from ppo_core.model_shapes import with_checkpointing
 from ppo_core.models import FrozenPolicy, TaskModels, load_task
 from ppo_core.optim import lr_factor
 from ppo_core.policy import ActorCritic
-from ppo_core.process_group import ProcessGroup
 from ppo_core.randomness import Key, Purpose, prompt_rows
-from ppo_core.report import SplitReading, StepReport, Trainer
+from ppo_core.report import SplitReading, StepReport
 from ppo_core.run_state import RunState
 from ppo_core.task_file import get_task
 from ppo_core.update import ppo_epochs
-from ppo_core.world import ONE_PROCESS, World, together
+from ppo_core.world import ONE_PROCESS, World, from_first, together
 
 
 def ppo_trainer(
     config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: str | os.PathLike[str] | None = None
-) -> Trainer:
+) -> "PPOTrainer":
     """Return a trainer on a task, by its name or path; new, or continuing from the checkpoint folder `resume_from`.
 
-    In a launch of several processes, of which this is rank 0, the others make one, too, and follow this one.
+    In a launch of several processes each makes its own, and all drive theirs alike.
 
     Raises:
         ConfigError: `device` is not one of `DEVICES`, or the configuration does not fit the task's models.
         TaskError: the task cannot be prepared or loaded.
         CheckpointError: the checkpoint is damaged, or of another task or network shape.
     """
-    world = process_group.joined()
-    if isinstance(world, ProcessGroup):
-        return Leader.of(world, own_trainer, config, task_name, device, resume_from)
-    return own_trainer(config, task_name, device, resume_from)
-
-
-def own_trainer(
-    config: PPOConfig, task_name: str, device: str = "auto", resume_from: str | os.PathLike[str] | None = None
-) -> "PPOTrainer":
-    """Return this process's trainer, as `ppo_trainer` does; in a launch of several all are to make theirs."""
     world = process_group.joined()
     if world.size > 1:
         free()  # an earlier trainer whose weights were sharded lies in cycles of references
@@ -292,10 +280,12 @@ class PPOTrainer:
         All processes of the run are to be asked, and rank 0 writes.
         """
         options = {"state_dict": _whole_state(self.network.policy)} if self.network.is_sharded else {}
-        if self.state.world.rank != 0:
-            return
-        self.network.save_policy(Path(folder), **options)
-        self.models.tokenizer.save_pretrained(folder)
+
+        def write() -> None:
+            self.network.save_policy(Path(folder), **options)
+            self.models.tokenizer.save_pretrained(folder)
+
+        from_first(self.state.world, write)
 
 
 def _whole_state(policy: nn.Module) -> dict[str, Tensor]:

@@ -3,13 +3,13 @@
 What is of the whole batch (means and deviations to whiten by, statistics of scores, metrics, the tokens that a loss is
 divided by) goes through a world, so that it does not depend on how the batch is spread. All methods are collective:
 every process calls the same ones in the same order, else the others wait. Tensors may lie on any device, and results
-lie where they do. `ppo_core.process_group` has the one over torch.distributed; `ppo_core.testing.check_world` tells
-whether an implementation does what is written here.
+lie where they do. `ppo_core.process_group` has the one over torch.distributed.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -47,6 +47,10 @@ class World(Protocol):
         """Return all processes' rows, in the order of ranks: any objects that pickle, as many as each process has."""
         ...
 
+    def broadcast(self, value: T) -> T:
+        """Return what rank 0 gives, any object that pickles; what the others give is ignored."""
+        ...
+
     def agree(self, yes: bool) -> bool:
         """Return whether all processes say yes."""
         ...
@@ -71,6 +75,10 @@ class OneProcess:
         """Return the rows."""
         return list(rows)
 
+    def broadcast(self, value: T) -> T:
+        """Return the value."""
+        return value
+
     def agree(self, yes: bool) -> bool:
         """Return what this process says."""
         return yes
@@ -94,6 +102,49 @@ def together(world: World, work: Callable[[], T]) -> T:
     if raised:
         raise own or raised[0]
     return result[0]
+
+
+WAIT = "wait"
+"""Broadcast by rank 0 while it has no answer yet."""
+WAIT_SECONDS = 60.0
+"""How often rank 0 tells the others to wait on: well within the time after which torch gives up a collective call."""
+
+
+def from_first(world: World, work: Callable[[], T]) -> T:
+    """Have rank 0 do `work`, and return its result in all processes; an error of ours that it raises is raised in all.
+
+    It may take as long as it likes, but must not call the world.
+    """
+    if world.size == 1:
+        return work()
+    answer: Any = WAIT
+    if world.rank == 0:
+        answer = world.broadcast(_answered(world, work))
+    while answer == WAIT:
+        answer = world.broadcast(answer)
+    result, error = answer
+    if error is not None:
+        raise error
+    return cast(T, result)
+
+
+def _answered(world: World, work: Callable[[], T]) -> tuple[T | None, PPOTunerError | None]:
+    """Return what `work` returns or the error of ours that it raises; the others are told to wait meanwhile."""
+    done = threading.Event()
+
+    def have_others_wait() -> None:
+        while not done.wait(WAIT_SECONDS):
+            world.broadcast(WAIT)
+
+    waiting = threading.Thread(target=have_others_wait, daemon=True)
+    waiting.start()
+    try:
+        return work(), None
+    except PPOTunerError as error:
+        return None, error
+    finally:
+        done.set()
+        waiting.join()
 
 
 def add_up(world: World, scalars: dict[str, Tensor]) -> dict[str, Tensor]:

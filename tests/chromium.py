@@ -1,7 +1,6 @@
-"""Finds and starts Chromium for the tests, benchmarks and pictures of the dashboard, and installs it if it is missing.
+"""Find and start Chromium for the tests, benchmarks and pictures of the dashboard, and install it if it is missing.
 
-`python -m tests.chromium` prints which browser the tests use; the exit status is 1 where there is none.
-`python -m tests.chromium install [--system]` installs one first, in this order:
+`python -m tests.chromium [--system]` prints which browser the tests use, and installs one where there is none. It tries:
 
 1. nothing, where a Chromium that starts is there: Playwright's own or the system's,
 2. Playwright's own build, which needs no root,
@@ -15,14 +14,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from playwright.sync_api import Browser, Playwright, sync_playwright
+if TYPE_CHECKING:  # all tests read this module's texts, also where Playwright is not installed
+    from playwright.sync_api import Browser, Playwright
 
 SYSTEM_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "microsoft-edge-stable")
 """Browsers that a system may have, in the order of trying."""
 COMMAND = "make browser"
 """The one command that gets a browser wherever it can."""
-NO_BROWSER = f"no Chromium, so the tests in a browser did not run; install it with: {COMMAND}"
+NO_BROWSER = f"no Chromium that starts; install it with: {COMMAND}"
+"""Why a test in a browser is skipped."""
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--no-first-run"),
@@ -37,7 +39,7 @@ class NoBrowser(SystemExit):
     """There is no Chromium that starts. A script that does not catch it ends with the message: how to get one."""
 
 
-def executable(playwright: Playwright) -> str:
+def executable(playwright: "Playwright") -> str:
     """Return the path of a Chromium that starts: Playwright's own, else the system's.
 
     Raises:
@@ -45,11 +47,11 @@ def executable(playwright: Playwright) -> str:
     """
     found = next(filter(starts, candidates(playwright.chromium.executable_path)), None)
     if found is None:
-        raise NoBrowser(f"no Chromium that starts; install it with: {COMMAND}")
+        raise NoBrowser(NO_BROWSER)
     return found
 
 
-def launch(playwright: Playwright) -> Browser:
+def launch(playwright: "Playwright") -> "Browser":
     """Return a started browser: Playwright's own Chromium, else the system's.
 
     Raises:
@@ -105,6 +107,8 @@ def _root_prefix(system: bool) -> list[str] | None:
 
 
 def _is_there() -> bool:
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         try:
             print(f"browser: {executable(playwright)}", flush=True)
@@ -120,13 +124,12 @@ def _run(command: Sequence[str]) -> bool:
 def main(arguments: Sequence[str]) -> int:
     """Find a browser, or install one; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.chromium")
-    parser.add_argument("action", nargs="?", choices=["find", "install"], default="find")
     parser.add_argument("--system", action="store_true", help="use apt-get where Playwright's own build fails")
-    asked = parser.parse_args(arguments)
-    found = _is_there() if asked.action == "find" else install(_is_there, _run, os.environ, system=asked.system)
-    if not found:
-        print(NO_BROWSER if not asked.system else "Chromium could not be installed; install your system's", flush=True)
-    return 0 if found else 1
+    system = parser.parse_args(arguments).system
+    if install(_is_there, _run, os.environ, system=system):
+        return 0
+    print("Chromium could not be installed; install your system's" if system else NO_BROWSER, flush=True)
+    return 1
 
 
 if __name__ == "__main__":

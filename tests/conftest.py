@@ -1,12 +1,14 @@
 """What all tests share."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 from ppo_core.task import TaskAssets
 from ppo_core.task_file import get_task
+from tests.chromium import COMMAND, NO_BROWSER
 
 # One thread for every process the tests start: results then do not depend on the machine's cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,3 +24,20 @@ settings.load_profile("own")
 def assets() -> TaskAssets:
     """The reviews task as it ships."""
     return get_task("reviews").prepare(None)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Say in the last line how many tests had no browser; in continuous integration that is a failure."""
+    yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:  # a worker of several
+        return
+    skipped = [report for report in reporter.stats.get("skipped", []) if NO_BROWSER in str(report.longrepr)]
+    if skipped:
+        reporter.ensure_newline()
+        reporter.write_line(
+            f"Tests in a browser that were skipped: {len(skipped)}. No Chromium starts here; get one with: {COMMAND}"
+        )
+        if os.environ.get("CI"):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -2,7 +2,7 @@
 
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -21,25 +21,14 @@ def spawned(command: Sequence[str], **options: Any) -> Iterator["subprocess.Pope
 
 def end_family(process: "subprocess.Popen[Any]") -> None:
     """Kill a process and all that it started, and wait for its end; one that has ended is left alone."""
-    below = descendants(process)
+    below: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.kill()
     process.wait()
-    kill(below)
-
-
-def descendants(process: "subprocess.Popen[Any]") -> list[psutil.Process]:
-    """Return what a process started that is still below it; nothing once it has ended."""
-    try:
-        return psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    except psutil.NoSuchProcess:
-        return []
-
-
-def kill(processes: Iterable[psutil.Process]) -> None:
-    """Kill those that still live."""
-    for process in processes:
+    for child in below:
         with suppress(psutil.NoSuchProcess):
-            process.kill()
+            child.kill()
 
 
 def free_port() -> int:

@@ -15,6 +15,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # as for the scripts there
 
 import ppo_iteration  # noqa: E402
+from support import recorded  # noqa: E402
 from support.curves import Curve, Point, agree, differences  # noqa: E402
 from support.shape import Shape  # noqa: E402
 from support.turns import Lap, Side, Track, alternate  # noqa: E402
@@ -235,3 +236,9 @@ def test_trl_does_the_same_work(tmp_path: Path) -> None:
         "shared_trunk": 4,
         "separate_critic": 4,
     }
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "reviews"])
+def test_a_shipped_recording_is_of_a_study_that_can_be_read(name: str) -> None:
+    recording = recorded.read(BENCHMARKS / "data" / f"{name}.parquet")
+    assert recording.spec.name == name and len(recording.runs) >= 120

@@ -41,6 +41,7 @@ def test_a_study_runs_and_the_guard_stops_a_trial(tmp_path: Path) -> None:
     trials = data["trials"]
     assert isinstance(trials, list) and len(trials) >= 2
     assert f"{len(trials)} trials in" in text
+    assert "kl_hard" in [(trial["reason"] or {}).get("rule") for trial in trials]
     seconds = data["sharing_seconds"]
     assert isinstance(seconds, dict) and list(seconds) == ["1", "2"] and "2 trials of tiny, 2 at a time: " in text
 

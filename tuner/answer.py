@@ -26,7 +26,7 @@ def due_readings(study: OpenStudy) -> list[ReadTest]:
 
 def _wanted(study: OpenStudy) -> Iterator[tuple[TrialRow, int]]:
     spec = study.spec
-    best = best_trial(study.board.rows, spec.kl_budget, spec.objective)
+    best = best_trial(study.board.rows, spec.kl_budget)
     found = None if best is None else forks.answer(study.store, study.row, best)
     if best is not None and found is not None:
         yield best, found.step
@@ -41,7 +41,6 @@ def reading(study: OpenStudy, row: TrialRow, step: int) -> ReadTest:
     spec, folder = study.spec, study.trial_folder(row.number)
     path = checkpoint.step_folder(folder, step) if step > 0 else None
     return ReadTest(
-        spec.name,
         row.number,
         row.config,
         spec.task,

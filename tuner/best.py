@@ -3,60 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tuner.guard import RULES
-from tuner.status import Objective, Role, Status
+from tuner.status import Role, Status
 
 if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries
     from tuner.store import TrialRow
 
-RULE: Mapping[Objective, str] = {
-    "best": (
-        "The best trial has the checkpoint with the highest eval reward among all whose eval KL plus one standard "
-        "error is within the budget. How the trial ended does not matter, unless it failed or broke: a later "
-        "checkpoint may be over the budget."
-    ),
-    "end": (
-        "The best trial has the highest value (mean eval reward of its last two evaluations) among the trials that "
-        "completed or were stopped by a person and whose eval KL, over the same evaluations, is within the budget. "
-        "Pruned, failed and running trials are never the best."
-    ),
-}
-"""Which trial is the best, in words, by the study's objective."""
-
-ENDED_WHOLE = (Status.COMPLETED, Status.STOPPED)
-"""The statuses of trials that no rule cut short."""
+VALUE = "the best checkpoint within the KL budget"
+"""What a trial's value is of, in words."""
+RULE = (
+    "The best trial has the checkpoint with the highest eval reward among all whose eval KL plus one standard "
+    "error is within the budget. How the trial ended does not matter, unless it failed or broke: a later "
+    "checkpoint may be over the budget."
+)
+"""Which trial is the best, in words."""
 
 
-def best_trial(trials: Sequence[TrialRow], kl_budget: float, objective: Objective) -> TrialRow | None:
+def best_trial(trials: Sequence[TrialRow], kl_budget: float) -> TrialRow | None:
     """Return the best trial under a KL budget in nats per response, or None where none is within it.
 
-    The rule is `RULE`. `trials` are as they are worth under that budget. Under `best` the SFT policy is no
-    answer. Of equal values the lower KL wins, then the lower number.
+    The rule is `RULE`. `trials` are as they are worth under that budget. The SFT policy is no answer. Of
+    equal values the lower KL wins, then the lower number.
     """
-    ranked = [(rank, trial) for trial in trials if (rank := best_rank(trial, kl_budget, objective)) is not None]
+    ranked = [(rank, trial) for trial in trials if (rank := best_rank(trial, kl_budget)) is not None]
     return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 
-def best_rank(trial: TrialRow, kl_budget: float, objective: Objective) -> tuple[float, float, int] | None:
+def best_rank(trial: TrialRow, kl_budget: float) -> tuple[float, float, int] | None:
     """Return what trials are ordered by where the best is looked for, the best first; None: it cannot be the best."""
     value, kl = trial.value, trial.kl
-    if value is None or kl is None or not math.isfinite(value) or not is_eligible(trial, objective):
+    if value is None or kl is None or not math.isfinite(value) or not is_eligible(trial):
         return None
     return (-value, kl, trial.number) if kl <= kl_budget else None
 
 
-def is_eligible(trial: TrialRow, objective: Objective) -> bool:
+def is_eligible(trial: TrialRow) -> bool:
     """Return whether a trial may be the best, whatever its value and KL. What confirms one was not searched for."""
-    return trial.role is not Role.CONFIRM and ended_well(trial, objective)
+    return trial.role is not Role.CONFIRM and ended_well(trial)
 
 
-def ended_well(trial: TrialRow, objective: Objective) -> bool:
+def ended_well(trial: TrialRow) -> bool:
     """Return whether a trial came to something that can be used, whatever its value and KL."""
-    if objective == "end":
-        return trial.status in ENDED_WHOLE
     return is_sound(trial) and bool(trial.value_step)
 
 
@@ -65,13 +55,3 @@ def is_sound(trial: TrialRow) -> bool:
     rule = RULES.get(trial.reason.rule) if trial.reason is not None else None
     is_broken = rule is not None and rule.blame == "broken"
     return trial.status is not Status.FAILED and not is_broken
-
-
-def closest_trial(trials: Sequence[TrialRow], objective: Objective) -> TrialRow | None:
-    """Return the eligible trial with the lowest eval KL, where no trial is within a budget, or None."""
-    ranked = [
-        (trial.kl, trial.number, trial)
-        for trial in trials
-        if is_eligible(trial, objective) and trial.kl is not None and math.isfinite(trial.kl)
-    ]
-    return min(ranked)[-1] if ranked else None

@@ -168,4 +168,4 @@ def due_step(row: TrialRow, spec: StudySpec) -> int | None:
 
 def _is_within(row: TrialRow, spec: StudySpec) -> bool:
     is_read = row.value is not None and row.kl is not None and row.kl <= spec.kl_budget
-    return is_read and ended_well(row, spec.objective)
+    return is_read and ended_well(row)

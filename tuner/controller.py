@@ -17,7 +17,7 @@ from ppo_core.output import report_line
 from ppo_core.run.command_line import StopRequest
 from tuner import retry, study_folder, trial_log
 from tuner.answer import due_readings, reading
-from tuner.checkpoints import NO_ROOM, TrialFiles
+from tuner.checkpoints import TrialFiles
 from tuner.confirm import Plan, missing
 from tuner.engine.base import Engine
 from tuner.events import (
@@ -57,11 +57,12 @@ from tuner.protocol import (
     Stepped,
     TrialSpec,
 )
+from tuner.retention import kept_at_rung
 from tuner.retry import RoomWatch
 from tuner.scheduler import NOTHING_DECIDED, Action, Decision, MakeScheduler, answer
-from tuner.scoring import Evaluations, ended_by_a_person, evaluations_of, extent, judged, outcome, so_far
+from tuner.scoring import Evaluations, evaluations_of, extent, judged, outcome, so_far
 from tuner.spec import PPO_TRAINER
-from tuner.status import ENDINGS, Reason, Status, Wanted
+from tuner.status import STOPPED_BY_PERSON, Reason, Status, Wanted
 from tuner.store import NewTrial, Order, OrderState, Outcome, TrialRow
 
 RENEW_SECONDS = 5.0
@@ -142,10 +143,8 @@ class TrialLoop:
                 self._answer_without_room()
                 if time.monotonic() - self._looked_at >= LOOK_SECONDS:
                     self._obey()
-                self._files.keep_within_quota(self._taken(), self._promotable)
-                self._give_up_for_room()
             if self.is_finished:
-                self._finish_files()  # which brings the checkpoint that is read, where another host wrote it
+                self._finish_files()
                 self._read_on_test(due_readings(self._study))
         self._finish_files()
         if self._verdict is not None:
@@ -164,9 +163,9 @@ class TrialLoop:
         return min(ORDER_SECONDS, max(0.0, deadline - time.monotonic()))
 
     def _finish_files(self) -> None:
-        """Wait until no file work is left; the last of it enforces the quota."""
-        self._files.keep_within_quota((), self._promotable, now=True)
-        while self._files.work.is_busy or self._give_up_for_room():
+        """Wait until no file work is left; the last of it removes the checkpoints that are kept of no trial."""
+        self._files.tidy(self._at_rung())
+        while self._files.work.is_busy:
             list(self._engine.events(ORDER_SECONDS))  # no worker is busy; it ends when a piece of work is done
             self._files.work.collect()
             self._stay_alive()
@@ -253,7 +252,6 @@ class TrialLoop:
         while not self._is_stopping():
             for _, message in self._engine.events(self._longest_wait()):
                 if isinstance(message, Prepared):
-                    self._files.is_apart = self._engine.is_apart
                     return True
                 if isinstance(message, Progress):
                     self._emit(Preparing(message.what, message.share))
@@ -334,7 +332,7 @@ class TrialLoop:
         if self._running:
             self._is_idle = False
             return True
-        if self._starting or self._desk.is_forking:  # not the quota's walk, which may be due again when it is done
+        if self._starting or self._desk.is_forking:
             return True
         if self._is_stopping() or not is_paused or self.is_finished:
             self._note_paused_trials()
@@ -356,23 +354,10 @@ class TrialLoop:
             return study.refresh(chosen)
         return study.board[chosen]
 
-    def _promotable(self) -> Sequence[int]:
-        return self._scheduler.promotable(self._study.board)
-
-    def _give_up_for_room(self) -> bool:
-        """Prune the trials that the quota has no room for, and return whether there was one.
-
-        Its checkpoint is dropped once the store says that it is pruned: a trial that may run again has one always.
-        """
-        study, numbers = self._study, self._files.take_without_room()
-        for number in numbers:
-            row = study.refresh(number)
-            if row.is_resting:
-                reason = Reason(NO_ROOM, "paused, and the lowest ranked when the disk quota was full")
-                self._conclude(row, judged(study.store, row, study.spec, Status.PRUNED, reason))
-        if numbers:
-            self._files.keep_within_quota(self._taken(), self._promotable, now=True)
-        return bool(numbers)
+    def _at_rung(self) -> Collection[int]:
+        """Return the numbers of the trials paused at a rung that keep their checkpoints."""
+        board = self._study.board
+        return kept_at_rung(self._scheduler.promotable(board), self._scheduler.promotions(board))
 
     def _note_paused_trials(self) -> None:
         """Say why the study is not finished though nothing is left to start."""
@@ -388,10 +373,8 @@ class TrialLoop:
         """Apply pending orders to a trial without a worker: it ends, is paused, or waits for another one."""
         study = self._study
         standing = so_far(study.store, row, study.spec)
-        wanted = study.store.set_aside(study.lease, row.id, standing)
-        if wanted is not None:
-            status, reason = ended_by_a_person(wanted)
-            self._conclude(row, replace(standing, status=status, reason=reason))
+        if not study.store.set_aside(study.lease, row.id, standing):
+            self._conclude(row, replace(standing, status=Status.STOPPED, reason=STOPPED_BY_PERSON))
             return
         row = study.refresh(row.number)
         trial_log.note(study.trial_folder(row.number), f"left its worker; the trial is {row.status}")
@@ -429,7 +412,6 @@ class TrialLoop:
         self._running[row.number] = _Running(row, config.whole_episodes(), config.num_iterations())
         self._engine.start(
             TrialSpec(
-                study=study.spec.name,
                 number=row.number,
                 config=row.config,
                 task=study.spec.task,
@@ -439,11 +421,9 @@ class TrialLoop:
                 folder=study.trial_folder(row.number),
                 guard=study.spec.guard,
                 kl_budget=study.spec.kl_budget,
-                objective=study.spec.objective,
                 resume_from=resume_from,
                 checkpoint_seconds=study.spec.workers.checkpoint_seconds,
-                checkpoint_url=self._limits.checkpoint_url,
-                is_audited=row.is_audited,
+                fork_step=row.fork_step,
                 resources=Resources(study.spec.gpus_per_trial),
             )
         )
@@ -487,12 +467,10 @@ class TrialLoop:
         """Store a step, then answer: a worker saves only what the store holds."""
         running, study = self._running[number], self._study
         decision = running.decision = self._scheduler.decide(running.row, message)
-        verdict = decision.verdict
-        wanted = study.store.add_step(study.lease, running.row.id, message.report, message.seconds, verdict)
+        wanted = study.store.add_step(study.lease, running.row.id, message.report, message.seconds)
         running.wanted = None if decision.action in (Action.STOP, Action.EVALUATE) else wanted
-        if verdict is not None:
-            noted = "" if verdict.is_enforced else "audited, keeps running: "
-            trial_log.note(study.trial_folder(number), f"{noted}{verdict.reason.rule}: {verdict.reason.message}")
+        if decision.reason is not None:
+            trial_log.note(study.trial_folder(number), f"{decision.reason.rule}: {decision.reason.message}")
         if message.report.is_evaluation:
             trial_log.note(study.trial_folder(number), report_line(message.report, running.iterations))
         self._engine.answer(number, answer(decision, running.wanted, has_to_rest=self._has_to_rest()))
@@ -533,14 +511,14 @@ class TrialLoop:
         study.store.rest(study.lease, row, standing, self._scheduler.score(evaluations))
         trial_log.note(study.trial_folder(row.number), "the strategy paused the trial")
         row = study.refresh(row.number)
-        self._files.settle(row)
+        self._files.settle(row, self._at_rung())
         self._emit(TrialSetAside(row))
 
     def _end(self, number: int) -> None:
         """Judge a trial that ran to its end or was ended by the guard; one that an order ended is left."""
         running, study = self._running[number], self._study
         is_stopped = running.decision.action is Action.STOP
-        if not is_stopped and running.wanted in ENDINGS:
+        if not is_stopped and running.wanted is Wanted.STOP:
             self._leave(number)
             return
         status, reason = (Status.PRUNED, running.decision.reason) if is_stopped else (Status.COMPLETED, None)
@@ -576,6 +554,6 @@ class TrialLoop:
         why = "" if outcome.reason is None else f": {outcome.reason.message}"
         trial_log.note(study.trial_folder(trial.number), f"the trial is {outcome.status}{why}")
         row = study.refresh(trial.number)
-        self._files.settle(row)
+        self._files.settle(row, self._at_rung())
         self._verdict = self._verdict or self._streak.add(row)
         self._emit_end(row)

@@ -15,7 +15,7 @@ TOKEN_VARIABLE = "PPO_TUNER_DASHBOARD_TOKEN"
 TOKEN_PARAMETER = "token"
 """The part of the dashboard's address that holds it."""
 READ_ONLY_VARIABLE = "PPO_TUNER_READ_ONLY"
-"""Set: the dashboard gives no orders and launches nothing."""
+"""Set: the dashboard places no orders."""
 
 RUNS_FOLDER = Path("runs")
 """Checkpoints of trials, and what `train` writes unless --output says otherwise."""

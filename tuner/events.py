@@ -149,8 +149,6 @@ class Limits:
     """CPU threads of a new trial."""
     most_workers: int | None
     """One a GPU, where they were named; None: any number."""
-    checkpoint_url: str | None
-    """Where checkpoints are kept beside the runs folder, if anywhere."""
     deadline: float | None
     """On the monotonic clock."""
     timeout: float | None

@@ -23,7 +23,6 @@ from ppo_core.errors import CheckpointError, ConfigError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
 from tuner import study_folder
 from tuner.guard import GUARD, GuardState
-from tuner.scoring import is_finite
 from tuner.status import Role
 from tuner.store import Store, StudyRow, TrialRow
 
@@ -159,7 +158,7 @@ def find(study: StudyRow, trial: int, step: int) -> Kept:
     return Kept(
         None,
         "of a trial only the newest checkpoints, its best within the study's KL budget and those on the study's front "
-        "are kept",
+        "are kept, and at a rung only of the best trials",
     )
 
 
@@ -183,15 +182,12 @@ class Answer:
 
 
 def answer(store: Store, study: StudyRow, trial: TrialRow) -> Answer | None:
-    """Return the checkpoint that a trial's value comes from, under `end` the last one; None: it has no value.
-
-    A trial that an older version judged does not say which that is: then it is its last evaluation.
-    """
+    """Return the checkpoint that a trial's value comes from; None: it has no value."""
     rows = store.steps([trial.id], ("eval/reward",), evaluations_only=True)
-    found = [row for row in rows if is_finite(row["eval/reward"]) and trial.value_step in (None, row["step"])]
-    if not found:
+    found = next((row for row in rows if row["step"] == trial.value_step), None)
+    if found is None:
         return None
-    step, episode = int(found[-1]["step"]), int(found[-1]["episode"])
+    step, episode = int(found["step"]), int(found["episode"])
     if trial.role is not Role.FORK or trial.parent is None:
         again = train_again(study.name, trial, episode)
     else:

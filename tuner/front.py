@@ -27,7 +27,6 @@ class StudyFront:
         """Begin with each trial's own front, by its number; `is_here` tells whether a checkpoint is still there."""
         self._points, self._is_here = dict(points), is_here
         self._front = self._whole()
-        self._kept: list[Point] | None = None
 
     @classmethod
     def read(cls, store: Store, rows: Iterable[TrialRow], is_here: Callable[[Point], bool]) -> StudyFront:
@@ -42,22 +41,14 @@ class StudyFront:
         """Return the points whose checkpoints are kept, by rising KL and reward."""
         return thinned([point for point in self._front if point.step > 0 and self._is_here(point)], MOST_KEPT)
 
-    def put(self, trial: int, points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
-        """Note the own front of a trial that has ended or is paused; return what is kept, and what is lost.
-
-        Lost is what is no longer kept; the first time all that is there and not kept, since an earlier run may not have
-        come to removing it.
-        """
+    def put(self, trial: int, points: Sequence[Point]) -> None:
+        """Note the own front of a trial that has ended or is paused."""
         gone = set(self._points.get(trial, ())) - set(points)
         self._points[trial] = points
         if gone.isdisjoint(self._front):  # what beat them still does; all trials' points take long to sort
             self._front = front([*self._front, *points])
         else:
             self._front = self._whole()
-        if self._kept is None:
-            self._kept = [point for points in self._points.values() for point in points if self._is_here(point)]
-        before, self._kept = self._kept, self.kept()
-        return self._kept, [point for point in before if point not in self._kept]
 
     def _whole(self) -> list[Point]:
         return front(point for points in self._points.values() for point in points)

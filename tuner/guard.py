@@ -58,8 +58,6 @@ class Rule:
     """Whether it waits until it is broken for `patience` steps in a row."""
     has_grace: bool = False
     """Whether it is silent at the start of a trial."""
-    is_fatal: bool = False
-    """Whether nothing can come of the trial any more: it ends even where the others are only noted."""
 
     @property
     def allowed(self) -> str:
@@ -76,7 +74,6 @@ _DECLARED = (
         metric=None,
         limit=True,
         is_patient=False,
-        is_fatal=True,
     ),
     Rule(
         name="kl_hard",
@@ -261,8 +258,6 @@ class GuardState:
     kl_readings: int = 0
     window: tuple[dict[str, float], ...] = ()
     """The last steps' evidence. A reading that was not a finite number is left out."""
-    noted: tuple[str, ...] = ()
-    """Rules that spoke of an audited trial before, and are silent since."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain JSON values."""
@@ -271,7 +266,7 @@ class GuardState:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "GuardState":
         """Return the state that `to_dict` gave."""
-        return cls(**{**values, "window": tuple(values["window"]), "noted": tuple(values.get("noted", ()))})
+        return cls(**{**values, "window": tuple(values["window"])})
 
 
 def observe(
@@ -287,7 +282,7 @@ def observe(
     reason = None
     for name, check in _CHECKS.items():
         rule, limit = RULES[name], settings.limits[name]
-        if limit is False or name in state.noted or rule.metric not in report.metrics or (rule.has_grace and in_grace):
+        if limit is False or rule.metric not in report.metrics or (rule.has_grace and in_grace):
             continue
         reading = check(settings, state, report, progress)
         count = state.broken.get(name, 0) + 1 if reading.is_broken else 0

@@ -115,12 +115,13 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
     the store.
 
     Raises:
-        StudyError: another controller holds it.
+        StudyError: another controller holds it, or its folder is on another host.
         StoreError: the store or the folder cannot be used.
     """
     found = next((row for row in store.studies() if row.name == spec.name), None)
     if found is not None:
         store.require_free(found)  # says who runs it; the lock cannot
+        study_folder.require_seen(folder, found)
     with study_folder.held_folder(folder):
         row = store.create_study(spec.name, spec.to_dict())
         last_order = store.last_order(row)
@@ -165,14 +166,11 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, is_file: bool) ->
     if stored is not None and stored.kl_budget != study.spec.kl_budget:
         study.store.set_judgements(study.lease, judged_again(study.store, study.board, study.spec))
         study.board = TrialList(study.store.trials(study.row))
-    if study.row.archived_at is not None:
-        yield "the study was archived; it is in the list again"
     study_folder.claim(study.folder, study.row)
     study.store.update_study(
         study.lease,
         spec=study.spec.to_dict(),
         folder=str(study.folder.absolute()),
-        archived_at=None,
         overrides=record,
     )
     study.row = replace(study.row, overrides=record)

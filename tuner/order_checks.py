@@ -26,7 +26,7 @@ def check_trial_order(kind: str, row: TrialRow) -> None:
         raise ConfigError(f"trial {row.number} is {status}; only a paused trial can be resumed")
     if kind == "pause" and row.status is Status.PAUSED:
         raise ConfigError(f"trial {row.number} is paused already")
-    if kind in ("stop", "prune", "pause") and row.status.is_final:
+    if kind in ("stop", "pause") and row.status.is_final:
         raise ConfigError(f"trial {row.number} is {status}; {kind} does not apply to it")
 
 

@@ -14,8 +14,8 @@ from tuner import held_study, order_checks, orders
 from tuner.checkpoints import ForkPoint, TrialFiles
 from tuner.events import Limits
 from tuner.held_study import OpenStudy
-from tuner.scoring import TrialList, ended_by_a_person, judged, judged_again, so_far
-from tuner.status import Origin, Role, Status, Wanted
+from tuner.scoring import TrialList, judged, judged_again, so_far
+from tuner.status import STOPPED_BY_PERSON, Origin, Role, Status, Wanted
 from tuner.store import NewTrial, Order, TrialRow, schema
 from tuner.store.connect import now
 from tuner.store.trials import copy_steps, insert_trial, write_judgements, write_outcome, write_pause, write_resumption
@@ -184,12 +184,11 @@ class OrderDesk:
                 return f"trial {row.number} is {Status.PAUSED}"
 
             return pause
-        ending, reason = ended_by_a_person(Wanted(order.kind))
-        outcome = judged(study.store, row, study.spec, ending, reason)
+        outcome = judged(study.store, row, study.spec, Status.STOPPED, STOPPED_BY_PERSON)
 
         def end(connection: Connection) -> str:
             write_outcome(connection, row.id, outcome)
-            return f"trial {row.number} is {ending}"
+            return f"trial {row.number} is {Status.STOPPED}"
 
         return end
 
@@ -233,7 +232,7 @@ class OrderDesk:
             self._on_decided(self._decided(order, lambda: self._add_fork(order, parent, outcome.result())))
 
         values, episode = order.arguments.get("values", {}), order.arguments.get("episode")
-        self._files.fork(parent, self._is_running(parent.number), f"fork-{order.id}", values, episode, then)
+        self._files.fork(parent, f"fork-{order.id}", values, episode, then)
         self._forking.add(order.id)
 
     def _add_fork(self, order: Order, parent: TrialRow, point: ForkPoint) -> None:

@@ -25,7 +25,6 @@ KINDS: Mapping[str, OrderKind] = {
             "allowed",
             "end a trial now and keep what it reached; without a trial: end this run of the study cleanly",
         ),
-        OrderKind("prune", "needed", "end a trial now and mark it as not worth its time"),
         OrderKind("pause", "allowed", "save a trial and pause it; without a trial: the whole study"),
         OrderKind("resume", "allowed", "resume a paused trial; without a trial: the whole study"),
         OrderKind("retry", "allowed", "run a failed trial again; without a trial: all failed ones"),

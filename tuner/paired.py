@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.scoring import is_finite
-from tuner.status import Objective
 from tuner.store import Store, TrialRow
 
 ERRORS = 2.0
@@ -46,22 +45,22 @@ class Difference:
         return f"paired on {self.prompts} eval prompts" if self.prompts else "not paired, so rather too large"
 
 
-def improvement(store: Store, trial: TrialRow, objective: Objective) -> Difference | None:
+def improvement(store: Store, trial: TrialRow) -> Difference | None:
     """Return how far a trial's value is over the SFT policy, its evaluation at step 0; None: one is not there."""
     rows = store.steps([trial.id], ("eval/reward", "eval/reward_se"), evaluations_only=True)
     first = next((row for row in rows if row["step"] == 0), None)
     if trial.value is None or first is None or not is_finite(first["eval/reward"]):
         return None
     read = _readings(store, trial)
-    found = _paired(_of_value(trial, read, objective), read.get(0))
+    found = _paired(_of_value(trial, read), read.get(0))
     return found or _unpaired(trial.value, trial.value_se, first["eval/reward"], first["eval/reward_se"])
 
 
-def over(store: Store, base: TrialRow, other: TrialRow, objective: Objective) -> Difference | None:
+def over(store: Store, base: TrialRow, other: TrialRow) -> Difference | None:
     """Return how far the value of `other` is over that of `base`; None: one has no value."""
     if base.value is None or other.value is None:
         return None
-    own = (_of_value(row, _readings(store, row), objective) for row in (other, base))
+    own = (_of_value(row, _readings(store, row)) for row in (other, base))
     return _paired(*own) or _unpaired(other.value, other.value_se, base.value, base.value_se)
 
 
@@ -69,14 +68,9 @@ def _readings(store: Store, trial: TrialRow) -> dict[int, Rewards]:
     return {row["step"]: row["rewards"] for row in store.readings([trial.id])}
 
 
-def _of_value(trial: TrialRow, read: dict[int, Rewards], objective: Objective) -> Rewards | None:
+def _of_value(trial: TrialRow, read: dict[int, Rewards]) -> Rewards | None:
     """Return what each prompt contributed to the trial's value."""
-    if objective == "best":
-        return None if trial.value_step is None else read.get(trial.value_step)
-    last = [read[step] for step in sorted(read) if step > 0 and step <= (trial.value_step or step)][-2:]
-    if not last or len({len(rewards) for rewards in last}) > 1:
-        return None
-    return [None if None in values else statistics.fmean(values) for values in zip(*last, strict=True)]
+    return None if trial.value_step is None else read.get(trial.value_step)
 
 
 def _paired(one: Rewards | None, other: Rewards | None) -> Difference | None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from ppo_core import checkpoint
 from ppo_core.declare import HyperValue
 from ppo_core.errors import PPOTunerError, is_out_of_memory
+from ppo_core.leading import Answer as Answer
 from ppo_core.report import SplitReading, StepReport
 from tuner.guard import GuardSettings
-from tuner.status import Objective, Reason
+from tuner.status import Reason
 from tuner.worker_settings import WorkerSettings
 
 GPU_VARIABLE = "PPO_TUNER_GPU"
@@ -21,7 +22,7 @@ SHARED_BY_VARIABLE = "PPO_TUNER_GPU_SHARED_BY"
 _TRACEBACK_LINES = 30
 
 
-# Down: what a worker is given to do, and the answer to each of its reports.
+# Down: what a worker is given to do, and an `Answer` to each of its reports.
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,6 @@ class TrialSpec:
     Answered by `Entered`, `Stepped` and at last `Ended`, `Left` or `Failed`.
     """
 
-    study: str
     number: int
     config: Mapping[str, HyperValue]
     task: str
@@ -65,16 +65,12 @@ class TrialSpec:
     guard: GuardSettings
     kl_budget: float
     """Highest eval KL of the trial's best checkpoint, in nats per response."""
-    objective: Objective = "best"
-    """What its value is: where it is the best checkpoint, the trial is evaluated also before it crosses the budget."""
     resume_from: Path | None = None
     """The checkpoint to resume from; None: from the start."""
     checkpoint_seconds: float = WorkerSettings.checkpoint_seconds
     """The longest time between two checkpoints; there is one at every evaluation, too."""
-    checkpoint_url: str | None = None
-    """The second place of the study's checkpoints, for `tuner.remote_checkpoints`; None: nowhere else."""
-    is_audited: bool = False
-    """Whether each rule of the guard speaks only once, and the trial then keeps running."""
+    fork_step: int | None = None
+    """Of a fork the step of the checkpoint that it began at, which it keeps."""
     resources: Resources = Resources()
 
 
@@ -82,7 +78,6 @@ class TrialSpec:
 class ReadTest:
     """Read a trial's checkpoint on the task's test prompts; answered by `Read` or `Failed`."""
 
-    study: str
     number: int
     """The trial's."""
     config: Mapping[str, HyperValue]
@@ -103,26 +98,11 @@ class ReadTest:
         return 0 if self.checkpoint is None else checkpoint.step_of(self.checkpoint)
 
 
-class Answer(Enum):
-    """What a worker does after a report, or after it found no room."""
-
-    GO_ON = "go on"
-    EVALUATE = "evaluate"
-    """Evaluate the policy as it is now, and report the same step again."""
-    SAVE = "save"
-    """Save a checkpoint and keep running."""
-    LEAVE = "leave"
-    """Save a checkpoint and leave the trial, to be taken up later or never."""
-    STOP = "stop"
-    """End the trial here."""
-
-
 class Phase(Enum):
     """What a trial's worker is doing, in words. Each has its own limit, see `tuner.spec`."""
 
     STEPPING = "a step"
     SAVING = "saving a checkpoint"
-    UPLOADING = "uploading a checkpoint"
 
 
 # Up: what a worker says.

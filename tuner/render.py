@@ -24,6 +24,7 @@ from tuner.forks import Answer
 from tuner.guard import RULES
 from tuner.paired import Difference
 from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
+from tuner.scoring import ends_within
 from tuner.search.matching import finished_by
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
@@ -31,7 +32,6 @@ from tuner.status import Origin, Reason, Role, Status
 from tuner.store import Order, TrialRow
 
 CURVE_ROWS = 12
-AUDITED = " †"
 STYLES = {
     Status.WAITING: "cyan",
     Status.RUNNING: "cyan",
@@ -129,7 +129,7 @@ def new_table(*columns: str, title: str | None = None, right: Sequence[str] = ()
 
 
 def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Table:
-    """Return the table of trials: value, KL, status and reason. The best one and audited ones carry marks."""
+    """Return the table of trials: value, KL, status and reason. The best one is marked."""
     kl = f"eval KL\n{KL_UNIT}"
     numbers = ("trial", "value ± SE\nreward", kl, "episodes", "seconds")
     table = new_table("trial", "status", *numbers[1:], "reason", title="Trials", right=numbers)
@@ -139,18 +139,13 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
         mark = "* " if best is not None and trial.number == best.number else ""
         table.add_row(
             f"{mark}{trial.number}",
-            _status(trial) + (AUDITED if trial.is_audited else ""),
+            _status(trial),
             plus_minus(trial.value, trial.value_se),
             measured(trial.kl),
             str(trial.episodes),
             f"{trial.seconds:.0f}",
             "best" if mark else _why(trial) + ("" if finished is None else f"; finished as trial {finished}"),
         )
-    if any(trial.is_audited for trial in trials):
-        fatal = ", ".join(rule.name for rule in RULES.values() if rule.is_fatal)
-        noted = f"the guard's rules, except {fatal}, were only noted"
-        table.caption = f"{AUDITED.strip()} audited: {noted}: see `ppo-tuner show STUDY TRIAL`"
-        table.caption_justify = "left"
     return table
 
 
@@ -276,11 +271,10 @@ def comparison_tables(
     outcomes.add_row("status", *(_status(trial) for trial in trials))
     outcomes.add_row("value ± SE (reward)", *(plus_minus(t.value, t.value_se) for t in trials))
     outcomes.add_row(f"eval KL ({KL_UNIT})", *(measured(t.kl) for t in trials))
-    if view.spec.objective == "best":
-        outcomes.add_row(f"eval KL at the end ({KL_UNIT})", *(measured(t.end_kl) for t in trials))
+    outcomes.add_row(f"eval KL at the end ({KL_UNIT})", *(measured(t.end_kl) for t in trials))
     outcomes.add_row(
-        f"within {short(view.spec.kl_budget)} {KL_UNIT}",
-        *(NOTHING if t.kl is None else "yes" if t.kl <= view.spec.kl_budget else "no" for t in trials),
+        f"ends within {short(view.spec.kl_budget)} {KL_UNIT}",
+        *({None: NOTHING, True: "yes", False: "no"}[ends_within(t, view.spec)] for t in trials),
     )
     outcomes.add_row("episodes", *(str(t.episodes) for t in trials))
     outcomes.add_row("seconds", *(f"{t.seconds:.0f}" for t in trials))
@@ -314,7 +308,7 @@ def studies_table(views: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             plain(view["name"]),
             plain(view["task"]),
-            f"{view['state']}{', archived' if view['archived_at'] else ''}",
+            view["state"],
             *numbers,
         )
     return table
@@ -327,9 +321,10 @@ def _ended(view: Mapping[str, Any]) -> str:
     return f"{ended}/{total}" if ended <= total else f"{ended} ({total} asked)"
 
 
-def orders_table(orders: Sequence[Order]) -> Table:
-    """Return the table of a study's orders."""
-    table = new_table("order", "placed", "asks", "state", "outcome", title="Orders", right=("order",))
+def orders_table(orders: Sequence[Order], placed: int) -> Table:
+    """Return the table of a study's orders: of those placed all, or the latest."""
+    title = "Orders" if len(orders) == placed else f"Latest {len(orders)} of {placed} orders (--all lists them all)"
+    table = new_table("order", "placed", "asks", "state", "outcome", title=title, right=("order",))
     for order in orders:
         about = order.kind if order.trial is None else f"{order.kind} trial {order.trial}"
         asked = ", ".join(f"{name}={short(value)}" for name, value in _asked(order).items())

@@ -24,7 +24,7 @@ from tuner.guard import RULES
 from tuner.paired import improvement, over
 from tuner.scoring import EVALUATION_METRICS, Extent, ends_within, extent, judged_again
 from tuner.spec import SCALE_FREE, StudySpec, ValueSource
-from tuner.status import Objective, Origin, Role, Status
+from tuner.status import Origin, Role, Status
 from tuner.store import OnTest, Order, Store, StudyRow, TrialRow
 
 LONGER = 10
@@ -76,7 +76,7 @@ class StudyView:
 
     def best(self) -> TrialRow | None:
         """Return the best trial under the study's KL budget (see `tuner.best`), or None."""
-        return best_trial(self.trials, self.spec.kl_budget, self.spec.objective)
+        return best_trial(self.trials, self.spec.kl_budget)
 
 
 def under_budget(store: Store, view: StudyView, kl_budget: float) -> StudyView:
@@ -106,20 +106,12 @@ def baseline(store: Store, trial: TrialRow) -> Estimate | None:
     return None if first is None else Estimate(first["eval/reward"], first["eval/reward_se"])
 
 
-def value_kl(store: Store, trial: TrialRow, objective: Objective) -> Estimate | None:
-    """Return the eval KL that the trial's value comes from, in nats per response.
-
-    Under `end` its standard error is the mean of those of the evaluations that it is the mean of: they share prompts.
-    """
+def value_kl(store: Store, trial: TrialRow) -> Estimate | None:
+    """Return the eval KL of the evaluation that the trial's value is of, in nats per response."""
     if trial.kl is None:
         return None
     rows = store.steps([trial.id], ("eval/kl_se",), evaluations_only=True)
-    if objective == "best":
-        read = [row for row in rows if row["step"] == trial.value_step]
-    else:
-        read = ([row for row in rows if row["step"] > 0] or rows)[-2:]
-    errors = [row["eval/kl_se"] for row in read if row["eval/kl_se"] is not None]
-    return Estimate(trial.kl, sum(errors) / len(errors) if errors else None)
+    return Estimate(trial.kl, next((row["eval/kl_se"] for row in rows if row["step"] == trial.value_step), None))
 
 
 @dataclass(frozen=True)
@@ -135,7 +127,7 @@ class End:
 
 
 def end_of(store: Store, trial: TrialRow, spec: StudySpec) -> End:
-    """Return how a trial ended, or how far it came, under the KL budget and objective of `spec`."""
+    """Return how a trial ended, or how far it came, under the KL budget of `spec`."""
     rows = store.steps([trial.id], ("eval/kl", "eval/kl_se"), evaluations_only=True)
     last = rows[-1] if rows else None
     kl = None if last is None or last["eval/kl"] is None else Estimate(last["eval/kl"], last["eval/kl_se"])
@@ -171,12 +163,7 @@ class FrontPoint:
 
 
 def front(store: Store, view: StudyView) -> list[FrontPoint]:
-    """Return what is kept here of the study's front, by rising KL and reward.
-
-    Under the objective `end` no checkpoint in the middle of a trial is an answer: then there is none.
-    """
-    if view.spec.objective == "end":
-        return []
+    """Return what is kept here of the study's front, by rising KL and reward."""
 
     def path_of(point: Point) -> Path | None:
         return forks.find(view.row, point.trial, point.step).path
@@ -291,14 +278,12 @@ def study_summary(view: StudyView) -> dict[str, Any]:
         "budget": view.spec.budget,
         "spent": view.extent.spent,
         "strategy": view.spec.strategy,
-        "objective": view.spec.objective,
         "finished": view.ended,
         "best": None if best is None else best.number,
         "best_value": None if best is None else best.value,
         "best_kl": None if best is None else best.kl,
         "kl_budget": view.spec.kl_budget,
         "created_at": view.row.created_at,
-        "archived_at": view.row.archived_at,
         "finished_at": view.row.finished_at,
     }
 
@@ -327,15 +312,14 @@ def trial_data(trial: TrialRow) -> dict[str, Any]:
 
 
 def order_data(order: Order) -> dict[str, Any]:
-    """Return one object of `orders`."""
+    """Return an order's object."""
     return {key: value for key, value in asdict(order).items() if key not in ("study_id", "key")}
 
 
 def trial_detail(store: Store, study: StudyRow, trial: TrialRow) -> dict[str, Any]:
     """Return the object of `show STUDY TRIAL`: the trial with every step's metrics (a task's own too) and samples.
 
-    Its `checkpoints` are those on this machine, each with its `step`, `episode` and `path`. Its `verdicts` are what
-    rules said of it, each with its `step` and `reason`, and whether it `is_enforced`.
+    Its `checkpoints` are those on this machine, each with its `step`, `episode` and `path`.
 
     A sample's `parts` are the reward's by name; its `tokens` are null, or lists with an item a token: `texts`,
     `logprobs`, `log_ratios`, `kls`, and of a critic `advantages` and `values`.
@@ -347,12 +331,10 @@ def trial_detail(store: Store, study: StudyRow, trial: TrialRow) -> dict[str, An
         {"step": checkpoint.step_of(path), "episode": episode, "path": str(path.absolute())}
         for episode, path in forks.kept_by_episode(study, trial.number).items()
     ]
-    verdicts = [asdict(verdict) for verdict in store.verdicts([trial.id]).get(trial.id, ())]
     return trial_data(trial) | {
         "steps": _without_id(steps),
         "samples": _without_id(samples),
         "checkpoints": kept,
-        "verdicts": verdicts,
     }
 
 
@@ -375,8 +357,8 @@ def best_data(store: Store, view: StudyView, trial: TrialRow, kl_budget: float) 
     `ends_within_budget` tells of the configuration itself; null: the trial was not trained to its end. `test` is what
     its checkpoint came to on the test prompts; null: it was not read, and `test_why_not` says why.
     """
-    start, kl = baseline(store, trial), value_kl(store, trial, view.spec.objective)
-    better = improvement(store, trial, view.spec.objective)
+    start, kl = baseline(store, trial), value_kl(store, trial)
+    better = improvement(store, trial)
     test = on_test(store, view, trial)
     return trial_data(trial) | {
         "study": view.row.name,
@@ -398,7 +380,7 @@ def comparison_data(store: Store, view: StudyView, trials: Sequence[TrialRow]) -
     `over_first` is how far each further trial's value is over the first's, or null where one of them has none.
     """
     first, *others = trials
-    over_first = [over(store, first, trial, view.spec.objective) for trial in others]
+    over_first = [over(store, first, trial) for trial in others]
     return {
         "study": view.row.name,
         "trials": [trial_data(trial) for trial in trials],

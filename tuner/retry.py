@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ppo_core.errors import StoreError
 from tuner.protocol import Failed
-from tuner.status import PERSON, Reason, Status
+from tuner.status import Reason, Status
 from tuner.store import TrialRow
 from tuner.trial_log import last_words
 
@@ -183,8 +183,7 @@ class FailureStreak:
 
     def add(self, row: TrialRow) -> str | None:
         """Note how a trial ended; return what to tell if the study should stop for it."""
-        by_person = row.status is Status.STOPPED or (row.reason is not None and row.reason.rule == PERSON)
-        if by_person or not row.status.is_final:
+        if row.status is Status.STOPPED or not row.status.is_final:
             return None
         if row.status is not Status.FAILED or row.reason is None:
             self._cause, self._length = None, 0

@@ -9,10 +9,11 @@ from pathlib import Path
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
 from tuner import answer, strategies
-from tuner.checkpoints import LOCAL_ONLY, CheckpointPolicy, TrialFiles
+from tuner.checkpoints import TrialFiles
 from tuner.confirm import Plan, cost_line, missing
 from tuner.controller import TrialLoop
 from tuner.engine.base import Engine, EngineNeeds, MakeEngine
+from tuner.engine.gpu import mps_line
 from tuner.engine.local import LocalEngine, threads_per_worker
 from tuner.environment import to_copy
 from tuner.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, StudyWarned
@@ -38,7 +39,6 @@ def run_study(
     trials: int | None = None,
     budget: float | None = None,
     timeout: float | None = None,
-    policy: CheckpointPolicy = LOCAL_ONLY,
     checkpoint_seconds: float | None = None,
     plan: Plan | None = None,
     make_engine: MakeEngine = LocalEngine.of,
@@ -66,7 +66,6 @@ def run_study(
         trials: The study's total; None: the spec's, or what an order made of it.
         budget: What it may spend, in trials of full length; None: the same.
         timeout: Seconds after which to stop.
-        policy: The second place of checkpoints, and their quota; what it leaves open is as in the last run.
         checkpoint_seconds: The longest time between two checkpoints of a running trial; None: the spec's.
         plan: What is to be confirmed once the search has ended; None: nothing more than was asked for before.
         make_engine: Returns what runs the trials; worker processes on this machine by default.
@@ -90,29 +89,26 @@ def run_study(
     with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
         patience = StoreRetry(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
         store.on_trouble, store.on_answer = patience.wait, patience.end
-        if store.migration is not None:
-            on_event(StudyWarned(store.migration.summary))
         with open_study(store, spec, runs_folder / spec.name) as study:
             if plan is not None:  # what is refused is refused before anything is changed
                 _require_searched(study, make_scheduler(spec, spec.threads or 1))
                 wanted = missing(study.board.rows, spec, plan)
                 plan = plan if wanted else None
-            kept = policy.over(study.row)
             count = workers or most_workers or study.row.workers or 1
             each = spec.gpus_per_trial
-            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, each, spec.trainer, kept.url)
+            needs = EngineNeeds(count, tuple(gpus), spec.workers, trials_per_gpu, each, spec.trainer)
             limits = Limits(
                 threads=spec.threads or threads_per_trial(needs.workers * each),
                 most_workers=most_workers,
-                checkpoint_url=kept.url,
                 deadline=None if timeout is None else time.monotonic() + timeout,
                 timeout=timeout,
             )
-            files = TrialFiles(study, kept, lambda line: on_event(StudyWarned(line)))
+            files = TrialFiles(study)
             changes = tuple(reconcile(study, flags, is_file=is_file))
             cost = () if plan is None else (cost_line(wanted, study.board.rows, count),)
             processes = (f"each trial has {each} processes",) if each > 1 else ()
-            notes = (*study.spec.notes, *processes, *changes, *cost)
+            sharing = (mps_line(),) if gpus and trials_per_gpu > 1 else ()
+            notes = (*study.spec.notes, *processes, *sharing, *changes, *cost)
             on_event(StudyStarted(study.spec, extent(study.board, study.spec), notes))
             engine = partial(make_engine, needs)
             return _run_held(study, files, engine, needs.workers, stop, limits, make_scheduler, on_event, plan)
@@ -137,7 +133,7 @@ def _run_held(
 
     has_orders = bool(study.store.orders(study.row, OrderState.WAITING))
     if plan is not None or not is_finished() or has_orders or answer.due_readings(study):
-        study.store.update_study(study.lease, finished_at=None, workers=workers, **files.settings)
+        study.store.update_study(study.lease, finished_at=None, workers=workers)
         try:
             with files.work, engine() as running:
                 stop.on_request = files.work.on_done = running.wake

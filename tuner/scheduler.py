@@ -1,8 +1,7 @@
 """What a study runs next, and what a trial's report means: pure decisions, which the controller carries out.
 
 A scheduler reads the study's trials and a report, and returns what is to be done. It writes nothing, and the same
-trials give the same decisions, so that a study that was killed resumes as it would have. `tuner.testing` holds what
-every scheduler must do, as a suite to run on your own.
+trials give the same decisions, so that a study that was killed resumes as it would have.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -10,13 +9,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-import numpy as np
-
-from tuner.guard import RULES
 from tuner.protocol import Answer, Stepped
 from tuner.scoring import Evaluations, TrialList
 from tuner.spec import StudySpec
-from tuner.status import ENDINGS, Reason, Verdict, Wanted
+from tuner.status import Reason, Wanted
 from tuner.store import NewTrial, TrialRow
 
 
@@ -35,16 +31,11 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done with a trial after a report, and what a rule said of it."""
+    """What is done with a trial after a report, and why."""
 
     action: Action = Action.GO_ON
-    verdict: Verdict | None = None
-    """The rule that pauses or stops the trial; or one that is only noted, since the trial is audited."""
-
-    @property
-    def reason(self) -> Reason | None:
-        """Why the trial is paused or stopped, where a rule did it."""
-        return self.verdict.reason if self.verdict is not None and self.verdict.is_enforced else None
+    reason: Reason | None = None
+    """The rule that pauses or stops the trial."""
 
 
 NOTHING_DECIDED = Decision()
@@ -74,7 +65,11 @@ class Scheduler(Protocol):
         ...
 
     def promotable(self, trials: TrialList) -> Sequence[int]:
-        """Return the trials paused by the strategy that may run again, the best first. Their checkpoints are kept."""
+        """Return the trials paused by the strategy that may run again, the best first."""
+        ...
+
+    def promotions(self, trials: TrialList) -> int:
+        """Return how many of those the budget can pay at most: by this more or fewer keep their checkpoints."""
         ...
 
     def is_finished(self, trials: TrialList) -> bool:
@@ -86,31 +81,23 @@ MakeScheduler = Callable[[StudySpec, int], Scheduler]
 """Given a study's spec, and the CPU threads of its new trials."""
 
 
-def guarded(trial: TrialRow, stepped: Stepped) -> Decision:
+def guarded(stepped: Stepped) -> Decision:
     """Return what the guard's word on a step means, which every scheduler obeys.
 
-    A trial that is ended is evaluated first, where its policy allows it, so that it is known what it came to. Of an
-    audited one the word is only noted, unless the run is broken for good. A trial that is about to cross the KL budget
-    is evaluated, too, since its best checkpoint may be this one.
+    A trial that is ended is evaluated first, where its policy allows it, so that it is known what it came to. A trial
+    that is about to cross the KL budget is evaluated, too, since its best checkpoint may be this one.
     """
     reason = stepped.reason
     if reason is None:
         return Decision(Action.EVALUATE) if stepped.is_near_budget and not is_evaluated(stepped) else NOTHING_DECIDED
-    if trial.is_audited and not RULES[reason.rule].is_fatal:
-        return Decision(Action.GO_ON, Verdict(stepped.report.step, reason, is_enforced=False))
     if not is_evaluated(stepped):
         return Decision(Action.EVALUATE)
-    return Decision(Action.STOP, Verdict(stepped.report.step, reason, is_enforced=True))
+    return Decision(Action.STOP, reason)
 
 
 def is_evaluated(stepped: Stepped) -> bool:
     """Return whether a report has its evaluation, or can have none."""
     return stepped.report.is_evaluation or stepped.is_again
-
-
-def is_audited(spec: StudySpec, number: int) -> bool:
-    """Return whether a new trial is audited: drawn by the study's seed and the trial's number."""
-    return spec.audit > 0 and np.random.default_rng([spec.seed, number]).random() < spec.audit
 
 
 def answer(decision: Decision, wanted: Wanted | None, *, has_to_rest: bool) -> Answer:
@@ -123,7 +110,7 @@ def answer(decision: Decision, wanted: Wanted | None, *, has_to_rest: bool) -> A
     """
     if decision.action is Action.EVALUATE:
         return Answer.EVALUATE
-    if decision.action is Action.STOP or wanted in ENDINGS:
+    if decision.action is Action.STOP or wanted is Wanted.STOP:
         return Answer.STOP
     if decision.action is Action.PAUSE or wanted is Wanted.PAUSE or has_to_rest:
         return Answer.LEAVE

@@ -1,28 +1,25 @@
 """What a trial is worth: its value, its KL constraint, what a sampler learns of it, and which trial is best. No torch.
 
-| status                  | Optuna state | value                       | constraint                                |
-|-------------------------|--------------|-----------------------------|-------------------------------------------|
-| waiting, running        | RUNNING      |                             |                                           |
-| paused at a rung        | COMPLETE     | predicted                   | satisfied; `end`: from its evaluations    |
-| paused, not evaluated   | RUNNING      |                             |                                           |
-| paused by a person      | PRUNED       | so far                      | from its evaluations                      |
-| completed               | COMPLETE     | of the trial                | from its evaluations                      |
-| pruned: KL              | PRUNED       | so far                      | satisfied; `end`: see below               |
-| pruned: broken          | PRUNED       | so far, else the baseline's | 1                                         |
-| pruned: nothing learned | PRUNED       | so far                      | satisfied                                 |
-| pruned: other rules     | PRUNED       | so far                      | from its evaluations                      |
-| stopped by a person     | PRUNED       | so far                      | from its evaluations                      |
-| failed                  | FAIL         |                             |                                           |
-| any, not of the search  | FAIL         |                             |                                           |
+| status                  | Optuna state | value                       | constraint |
+|-------------------------|--------------|-----------------------------|------------|
+| waiting, running        | RUNNING      |                             |            |
+| paused at a rung        | COMPLETE     | predicted                   | satisfied  |
+| paused, not evaluated   | RUNNING      |                             |            |
+| paused by a person      | PRUNED       | so far                      | satisfied  |
+| completed               | COMPLETE     | of the trial                | satisfied  |
+| pruned: broken          | PRUNED       | so far, else the baseline's | 1          |
+| pruned: other rules     | PRUNED       | so far                      | satisfied  |
+| stopped by a person     | PRUNED       | so far                      | satisfied  |
+| failed                  | FAIL         |                             |            |
+| any, not of the search  | FAIL         |                             |            |
 
-Under the objective `best` a value is of a checkpoint within the KL budget, so "from its evaluations" is satisfied.
-Under `end` it is log(KL / budget); of a trial that the guard ended for KL the larger of evaluations and reading, at
-least 0.1.
+A value is of a checkpoint within the KL budget, so a constraint that is satisfied is log(KL / budget) of that, at most
+0.
 
 A trial at a rung is reported with a predicted value: its rung score plus the median of what finished trials gained
 after theirs. To the study's own sampler every trial with a value is reported as COMPLETE: TPE puts all COMPLETE
 trials before all PRUNED ones, and ranks those by their last step, so a poor finisher would outrank the best prediction.
-The states of the table are those of an exported study.
+The states of the table are those of an exported study, but a trial paused at a rung is RUNNING there.
 
 A fork did not get where it is with its configuration alone, and repeats say nothing new about where to search. FAIL
 keeps their numbers.
@@ -41,13 +38,12 @@ from ppo_core.output import counted
 from tuner.guard import RULES
 from tuner.space import Encoded
 from tuner.spec import StudySpec
-from tuner.status import ENDINGS, PERSON, Objective, Reason, Role, Status, Wanted
+from tuner.status import Reason, Role, Status
 from tuner.store import Outcome, Store, TrialRow
 
 CONSTRAINT = "kl"
 """The constraint's name in Optuna: log(KL / budget), see `violation`."""
-LARGEST_VIOLATION = 5.0
-LEAST_KL_VIOLATION = 0.1
+LEAST_VIOLATION = -5.0
 BROKEN_VIOLATION = 1.0
 
 
@@ -61,16 +57,11 @@ class TrialValue(NamedTuple):
     kl: float | None = None
     """Eval KL, in nats per response."""
     step: int | None = None
-    """Where it was read; of several evaluations the last."""
+    """Where it was read."""
 
 
 Evaluations = Sequence[Mapping[str, Any]]
 """Rows of a trial as `Store.steps` returns them, with EVALUATION_METRICS, in order of step."""
-
-
-def trial_value(evaluations: Evaluations, objective: Objective, kl_budget: float) -> TrialValue:
-    """Return what a trial is worth: the better of its checkpoints within the KL budget, or how it ended."""
-    return best_within(evaluations, kl_budget) if objective == "best" else at_end(evaluations)
 
 
 def best_within(evaluations: Evaluations, kl_budget: float) -> TrialValue:
@@ -87,20 +78,6 @@ def best_within(evaluations: Evaluations, kl_budget: float) -> TrialValue:
         return TrialValue()
     best = min(within, key=lambda row: rank(row["eval/reward"], row["eval/kl"], row["step"]))
     return TrialValue(best["eval/reward"], best["eval/reward_se"], best["eval/kl"], best["step"])
-
-
-def at_end(evaluations: Evaluations) -> TrialValue:
-    """Return the mean of the last two evaluations, or of the only one.
-
-    Step 0 evaluates the SFT policy: it counts only where there is no other. The standard error is the mean of
-    the two, since both are on the same prompts and so hardly independent.
-    """
-    finite = [row for row in evaluations if is_finite(row["eval/reward"])]
-    last = ([row for row in finite if row["step"] > 0] or finite)[-2:]
-    if not last:
-        return TrialValue()
-    reward, error, kl = (_mean(row[name] for row in last) for name in ("eval/reward", "eval/reward_se", "eval/kl"))
-    return TrialValue(reward, error, kl, last[-1]["step"])
 
 
 def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) -> float | None:
@@ -126,22 +103,16 @@ def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) 
     return ahead if within is None else max(ahead, within)
 
 
-def violation(kl: float | None, kl_budget: float, reason: Reason | None, objective: Objective) -> float:
-    """Return a trial's constraint from its eval KL: log(KL / budget), at most 0 where it is satisfied.
+def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> float:
+    """Return a trial's constraint: log(KL / budget) of its value's KL, at most 0; 1 where the run broke.
 
-    Finite always, within +-5. A KL that was never evaluated counts as one on the budget. Why the
-    guard ended the trial comes first (see the table above).
+    Finite always, at least -5. Without a value it is 0.
     """
-    evaluated = 0.0 if kl is None else _log_share(kl, kl_budget)
-    blame = RULES[reason.rule].blame if reason is not None and reason.rule in RULES else None
-    if blame == "broken":
+    if reason is not None and reason.rule in RULES and RULES[reason.rule].blame == "broken":
         return BROKEN_VIOLATION
-    if blame == "idle" or objective == "best":
-        return min(evaluated, 0.0)
-    if blame == "kl" and reason is not None:
-        reading = 0.0 if reason.value is None else _log_share(reason.value, kl_budget)
-        return max(evaluated, reading, LEAST_KL_VIOLATION)
-    return evaluated
+    if kl is None:
+        return 0.0
+    return min(0.0, max(LEAST_VIOLATION, math.log(kl) - math.log(kl_budget))) if kl > 0 else LEAST_VIOLATION
 
 
 @dataclass(frozen=True)
@@ -162,7 +133,7 @@ def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
     """
     if not row.teaches or row.status is Status.FAILED:
         return Told(TrialState.FAIL)
-    constraint = violation(row.kl, spec.kl_budget, row.reason, spec.objective)
+    constraint = violation(row.kl, spec.kl_budget, row.reason)
     if row.is_resting and row.rung_score is not None:
         return Told(TrialState.COMPLETE, row.rung_score, constraint)
     if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
@@ -185,20 +156,9 @@ def frozen(told: Told, encoded: Encoded) -> FrozenTrial:
     )
 
 
-def _log_share(kl: float, kl_budget: float) -> float:
-    if kl <= 0:
-        return -LARGEST_VIOLATION
-    return max(-LARGEST_VIOLATION, min(LARGEST_VIOLATION, math.log(kl) - math.log(kl_budget)))
-
-
 def is_finite(value: Any) -> bool:
     """Return whether it is a number other than NaN and the infinities."""
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _mean(values: Any) -> float | None:
-    finite = [value for value in values if is_finite(value)]
-    return sum(finite) / len(finite) if finite else None
 
 
 # How a trial ended, or stands while it is paused: value, KL and constraint from the evaluations in the store.
@@ -213,22 +173,17 @@ def evaluations_of(store: Store, row: TrialRow) -> Evaluations:
 
 def outcome(evaluations: Evaluations, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
     """Return how a trial with these evaluations ended, or stands, that has `status` now, for `reason`."""
-    value, value_se, kl, step = trial_value(evaluations, spec.objective, spec.kl_budget)
+    value, value_se, kl, step = best_within(evaluations, spec.kl_budget)
     end = next((row for row in reversed(evaluations) if is_finite(row["eval/kl"])), {})
-    over = violation(kl, spec.kl_budget, reason, spec.objective)
+    over = violation(kl, spec.kl_budget, reason)
     return Outcome(status, reason, value, value_se, kl, over, step, end.get("eval/kl"), end.get("eval/kl_se"))
 
 
 def ends_within(row: TrialRow, spec: StudySpec) -> bool | None:
-    """Return whether the configuration itself ends within the KL budget; None: it was not trained to its end.
-
-    Under the objective `end` the constraint is on the KL that its value comes from.
-    """
-    if row.status is not Status.COMPLETED:
+    """Return whether the configuration itself ends within the KL budget; None: it was not trained to its end."""
+    if row.status is not Status.COMPLETED or row.end_kl is None:
         return None
-    if spec.objective == "end":
-        return row.kl is not None and row.kl <= spec.kl_budget
-    return None if row.end_kl is None else is_within(row.end_kl, row.end_kl_se, spec.kl_budget)
+    return is_within(row.end_kl, row.end_kl_se, spec.kl_budget)
 
 
 def judged(store: Store, row: TrialRow, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
@@ -264,12 +219,6 @@ def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) ->
         end_kl_se=now.end_kl_se,
         rung_scores=row.rung_scores[: len(row.rung_scores) - len(again)] + again,
     )
-
-
-def ended_by_a_person(wanted: Wanted) -> tuple[Status, Reason]:
-    """Return the status and reason of a trial that an order ended."""
-    status = ENDINGS[wanted]
-    return status, Reason(PERSON, f"{status} by a person")
 
 
 # What the controller knows of its study's trials: the store's rows, kept in memory as it changes them.

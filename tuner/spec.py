@@ -17,7 +17,6 @@ from tuner import study_file
 from tuner.guard import GuardSettings
 from tuner.search import warm_start
 from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
-from tuner.status import Objective
 from tuner.study_file import ListedTrial
 from tuner.worker_settings import WorkerSettings, checked
 
@@ -38,18 +37,10 @@ SAMPLERS: Mapping[str, str] = {
 """What proposes new trials, by name. `module:callable` names your own sampler."""
 ValueSource = Literal["TRL default", "task reference", "study"]
 
-
-OBJECTIVES: Mapping[str, str] = {
-    "best": "the best checkpoint within the KL budget",
-    "end": "the mean of the last two evaluations, with a constraint on their KL",
-}
-"""What a trial's value is."""
-Strategy = Literal["early_cut", "full", "asha", "staged"]
+Strategy = Literal["early_cut", "full"]
 STRATEGIES: Mapping[str, str] = {
     "early_cut": "pauses trials at a tenth of their episodes, and finishes the best sixth",
     "full": "runs every trial to its end",
-    "asha": "pauses trials at 1/10 and 3/10 of their episodes, and promotes the best third each time",
-    "staged": "searches β or the KL target first, then rates and batch sizes, then all else",
 }
 """How the search spends its budget."""
 
@@ -91,7 +82,6 @@ class StudySpec:
     """Most trials that the study starts, trial 0 included; None: as many as the budget allows."""
     budget: float | None
     """What the study may spend, in trials of full length (`total_episodes`); None: what its trials take."""
-    objective: Objective
     strategy: Strategy
     seed: int
     """Seed of every trial and of the sampler."""
@@ -118,13 +108,16 @@ class StudySpec:
     dropped: tuple[tuple[ListedTrial, str], ...] = field(default=(), compare=False)
     """Starts that are left out, and which earlier trial each of them would repeat."""
     workers: WorkerSettings = field(default_factory=WorkerSettings)
-    audit: float = 0.0
-    """Share of the trials that rules do not end: what they say is only noted, so that their cost can be measured."""
 
     @property
     def kl_limit(self) -> float:
         """KL over which the guard stops a trial, in nats per response."""
         return self.guard.kl_limit
+
+    @property
+    def pauses_trials(self) -> bool:
+        """Whether the strategy pauses trials at a rung."""
+        return self.strategy == "early_cut"
 
     @property
     def total_episodes(self) -> int:
@@ -188,7 +181,6 @@ class StudySpec:
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
             trials=len(listed) or _optional(content, "trials", partial(declare.whole, bounds=Bounds(1)), where),
             budget=_optional(content, "budget", partial(declare.number, bounds=declare.POSITIVE), where),
-            objective=_one_of(content.get("objective", "best"), OBJECTIVES, f"{where}: objective"),
             strategy=_strategy(content, listed, where),
             seed=declare.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
             device=require_device(content.get("device", "auto"), f"{where}: device"),
@@ -205,7 +197,6 @@ class StudySpec:
             listed=listed,
             warm_start=names,
             workers=WorkerSettings.from_dict(content.get("workers", {}), f"{where}: workers"),
-            audit=declare.number(content.get("audit", 0.0), Bounds(0, 1), f"{where}: audit"),
         )
         spec._check(where)
         known = {start.source for start in settled}
@@ -222,7 +213,6 @@ class StudySpec:
             "task": self.task,
             "trainer": self.trainer,
             **{key: value for key in ("trials", "budget") if (value := getattr(self, key)) is not None},
-            "objective": self.objective,
             "strategy": self.strategy,
             "seed": self.seed,
             "device": self.device,
@@ -235,7 +225,6 @@ class StudySpec:
             "kl": {"budget": self.kl_budget, "limit": self.kl_limit},
             "guard": self.guard.to_dict(),
             "workers": self.workers.to_dict(),
-            "audit": self.audit,
         }
 
     def with_starts(self, settled: Sequence[ListedTrial], asked: Iterable[ListedTrial], where: str = "") -> "StudySpec":
@@ -360,15 +349,14 @@ class StudySpec:
         ]
         allowed += [
             _change(key, getattr(old, key), getattr(self, key))
-            for key in ("trials", "budget", "device", "threads", "gpus_per_trial", "audit")
+            for key in ("trials", "budget", "device", "threads", "gpus_per_trial")
         ]
         allowed.append(_change("kl.budget", old.kl_budget, self.kl_budget))
         old_workers, new_workers = old.workers.to_dict(), self.workers.to_dict()
         allowed += [_change(f"workers.{key}", f"{old_workers[key]:g}", f"{new:g}") for key, new in new_workers.items()]
         allowed.append(_change("sampler", _sampler_text(old.sampler), _sampler_text(self.sampler)))
         refused = [
-            _change(key, getattr(old, key), getattr(self, key))
-            for key in ("task", "trainer", "objective", "strategy", "seed")
+            _change(key, getattr(old, key), getattr(self, key)) for key in ("task", "trainer", "strategy", "seed")
         ]
         refused += [
             _change(f"fixed.{name}", old.fixed.get(name, "unset"), self.fixed.get(name, "unset"))

@@ -41,10 +41,6 @@ class Ordered(Generic[Key]):
         """Return the least keys, at most so many."""
         return self._keys[:count]
 
-    def tail(self, count: int) -> list[Key]:
-        """Return the greatest keys, at most so many, in order."""
-        return self._keys[-count:]
-
     def add(self, key: Key) -> None:
         """Add a key."""
         insort(self._keys, key)
@@ -119,12 +115,6 @@ class Ranking:
         yield from (key[-1] for key in self._over)
         yield from (key[-1] for key in self._under)
 
-    def place(self, number: int, most: float) -> int:
-        """Return how many trials rank before one, scores above `most` counted as that."""
-        self._move(most)
-        order = self._orders[number]
-        return self._over.place(order[1:]) if -order[0] >= most else len(self._over) + self._under.place(order)
-
     def _place(self, order: _Order) -> None:
         if -order[0] >= self._most:
             self._over.add(order[1:])
@@ -173,14 +163,14 @@ class Standings(Follower):
         """The episodes that trials which count have spent or were promised."""
         self.listed = 0
         """Of the trials that count those that the study file lists."""
-        self.past: Counter[int] = Counter()
-        """How many that count were promoted past each rung, ..."""
-        self.resting: Counter[int] = Counter()
+        self.came = 0
+        """How many that count came to their rung, ..."""
+        self.promoted = 0
+        """... how many were promoted past it, ..."""
+        self.resting = 0
         """... and how many rest there."""
-        self.came: defaultdict[int, Ranking] = defaultdict(Ranking)
-        """Those that count and came to each rung, by their scores there."""
-        self.waiting: defaultdict[int, Ranking] = defaultdict(Ranking)
-        """Those of them that rest there and may be promoted."""
+        self.waiting = Ranking()
+        """Those of them that rest there and may be promoted, by their scores."""
         self._missing = Ordered[tuple[int, int]]()
         self._values = Ordered[tuple[float, int]]()
         self._matched: Counter[Hashable] = Counter()
@@ -198,9 +188,8 @@ class Standings(Follower):
         return math.inf if self._missing.first is None else self._missing.first[0]
 
     def best_first(self, most: float) -> Iterator[TrialRow]:
-        """Yield the trials that wait: those at a further rung first, there the best."""
-        for rung in sorted(self.waiting, reverse=True):
-            yield from (self._rows[number] for number in self.waiting[rung].best_first(most))
+        """Yield the trials that wait, the best first."""
+        return (self._rows[number] for number in self.waiting.best_first(most))
 
     def _count(self, row: TrialRow, sign: int) -> None:
         if row.teaches and row.status is Status.COMPLETED and row.value is not None:
@@ -209,20 +198,15 @@ class Standings(Follower):
             return
         self.promised += sign * self._rules.promised(row)
         self.listed += sign * (row.origin is Origin.LISTED)
-        for rung, score in enumerate(row.rung_scores):
-            if sign > 0:
-                self.came[rung].add(row, score)
-            else:
-                self.came[rung].remove(row.number)
-        for rung in range(row.rung):
-            self.past[rung] += sign
+        self.came += sign * bool(row.rung_scores)
+        self.promoted += sign * (row.rung > 0)
         if row.is_resting:
             self._count_resting(row, sign)
         if row.origin is Origin.MATCHED:
             self._count_matched(self._rules.alike(row), sign)
 
     def _count_resting(self, row: TrialRow, sign: int) -> None:
-        self.resting[row.rung] += sign
+        self.resting += sign
         alike = self._rules.alike(row)
         if sign > 0:
             self._resting_alike[alike].add(row.number)
@@ -241,6 +225,6 @@ class Standings(Follower):
     def _wait(self, row: TrialRow, sign: int) -> None:
         self._missing.change((self._rules.missing(row), row.number), sign)
         if sign > 0:
-            self.waiting[row.rung].add(row, row.rung_score)
+            self.waiting.add(row, row.rung_score)
         else:
-            self.waiting[row.rung].remove(row.number)
+            self.waiting.remove(row.number)

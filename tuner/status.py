@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
 
 class Status(StrEnum):
@@ -32,7 +31,7 @@ _MEANINGS = {
     Status.RUNNING: "Training, or to be resumed from its last checkpoint by the next run of the study.",
     Status.PAUSED: "Paused at a checkpoint until it is resumed.",
     Status.COMPLETED: "Ran to its end.",
-    Status.PRUNED: "Ended early, by a rule or by a person; the reason says which, with the rule's evidence.",
+    Status.PRUNED: "Ended early by a rule; the reason says which, with its evidence.",
     Status.FAILED: "Ended by an error, which the reason contains.",
     Status.STOPPED: "Ended by a person.",
 }
@@ -53,10 +52,6 @@ class Origin(StrEnum):
     """A person asked for it."""
     FORKED = "forked"
     """That of another trial, with changed values."""
-
-
-Objective = Literal["best", "end"]
-"""What a trial's value is; `tuner.spec.OBJECTIVES` says it in words."""
 
 
 class Role(StrEnum):
@@ -85,14 +80,7 @@ class Wanted(StrEnum):
     """What an order wants of a trial that runs."""
 
     STOP = "stop"
-    PRUNE = "prune"
     PAUSE = "pause"
-
-
-ENDINGS = {Wanted.STOP: Status.STOPPED, Wanted.PRUNE: Status.PRUNED}
-"""The status of a trial that was ended as it was wanted."""
-PERSON = "person"
-"""The rule of a trial that a person ended."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +101,6 @@ class Reason:
     """The end of the trial's log, where an error or a lost worker ended it."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What a rule said of a trial at a step: enforced, or only noted, where the trial is audited."""
-
-    step: int
-    reason: Reason
-    is_enforced: bool
+PERSON = "person"
+"""The rule of a trial that a person ended."""
+STOPPED_BY_PERSON = Reason(PERSON, "stopped by a person")

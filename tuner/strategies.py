@@ -3,32 +3,26 @@
 | strategy  | a new trial runs                                   | and continues past its rung                        |
 |-----------|----------------------------------------------------|----------------------------------------------------|
 | full      | to its end                                         |                                                    |
-| early_cut | to the first rung, 1/10 of its episodes            | if it is the best that rests there, 1 in 6         |
-| asha      | to the rungs 1/10 and 3/10                         | if it is among the best third of a rung            |
-| staged    | to its end, with β or the target, then rates and   |                                                    |
-|           | batch sizes, then all the rest searched            |                                                    |
+| early_cut | to its rung, 1/10 of its episodes                  | if it is the best that rests there, 1 in 6         |
 
 Schedules (learning rate, β) are those of the whole length from the first step on, so a trial that is promoted continues
-as if it had never rested. asha: Li et al. 2020 (arXiv 1810.05934), algorithm 2. early_cut: a constant cut is hard to
-beat (arXiv 2404.04111); how the two compare here is in docs/searching.md.
+as if it had never rested. A constant cut is hard to beat (arXiv 2404.04111); what was measured is in docs/searching.md.
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 
 from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import PPOConfig
-from tuner.best import best_rank
 from tuner.protocol import Stepped
-from tuner.scheduler import Action, Decision, guarded, is_audited, is_evaluated
-from tuner.scoring import Changes, Evaluations, Follower, TrialList, ends_within, rung_score
+from tuner.scheduler import Action, Decision, guarded, is_evaluated
+from tuner.scoring import Evaluations, TrialList, rung_score
 from tuner.search.matching import Match, Matching, alike, label
 from tuner.search.sampler import Projection
 from tuner.spec import Strategy, StudySpec
-from tuner.standings import Ordered, Rules, Standings
-from tuner.status import Origin, Reason, Role, Verdict
+from tuner.standings import Rules, Standings
+from tuner.status import Origin, Reason
 from tuner.store import NewTrial, TrialRow
 
 FINISH_SHARE = 0.2
@@ -63,8 +57,8 @@ class FullRuns:
         return promoted if match is None else self._matched(trials, match)
 
     def decide(self, trial: TrialRow, stepped: Stepped) -> Decision:
-        """Return what the guard's word means: the trial is evaluated once more and ended, or the word is only noted."""
-        return guarded(trial, stepped)
+        """Return what the guard's word means: the trial is evaluated once more and ended."""
+        return guarded(stepped)
 
     def rests(self, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
         """Return None: this strategy pauses nothing."""
@@ -77,6 +71,10 @@ class FullRuns:
     def promotable(self, trials: TrialList) -> Sequence[int]:
         """Return the trials that the strategy paused and may promote, the best first."""
         return [row.number for row in self._standing(trials).best_first(self._usual(trials))]
+
+    def promotions(self, trials: TrialList) -> int:
+        """Return 0: this strategy promotes nothing."""
+        return 0
 
     def _standing(self, trials: TrialList) -> Standings:
         return self._standings.follow(trials)
@@ -120,7 +118,7 @@ class FullRuns:
 
     def _promised(self, row: TrialRow) -> int:
         """Return the episodes that a trial has spent, or will have when it next ends or rests."""
-        return row.episodes if row.is_done else self._length(row).until(row.rung)
+        return row.episodes if row.is_done else self._length(row).next_stop(is_promoted=row.rung > 0)
 
     def _missing(self, row: TrialRow) -> int:
         """Return the episodes from where a trial rests to its end."""
@@ -133,7 +131,7 @@ class FullRuns:
         return known[1]
 
     def _measured(self, row: TrialRow) -> "_Length":
-        return _Length.of(row.config, ())
+        return _Length.of(row.config, None)
 
     # New trials
 
@@ -150,46 +148,31 @@ class FullRuns:
         if started < len(spec.starts):
             start = spec.starts[started]
             return self._trial(number, Origin.LISTED, spec.params_with(start.params), label=start.title)
-        params, config = self._proposed(number, trials)
-        return self._trial(number, Origin.SAMPLED, params, config)
-
-    def _trial(
-        self,
-        number: int,
-        origin: Origin,
-        params: Mapping[str, HyperValue],
-        config: PPOConfig | None = None,
-        label: str = "",
-    ) -> NewTrial:
-        """Return a trial with these searched values, and the configuration that follows from them unless given."""
-        values = (config or self._spec.config(params)).to_dict()
-        audited = is_audited(self._spec, number)
-        return NewTrial(number, origin, values, dict(params), self._threads, label=label, is_audited=audited)
-
-    def _proposed(self, number: int, trials: TrialList) -> tuple[dict[str, HyperValue], PPOConfig]:
-        """Return the searched values of a trial that the sampler proposes, and its configuration."""
         self._projection.follow(trials)
-        params = self._projection.propose(number)
-        return params, self._spec.config(params)
+        return self._trial(number, Origin.SAMPLED, self._projection.propose(number))
+
+    def _trial(self, number: int, origin: Origin, params: Mapping[str, HyperValue], label: str = "") -> NewTrial:
+        """Return a trial with these searched values, and the configuration that follows from them."""
+        values = self._spec.config(params).to_dict()
+        return NewTrial(number, origin, values, dict(params), self._threads, label=label)
 
 
 @dataclass(frozen=True)
 class _Length:
-    """A trial's length, and where it rests. All in episodes."""
+    """A trial's length, and where it rests. In episodes."""
 
     whole: int
-    rungs: tuple[int, ...]
+    rung: int | None
 
     @classmethod
-    def of(cls, config: Mapping[str, HyperValue], shares: Iterable[float]) -> "_Length":
-        """Return the length of a trial, with a rung at each share of it that its rollout batches allow."""
+    def of(cls, config: Mapping[str, HyperValue], share: float | None) -> "_Length":
+        """Return the length of a trial with its rung at a share of it; None: it has none."""
         trial = PPOConfig.from_dict(config)
-        rungs = (rung_episodes(trial, share) for share in shares)
-        return cls(trial.whole_episodes(), tuple(dict.fromkeys(rung for rung in rungs if rung is not None)))
+        return cls(trial.whole_episodes(), None if share is None else rung_episodes(trial, share))
 
-    def until(self, rung: int) -> int:
-        """Return where a trial that was promoted past `rung` rungs rests next, or ends."""
-        return self.rungs[rung] if rung < len(self.rungs) else self.whole
+    def next_stop(self, *, is_promoted: bool) -> int:
+        """Return where the trial rests next, or ends."""
+        return self.whole if is_promoted or self.rung is None else self.rung
 
 
 def rung_episodes(config: PPOConfig, share: float) -> int | None:
@@ -202,59 +185,60 @@ def rung_episodes(config: PPOConfig, share: float) -> int | None:
     return iterations * batch if iterations < config.num_iterations() else None
 
 
-class Rungs(FullRuns):
-    """Trials rest at rungs with their exact state, and the best of each rung are promoted past it.
+class EarlyCut(FullRuns):
+    """Trials rest at a rung with their exact state; of so many that came to it the best is finished.
 
-    What people ask for (forks, enqueued trials) runs to its end, and so do audited trials, what is run again at another
-    β, and the reference: it is what the others are compared with.
+    A free worker finishes the best that rests there when one is due, else begins another. What people ask for (forks,
+    enqueued trials) runs to its end, and so do what is run again at another β, and the reference: it is what the others
+    are compared with.
     """
 
-    name: Strategy
-    shares: tuple[float, ...]
-    """Of a trial's episodes, one a rung."""
-    one_in: int
-    """Of so many trials at a rung one is promoted."""
+    share = 0.1
+    """Of a trial's episodes, where its rung is."""
+    one_in = 6
+    """Of so many trials at the rung one is finished."""
 
     def decide(self, trial: TrialRow, stepped: Stepped) -> Decision:
         """Return the guard's word, or that the trial rests here."""
-        decision, report = guarded(trial, stepped), stepped.report
-        if decision.action is not Action.GO_ON or not self._is_at_rung(trial, report.episode):
+        decision, episode = guarded(stepped), stepped.report.episode
+        if decision.action is not Action.GO_ON or not self._is_at_rung(trial, episode):
             return decision
-        verdict = Verdict(report.step, self._reason(report.episode), is_enforced=not trial.is_audited)
-        if trial.is_audited:
-            is_first = report.episode in self._length(trial).rungs
-            return replace(decision, verdict=decision.verdict or verdict) if is_first else decision
-        return Decision(Action.PAUSE, verdict) if is_evaluated(stepped) else Decision(Action.EVALUATE)
+        return Decision(Action.PAUSE, _paused_at(episode)) if is_evaluated(stepped) else Decision(Action.EVALUATE)
 
     def rests(self, trial: TrialRow, evaluations: Evaluations) -> Reason | None:
-        """Return why it rests, if the last thing that the trial did was to be evaluated at its next rung."""
+        """Return why it rests, if the last thing that the trial did was to be evaluated at its rung."""
         is_evaluated = bool(evaluations) and evaluations[-1]["episode"] == trial.episodes
-        rests = is_evaluated and not trial.is_audited and self._is_at_rung(trial, trial.episodes)
-        return self._reason(trial.episodes) if rests else None
+        return _paused_at(trial.episodes) if is_evaluated and self._is_at_rung(trial, trial.episodes) else None
 
-    def _reason(self, episode: int) -> Reason:
-        return Reason(self.name, f"paused at episode {episode}")
+    def promotions(self, trials: TrialList) -> int:
+        """Return how many trials that rest can be finished with what is left of the budget.
+
+        Without a budget: how many more are to be finished of the trials that the study is to have.
+        """
+        standing = self._standing(trials)
+        if self._spec.budget is None:
+            return max(1, (self._spec.trials or 0) // self.one_in) - standing.promoted
+        return 0 if self._left(trials) <= 0 else int(self._left(trials) // standing.least_missing)
 
     def _is_at_rung(self, trial: TrialRow, episode: int) -> bool:
-        """Return whether a trial that started with as many promotions as `trial` has come to its next rung."""
-        rungs = self._length(trial).rungs
-        return trial.rung < len(rungs) and episode >= rungs[trial.rung]
+        """Return whether a trial that was not promoted has come to its rung."""
+        rung = self._length(trial).rung
+        return rung is not None and not trial.rung and episode >= rung
 
     def _measured(self, row: TrialRow) -> _Length:
         is_whole = not row.counts or row.origin in (Origin.REFERENCE, Origin.MATCHED)
-        return _Length.of(row.config, () if is_whole else self.shares)
+        return _Length.of(row.config, None if is_whole else self.share)
 
     def _promoted(self, trials: TrialList) -> int | None:
-        """Return the trial to promote now, if there is one: of the furthest rung where one is due, the best."""
-        for rung in reversed(range(len(self.shares))):
-            number = self._due_at(rung, trials)
-            if number is not None and self._cost(trials[number]) <= self._left(trials):
-                return number
+        """Return the trial to finish now: the best that rests, where one is due or nothing else will start."""
+        number = self._due(trials)
+        if number is not None and self._missing(trials[number]) <= self._left(trials):
+            return number
         return None if self._may_start(trials) or not self._is_open_ended(trials) else self._last_finish(trials)
 
     def _is_open_ended(self, trials: TrialList) -> bool:
         """Return whether budget that is left over finishes more than one in `one_in`."""
-        return self._spec.budget is not None or not self._standing(trials).past[0]
+        return self._spec.budget is not None or not self._standing(trials).promoted
 
     def _last_finish(self, trials: TrialList) -> int | None:
         """Return the best trial that rests and that there is budget to finish: no other trial will start."""
@@ -264,12 +248,12 @@ class Rungs(FullRuns):
         ranked = standing.best_first(self._usual(trials))
         return next((row.number for row in ranked if self._missing(row) <= left), None)
 
-    def _due_at(self, rung: int, trials: TrialList) -> int | None:
-        """Return the best trial that rests at a rung, where promotions are due there."""
+    def _due(self, trials: TrialList) -> int | None:
+        """Return the best trial that rests, where another one of those that came to the rung is to be finished."""
         standing = self._standing(trials)
-        waiting, came = standing.waiting[rung], len(standing.came[rung])
-        promoted = standing.past[rung] + standing.resting[rung] - len(waiting)
-        return next(waiting.best_first(self._usual(trials)), None) if came // self.one_in > promoted else None
+        finished = standing.promoted + standing.resting - len(standing.waiting)
+        ranked = standing.best_first(self._usual(trials))
+        return next((row.number for row in ranked), None) if standing.came // self.one_in > finished else None
 
     def _may_start(self, trials: TrialList) -> bool:
         """Return whether to begin a trial: there is budget for it beside what is kept to finish some."""
@@ -278,158 +262,17 @@ class Rungs(FullRuns):
             return False
         if self._spec.budget is None:
             return True
-        rung = self.shares[0] * whole
+        rung = self.share * whole
         finishes = max(1, math.floor(FINISH_SHARE * self._episodes / (whole - rung)))
         is_first = not trials.count
         return is_first or self._left(trials) - rung >= finishes * (whole - rung) - 1e-9
 
-    def _cost(self, row: TrialRow) -> int:
-        """Return the episodes from where a trial rests to its next rung or its end."""
-        return self._length(row).until(row.rung + 1) - row.episodes
+
+def _paused_at(episode: int) -> Reason:
+    return Reason("early_cut", f"paused at episode {episode}")
 
 
-class EarlyCut(Rungs):
-    """One rung at a tenth; a free worker finishes the best that rests there when 1 in 6 is due, else begins another."""
-
-    name: Strategy = "early_cut"
-    shares = (0.1,)
-    one_in = 6
-
-
-class Asha(Rungs):
-    """Asynchronous successive halving with pausing: rungs at 1/10 and 3/10, the best third of each is promoted."""
-
-    name: Strategy = "asha"
-    shares = (0.1, 0.3)
-    one_in = 3
-
-    def _due_at(self, rung: int, trials: TrialList) -> int | None:
-        """Return the best trial that rests at a rung and is among the best 1/η of all that came to it."""
-        standing, usual = self._standing(trials), self._usual(trials)
-        came, best = standing.came[rung], next(standing.waiting[rung].best_first(usual), None)
-        return best if best is not None and came.place(best, usual) < len(came) // self.one_in else None
-
-
-# Stages
-
-CONTROL = ("kl_coef", "kl_target", "kl_horizon")
-RATES = ("learning_rate", "value_learning_rate", "batch_size", "mini_batch_size")
-STAGE_SHARES = (0.3, 0.65)
-"""Shares of the budget after which the first stage is over at the latest, and the second."""
-_LAST = 3
-_NEEDED = 2
-
-
-class Staged(FullRuns):
-    """Searches in three stages: β or the KL target, then rates and batches, then the rest.
-
-    Each stage has the best values of those before. The first is over when two of the last three trials that ended are
-    within the KL budget at their end, or 30% of the budget is spent; the second at 65%. A stage without a searched
-    value is passed over. A trial's params say which stage made it: they are that stage's values alone.
-    """
-
-    def __init__(self, spec: StudySpec, threads: int) -> None:
-        """Decide for a study of `spec`, whose new trials get `threads` CPU threads."""
-        super().__init__(spec, threads)
-        tests: tuple[Callable[[str], bool], ...] = (
-            lambda name: name in CONTROL,
-            lambda name: name in RATES,
-            lambda name: name not in CONTROL and name not in RATES,
-        )
-        found = (frozenset(filter(test, spec.search)) for test in tests)
-        self._stages = [names for names in found if names]
-        parts = ({name: span for name, span in spec.search.items() if name in names} for names in self._stages)
-        self._parts = [Projection(replace(spec, search=part)) for part in parts]
-        """What the sampler knows in each stage."""
-        self._taught = [Changes() for _ in self._stages]
-        self._ends = _Ends(spec)
-
-    def _proposed(self, number: int, trials: TrialList) -> tuple[dict[str, HyperValue], PPOConfig]:
-        """Return this stage's values as the sampler proposes them, and a configuration with the best trial's others."""
-        stage, spec = self._stage(trials), self._spec
-        names, part = self._stages[stage], self._parts[stage]
-        part.update(self._as_taught(row, stage) for row in self._taught[stage].take(trials))
-        params = part.propose(number)
-        best = self._ends.follow(trials).best
-        others = {} if best is None else {name: trials[best].config[name] for name in spec.search if name not in names}
-        return params, PPOConfig.from_dict({**spec.config(params).to_dict(), **others})
-
-    def _as_taught(self, row: TrialRow, stage: int) -> TrialRow:
-        """Return a trial as it is when it teaches a stage's sampler, or as one that keeps its number alone."""
-        teaches = _is_of(row, self._stages[stage]) or (stage == 0 and row.origin is Origin.REFERENCE)
-        return row if teaches else replace(row, role=Role.REPEAT)
-
-    def _match(self, trials: TrialList) -> Match | None:
-        return None  # the first stage searches β
-
-    def _stage(self, trials: TrialList) -> int:
-        """Return the index of the stage that the next trial is made in; a stage that is over does not come back."""
-        made = self._ends.follow(trials).made
-        begun = [index for index, names in enumerate(self._stages) if any(made[name] for name in names)]
-        current = max(begun, default=0)
-        last = len(self._stages) - 1
-        share = self._share(trials)
-        if self._stages[current] & set(CONTROL) and (share >= STAGE_SHARES[0] or self._is_settled(trials)):
-            return min(current + 1, last)
-        if self._stages[current] & set(RATES) and share >= STAGE_SHARES[1]:
-            return min(current + 1, last)
-        return current
-
-    def _share(self, trials: TrialList) -> float:
-        """Return the share of the study's budget, or of its trials, that is promised."""
-        if self._spec.budget is not None:
-            return 1 - self._left(trials) / self._episodes
-        return trials.count / (self._spec.trials or 1)
-
-    def _is_settled(self, trials: TrialList) -> bool:
-        latest = self._ends.follow(trials).latest
-        return sum(ends_within(trials[number], self._spec) is True for number in latest) >= _NEEDED
-
-
-class _Ends(Follower):
-    """What the stages ask of the trials that have ended, kept up as trials change."""
-
-    def __init__(self, spec: StudySpec) -> None:
-        super().__init__()
-        self._spec = spec
-
-    def _clear(self) -> None:
-        self.made: Counter[str] = Counter()
-        """How many proposed trials that count have each searched value."""
-        self._by_time = Ordered[tuple[float, int]]()
-        self._by_rank = Ordered[tuple[float, float, int]]()
-
-    @property
-    def latest(self) -> list[int]:
-        """The trials that count and ended last."""
-        return [number for _, number in self._by_time.tail(_LAST)]
-
-    @property
-    def best(self) -> int | None:
-        """The best trial (see `tuner.best`)."""
-        return None if self._by_rank.first is None else self._by_rank.first[-1]
-
-    def _count(self, row: TrialRow, sign: int) -> None:
-        if row.counts and row.origin is Origin.SAMPLED:
-            self.made.update(dict.fromkeys(row.params, sign))
-        if row.counts and row.status.is_final:
-            self._by_time.change((row.ended_at or 0.0, row.number), sign)
-        rank = best_rank(row, self._spec.kl_budget, self._spec.objective)
-        if rank is not None:
-            self._by_rank.change(rank, sign)
-
-
-def _is_of(row: TrialRow, names: frozenset[str]) -> bool:
-    """Return whether a trial was made in the stage that searches `names`."""
-    return row.origin is Origin.SAMPLED and bool(names & row.params.keys())
-
-
-MAKERS: Mapping[Strategy, Callable[[StudySpec, int], FullRuns]] = {
-    "early_cut": EarlyCut,
-    "full": FullRuns,
-    "asha": Asha,
-    "staged": Staged,
-}
+MAKERS: Mapping[Strategy, Callable[[StudySpec, int], FullRuns]] = {"early_cut": EarlyCut, "full": FullRuns}
 
 
 def make_scheduler(spec: StudySpec, threads: int) -> FullRuns:

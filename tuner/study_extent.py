@@ -2,15 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
 
 from ppo_core.checkpoint import MOST_KEPT, NEWEST, at_most, size
-from ppo_core.estimate import Estimate
 from tuner.engine.trial import OWN_FRONT
 from tuner.front import MOST_KEPT as FRONT
 from tuner.spec import StudySpec
-from tuner.strategies import MAKERS, Rungs
+from tuner.strategies import EarlyCut
 
 
 @dataclass(frozen=True)
@@ -25,12 +22,11 @@ class Disk:
     line: str
 
 
-def disk(estimate: Estimate, spec: StudySpec | None, free: int) -> Disk:
-    """Return what checkpoints take: of a run those that are kept and its models, of a study those of all its trials."""
-    one = estimate.checkpoint
+def disk(one: int, model: int, spec: StudySpec | None, free: int) -> Disk:
+    """Return what checkpoints of `one` size take: of a run with its models, of a study those of all its trials."""
     if spec is None:
-        most = (MOST_KEPT + 1) * one + 2 * estimate.model
-        kept = f"{at_most(one)}, then models of {size(estimate.model)}"
+        most = (MOST_KEPT + 1) * one + 2 * model
+        kept = f"{at_most(one)}, then models of {size(model)}"
     else:
         trials = spec.trials or _trials(spec)
         running, ended = MOST_KEPT + OWN_FRONT + 1, NEWEST
@@ -40,11 +36,7 @@ def disk(estimate: Estimate, spec: StudySpec | None, free: int) -> Disk:
 
 
 def _trials(spec: StudySpec) -> int:
-    """Return about how many trials a budget starts: of each rung one in so many is promoted to the next."""
-    kind: Any = MAKERS[spec.strategy]
+    """Return about how many trials a budget starts."""
     budget = 1.0 if spec.budget is None else spec.budget
-    if not issubclass(kind, Rungs):
-        return math.ceil(budget)
-    ends = (0.0, *kind.shares, 1.0)
-    cost: float = sum((end - begin) / kind.one_in**rung for rung, (begin, end) in enumerate(pairwise(ends)))
+    cost = EarlyCut.share + (1 - EarlyCut.share) / EarlyCut.one_in if spec.pauses_trials else 1.0
     return math.ceil(budget / cost)

@@ -1,4 +1,4 @@
-"""A study's folder of checkpoints as a whole: whether it is this study's, how large it is, removing and moving it.
+"""A study's folder of checkpoints as a whole: whether it is this study's, how large it is, removing it.
 
 Only a folder whose `study.json` names the study is touched: another store may have a study of the same name, and
 another host another folder at the same path.
@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,6 @@ from filelock import FileLock, Timeout
 
 from ppo_core import checkpoint
 from ppo_core.errors import StoreError, StudyError
-from tuner.remote_checkpoints import TrialCheckpoints
 from tuner.store import StudyRow
 
 # A study's and a trial's folder of checkpoints on disk: whose it is, and where a trial resumes.
@@ -52,6 +52,19 @@ def held_folder(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def require_seen(folder: Path, study: StudyRow) -> None:
+    """Raise StudyError where the study was last run on another host, and its checkpoints are not in this folder.
+
+    On the same host they were removed by somebody; then trials that need them start from step 0.
+    """
+    here = socket.gethostname()
+    if study.folder is not None and study.lease_host not in (None, here) and not is_of(folder, study):
+        raise StudyError(
+            f'{here} does not see the checkpoints of study "{study.name}" in {folder.absolute()}: {study.lease_host} '
+            f"has them in {study.folder}; run the study in a folder that all machines share"
+        )
+
+
 def claim(folder: Path, study: StudyRow) -> None:
     """Make a study's folder this study's own.
 
@@ -59,8 +72,7 @@ def claim(folder: Path, study: StudyRow) -> None:
         StudyError: it holds checkpoints of a study of that name in another store, which must not be lost.
         StoreError: it cannot be written.
     """
-    owner = {"study": study.name, "created_at": study.created_at}
-    if _read_owner(folder) == owner:
+    if is_of(folder, study):
         return
     if any(path.is_dir() for path in folder.glob("*/step-*")):
         raise StudyError(
@@ -69,46 +81,26 @@ def claim(folder: Path, study: StudyRow) -> None:
         )
     part = folder / f"{_OWNER}.part"
     try:
-        part.write_text(json.dumps(owner), encoding="utf-8")
+        part.write_text(json.dumps(_owner(study)), encoding="utf-8")
         part.replace(folder / _OWNER)
     except OSError as error:
         raise StoreError(f"cannot write {folder / _OWNER}: {error.strerror or error}") from error
 
 
-def resume_point(
-    folder: Path, last_step: int | None, elsewhere: TrialCheckpoints | None = None
-) -> tuple[Path, int] | None:
+def resume_point(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
     """Return a trial's newest undamaged checkpoint that the store's steps reach, with its step; None if there is none.
 
     All that lies beyond it (the best so far, too) or was never finished is removed: the trial will write there again.
-    What is kept `elsewhere` and missing here is brought first.
-
-    Raises:
-        StoreError: the folder holds none to resume from, though the trial has steps, and the place cannot be read: it
-            would start again.
     """
     steps = {path: checkpoint.step_of(path) for path in folder.glob("step-*") if path.is_dir()}
     for path, step in steps.items():
         if last_step is None or step > last_step or not (path / checkpoint.MANIFEST).exists():
             checkpoint.remove(path)
-    if elsewhere is not None:
-        steps |= _brought(elsewhere, folder, last_step)
     found = checkpoint.latest(folder)
     for path, step in steps.items():
         if found is None or step > steps[found]:
             checkpoint.remove(path)
     return None if found is None else (found, steps[found])
-
-
-def _brought(elsewhere: TrialCheckpoints, folder: Path, last_step: int | None) -> dict[Path, int]:
-    """Return the checkpoints, with their steps, that the folder has once it was given those that are elsewhere."""
-    try:
-        elsewhere.bring(last_step)
-    except StoreError as error:
-        if last_step is not None and checkpoint.latest(folder) is None:
-            raise
-        _log.warning("%s", error)
-    return {path: checkpoint.step_of(path) for path in checkpoint.complete(folder)}
 
 
 def write_error(folder: Path, traceback: str) -> Path | None:
@@ -123,6 +115,10 @@ def write_error(folder: Path, traceback: str) -> Path | None:
     return path
 
 
+def _owner(study: StudyRow) -> dict[str, object]:
+    return {"study": study.name, "created_at": study.created_at}
+
+
 def _read_owner(folder: Path) -> object:
     try:
         return json.loads((folder / _OWNER).read_text(encoding="utf-8"))
@@ -130,13 +126,12 @@ def _read_owner(folder: Path) -> object:
         return None
 
 
-# A study's folder of checkpoints as a whole: whether it is this study's, how large it is, removing and moving it.
+# A study's folder of checkpoints as a whole: whether it is this study's, how large it is, removing it.
 
 
-def is_of(folder: Path, study: StudyRow, *names: str) -> bool:
-    """Return whether a folder is the study's: under its name, or one of `names` that it had or is to have."""
-    owners = [{"study": name, "created_at": study.created_at} for name in (study.name, *names)]
-    return _read_owner(folder) in owners
+def is_of(folder: Path, study: StudyRow) -> bool:
+    """Return whether a folder is marked as the study's."""
+    return _read_owner(folder) == _owner(study)
 
 
 def bytes_of(folder: Path) -> int:
@@ -177,11 +172,3 @@ def _remove(path: Path) -> None:
         if step.is_dir() and not step.is_symlink():
             checkpoint.remove(step)  # its manifest first: half removed, it must not look complete
     shutil.rmtree(path)
-
-
-def give(folder: Path, study: StudyRow, name: str) -> None:
-    """Make the study's folder that of the study under another name."""
-    owner = json.dumps({"study": name, "created_at": study.created_at})
-    part = folder / f"{_OWNER}.part"
-    part.write_text(owner, encoding="utf-8")
-    part.replace(folder / _OWNER)

@@ -42,14 +42,6 @@ def note(folder: Path, text: str) -> None:
     _append(path_of(folder), _NOTE, text)
 
 
-def add(folder: Path, text: str) -> None:
-    """Add what a worker printed elsewhere to the log of the trial in `folder`. What cannot be written is left out."""
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        with path_of(folder).open("ab") as log:
-            log.write(text.encode("utf-8", errors="replace"))
-
-
 def set_aside(path: Path) -> Path:
     """Return where a log goes that has grown too large."""
     return path.with_suffix(f".1{path.suffix}")

@@ -1,7 +1,7 @@
 """What a study sets for its workers: how often a trial saves, and when a silent worker counts as hung. No torch.
 
-A worker says when it begins to step, to save and to upload. Each of these has its own limit, which starts again with
-every such word; a worker that stays silent beyond it is killed.
+A worker says when it begins to step and to save. Each has its own limit, which starts again with every such word; a
+worker that stays silent beyond it is killed.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,6 @@ class WorkerSettings:
         900.0, "until an attempt's first report, in which models are loaded and compiled"
     )
     save_seconds: float = _setting(1800.0, "writing one checkpoint to the runs folder")
-    upload_seconds: float = _setting(1800.0, "copying one file of a checkpoint to where --checkpoints says")
     prepare_seconds: float = _setting(3600.0, "preparing the task, from one sign of progress to the next")
 
     @classmethod

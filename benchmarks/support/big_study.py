@@ -30,7 +30,7 @@ _CHUNK = 100
 
 def make_spec(trials: int) -> StudySpec:
     """Return a study of the reviews task."""
-    return studies.make_spec("large", trials, task="reviews", objective="end")
+    return studies.make_spec("large", trials, task="reviews")
 
 
 def write(path: Path, trials: int, steps: int) -> tuple[Store, Lease, int]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
-from tuner.audit import upper_bound
 from tuner.spec import StudySpec
 
 from .replaying import Costs, Fate, Legs, Rival, begun, replay
@@ -276,6 +276,11 @@ def top(traces: Sequence[Trace]) -> set[str]:
         chosen.add(trace.name)
         mass += trace.weight
     return chosen
+
+
+def upper_bound(count: int, of: int) -> float:
+    """Return the one-sided 95% upper bound of a share of which `count` of `of` were seen (Clopper and Pearson)."""
+    return 1.0 if count >= of else float(stats.beta.ppf(0.95, count + 1, of - count))
 
 
 def lost(fates: Sequence[Mapping[str, Fate]], best: set[str]) -> Lost:

@@ -27,7 +27,7 @@ Params = Mapping[str, HyperValue]
 def make_spec(trials: int) -> StudySpec:
     """Return a study of the null trainer."""
     sampler = {"name": "tpe", "startup_trials": 10}
-    return studies.make_spec("null", trials, objective="end", sampler=sampler, **studies.NULL_TRAINER)
+    return studies.make_spec("null", trials, sampler=sampler, **studies.NULL_TRAINER)
 
 
 def made_up(spec: StudySpec, count: int) -> list[Params]:

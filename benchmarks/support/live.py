@@ -165,7 +165,7 @@ class _Ours:
 
     def table(self, spec: StudySpec, seed: int) -> dict[str, Any]:
         """Return the study's table: for its budget alone, on one thread, without starts of its own."""
-        left_out = ("trials", "start", "warm_start", "strategy", "audit")
+        left_out = ("trials", "start", "warm_start", "strategy")
         found = {key: value for key, value in spec.to_dict().items() if key not in left_out}
         found |= {"threads": 1, "device": "cpu", "seed": seed, "sampler": found["sampler"] | {"name": self.sampler}}
         return found | ({"strategy": "full"} if self.is_full else {})

@@ -153,5 +153,8 @@ class MeteredScheduler:
     def promotable(self, trials: TrialList) -> Sequence[int]:
         return self._choose(lambda: self._scheduler.promotable(trials))
 
+    def promotions(self, trials: TrialList) -> int:
+        return self._choose(lambda: self._scheduler.promotions(trials))
+
     def is_finished(self, trials: TrialList) -> bool:
         return self._choose(lambda: self._scheduler.is_finished(trials))

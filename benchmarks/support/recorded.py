@@ -6,6 +6,7 @@ region near the top and what the recording was made with are JSON in the file's 
 
 import itertools
 import json
+import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import EvalReadings, StepReport
-from tuner.scoring import Evaluations, at_end, best_within
+from tuner.scoring import Evaluations, best_within, is_finite
 from tuner.spec import StudySpec
 
 Kind = Literal["random", "near-top", "seed"]
@@ -115,7 +116,7 @@ class RecordedRun:
 
     def value_at_end(self) -> float | None:
         """Return the mean eval reward of the last two regular evaluations."""
-        return at_end(self.rows(("regular",))).value
+        return mean_at_end(self.rows(("regular",)), "eval/reward")
 
     @property
     def total_episodes(self) -> int:
@@ -184,6 +185,12 @@ _STEP = pa.schema(
     ]
 )
 _FIXED = {*_RUN.names, *_STEP.names}
+
+
+def mean_at_end(evaluations: Evaluations, metric: str) -> float | None:
+    """Return a metric's mean over a run's last two evaluations with a finite reward, the SFT policy's left out."""
+    last = [row[metric] for row in evaluations if row["step"] > 0 and is_finite(row["eval/reward"])][-2:]
+    return statistics.fmean(last) if last else None
 
 
 def write(path: Path, recording: Recording) -> None:

@@ -202,7 +202,7 @@ def _step(report: StepReport, causes: tuple[Cause, ...], seconds: float, evaluat
 
 
 def _not_finite(report: StepReport) -> str:
-    """Return which core metric is not finite, or an empty text: the guard ends such a run even where it is audited."""
+    """Return which core metric is not finite, or an empty text: the guard ends such a run."""
     bad = [name for name in CORE if not math.isfinite(report.metrics.get(name, 0.0))]
     return f"step {report.step}: {bad[0]} is {report.metrics[bad[0]]}" if bad else ""
 

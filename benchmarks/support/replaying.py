@@ -19,12 +19,13 @@ from ppo_core.kl_budget import is_within
 from tuner.guard import RULES
 from tuner.protocol import Stepped
 from tuner.scheduler import Action, Decision, Scheduler
-from tuner.scoring import TrialList, outcome
+from tuner.scoring import Evaluations, TrialList, outcome
 from tuner.spec import StudySpec
-from tuner.status import Objective, Origin, PausedBy, Reason, Status
+from tuner.status import Origin, PausedBy, Reason, Status
 from tuner.store import NewTrial, TrialRow
 from tuner.strategies import FullRuns
 
+from .recorded import mean_at_end
 from .traces import Trace, TraceStep
 
 WITHOUT_END = 1e6
@@ -59,8 +60,8 @@ class Rival:
     name: str
     doc: str
     strategy: type[FullRuns]
-    reads: Objective = "best"
-    """What a trial is worth."""
+    reads_ends: bool = False
+    """Whether a trial is worth the mean of its last two evaluations, as is usual, and not its best checkpoint."""
     watches: bool = True
     """Whether a trial that is about to cross the KL budget is evaluated."""
     prompts: int | None = None
@@ -104,7 +105,7 @@ class Legs:
     def __init__(self, rival: Rival, spec: StudySpec, costs: Costs) -> None:
         self.rival, self.costs = rival, costs
         values = {field.name: getattr(spec, field.name) for field in fields(StudySpec)}
-        self.spec = _Spec(**values | {"objective": rival.reads, "trials": None, "budget": WITHOUT_END})
+        self.spec = _Spec(**values | {"trials": None, "budget": WITHOUT_END})
         self._scheduler: Scheduler = rival.strategy(self.spec, 1)
         self._walked: dict[tuple[str, int], Leg] = {}
         self.lengths: dict[int, tuple[object, Any]] = {}
@@ -144,7 +145,7 @@ class Legs:
         fate = _fate(decision, trace)
         changes = {"episodes": trace.steps[last].first.report.episode}
         changes |= self._changes(row, evaluations, fate, decision.reason)
-        answers = tuple(self._answers(known, changes, seconds))
+        answers = tuple(self._answers(known, evaluations, changes, seconds))
         return Leg(seconds, baseline_seconds, answers, tuple(evaluations), last, changes, fate, missing)
 
     def _report(self, step: TraceStep, row: TrialRow) -> tuple[Decision, Stepped | None]:
@@ -158,14 +159,14 @@ class Legs:
 
     def _is_answer(self, reading: Mapping[str, Any]) -> bool:
         is_within_budget = is_within(reading["eval/kl"], reading["eval/kl_se"], self.spec.kl_budget)
-        return self.spec.objective == "best" and is_within_budget
+        return not self.rival.reads_ends and is_within_budget
 
     def _answers(
-        self, known: list[tuple[float, float]], changes: Mapping[str, Any], seconds: float
+        self, known: list[tuple[float, float]], evaluations: Evaluations, changes: Mapping[str, Any], seconds: float
     ) -> list[tuple[float, float]]:
-        """Return the readings that may be the search's answer, by its objective."""
-        if self.spec.objective == "end":
-            value, kl = changes["value"], changes["kl"]
+        """Return the readings that may be the search's answer."""
+        if self.rival.reads_ends:
+            value, kl = (mean_at_end(evaluations, name) for name in ("eval/reward", "eval/kl"))
             is_whole = changes["status"] is Status.COMPLETED and value is not None
             return [(seconds, value)] if is_whole and is_within(kl, None, self.spec.kl_budget) else []
         reason = changes["reason"]

@@ -9,7 +9,7 @@ from tuner.scoring import Evaluations, TrialList, best_within, is_finite
 from tuner.search.prior import AROUND, LINEAR_SIGMA, LOG2_SIGMA, LOG_SIGMA
 from tuner.space import is_active
 from tuner.spec import StudySpec
-from tuner.strategies import Asha, EarlyCut, FullRuns
+from tuner.strategies import EarlyCut, FullRuns
 
 from .replaying import Rival
 
@@ -19,13 +19,13 @@ from .replaying import Rival
 class Rung5(EarlyCut):
     """A rung at a twentieth."""
 
-    shares = (0.05,)
+    share = 0.05
 
 
 class Rung20(EarlyCut):
     """A rung at a fifth."""
 
-    shares = (0.2,)
+    share = 0.2
 
 
 class Finish3(EarlyCut):
@@ -88,7 +88,7 @@ class Penalty(BestSoFar):
         return reward - PENALTY * (kl - self._spec.kl_budget)
 
 
-ENDS = Rival("random_ends", "random search, read at the ends", FullRuns, reads="end", watches=False)
+ENDS = Rival("random_ends", "random search, read at the ends", FullRuns, reads_ends=True, watches=False)
 RANDOM = Rival("random", "random search, best checkpoint", FullRuns)
 OURS = Rival("ours", "the shipped default: early_cut", EarlyCut)
 
@@ -96,7 +96,6 @@ OURS = Rival("ours", "the shipped default: early_cut", EarlyCut)
 def rivals() -> list[Rival]:
     """Return what is compared, the baselines and the shipped default first."""
     others = [
-        Rival("asha", "asha: rungs 1/10 and 3/10, a third", Asha),
         Rival("rung_5", "early_cut, rung at 5%", Rung5),
         Rival("rung_20", "early_cut, rung at 20%", Rung20),
         Rival("finish_3", "early_cut, 1 in 3 is finished", Finish3),

@@ -47,11 +47,6 @@ class SimulatedEngine:
         return cls(needs.workers)
 
     @property
-    def is_apart(self) -> bool:
-        """The simulated workers write to the study's folder."""
-        return False
-
-    @property
     def free(self) -> int:
         """How many more trials could start now."""
         return self._workers - len(self._trials)

@@ -54,12 +54,16 @@ def _answer(store: Store, view: StudyView, baseline: float | None) -> None:
         return
     st.markdown(_reads(view, best, baseline))
     st.markdown(_certainty(store, view))
-    if view.spec.objective == "best" and ends_within(best, view.spec) is False:
+    if ends_within(best, view.spec) is False:
         st.markdown(
             f":orange[▲] Trained to its end its KL is {best.end_kl:.2f}, over the budget; the command below "
             "stops at the checkpoint."
         )
-    _settings(view, best)
+    changed = changed_settings(view, best)
+    if isinstance(changed, str):
+        st.text(changed)
+    else:
+        common.table(changed, key="changed settings")
     _commands(store, view, best, confirmation)
 
 
@@ -77,22 +81,20 @@ def _certainty(store: Store, view: StudyView) -> str:
     return said if view.state == "finished" or view.confirming else f"{said} The search is not finished."
 
 
-def _settings(view: StudyView, best: TrialRow) -> None:
-    """Draw the settings in which the best trial differs from the reference, or from the first trial."""
+def changed_settings(view: StudyView, best: TrialRow) -> pd.DataFrame | str:
+    """Return the settings in which a trial differs from the reference, or from the first trial; or that none do."""
     first = next((row for row in view.trials if row.origin is Origin.REFERENCE), view.trials[0])
     name = "the reference" if first.origin is Origin.REFERENCE else f"trial {first.number}"
     changed = {one: pair for one, pair in results.differences([first, best]).items() if one != "seed"}
     if not changed:
-        st.text(f"Trial {best.number} is {name}." if best.number == first.number else f"Its settings are {name}'s.")
-        return
-    table = pd.DataFrame(
+        return f"Trial {best.number} is {name}." if best.number == first.number else f"Its settings are {name}'s."
+    return pd.DataFrame(
         {
             "Changed setting": [title_of(one) for one in changed],
             f"Trial {best.number}": [safe_text.cell(short(new, 4)) for _, new in changed.values()],
             name.capitalize(): [safe_text.cell(short(old, 4)) for old, _ in changed.values()],
         }
     )
-    common.table(table, key="changed settings")
 
 
 def _commands(store: Store, view: StudyView, best: TrialRow, confirmation: Confirmation | None) -> None:

@@ -1,10 +1,11 @@
 """What pages share: the study that the sidebar names, the status line, empty states, what can be downloaded."""
 
+import shlex
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from importlib import resources
 from typing import Any, Literal
 
 import pandas as pd
@@ -12,15 +13,14 @@ import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import analysis, data, figures, safe_text, style
-from dashboard.chart_parts import Chart
+from dashboard import analysis, data, safe_text, style
 from dashboard.data import Shown, Snapshot
-from dashboard.echarts import Option
 from dashboard.views import sidebar
 from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.output import counted
+from tuner.best import VALUE
 from tuner.results import StudyView
-from tuner.spec import OBJECTIVES, STRATEGIES
+from tuner.spec import STRATEGIES
 from tuner.status import Status
 from tuner.store import Store
 
@@ -70,8 +70,8 @@ def _no_study(store: Store) -> None:
     if store.studies():
         st.info("Choose a study in the sidebar.")
     else:
-        text = "The store is empty. A study appears here as soon as its first trial starts."
-        guide("No studies yet", text, ["ppo-tuner demo", "ppo-tuner run STUDY.toml"])
+        text = f"The store is empty. A study appears here as soon as its first trial starts. {OWN_STUDY}"
+        guide("No studies yet", text, [data.command(["demo"]), *new_study()])
 
 
 def again(store: Store, drawn: Snapshot) -> Snapshot:
@@ -136,8 +136,6 @@ def status(view: StudyView, at: float | None = None) -> None:
     label, icon, color = _BADGES[data.shown_state(view)]
     with st.container(horizontal=True, vertical_alignment="center"):
         st.badge(label, icon=icon, color=color)
-        if view.row.archived_at is not None:
-            st.badge("archived", icon=":material/inventory_2:", color="gray")
         st.text(status_text(view, time.time() if at is None else at), help=_about(view))
 
 
@@ -155,8 +153,8 @@ def _about(view: StudyView) -> str:
     several = "" if row.workers is None else f", {counted(row.workers, 'trial')} at a time"
     runs = f"{where}{several}. " if row.is_held else "No controller is running, so nothing changes. "
     return safe_text.in_markdown(
-        f"Task {spec.task}. Strategy {spec.strategy}: {STRATEGIES[spec.strategy]}. Objective {spec.objective}: a "
-        f"trial's value is {OBJECTIVES[spec.objective]}. Started {ago(row.created_at)}, last activity "
+        f"Task {spec.task}. Strategy {spec.strategy}: {STRATEGIES[spec.strategy]}. A "
+        f"trial's value is {VALUE}. Started {ago(row.created_at)}, last activity "
         f"{ago(data.last_sign(view))}. {runs}"
         + (f"Live pages refresh every {REFRESH_SECONDS} s." if row.is_held else "")
     )
@@ -169,9 +167,28 @@ def guide(title: str, text: str, commands: list[str], problem: str = "") -> None
         if problem:
             st.text(safe_text.visible(problem))
         st.write(text)
-        for command in commands:
-            st.code(command, language=None)
+        show_commands(commands)
         st.button("Refresh", icon=":material/refresh:", key=f"again {title}")
+
+
+def show_commands(commands: Sequence[str]) -> None:
+    """Draw commands, each with a button that copies it."""
+    for command in commands:
+        st.code(command, language=None, wrap_lines=True)
+
+
+OWN_STUDY = (
+    "For a study of your own, copy the built-in one's file, which explains every key; give the study another name, "
+    "change what you like, see what it takes, and run it."
+)
+"""What `new_study` is for."""
+
+
+def new_study() -> list[str]:
+    """Return the commands that make a study of one's own from the built-in one's file, and run it."""
+    built_in = str(resources.files("studies") / "reviews.toml")
+    copy = safe_text.one_line(shlex.join(["cp", built_in, "my-study.toml"]), data.MOST_OF_A_COMMAND)
+    return [copy, *(data.command([word, "my-study.toml"]) for word in ("estimate", "run"))]
 
 
 def not_begun(snapshot: Snapshot, title: str, text: str) -> None:
@@ -211,7 +228,7 @@ def _show(problem: PPOTunerError) -> None:
         )
     elif data.is_missing(data.storage()):
         text = "The first run of a study creates the store. The demo takes about five minutes on two cores."
-        guide("No store yet", text, [demo], str(problem))
+        guide("No store yet", f"{text} {OWN_STUDY}", [data.command(["demo"]), *new_study()], str(problem))
     else:
         text = "Open the dashboard on a PPO Tuner store (--storage or PPO_TUNER_STORAGE), or start a new one."
         guide("This store cannot be shown", text, [default, demo], str(problem))
@@ -239,42 +256,22 @@ def begun(snapshot: Snapshot, chosen: tuple[int, ...], most: int | None = None) 
 # Figures and tables as every page draws them: each can be taken away.
 
 CONFIG = {"displaylogo": False, "toImageButtonOptions": {"format": "png", "scale": 2}}
-Latest = dict[str, tuple[Chart, str, str]]
-"""Live charts as they were drawn last, by key: each with its study's name and what it shows."""
 
 
 def figure(drawn: go.Figure, key: str, alt: str) -> None:
     """Draw a Plotly figure; its tool bar saves a PNG, the button below it a page that needs nothing else."""
     st.plotly_chart(drawn, key=key, config=CONFIG, alt=alt)
-    _save_as_html(lambda: drawn, key, file=key.replace(" ", "-"))
-
-
-def live_chart(
-    chart: Chart, option: Option, *, key: str, height: int, alt: str, study: str, what: str, latest: Latest
-) -> None:
-    """Draw a live chart, `height` pixels high, whose own button saves a PNG, and keep it in `latest` for `save_live`.
-
-    `option` is the chart as ECharts draws it; `what` says in our own words what it shows.
-    """
-    st.echarts_chart(option, key=key, height=height, alt=alt)
-    latest[key] = (chart, study, what)
-
-
-def save_live(latest: Latest) -> None:
-    """Draw a button for each of the live charts; it saves the one drawn last as a page that needs nothing else.
-
-    This belongs outside of what refreshes: a redrawn button forgets the click on its predecessor.
-    """
-    with st.container(horizontal=True):
-        for key, (chart, study, what) in latest.items():
-            file = f"{safe_text.file_name(study)}-{chart.name}"
-            _save_as_html(partial(_saved, latest, key), key, file=file, label=f"Save as HTML: {what}")
-
-
-def _saved(latest: Latest, key: str) -> go.Figure:
-    """Return the chart that was drawn last, as high as the page that it is opened in."""
-    chart, study, what = latest[key]
-    return figures.saved(chart, f"{safe_text.one_line(study)}: {what}").update_layout(height=None)
+    st.download_button(
+        "Save as HTML",
+        lambda: drawn.to_html(include_plotlyjs=True, config=CONFIG),
+        file_name=f"{key.replace(' ', '-')}.html",
+        mime="text/html",
+        key=f"save {key}",
+        type="tertiary",
+        icon=":material/download:",
+        on_click="ignore",
+        help="One file that opens offline, with zoom and tooltips.",
+    )
 
 
 def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None) -> None:
@@ -284,20 +281,6 @@ def table(rows: pd.DataFrame, key: str, columns: Mapping[str, Any] | None = None
     """
     titles = {name: f"{name[:1].upper()}{name[1:]}" for name in rows.columns}
     st.dataframe(rows, key=key, hide_index=True, placeholder="", column_config=titles | dict(columns or {}))
-
-
-def _save_as_html(make: Callable[[], go.Figure], key: str, file: str, label: str = "Save as HTML") -> None:
-    st.download_button(
-        label,
-        lambda: make().to_html(include_plotlyjs=True, config=CONFIG),
-        file_name=f"{file}.html",
-        mime="text/html",
-        key=f"save {key}",
-        type="tertiary",
-        icon=":material/download:",
-        on_click="ignore",
-        help="One file that opens offline, with zoom and tooltips.",
-    )
 
 
 # The status line of a page whose figures stand still, so that a zoom stays: a button draws them again.

@@ -7,9 +7,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import analysis, checkpoints, data, safe_text, style
-from dashboard import figures as figures
-from dashboard.charts import MOST_LIMITS
+from dashboard import analysis, checkpoints, data, figures, safe_text, style
 from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.views import common, mattered, samples
@@ -93,22 +91,19 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dic
     st.subheader(
         "Outcomes",
         anchor=False,
-        help=f"One run of each trial. {analysis.noise(snapshot.view.spec.objective)}",
+        help=f"One run of each trial. {analysis.NOISE}",
     )
     spec = snapshot.view.spec
-    budget, is_best = spec.kl_budget, spec.objective == "best"
-    kls = [row.end_kl if is_best else row.kl for row in rows]
     paused = [measured(row.rung_score) if row.rung_scores else "" for row in rows]
     lines = {
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],
         "Rung score (reward)": paused,
         "Value ± SE (reward)": [plus_minus(row.value, row.value_se) for row in rows],
-        **(_of_best(rows) if is_best else {}),
-        f"{'Last eval' if is_best else 'Eval'} KL ({KL_UNIT})": [measured(kl) for kl in kls],
-        f"{'Ends within' if is_best else 'Within'} {budget:g} {KL_UNIT}": [
-            _WITHIN[ends_within(row, spec)] for row in rows
-        ],
+        "Read at step": ["" if row.value_step is None else str(row.value_step) for row in rows],
+        f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
+        f"Last eval KL ({KL_UNIT})": [measured(row.end_kl) for row in rows],
+        f"Ends within {spec.kl_budget:g} {KL_UNIT}": [_WITHIN[ends_within(row, spec)] for row in rows],
         "Episodes": [f"{row.episodes:,}" for row in rows],
         "Time (s)": [f"{row.seconds:.0f}" for row in rows],
         "Reason": [safe_text.cell(row.reason.message) if row.reason else "" for row in rows],
@@ -117,43 +112,27 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dic
     table = pd.DataFrame({"outcome": list(shown)} | {_name(row): list(cells) for row, cells in _turned(rows, shown)})
     common.table(table, key="outcomes", columns=_columns(rows))
     base, *others = rows
-    return {row.number: over(store, base, row, spec.objective) for row in others}
+    return {row.number: over(store, base, row) for row in others}
 
 
 def _over_the_first(snapshot: Snapshot, rows: Sequence[TrialRow], found: Mapping[int, Difference | None]) -> None:
     """Say how far each trial's reward is over the first one's."""
-    budget, (base, *others) = snapshot.view.spec.kl_budget, rows
+    base, *others = rows
     for row in others:
         difference = found[row.number]
         if difference is None:
             continue
-        beyond = [one.number for one in (base, row) if (one.kl or 0.0) > budget]
         resting = [one.number for one in (base, row) if one.is_resting]
         st.text(
             f"Trial {row.number} against trial {base.number}: {_signed(difference.mean, difference.se)} reward, "
-            f"{difference.verdict}.{_over_budget(beyond)}{_resting(resting)}"
+            f"{difference.verdict}.{_resting(resting)}"
         )
     if not any(found.values()):
         st.info(f"Trial {base.number} or all the others have no value yet, so there is no difference to show.")
 
 
-def _of_best(rows: Sequence[TrialRow]) -> dict[str, list[str]]:
-    """Return where each value was read, where it is a best checkpoint's."""
-    return {
-        "Read at step": ["" if row.value_step is None else str(row.value_step) for row in rows],
-        f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
-    }
-
-
 def _turned(rows: Sequence[TrialRow], lines: dict[str, list[str]]) -> list[tuple[TrialRow, list[str]]]:
     return [(row, [cells[place] for cells in lines.values()]) for place, row in enumerate(rows)]
-
-
-def _over_budget(numbers: Sequence[int]) -> str:
-    if not numbers:
-        return ""
-    who, whose = ("Trial {} is", "its reward is") if len(numbers) == 1 else ("Trials {} are", "their rewards are")
-    return f" {who.format(_listed(numbers))} over the KL budget, so {whose} out of reach within it."
 
 
 def _resting(numbers: Sequence[int]) -> str:
@@ -173,17 +152,10 @@ def _curves(store: Store, snapshot: Snapshot, numbers: tuple[int, ...]) -> None:
     if frame.empty:
         st.info("None of these trials has reported a step yet.")
         return
-    spec = snapshot.view.spec
-    budget = {"KL budget": spec.kl_budget}
     for place, metric in zip(st.columns(3), CURVES, strict=True):
-        limits = budget if metric == CURVES[0] else {}
-        drawn = figures.aligned(frame, metric, numbers, limits)
-        top = MOST_LIMITS * spec.kl_limit
-        if limits and float(frame[metric].max()) > top:  # one blow-up would flatten all the rest
-            drawn.update_yaxes(range=[0, top])
         with place:
             common.figure(
-                drawn,
+                figures.aligned(frame, metric, numbers, snapshot.view.spec),
                 key=f"compared {METRICS[metric].label}",
                 alt=f"{METRICS[metric].title} over episodes, a line for each compared trial",
             )

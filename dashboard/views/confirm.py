@@ -1,4 +1,4 @@
-"""Confirm: how the best configurations did on fresh seeds, which one to launch, and how often rules were wrong."""
+"""Confirm: how the best configurations did on fresh seeds, and which one to launch."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,7 @@ import streamlit as st
 from dashboard import data, figures, style
 from dashboard.data import Snapshot
 from dashboard.views import common
-from ppo_core.output import KL_UNIT, counted, plus_minus
-from tuner import audit
+from ppo_core.output import KL_UNIT, plus_minus
 from tuner.confirm import DEFAULT_SEEDS, DEFAULT_TOP
 from tuner.confirmed import Confirmation, Interval, confirmations, runs_text
 from tuner.store import Store
@@ -28,7 +27,6 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         _confirmation(snapshot, _chosen(found))
     else:
         _not_confirmed(snapshot)
-    _audited(store, snapshot)
 
 
 def _not_confirmed(snapshot: Snapshot) -> None:
@@ -152,40 +150,3 @@ def intervals(found: Confirmation) -> go.Figure:
         )
     figures.lay_out(figure, x="Reward on the test prompts", y="", height=110 + 56 * len(shown))
     return figure.update_yaxes(automargin=True, type="category")
-
-
-# What the guard and the strategy ended early, and whether that was right
-
-
-def _audited(store: Store, snapshot: Snapshot) -> None:
-    found = audit.audit(store, [snapshot.view])
-    st.subheader(
-        "How often pruning was wrong",
-        anchor=False,
-        help="With `audit = 0.1` at the top of the study file a tenth of the trials runs on whatever a rule says, "
-        "which costs their whole length. A verdict is wrong where the trial later reached more than the study's answer "
-        "would have been without it.",
-    )
-    if not found.trials:
-        st.info("No trial was audited, so it is not known how often the guard or the strategy was wrong.")
-        return
-    rows = [
-        {
-            "by": one.by,
-            "verdicts": one.verdicts,
-            "wrong": one.wrong,
-            "at most, 95%": f"{one.at_most:.0%}",
-        }
-        for one in audit.counts(found.verdicts)
-    ]
-    if rows:
-        common.table(pd.DataFrame(rows), key="audited")
-    else:
-        st.text(f"No rule fired in {counted(found.trials, 'audited trial')}.")
-    correlations = [
-        f"{names}: {'too few trials' if rho is None else f'{rho:.2f}'} (n = {n})"
-        for names, (n, rho) in zip(
-            ("of the rung score", "of the value half-way"), audit.correlations(found.courses).values(), strict=True
-        )
-    ]
-    st.text(f"Rank correlations with the final value: {'; '.join(correlations)}.")

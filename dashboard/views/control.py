@@ -1,31 +1,26 @@
-"""The page that acts: launches studies, steers them and their trials, and keeps the log of what was ordered."""
+"""The page that acts: orders to a study and its trials, the commands that run it, and the log of orders."""
 
 import functools
-import uuid
-from contextlib import suppress
 
 import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import access, data, launching, safe_text, steering, style
+from dashboard import access, data, safe_text, steering, style
 from dashboard.data import Snapshot
-from dashboard.views import common, control_launch, control_parts, sidebar
+from dashboard.views import common, control_parts
 from dashboard.views.control_parts import (
     act_button,
-    answer_buttons,
     arguments_text,
-    ask,
     confirm_order,
     draw_asked,
     draw_flash,
-    put_away,
     show_problem,
     trial_choice,
     trial_line,
     why_it_waits,
 )
-from ppo_core.errors import PPOTunerError
+from tuner.environment import to_copy
 from tuner.orders import KINDS, SETTINGS
 from tuner.results import StudyView
 from tuner.store import Order, OrderState, Store, StudyRow, TrialRow
@@ -129,7 +124,7 @@ def _when(row: TrialRow) -> str:
 # Steering a study and one of its trials: each button leads to a confirmation that names what it is about.
 
 _STUDY_BUTTONS = {"pause": "Pause", "resume": "Resume", "stop": "Stop this run", "retry": "Retry all failed"}
-_TRIAL_BUTTONS = {"stop": "Stop", "prune": "Prune", "pause": "Pause", "resume": "Resume", "retry": "Retry"}
+_TRIAL_BUTTONS = {"stop": "Stop", "pause": "Pause", "resume": "Resume", "retry": "Retry"}
 
 
 def steer_section(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
@@ -138,28 +133,23 @@ def steer_section(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> Non
     _trial(store, snapshot.view)
     with st.expander("Change the study's settings"):
         _settings(store, snapshot.view)
+    with st.expander("Start another study"):
+        st.write(common.OWN_STUDY)
+        common.show_commands(common.new_study())
+        st.write("With a policy, reward and prompts of your own, begin with a folder that runs as it is:")
+        common.show_commands([to_copy(["new-task", "my-task"]), data.command(["run", "my-task"])])
 
 
 def _study(store: Store, snapshot: Snapshot, head: DeltaGenerator) -> None:
     view = snapshot.view
     st.subheader("Study", anchor=False)
-    if not view.row.is_held and _has_process(view.row.name):
-        with head:
-            common.status(view)
-        st.fragment(_process_line, run_every=common.REFRESH_SECONDS)(view.row.name)
-    else:
-        common.live(snapshot, functools.partial(_follow, view.row.is_held), head)
+    common.live(snapshot, functools.partial(_follow, view.row.is_held), head)
     row = st.container(horizontal=True)
     for kind, label in _STUDY_BUTTONS.items():
         if act_button(row, label, f"study {kind}", KINDS[kind].doc):
             confirm_order(store, view, kind)
-    held = view.row.is_held
-    run = row.button(
-        "Run", key="study run", disabled=held or not access.may_launch(),
-        help="A controller is running already." if held else "Start a controller that resumes the study.",
-    )  # fmt: skip
-    if run:
-        ask(functools.partial(_run_dialog, view.row.name, view.row.workers or 1, uuid.uuid4().hex))
+    if not view.row.is_held:
+        _run_it(view)
 
 
 def _follow(was_held: bool, store: Store, snapshot: Snapshot) -> None:
@@ -168,33 +158,22 @@ def _follow(was_held: bool, store: Store, snapshot: Snapshot) -> None:
         st.rerun()
 
 
-def _process_line(name: str) -> None:
-    """Look until the process that was started here holds the study, or is gone: then the whole page is drawn."""
+def _run_it(view: StudyView) -> None:
+    """Show the commands that run or confirm a study that nothing runs, and look until something does."""
+    name, is_finished = view.row.name, view.state == "finished"
+    st.write("The search has ended. To carry out orders that wait:" if is_finished else "To resume the study:")
+    common.show_commands([data.command(["run", name])])
+    if is_finished:
+        st.write("To run its best configurations on fresh seeds, or see how they did:")
+        common.show_commands([data.command(["confirm", name])])
+    st.fragment(_until_held, run_every=common.REFRESH_SECONDS)(view.row.name)
+
+
+def _until_held(name: str) -> None:
+    """Draw the whole page again once a controller runs the study."""
     with common.problems_shown():
-        held = common.open_store().study(name).is_held
-    if held or not _has_process(name):
-        st.rerun()
-    st.text("Its process is starting or ending; this page updates by itself.")
-
-
-def _has_process(name: str) -> bool:
-    return any(launched.study == name and launched.status is None for launched in launching.launcher().all())
-
-
-@st.dialog("Run this study?", on_dismiss=put_away)
-def _run_dialog(name: str, before: int, key: str) -> None:
-    st.text(data.command(["run", name]))
-    workers = st.number_input(
-        "Trials at the same time", 1, launching.MOST_WORKERS, min(before, launching.MOST_WORKERS), key=f"workers {key}"
-    )
-
-    def launch() -> str:
-        launched = launching.launcher().launch_stored(
-            name, storage=data.storage(), token=access.given(), key=key, workers=int(workers)
-        )
-        return f'Study "{name}" is running as process {launched.pid}; its output goes to {launched.log}'
-
-    answer_buttons("Run", launch, key)
+        if common.open_store().study(name).is_held:
+            st.rerun()
 
 
 def _trial(store: Store, view: StudyView) -> None:
@@ -237,16 +216,15 @@ def _number(name: str, text: str) -> int | float | str:
         return text
 
 
-# The page that acts: launches studies, steers them and their trials, and keeps the log of what was ordered.
+# The page itself
 
-PARTS = ("Steer", "New trial", "Launch")
+PARTS = ("Steer", "New trial")
 _KEEP = "token to keep"
 """The key of whether a token was typed just now, which the browser has yet to keep."""
 
 
 def page() -> None:
     """Draw the page."""
-    control_launch.choose_launched()
     head = st.container()
     row = st.container(horizontal=True, vertical_alignment="center")
     part = row.segmented_control(
@@ -256,21 +234,8 @@ def page() -> None:
     with row:
         _permission()
     draw_flash()
-    if part == "Launch":
-        with common.problems_shown():
-            _launch(head)
-    else:
-        common.of_a_study(functools.partial(_of_a_study, part, head), under_own_budget=True)
+    common.of_a_study(functools.partial(_of_a_study, part, head), under_own_budget=True)
     draw_asked()
-
-
-def _launch(head: DeltaGenerator) -> None:
-    with suppress(PPOTunerError):  # without a store the sidebar is empty
-        snapshot = sidebar.draw(common.open_store())
-        if snapshot is not None:
-            with head:
-                common.status(snapshot.view)
-    control_launch.section()
 
 
 def _of_a_study(part: str, head: DeltaGenerator, store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
@@ -290,13 +255,13 @@ def _of_a_study(part: str, head: DeltaGenerator, store: Store, snapshot: Snapsho
 def _permission() -> None:
     """Say what this browser may do; ask for the token where it was not given."""
     if access.is_read_only():
-        st.text("This dashboard is read-only: it launches nothing and places no orders.")
+        st.text("This dashboard is read-only: it places no orders.")
         return
     if access.may_order():
         if st.session_state.pop(_KEEP, False):
             st.html(access.keep_given(), unsafe_allow_javascript=True)
         return
-    place = st.popover("Enter token", icon=":material/key:", help="Needed to launch studies and place orders.")
+    place = st.popover("Enter token", icon=":material/key:", help="Needed to place orders.")
     with place, st.form("token", clear_on_submit=True):
         st.write("Open the link that this server's terminal shows, or enter its token here.")
         typed = st.text_input("Token", type="password", autocomplete="off")

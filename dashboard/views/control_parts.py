@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import streamlit as st
@@ -58,64 +58,54 @@ def confirm_order(
     except PPOTunerError as problem:
         show_problem(problem)
     else:
-        ask(functools.partial(_order_dialog, store, proposal))
-
-
-def ask(dialog: Callable[[], None]) -> None:
-    """Have `draw_asked` draw a dialog until it is answered or dismissed."""
-    st.session_state[_ASKED] = dialog
+        st.session_state[_ASKED] = functools.partial(_order_dialog, store, proposal)
 
 
 def draw_asked() -> None:
-    """Draw the dialog that is asked for, if there is one."""
+    """Draw the confirmation that is asked for, if there is one."""
     if _ASKED in st.session_state:
         st.session_state[_ASKED]()
 
 
-def put_away() -> None:
-    """Ask no more."""
+def _put_away() -> None:
     st.session_state.pop(_ASKED, None)
 
 
-def answered(done: str = "") -> None:
-    """End a dialog, and draw the page again with what was done."""
-    put_away()
+def _answered(done: str = "") -> None:
+    """End the confirmation, and draw the page again with what was done."""
+    _put_away()
     if done:
         st.session_state[_FLASH] = done, time.monotonic() + _FLASH_SECONDS
     st.rerun()
 
 
-def answer_buttons(label: str, work: Callable[[], str], key: str) -> None:
-    """Draw a dialog's buttons; `work` does what is confirmed and returns it in a sentence; its errors are shown."""
-    row = st.container(horizontal=True)
-    pressed = row.button(label, type="primary", key=f"confirm {key}")
-    if row.button("Cancel", key=f"cancel {key}"):
-        answered()
-    if pressed:
-        try:
-            done = work()
-        except PPOTunerError as problem:
-            show_problem(problem)
-        else:
-            answered(done)
-
-
-@st.dialog("Place this order?", on_dismiss=put_away)
+@st.dialog("Place this order?", on_dismiss=_put_away)
 def _order_dialog(store: Store, proposal: Proposal) -> None:
     st.text(safe_text.visible(proposal.does))
     if proposal.arguments:
         st.text(safe_text.visible(arguments_text(proposal.arguments)))
     if proposal.ends_something and proposal.trial is not None:
         st.write("This cannot be undone.")
+    row = st.container(horizontal=True)
+    pressed = row.button("Place the order", type="primary", key=f"confirm {proposal.key}")
+    if row.button("Cancel", key=f"cancel {proposal.key}"):
+        _answered()
+    if pressed:
+        try:
+            done = _place(store, proposal)
+        except PPOTunerError as problem:
+            show_problem(problem)
+        else:
+            _answered(done)
 
-    def place() -> str:
-        order = steering.place(store, proposal, access.given())
-        study = store.study(proposal.study)
-        if order.state is not OrderState.WAITING or study.is_held:
-            return f"Order {order.id} is placed: {proposal.does}"
-        return f"Order {order.id} is placed, and waits: {why_it_waits(study)}\nOr press Run under Steer."
 
-    answer_buttons("Place the order", place, proposal.key)
+def _place(store: Store, proposal: Proposal) -> str:
+    """Place an order, and return in a sentence what becomes of it."""
+    order = steering.place(store, proposal, access.given())
+    study = store.study(proposal.study)
+    if order.state is not OrderState.WAITING or study.is_held:
+        return f"Order {order.id} is placed: {proposal.does}"
+    return f"Order {order.id} is placed, and waits: {why_it_waits(study)}"
 
 
 def why_it_waits(study: StudyRow) -> str:
@@ -146,17 +136,12 @@ def value_field(
         return place.selectbox(hyper.title, options, index=index, key=key, help=help_text, placeholder=empty or "unset")
     text = place.text_input(
         f"{hyper.title}: {allowed}" if allowed else hyper.title,
-        "" if value is None else number_text(value),
+        "" if value is None else str(value),
         key=key,
         help=help_text,
         placeholder=empty or "unset",
     )
     return text.strip() or None
-
-
-def number_text(value: HyperValue) -> str:
-    """Return a value as it is typed, with all of its digits."""
-    return repr(value) if isinstance(value, float) else str(value)
 
 
 def label_of(name: str) -> str:

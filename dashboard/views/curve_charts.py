@@ -6,13 +6,11 @@ from dataclasses import dataclass
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, charts, data, echarts, style
-from dashboard.chart_parts import Axis, Chart
-from dashboard.charts import KL_METRICS, Drawing
+from dashboard import analysis, charts, data, style
+from dashboard.charts import KL_METRICS, Axis, Drawing
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
-from dashboard.views.common import Latest
 from ppo_core.metrics import METRICS
 from tuner.guard import KL
 from tuner.search import fidelity
@@ -49,7 +47,6 @@ class Drawn:
     bright: tuple[int, ...]
     others: Sequence[int]
     drawing: Drawing
-    latest: Latest
 
     @classmethod
     def of(
@@ -57,15 +54,14 @@ class Drawn:
         store: Store,
         snapshot: Snapshot,
         chosen: tuple[int, ...],
-        latest: Latest,
         metrics: tuple[str, ...] = (),
         drawing: Drawing | None = None,
     ) -> "Drawn":
-        """Read what is drawn; the charts are kept in `latest`."""
+        """Read what is drawn."""
         drawing = drawing or Drawing(axis="episodes")
         bright, others, frame = read(store, snapshot, chosen, metrics, drawing.axis)
         stamp = data.stamp(store, snapshot, [*bright, *others])
-        return cls(snapshot, frame, stamp, bright, others, drawing, latest)
+        return cls(snapshot, frame, stamp, bright, others, drawing)
 
     @property
     def rows(self) -> list[TrialRow]:
@@ -92,13 +88,9 @@ def _chart(drawn: Drawn, metric: str, baseline: float | None, height: int) -> No
         st.caption("Not measured in these trials.")
         return
     lines = levels(drawn.snapshot, metric, baseline)
-    shown, option = _shown(f"{drawn.stamp}|{metric}|{drawn.bright}|{drawn.drawing}|{lines}", drawn, metric, lines)
+    option = _shown(f"{drawn.stamp}|{metric}|{drawn.bright}|{drawn.drawing}|{lines}", drawn, metric, lines)
     alt = f"{declared.title} over {drawn.drawing.axis}, one line a trial"
-    study = drawn.snapshot.view.row.name
-    common.live_chart(
-        shown, option, key=f"{metric} curves", height=height, alt=alt, study=study, what=declared.title,
-        latest=drawn.latest,
-    )  # fmt: skip
+    st.echarts_chart(option, key=f"{metric} curves", height=height, alt=alt)
     if said := _spread_text(drawn, metric):
         st.caption(said)
     if over := charts.over_the_axis(drawn.frame, metric, drawn.drawing, lines):
@@ -112,7 +104,7 @@ def _help(drawn: Drawn, metric: str) -> str:
     if others > style.DISTINCT:
         of = f"{others} of the other {count}" if others < count else f"the other {count}"
         band = f"The grey band holds the middle 80% of {of} trials."
-    paused = ", ◇ paused by the strategy" if drawn.snapshot.view.spec.strategy in fidelity.SHARES else ""
+    paused = ", ◇ paused by the strategy" if drawn.snapshot.view.spec.pauses_trials else ""
     marks = f"The number at a line's end is its trial; ✕ pruned, with the rule{paused}, ▲ failed, ■ stopped."
     before = ""
     if paused and metric in ROLLOUT_KLS:
@@ -154,9 +146,9 @@ def _named(row: TrialRow, best: TrialRow | None, pruned: Collection[int]) -> str
 
 
 @st.cache_resource(max_entries=200, show_spinner=False)
-def _shown(key: str, _drawn: Drawn, _metric: str, _levels: Mapping[str, float]) -> tuple[Chart, Option]:
-    """Return the chart that `key` tells apart from every other one, and how ECharts draws it."""
-    chart = charts.curve(
+def _shown(key: str, _drawn: Drawn, _metric: str, _levels: Mapping[str, float]) -> Option:
+    """Return the chart that `key` tells apart from every other one."""
+    return charts.curve(
         _drawn.frame,
         _drawn.snapshot.trials,
         _metric,
@@ -168,7 +160,6 @@ def _shown(key: str, _drawn: Drawn, _metric: str, _levels: Mapping[str, float]) 
         names=_names(_drawn),
         rests=fidelity.rests(_of_frame(_drawn), _drawn.snapshot.view.spec),
     )
-    return chart, echarts.option(chart)
 
 
 def _of_frame(drawn: Drawn) -> list[TrialRow]:

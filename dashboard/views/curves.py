@@ -8,12 +8,10 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import analysis, charts, data, health
-from dashboard.chart_parts import AXES
-from dashboard.charts import MOST_LINES, Drawing
+from dashboard.charts import AXES, MOST_LINES, Drawing
 from dashboard.data import Snapshot
 from dashboard.views import by_beta, changes, common, curve_charts, incident
 from dashboard.views.by_beta import CHOSEN_METRICS, NAMED_BY
-from dashboard.views.common import Latest
 from dashboard.views.curve_charts import SHOWN_FIRST, Drawn
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
@@ -48,18 +46,15 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     view = row.segmented_control(
         "View", VIEWS, default=VIEWS[0], required=True, key="view", bind="query-params", label_visibility="collapsed"
     )
-    latest: Latest = {}
     if view == VIEWS[0]:
         with row:
             metrics, drawing = _controls(snapshot)
-        draw = partial(_draw, chosen=chosen, metrics=metrics, drawing=drawing, latest=latest)
+        draw = partial(_draw, chosen=chosen, metrics=metrics, drawing=drawing)
         common.live(snapshot, draw, head)
-        common.save_live(latest)
     elif view == VIEWS[1]:
         with row:
             number = incident.choose(store, snapshot, chosen)
-        common.live(snapshot, partial(incident.draw, number=number, latest=latest), head)
-        common.save_live(latest)
+        common.live(snapshot, partial(incident.draw, number=number), head)
         changes.draw(store, snapshot, number)
     else:
         common.live(snapshot, partial(draw_health, chosen=chosen), head)
@@ -71,10 +66,9 @@ def _draw(
     chosen: tuple[int, ...],
     metrics: tuple[str, ...],
     drawing: Drawing,
-    latest: Latest,
 ) -> None:
-    """Draw the curves, and keep them in `latest`."""
-    drawn = Drawn.of(store, snapshot, chosen, latest, metrics, drawing)
+    """Draw the curves."""
+    drawn = Drawn.of(store, snapshot, chosen, metrics, drawing)
     if drawn.frame.empty:
         st.info("No trial has reported a step yet.")
         return

@@ -8,8 +8,6 @@ import streamlit as st
 from dashboard import charts, data, diagnosis, echarts
 from dashboard.data import Snapshot
 from dashboard.diagnosis import SIGNALS, Incident
-from dashboard.views import common
-from dashboard.views.common import Latest
 from ppo_core.metrics import METRICS
 from tuner.guard import KL
 from tuner.store import Store
@@ -73,8 +71,8 @@ def _crossing(found: Incident, number: int) -> str:
     return f"Trial {number}: KL {found.kl:.3g} nats at step {found.step}, the first step over the {over}."
 
 
-def draw(store: Store, snapshot: Snapshot, number: int, latest: Latest) -> None:
-    """Draw the incident of trial `number`, and keep its chart in `latest`."""
+def draw(store: Store, snapshot: Snapshot, number: int) -> None:
+    """Draw the incident of trial `number`."""
     spec = snapshot.view.spec
     steps = data.curves(store, snapshot, READ, numbers=[number])
     if steps.empty:
@@ -86,11 +84,8 @@ def draw(store: Store, snapshot: Snapshot, number: int, latest: Latest) -> None:
     else:
         st.text(f"{_crossing(found, number)} {diagnosis.incident_text(found)}", help=_RULE)
     chart = charts.incident(steps, found, number=number, lines={"Budget": spec.kl_budget, "Limit": spec.kl_limit})
-    common.live_chart(
-        chart, echarts.incident_option(chart), key="incident chart", height=echarts.height(chart),
-        alt=f"Trial {number}: KL and six signals by step", study=snapshot.view.row.name,
-        what=f"what moved first in trial {number}", latest=latest,
-    )  # fmt: skip
+    alt = f"Trial {number}: KL and six signals by step"
+    st.echarts_chart(chart, key="incident chart", height=echarts.height(chart), alt=alt)
     if found is not None and found.moves:
         st.dataframe(
             incident_rows(found),

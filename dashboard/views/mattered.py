@@ -1,4 +1,4 @@
-"""What mattered: importance for reward and for KL, slices, parallel coordinates, a contour, and the pruning audit."""
+"""What mattered: importance, slices, parallel coordinates, a contour, and what was ended early."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,10 +12,10 @@ from dashboard.data import Snapshot
 from dashboard.figures_mattered import Measure
 from dashboard.views import common
 from ppo_core.output import KL_UNIT, counted
+from tuner.best import VALUE
 from tuner.search import fidelity, importance
 from tuner.search.fidelity import Fidelity
 from tuner.search.importance import Importance, Outcome
-from tuner.spec import OBJECTIVES
 from tuner.store import Store, TrialRow
 
 MOST_AXES = 8
@@ -35,14 +35,14 @@ def section(store: Store, snapshot: Snapshot) -> None:
         st.caption(said)
     shown = Snapshot.of(replace(snapshot.view, trials=trials))
     names = figures.searched(shown.trials)
-    if refused := importance.refusal(shown.view.trials, shown.view.spec, at_rung=at.rung is not None):
+    if refused := importance.refusal(shown.view.trials, shown.view.spec, at_rung=at.at_rung):
         _slices(shown, at, names)
         st.subheader(_TITLE, anchor=False)
         st.info(refused)
     else:
         ranked = [name for name in _importance(store, shown, at, len(snapshot.view.trials)) if name in names]
         _slices(shown, at, [*ranked, *(name for name in names if name not in ranked)])
-    _audit(snapshot, evaluated)
+    _ended_early(snapshot, evaluated)
 
 
 def _fidelity(snapshot: Snapshot) -> Fidelity:
@@ -64,10 +64,10 @@ def _fidelity(snapshot: Snapshot) -> Fidelity:
 
 def _importance(store: Store, snapshot: Snapshot, at: Fidelity, all_trials: int) -> list[str]:
     """Draw importances, and return the hyperparameters by them."""
-    view, at_rung = snapshot.view, at.rung is not None
+    view, at_rung = snapshot.view, at.at_rung
     usable = importance.usable(view.trials, view.spec, at_rung=at_rung)
     st.subheader(_TITLE, anchor=False, help=_importance_help(all_trials - len(usable), at_rung=at_rung))
-    key = f"{store.url}|{view.row.id}|{view.row.created_at}|{sorted(view.spec.search)}|{at.rung}"
+    key = f"{store.url}|{view.row.id}|{view.row.created_at}|{sorted(view.spec.search)}|{at.at_rung}"
     ids = tuple((row.id, row.attempts, row.value) for row in usable)
     ranked: list[str] = []
     for place, outcome in zip(st.columns(2), OUTCOMES, strict=True):
@@ -110,11 +110,11 @@ def _resampled(
 
 
 def _slices(snapshot: Snapshot, at: Fidelity, names: list[str]) -> None:
-    early = " Pruned and stopped trials are shown at their last values." if at.rung is None else ""
+    early = " Pruned and stopped trials are shown at their last values." if not at.at_rung else ""
     st.subheader("One hyperparameter", anchor=False, help=f"Each point is a trial.{early}")
     if not names or snapshot.trials["value"].notna().sum() < 2:
         st.info(
-            f"These charts need two trials that {'ended' if at.rung is None else 'reached the rung'} with a value and "
+            f"These charts need two trials that {'reached the rung' if at.at_rung else 'ended'} with a value and "
             "differ in a searched hyperparameter."
         )
         return
@@ -133,7 +133,7 @@ def _slices(snapshot: Snapshot, at: Fidelity, names: list[str]) -> None:
         with place:
             common.figure(
                 figures_mattered.slice_points(
-                    snapshot.trials, name, measure, spec, titles[measure], with_budget=at.rung is None
+                    snapshot.trials, name, measure, spec, titles[measure], with_budget=not at.at_rung
                 ),
                 key=f"slice of {measure}",
                 alt=f"{titles[measure]} of every trial over {name}",
@@ -201,7 +201,7 @@ def _contour(snapshot: Snapshot, names: list[str]) -> None:
 # What was ended early
 
 
-def _audit(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
+def _ended_early(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
     st.subheader("Trials ended early: what it saved, and was it right?", anchor=False)
     early, resting = analysis.ended_early(snapshot.trials), snapshot.view.extent.resting
     if resting:
@@ -242,49 +242,9 @@ def _audit(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
         cells = early.assign(status=[style.kind_label(status) for status in early["status"]])
         common.table(cells, key="ended early", columns=columns)
     st.markdown("**Would one of them have won?**")
-    if snapshot.view.spec.objective == "best":
-        st.text(
-            f"A trial's value is {OBJECTIVES['best']}, however it ended, so what these reached counts. What they would "
-            "have reached later is not known; with `audit` in the study file some trials run on to find out."
-        )
-    else:
-        _regrets(snapshot, early, evaluated)
-
-
-def _regrets(snapshot: Snapshot, early: pd.DataFrame, evaluated: pd.DataFrame) -> None:
-    best, budget = snapshot.view.best(), snapshot.view.spec.kl_budget
-    found = analysis.would_have_won(early, evaluated, None if best is None else best.value, budget)
-    if best is None:
-        bar, read = "No trial ended within the budget.", "reached any reward within it"
-    else:
-        mean = f"{best.value:.3f} (mean of its last two evaluations)"
-        bar = f"The best trial within the KL budget is {best.number}, with {mean}."
-        read = "reached more (by the same mean, or in one evaluation within the budget)"
-    if found.empty:
-        st.text(f"{bar} No trial that ended early {read}.")
-        return
-    likely = int(found["within"].sum())
     st.text(
-        f"{bar} Of the {len(early)} that ended early, {len(found)} {read}: {likely} within the KL budget of {budget:g} "
-        f"{KL_UNIT}, which might have won, and {len(found) - likely} only over it."
-    )
-    number = st.column_config.NumberColumn
-    common.table(
-        found,
-        key="would have won",
-        columns={
-            "number": number("Trial", width=60),
-            "rule": st.column_config.TextColumn("Ended by"),
-            "value": number("Value so far", format="%.3f"),
-            "kl": number(f"KL so far ({KL_UNIT})", format="%.2f"),
-            "peak": number("Best evaluation in budget", format="%.3f"),
-            "peak_step": number("At step", format="%d", width=70),
-            "within": st.column_config.CheckboxColumn("Within the budget"),
-        },
-    )
-    st.caption(
-        "A single high evaluation may be luck: it is the highest of several. Reward and KL shows whether a checkpoint "
-        "of that step is kept."
+        f"A trial's value is {VALUE}, however it ended, so what these reached counts. What they would "
+        "have reached later is not known."
     )
 
 

@@ -6,13 +6,11 @@ from dashboard import data
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
 from dashboard.views import answer, common, curve_charts, running, search, studies, trials_table
-from dashboard.views.common import Latest
 from dashboard.views.curve_charts import SHOWN_FIRST, Drawn
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted
 from tuner.best import RULE
 from tuner.results import StudyView
-from tuner.search import fidelity
 from tuner.search.matching import finished_by
 from tuner.status import Status
 from tuner.store import Store
@@ -29,14 +27,12 @@ def page() -> None:
 
 
 def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    latest: Latest = {}
     live = st.fragment(_live, run_every=common.refresh_every(snapshot.view))
     # The fragment's first run draws what the page has read just now; its later ones read again.
-    live(snapshot, [snapshot], chosen, latest)
+    live(snapshot, [snapshot], chosen)
     if _is_large(snapshot):
         trials_table.draw(snapshot, chosen)
     if snapshot.view.trials:
-        common.save_live(latest)
         search.draw(store, snapshot, _baseline(store, snapshot))
     studies.section(store)
 
@@ -45,7 +41,7 @@ def _is_large(snapshot: Snapshot) -> bool:
     return len(snapshot.view.trials) > trials_table.MOST_LIVE
 
 
-def _live(drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...], latest: Latest) -> None:
+def _live(drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...]) -> None:
     """Draw what changes while the study runs; `drawn` is what the rest of the page shows."""
     with common.problems_shown():
         store = common.open_store()
@@ -60,7 +56,7 @@ def _live(drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...], lates
             return
         baseline = _baseline(store, snapshot)
         _cards(snapshot, baseline)
-        _curves(store, snapshot, chosen, latest)
+        _curves(store, snapshot, chosen)
         under_way = running.read(store, snapshot)
         answer.draw(store, snapshot, baseline, under_way)
         running.draw(under_way, snapshot.view.spec.kl_limit)
@@ -72,8 +68,8 @@ def _live(drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...], lates
             st.rerun()
 
 
-def _curves(store: Store, snapshot: Snapshot, chosen: tuple[int, ...], latest: Latest) -> None:
-    drawn = Drawn.of(store, snapshot, chosen, latest, drawing=Drawing(axis="episodes"))
+def _curves(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
+    drawn = Drawn.of(store, snapshot, chosen, drawing=Drawing(axis="episodes"))
     if drawn.frame.empty:
         st.info("No trial has reported a step yet.")
         return
@@ -146,7 +142,7 @@ def _at_rung(view: StudyView) -> str:
 
 def _promoted(view: StudyView) -> str:
     """Return what the card's help adds where the strategy pauses trials; empty: it pauses none."""
-    if view.spec.strategy not in fidelity.SHARES:
+    if not view.spec.pauses_trials:
         return ""
     promoted = counted(sum(row.rung > 0 for row in view.trials) + len(finished_by(view.trials)), "trial")
     return f" Below: trials that the strategy paused at a rung. {promoted.capitalize()} promoted so far."
@@ -154,27 +150,26 @@ def _promoted(view: StudyView) -> str:
 
 def _best(snapshot: Snapshot, baseline: float | None) -> tuple[_Card, ...]:
     view, best = snapshot.view, snapshot.view.best()
-    is_best = view.spec.objective == "best"
     gained, budget = "none yet", f"budget {view.spec.kl_budget:g}"
     if best is not None and best.value is not None:
         gained = f"trial {best.number}"
         if baseline is not None:
             gained += f", {best.value - baseline:+.2f} over SFT"
-        if is_best and best.end_kl is not None and best.status is Status.COMPLETED:
+        if best.end_kl is not None and best.status is Status.COMPLETED:
             budget += f", end {best.end_kl:.1f}"
     return (
         (
             "Best eval reward",
             "–" if best is None or best.value is None else f"{best.value:.2f}",
             gained,
-            f"{RULE[view.spec.objective]} Below: which trial, and how far its reward is over the SFT policy's.",
+            f"{RULE} Below: which trial, and how far its reward is over the SFT policy's.",
         ),
         (
             "KL of best trial",
             "–" if best is None or best.kl is None else f"{best.kl:.1f} nats",
             budget,
-            f"Eval KL of the best trial in {METRICS['eval/kl'].unit}, of the same evaluation{'' if is_best else 's'} "
-            f"as its reward. Below: the KL budget{', and the eval KL at the end of the trial' if is_best else ''}.",
+            f"Eval KL of the best trial in {METRICS['eval/kl'].unit}, of the same evaluation "
+            "as its reward. Below: the KL budget, and the eval KL at the end of the trial.",
         ),
     )
 

@@ -14,12 +14,11 @@ from tuner import hacking
 from tuner.best import RULE
 from tuner.results import StudyView
 from tuner.scoring import ends_within
-from tuner.search import fidelity
 from tuner.spec import StudySpec
-from tuner.status import Objective
 from tuner.store import Store, TrialRow
 
-SHOWN: dict[Objective, tuple[str, str]] = {"end": ("trajectories", "ends"), "best": ("trajectories", "values")}
+WAYS, VALUES = "trajectories", "values"
+"""What the figure can show."""
 
 
 def page() -> None:
@@ -40,7 +39,7 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     with left:
         _figure(snapshot, evaluated, _highlighted(snapshot, chosen, at), at, best)
     with right:
-        _cards(snapshot.view, best, at)
+        _card(snapshot.view, at)
     if at is not None:
         _where(store, snapshot, at, evaluated)
     with st.expander("The front as a table"):
@@ -49,39 +48,26 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
 
 
 def answer(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | None:
-    """Return the checkpoint that a study's budget asks for: under `best` the best trial's, else the best of all."""
-    if view.spec.objective == "end":
-        return analysis.best_checkpoint(evaluated, view.spec.kl_budget)
+    """Return the checkpoint that is the study's answer."""
     best = view.best()
     if best is None or best.value_step is None:
         return None
     return analysis.checkpoint_of(evaluated, best.number, best.value_step)
 
 
-def _cards(view: StudyView, best: TrialRow | None, at: Checkpoint | None) -> None:
-    """Draw the best trial and the best checkpoint, or where a trial is worth its best checkpoint, that one alone."""
-    nothing = ("–", f"none within {view.spec.kl_budget:g} nats")
-    end = made = nothing
-    if best is not None and best.value is not None:
-        end = (_with_error(best.value, best.value_se), f"trial {best.number}, KL {best.kl:.2f}")
+def _card(view: StudyView, at: Checkpoint | None) -> None:
+    """Draw the best checkpoint."""
+    value, note = "–", f"none within {view.spec.kl_budget:g} nats"
     if at is not None:
-        made = (_with_error(at.reward, at.reward_se), f"trial {at.trial}, step {at.step}, KL {at.kl:.2f}")
-    cards = [("Best trial at its end", end, RULE["end"]), ("Best checkpoint", made, _CHECKPOINT)]
-    if view.spec.objective == "best":
-        cards = [("Best checkpoint", made, f"{RULE['best']} {_ERROR}")]
-    for label, (value, note), help_text in cards:
-        st.metric(label, value, note, delta_color="off", delta_arrow="off", border=True, help=help_text)
+        value, note = _with_error(at.reward, at.reward_se), f"trial {at.trial}, step {at.step}, KL {at.kl:.2f}"
+    st.metric(
+        "Best checkpoint", value, note, delta_color="off", delta_arrow="off", border=True,
+        help=f"{RULE} ± is its standard error over the eval prompts.",
+    )  # fmt: skip
 
 
 def _with_error(value: float, error: float | None) -> str:
     return f"{value:.3f}" if error is None or math.isnan(error) else f"{value:.3f} ± {error:.3f}"
-
-
-_ERROR = "± is its standard error over the eval prompts."
-_CHECKPOINT = (
-    "The evaluation with the highest eval reward among all whose eval KL plus one standard error is within the budget, "
-    f"of any trial at any step, ended early or not. One evaluation, not the mean of two; {_ERROR}"
-)
 
 
 def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataFrame) -> None:
@@ -114,14 +100,9 @@ def _end_note(view: StudyView, trial: TrialRow) -> str:
     """Return that the trial of the best checkpoint itself ends over the budget, where it does."""
     if ends_within(trial, view.spec) is not False:
         return ""
-    if view.spec.objective == "best":
-        return (
-            f"Trial {trial.number} itself ends over the budget, at a KL of {trial.end_kl:.2f}: its configuration is "
-            "good up to this step, and not to its end."
-        )
     return (
-        f"At its end, by the mean of its last two evaluations, trial {trial.number} reads {trial.value:.3f} at a KL "
-        f"of {trial.kl:.2f}: over the budget, so it cannot be the best trial at its end."
+        f"Trial {trial.number} itself ends over the budget, at a KL of {trial.end_kl:.2f}: its configuration is "
+        "good up to this step, and not to its end."
     )
 
 
@@ -149,10 +130,9 @@ def _figure(
     best: TrialRow | None,
 ) -> None:
     spec = snapshot.view.spec
-    ways, values = SHOWN[spec.objective]
     row = st.container(horizontal=True, vertical_alignment="center")
     what = row.segmented_control(
-        "Show", (ways, values), default=ways, required=True, key="show", bind="query-params",
+        "Show", (WAYS, VALUES), default=WAYS, required=True, key="show", bind="query-params",
         label_visibility="collapsed",
     )  # fmt: skip
     scale = row.segmented_control(
@@ -163,11 +143,11 @@ def _figure(
         "How to read this",
         icon=":material/help:",
         color="gray",
-        help=_legend(spec) if what == ways else _POINT[spec.objective],
+        help=_legend(spec) if what == WAYS else _POINT,
     )
-    before = evaluated.loc[evaluated["step"] == 0, "reward"]
-    baseline = None if before.empty else float(before.mean())
-    if what == values:
+    if what == VALUES:
+        before = evaluated.loc[evaluated["step"] == 0, "reward"]
+        baseline = None if before.empty else float(before.mean())
         _values(snapshot, shown, baseline, best)
         return
     common.figure(
@@ -175,11 +155,9 @@ def _figure(
             evaluated,
             snapshot.trials,
             analysis.front(evaluated),
-            kl_budget=spec.kl_budget,
-            kl_limit=spec.kl_limit,
+            spec=spec,
             chosen=shown,
             best=at,
-            baseline=baseline,
             log_kl=scale == "log",
         ),
         key="reward and KL",
@@ -190,7 +168,7 @@ def _figure(
 
 
 def _legend(spec: StudySpec) -> str:
-    paused = "◇ where the strategy paused it, " if fidelity.SHARES.get(spec.strategy) else ""
+    paused = "◇ where the strategy paused it, " if spec.pauses_trials else ""
     return (
         "A line joins a trial's evaluations, starting at the SFT policy; its number is at the last. ✕ marks "
         f"where a rule ended it, ■ a person, {paused}▲ where it failed. The star is the best checkpoint. The grey "
@@ -210,17 +188,15 @@ def _values(snapshot: Snapshot, shown: tuple[int, ...], baseline: float | None, 
             best=best.number if best else None,
             chosen=shown,
         ),
-        key="ends",
+        key="values of trials",
         alt="Every trial's value against its eval KL",
     )
 
 
-_POINT: dict[Objective, str] = {
-    "end": "A point is a trial that ended: the means of its last two evaluations, the bar one standard error. High and "
-    "left of the budget is good.",
-    "best": "A point is a trial's best checkpoint within the budget, the bar one standard error; ◇ is a trial that the "
-    "strategy paused, as it stands so far.",
-}
+_POINT = (
+    "A point is a trial's best checkpoint within the budget, the bar one standard error; ◇ is a trial that the "
+    "strategy paused, as it stands so far."
+)
 
 
 def _front_table(points: pd.DataFrame) -> None:

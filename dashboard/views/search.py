@@ -7,12 +7,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts, data, echarts, spending
-from dashboard.chart_parts import Chart
+from dashboard import charts, data, spending
 from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
-from dashboard.views.common import Latest
 from tuner.store import Store
 
 
@@ -21,17 +19,15 @@ def draw(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
     part = st.expander("Cost: best value over device time, and what the time went into", key="cost", on_change="rerun")
     if part.open:
         with part:
-            latest: Latest = {}
-            common.live(snapshot, partial(_draw, baseline=baseline, latest=latest))
-            common.save_live(latest)
+            common.live(snapshot, partial(_draw, baseline=baseline))
 
 
-def _draw(store: Store, snapshot: Snapshot, baseline: float | None, latest: Latest) -> None:
+def _draw(store: Store, snapshot: Snapshot, baseline: float | None) -> None:
     steps = data.curves(store, snapshot, spending.READ, evaluations_only=True)
     left, right = st.columns(2)
     with left:
         st.markdown("**Best value so far, over the device time of all trials**")
-        _best_so_far(store, snapshot, steps, baseline, latest)
+        _best_so_far(store, snapshot, steps, baseline)
     with right:
         st.markdown("**Where the device time went**")
         spent = pd.DataFrame(spending.on_what(snapshot.view.trials, steps, snapshot.view.spec))
@@ -39,27 +35,21 @@ def _draw(store: Store, snapshot: Snapshot, baseline: float | None, latest: Late
         st.dataframe(spent, key="spent", hide_index=True, placeholder="", column_config=_columns())
 
 
-def _best_so_far(store: Store, snapshot: Snapshot, steps: pd.DataFrame, baseline: float | None, latest: Latest) -> None:
+def _best_so_far(store: Store, snapshot: Snapshot, steps: pd.DataFrame, baseline: float | None) -> None:
     if steps.empty:
         st.caption("Starts with the first evaluation.")
         return
     stamp = data.stamp(store, snapshot, [row.number for row in snapshot.view.trials])
     key = f"{stamp}|{snapshot.view.spec.kl_budget}|{baseline}"
-    chart, option = _progress_chart(key, snapshot, steps, baseline)
-    common.live_chart(
-        chart, option, key="best so far", height=260, latest=latest, study=snapshot.view.row.name,
-        what="the best value so far", alt="The best value within the KL budget over the device time of all trials",
-    )  # fmt: skip
+    alt = "The best value within the KL budget over the device time of all trials"
+    st.echarts_chart(_progress_chart(key, snapshot, steps, baseline), key="best so far", height=260, alt=alt)
 
 
 @st.cache_resource(max_entries=20, show_spinner=False)
-def _progress_chart(
-    key: str, _snapshot: Snapshot, _steps: pd.DataFrame, _baseline: float | None
-) -> tuple[Chart, Option]:
+def _progress_chart(key: str, _snapshot: Snapshot, _steps: pd.DataFrame, _baseline: float | None) -> Option:
     view = _snapshot.view
     found = spending.best_so_far(view.trials, _steps, view.spec)
-    chart = charts.progress(found, math.ceil(sum(row.seconds for row in view.trials)), _baseline)
-    return chart, echarts.option(chart)
+    return charts.progress(found, math.ceil(sum(row.seconds for row in view.trials)), _baseline)
 
 
 def _columns() -> dict[str, Any]:

@@ -17,17 +17,6 @@ _BUDGET_OF = "budget of"
 """The key of the study whose budget the session has."""
 
 
-def draw(store: Store) -> Snapshot | None:
-    """Draw the sidebar of a page that is not about the study in it; return that study, None where none is chosen."""
-    name = choose_study(store)
-    if name is None:
-        return None
-    snapshot = data.snapshot(store, name)
-    choose_trials(snapshot)
-    choose_budget(snapshot)
-    return snapshot
-
-
 def choose_study(store: Store) -> str | None:
     """Return the study's name from the selector; None: the store has none, or none is chosen."""
     names = [study.name for study in data.studies(store)]

@@ -20,7 +20,7 @@ SLOW_SECONDS = 10
 def section(store: Store) -> None:
     """Draw the studies where there are several; the table refreshes by itself while any of them runs."""
     rows = data.studies(store)
-    if len(rows) < 2 and not any(row.archived_at for row in rows):
+    if len(rows) < 2:
         return
     running = any(row.is_held for row in rows)
     st.fragment(_table, run_every=SLOW_SECONDS if running else None)(store)
@@ -29,15 +29,7 @@ def section(store: Store) -> None:
 def _table(store: Store) -> None:
     with common.problems_shown():
         rows = data.studies(store)
-        archived = sum(row.archived_at is not None for row in rows)
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            st.subheader("All studies", anchor=False)
-            if archived:
-                shown = st.toggle(f"Include archived ({archived})", key="archived", bind="query-params")
-                rows = rows if shown else [row for row in rows if row.archived_at is None]
-        if not rows:
-            st.info("All studies are archived. Turn on Include archived to see them.")
-            return
+        st.subheader("All studies", anchor=False)
         pages = -(-len(rows) // A_PAGE)
         page = st.pagination(pages, key="studies", bind="query-params") if pages > 1 else 1
         listed = rows[(page - 1) * A_PAGE : page * A_PAGE]
@@ -58,7 +50,7 @@ def _row(row: StudyRow, view: StudyView | None) -> dict[str, object]:
         return name | {"state": "not readable"}
     best, spent, extent = view.best(), data.cost(view), view.extent
     return name | {
-        "state": data.WORDS[data.shown_state(view)] + (", archived" if row.archived_at is not None else ""),
+        "state": data.WORDS[data.shown_state(view)],
         "ended": _ended(view.ended, data.total(view), extent.resting),
         "spent": "" if extent.budget is None else f"{extent.spent:.1f} of {extent.budget:g}",
         "best": None if best is None else best.value,

@@ -10,11 +10,9 @@ from dashboard import safe_text, style
 from dashboard.data import Snapshot
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
+from tuner.best import VALUE
 from tuner.results import StudyView
 from tuner.scoring import ends_within
-from tuner.search import fidelity
-from tuner.spec import OBJECTIVES
-from tuner.status import Objective
 
 PREFIX = "params_"
 MOST_ROWS = 20
@@ -25,7 +23,7 @@ MOST_LIVE = 250
 
 def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     """Draw the chosen trials, or all."""
-    st.subheader("Trials", anchor=False, help=_HELP[snapshot.view.spec.objective])
+    st.subheader("Trials", anchor=False, help=_HELP)
     trials = snapshot.trials[snapshot.trials["number"].isin(chosen)] if chosen else snapshot.trials
     if trials.empty:
         st.info("None of the chosen trials has started yet.")
@@ -38,32 +36,31 @@ def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     with st.container(key="all trials"):
         st.dataframe(
             styled, key="trials", height=height, hide_index=True, placeholder="",
-            column_config=_trial_columns(trials, snapshot.view.spec.objective),
+            column_config=_trial_columns(trials),
         )  # fmt: skip
 
 
-_HELP: Mapping[Objective, str] = {
-    "best": "Value and KL are of a trial's best checkpoint within the KL budget, at the step beside them; the end KL "
-    "is that of its last evaluation. An empty cell was not searched in that trial.",
-    "end": "Value and KL are means of a trial's last two evaluations. An empty cell was not searched in that trial.",
-}
+_HELP = (
+    "Value and KL are of a trial's best checkpoint within the KL budget, at the step beside them; the end KL "
+    "is that of its last evaluation. An empty cell was not searched in that trial."
+)
 
 
 def _optional(snapshot: Snapshot) -> list[str]:
     """Return the columns that say something in this study alone."""
-    spec = snapshot.view.spec
-    of_best = ["value_step", "end_kl"] if spec.objective == "best" else []
-    return of_best + (["rung_score"] if spec.strategy in fidelity.SHARES else [])
+    return ["value_step", "end_kl", *(["rung_score"] if snapshot.view.spec.pauses_trials else [])]
 
 
 def notes(view: StudyView) -> dict[int, str]:
     """Return what is notable about trials besides their status, by number: the best, over the budget, a fork."""
-    best, is_best = view.best(), view.spec.objective == "best"
+    best = view.best()
     found = {}
     for row in view.trials:
-        over = "ends over budget" if is_best else "over budget"
         is_over = ends_within(row, view.spec) is False
-        parts = ["best" if best is not None and row.number == best.number else "", over if is_over else ""]
+        parts = [
+            "best" if best is not None and row.number == best.number else "",
+            "ends over budget" if is_over else "",
+        ]
         parts.append("" if row.parent is None else f"fork of {row.parent}")
         found[row.number] = ", ".join(part for part in parts if part)
     return found
@@ -112,7 +109,7 @@ def _coloured(shown: pd.DataFrame, numbers: list[int]) -> pd.DataFrame:
     return styles
 
 
-def _trial_columns(trials: pd.DataFrame, objective: Objective) -> dict[str, Any]:
+def _trial_columns(trials: pd.DataFrame) -> dict[str, Any]:
     number, text = st.column_config.NumberColumn, st.column_config.TextColumn
     statuses = "; ".join(f"{style.kind_label(kind)}: {style.MEANINGS[kind]}" for kind in style.KINDS)
     columns: dict[str, Any] = {
@@ -125,7 +122,7 @@ def _trial_columns(trials: pd.DataFrame, objective: Objective) -> dict[str, Any]
             help="The best trial within the KL budget, completed trials over it, forks; and why a trial ended early or "
             "is paused, with what its rule measured. Click for all.",
         ),
-        "value": number("Value", format="%.3f", width=70, help=f"Eval reward: {OBJECTIVES[objective]}."),
+        "value": number("Value", format="%.3f", width=70, help=f"Eval reward: {VALUE}."),
         "value_se": number("± SE", format="%.3f", width=65, help=METRICS["eval/reward_se"].doc),
         "kl": number("KL (nats)", format="%.2f", width=85, help=METRICS["eval/kl"].doc),
         "value_step": number("At step", format="%d", width=65, help="The step of the checkpoint that has this value."),

@@ -13,10 +13,13 @@ import base64
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, IncompleteRead
+from threading import Event, Thread
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
@@ -24,7 +27,6 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ppo_core.errors import RewardError, TaskError
 from ppo_core.rewards.batch import Answer, Batch, cut, one_line, read_answer
-from ppo_core.rewards.parallel import Line, LinedHTTP, LinedHTTPS, LinedRequest, ask_all
 from ppo_core.task import RewardPart
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class EndpointReward:
         TaskError: the URL, or one of the part's limits, cannot be used.
     """
 
-    def __init__(self, part: RewardPart, sleep: Callable[[float], None] | None = None) -> None:
+    def __init__(self, part: RewardPart, sleep: Callable[[float], object] | None = None) -> None:
         _require_limits(part)
         address = _split_url(part)
         self.part = part
@@ -62,7 +64,7 @@ class EndpointReward:
         if address.username is not None:
             login = f"{unquote(address.username)}:{unquote(address.password or '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
-        self._open = build_opener(_NoRedirects, LinedHTTP, LinedHTTPS).open
+        self._open = build_opener(_NoRedirects).open
         self._sleep = sleep
 
     def __call__(self, batch: Batch) -> Answer:
@@ -72,11 +74,38 @@ class EndpointReward:
             RewardError: the endpoint cannot be reached, refuses, or answers with something else than numbers.
         """
         size = self.part.batch_size
-        requests = (batch.rows(start, start + size) for start in range(0, len(batch), size))
-        scores = ask_all(self._score, requests, self.part.concurrency)
-        return Answer([score for of_rows in scores for score in of_rows])
+        return Answer(self._ask_all([batch.rows(start, start + size) for start in range(0, len(batch), size)]))
 
-    def _score(self, batch: Batch, line: Line) -> list[float]:
+    def _ask_all(self, batches: Sequence[Batch]) -> list[float]:
+        """Return the scores of all batches, several asked at a time. The error raised is that of the first in order.
+
+        Nobody waits for what is still under way then, or at Ctrl-C: its threads are daemons, so they keep no process
+        from ending, and end with the answer or the timeout.
+        """
+        scores: list[Future[list[float]]] = [Future() for _ in batches]
+        waiting, over = deque(zip(batches, scores, strict=True)), Event()
+
+        def work() -> None:
+            while waiting:
+                try:
+                    batch, future = waiting.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                try:
+                    future.set_result(self._score(batch, over))
+                except Exception as error:
+                    waiting.clear()  # those behind it; before the error is seen
+                    future.set_exception(error)
+
+        try:
+            for _ in range(min(self.part.concurrency, len(batches))):
+                Thread(target=work, name="reward", daemon=True).start()
+            return [score for future in scores for score in future.result()]
+        finally:
+            waiting.clear()
+            over.set()
+
+    def _score(self, batch: Batch, over: Event) -> list[float]:
         asked = {
             "prompts": batch.texts,
             "responses": list(batch.responses),
@@ -84,7 +113,7 @@ class EndpointReward:
             "columns": batch.columns(),
         }
         # Columns may hold dates and the like, which JSON has no word for.
-        body = self._answer(json.dumps(asked, default=str).encode(), line)
+        body = self._answer(json.dumps(asked, default=str).encode(), over)
         try:
             answer = json.loads(body)
         except ValueError as error:
@@ -95,12 +124,12 @@ class EndpointReward:
             answer = answer["rewards"]
         return read_answer(answer, batch, self.who).scores
 
-    def _answer(self, body: bytes, line: Line) -> bytes:
-        """Return the body that the endpoint answers with, at the first attempt that succeeds."""
+    def _answer(self, body: bytes, over: Event) -> bytes:
+        """Return the body that the endpoint answers with, at the first attempt that succeeds; end them once `over`."""
         attempts = self.part.retries + 1
         for attempt in range(1, attempts + 1):
             try:
-                return self._send(LinedRequest(line, self._url, body, self._headers))
+                return self._send(Request(self._url, body, self._headers, method="POST"))
             except HTTPError as error:
                 error.close()
                 problem, wait = f"answered {error.code} {error.reason}", _retry_after(error.headers)
@@ -109,12 +138,12 @@ class EndpointReward:
                     break
             except (OSError, HTTPException) as error:  # unreachable, cut off or timed out
                 problem, wait, cause = self._trouble(error), None, error
-            if attempt < attempts and not line.is_cut:
+            if attempt < attempts and not over.is_set():
                 pause = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt - 1) if wait is None else wait)
                 logger.warning("%s %s (attempt %d of %d); again in %g s", self.who, problem, attempt, attempts, pause)
-                (self._sleep or line.wait)(pause)
-            if line.is_cut:
-                raise cause
+                (self._sleep or over.wait)(pause)
+            if over.is_set():
+                break
         times = "1 attempt" if attempt == 1 else f"{attempt} attempts"
         raise RewardError(f"{self.who} {problem}, after {times}") from cause
 

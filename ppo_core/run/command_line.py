@@ -14,7 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from ppo_core import launched, output
-from ppo_core.errors import ConfigError, PPOTunerError, TaskError, nearest
+from ppo_core.errors import OUT_OF_MEMORY, ConfigError, PPOTunerError, TaskError, is_out_of_memory, nearest
 
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 0, 1, 2, 130, 141
 
@@ -90,6 +90,11 @@ def run(name: str, work: Callable[[], int]) -> int:
         if launched.rank() == 0:  # the other processes of a launch meet the same
             print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return status_of(error)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"{name}: error: {OUT_OF_MEMORY}", file=sys.stderr)
+        return EXIT_ERROR
     except BrokenPipeError:
         output.discard(sys.stdout)
         return EXIT_PIPE

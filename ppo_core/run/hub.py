@@ -1,11 +1,10 @@
-"""Pushing a trained model to the Hugging Face Hub; whether that can work is checked before training. No torch."""
+"""Push a trained model to the Hugging Face Hub. The repository is created before training. Never imports torch."""
 
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ppo_core.errors import ConfigError, PPOTunerError
 
@@ -14,12 +13,12 @@ FLAG = "--push_to_hub"
 
 @dataclass(frozen=True)
 class Push:
-    """What the flags say of a push."""
+    """A push as the flags ask for it."""
 
     repo: str | None
     """`user/name`, or a name; None: the name of the run's folder."""
     private: bool | None
-    """None: what the user's or the organisation's default is."""
+    """None: the user's or the organisation's default."""
 
 
 @dataclass(frozen=True)
@@ -36,106 +35,61 @@ class HubRepo:
         return shlex.join(["hf", "upload", self.id, str(folder), ".", *private])
 
 
-def checked(push: Push, name: str) -> HubRepo:
-    """Return the repository to push to; `name` is that of one that the flags do not name.
+def create(push: Push, name: str) -> HubRepo:
+    """Create the repository unless it exists, and return it; `name` is its name where the flags name none.
 
     Raises:
-        ConfigError: the name is not allowed, or there is no token that may write.
-        PPOTunerError: the hub cannot be reached, or refuses the token.
+        ConfigError: the name is not allowed, or there is no token.
+        PPOTunerError: the hub cannot be reached, or refuses.
     """
     from huggingface_hub import HfApi, get_token  # which takes a while to import
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
 
-    wanted = push.repo or name
-    try:
-        validate_repo_id(wanted)
-    except HFValidationError as error:
-        raise ConfigError(f"{FLAG} {wanted} is not allowed: {_line(error)}") from None
     if get_token() is None:
-        raise ConfigError(
-            f"{FLAG} needs a token of the hub that may write: log in with `hf auth login`, or set HF_TOKEN"
-        )
-    with _refusals(f"{FLAG}, before the training:"):
-        user: dict[str, Any] = HfApi().whoami()
-    if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise ConfigError(f"{FLAG}: the token of the hub may only read; make one that may write, and log in with it")
-    return HubRepo(wanted if "/" in wanted else f"{user['name']}/{wanted}", push.private)
-
-
-def make(repo: HubRepo) -> None:
-    """Make the repository if there is none.
-
-    Raises:
-        PPOTunerError: the hub cannot be reached, or refuses: no right to it, or its name is not allowed.
-    """
-    from huggingface_hub import HfApi
-
-    with _refusals(f"{FLAG}, before the training: the repository {repo.id} cannot be made:"):
-        HfApi().create_repo(repo.id, private=repo.private, exist_ok=True)
-
-
-def why_not(repo: HubRepo) -> str:
-    """Return why a push would fail now, in one line; empty: it would not. An interrupted run resumes all the same."""
+        raise ConfigError(f"{FLAG} needs a token that may write: log in with `hf auth login`, or set HF_TOKEN")
+    repo = push.repo or name
     try:
-        make(checked(Push(repo.id, repo.private), repo.id))
-    except PPOTunerError as error:
-        return str(error)
-    return ""
+        with _one_line(f"{FLAG}: cannot create the repository {repo}"):
+            return HubRepo(HfApi().create_repo(repo, private=push.private, exist_ok=True).repo_id, push.private)
+    except HFValidationError as error:
+        raise ConfigError(f"{FLAG} {repo} is not allowed: {_first_line(error)}") from None
 
 
 def upload(repo: HubRepo, folder: Path, message: str) -> str:
-    """Push a model's folder, and return the address of its repository.
+    """Upload a model's folder, and return the address of its repository.
 
     Raises:
         PPOTunerError: it did not arrive; the message says where the model is, and how to push it later.
     """
     from huggingface_hub import HfApi
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    later = f"the model stays in {folder}; push it later with: {repo.command(folder)}"
-    with _quiet(), _refusals(f"pushing the model to {repo.id} failed:", f"; {later}"):
-        api = HfApi()
-        api.upload_folder(repo_id=repo.id, folder_path=folder, commit_message=message)
-        return f"{api.endpoint}/{repo.id}"
+    disable_progress_bars()  # they would run into our lines
+    try:
+        with _one_line(f"pushing the model to {repo.id} failed"):
+            api = HfApi()
+            api.upload_folder(repo_id=repo.id, folder_path=folder, commit_message=message)
+            return f"{api.endpoint}/{repo.id}"
+    except PPOTunerError as error:
+        command = repo.command(folder)
+        raise PPOTunerError(f"{error}; the model stays in {folder}; push it later with: {command}") from error
 
 
 @contextmanager
-def _refusals(before: str, after: str = "") -> Iterator[None]:
-    """Raise whatever the hub's own libraries raise as one line, with what stands before and after the reason."""
-    from huggingface_hub.errors import HfHubHTTPError
+def _one_line(failure: str) -> Iterator[None]:
+    """Raise PPOTunerError of one line for what the hub's library, or the connection below it, raises."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         yield
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        meaning = {401: "the token is not valid", 403: "the token has no right to it"}.get(status)
-        said = error.server_message or _line(error)
-        reason = f"the hub refuses ({status}): {f'{meaning}: ' if meaning else ''}{said}"
-        raise PPOTunerError(f"{before} {reason}{after}") from error
-    except PPOTunerError:
+    except HFValidationError:
         raise
-    except ValueError as error:  # what is wrong with the card's metadata
-        raise PPOTunerError(f"{before} {_line(error)}{after}") from error
-    except Exception as error:  # connections raise what libraries below the hub's own define
-        raise PPOTunerError(f"{before} the hub cannot be reached: {_line(error)}{after}") from error
+    except HfHubHTTPError as error:
+        said = error.server_message or _first_line(error)
+        raise PPOTunerError(f"{failure}: the hub refuses ({error.response.status_code}): {said}") from error
+    except Exception as error:  # connections raise classes of libraries below the hub's own
+        raise PPOTunerError(f"{failure}: {_first_line(error)}") from error
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the hub's own bars and notes from running into our lines."""
-    from huggingface_hub.utils import logging
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    level, had_bars = logging.get_verbosity(), not are_progress_bars_disabled()
-    logging.set_verbosity_error()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if had_bars:
-            enable_progress_bars()

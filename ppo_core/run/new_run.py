@@ -22,7 +22,7 @@ from ppo_core.prompts import PromptSource
 from ppo_core.report import require_device
 from ppo_core.run import arguments, config_file, run_folder, trackers, trl
 from ppo_core.run.arguments import DEFAULT_SAVE_SECONDS, DEFAULT_TASK, Settings, task_folder_name
-from ppo_core.run.hub import HubRepo, Push
+from ppo_core.run.hub import Push
 from ppo_core.run.run_folder import TASK_FILE, Origin, Run
 from ppo_core.run.trl import TrlFile
 from ppo_core.task import Progress, Task
@@ -174,10 +174,8 @@ def _origin(start: Start | None, config: PPOConfig) -> Origin | None:
     return replace(start.origin, changed=tuple(changed))
 
 
-def resolve(plan: Plan, progress: Progress, repo: HubRepo | None = None) -> Run:
+def resolve(plan: Plan, progress: Progress) -> Run:
     """Return the run of `plan`, whose folder is there; a task given by its parts is written into it.
-
-    `repo` is where its model is pushed to.
 
     Raises:
         PPOTunerError: the task cannot be used, or its reference does not go with the other values.
@@ -205,7 +203,6 @@ def resolve(plan: Plan, progress: Progress, repo: HubRepo | None = None) -> Run:
         command=plan.command,
         kl_budget=plan.kl_budget,
         stop_at_episode=settings.stop_at_episode,
-        hub=repo,
         origin=plan.origin,
     )
 

@@ -6,18 +6,20 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from ppo_core import checkpoint, launched, output
+from ppo_core import checkpoint, launched, leading, output
 from ppo_core.agreement import AgreementWatch
 from ppo_core.checkpoint import CheckpointKeeper, DiskUse
-from ppo_core.errors import OUT_OF_MEMORY, OutOfMemory, PPOTunerError, is_out_of_memory
-from ppo_core.estimate import seconds_left
+from ppo_core.errors import OutOfMemory, PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
+from ppo_core.leading import Answer
 from ppo_core.output import KL_UNIT, params_line, plain, short
 from ppo_core.report import StepReport, Trainer, iteration_seconds
 from ppo_core.run import hub, model_card, new_run, run_folder
@@ -64,6 +66,14 @@ FIRST_TIMED = 2
 """The report, counted from 1, after which the time that is left is said: a new run's first is an evaluation."""
 
 
+def seconds_left(config: PPOConfig, step: int, last_step: int, iteration: float, evaluation: float) -> float:
+    """Return how long a run takes from after `step` to `last_step`, at so many seconds an iteration and evaluation."""
+    batch, every = config.batch_sizes(1).batch_size, config.eval_interval
+    due = last_step * batch // every - step * batch // every
+    evaluations = min(last_step - step, due + (last_step * batch % every >= batch))
+    return (last_step - step) * iteration + evaluations * evaluation
+
+
 def time_left(config: PPOConfig, reports: Sequence[StepReport], last: int) -> str | None:
     """Return about how long a run still takes, by its last report; None where that is not known or nothing is left."""
     report = reports[-1]
@@ -96,29 +106,24 @@ def train(args: Namespace, argv: Sequence[str], program: Program, start: Start |
     """
     out = output.console(sys.stderr if args.json else sys.stdout, outlives_reader=True)
     progress = _Preparation(out)
-    with stop_requests() as stop:
-        stop.on_request = lambda: _tell_stop(program.name)
-        try:
-            if args.resume is not None:
-                new_run.refuse_flags(args)
-                run = run_folder.resumed(args.resume)
-                if run.hub is not None and (why := hub.why_not(run.hub)):
-                    out.print(f"warning: {output.plain(why)}", soft_wrap=True)
-                return _Session(run, out, stop, program, progress).report(args.json)
-            plan = new_run.plan(args, program.to_copy(argv), start)
-            with run_folder.claimed(plan.output):
-                for line in plan.trl_lines:
-                    out.print(output.plain(line), soft_wrap=True)
-                with new_run.in_words_of_flags(plan):
-                    repo = None if plan.push is None else hub.checked(plan.push, plan.output.resolve().name)
-                    run = new_run.resolve(plan, progress, repo)
-                    if repo is not None:
-                        hub.make(repo)
-                    return _Session(run, out, stop, program, progress).report(args.json)
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, PPOTunerError) or not is_out_of_memory(error):
-                raise
-            raise PPOTunerError(OUT_OF_MEMORY) from error
+
+    def run_of(until_end: ExitStack) -> Run:
+        if args.resume is not None:
+            new_run.refuse_flags(args)
+            return run_folder.resumed(args.resume)
+        plan = new_run.plan(args, program.to_copy(argv), start)
+        until_end.enter_context(run_folder.claimed(plan.output))
+        for line in plan.trl_lines:
+            out.print(output.plain(line), soft_wrap=True)
+        until_end.enter_context(new_run.in_words_of_flags(plan))
+        run = new_run.resolve(plan, progress)
+        return run if plan.push is None else replace(run, hub=hub.create(plan.push, plan.output.resolve().name))
+
+    with stop_requests() as stop, ExitStack() as until_end:
+        if launched.rank() == 0:
+            stop.on_request = lambda: _tell_stop(program.name)
+        run = leading.by_first(lambda: run_of(until_end))
+        return _Session(run, out, stop, program, progress).report(args.json)
 
 
 def make_trainer(config: PPOConfig, task: str, *, device: str, resume_from: Path | None) -> Trainer:
@@ -129,7 +134,7 @@ def make_trainer(config: PPOConfig, task: str, *, device: str, resume_from: Path
 
 
 class _Session:
-    """A run for as long as this process works on it."""
+    """A run for as long as this process works on it; of several processes, one each."""
 
     def __init__(self, run: Run, out: Console, stop: StopRequest, program: Program, progress: Progress) -> None:
         self._run = run
@@ -138,110 +143,136 @@ class _Session:
         self._program = program
         self._progress = progress
         self._task = get_task(run.task)
+        # Rank 0's:
+        self._assets: TaskAssets
+        self._trackers: Trackers | None = None
+        self._reports: list[StepReport] = []
+        self._agreement = AgreementWatch()
 
     def report(self, as_json: bool) -> int:
         """Train, say how it ended, and return the exit status."""
-        assets = self._task.prepare(self._progress)
-        self._say_memory(assets)
-        trainer, room = self._trainer()
+        leading.by_first(self._prepare)
+        trainer = self._trainer()
         try:
-            reports = self._steps(trainer, room)
+            stopped = self._steps(trainer)
         except PPOTunerError as error:
             raise self._with_way_on(error) from error
-        if reports[-1].step < self._run.last_step:
-            print(f"{self._program.name}: {self._stop.why}; to resume: {self._way_on}", file=sys.stderr)
+        if stopped is not None:
+            if launched.rank() == 0:
+                print(f"{self._program.name}: {stopped}; to resume: {self._way_on}", file=sys.stderr)
             return EXIT_INTERRUPTED
         self._save_model(trainer, self._run.model)
         del trainer  # before another one is loaded
-        ending = self._finish(assets)
-        pushed = None
-        try:
-            pushed = self._push(ending)
-        finally:
-            if as_json:
-                print(output.dumps(_data(self._run, reports, ending) | {"hub": pushed}))
+        ending, kept = leading.by_first(self._judged)
+        if ending.best is not None:
+            best = make_trainer(self._run.config, self._run.task, device=self._run.device, resume_from=kept)
+            self._save_model(best, self._run.best_model)
+        leading.by_first(lambda: self._finish(ending, as_json))
         return EXIT_OK
 
-    def _trainer(self) -> tuple[Trainer, DiskUse | None]:
-        """Return the run's trainer and what its checkpoints will take; the run is on disk from then on."""
+    def _prepare(self) -> None:
+        """Prepare the task, and say the run's predicted peak before anything is loaded; OutOfMemory: it cannot fit."""
+        from ppo_core.fits import memory_line
+
+        self._assets = self._task.prepare(self._progress)
+        if self._run.config.shards_weights(launched.size()):
+            return
+        line = memory_line([self._run.config.share_of(launched.size())], self._task, self._assets, self._run.device)
+        if line is not None:
+            self._print(line)
+
+    def _trainer(self) -> Trainer:
         run = self._run
         if run.threads is not None:
             _torch().set_num_threads(run.threads)
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()  # its bars for writing weights would run into our lines
-        trainer = make_trainer(run.config, run.task, device=run.device, resume_from=run.resume_from)
-        room = checkpoint.disk_use(trainer, run.checkpoints)
-        if room is not None:
-            room.require_room()
-        if run.threads is None and "torch" in sys.modules:
-            self._run = run_folder.with_threads(run, _torch().get_num_threads())
-        run_folder.write(self._run)
-        return trainer, room
+        return make_trainer(run.config, run.task, device=run.device, resume_from=run.resume_from)
 
-    def _say_memory(self, assets: TaskAssets) -> None:
-        """Say the run's predicted peak before anything is loaded; OutOfMemory where it cannot fit."""
-        from ppo_core.model_shapes import memory_line
-
-        if self._run.config.shards_weights(launched.size()):
-            return
-        line = memory_line([self._run.config.share_of(launched.size())], self._task, assets, self._run.device)
-        if line is not None:
-            self._print(line)
-
-    def _steps(self, trainer: Trainer, room: DiskUse | None) -> list[StepReport]:
-        """Go through the steps until the last one, or until a stop is asked for."""
-        run, last, reports = self._run, self._run.last_step, []
+    def _steps(self, trainer: Trainer) -> str | None:
+        """Go through the steps until the last one, or until a stop is asked for; return why, or None."""
+        run, last = self._run, self._run.last_step
         keeper = CheckpointKeeper(
             run.checkpoints,
             kl_budget=self._kl_budget,
             every_episodes=run.save_every_episodes,
             every_seconds=run.save_every_seconds,
         )
-        trackers, agreement = Trackers(run), AgreementWatch()
-        for line in lines(run, self._kl_budget, room):  # when nothing is left that could be refused
-            self._print(line)
+        leading.by_first(lambda: self._begin(trainer))
         try:
             for made in trainer:
                 is_early_end = made.step == last and not made.is_evaluation
                 report = trainer.evaluated(made) if is_early_end else made
-                reports.append(report)
-                run_folder.record(run, report)
-                trackers.log(report)
-                self._print(output.report_line(report, last))
-                if len(reports) == FIRST_TIMED and (left := time_left(run.config, reports, last)) is not None:
-                    self._print(left)
-                for line in agreement.warnings(report):
-                    self._print(f"warning: {line}")
-                stops = self._stop.why is not None and report.step < last
-                if stops or (0 < report.step < last and keeper.is_due(report)):
+                stop = leading.of_any(self._stop.why)
+                answer = leading.by_first(partial(self._answer, report, keeper, stop))
+                if answer in (Answer.SAVE, Answer.LEAVE):
                     keeper.save(trainer, report)
-                if stops or report.step == last:
+                if answer is Answer.LEAVE:
+                    return stop
+                if answer is Answer.STOP:
                     break
         finally:
-            trackers.finish()
-        return reports
+            if self._trackers is not None:
+                self._trackers.finish()
+        return None
 
-    def _finish(self, assets: TaskAssets) -> Ending:
-        """Say how the run ended, save the best checkpoint's model where it is better, and remove the checkpoints."""
+    def _begin(self, trainer: Trainer) -> None:
+        """Put the run on disk, start its trackers, and say what it does."""
+        room = checkpoint.disk_use(trainer, self._run.checkpoints)
+        if room is not None:
+            room.require_room()
+        if self._run.threads is None and "torch" in sys.modules:
+            self._run = run_folder.with_threads(self._run, _torch().get_num_threads())
+        run_folder.write(self._run)
+        self._trackers = Trackers(self._run)
+        for line in lines(self._run, self._kl_budget, room):  # when nothing is left that could be refused
+            self._print(line)
+
+    def _answer(self, report: StepReport, keeper: CheckpointKeeper, stop: str | None) -> Answer:
+        """Record and show a step, and return what the run does next."""
+        run, last, reports = self._run, self._run.last_step, self._reports
+        reports.append(report)
+        run_folder.record(run, report)
+        assert self._trackers is not None
+        self._trackers.log(report)
+        self._print(output.report_line(report, last))
+        if len(reports) == FIRST_TIMED and (left := time_left(run.config, reports, last)) is not None:
+            self._print(left)
+        for line in self._agreement.warnings(report):
+            self._print(f"warning: {line}")
+        if report.step == last:
+            return Answer.STOP
+        if stop is not None:
+            return Answer.LEAVE
+        return Answer.SAVE if report.step > 0 and keeper.is_due(report) else Answer.GO_ON
+
+    def _judged(self) -> tuple[Ending, Path | None]:
+        """Return how the run ended, and its best checkpoint."""
+        steps, kept = run_folder.recorded(self._run), checkpoint.best(self._run.checkpoints, self._kl_budget)
+        return judge(steps, self._kl_budget, None if kept is None else checkpoint.step_of(kept)), kept
+
+    def _finish(self, ending: Ending, as_json: bool) -> None:
+        """Say how the run ended, remove its checkpoints, and push the model where that was asked for."""
         run, steps = self._run, run_folder.recorded(self._run)
-        kept = checkpoint.best(run.checkpoints, self._kl_budget)
-        ending = judge(steps, self._kl_budget, None if kept is None else checkpoint.step_of(kept))
-        model_card.write(run.model, run, self._task, assets, steps, ending)
+        model_card.write(run.model, run, self._task, self._assets, steps, ending)
         self._print(f"saved the model in {run.model}")
         if ending.kl_course is not None:
             self._print(ending.kl_course)
         if ending.note is not None:
             self._print(f"warning: {ending.note}")
         if ending.best is not None:
-            trainer = make_trainer(run.config, run.task, device=run.device, resume_from=kept)
-            self._save_model(trainer, run.best_model)
             up_to = [step for step in steps if step["step"] <= ending.best.step]
-            model_card.write(run.best_model, run, self._task, assets, up_to, ending)
+            model_card.write(run.best_model, run, self._task, self._assets, up_to, ending)
             self._print(f"saved the model of episode {ending.best.episode} in {run.best_model}")
         run_folder.write(run, ending)
         shutil.rmtree(run.checkpoints, ignore_errors=True)
-        return ending
+        pushed = None
+        try:
+            pushed = self._push(ending)
+        finally:
+            if as_json:
+                print(output.dumps(_data(run, self._reports, ending) | {"hub": pushed}))
 
     def _push(self, ending: Ending) -> str | None:
         """Push the model that is worth it where that was asked for, and return the address of its repository."""
@@ -254,7 +285,7 @@ class _Session:
         return address
 
     def _save_model(self, trainer: Trainer, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)  # an interruption may have left a part of it
+        leading.by_first(lambda: shutil.rmtree(folder, ignore_errors=True))  # a part, left by an interruption
         trainer.save_model(folder)
 
     @property

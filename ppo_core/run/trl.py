@@ -33,6 +33,15 @@ DEFAULTS: Mapping[str, HyperValue] = {
 }  # fmt: skip
 """What TRL's PPO does where the file is silent, in our words."""
 
+SAME = (
+    "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches",
+    "local_rollout_forward_batch_size", "response_length", "temperature", "missing_eos_penalty", "num_ppo_epochs",
+    "whiten_rewards", "kl_coef", "kl_estimator", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam", "seed",
+    "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "total_episodes", "bf16",
+    "gradient_checkpointing", "use_peft", "lora_r", "lora_alpha", "use_rslora", "load_in_4bit", "attn_implementation",
+)  # fmt: skip
+"""The fields that are hyperparameters of ours by the same name."""
+
 ADAMW, ADAMW_8BIT = (
     ("adamw_torch", "adamw_torch_fused", "adamw_hf"),
     ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"),
@@ -45,7 +54,6 @@ SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
 class _Field:
     """One field of a file, beside the others that are not null."""
 
-    where: str
     key: str
     value: Any
     others: Mapping[str, Any]
@@ -56,7 +64,7 @@ class _Field:
         return self.value
 
     def texts(self) -> tuple[str, ...]:
-        return texts(self.value, f"{self.where}: {self.key}")
+        return texts(self.value, self.key)
 
     def number(self) -> float:
         """Return a number of at least 0 (YAML hands `1e-5` over as text)."""
@@ -69,7 +77,7 @@ class _Field:
         return number
 
     def refused(self, allowed: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {self.key} = {self.value!r} is not allowed; expected {allowed}")
+        return ConfigError(f"{self.key} = {self.value!r} is not allowed; expected {allowed}")
 
 
 def _schedule(field: _Field) -> str:
@@ -96,7 +104,7 @@ def _stop_token(field: _Field) -> str:
     if field.value != "eos":
         raise field.refused("eos or null")
     if "stop_token_id" in field.others:
-        raise ConfigError(f"{field.where}: stop_token and stop_token_id are both given; TRL allows one of them")
+        raise ConfigError("stop_token and stop_token_id are both given; TRL allows one of them")
     return "eos"
 
 
@@ -257,6 +265,15 @@ class TrlFile:
         return {"value_learning_rate": config.learning_rate, **self.cadences.values(config)}
 
 
+def translated(key: str, given: Mapping[str, Any]) -> Any:
+    """Return what a field of `TRANSLATED` says beside the others that are given; None: nothing.
+
+    Raises:
+        ConfigError: its value is not allowed; the message begins with the field's name.
+    """
+    return TRANSLATED[key][1](_Field(key, given[key], given))
+
+
 def is_trl(content: Mapping[str, Any]) -> bool:
     """Return whether a config file's content has a field that only TRL has."""
     only_trl = set(FIELDS) - set(HYPERPARAMETERS) - set(SETTINGS)
@@ -277,8 +294,11 @@ def read(content: Mapping[str, Any], where: str) -> TrlFile:
     same = [key for key in content if key not in FIELDS and (key in given or HYPERPARAMETERS[key].optional)]
     values = {**DEFAULTS, **{key: hyperparameter(key, content[key], where) for key in same}}
     counted, settings, prompts = dict(COUNTED), dict[str, Any](), dict[str, Any]()
-    for key, (ours, translate) in TRANSLATED.items():
-        found = translate(_Field(where, key, given[key], given)) if key in given else None
+    for key, (ours, _) in TRANSLATED.items():
+        try:
+            found = translated(key, given) if key in given else None
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
         if found is None:
             continue
         if key in COUNTED:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page, expect, sync_playwright
 
 from tests.chromium import launch
-from tests.processes import descendants, free_port, kill
+from tests.processes import free_port
 from tests.waiting import SECONDS, until
 
 ROOT = Path(__file__).parents[2]
@@ -75,10 +75,7 @@ def serve(
     flags: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Serve the dashboard on a store, as `ppo-tuner dashboard` does, from a working folder.
-
-    The studies that were launched from it, which outlive a dashboard, are ended with it, whatever ends the tests.
-    """
+    """Serve the dashboard on a store, as `ppo-tuner dashboard` does, from a working folder."""
     port = port or free_port()
     output = folder / f"server-{port}.txt"
     command = [sys.executable, "-m", "tuner.cli.main", "dashboard", "--storage", storage, "--port", str(port), *flags]
@@ -93,9 +90,7 @@ def serve(
         server.link = output.read_text().split()[1]
         yield server
     finally:
-        launched = descendants(process)
         server.end()
-        kill(launched)  # a study outlives the server that launched it
 
 
 @dataclass

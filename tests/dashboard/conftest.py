@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser
 from streamlit.testing.v1 import AppTest
 
-from dashboard import access, launching
+from dashboard import access
 from tests.chromium import NoBrowser
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
@@ -24,7 +24,7 @@ from tuner.store import Store
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium; without one its tests are skipped, and `make test` fails at its end."""
+    """Chromium; without one its tests are skipped, and counted at the end."""
     with ExitStack() as stack:
         try:
             started = stack.enter_context(real.chromium())
@@ -75,13 +75,11 @@ def same_main_module() -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The server's folder; the server has a token and listens on this machine alone."""
+    """The server's folder; the server has a token."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(access, "_token", TOKEN)
-    monkeypatch.setattr(access, "is_local", lambda: True)
     monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
     monkeypatch.setenv("PPO_TUNER_STORAGE", f"sqlite:///{tmp_path / 'store.db'}")
-    launching.launcher.cache_clear()
     return tmp_path
 
 

@@ -53,9 +53,3 @@ def texts(app: AppTest) -> str:
 
 def badges(app: AppTest) -> str:
     return "\n".join(markdown.value for markdown in app.markdown)
-
-
-def confirm(app: AppTest) -> AppTest:
-    """Press the button that launches what was asked for."""
-    next(button for button in app.button if (button.key or "").startswith("confirm")).click()
-    return run(app)

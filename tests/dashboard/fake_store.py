@@ -18,10 +18,10 @@ from ppo_core.declare import HyperValue
 from ppo_core.report import Sample, StepReport, TokenReadings
 from tuner.budget_watch import WatchState, watch
 from tuner.guard import GuardState, observe
-from tuner.scoring import evaluations_of, outcome, rung_score, violation
+from tuner.scoring import evaluations_of, judged, outcome, rung_score
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Status, Verdict
+from tuner.status import Origin, Reason, Status
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
 
 STUDY = "reviews"
@@ -34,7 +34,6 @@ SPEC = StudySpec.from_dict(
         "task": "reviews",
         "trials": 14,
         "strategy": "full",
-        "objective": "end",
         "seed": 7,
         "fixed": {"total_episodes": TOTAL_EPISODES, "response_length": 24},
         "search": {
@@ -57,7 +56,6 @@ CUT_SPEC = StudySpec.from_dict(
         "name": CUT,
         "budget": 8,
         "strategy": "early_cut",
-        "objective": "best",
     },
     "the fake study with a rung",
 )
@@ -218,7 +216,7 @@ def add_live_step(store: Store) -> bool:
             if report.episode > trial.episodes:
                 store.add_step(lease, trial.id, report, 0.8)
                 if report.episode >= TOTAL_EPISODES:
-                    store.finish_trial(lease, trial.id, _outcome(course, [report], None))
+                    store.finish_trial(lease, trial.id, _outcome(store, trial, course, None))
                 break
     return bool(running)
 
@@ -254,8 +252,7 @@ def _cut_run(store: Store, lease: Lease, row: TrialRow, course: Course) -> Trial
     for report in reported:
         guarded, reason = observe(CUT_SPEC.guard, guarded, report, TOTAL_EPISODES)
         if report.episode > row.episodes or not row.episodes:
-            verdict = Verdict(report.step, reason, is_enforced=True) if reason else None
-            store.add_step(lease, row.id, report, STEP_SECONDS + (EVALUATION_SECONDS * report.is_evaluation), verdict)
+            store.add_step(lease, row.id, report, STEP_SECONDS + (EVALUATION_SECONDS * report.is_evaluation))
         if reason is not None or (report.step == cut_rung(course) and not row.rung):
             break
     is_at_rung = reason is None and not row.rung and reported[-1].step >= cut_rung(course)
@@ -336,26 +333,22 @@ def _begun(store: Store, lease: Lease, number: int, course: Course) -> TrialRow:
 
 def _run(store: Store, lease: Lease, number: int, course: Course) -> None:
     trial = _begun(store, lease, number, course)
-    guarded, seen, reason = GuardState(), [], None
+    guarded, reason = GuardState(), None
     for report in reports(number, course):
         store.add_step(lease, trial.id, report, STEP_SECONDS)
-        seen.append(report)
         guarded, reason = observe(SPEC.guard, guarded, report, TOTAL_EPISODES)
         if reason:
             break
     if course.status is Status.FAILED:
         reason = Reason("out_of_memory", "=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free")
     if course.status.is_final:
-        store.finish_trial(lease, trial.id, _outcome(course, seen, reason))
+        store.finish_trial(lease, trial.id, _outcome(store, trial, course, reason))
 
 
-def _outcome(course: Course, seen: list[StepReport], reason: Reason | None) -> Outcome:
+def _outcome(store: Store, trial: TrialRow, course: Course, reason: Reason | None) -> Outcome:
     if course.status is Status.FAILED:
         return Outcome(course.status, reason)
-    last = [report.metrics for report in seen if report.is_evaluation][-2:]
-    value = sum(metrics["eval/reward"] for metrics in last) / len(last)
-    kl = sum(metrics["eval/kl"] for metrics in last) / len(last)
-    return Outcome(course.status, reason, value, 0.03, kl, violation(kl, SPEC.kl_budget, reason, SPEC.objective))
+    return judged(store, trial, SPEC, course.status, reason)
 
 
 def _main() -> None:

@@ -1,4 +1,4 @@
-"""Who may act: the token, read-only, and a server that is for this machine alone."""
+"""Who may place orders: the token and read-only; and the command that starts a server with safe settings."""
 
 import ast
 import hmac
@@ -37,22 +37,16 @@ TOKEN = "the token of these tests"
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has not asked for its token yet, and listens on this machine alone."""
+    """A process that has not asked for its token yet."""
     monkeypatch.setattr(access, "_token", None)
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
-    listens_at(monkeypatch, "127.0.0.1")
-
-
-def listens_at(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
-    monkeypatch.setattr(st, "get_option", lambda name: address if name == "server.address" else None)
 
 
 def test_the_token_is_the_one_that_was_handed_over_and_is_handed_to_nobody_else() -> None:
     assert access.token() == TOKEN
     assert TOKEN_VARIABLE not in os.environ
     access.require_order(TOKEN)
-    access.require_launch(TOKEN)
 
 
 def test_a_process_that_was_given_none_makes_one_and_tells_it_once(
@@ -61,14 +55,13 @@ def test_a_process_that_was_given_none_makes_one_and_tells_it_once(
     monkeypatch.delenv(TOKEN_VARIABLE)
     made = access.token()
     assert len(made) >= 32 and access.token() == made
-    assert capsys.readouterr().err == f"dashboard: token for launching and orders: {made}\n"
+    assert capsys.readouterr().err == f"dashboard: token for orders: {made}\n"
 
 
 @pytest.mark.parametrize("given", ["", "x", TOKEN[:-1], f"{TOKEN} ", TOKEN.upper(), "ü\udcff"])
-@pytest.mark.parametrize("require", [access.require_order, access.require_launch])
-def test_nothing_but_the_token_permits(require: Callable[[str], None], given: str) -> None:
+def test_nothing_but_the_token_permits(given: str) -> None:
     with pytest.raises(NotPermitted, match=r"the token is (missing|not this server's); open the link") as caught:
-        require(given)
+        access.require_order(given)
     assert TOKEN not in str(caught.value)
 
 
@@ -86,25 +79,8 @@ def test_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
 
 def test_read_only_refuses_the_right_token_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
-    for require in (access.require_order, access.require_launch):
-        with pytest.raises(NotPermitted, match="read-only"):
-            require(TOKEN)
-
-
-@pytest.mark.parametrize("address", [None, "", "0.0.0.0", "::", "192.168.1.5", "example.org", "unix:///tmp/socket"])
-def test_launching_is_off_beyond_this_machine_and_orders_are_not(
-    monkeypatch: pytest.MonkeyPatch, address: str | None
-) -> None:
-    listens_at(monkeypatch, address)
-    with pytest.raises(NotPermitted, match=r"launching is off: this server listens beyond 127\.0\.0\.1"):
-        access.require_launch(TOKEN)
-    access.require_order(TOKEN)
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
-def test_every_address_of_this_machine_alone_permits_launching(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    listens_at(monkeypatch, address)
-    access.require_launch(TOKEN)
+    with pytest.raises(NotPermitted, match="read-only"):
+        access.require_order(TOKEN)
 
 
 def link_page() -> None:
@@ -192,9 +168,20 @@ def test_the_cookie_counts_only_for_this_servers_own_pages(
     assert access.may_order() is permits
 
 
-def test_nothing_of_the_dashboard_reads_pickles_or_draws_html_of_others() -> None:
+def test_nothing_of_the_dashboard_reads_pickles_draws_html_of_others_or_starts_a_process() -> None:
     """Names in the source; `st.html` may draw what the dashboard itself wrote."""
     forbidden = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal", "cloudpickle", "read_pickle", "to_pickle"}
+    forbidden |= {
+        "subprocess",
+        "multiprocessing",
+        "Popen",
+        "system",
+        "popen",
+        "execve",
+        "posix_spawn",
+        "kill",
+        "killpg",
+    }
     for path in Path(dashboard.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = {alias.name for alias in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()

@@ -77,27 +77,28 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert cards(app) == {
         "Trials ended": ("13 of 14", "1 interrupted"),
         "Pruned for KL": ("2", "1 other pruned, 1 failed"),
-        "Best eval reward": ("1.72", "trial 7, +1.30 over SFT"),
-        "KL of best trial": ("9.0 nats", "budget 10"),
+        "Best eval reward": ("1.74", "trial 9, +1.32 over SFT"),
+        "KL of best trial": ("9.6 nats", "budget 10, end 11.9"),
         "Device time": ("4 min", "19 s per ended trial"),
     }
     assert next(card.help for card in app.metric if card.label == "Device time").endswith("trials took 16% of it.")
     said = [markdown.value for markdown in app.markdown]
-    assert "**Trial 7**: eval reward **1.718 ± 0.030** at a KL of **9.05** nats/response, +1.30 over SFT." in said
+    assert any(
+        one.startswith("**Trial 9, step 18**: eval reward **1.739 ± 0.035** at a KL of **9.56** nats") for one in said
+    )
     assert (
-        "One search on one seed chose trial 7; it is not confirmed on fresh seeds. The search is not finished." in said
+        "One search on one seed chose trial 9; it is not confirmed on fresh seeds. The search is not finished." in said
     )
     changed = table_with(app, "Changed setting").set_index("Changed setting")
-    assert changed.loc["Policy learning rate"].to_dict() == {"Trial 7": "0.00028", "The reference": "0.0001"}
+    assert changed.loc["Policy learning rate"].to_dict() == {"Trial 9": "0.00036", "The reference": "0.0001"}
     commands = [code.value for code in app.code]
-    assert f"ppo-tuner train --from reviews 7 --storage sqlite:///{built}" in commands
+    assert f"ppo-tuner train --from reviews 9 --stop_at_episode 1152 --storage sqlite:///{built}" in commands
     assert trials_table(app)["number"].tolist() == list(range(14))
     assert {number: note for number, note in enumerate(trials_table(app)["note"]) if note} == {
         2: "KL was over 15 nats per response for 3 steps: 29.4 at step 13",
         6: "KL was over 15 nats per response for 3 steps: 27 at step 23",
-        7: "best",
         8: "'=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free",
-        9: "over budget",
+        9: "best, ends over budget",
         10: "KL (objective/kl_exact) was not a number at step 14",
     }
     assert ":material/stop_circle: not running" in app.markdown[0].value
@@ -122,7 +123,7 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
     assert any("Trained to its end its KL is 14.51, over the budget" in one.value for one in app.markdown)
     told = app.text[0].help.replace("\\", "")
     assert "Strategy early_cut: pauses trials at a tenth of their episodes, and finishes the best sixth." in told
-    assert "a trial's value is the best checkpoint within the KL budget." in told
+    assert "A trial's value is the best checkpoint within the KL budget." in told
     assert "best so far" not in charts(app), "it reads every evaluation, so it waits until it is opened"
     app.session_state["cost"] = True
     spent = table_with(run(app), "on")
@@ -146,7 +147,7 @@ def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, p
     [heading] = [heading for heading in app.subheader if heading.value == "Trials"]
     assert "Value and KL are of a trial's best checkpoint within the KL budget" in heading.help
     plain = trials_table(run(page(cut.parent / "whole.db")))
-    assert not {"value_step", "end_kl", "rung_score"} & set(plain.columns)
+    assert "rung_score" not in plain.columns
 
 
 def test_trials_paused_at_a_rung_need_nobody(cut: Path, page: Page) -> None:
@@ -195,18 +196,11 @@ def test_a_running_study_says_so(tmp_path: Path, page: Page) -> None:
     assert any("healthy" in markdown.value for markdown in app.markdown)
 
 
-def test_a_paused_and_an_archived_study_say_what_to_do(tmp_path: Path, page: Page) -> None:
+def test_a_paused_study_says_what_to_do(tmp_path: Path, page: Page) -> None:
     path = tmp_path / "store.db"
     fake_store.build(path, courses=(GOOD,)).close()
     change(path, "UPDATE ppo_studies SET paused_at = 1")
     assert f"ppo-tuner resume reviews --storage sqlite:///{path}" in [code.value for code in run(page(path)).code]
-    change(path, "UPDATE ppo_studies SET paused_at = NULL, archived_at = 1")
-    app = run(page(path))
-    infos = [info.value for info in app.info]
-    assert infos[0] == "This study is archived, so lists leave it out. To restore it:"
-    assert infos[-1] == "All studies are archived. Turn on Include archived to see them."
-    app.toggle(key="archived").set_value(True)
-    assert table_with(run(app), "study")["state"].tolist() == ["✓ finished, archived"]
 
 
 def test_a_large_study_has_its_table_outside_of_what_refreshes(
@@ -221,7 +215,7 @@ def test_a_fork_says_so_and_searched_values_are_in_sight(tmp_path: Path, page: P
     fork(store, STUDY, 1, 0, 6)
     app = run(page(tmp_path / "store.db"))
     shown = trials_table(app)
-    assert shown["note"].tolist() == ["", "best, fork of 0"]
+    assert shown["note"].tolist() == ["best", "fork of 0"]
     [drawn] = [table for table in app.dataframe if "line" in table.value]
     widths = json.loads(drawn.proto.columns)
     before = list(shown.columns)[: list(shown.columns).index("params_learning_rate")]
@@ -265,7 +259,7 @@ def of_each_tab(curves: Page, path: Path) -> list[int]:
 @pytest.mark.parametrize("course", [GOOD, FAILED])
 def test_one_trial_is_enough(tmp_path: Path, page: Page, curves: Page, course: Course) -> None:
     app = run(page_of(tmp_path / "store.db", page, (course,)))
-    assert cards(app)["Best eval reward"][0] == ("1.40" if course is GOOD else "–")
+    assert cards(app)["Best eval reward"][0] == ("1.42" if course is GOOD else "–")
     assert of_each_tab(curves, tmp_path / "store.db") == [3, 1, 0]
 
 
@@ -293,19 +287,29 @@ def test_where_all_failed_the_reasons_are_shown(tmp_path: Path, page: Page) -> N
 
 
 def test_where_no_trial_is_within_the_budget_a_way_on_is_told(tmp_path: Path, page: Page) -> None:
-    app = run(page_of(tmp_path / "store.db", page, (Course(1e-3, 0.01, 13.0, batch=128),) * 14))
-    assert any(warning.value.startswith("No trial ended within the KL budget.") for warning in app.warning)
+    app = run(page_of(tmp_path / "store.db", page, (Course(1e-3, 0.01, 400.0, Status.PRUNED, batch=128),) * 14))
+    assert any(
+        warning.value.startswith("No checkpoint of any trial was evaluated within the KL budget.")
+        for warning in app.warning
+    )
     assert cards(app)["Best eval reward"] == ("–", "none yet")
 
 
 # No store, or none that can be shown
 
 
+def commands(app: AppTest, path: Path) -> list[str]:
+    """Return the words of the `ppo-tuner` commands on the store at `path`."""
+    where = f" --storage sqlite:///{path}"
+    ours = [code.value for code in app.code if code.value.startswith("ppo-tuner ") and code.value.endswith(where)]
+    return [command.removeprefix("ppo-tuner ").removesuffix(where) for command in ours]
+
+
 def test_without_a_store_the_first_command_is_told(tmp_path: Path, page: Page) -> None:
     app = run(page(tmp_path / "none.db"))
     assert subheaders(app) == ["No store yet"]
     assert texts(app) == [f"no store at {tmp_path}/none.db; `ppo-tuner run` creates it, or name another with --storage"]
-    assert [code.value for code in app.code] == ["ppo-tuner demo"]
+    assert commands(app, tmp_path / "none.db") == ["demo", "estimate my-study.toml", "run my-study.toml"]
     assert not (tmp_path / "none.db").exists()
 
 
@@ -313,7 +317,7 @@ def test_an_empty_store_says_how_to_start(tmp_path: Path, page: Page) -> None:
     Store.open(f"sqlite:///{tmp_path}/store.db", create=True).close()
     app = run(page(tmp_path / "store.db"))
     assert subheaders(app) == ["No studies yet"]
-    assert [code.value for code in app.code] == ["ppo-tuner demo", "ppo-tuner run STUDY.toml"]
+    assert commands(app, tmp_path / "store.db") == ["demo", "estimate my-study.toml", "run my-study.toml"]
 
 
 def foreign(path: Path) -> None:
@@ -388,7 +392,7 @@ def test_hostile_names_and_reasons_are_shown_literally(tmp_path: Path, page: Pag
     assert kinds_with(app, "<script>") == {"dataframe", "text", "code"}
     assert any(safe_text.one_line(evil) in text for text in texts(app))
     assert app.selectbox(key="study").options == [safe_text.one_line(evil)]
-    assert trials_table(app)["note"].tolist() == [safe_text.cell(evil)] * 2
+    assert trials_table(app)["note"].tolist() == [f"best; {safe_text.cell(evil)}", safe_text.cell(evil)]
 
 
 def test_the_pages_own_html_holds_no_text_from_the_store(built: Path, page: Page) -> None:

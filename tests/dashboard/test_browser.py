@@ -1,11 +1,14 @@
 """The whole dashboard in a real browser: each view, hostile texts, the server's safety, and a study from end to end."""
 
+import csv
 import json
-import re
+import os
+import shlex
 import socket
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from playwright.sync_api import Browser, expect
 from tests.dashboard import browser as real
 from tests.dashboard import fake_store
 from tests.dashboard.browser import Server, Visit
-from tests.processes import free_port
+from tests.processes import free_port, spawned
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.waiting import SECONDS, until
 from tuner.status import Status
@@ -32,7 +35,6 @@ task = "tests.tuner.quick_trainer:TASK"
 trainer = "tests.tuner.quick_trainer:gated"
 trials = 2
 strategy = "full"
-objective = "end"
 threads = 1
 [search]
 learning_rate = { low = 1e-5, high = 1e-4 }
@@ -52,6 +54,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     fake_store.build(folder / "store.db", courses=fake_store.COURSES[:9]).close()
     with closing(sqlite3.connect(folder / "store.db")) as connection, connection:
         connection.execute("UPDATE ppo_trials SET label = ?", [HOSTILE])
+        connection.execute("UPDATE ppo_trials SET params = json_set(params, '$.kl_control', '@SUM(1)')")
         connection.execute("UPDATE ppo_trials SET reason = json_set(reason, '$.message', ?)", [HOSTILE])
         connection.execute("UPDATE ppo_samples SET prompt = ? || prompt_index, response = ?", [HOSTILE, HOSTILE])
         connection.execute("UPDATE ppo_samples SET response = ? WHERE prompt_index = 1 AND step = 0", [LONG])
@@ -79,6 +82,38 @@ def test_every_view_shows_hostile_texts_and_obeys_none(hostile: Server, visit: V
     assert visit.outside(hostile.address) == []
     assert LITERAL in shown["Samples"] and "⟨U+202E⟩" in shown["Samples"]
     assert all("\u202e" not in text and "\x1b" not in text and len(text) < 200_000 for text in shown.values())
+
+
+@pytest.mark.browser
+def test_a_tables_tool_bar_saves_it_as_csv_and_no_cell_is_a_formula(
+    hostile: Server, visit: Visit, tmp_path: Path
+) -> None:
+    visit.page.add_init_script("delete window.showSaveFilePicker")  # which would wait for a person
+    visit.open(f"{hostile.address}/?study={fake_store.STUDY}")
+    table = visit.page.locator('.st-key-all-trials [data-testid="stDataFrame"]')
+    table.scroll_into_view_if_needed()
+    table.hover()
+    with visit.page.expect_download() as download:
+        visit.page.get_by_role("button", name="Download as CSV").last.evaluate("button => button.click()")
+    download.value.save_as(tmp_path / "trials.csv")
+    rows = list(csv.DictReader((tmp_path / "trials.csv").open(encoding="utf-8-sig")))
+    assert [int(row["number"]) for row in rows] == list(range(9))
+    assert rows[8]["note"].startswith("'=1+1")
+    assert {row["params_kl_control"] for row in rows} == {"'@SUM(1)"}
+
+
+@pytest.mark.browser
+def test_a_figure_is_saved_as_a_page_that_needs_nothing_else(hostile: Server, visit: Visit, tmp_path: Path) -> None:
+    visit.open(f"{hostile.address}/reward_kl?study={fake_store.STUDY}")
+    with visit.page.expect_download() as download:
+        visit.button("Save as HTML")
+    assert download.value.suggested_filename == "reward-and-KL.html"
+    download.value.save_as(tmp_path / "figure.html")
+    visit.requests.clear()
+    visit.page.goto((tmp_path / "figure.html").as_uri())
+    visit.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for()
+    assert [url for url in visit.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert visit.errors == []
 
 
 @pytest.mark.browser
@@ -193,62 +228,57 @@ def test_a_server_that_was_started_again_is_found_and_asks_for_its_own_token(
 
 
 @pytest.mark.browser
-def test_a_study_is_launched_watched_steered_and_forked_in_the_browser(tmp_path: Path, visit: Visit) -> None:
-    (tmp_path / "studies").mkdir()
-    (tmp_path / "studies" / "quick.toml").write_text(STUDY)
+def test_a_study_is_run_by_the_copied_command_watched_steered_and_forked(tmp_path: Path, visit: Visit) -> None:
+    (tmp_path / "quick.toml").write_text(STUDY)
     storage, gate = f"sqlite:///{tmp_path / 'store.db'}", tmp_path / "gate"
-    fake_store.build(tmp_path / "store.db", courses=fake_store.COURSES[:1]).close()
-    with real.serve(storage, tmp_path, variables={FOLDER_VARIABLE: str(tmp_path)}) as server:
-        visit.open(f"{server.address}/control?study={fake_store.STUDY}&token={server.token}")
-        visit.sees("reviews: ")
-        visit.page.get_by_role("radio", name="Launch").click()
-        visit.choose("Study file", "studies/quick.toml")
-        visit.button("Launch")
-        visit.sees("2 trials, KL budget 10 and limit 15 nats per response")
-        visit.button("Launch")
-        visit.sees('Study "quick" is running')
-        until(lambda: bool(list(tmp_path.glob("waiting-*"))))  # in the middle of trial 0
-        visit.sees("chosen in the sidebar")
-        expect(visit.page.get_by_role("combobox", name="Study", exact=True)).to_have_value("quick")
-        visit.page.get_by_role("link", name="Overview").click()
-        expect(visit.page.get_by_role("combobox", name="Study", exact=True)).to_have_value("quick")
-        expect(visit.page).to_have_url(re.compile("study=quick"))
-        visit.page.get_by_role("link", name="Control").click()
-
-        visit.page.get_by_role("radio", name="Steer").click()
-        visit.choose("Trial", "0")
-        visit.sees("Trial 0 is running")
-        visit.page.get_by_role("button", name="Stop", exact=True).click()
-        visit.sees('Stop trial 0 of study "quick": it ends now, for good.')
-        visit.button("Place the order")
-        visit.sees("is placed")
-        with closing(Store.open(storage)) as store:
+    variables = {FOLDER_VARIABLE: str(tmp_path)}
+    with real.serve(storage, tmp_path, variables=variables) as server:
+        visit.open(f"{server.address}/control?token={server.token}")
+        visit.sees("No store yet")
+        with _typed(f"ppo-tuner run quick.toml --storage {storage}", tmp_path, variables):
+            until(lambda: bool(list(tmp_path.glob("waiting-*"))))  # in the middle of trial 0
+            visit.button("Refresh")
+            visit.choose("Trial", "0")
+            visit.sees("Trial 0 is running")
+            visit.page.get_by_role("button", name="Stop", exact=True).click()
+            visit.sees('Stop trial 0 of study "quick": it ends now, for good.')
+            visit.button("Place the order")
+            visit.sees("is placed")
+            store = Store.open(storage)
             study = store.study("quick")
             until(lambda: store.orders(study)[0].decided_at is not None)
             gate.touch()
             until(lambda: [row.status for row in store.trials(study)] == [Status.STOPPED, Status.COMPLETED])
             until(lambda: not store.study("quick").is_held)
 
-            visit.page.get_by_role("radio", name="New trial").click()
-            visit.page.get_by_role("radio", name="Fork at a checkpoint").click()
-            visit.choose("Fork from", "1")
-            visit.sees("This checkpoint is at the trial's last episode, 160")
-            expect(visit.page.get_by_role("textbox", name="Total episodes")).to_have_value("320")
-            visit.button("Fork")
-            visit.sees('Fork trial 1 of study "quick"')
-            visit.button("Place the order")
-            visit.sees("is placed")
+        visit.page.get_by_role("radio", name="New trial").click()
+        visit.page.get_by_role("radio", name="Fork at a checkpoint").click()
+        visit.choose("Fork from", "1")
+        visit.sees("This checkpoint is at the trial's last episode, 160")
+        expect(visit.page.get_by_role("textbox", name="Total episodes")).to_have_value("320")
+        visit.button("Fork")
+        visit.sees('Fork trial 1 of study "quick"')
+        visit.button("Place the order")
+        visit.sees("is placed")
 
-            visit.page.get_by_role("radio", name="Steer").click()
-            visit.button("Run")
-            visit.sees("Run this study?")
-            visit.button("Run")
-            visit.sees("is running as process")
+        visit.page.get_by_role("radio", name="Steer").click()
+        command = visit.page.get_by_test_id("stCode").first.inner_text().strip()
+        with _typed(command, tmp_path, variables):
             until(lambda: [row.status for row in store.trials(study)][2:] == [Status.COMPLETED])
             assert store.trials(study)[2].parent == 1
             until(lambda: not store.study("quick").is_held)
             visit.sees("quick: 3 of 3 trials ended.")  # by itself
+        store.close()
         visit.open(f"{server.address}/control?study=quick&part=Steer&steer=2")
         visit.sees("Trial 2 is completed, at 320 of 320 episodes.")
         assert visit.errors == []
         assert visit.outside(server.address) == []
+
+
+@contextmanager
+def _typed(command: str, folder: Path, variables: Mapping[str, str]) -> Iterator[None]:
+    """Run a `ppo-tuner` command, as in a terminal in a folder."""
+    words = [sys.executable, "-m", "tuner.cli.main", *shlex.split(command)[1:]]
+    environment = os.environ | {"PYTHONPATH": str(real.ROOT), **variables}
+    with (folder / "terminal.txt").open("a") as log, spawned(words, cwd=folder, env=environment, stdout=log):
+        yield

@@ -24,7 +24,6 @@ FIRST_SCREENS = {
     **dict.fromkeys(("compare", "compare?tab=What+mattered", "control", "control?part=New+trial"), DRAWINGS),
     "samples": "text=Prompt 0",
     "confirm": '[data-testid="stCode"]',
-    "control?part=Launch": '[data-testid="stForm"]',
 }
 """Pages, and what each is about; the study of these tests is not confirmed."""
 MOST_STOPS = 60
@@ -82,7 +81,7 @@ def _cut_off(visit: Visit) -> list[str]:
 def test_what_a_page_is_about_begins_in_the_upper_third_of_the_window(
     browser: Browser, server: Server, place: str
 ) -> None:
-    """The first chart, table or figure; on the page of samples the first prompt; where one launches the first form."""
+    """The first chart, table or figure; on the page of samples the first prompt."""
     with opened(browser, server, _with_query(place, QUERY), width=1440, height=900) as visit:
         thing = visit.page.locator(FIRST_SCREENS[place]).first
         thing.wait_for()
@@ -153,10 +152,9 @@ def test_the_keyboard_reaches_every_control_and_shows_where_it_is(browser: Brows
         "Metrics",
         "KL by β",
         "Axes and smoothing",
-        "Save as HTML",
     }
     with opened(browser, server, f"curves{QUERY}") as visit:
-        visit.sees("Save as HTML")  # drawn to the end
+        visit.sees("In colour: trials 0")  # drawn to the end
         visit.page.add_style_tag(content="* { transition: none !important; animation: none !important }")
         reached, seen = set(), set()
         for _ in range(MOST_STOPS):

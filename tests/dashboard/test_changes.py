@@ -19,7 +19,6 @@ VIEW = "What moved first"
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The fake study, on a server that has a token; trial 2 was pruned for its KL."""
     monkeypatch.setattr(access, "_token", TOKEN)
-    monkeypatch.setattr(access, "is_local", lambda: True)
     monkeypatch.delenv(READ_ONLY_VARIABLE, raising=False)
     fake_store.build(tmp_path / "store.db").close()
     return tmp_path / "store.db"

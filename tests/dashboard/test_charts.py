@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dashboard import chart_parts, charts, echarts, style
+from dashboard import charts, echarts, style
 from dashboard.charts import Drawing
 from dashboard.data import Snapshot
 from dashboard.views import curve_charts, curves
@@ -41,16 +41,16 @@ def trial(number: int, status: Status = Status.COMPLETED, **values: Any) -> dict
     return {"number": number, "status": status, "kind": status.value, **early} | values
 
 
-def shown(
+def chart(
     frame: pd.DataFrame,
     *trials: dict[str, Any],
     metric: str = KL,
     chosen: tuple[int, ...] = (),
     levels: dict[str, float] | None = None,
     targets: dict[str, float] | None = None,
-    rests: dict[int, tuple[Rest, ...]] | None = None,
+    rests: dict[int, Rest] | None = None,
     **drawing: Any,
-) -> chart_parts.Chart:
+) -> dict[str, Any]:
     rows = pd.DataFrame(trials or [trial(int(number)) for number in frame["trial"].unique()])
     levels = (LEVELS if metric == KL else {}) if levels is None else levels
     shaded = 10 if metric == KL else None
@@ -58,10 +58,6 @@ def shown(
         frame, rows, metric, chosen=chosen, drawing=Drawing(**drawing), levels=levels, targets=targets,
         shaded_from=shaded, rests=rests,
     )  # fmt: skip
-
-
-def chart(frame: pd.DataFrame, *trials: dict[str, Any], **how: Any) -> dict[str, Any]:
-    return echarts.option(shown(frame, *trials, **how))
 
 
 def named(option: dict[str, Any], name: str) -> dict[str, Any]:
@@ -133,7 +129,7 @@ def test_a_stop_is_at_the_step_of_its_reason_in_the_trials_colour() -> None:
 def test_a_failure_without_a_step_is_marked_at_its_last_one_in_grey_where_it_is_not_chosen() -> None:
     frame = pd.concat([steps(0, [0, 1, 2]), steps(1, [0, 3])])
     [end] = named(chart(frame, trial(0), trial(1, Status.FAILED), chosen=(0,)), "failed")["data"]
-    assert (end["value"], end["itemStyle"]["color"], end["label"]["show"]) == ([1, 3], chart_parts.FAINT, False)
+    assert (end["value"], end["itemStyle"]["color"], end["label"]["show"]) == ([1, 3], echarts.FAINT, False)
 
 
 def test_the_text_of_a_stop_near_the_right_edge_stands_left_of_it() -> None:
@@ -198,7 +194,7 @@ def test_trials_that_leave_a_linear_kl_axis_are_told() -> None:
 
 
 RESTED = trial(3, Status.PAUSED, kind=style.RESTING)
-REST = {3: (Rest(192, 0.67),)}
+REST = {3: Rest(192, 0.67)}
 
 
 def test_a_trial_that_the_strategy_paused_is_quieter_and_says_what_it_was_ranked_by() -> None:
@@ -224,7 +220,7 @@ def test_a_promoted_trial_goes_on_past_its_mark() -> None:
 
 def test_a_pause_is_marked_on_an_evaluations_chart_and_without_a_score() -> None:
     frame = steps(3, [0, 1, 2, 3], **{"eval/reward": [0.5, NAN, 0.75, NAN]})
-    option = chart(frame, RESTED, chosen=(3,), metric="eval/reward", rests={3: (Rest(192, None),)})
+    option = chart(frame, RESTED, chosen=(3,), metric="eval/reward", rests={3: Rest(192, None)})
     pause = named(option, "Trial 3 paused at rung, score")
     assert option["dataset"][pause["datasetIndex"]]["source"][["x", "y"]].to_numpy().tolist() == [[2, 0.75]]
     assert pause["label"]["formatter"] == "{number|3} paused at rung"
@@ -233,13 +229,13 @@ def test_a_pause_is_marked_on_an_evaluations_chart_and_without_a_score() -> None
 def test_pauses_of_grey_trials_are_one_silent_series_and_those_in_a_band_are_none() -> None:
     many = [trial(number, Status.PAUSED, kind=style.RESTING) for number in range(26)]
     frame = pd.concat([steps(number, [0, 1, 2, 3]) for number in range(26)])
-    rests = {number: (Rest(192, 0.5),) for number in range(26)}
+    rests = {number: Rest(192, 0.5) for number in range(26)}
     few = chart(frame[frame["trial"] < 3], *many[:3], chosen=(0,), rests=rests)
     grey = named(few, "Others")
     assert (grey["data"], grey["silent"], grey["itemStyle"]["borderColor"]) == (
         [[3, 3], [3, 3]],
         True,
-        chart_parts.FAINT,
+        echarts.FAINT,
     )
     assert [name for name in names(few) if "paused" in name] == ["Trial 0 paused at rung, score"]
     assert "Others" not in names(chart(frame, *many, chosen=(0,), rests=rests))
@@ -252,7 +248,7 @@ FOUND = pd.DataFrame({"seconds": [10.0, 30.0], "value": [1.0, 1.5], "trial": [4,
 
 
 def test_the_best_so_far_is_a_line_of_steps_from_the_untrained_policy_to_all_that_was_spent() -> None:
-    option = echarts.option(charts.progress(FOUND, 80, 0.42))
+    option = charts.progress(FOUND, 80, 0.42)
     assert drawn(option, "Best so far") == [
         [0, pytest.approx(0.42)],
         [10, 1],
@@ -267,7 +263,7 @@ def test_the_best_so_far_is_a_line_of_steps_from_the_untrained_policy_to_all_tha
 
 
 def test_without_a_value_there_is_no_line() -> None:
-    assert names(echarts.option(charts.progress(FOUND.iloc[:0], 0, None))) == ["Limits"]
+    assert names(charts.progress(FOUND.iloc[:0], 0, None)) == ["Limits"]
 
 
 # Horizontal axes
@@ -290,12 +286,12 @@ def test_the_kl_can_be_the_horizontal_axis_in_the_order_of_the_steps() -> None:
     assert option["xAxis"]["name"] == "KL (nats per response)"
 
 
-@pytest.mark.parametrize("axis", chart_parts.AXES)
-def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: chart_parts.Axis) -> None:
+@pytest.mark.parametrize("axis", charts.AXES)
+def test_every_axis_has_a_title_and_ends_with_the_longest_trial(axis: charts.Axis) -> None:
     frame = steps(0, [0, 1, 2], **{"response/length_mean": [10.0] * 3})
     option = chart(frame, metric=SCORE, axis=axis)
     ends = {"step": 2, "episodes": 128, "tokens": 1280, "seconds": 4, "KL": 2}
-    assert (option["xAxis"]["max"], option["xAxis"]["name"]) == (ends[axis], chart_parts.AXIS_TITLES[axis])
+    assert (option["xAxis"]["max"], option["xAxis"]["name"]) == (ends[axis], charts.AXIS_TITLES[axis])
 
 
 def test_episodes_are_where_a_line_has_its_points() -> None:
@@ -328,7 +324,7 @@ def test_chosen_trials_are_in_their_colour_and_dash_and_the_others_grey_behind_t
     one, seven, grey = (named(option, f"Trial {number}") for number in (1, 7, 0))
     assert one["lineStyle"]["color"] == seven["lineStyle"]["color"] == "#E69F00"
     assert (one["lineStyle"]["type"], seven["lineStyle"]["type"]) == ("solid", [8, 4])
-    assert grey["lineStyle"]["color"] == chart_parts.FAINT and grey["z"] < one["z"] and not grey["tooltip"]["show"]
+    assert grey["lineStyle"]["color"] == echarts.FAINT and grey["z"] < one["z"] and not grey["tooltip"]["show"]
 
 
 def test_a_line_has_its_number_at_its_end_unless_its_early_end_has_it() -> None:

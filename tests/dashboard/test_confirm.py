@@ -1,10 +1,9 @@
-"""The page Confirm: before, in the middle of and after a confirmation, and what audited trials tell."""
+"""The page Confirm: before, in the middle of and after a confirmation."""
 
 from pathlib import Path
 
 import pytest
 
-from ppo_core.report import StepReport
 from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import CUT
 from tests.dashboard.shown import page
@@ -12,7 +11,6 @@ from tests.tuner import made_study
 from tuner.confirm import Plan
 from tuner.confirmed import confirmations
 from tuner.results import read_study
-from tuner.status import Reason, Verdict
 from tuner.store import Store
 
 
@@ -33,9 +31,8 @@ def opened(path: Path) -> Store:
 
 def test_before_a_confirmation_the_page_names_the_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("confirm", path, monkeypatch)
-    assert shown.subheaders(app) == ["Not confirmed yet", "How often pruning was wrong"]
+    assert shown.subheaders(app) == ["Not confirmed yet"]
     assert shown.codes(app) == [f"ppo-tuner confirm {CUT} --storage sqlite:///{path}"]
-    assert any("No trial was audited" in info for info in shown.infos(app))
 
 
 def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
@@ -89,18 +86,3 @@ def test_the_first_page_says_what_to_launch_and_how_sure_that_is(path: Path, mon
     store.close()
     app = page("overview", path, monkeypatch)
     assert any(one.value.startswith("On fresh seeds, 1,920 episodes each: Launch ") for one in app.markdown)
-
-
-def test_what_audited_trials_tell_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown.change(path, "UPDATE ppo_trials SET is_audited = 1 WHERE status = ?", "completed")
-    store = opened(path)
-    lease, audited = store.acquire(CUT), [row for row in read_study(store, CUT).trials if row.is_audited]
-    verdict = Verdict(29, Reason("kl_limit", "made up"), is_enforced=False)
-    store.add_step(lease, audited[0].id, StepReport(29, 1856, {"objective/kl_exact": 16.0}), 1.0, verdict)
-    store.release(lease)
-    store.close()
-    app = page("confirm", path, monkeypatch)
-    counts = app.dataframe[0].value
-    assert counts["by"].tolist() == ["kl_limit", "the guard"]
-    assert counts[["verdicts", "wrong"]].to_numpy().tolist() == [[1, 0], [1, 0]]
-    assert counts["at most, 95%"].tolist() == ["95%", "95%"]

@@ -1,9 +1,8 @@
 """The control page: what it asks to be confirmed, what it places, once, and what it refuses."""
 
+import shlex
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,17 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from dashboard import access, launching, views
+from dashboard import access, views
 from dashboard.views import common, control, control_parts
 from tests.dashboard import fake_store
 from tests.dashboard.control_page import DONE, TOKEN, badges, orders, page, press, run, texts
 from tests.dashboard.fake_store import STUDY
+from tests.dashboard.shown import codes
 from tests.waiting import SECONDS
+from tuner.cli.main import main
 from tuner.environment import READ_ONLY_VARIABLE
 from tuner.results import StudyView, read_study
+from tuner.spec import StudySpec
 from tuner.status import Origin, Role
 from tuner.store import Lease, NewTrial, Store
 
@@ -45,15 +47,6 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
     return seen
 
 
-@contextmanager
-def living() -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that was launched here for the study, which lives until it is told something."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        launched = launching.Launched("key", STUDY, process.pid, Path("made.log"), process)
-        launching.launcher()._launched.append(launched)
-        yield process
-
-
 @pytest.mark.parametrize("part", ["Steer", "New trial"])
 def test_the_page_looks_again_while_something_runs_the_study(
     store: Store, looks: dict[str, float | None], part: str
@@ -68,12 +61,9 @@ def test_the_page_looks_again_while_something_runs_the_study(
     assert "Trial 2 is running, at 320 of 1,920 episodes." in texts(app)
     if part == "Steer":
         assert "reviews: 2 of 14 trials ended." in texts(app) and ":material/play_arrow: running" in badges(app)
-        button = next(button for button in app.button if button.key == "study run")
-        assert button.disabled and button.help == "A controller is running already."
         store.release(lease)
         run(app)
         assert "reviews: 2 of 14 trials ended." in texts(app) and ":material/stop_circle: not running" in badges(app)
-        assert not next(button for button in app.button if button.key == "study run").disabled
 
 
 def test_a_forked_trial_counts_among_all_as_on_the_command_line(store: Store, view: StudyView) -> None:
@@ -99,48 +89,55 @@ def test_a_trial_that_stands_otherwise_has_the_whole_page_drawn_again(store: Sto
     assert texts(app) == "Trial 2 is interrupted, at 320 of 1,920 episodes."
 
 
-def test_after_a_launch_the_page_looks_until_the_study_is_held(store: Store, looks: dict[str, float | None]) -> None:
-    with living() as process:
-        app = page(part="Steer")
-        assert looks.pop("_process_line") == 2 and "this page updates by itself" in texts(app)
-        lease = store.acquire(STUDY)
-        run(app)
-        assert looks["_look"] == 2 and "_process_line" not in looks and "running" in badges(app)
-        store.release(lease)
-        process.communicate(b"\n")
+@pytest.mark.parametrize(("finished_at", "words"), [(None, ["run"]), (1.0, ["run", "confirm"])])
+def test_a_study_that_nothing_runs_shows_the_commands_that_go_on_with_it(
+    folder: Path, store: Store, looks: dict[str, float | None], finished_at: float | None, words: list[str]
+) -> None:
+    lease = store.acquire(STUDY)
+    store.update_study(lease, finished_at=finished_at)
+    store.release(lease)
+    app = page(part="Steer")
+    commands = [f"ppo-tuner {word} {STUDY} --storage sqlite:///{folder / 'store.db'}" for word in words]
+    assert codes(app)[: len(words)] == commands and looks.pop("_until_held") == 2
+    store.acquire(STUDY)
     run(app)
-    assert "_process_line" not in looks and looks["_look"] is None
+    assert not set(commands) & set(codes(app)) and "_until_held" not in looks
 
 
-def process_line() -> None:
+def test_the_page_shows_how_to_make_and_run_another_study(folder: Path, store: Store) -> None:
+    copy, estimate, run_it, task, run_task = codes(page(part="Steer"))[1:]
+    subprocess.run(shlex.split(copy), check=True)
+    assert StudySpec.load(folder / "my-study.toml").task == "reviews"
+    where = f"--storage sqlite:///{folder / 'store.db'}"
+    assert (estimate, run_it) == (f"ppo-tuner estimate my-study.toml {where}", f"ppo-tuner run my-study.toml {where}")
+    assert main(shlex.split(task)[1:]) == 0
+    assert StudySpec.load(folder / "my-task" / "study.toml").name == "my-task"
+    assert run_task == f"ppo-tuner run my-task {where}"
+
+
+def until_held() -> None:
     import streamlit as st
 
     from dashboard.views import control
 
-    if st.session_state.get("drawn"):
-        st.text("drawn again")
-    else:
-        st.session_state["drawn"] = True
-        control._process_line("reviews")
+    st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
+    if st.session_state["drawn"] == 1:
+        control._until_held("reviews")
 
 
-def test_a_process_is_waited_for_until_it_holds_the_study_or_is_gone(store: Store) -> None:
-    def shown() -> str:
-        return texts(run(AppTest.from_function(process_line, default_timeout=SECONDS)))
-
-    assert shown() == "drawn again"
-    with living() as process:
-        assert "this page updates by itself" in shown()
+@pytest.mark.parametrize(("held", "times"), [(False, 1), (True, 2)])
+def test_the_whole_page_is_drawn_again_once_something_runs_the_study(store: Store, held: bool, times: int) -> None:
+    if held:
         store.acquire(STUDY)
-        assert shown() == "drawn again"
-        process.communicate(b"\n")
+    app = run(AppTest.from_function(until_held, default_timeout=SECONDS))
+    assert app.session_state["drawn"] == times
 
 
 def test_what_a_trials_status_rules_out_is_disabled_and_says_why(store: Store) -> None:
     app = page(part="Steer", steer="0")
     buttons = {button.label: button for button in app.button if (button.key or "").startswith("trial ")}
     assert all(button.disabled for button in buttons.values())
-    assert buttons["Prune"].help == r"trial 0 is completed\; prune does not apply to it"
+    assert buttons["Stop"].help == r"trial 0 is completed\; stop does not apply to it"
     app.selectbox(key="steer").set_value(1)
     run(app)
     enabled = [button.label for button in app.button if (button.key or "").startswith("trial ") and not button.disabled]
@@ -152,17 +149,17 @@ def test_an_order_is_placed_after_a_confirmation_that_names_study_and_trial(stor
     app.selectbox(key="steer").set_value(2)
     run(app)
     assert "Trial 2 is interrupted, at 320 of 1,920 episodes." in texts(app)
-    press(app, "trial prune")
-    assert 'Prune trial 2 of study "reviews": it ends now, for good' in texts(app)
+    press(app, "trial stop")
+    assert 'Stop trial 2 of study "reviews": it ends now, for good' in texts(app)
     assert orders(store) == []
     press(app, "Cancel")
     assert orders(store) == [] and "Place the order" not in [button.label for button in app.button]
-    press(app, "trial prune")
+    press(app, "trial stop")
     press(app, "Place the order")
     [order] = orders(store)
-    assert (order.kind, order.trial, order.arguments) == ("prune", 2, {})
+    assert (order.kind, order.trial, order.arguments) == ("stop", 2, {})
     waits = "nothing runs the study; to carry it out: ppo-tuner run reviews --storage sqlite:"
-    assert f"Order 1 is placed, and waits: {waits}" in texts(app) and "Or press Run under Steer" in texts(app)
+    assert f"Order 1 is placed, and waits: {waits}" in texts(app)
     assert app.dataframe[0].value["outcome"][0].startswith(waits)
     run(app)  # as when the page draws itself anew: what was done is still told
     assert len(orders(store)) == 1 and "Order 1 is placed" in texts(app)
@@ -266,9 +263,8 @@ def test_orders_are_listed_with_their_outcomes_and_no_formula(store: Store, view
 
 def test_a_password_is_on_no_part_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPO_TUNER_STORAGE", "postgresql://me:hunter2@127.0.0.1:1/nothing?connect_timeout=1")
-    for link in ({"part": "New trial"}, {"part": "Launch"}, {"part": "Launch", "launch": "From a form"}):
-        app = page(**link)
-        assert "hunter2" not in "".join(str(node.proto) for node in app.main if node.type != "main")
+    app = page(part="New trial")
+    assert "hunter2" not in "".join(str(node.proto) for node in app.main if node.type != "main")
 
 
 VIEWS = sorted(path.stem for path in Path(views.__file__).parent.glob("*.py") if "\ndef page()" in path.read_text())

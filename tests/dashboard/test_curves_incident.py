@@ -115,8 +115,7 @@ def test_the_table_has_what_moved_first_in_front() -> None:
 
 def test_the_chart_has_a_panel_for_each_measured_signal_and_marks_what_moved() -> None:
     frame = steps(clip=[0.1] * 9 + [0.5] * 4, length=[20.0] * 13)
-    shown = charts.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15})
-    option = echarts.incident_option(shown)
+    option = charts.incident(frame, found(frame), number=3, lines={"Budget": 10, "Limit": 15})
     assert [series["name"] for series in option["series"]] == ["KL", "Clip fraction", "Response length"]
     assert len(option["grid"]) == len(option["xAxis"]) == len(option["yAxis"]) == 3
     kl, clip, length = (series["markLine"]["data"] for series in option["series"])
@@ -124,10 +123,14 @@ def test_the_chart_has_a_panel_for_each_measured_signal_and_marks_what_moved() -
     assert [mark["xAxis"] for mark in clip] == [11, 9]
     assert [mark["xAxis"] for mark in length] == [11]
     assert {(axis["min"], axis["max"]) for axis in option["xAxis"]} == {(0, 12)}
+    assert [axis.get("name") for axis in option["xAxis"]] == [None, None, "Step (PPO iterations)"]
+    assert [(series["xAxisIndex"], series["yAxisIndex"]) for series in option["series"]] == [(0, 0), (1, 1), (2, 2)]
+    assert [area["yAxis"] for area in option["series"][1]["markArea"]["data"][0]] == pytest.approx([0.09, 0.11])
+    assert echarts.height(option) == 30 + 3 * (92 + 30) + 30
 
 
 def test_the_chart_without_an_incident_has_no_marks_but_its_lines() -> None:
-    option = echarts.incident_option(charts.incident(steps(KL[:5]), None, number=0, lines={"Budget": 10}))
+    option = charts.incident(steps(KL[:5]), None, number=0, lines={"Budget": 10})
     assert [series["name"] for series in option["series"]] == ["KL"]
     assert [mark["yAxis"] for mark in option["series"][0]["markLine"]["data"]] == [10]
 

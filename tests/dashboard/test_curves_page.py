@@ -87,7 +87,7 @@ def test_trials_over_the_axis_are_told_below_it(tmp_path: Path, curves: Page) ->
 def test_health_is_that_of_the_trials_in_colour(built: Path, curves: Page) -> None:
     app = curves(built)
     app.query_params.update({"study": STUDY, "view": "PPO health"})
-    assert run(app).dataframe[0].value["trial"].tolist() == [0, 7, 6, 13]
+    assert run(app).dataframe[0].value["trial"].tolist() == [0, 9, 6, 13]
     app.multiselect(key="trial").set_value([5, 2])
     assert run(app).dataframe[0].value["trial"].tolist() == [5, 2]
     assert charts(app) == []

@@ -61,7 +61,7 @@ def test_every_page_is_here() -> None:
 def test_without_a_store(view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page(view, tmp_path / "store.db", monkeypatch)
     assert "No store yet" in subheaders(app)
-    assert "ppo-tuner demo" in codes(app)
+    assert f"ppo-tuner demo --storage sqlite:///{tmp_path / 'store.db'}" in codes(app)
 
 
 @every_page

@@ -56,7 +56,7 @@ TRIALS = pd.DataFrame([trial(0), trial(1, Status.PRUNED, rule="kl_limit"), trial
 
 
 def ways(chosen: tuple[int, ...] = (0,), **more: Any) -> go.Figure:
-    return figures.trajectories(WAYS, TRIALS, analysis.front(WAYS), kl_budget=10, kl_limit=15, chosen=chosen, **more)
+    return figures.trajectories(WAYS, TRIALS, analysis.front(WAYS), spec=SPEC, chosen=chosen, **more)
 
 
 def named(figure: go.Figure, name: str) -> go.Scatter:
@@ -92,9 +92,7 @@ def test_stops_are_marked_at_the_last_evaluation_with_the_rules_label_alone() ->
 
 def test_a_trial_that_the_strategy_paused_has_its_own_symbol_and_its_score_and_a_thinner_way() -> None:
     rested = pd.DataFrame([trial(0, Status.PAUSED, kind=style.RESTING, rung_score=0.67)])
-    figure = figures.trajectories(
-        WAYS[WAYS["trial"] == 0], rested, WAYS.iloc[:0], kl_budget=10, kl_limit=15, chosen=(0,)
-    )
+    figure = figures.trajectories(WAYS[WAYS["trial"] == 0], rested, WAYS.iloc[:0], spec=SPEC, chosen=(0,))
     [marks] = [trace for trace in figure.data if trace.legendgroup == style.RESTING and trace.customdata is not None]
     assert (list(marks.x), marks.marker.symbol) == ([8], style.mark(style.RESTING).plotly)
     assert marks.customdata[0][4] == 0.67 and "paused at rung (score %{customdata[4]:.2f})" in marks.hovertemplate
@@ -115,9 +113,9 @@ def test_the_front_steps_through_what_nothing_beats() -> None:
 
 
 def test_budget_limit_baseline_and_best_checkpoint_are_drawn_at_their_values() -> None:
-    figure = ways(best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN), baseline=0.4)
+    figure = ways(best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN))
     shading, budget, limit, baseline = figure.layout.shapes
-    assert (shading.x0, budget.x0, limit.x0, baseline.y0) == (10, 10, 15, 0.4)
+    assert (shading.x0, budget.x0, limit.x0, baseline.y0) == (10, 10, 15, pytest.approx(0.4))
     assert [note.text for note in figure.layout.annotations][-1] == "best checkpoint:<br>trial 0, step 9"
     assert figure.layout.xaxis.title.text == METRICS["eval/kl"].title
     assert list(figure.layout.xaxis.range) == [0, pytest.approx(22)]
@@ -136,7 +134,7 @@ def test_the_limit_is_named_and_what_leaves_the_axis_is_told() -> None:
 
 def test_a_blow_up_does_not_stretch_a_linear_axis_and_a_log_axis_begins_at_its_floor() -> None:
     blown = pd.concat([WAYS, evaluated((3, 1, 0.1, 200))])
-    figure = figures.trajectories(blown, TRIALS, analysis.front(blown), kl_budget=10, kl_limit=15, chosen=())
+    figure = figures.trajectories(blown, TRIALS, analysis.front(blown), spec=SPEC, chosen=())
     assert figure.layout.xaxis.range[1] == pytest.approx(1.1 * 22.5)
     log = ways(log_kl=True, best=Checkpoint(0, 9, 576, 1.2, NAN, 8, NAN))
     assert log.layout.xaxis.type == "log"
@@ -230,13 +228,13 @@ def test_compared_curves_share_the_episodes_and_keep_each_trials_look() -> None:
             "objective/kl_exact": [0.0, 1.0, 0.0, 2.0],
         }
     )
-    figure = figures.aligned(frame, "objective/kl_exact", [7, 0, 9], {"KL budget": 10})
+    figure = figures.aligned(frame, "objective/kl_exact", [7, 0, 9], SPEC)
     seventh, first = figure.data
     assert (list(seventh.x), list(seventh.y), list(first.x)) == ([0, 128], [0, 2], [0, 64])
     assert (seventh.line.color, seventh.line.dash) == (style.colour(7), "dash")
     assert figure.layout.shapes[0].y0 == 10 and figure.layout.yaxis.title.text == METRICS["objective/kl_exact"].title
     assert seventh.hovertemplate.endswith("%{y:.3f} nats per response<extra></extra>")
-    (share,) = figures.aligned(frame.assign(**{"response/repetition": 0.5}), "response/repetition", [7], {}).data
+    (share,) = figures.aligned(frame.assign(**{"response/repetition": 0.5}), "response/repetition", [7], SPEC).data
     assert share.hovertemplate.endswith("%{y:.3f}<extra></extra>")
 
 

@@ -1,6 +1,5 @@
 """The report of a study as one HTML file: what it says, that nothing in it is live, and that it opens without a network."""
 
-import sqlite3
 import tomllib
 from collections.abc import Sequence
 from contextlib import closing
@@ -9,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import tomli_w
 from playwright.sync_api import Browser, expect
 
 from dashboard import report
@@ -19,7 +19,7 @@ from tests.dashboard.fake_store import COURSES, CUT, CUT_COURSES, HOSTILE, SPEC,
 from tests.tuner.invoke import one_error
 from tuner.cli import main as cli
 from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Role, Status, Verdict
+from tuner.status import Origin, Reason, Role, Status
 from tuner.store import NewTrial, Outcome, Store
 
 FINISHED = tuple(course for course in COURSES if course.status is not Status.RUNNING)
@@ -102,22 +102,25 @@ def confirm(
 def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed(tmp_path: Path) -> None:
     with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
         page = read(store)
-        best = store.trial(store.study(STUDY), 7)
+        best = store.trial(store.study(STUDY), 9)
     text = page.text
-    assert text.index("Study reviews: finished") < text.index("Recommendation") < text.index("Trials trial status")
-    assert f"Trial 7 has the highest eval reward within the KL budget: {best.value:.3f} ± 0.030" in text
-    assert "One search run chose it; not confirmed." in text
-    assert "The configuration itself ends within the KL budget" in text
+    assert text.index("Study reviews: finished") < text.index("Recommendation") < text.index("Trials Trial Status")
+    assert f"Trial 9 has the highest eval reward within the KL budget: {best.value:.3f} ± 0.035" in text
+    assert "One search on one seed chose trial 9; it is not confirmed on fresh seeds." in text
+    assert "Only a checkpoint is within the KL budget" in text
     assert "To confirm it first ppo-tuner confirm reviews" in text
-    assert "ppo-tuner train --from reviews 7 " in text
-    assert "13 trials of 14: 9 completed, 3 pruned, 1 failed. Spent: 247 device-seconds on the search." in text
-    assert "Policy learning rate learning_rate 0.00028 0.0001" in text, "against the reference"
-    assert page.tags.count("div") > 3 and 'id="chart-3"' in report_of(tmp_path)
+    assert "ppo-tuner train --from reviews 9 " in text
+    assert "13 of 14 trials ended. Spent: 247 device-seconds" in text
+    assert "Policy learning rate 0.00036 0.0001" in text, "against the reference"
+    figures = text.split(" Figures ")[1].split(" Trials ")[0]
+    assert figures == "Reward against KL KL over episodes Eval reward over episodes"
 
 
-def report_of(folder: Path) -> str:
-    with closing(Store.open(f"sqlite:///{folder / 's.db'}")) as store:
-        return report.report(store, STUDY)
+def test_what_mattered_is_drawn_once_enough_trials_can_tell(tmp_path: Path) -> None:
+    more = tuple(replace(FINISHED[1], level=FINISHED[1].level + place) for place in (0.5, 1.0))
+    with closing(fake_store.build(tmp_path / "s.db", courses=(*FINISHED, *more))) as store:
+        page = read(store)
+    assert "What mattered for a high reward" in page.text and page.tags.count("script") == 5
 
 
 def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(tmp_path: Path) -> None:
@@ -125,20 +128,17 @@ def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(t
         confirm(store, 7, [(8, 1.9, 6.0), (9, 2.0, 7.0), (10, 1.95, 6.5)])
         confirm(store, 0, [(8, 1.4, 4.0), (9, 1.5, 4.5), (10, 1.45, 4.2)])
         confirm(store, 7, [(8, 2.4, 8.0), (9, 2.5, 9.0), (10, 2.45, 8.5)], 9_600, over=9)
-        with closing(sqlite3.connect(tmp_path / "s.db")) as connection, connection:  # values are of checkpoints
-            connection.execute("UPDATE ppo_studies SET spec = json_set(spec, '$.objective', 'best')")
         text = read(store).text
     recommended = text.split("Confirmed on fresh seeds")[0]
     assert "not confirmed" not in recommended and "To confirm it first" not in recommended
     assert "On 256 test prompts and 3 fresh seeds it reaches 2.45 [2.33, 2.57]" in recommended
-    assert "2 of 3 runs ended within the KL budget themselves; of the others only a checkpoint is within" in recommended
+    assert "2 of 3 runs ended within the KL budget." in recommended
     assert "confirmed at 9600 episodes only" in recommended
     assert "ppo-tuner train --from reviews 7 --total_episodes 9600" in recommended
     assert "1920 episodes each, evaluated on 256 test prompts" in text and "9600 episodes each" in text
-    assert "reference (trial 0) 3 1.45 [1.33, 1.57]" in text
+    assert "reference (0) 3 1.45 [1.33, 1.57]" in text
     assert "Launch trial 7: +0.50 [0.50, 0.50] reward over the reference." in text
     assert "The SFT policy scores 0.400 ± 0.030 on the same prompts" in text
-    assert "The confirmed length is 9600 episodes: add --total_episodes 9600" in text
 
 
 def test_why_trials_failed_is_told_by_rule_with_an_examples_evidence(tmp_path: Path) -> None:
@@ -147,9 +147,8 @@ def test_why_trials_failed_is_told_by_rule_with_an_examples_evidence(tmp_path: P
         text = read(store).text.split("Why the others failed")[1]
     assert row.reason is not None and row.reason.metric is not None
     assert f"Trial 2: {row.reason.message}" in text
-    assert f"rule {row.reason.rule}, metric {row.reason.metric}, value " in text
-    assert f"limit 15.0, step {row.reason.step}" in text
-    assert "What the rule measured on trial 2 step episode" in text
+    assert f"rule {row.reason.rule}; metric {row.reason.metric}; value 29.4; limit 15.0; step {row.reason.step}" in text
+    assert "step=13 episode=832 objective/kl_exact=29.4" in text
     assert "out_of_memory: 1 trial (8)" in text and "CUDA out of memory: 9.1 GiB" in text
 
 
@@ -157,34 +156,21 @@ def test_samples_stand_beside_the_untrained_policys(tmp_path: Path) -> None:
     with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
         text = read(store).text.split("Samples Prompt")[1]
     assert text.startswith(" the film was SFT policy okay . reward 0.270, KL 0.00 nats/response, 2 tokens")
-    assert "Trial 7 at step 30 good , really good . trial 7 says so ." in text
+    assert "Trial 9 at step 18 good , really good . trial 9 says so ." in text
 
 
 def test_the_study_file_in_it_makes_the_same_study(tmp_path: Path) -> None:
     with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
         stored = store.study(STUDY).spec
         text = read(store).text
-    assert StudySpec.from_dict(tomllib.loads(report.study_file(stored)), "again") == SPEC
-    assert 'url = "http://me:***@host/x"' in report.study_file({"url": "http://me:secret@host/x"}), "it is mailed"
+    shown = text.split("The whole study file, reviews.toml ")[1]
+    assert 'name = "reviews"' in shown
+    assert StudySpec.from_dict(tomllib.loads(tomli_w.dumps(report.stated(stored))), "again") == SPEC
+    assert report.stated({"urls": ["http://me:secret@host/x", None]}) == {"urls": ["http://me:***@host/x", None]}, (
+        "mailed"
+    )
     assert "Seed 7, device auto, threads of a trial: 1." in text
-    assert "the environment that wrote the report" in text
     assert "ppo-tuner run reviews.toml" in text
-
-
-def test_audited_trials_are_counted_and_no_section_is_there_without_them(tmp_path: Path) -> None:
-    with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
-        assert "verdict was wrong" not in read(store).text
-        lease = store.acquire(STUDY)
-        config = store.trial(store.study(STUDY), 3).config
-        row = store.add_trial(lease, NewTrial(13, Origin.SAMPLED, config, {}, 1, is_audited=True))
-        row = store.begin_attempt(lease, row, None)
-        for step in fake_store.reports(3, COURSES[3]):
-            said = Verdict(step.step, Reason("kl_limit", "over"), is_enforced=False) if step.step == 9 else None
-            store.add_step(lease, row.id, step, 1.0, said)
-        store.finish_trial(lease, row.id, Outcome(Status.COMPLETED, None, 1.0, 0.03, 6.0, -0.1))
-        text = read(store).text
-    assert "How often a verdict was wrong by verdicts wrong share at most, 95% kl_limit 1 0 0% 95%" in text
-    assert "1 audited trial kept running whatever a rule said." in text
 
 
 # Every state of a study
@@ -193,16 +179,16 @@ def test_audited_trials_are_counted_and_no_section_is_there_without_them(tmp_pat
 def test_a_running_study_says_so(tmp_path: Path) -> None:
     with closing(fake_store.build(tmp_path / "s.db", held=True)) as store:
         text = read(store).text
-    assert "The study is running: this is how it stood" in text
+    assert "Study reviews: running" in text and "this is how the study stood then" in text
     assert "To confirm it, once the study is finished ppo-tuner confirm reviews" in text
 
 
 def test_a_study_that_pauses_trials_at_a_rung_has_its_best_checkpoint_and_only_that_within(tmp_path: Path) -> None:
     with closing(fake_store.build_cut(tmp_path / "s.db", courses=CUT_COURSES)) as store:
         page = read(store, CUT)
-    assert "paused at a rung" in page.text and "of the budget of 8 full trials" in page.text
-    assert "In colour, and as curves: 8 of 28 trials" in page.text
-    assert "Objective best, strategy early_cut" in page.text
+    assert "paused at a rung" in page.text and "of a budget of 8 spent" in page.text
+    assert "Strategy early_cut" in page.text
+    assert "Only a checkpoint is within the KL budget" in page.text
 
 
 @pytest.mark.parametrize(
@@ -211,7 +197,10 @@ def test_a_study_that_pauses_trials_at_a_rung_has_its_best_checkpoint_and_only_t
         ((), "No trial has begun yet, so there is nothing to recommend."),
         ((Course(1e-3, 0.05, 4.0, Status.FAILED, ends_at=2),) * 2, "Every trial failed"),
         ((Course(1e-3, 0.05, 4.0, Status.RUNNING, ends_at=0),), "No trial is within the KL budget"),
-        ((replace(FINISHED[0], level=13.0),), "No trial is within the KL budget of 10 nats/response"),
+        (
+            (replace(FINISHED[0], level=400.0, status=Status.PRUNED),),
+            "No trial is within the KL budget of 10 nats/response",
+        ),
     ],
 )
 def test_where_there_is_nothing_to_recommend_it_says_why(
@@ -242,8 +231,8 @@ def test_a_study_that_lists_its_trials_is_compared_with_its_first(tmp_path: Path
             store.finish_trial(lease, row.id, Outcome(Status.COMPLETED, None, 1.0 + number, 0.03, 5.0, -0.1, 30, 5.0))
         store.release(lease)
         text = read(store).text
-    assert "One run of each trial chose it; not confirmed." in text
-    assert "How trial 1 differs from trial 0" in text and "GAE λ lam 0.95 0.9" in text
+    assert "One run of each trial chose trial 1; it is not confirmed on fresh seeds." in text
+    assert "Changed setting Trial 1 Trial 0 GAE λ 0.95 0.9" in text
 
 
 # Nothing in it is live
@@ -263,7 +252,7 @@ def test_what_others_wrote_is_shown_and_never_live(tmp_path: Path) -> None:
     read = Read(page)
     assert HOSTILE[:20] in read.text, "the response of trial 2, the best one"
     assert read.text.count("<script>alert(1)</script>") == 6, "response, label, reason twice, evidence, log"
-    assert (read.tags.count("script"), len(set(read.nonces)), None in read.nonces) == (2, 1, False)
+    assert (read.tags.count("script"), len(set(read.nonces)), None in read.nonces) == (4, 1, False)
     assert "img" not in read.tags and read.handlers == [] and read.fetched == []
     assert "⟨U+202E⟩" in read.text and "\u202e" not in page and "\x1b" not in page
     assert "default-src 'none'" in page and len(page.encode()) < 6e6
@@ -300,6 +289,21 @@ def test_the_command_writes_the_file_and_replaces_it_only_when_told(
     assert Read(Path("reviews-report.html").read_text()).tags[0] == "html"
 
 
+def test_a_report_that_is_not_finished_replaces_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("reviews-report.html").write_text("mine")
+    monkeypatch.setattr("sys.executable", "false")
+    assert cli.main(["report", STUDY, "--force"]) == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["reviews-report.html", "runs"]
+    assert Path("reviews-report.html").read_text() == "mine"
+
+
+def test_the_template_ships_with_the_package() -> None:
+    [pattern] = tomllib.loads((real.ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "dashboard"
+    ]
+    assert [path.name for path in (real.ROOT / "dashboard").glob(pattern)] == ["report.html.jinja"]
+
+
 @pytest.mark.parametrize(
     ("argv", "status", "told"),
     [
@@ -328,7 +332,7 @@ def test_it_opens_from_a_file_without_a_network_and_draws_its_charts(
     path = tmp_path / "report.html"
     with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
         confirm(store, 7, [(8, 1.9, 6.0), (9, 2.0, 7.0)])
-        report.write(store, STUDY, path)
+        path.write_text(report.report(store, STUDY))
     with real.visit(browser, width=width, dark=dark) as visit:
         visit.page.context.set_offline(True)
         visit.page.goto(path.as_uri())

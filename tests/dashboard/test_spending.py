@@ -93,19 +93,6 @@ def test_a_trial_that_runs_counts_with_what_it_has_read() -> None:
     assert found[["seconds", "value"]].to_numpy().tolist() == [[14, 0.9]]
 
 
-def test_under_the_objective_end_a_value_is_known_at_a_trials_last_evaluation() -> None:
-    rows = [
-        trial_row(0, value=1.2, kl=9.0, episodes=1920, seconds=104.0),
-        pruned(3, value=1.9, kl=9.0, episodes=960, seconds=54.0),
-        trial_row(5, value=2.0, kl=11.0, episodes=960, seconds=54.0),
-    ]
-    steps = pd.concat([STEPS, evaluations((5, 10, 2.0, 11.0, 20.0))])
-    found = spending.best_so_far(rows, steps[steps["trial"].isin([0, 3, 5])], SPEC)
-    assert found[["trial", "step", "value"]].to_numpy().tolist() == [[0, 30, 1.2]]
-    spent = 4 + 50 * 640 / 960 + 104
-    assert found["seconds"].tolist() == pytest.approx([spent])
-
-
 def test_reasons_and_statuses_have_words() -> None:
     stopped = trial_row(0, status=Status.STOPPED, reason=Reason("person", "stopped"))
     for status in Status:

@@ -8,7 +8,7 @@ from dashboard import steering
 from dashboard.access import NotPermitted
 from ppo_core.errors import ConfigError, StudyError
 from tests.dashboard import fake_store
-from tests.dashboard.control_page import COURSES, DONE, TOKEN, orders
+from tests.dashboard.control_page import COURSES, TOKEN, orders
 from tests.dashboard.fake_store import STUDY
 from tuner.environment import READ_ONLY_VARIABLE
 from tuner.results import StudyView
@@ -40,9 +40,7 @@ def test_placing_asks_for_the_right_to_it(
 def test_a_proposal_is_of_one_study_and_holds_as_long_as_it_fits(store: Store, view: StudyView) -> None:
     study, trial = steering.propose(store, view, "pause"), steering.propose(store, view, "stop", 2)
     lease = store.acquire(STUDY)
-    store.finish_trial(
-        lease, view.trials[2].id, fake_store._outcome(COURSES[0], list(fake_store.reports(0, DONE)), None)
-    )
+    store.finish_trial(lease, view.trials[2].id, fake_store._outcome(store, view.trials[2], COURSES[0], None))
     with pytest.raises(ConfigError, match="trial 2 is completed; stop does not apply to it"):
         steering.place(store, trial, TOKEN)
     store.delete_study(lease)
@@ -57,7 +55,7 @@ def test_a_proposal_is_of_one_study_and_holds_as_long_as_it_fits(store: Store, v
     [
         ("stop", None, {}, "nothing runs study"),
         ("resume", None, {}, "the study is not paused"),
-        ("prune", 0, {}, "trial 0 is completed"),
+        ("stop", 0, {}, "trial 0 is completed"),
         ("retry", 2, {}, "trial 2 is interrupted, not failed"),
         ("stop", 9, {}, "no trial 9"),
         ("enqueue", None, {"values": {"learning_rate": "1"}}, "1e-05 to 0.003 in this study"),
@@ -77,12 +75,10 @@ def test_what_would_be_refused_is_told_before_it_is_placed(
 def test_what_a_trials_status_rules_out_is_known_without_asking_for_it(store: Store, view: StudyView) -> None:
     taken = {
         trial: [
-            kind
-            for kind in ("stop", "prune", "pause", "resume", "retry")
-            if steering.refusal(store, view, kind, trial) is None
+            kind for kind in ("stop", "pause", "resume", "retry") if steering.refusal(store, view, kind, trial) is None
         ]
         for trial in (0, 1, 2)
     }
-    assert taken == {0: [], 1: ["retry"], 2: ["stop", "prune", "pause"]}
+    assert taken == {0: [], 1: ["retry"], 2: ["stop", "pause"]}
     assert steering.refusal(store, view, "retry", 0) == "trial 0 is completed, not failed"
     assert orders(store) == []

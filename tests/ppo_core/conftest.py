@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ppo_core.models import TaskModels
 from ppo_core.task import Prompt, Prompts, Scored, Task, TaskAssets
-from ppo_core.testing import WORDS, small_policy
+from tests.ppo_core.conformance import WORDS, small_policy
 
 torch.set_num_threads(1)
 

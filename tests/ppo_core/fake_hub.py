@@ -17,8 +17,6 @@ class FakeHub:
     """A hub that is served, and all that it was told."""
 
     address: str = ""
-    role: str = "write"
-    """Of the token."""
     refusals: dict[str, int] = field(default_factory=dict)
     """Statuses to answer with, by a part of the path."""
     made: list[Mapping[str, Any]] = field(default_factory=list)
@@ -38,8 +36,6 @@ class FakeHub:
                 return status, {"error": f"no {part} for you"}
         if token != f"Bearer {TOKEN}":
             return 401, {"error": "Invalid credentials"}
-        if path == "/api/whoami-v2":
-            return 200, {"name": "me", "type": "user", "orgs": [], "auth": {"accessToken": {"role": self.role}}}
         if path == "/api/repos/create":
             asked = json.loads(body)
             self.made.append(asked)

@@ -32,7 +32,7 @@ from transformers import (
 
 from ppo_core.models import FrozenPolicy, TaskModels, load_policy
 from ppo_core.task import Prompt, Prompts, Scored
-from ppo_core.testing import WORDS
+from tests.ppo_core.conformance import WORDS
 from tests.ppo_core.conftest import TINY_TASK
 
 COMMON: Mapping[str, Any] = {

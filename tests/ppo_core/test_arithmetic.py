@@ -8,10 +8,10 @@ import torch
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.models import FrozenPolicy, TaskModels, load_policy, load_task
 from ppo_core.task import Prompt
-from ppo_core.tasks.arithmetic import TASK, prompts, pupils_answer
-from ppo_core.tasks.arithmetic.build import make_tokenizer
+from ppo_core.tasks.arithmetic import TASK
 from ppo_core.tasks.arithmetic.reward import exact
 from ppo_core.trainer import PPOTrainer
+from tools.arithmetic import make_tokenizer, prompts, pupils_answer
 
 pytestmark = pytest.mark.slow
 

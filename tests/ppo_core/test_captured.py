@@ -18,7 +18,7 @@ from ppo_core.policy import ActorCritic
 from ppo_core.probing import decide_decoding
 from ppo_core.randomness import Key, Purpose
 from ppo_core.task import Prompt
-from ppo_core.testing import WORDS, check_generator
+from tests.ppo_core.conformance import WORDS, check_generator
 from tests.ppo_core.families import FAMILIES, LORA_TARGETS, load_models, save_family
 
 FIXED = {"gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "gemma", "cohere", "granite", "opt"}

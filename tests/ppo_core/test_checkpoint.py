@@ -152,10 +152,3 @@ def test_what_trainers_write_with_tells_what_the_system_said(
             checkpoint.write(tmp_path / "step-000001", {"a.bin": save}, state={})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_prune_keeps_the_newest(tmp_path: Path) -> None:
-    for step in range(5):
-        write(checkpoint.step_folder(tmp_path, step))
-    checkpoint.prune(tmp_path, keep=2)
-    assert [p.name for p in checkpoint.complete(tmp_path)] == ["step-000003", "step-000004"]

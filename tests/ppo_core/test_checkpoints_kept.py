@@ -163,22 +163,18 @@ def test_a_damaged_best_is_dropped_by_name_for_the_next_best(tmp_path: Path, cap
     assert "step-000002/manifest.json is damaged" in caplog.messages[-1]
 
 
-def test_the_best_outlives_the_end_of_a_run(tmp_path: Path) -> None:
-    save(keeper(tmp_path), *RUN)
-    checkpoint.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=1)
-    assert steps(tmp_path) == [1, 5]
-    checkpoint.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=3)
-    assert steps(tmp_path) == [1, 5]
-    checkpoint.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=0)
-    assert steps(tmp_path) == [1]
+def test_one_step_stays_where_that_is_asked_for(tmp_path: Path) -> None:
+    kept = keeper(tmp_path, always=2)
+    save(kept, *RUN)
+    assert steps(tmp_path) == [1, 2, 4, 5]
 
+    class Full(Writer):
+        def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+            raise NoRoomError("no space left")
 
-def test_steps_that_are_asked_for_outlive_the_end_of_a_run_until_they_are_spare(tmp_path: Path) -> None:
-    save(keeper(tmp_path, front=3), *(report(n, 0.1 * n, 1.5 * n) for n in range(10)))
-    checkpoint.prune_all_but_best(tmp_path, kl_budget=BUDGET, newest=1, steps=(2, 9))
-    assert steps(tmp_path) == [2, 6, 9]
-    removed = checkpoint.remove_spare(tmp_path, (2, 6, 9), kl_budget=BUDGET, newest=1)
-    assert (removed, steps(tmp_path)) == (["step-000002"], [6, 9])
+    with pytest.raises(NoRoomError):
+        save(kept, report(6), trainer=Full())
+    assert steps(tmp_path) == [1, 2, 4, 5], "nor does it give way where the disk is full"
 
 
 def test_what_cannot_be_written_costs_no_checkpoint(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a run is predicted to take: each formula in literal numbers, beside autograd, and beside real runs."""
+"""What a run is predicted to take: beside autograd, beside the trainer, and beside real runs."""
 
 import json
 import os
@@ -10,132 +10,25 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, MixtralConfig, PreTrainedModel
 
 from ppo_core import PPOConfig
 from ppo_core.decoding import CachedDecoding
-from ppo_core.errors import OutOfMemory
-from ppo_core.estimate import (
-    ERROR,
-    BytesPer,
-    Estimate,
-    Models,
-    Network,
-    Shape,
-    Trained,
-    activations,
-    estimate,
-    kept_per_token,
-    kv_cache,
-    layer_gradients,
-    one_layer,
-    sampling,
-    scoring,
-    seconds_left,
-    training_logits,
-)
-from ppo_core.fits import Room, line, remedy, require, settled, why_not
-from ppo_core.model_shapes import TaskShapes, _network, memory_line
+from ppo_core.errors import OutOfMemory, TaskError
+from ppo_core.estimate import ERROR, HEAP, Estimate, Estimator, keys_per_token, per_token
+from ppo_core.fits import line, memory_line, remedy, require, settled, why_not
+from ppo_core.memory import Room
 from ppo_core.networks import build_network, prepare_layers
 from ppo_core.policy import ActorCritic, response_states
+from ppo_core.run.training import seconds_left
 from ppo_core.sequences import Sequences
 from ppo_core.task import Prompts, TaskAssets
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.conftest import TINY_TASK, tiny_models
-from tests.ppo_core.families import FAMILIES, LORA_TARGETS
+from tests.ppo_core.families import FAMILIES, GATED, LORA_TARGETS
 from tests.ppo_core.test_networks import NETWORKS
 
-SHAPE = Shape(layers=3, hidden=4, query=8, heads=2, key_value=2, intermediate=16, vocabulary=100)
-WHOLE = Trained(weights=1000, reads=(3, 2), reads_product=True, norms=True, copied=900, embedding=400)
-ADAPTERS = Trained(weights=50, reads=(2,), rank=6)
-FP32, LORA_BF16, FULL_BF16 = (
-    BytesPer(),
-    BytesPer.of(PPOConfig(bf16=True, use_peft=True)),
-    BytesPer.of(PPOConfig(bf16=True)),
-)
-MODELS = Models(
-    Network(SHAPE, 1000), Network(SHAPE, 1005, replace(WHOLE, weights=1005)), None, {}, "cuda", file=4, longest_prompt=10,
-    eval_prompts=4, eval_response_length=6, logits_at_once=2**25, reward_rows=256,
-)  # fmt: skip
 CONFIG = PPOConfig(batch_size=8, mini_batch_size=4, response_length=6)
-
-
-def test_a_file_that_is_converted_is_held_beside_what_it_becomes() -> None:
-    on_cpu = replace(MODELS, device="cpu", reference=Network(SHAPE, 100_000_000))
-    assert "loading" not in estimate(CONFIG, on_cpu).moments, "float32 is read as it was saved"
-    found = estimate(CONFIG, replace(on_cpu, file=2))
-    later = sum(found.held.values()) - found.held["reference"]  # is not there yet while the policy is loaded
-    assert found.largest == "loading" and found.moments["loading"] == {"the policy's file": 200_000_000 - later}
-    assert found.peak == 600_000_000
-    assert "loading" not in estimate(CONFIG, replace(MODELS, file=2)).moments, "a GPU does not see the file"
-
-
-def test_bytes_of_a_number() -> None:
-    assert (FP32.frozen, FP32.trained, FP32.gradient, FP32.moments, FP32.compute, FP32.copies) == (4, 4, 4, 8, 4, 0)
-    assert (LORA_BF16.frozen, LORA_BF16.trained, LORA_BF16.compute, LORA_BF16.residual) == (2, 4, 2, 2)
-    assert (FULL_BF16.frozen, FULL_BF16.compute, FULL_BF16.residual, FULL_BF16.copies) == (4, 2, 4, 2)
-
-
-def test_what_a_layer_keeps_of_a_token() -> None:
-    assert kept_per_token(SHAPE, WHOLE, FP32) == 24 * 4 + 16 * 8 + 16 * 16 + 4 * 2 + 8 == 496
-    # Norms' inputs and factors 32 + 8; what the adapters read, 16; attention 128 + 8; the MLP 192; between adapters 24.
-    assert kept_per_token(SHAPE, ADAPTERS, FP32) == 40 + 16 + 136 + 192 + 24 == 408
-    # Norms 72; five bfloat16 copies of what is read, 40; attention 64 + 8; the MLP 128.
-    assert kept_per_token(SHAPE, WHOLE, FULL_BF16) == 72 + 40 + 72 + 128 == 312
-    gpt2 = replace(SHAPE, is_gated=False, is_rms=False)
-    # LayerNorm keeps its input, mean and factor: 32 + 16; the MLP what is activated and the product.
-    assert kept_per_token(gpt2, replace(WHOLE, reads=(1, 1)), FP32) == 48 + 32 + 136 + 128 == 344
-
-
-def test_what_all_layers_keep() -> None:
-    network = Network(SHAPE, 1000, WHOLE)
-    # 2 rows of 5 tokens; attention's mask holds 4 bytes a pair of tokens.
-    assert activations(network, FP32, 2, 5, checkpointing=False) == 3 * 10 * (496 + 4 * 5) == 15480
-    assert activations(network, FP32, 2, 5, checkpointing=True) == 3 * 10 * 16 + 10 * (496 + 20) == 5640
-    eager = replace(network, shape=replace(SHAPE, has_matrices=True))
-    assert activations(eager, FP32, 2, 5, checkpointing=False) == 3 * 10 * (496 + 2 * 2 * 4 * 5) == 17280
-
-
-def test_cache_layer_and_gradients() -> None:
-    assert kv_cache(SHAPE, FP32, 2, 5) == 3 * 2 * 5 * 2 * (4 + 4) == 480
-    assert kv_cache(SHAPE, LORA_BF16, 2, 5) == 240
-    assert kv_cache(SHAPE, FULL_BF16, 2, 5) == 3 * 2 * 5 * 2 * (2 + 4), "keys are rotated in float32"
-    assert one_layer(SHAPE, FP32, 2, 5) == 10 * (2 * 4 * 4 + 48 * 4 + 5 * 4) == 2440
-    assert layer_gradients(SHAPE, FP32, 2, 5) == 10 * (32 + 192)
-
-
-def test_logits() -> None:
-    assert training_logits(100, 7, with_entropy=False) == 7 * 100 * 12
-    assert training_logits(100, 7, with_entropy=True) == 7 * 100 * 28
-    # A row: 4 of the model, 8 in float32, 16 in float64; sorting takes 45.
-    assert sampling(MODELS, FP32, 8, 6, filters=False)["logits"] == 8 * 100 * 28
-    assert sampling(MODELS, FP32, 8, 6, filters=True)["logits"] == 8 * 100 * 45
-    assert scoring(MODELS, FP32, 8, 6)["logits"] == 8 * 6 * 100 * 25
-    few = replace(MODELS, logits_at_once=1000)
-    assert "logits" not in scoring(few, FP32, 8, 6), "ten tokens at a time take less than a layer"
-    assert scoring(MODELS, FP32, 8, 6)["states"] == 2 * 8 * (16 + 6) * 4 * 4
-
-
-def test_a_whole_run() -> None:
-    found = estimate(CONFIG, MODELS)
-    assert found.held == {"reference": 4000, "policy": 4020, "optimizer moments": 8040}
-    assert found.checkpoint == 3 * 4020
-    assert found.moments["optimizer's step"] == {"gradients": 4020, "embedding's gradient": 1600}
-    passes = found.moments["policy's pass"]
-    assert "gradients" not in passes, "they come to be as the activations of the only micro-batch go"
-    assert passes["activations"] == 3 * 4 * 16 * (496 + 4 * 16)
-    more = estimate(replace(CONFIG, per_device_train_batch_size=2), MODELS).moments["policy's pass"]
-    assert (more["gradients"], more["activations"]) == (4020, passes["activations"] / 2)
-    assert found.peak == 16060 + sum(found.moments[found.largest].values())
-
-
-def test_a_separate_critic_follows_the_policys_pass() -> None:
-    critic = Network(SHAPE, 605, replace(WHOLE, weights=605))
-    found = estimate(CONFIG, replace(MODELS, critic=critic))
-    assert found.held["optimizer moments"] == 8 * (1005 + 605)
-    assert found.moments["critic's pass"]["gradients"] == 4020
-    assert "logits" not in found.moments["critic's pass"]
-    assert found.moments["optimizer's step"]["gradients"] == 4 * (1005 + 605)
 
 
 @pytest.mark.parametrize(("asked", "hours"), [(4, 96 + 4 * 2), (8, 96 + 4 * 2), (64, 96 + 2)])
@@ -157,10 +50,10 @@ def built(name: str, config: PPOConfig) -> tuple[PreTrainedModel, ActorCritic]:
 
 
 @pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("name", ["qwen2", "llama", "qwen3", "gemma", "gpt2", "opt"])
+@pytest.mark.parametrize("name", ["qwen2", "llama", "qwen3", "gemma2", "gpt2", "opt", "lfm2", "falcon_h1"])
 def test_autograd_keeps_what_is_predicted(name: str, lora: bool) -> None:
-    config = PPOConfig(use_peft=lora)
-    model, network = built(name, config)
+    """Padding before short rows changes nothing, though the prediction has none."""
+    model, network = built(name, PPOConfig(use_peft=lora, lora_target_modules=LORA_TARGETS.get(name)))
     own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *network.parameters())}
     kept: dict[int, tuple[int, torch.Tensor]] = {}
 
@@ -173,10 +66,20 @@ def test_autograd_keeps_what_is_predicted(name: str, lora: bool) -> None:
     mask = torch.ones(3, 24, dtype=torch.long)
     mask[0, :5] = 0
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        response_states(network.policy, Sequences(mask, mask, 8))
+        states = response_states(network.policy, Sequences(mask, mask, 8))
     measured = sum(count for count, _ in kept.values())
-    found = activations(_network(network.policy, [network.policy]), FP32, 3, 24, checkpointing=False)
-    assert abs(found / measured - 1) < ERROR, f"{found} predicted, {measured} kept"
+    found = per_token(network.policy, 24, bf16=False)
+    assert abs(3 * 24 * found.kept / measured - 1) < ERROR, f"{3 * 24 * found.kept} predicted, {measured} kept"
+    assert found.layers == 2
+    assert found.states == states.shape[-1] * 4
+
+
+def test_bfloat16_keeps_about_half() -> None:
+    """Its copies of the weights are counted apart, so a token of a longer row takes no less."""
+    _, network = built("llama", PPOConfig())
+    whole, half = (per_token(network.policy, 24, bf16=bf16).kept for bf16 in (False, True))
+    assert 0.5 < half / whole < 0.8
+    assert per_token(network.policy, 12, bf16=True).kept == pytest.approx(half, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
@@ -186,37 +89,96 @@ def test_the_cache_is_what_is_predicted(name: str) -> None:
     with torch.no_grad():
         decoding.logits(ids, ids, ids.cumsum(-1) - 1)
     buffers = [buffer for layer in decoding._cache.layers for buffer in layer._buffers]  # type: ignore[union-attr]
-    shape = _network(network.policy, [network.policy]).shape
-    assert kv_cache(shape, FP32, 3, 9) == sum(buffer.nbytes for buffer in buffers)
+    cache, repeated = keys_per_token(network.policy, bf16=False)
+    assert 3 * 9 * cache == sum(buffer.nbytes for buffer in buffers)
+    assert repeated == 2 * 32 * 4, "keys and values of all heads"
 
 
-def shapes(folder: Path) -> TaskShapes:
+def estimator(folder: Path, device: str = "cpu") -> Estimator:
     texts = ["w1 w2", "w1 w2 w3"]
-    return TaskShapes(TINY_TASK, TaskAssets(str(folder), (), Prompts.of_texts(texts, texts[:1], ())), "cpu")
+    return Estimator(TINY_TASK, TaskAssets(str(folder), (), Prompts.of_texts(texts, texts[:1], ())), device)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_shapes_are_those_that_a_run_builds(tiny_folder: Path, name: str) -> None:
+def test_networks_are_those_that_a_run_builds(tiny_folder: Path, name: str) -> None:
     config = NETWORKS[name]
-    trainer = PPOTrainer(config, tiny_models(tiny_folder))
-    found = shapes(tiny_folder).models(config)
-    parts = [found.policy] if found.critic is None else [found.policy, found.critic]
-    assert sum(part.trained.weights for part in parts) == sum(p.numel() for p in trainer.network.trained().values())
-    assert estimate(config, found).checkpoint == trainer.checkpoint_bytes()
-    assert found.reference.weights == sum(p.numel() for p in trainer.models.reference.parameters())
-    assert (found.longest_prompt, found.eval_prompts) == (3, 1)
+    trainer, reckon = PPOTrainer(config, tiny_models(tiny_folder)), estimator(tiny_folder)
+    found, networks = reckon(config), reckon.networks(config)
+    assert found.checkpoint == trainer.checkpoint_bytes()
+    assert found.held["reference"] == sum(p.nbytes for p in trainer.models.reference.parameters())
+    assert found.held["optimizer moments"] == 2 * sum(p.nbytes for p in trainer.network.trained().values())
+    own = {p.data_ptr(): p.nbytes for p in (*trainer.models.reference.parameters(), *trainer.network.parameters())}
+    assert sum(found.held.get(part, 0) for part in ("reference", "policy", "critic")) == sum(own.values())
+    assert all(p.device.type == "meta" for p in networks.trained.parameters()), "nothing takes memory"
+    assert (reckon.longest_prompt, reckon.evaluation) == (3, (1, TINY_TASK.eval_response_length))
 
 
-def test_adapters_are_peft_own_choice(tiny_folder: Path) -> None:
-    model, _ = built("granite", PPOConfig())
-    assert LORA_TARGETS["granite"] == "all-linear"
-    network = build_network(PPOConfig(use_peft=True, lora_target_modules="all-linear", lora_r=2), model, None)
-    trained = _network(network.policy, [network.policy]).trained
-    assert (trained.reads, trained.reads_product, trained.rank) == ((3, 2), True, 7 * 2)
-    assert not trained.norms and not trained.embedding
+def test_what_each_moment_holds(tiny_folder: Path) -> None:
+    reckon = estimator(tiny_folder, "cuda")
+    config = replace(CONFIG, bf16=False)
+    found, networks = reckon(config), reckon.networks(config)
+    takes, gradients = per_token(networks.trained.policy, 9, bf16=False), found.held["policy"]
+    vocabulary, hidden = networks.reference.get_input_embeddings().weight.shape
+    assert set(found.moments) == {"sampling", "scoring", "policy's pass", "optimizer's step"}
+    learning = found.moments["policy's pass"]
+    mask = takes.layers * 9 * 4
+    assert learning["activations"] == round(4 * 9 * (takes.kept + mask))
+    assert (learning["logits"], learning["head's gradient"]) == (4 * 6 * vocabulary * 12, vocabulary * hidden * 4)
+    assert "gradients" not in learning, "they come to be as the activations of the only micro-batch go"
+    halved = reckon(replace(config, per_device_train_batch_size=2)).moments["policy's pass"]
+    assert (halved["gradients"], halved["activations"]) == (gradients, learning["activations"] / 2)
+    again = reckon(replace(config, gradient_checkpointing=True)).moments["policy's pass"]
+    assert again["activations"] == round(4 * 9 * (takes.layers * takes.states + (takes.kept + mask) / takes.layers))
+    assert reckon(replace(config, entropy_coef=0.1)).moments["policy's pass"]["logits"] == 4 * 6 * vocabulary * 28
+    assert found.moments["optimizer's step"]["gradients"] == gradients
+    rows = min(config.local_rollout_forward_batch_size, 8)
+    assert found.moments["sampling"]["KV cache"] == rows * 9 * keys_per_token(networks.reference, bf16=False)[0]
+    assert found.moments["sampling"]["logits"] == rows * vocabulary * 28
+    assert reckon(replace(config, top_k=5)).moments["sampling"]["logits"] == rows * vocabulary * 45
+    assert found.peak == sum(found.held.values()) + max(sum(parts.values()) for parts in found.moments.values())
+    on_cpu = estimator(tiny_folder)(config).moments["policy's pass"]
+    assert on_cpu["activations"] == round(4 * 9 * takes.kept * HEAP) and on_cpu["gradients"] == gradients
 
 
-# Whether it fits, and what to change.
+def test_a_separate_critic_follows_the_policys_pass(tiny_folder: Path) -> None:
+    found = estimator(tiny_folder, "cuda")(replace(CONFIG, value_model="separate", bf16=False))
+    assert found.moments["critic's pass"]["gradients"] == found.held["policy"]
+    assert "logits" not in found.moments["critic's pass"]
+    assert found.moments["optimizer's step"]["gradients"] == found.held["policy"] + found.held["critic"]
+
+
+def test_precision_of_weights_and_moments(tiny_folder: Path) -> None:
+    reckon = estimator(tiny_folder, "cuda")
+    whole, lora = (reckon(replace(CONFIG, bf16=False, use_peft=on)).held for on in (False, True))
+    assert lora["reference"] == whole["reference"] and lora["policy"] < whole["policy"] / 4
+    half = reckon(replace(CONFIG, bf16=True, use_peft=True)).held
+    assert half["reference"] == whole["reference"] / 2 and half["policy"] == lora["policy"]
+    packed = reckon(replace(CONFIG, bf16=True, use_peft=True, load_in_4bit=True)).held
+    assert packed["reference"] < half["reference"] and packed["policy"] == lora["policy"]
+    full = reckon(replace(CONFIG, bf16=True))
+    assert full.held["policy"] == whole["policy"], "what learns stays in float32"
+    assert full.held["copies for decoding"] == full.moments["sampling"]["bfloat16 copies"] > 0
+    small = reckon(replace(CONFIG, optim="adamw_8bit", bf16=False)).held
+    assert small["optimizer moments"] < whole["optimizer moments"]
+
+
+def test_a_file_that_is_converted_is_held_beside_what_it_becomes(tiny_folder: Path, tmp_path: Path) -> None:
+    assert "loading" not in estimator(tiny_folder)(CONFIG).moments, "float32 is read as it was saved"
+    AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_folder / name).read_bytes())
+    assert "loading" in estimator(tmp_path)(replace(CONFIG, use_peft=True)).moments
+    assert "loading" not in estimator(tmp_path, "cuda")(replace(CONFIG, bf16=False)).moments, "a GPU does not see it"
+
+
+def test_a_mixture_of_experts_is_refused() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(MixtralConfig(**GATED))
+    with pytest.raises(TaskError, match=r"mixture of experts \(MixtralForCausalLM\).* use --measure$"):
+        per_token(model, 8, bf16=False)
+
+
+# Does it fit, and what to change.
 
 
 def reckon(config: PPOConfig) -> Estimate:

@@ -16,9 +16,9 @@ from ppo_core.memory import ChunkRows, free, room, room_for_logits
 from ppo_core.models import FrozenPolicy, TaskModels, load_policy, resolve_device
 from ppo_core.policy import LanguageHead, compare, response_states
 from ppo_core.report import StepReport
-from ppo_core.testing import check_generator
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.command_folder import PARTS, SMALL, fill, process
+from tests.ppo_core.conformance import check_generator
 from tests.ppo_core.families import FAMILIES, load_models, save_family
 from tests.ppo_core.test_captured import FIXED
 from tests.ppo_core.test_launched import TORCHRUN, launch, require_alike

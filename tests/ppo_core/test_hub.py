@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from huggingface_hub import ModelCard, constants
 
 from ppo_core import PPOConfig
@@ -85,10 +84,7 @@ def test_an_interrupted_run_is_pushed_when_it_is_resumed(
     monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(tmp_path / "interrupted"))
     assert train("--push_to_hub", "me/mine")[0] == 130
     assert hub.files == {}
-    hub.refusals = {"whoami": 401}
-    status, stdout, _ = train("--resume", "out")
-    assert "warning: --push_to_hub, before the training: the hub refuses (401)" in stdout, "and it goes on"
-    assert status == 0 and "me/mine/model.txt" in hub.files
+    assert train("--resume", "out")[0] == 0 and "me/mine/model.txt" in hub.files
 
 
 # What is refused, before anything is trained
@@ -111,10 +107,9 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--push_to_hub", "a/b/c"], {}, 2, "--push_to_hub a/b/c is not allowed: "),
         (["--push_to_hub", "me/a", "--hub_model_id", "me/b"], {}, 2, "name two repositories"),
         (["--hub_private_repo"], {}, 2, "--hub_private_repo does nothing without --push_to_hub"),
-        (["--push_to_hub"], {"whoami": 401}, 1, "the hub refuses (401): the token is not valid"),
+        (["--push_to_hub"], {"create": 401, "api/models": 404}, 1, "the hub refuses (401): no create for you"),
         (["--push_to_hub", "them/a"], {"create": 403, "api/models": 404}, 1,
-         "--push_to_hub, before the training: the repository them/a cannot be made: the hub refuses (403): the token has "
-         "no right to it: no create for you"),
+         "--push_to_hub: cannot create the repository them/a: the hub refuses (403): no create for you"),
         (["--push_to_hub", "me/a"], {"create": 400}, 1, "the hub refuses (400): no create for you"),
     ],
 )  # fmt: skip
@@ -129,11 +124,9 @@ def test_a_refusal_is_one_line_before_the_training_and_leaves_nothing(
     assert not (tmp_path / "out").exists() and hub.files == {}
 
 
-def test_without_a_token_or_with_one_that_only_reads_nothing_is_trained(
+def test_without_a_token_nothing_is_trained(
     train: Train, untrained: None, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.role = "read"
-    assert "the token of the hub may only read" in one_error(train("--push_to_hub")[2])
     monkeypatch.delenv("HF_TOKEN")
     assert "log in with `hf auth login`, or set HF_TOKEN" in one_error(train("--push_to_hub")[2])
     assert hub.made == []
@@ -145,7 +138,7 @@ def test_without_a_network_nothing_is_trained(
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     status, _, stderr = train("--push_to_hub")
     assert status == 1
-    assert "--push_to_hub, before the training: the hub cannot be reached: [Errno 111]" in one_error(stderr)
+    assert "--push_to_hub: cannot create the repository out: [Errno 111]" in one_error(stderr)
 
 
 @pytest.mark.parametrize(("part", "code"), [("commit", 403), ("preupload", 401)])
@@ -177,43 +170,18 @@ def card(folder: Path, origin: Origin | None, **config: int) -> ModelCard:
     return ModelCard.load(run.model / "README.md")
 
 
-def test_the_card_of_a_confirmed_configuration_has_its_intervals_in_text_and_index(tmp_path: Path) -> None:
-    found = card(tmp_path, Origin("reviews", 32, (CONFIRMED,)), total_episodes=1_920)
-    assert "The configuration is that of trial 32 of the study `reviews`." in found.content
-    assert (
-        "- 1920 episodes: reward 1.93 [1.89, 1.97], KL 5.51 [3.45, 7.57] nats/response (mean of 3 seeds on 256 test "
-        "prompts; in brackets: 95% t-interval over the seeds)" in found.content
-    )
-    assert "It is confirmed at 1920 episodes only.\n" in found.content
-    [index] = yaml.safe_load(found.content.split("---\n")[1])["model-index"]
-    [result] = index["results"]
-    assert (index["name"], result["task"]["type"]) == ("mine", "text-generation")
-    assert result["dataset"] == {"name": "test prompts of my task", "type": "my-task", "split": "test"}
-    assert [(one["type"], one["value"], one["name"]) for one in result["metrics"]] == [
-        ("reward", 1.9349, "Reward (mean of 3 seeds, 95% t-interval 1.89 to 1.97)"),
-        ("kl", 5.512, "KL from the base model, nats/response (mean of 3 seeds, 95% t-interval 3.45 to 7.57)"),
-    ]
-
-
 @pytest.mark.parametrize(
-    ("origin", "length", "told"),
+    ("origin", "told"),
     [
-        (Origin("s", 3, (CONFIRMED,)), 19_200, "This model's run has 19200 episodes, so it is not."),
-        (Origin("s", 3, (CONFIRMED,), ("lam", "kl_coef")), 1_920, "with other values of `lam`, `kl_coef`: the trial's"),
-        (Origin("s", 3), 1_920, "One search run chose it; it is not confirmed on fresh seeds."),
-        (None, 1_920, "## PPO settings other than the defaults"),
+        (Origin("reviews", 32, (CONFIRMED,)), "- 1920 episodes: reward 1.93 [1.89, 1.97] (95% t-interval), KL 5.51 "),
+        (Origin("s", 3, (replace(CONFIRMED, reward_low=None, kl=None),)), "- 1920 episodes: reward 1.93; mean of 3"),
+        (Origin("s", 3, (CONFIRMED,), ("lam", "kl_coef")), "with other values of `lam`, `kl_coef`: the trial's"),
+        (Origin("s", 3), "One search run chose it; it is not confirmed on fresh seeds."),
+        (None, "## PPO settings other than the defaults"),
     ],
-)  # fmt: skip
-def test_what_is_not_confirmed_of_this_run_is_in_no_index(
-    tmp_path: Path, origin: Origin | None, length: int, told: str
-) -> None:
-    found = card(tmp_path, origin, total_episodes=length)
-    assert told in found.content and "model-index" not in found.content
+)
+def test_the_card_says_where_the_configuration_is_from(tmp_path: Path, origin: Origin | None, told: str) -> None:
+    found = card(tmp_path, origin, total_episodes=1_920)
+    assert told in found.content
     assert ("Where the configuration comes from" in found.content) == (origin is not None)
-
-
-def test_a_single_seed_has_no_interval(tmp_path: Path) -> None:
-    one = replace(CONFIRMED, seeds=1, reward_low=None, reward_high=None, kl=None)
-    found = card(tmp_path, Origin("s", 3, (one,)), total_episodes=1_920)
-    assert "reward 1.93 (mean of 1 seed on 256 test prompts)" in found.content
-    assert "name: Reward (mean of 1 seed)" in found.content
+    assert found.data.tags == ["ppo", "rlhf", "ppo-tuner"]

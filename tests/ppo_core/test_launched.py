@@ -7,14 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
 from ppo_core import launched, leading
 from ppo_core.errors import OUT_OF_MEMORY, ConfigError
-from ppo_core.report import StepReport
 from tests.ppo_core.command_folder import (
     EXHAUST_AT,
     KILL_AT,
@@ -113,55 +112,6 @@ def test_a_process_whose_memory_runs_out_in_the_middle_of_a_step_says_so_and_end
     assert ended.stderr.splitlines().count(f"ppo_core: error: {OUT_OF_MEMORY}") == 1
 
 
-class Alone:
-    """A world whose rank 0 is heard by nobody."""
-
-    size, rank, is_broken = 2, 0, False
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def from_first(self, value: object = None) -> object:
-        self.asked += 1
-        return value
-
-
-class Broken:
-    """A trainer that cannot evaluate."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def evaluated(self, report: StepReport) -> StepReport:
-        raise self.error
-
-
-def test_what_breaks_off_in_rank_0_alone_is_followed_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    world: Any = Alone()
-    monkeypatch.setattr(leading, "_world", lambda: world)
-    report = StepReport(0, 0, {})
-    with pytest.raises(ConfigError):
-        leading.Leader(world, Broken(ConfigError("of all"))).evaluated(report)
-    assert not world.is_broken, "what all of them raise leaves them in step"
-    leader = leading.Leader(world, Broken(MemoryError()))
-    with pytest.raises(MemoryError):
-        leader.evaluated(report)
-    with pytest.raises(RuntimeError, match="an earlier call"):
-        leader.save(Path("nowhere"))
-    assert not leading.dismiss()
-    assert world.asked == 2, "nobody was asked for anything after the error"
-
-
-def test_processes_that_never_met_are_not_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused() -> None:
-        raise RuntimeError("EADDRINUSE")
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(leading, "_world", refused)
-    assert not leading.dismiss()
-
-
 @pytest.mark.slow
 def test_an_interrupt_that_the_launcher_passes_on_saves_once(folder: Path) -> None:
     flags = (*PARTS, *SMALL, "--total_episodes", "4000", "--output", "run")
@@ -179,6 +129,24 @@ def test_an_interrupt_that_the_launcher_passes_on_saves_once(folder: Path) -> No
             running.wait(SECONDS)
     said = output.read_text()
     assert "ppo_core: interrupted; " in said and "torchrun --nproc_per_node 2 -m ppo_core --resume run" in said
+    newest = max(saved.name for saved in Path("run/checkpoints").iterdir())
+    assert newest == f"step-{steps(Path('run'))[-1]['step']:06d}"
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_is_an_orderly_stop_of_all(folder: Path) -> None:
+    output = Path("output.txt")
+    flags = (*PARTS, *SMALL, "--total_episodes", "4000", "--output", "run")
+    with (
+        output.open("w") as file,
+        spawned([*TORCHRUN, *flags], env=environment(), stdout=file, stderr=subprocess.STDOUT) as running,
+    ):
+        until(lambda: "\nstep   2/" in output.read_text(), output.read_text)
+        (other,) = (child for child in psutil.Process(running.pid).children() if child.environ().get("RANK") == "1")
+        other.send_signal(signal.SIGTERM)
+        running.wait(SECONDS)
+    said = output.read_text()
+    assert said.count("ppo_core: ended by SIGTERM; to resume: ") == 1, said
     newest = max(saved.name for saved in Path("run/checkpoints").iterdir())
     assert newest == f"step-{steps(Path('run'))[-1]['step']:06d}"
 
@@ -224,6 +192,13 @@ def test_a_mistake_is_one_line_and_ends_all(folder: Path) -> None:
     assert wrong.returncode != 0
     (line,) = [line for line in wrong.stderr.splitlines() if line.startswith("ppo_core: error:")]
     assert "the number of processes = 2 does not divide mini_batch_size = 9" in line
+
+
+@pytest.mark.slow
+def test_help_is_printed_once(folder: Path) -> None:
+    asked = launch(TORCHRUN, "--help")
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.count("usage:") == 1
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from ppo_core import PPOConfig, model_shapes, process_group
+from ppo_core import PPOConfig, fits, process_group
 from ppo_core import trainer as trainer_module
 from ppo_core.errors import CheckpointError, ConfigError, RewardError, TaskError
 from ppo_core.models import TaskModels
 from ppo_core.sharding import whole
 from ppo_core.task import Prompts, Scored
 from ppo_core.task_file import get_task
-from ppo_core.trainer import PPOTrainer, own_trainer
+from ppo_core.trainer import PPOTrainer, ppo_trainer
 from ppo_core.world import ONE_PROCESS, World, together
 from tests.ppo_core.conftest import tiny_models
 from tests.ppo_core.worlds import run_gloo, run_threads
@@ -191,7 +191,7 @@ def test_an_error_of_one_processs_task_is_raised_in_all_before_a_checkpoint_is_r
     def refused(world: World) -> str:
         own.world = world
         with pytest.raises(TaskError) as caught:
-            together(world, lambda: own_trainer(PPOConfig(**BASE), "reviews", "cpu", tmp_path))
+            together(world, lambda: ppo_trainer(PPOConfig(**BASE), "reviews", device="cpu", resume_from=tmp_path))
         return str(caught.value)
 
     monkeypatch.setattr(process_group, "joined", lambda: own.world)
@@ -217,7 +217,7 @@ def test_what_is_left_of_an_earlier_trainer_is_freed_before_another_is_loaded(mo
     def train(world: World) -> None:
         own.world = world
         with pytest.raises(TaskError, match="enough"):
-            own_trainer(PPOConfig(**BASE), "reviews", "cpu")
+            ppo_trainer(PPOConfig(**BASE), "reviews", device="cpu")
 
     monkeypatch.setattr(process_group, "joined", lambda: own.world)
     monkeypatch.setattr(trainer_module, "load_task", load)
@@ -236,11 +236,11 @@ def test_gradient_checkpointing_is_decided_for_what_one_process_does(monkeypatch
         return replace(config, gradient_checkpointing=True)
 
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(model_shapes, "resolve_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(model_shapes, "room", lambda _: None)
-    monkeypatch.setattr(model_shapes.fits, "settled", settled)
+    monkeypatch.setattr(fits, "resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(fits, "room", lambda _: None)
+    monkeypatch.setattr(fits, "settled", settled)
     config = PPOConfig(**BASE)
-    found = model_shapes.with_checkpointing(config, get_task("reviews"), "auto")
+    found = fits.with_checkpointing(config, get_task("reviews"), "auto")
     assert found == replace(config, gradient_checkpointing=True), "the batch stays whole"
     (share,) = asked
     assert (share.batch_size, share.mini_batch_size) == (8, 4)

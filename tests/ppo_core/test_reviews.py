@@ -14,8 +14,8 @@ from ppo_core.declare import Range
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.task import TaskAssets
 from ppo_core.tasks.reviews import TASK
-from ppo_core.tasks.reviews.build import make_tokenizer
-from ppo_core.tasks.reviews.corpus import (
+from tools.reviews import make_tokenizer
+from tools.reviews_corpus import (
     LEVELS,
     MAX_WORDS,
     augmented,

@@ -2,7 +2,10 @@
 
 import json
 import logging
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,9 +23,9 @@ from ppo_core.errors import RewardError, TaskError
 from ppo_core.rewards.batch import Batch
 from ppo_core.rewards.combined import load_reward
 from ppo_core.rewards.endpoint import EndpointReward
-from ppo_core.rewards.parallel import Line
 from ppo_core.task import Prompt, RewardPart
-from tests.waiting import until
+from tests.processes import spawned
+from tests.waiting import SECONDS, until
 
 BATCH = Batch(
     [Prompt("a", {"answer": 1}), Prompt("b", {"day": datetime(2026, 1, 2)}), Prompt("ü")],
@@ -99,7 +102,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
                 self.wfile.write(b"" if refused else json.dumps([float(t) for t in asked["responses"]]).encode())
                 return
             if not told.answers:
-                told.released.wait(20)
+                told.released.wait()
                 return
             status, headers, body = told.answers.pop(0)
             self.send_response(status)
@@ -168,8 +171,8 @@ def batch_of(*responses: str) -> Batch:
     return Batch([Prompt("p")] * len(responses), responses, [[text] for text in responses], [True] * len(responses))
 
 
-def reward_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("reward")]
+def no_thread_is_left() -> None:
+    until(lambda: not any(thread.name == "reward" for thread in threading.enumerate()))
 
 
 def test_requests_overlap_and_their_answers_are_in_order(server: Server) -> None:
@@ -179,7 +182,7 @@ def test_requests_overlap_and_their_answers_are_in_order(server: Server) -> None
     scores = EndpointReward(replace(server.part, batch_size=2, concurrency=4, retries=0))(batch).scores
     assert scores == list(range(16))
     assert len(server.asked) == 8 and server.at_once == 4
-    assert not reward_threads()
+    no_thread_is_left()
 
 
 def test_one_at_a_time_is_one_after_the_other(server: Server) -> None:
@@ -201,32 +204,48 @@ def test_the_error_is_that_of_the_first_request_in_order(server: Server, concurr
     assert str(caught.value) == f'reward part "judge": {server.host} answered 400 Bad Request, after 1 attempt'
 
 
-def test_an_error_ends_the_requests_after_it_and_leaves_no_thread_behind(server: Server) -> None:
+def test_an_error_waits_for_no_request_after_it_and_begins_none(server: Server) -> None:
     server.by_text = True
-    server.waits_for["2"] = server.released  # never answered: only cutting the connection ends it before the timeout
+    server.waits_for["2"] = server.released  # not answered before the error is there
     server.waits_for["status 400"] = server.asked_for["2"]
     part = replace(server.part, batch_size=1, concurrency=2, timeout=1e6)
     with pytest.raises(RewardError, match="answered 400 Bad Request, after 1 attempt"):
         EndpointReward(part)(batch_of("status 400", "2", "3", "4"))
-    assert not reward_threads()
-    assert server.answered == ["status 400"] and set(server.asked_for) == {"status 400", "2"}
+    assert server.answered == ["status 400"]
+    server.released.set()
+    no_thread_is_left()
+    assert set(server.asked_for) == {"status 400", "2"}
 
 
-def test_an_error_ends_a_wait_for_another_attempt(server: Server) -> None:
+def test_an_error_ends_a_wait_for_another_attempt(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppo_core.rewards.endpoint.FIRST_WAIT", 1e6)
+    monkeypatch.setattr("ppo_core.rewards.endpoint.LONGEST_WAIT", 1e6)
     server.by_text = True
     server.waits_for["status 400"] = waiting = Event()
-    part = replace(server.part, batch_size=1, concurrency=2)
-    reward = EndpointReward(part)
-    true_wait = Line.wait
+    monkeypatch.setattr("ppo_core.rewards.endpoint.logger.warning", lambda *_: waiting.set())
+    with pytest.raises(RewardError, match="answered 400"):
+        EndpointReward(replace(server.part, batch_size=1, concurrency=2))(batch_of("status 400", "status 503"))
+    no_thread_is_left()
+    assert len(server.asked) == 2
 
-    def wait(line: Line, seconds: float) -> None:
-        waiting.set()
-        true_wait(line, 1e6)
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(RewardError, match="answered 400"):
-        patch.setattr(Line, "wait", wait)
-        reward(batch_of("status 400", "status 503"))
-    assert len(server.asked) == 2 and not reward_threads()
+INTERRUPTED = """
+import signal, sys
+from ppo_core.rewards.batch import Batch
+from ppo_core.rewards.endpoint import EndpointReward
+from ppo_core.task import Prompt, RewardPart
+signal.signal(signal.SIGINT, signal.default_int_handler)
+part = RewardPart("judge", "http", sys.argv[1], batch_size=1, concurrency=2, timeout=1e6)
+EndpointReward(part)(Batch([Prompt("p")] * 3, ["1", "2", "3"], [[]] * 3, [True] * 3))
+"""
+
+
+def test_ctrl_c_ends_a_process_whose_server_says_nothing(server: Server) -> None:
+    with spawned([sys.executable, "-c", INTERRUPTED, server.url], stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: len(server.asked) == 2)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=SECONDS)[1].endswith("KeyboardInterrupt\n")
+    assert len(server.asked) == 2
 
 
 def test_a_server_that_is_not_encrypted_is_no_answer_over_https(server: Server) -> None:

@@ -22,8 +22,8 @@ from ppo_core.models import FrozenPolicy, load_policy, load_task
 from ppo_core.prompts import PromptSource
 from ppo_core.task import Advice, Prompt, RewardPart, TaskAssets
 from ppo_core.task_file import get_task, make_task
-from ppo_core.testing import WORDS
 from ppo_core.trainer import ppo_trainer
+from tests.ppo_core.conformance import WORDS
 from tests.ppo_core.families import GATED
 
 REWARD = """

@@ -1,16 +1,17 @@
 """What is of the whole rollout batch does not depend on how many processes hold its rows."""
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from ppo_core import PPOConfig
+from ppo_core import world as worlds_module
 from ppo_core.advantages import masked_var, masked_whiten
-from ppo_core.errors import OutOfMemory
+from ppo_core.errors import ConfigError, OutOfMemory
 from ppo_core.experience import (
     Normalization,
     PolicyReading,
@@ -30,12 +31,12 @@ from ppo_core.optim import Optimizers, StepNorms
 from ppo_core.policy import ActorCritic
 from ppo_core.sequences import Sequences
 from ppo_core.task import Prompt, Scored
-from ppo_core.testing import check_world
 from ppo_core.trainer import PPOTrainer
 from ppo_core.update import ppo_epochs
-from ppo_core.world import ONE_PROCESS, World
+from ppo_core.world import ONE_PROCESS, WAIT, World, from_first
+from tests.ppo_core.conformance import check_world
 from tests.ppo_core.test_update import BASE, collect
-from tests.ppo_core.worlds import ThreadWorld, run_gloo, run_threads
+from tests.ppo_core.worlds import Result, ThreadWorld, run_gloo, run_threads
 
 # Conformance
 
@@ -50,48 +51,45 @@ def test_processes_of_torch_distributed_are_a_world() -> None:
     check_world(run_gloo, sizes=[2])
 
 
-class AgreesIfAny(ThreadWorld):
-    def agree(self, yes: bool) -> bool:
-        return any(self._everyones(yes))
+# What rank 0 decides
 
 
-class GathersBackwards(ThreadWorld):
-    def gather(self, tensor: Tensor) -> Tensor:
-        return torch.cat(self._everyones(tensor)[::-1])
+def test_rank_0_alone_works_and_all_go_on_with_its_answer() -> None:
+    def decide(world: World) -> list[int]:
+        return [from_first(world, lambda: 10 + world.rank), from_first(world, lambda: 20 + world.rank)]
+
+    assert run_threads(3, decide) == [[10, 20]] * 3
 
 
-class SumsInPlace(ThreadWorld):
-    def sum(self, tensor: Tensor) -> Tensor:
-        return tensor.copy_(super().sum(tensor.clone()))
+def test_an_error_of_ours_in_rank_0_is_raised_in_all_and_they_stay_in_step() -> None:
+    def refuse() -> None:
+        raise ConfigError("no such flag")
+
+    def decide(world: World) -> str:
+        with pytest.raises(ConfigError) as caught:
+            from_first(world, refuse)
+        return from_first(world, lambda: str(caught.value))
+
+    assert run_threads(2, decide) == ["no such flag"] * 2
 
 
-class SumsInFloats(ThreadWorld):
-    def sum(self, tensor: Tensor) -> Tensor:
-        return super().sum(tensor).float()
+def test_the_others_are_told_to_wait_for_as_long_as_rank_0_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worlds_module, "WAIT_SECONDS", 0.01)
+    told = threading.Semaphore(0)
 
+    class Listening(ThreadWorld):
+        def broadcast(self, value: Result) -> Result:
+            found = super().broadcast(value)
+            if self.rank == 1 and found is WAIT:
+                told.release()
+            return found
 
-class SumsOwnFirst(ThreadWorld):
-    def sum(self, tensor: Tensor) -> Tensor:
-        others = [other for rank, other in enumerate(self._everyones(tensor)) if rank != self.rank]
-        return torch.stack([tensor, *others[::-1]]).sum(0)
+    def decide(world: World) -> bool:
+        assert isinstance(world, ThreadWorld)
+        world = Listening(world.meeting, world.rank)
+        return from_first(world, lambda: all(told.acquire(timeout=60) for _ in range(3)))
 
-
-@pytest.mark.parametrize(
-    ("broken", "what"),
-    [
-        (AgreesIfAny, "agree where one says no, in process 0 of 2"),
-        (GathersBackwards, "gather, in process 0 of 2"),
-        (SumsInPlace, "sum: what was given"),
-        (SumsInFloats, "sum: type and shape"),
-        (SumsOwnFirst, "sum: not the same on all processes, bit for bit"),
-    ],
-)
-def test_a_broken_world_is_found(broken: type[ThreadWorld], what: str) -> None:
-    def run(n: int, function: Callable[[World], Any]) -> list[Any]:
-        return run_threads(n, lambda world: function(broken(world.meeting, world.rank)))  # type: ignore[attr-defined]
-
-    with pytest.raises(AssertionError, match=what):
-        check_world(run)
+    assert run_threads(2, decide) == [True, True]
 
 
 # A batch spread over two processes is as the whole

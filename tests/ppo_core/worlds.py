@@ -58,6 +58,10 @@ class ThreadWorld:
     def gather_objects(self, rows: Sequence[Result]) -> list[Result]:
         return [row for own in self._everyones(list(rows)) for row in own]
 
+    def broadcast(self, value: Result) -> Result:
+        found: Result = self._everyones(value)[0]
+        return found
+
     def agree(self, yes: bool) -> bool:
         return all(self._everyones(yes))
 
@@ -94,4 +98,4 @@ def _in_gloo(rank: int, n: int, function: Callable[[World], Any], folder: str) -
     os.environ.update(WORLD_SIZE=str(n), RANK=str(rank), LOCAL_RANK=str(rank))
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=n)
     torch.save(function(process_group.joined()), Path(folder) / str(rank))
-    process_group.leave()
+    distributed.destroy_process_group()

@@ -52,7 +52,13 @@ def everything(store: Store) -> dict[str, list[dict[str, Any]]]:
     with store._engine.connect() as connection:
         for table in (schema.studies, schema.trials, *schema.OF_TRIALS.values(), schema.orders):
             rows = connection.execute(select(table).order_by(*table.primary_key.columns)).mappings()
-            dropped = ("lease_token", "lease_renewed_at", "folder", "key")  # of who holds it where, and made anew
+            dropped = (
+                "lease_token",
+                "lease_host",
+                "lease_renewed_at",
+                "folder",
+                "key",
+            )  # of who holds it where, and made anew
             found[table.name] = [{name: value for name, value in row.items() if name not in dropped} for row in rows]
     return found
 

@@ -8,17 +8,14 @@ from collections.abc import Sequence
 from optuna.trial import TrialState
 
 from ppo_core.hyperparameters import PPOConfig
-from tuner.best import best_trial
 from tuner.scoring import to_optuna
 from tuner.search import matching
 from tuner.spec import StudySpec
 from tuner.status import Origin, PausedBy, Status
 from tuner.store import TrialRow
-from tuner.strategies import CONTROL, FINISH_SHARE, RATES, STAGE_SHARES, rung_episodes
+from tuner.strategies import FINISH_SHARE, EarlyCut, rung_episodes
 
 Rows = Sequence[TrialRow]
-SHARES = {"full": (), "staged": (), "early_cut": (0.1,), "asha": (0.1, 0.3)}
-ONE_IN = {"early_cut": 6, "asha": 3}
 
 
 def counted(rows: Rows) -> list[TrialRow]:
@@ -59,16 +56,15 @@ def has_room(rows: Rows, spec: StudySpec) -> bool:
 def left(rows: Rows, spec: StudySpec) -> float:
     if spec.budget is None:
         return math.inf
-    promised = sum(row.episodes if row.is_done else until(row, row.rung, spec) for row in counted(rows))
+    promised = sum(row.episodes if row.is_done else next_stop(row, spec) for row in counted(rows))
     return spec.budget * spec.total_episodes - promised
 
 
-def until(row: TrialRow, rung: int, spec: StudySpec) -> int:
+def next_stop(row: TrialRow, spec: StudySpec) -> int:
     config = PPOConfig.from_dict(row.config)
-    is_whole = not row.counts or row.origin in (Origin.REFERENCE, Origin.MATCHED)
-    found = [rung_episodes(config, share) for share in (() if is_whole else SHARES[spec.strategy])]
-    rungs = list(dict.fromkeys(episodes for episodes in found if episodes is not None))
-    return rungs[rung] if rung < len(rungs) else config.whole_episodes()
+    is_whole = not row.counts or row.origin in (Origin.REFERENCE, Origin.MATCHED) or row.rung > 0
+    rung = None if is_whole or spec.strategy == "full" else rung_episodes(config, EarlyCut.share)
+    return config.whole_episodes() if rung is None else rung
 
 
 def whole(row: TrialRow) -> int:
@@ -78,11 +74,11 @@ def whole(row: TrialRow) -> int:
 def may_start(rows: Rows, spec: StudySpec) -> bool:
     if not has_room(rows, spec):
         return False
-    if not SHARES[spec.strategy]:
+    if spec.strategy == "full":
         return left(rows, spec) >= spec.total_episodes
     if spec.budget is None or not counted(rows):
         return True
-    rung = SHARES[spec.strategy][0] * spec.total_episodes
+    rung = EarlyCut.share * spec.total_episodes
     rest = spec.total_episodes - rung
     finishes = max(1, math.floor(FINISH_SHARE * spec.budget * spec.total_episodes / rest))
     return left(rows, spec) - rung >= finishes * rest - 1e-9
@@ -99,7 +95,7 @@ def usual(rows: Rows) -> float:
 
 
 def ranked(rows: Rows, most: float) -> list[TrialRow]:
-    return sorted(rows, key=lambda row: (-row.rung, *order(row, row.rung_score, most)))
+    return sorted(rows, key=lambda row: order(row, row.rung_score, most))
 
 
 def order(row: TrialRow, score: float | None, most: float) -> tuple[float, float, int, int]:
@@ -112,26 +108,24 @@ def promotable(rows: Rows, spec: StudySpec) -> list[int]:
 
 
 def promoted(rows: Rows, spec: StudySpec) -> int | None:
-    for rung in reversed(range(len(SHARES[spec.strategy]))):
-        row = due_at(rung, rows, spec)
-        if row is not None and until(row, row.rung + 1, spec) - row.episodes <= left(rows, spec):
-            return row.number
+    if spec.strategy == "full":
+        return None
+    row = due(rows, spec)
+    if row is not None and whole(row) <= left(rows, spec):
+        return row.number
     is_open = spec.budget is not None or not any(row.rung for row in counted(rows))
-    if not SHARES[spec.strategy] or may_start(rows, spec) or not is_open:
+    if may_start(rows, spec) or not is_open:
         return None
     fitting = [row for row in waiting(rows, spec) if whole(row) <= left(rows, spec)]
     return ranked(fitting, usual(rows))[0].number if fitting else None
 
 
-def due_at(rung: int, rows: Rows, spec: StudySpec) -> TrialRow | None:
-    came = [row for row in counted(rows) if len(row.rung_scores) > rung]
-    here = [row for row in waiting(rows, spec) if row.rung == rung]
-    if spec.strategy == "asha":
-        top = sorted(came, key=lambda row: order(row, row.rung_scores[rung], usual(rows)))
-        return next((row for row in top[: len(came) // ONE_IN["asha"]] if row in here), None)
-    rest = sum(row.is_resting and row.rung == rung for row in counted(rows))
-    went = sum(row.rung > rung for row in counted(rows)) + rest - len(here)
-    is_due = bool(here) and len(came) // ONE_IN["early_cut"] > went
+def due(rows: Rows, spec: StudySpec) -> TrialRow | None:
+    came = [row for row in counted(rows) if row.rung_scores]
+    here = waiting(rows, spec)
+    rest = sum(row.is_resting for row in counted(rows))
+    went = sum(row.rung > 0 for row in counted(rows)) + rest - len(here)
+    is_due = bool(here) and len(came) // EarlyCut.one_in > went
     return ranked(here, usual(rows))[0] if is_due else None
 
 
@@ -140,7 +134,7 @@ def due_at(rung: int, rows: Rows, spec: StudySpec) -> TrialRow | None:
 
 def match(rows: Rows, spec: StudySpec) -> matching.Match | None:
     budget = left(rows, spec) / spec.total_episodes
-    if not matching.is_matching(spec) or spec.strategy == "staged" or not has_room(rows, spec) or budget < 1:
+    if not matching.is_matching(spec) or not has_room(rows, spec) or budget < 1:
         return None
     groups: dict[matching.Alike, list[TrialRow]] = {}
     for row in counted(rows):
@@ -181,27 +175,7 @@ def from_the_start(rows: Rows, row: TrialRow, spec: StudySpec) -> matching.Match
     return matching.Match(row.number, {**params, **control, "kl_coef": suits})
 
 
-# Stages, and what a sampler reads
-
-
-def stage(rows: Rows, spec: StudySpec) -> int:
-    groups = [CONTROL, RATES, [name for name in spec.search if name not in (*CONTROL, *RATES)]]
-    stages = [names for names in ({*group} & spec.search.keys() for group in groups) if names]
-    own = [row for row in counted(rows) if row.origin is Origin.SAMPLED]
-    current = max((i for row in own for i, names in enumerate(stages) if names & row.params.keys()), default=0)
-    share = len(counted(rows)) / (spec.trials or 1)
-    if spec.budget is not None:
-        share = 1 - left(rows, spec) / (spec.budget * spec.total_episodes)
-    ended = sorted((row for row in counted(rows) if row.status.is_final), key=lambda row: row.ended_at or 0.0)
-    within = [row for row in ended[-3:] if row.status is Status.COMPLETED and (row.end_kl or 99.0) <= spec.kl_budget]
-    is_first = bool(stages[current] & {*CONTROL}) and (share >= STAGE_SHARES[0] or len(within) >= 2)
-    is_second = bool(stages[current] & {*RATES}) and share >= STAGE_SHARES[1]
-    return min(current + (is_first or is_second), len(stages) - 1)
-
-
-def best(rows: Rows, spec: StudySpec) -> int | None:
-    found = best_trial(rows, spec.kl_budget, spec.objective)
-    return None if found is None else found.number
+# What a sampler reads
 
 
 def read(rows: Rows, spec: StudySpec, most: int, best: int) -> list[tuple[int, TrialState, float | None]]:

@@ -12,7 +12,7 @@ from tuner.confirm import Plan, missing
 from tuner.results import read_study
 from tuner.scoring import judged
 from tuner.spec import StudySpec
-from tuner.status import Origin, Reason, Status, Verdict
+from tuner.status import Origin, Reason, Status
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
 
 NAME = "made"
@@ -21,7 +21,6 @@ SPEC = {
     "task": "reviews",
     "trials": 8,
     "strategy": "full",
-    "objective": "end",
     "seed": 3,
     "fixed": {"total_episodes": 256, "eval_every_episodes": 128, "entropy_coef": 0.01},
     "search": {
@@ -59,16 +58,16 @@ PARAMS: tuple[dict[str, Any], ...] = (
     {"kl_control": "fixed", "learning_rate": 2e-5, "kl_coef": 0.3, "batch_size": 128},
 )
 OUTCOMES: tuple[Outcome | None, ...] = (
-    Outcome(Status.COMPLETED, None, 1.0, 0.05, 4.0, -0.916),
-    Outcome(Status.COMPLETED, None, 3.0, 0.06, 12.5, 0.223),
-    Outcome(Status.COMPLETED, None, 2.0, 0.05, 9.0, -0.105),
-    Outcome(Status.STOPPED, Reason("person", "stopped by a person"), 1.5, 0.04, 6.0, -0.511),
-    Outcome(Status.PRUNED, KL_REASON, 5.0, 0.1, 3.0, 0.765),
-    Outcome(Status.PRUNED, HARD_REASON, 0.2, 0.1, 2.0, 2.17),
+    Outcome(Status.COMPLETED, None, 1.0, kl=4.0),
+    Outcome(Status.COMPLETED, None, 3.0, kl=12.5),
+    Outcome(Status.COMPLETED, None, 2.0, kl=9.0),
+    Outcome(Status.STOPPED, Reason("person", "stopped by a person"), 1.5, kl=6.0),
+    Outcome(Status.PRUNED, KL_REASON, 0.9, kl=3.0),
+    Outcome(Status.PRUNED, HARD_REASON, 0.2, kl=2.0),
     Outcome(Status.FAILED, Reason("error", f"RuntimeError: {HOSTILE}")),
     None,  # still running
 )
-"""Best within 10 nats: trial 2; within 100: trial 1; within 8: trial 3; within 5: trial 0; within 1: none."""
+"""What each trial reads last, and how it ended; it is judged by its evaluations. Best within 10 nats: trial 2; within 100: trial 1; within 8: trial 3; within 5: trial 0; within 1: none."""
 
 
 def make(path: Path, spec: StudySpec | None = None, outcomes: Sequence[Outcome | None] = OUTCOMES) -> Store:
@@ -92,7 +91,9 @@ def make(path: Path, spec: StudySpec | None = None, outcomes: Sequence[Outcome |
         store.begin_attempt(lease, trial, None)
         add_steps(store, lease, trial, outcome)
         if outcome is not None:
-            store.finish_trial(lease, trial.id, outcome)
+            is_read = outcome.status is not Status.FAILED
+            ended = judged(store, trial, spec, outcome.status, outcome.reason) if is_read else outcome
+            store.finish_trial(lease, trial.id, ended)
         if number == 2:
             store.add_test_reading(lease, trial.id, 4, SplitReading(2, 1.75, 0.05, 8.5, math.nan), None)
     store.set_finished(lease, None not in outcomes)
@@ -106,9 +107,9 @@ def add_steps(store: Store, lease: Lease, trial: TrialRow, outcome: Outcome | No
     for step in range(5):
         metrics = {"objective/scores": 0.5 + 0.1 * step, "objective/kl_exact": kl * step / 4, "objective/kl_coef": 0.05}
         samples: tuple[Sample, ...] = ()
-        readings, verdict = None, None
+        readings = None
         if step % 2 == 0:
-            metrics["eval/reward"] = 0.25 if step == 0 else value
+            metrics["eval/reward"] = (0.25, value - 0.05, value)[step // 2]
             metrics |= {"eval/reward_se": 0.03, "eval/kl": 0.0 if step == 0 else kl, "eval/kl_se": 0.2}
             parts = {"liked": 0.75, "[b]brief": -0.25}
             first = Sample(0, "the film was", f" fine {step}", 0.5, 1.0, 4, parts, TOKENS)
@@ -118,9 +119,7 @@ def add_steps(store: Store, lease: Lease, trial: TrialRow, outcome: Outcome | No
         metrics["own/tone"] = 0.5 * step
         if step == 3:
             metrics["val/var_explained"] = float("nan")
-        if step == 4 and outcome is not None and outcome.reason is not None:
-            verdict = Verdict(step, outcome.reason, is_enforced=True)
-        store.add_step(lease, trial.id, StepReport(step, 64 * step, metrics, samples, readings), 1.5, verdict)
+        store.add_step(lease, trial.id, StepReport(step, 64 * step, metrics, samples, readings), 1.5)
 
 
 def confirm(store: Store, name: str, plan: Plan, read: int | None = None) -> None:

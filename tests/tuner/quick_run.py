@@ -24,7 +24,6 @@ task = "{NAME}"
 trainer = "{TRAINER}"
 trials = 3
 strategy = "full"
-objective = "end"
 [search]
 learning_rate = {{ low = 1e-4, high = 1e-2, scale = "log" }}
 kl_coef = "advised"

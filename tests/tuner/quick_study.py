@@ -18,7 +18,6 @@ import psutil
 import tomli_w
 
 from tests.processes import end_family
-from tuner.checkpoints import CheckpointPolicy
 from tuner.confirm import Plan
 from tuner.events import Event, StudyWarned, TrialEnded, TrialStarted, TrialStepped
 from tuner.run import run_study
@@ -43,7 +42,6 @@ def quick_table(trainer: str = "factory", **changes: Any) -> dict[str, Any]:
         "trainer": f"{MODULE}:{trainer}",
         "trials": 6,
         "strategy": "full",
-        "objective": "end",
         "seed": 5,
         "search": {"learning_rate": "advised", "cliprange": {"low": 0.1, "high": 0.3}},
         "sampler": {"name": "random"},
@@ -208,9 +206,7 @@ def main(folder: Path, spec: StudySpec, keywords: dict[str, Any]) -> int:
     time.time = lambda: right() + off  # what reads the wall clock here reads a wrong one
     host = os.environ.get(HOST_VARIABLE) or socket.gethostname()
     socket.gethostname = lambda: host
-    plan, url, address = (keywords.pop(name, None) for name in ("plan", "checkpoints", "ray"))
-    if url is not None:
-        keywords["policy"] = CheckpointPolicy(url)
+    plan, address = (keywords.pop(name, None) for name in ("plan", "ray"))
     with ExitStack() as stack:
         if address is not None:
             from tuner.engine.ray import RayCluster

@@ -32,10 +32,9 @@ def test_no_trial_within_the_budget(ppo_tuner: Invoke, made: str) -> None:
     status, stdout, stderr = ppo_tuner("best", made, "--kl-budget", "1", "--json")
     assert (status, stdout) == (1, "")
     message = one_error(stderr)
-    assert "within the KL budget of 1 nats/response; the closest is trial 0 with 4.00" in message
+    assert "within the KL budget of 1 nats/response" in message
     assert "lower the low end of learning_rate" in message
-    assert message.endswith("ppo-tuner best made --kl-budget 4")
-    assert ppo_tuner("best", made, "--kl-budget", "4")[0] == 0
+    assert ppo_tuner("best", made, "--kl-budget", "4.2")[0] == 0, "4 nats and a standard error"
 
 
 # JSON
@@ -95,14 +94,14 @@ def test_show_study_tells_all_kinds_of_trials(ppo_tuner: Invoke, made: str) -> N
     stdout = ppo_tuner("show", made)[1]
     trials = stdout.split("Searched values")[0]
     rows = {row.split()[0]: row for row in trials.splitlines() if re.match(r" {5}\d ", row)}
-    assert re.search(r"0 +completed +1\.000 ± 0\.050 +4\.00 ", rows["0"])
-    assert re.search(r"4 +pruned +5\.00 ± 0\.10 +3\.00 .*KL 21\.5 over the limit 15", rows["4"])
+    assert re.search(r"0 +completed +1\.000 ± 0\.030 +4\.00 ", rows["0"])
+    assert re.search(r"4 +pruned +0\.900 ± 0\.030 +3\.00 .*KL 21\.5 over the limit 15", rows["4"])
     assert re.search(r"6 +failed +- +- ", rows["6"])
     assert re.search(r"7 +interrupted +- +- ", rows["7"])
     assert re.search(r"\* 2 +completed .*best", stdout)
     assert "2 of 8 trials were pruned by the guard for KL blow-up" in stdout
     assert "(kl_limit): trial 4; " in stdout
-    assert "Improvement on the SFT baseline: 1.750 ± 0.030 reward" in stdout
+    assert "Improvement on the SFT baseline: 1.750 ± 0.040 reward" in stdout
     assert re.search(r"learning_rate +0\.0005 +\* searched", stdout)
     assert re.search(r"Trial 0 is the reference\. TRL's values: num_ppo_epochs=4", stdout)
 
@@ -111,7 +110,7 @@ def test_show_trial_tells_reason_evidence_curve_and_samples(ppo_tuner: Invoke, m
     stdout = ppo_tuner("show", made, "4")[1]
     assert "Reason: KL 21.5 over the limit 15 for 3 steps, at step 3 (rule kl_limit)" in stdout
     assert re.search(r"2 +128 +19\.5", stdout)
-    assert re.search(r"4 +256 +5\.000 ± 0\.030 +3\.00 ± 0\.20 +0\.900", stdout)
+    assert re.search(r"4 +256 +0\.900 ± 0\.030 +3\.00 ± 0\.20 +0\.900", stdout)
     assert r"food | [bold red]wow[/bold red] \x1b[31mred\x07 \u202ertl\nsecond line" in stdout
 
 
@@ -185,7 +184,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     stdout = capsys.readouterr().out
     assert stdout.startswith("ppo-tuner 0.1.0\n")
     assert all(name in stdout for name in cli.COMMANDS)
-    assert "Pruned, failed and running trials are never the best." in " ".join(stdout.split())
+    assert "a later checkpoint may be over the budget." in " ".join(stdout.split())
 
 
 def test_passwords_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:

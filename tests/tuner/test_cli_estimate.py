@@ -1,25 +1,22 @@
-"""`ppo-tuner estimate` and `doctor`, and the lines of `train` and `run` that say the same."""
+"""`ppo-tuner estimate`, and the lines of `train` and `run` that say the same."""
 
 import io
 import json
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from ppo_core.estimate import Estimate
-from ppo_core.fits import Room
+from ppo_core.errors import TaskError
 from ppo_core.hyperparameters import PPOConfig
+from ppo_core.memory import Room
 from ppo_core.report import StepReport
 from ppo_core.run.training import time_left
 from tests.tuner import made_study
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import pruned, trial_row
-from tuner.cli import doctor
 from tuner.cli.run import StudyProgress
 from tuner.events import StudyStarted, TrialEnded, TrialStarted
 from tuner.scoring import Extent
@@ -83,6 +80,21 @@ def test_the_parts_add_up_to_the_peak(ppo_tuner: Invoke, own_folder: Path) -> No
     assert re.search(r"^ always +the process itself +\d", out, flags=re.MULTILINE)
 
 
+def test_what_cannot_be_predicted_is_measured(
+    ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise TaskError("what a mixture of experts takes cannot be predicted; use --measure")
+
+    monkeypatch.setattr("ppo_core.estimate.per_token", refuse)
+    status, _, stderr = ppo_tuner("estimate", "arithmetic")
+    assert status == 2 and one_error(stderr).endswith("use --measure")
+    status, stdout, _ = ppo_tuner("estimate", "arithmetic", "--measure", "--json", "--batch_size", "16")
+    found = json.loads(stdout)
+    assert (status, found["peak"], found["fits"], found["disk"]) == (0, None, None, None)
+    assert found["measured"]["run_seconds"] > 0
+
+
 def test_nothing_of_that_name(ppo_tuner: Invoke, own_folder: Path) -> None:
     status, _, stderr = ppo_tuner("estimate", "arithmetics")
     assert status == 2
@@ -98,7 +110,7 @@ def test_training_says_its_peak_and_refuses_what_cannot_fit(
     assert status == 0
     assert lines[0].startswith("memory: a predicted peak of")
     assert any(line.startswith("about ") and "left: 1 iteration of" in line for line in lines)
-    monkeypatch.setattr("ppo_core.model_shapes.room", lambda device: Room("cpu", "the device", 2**20, 2**20, 0))
+    monkeypatch.setattr("ppo_core.fits.room", lambda device: Room("cpu", "the device", 2**20, 2**20, 0))
     status, _, stderr = ppo_tuner("train", *flags[:-1], "other")
     assert status == 1
     assert "does not fit into the 1 MiB of the device" in one_error(stderr)
@@ -133,94 +145,5 @@ def test_a_study_says_the_time_that_is_left_once(monkeypatch: pytest.MonkeyPatch
 def test_disk_of_a_study(extent: dict[str, Any], trials: int) -> None:
     """Early cut pays a tenth for each trial and nine tenths for every sixth: 0.25 per trial."""
     content = {"name": "a", "task": "arithmetic", "search": {"learning_rate": "advised"}, **extent}
-    found = disk(Estimate({}, {"x": {}}, 1000, 0), StudySpec.from_dict(content, "a"), 0)
+    found = disk(1000, 0, StudySpec.from_dict(content, "a"), 0)
     assert found.most == 1000 * (7 + (trials - 1) * 2 + 8)
-
-
-# What is checked before anything is run.
-
-
-def states(ppo_tuner: Invoke, *flags: str) -> tuple[int, dict[str, dict[str, str]]]:
-    status, stdout, _ = ppo_tuner("doctor", "--json", *flags)
-    return status, {finding["about"]: finding for finding in json.loads(stdout)}
-
-
-@pytest.fixture
-def quick_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Has torch's answer be another one."""
-
-    def answer(text: str) -> None:
-        done = subprocess.CompletedProcess([], 0, stdout=text, stderr="libcuda: no such file")
-        monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: done)
-
-    answer('{"threads": 3, "built_for": null, "gpus": [], "mps": false}')
-    return answer
-
-
-def test_a_sound_machine(ppo_tuner: Invoke, own_folder: Path, quick_devices: Callable[[str], None]) -> None:
-    status, found = states(ppo_tuner)
-    assert status == 0
-    assert found["torch"]["state"] == found["optuna"]["state"] == found["runs folder"]["state"] == "ok"
-    assert found["CPU"]["found"].endswith("torch uses 3 threads")
-    assert "extra ray" in found
-    assert found["store"]["found"].endswith("will be made by the first run")
-    assert not list(own_folder.iterdir()), "nothing is written"
-
-
-def test_gpus(ppo_tuner: Invoke, own_folder: Path, quick_devices: Callable[[str], None]) -> None:
-    gpu = {
-        "name": "A100",
-        "capability": [8, 0],
-        "total": 2**36,
-        "free": 2**35,
-        "bf16": True,
-        "flash": True,
-        "graphs": True,
-    }
-    old = {**gpu, "name": "V100", "bf16": False, "flash": False}
-    quick_devices(json.dumps({"threads": 1, "built_for": "12", "gpus": [gpu, old, {**gpu, "free": 1}], "mps": False}))
-    status, found = states(ppo_tuner)
-    assert status == 0
-    assert (
-        found["GPU 0"]["found"]
-        == "A100, 64.00 GiB, 32.00 GiB of it free, compute 8.0: bf16, flash attention, CUDA graphs"
-    )
-    assert [found[f"GPU {i}"]["state"] for i in range(3)] == ["ok", "warning", "warning"]
-    assert "CUDA MPS" in found
-
-
-def test_what_is_broken_exits_1(ppo_tuner: Invoke, own_folder: Path, quick_devices: Callable[[str], None]) -> None:
-    quick_devices("")
-    status, found = states(ppo_tuner)
-    assert (status, found["devices"]["state"]) == (1, "problem")
-    assert found["devices"]["found"] == "torch cannot be used: libcuda: no such file"
-
-
-def test_a_store_that_cannot_be_used(
-    ppo_tuner: Invoke, own_folder: Path, made: str, quick_devices: Callable[[str], None]
-) -> None:
-    assert states(ppo_tuner)[1]["store"]["found"].endswith("holds 1 study")
-    (own_folder / "other.db").write_text("no database at all, but a text that is long enough to be read as one" * 10)
-    status, found = states(ppo_tuner, "--storage", "other.db")
-    assert (status, found["store"]["state"]) == (1, "problem")
-
-
-def test_versions_and_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    wanted = ["torch>=99", "no-such-package", "nothing-either; extra == 'more'", "psutil>=1"]
-    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: wanted)
-    torch, missing, psutil, more = doctor.packages()
-    assert (torch.state, torch.todo) == ("problem", "pip install 'torch>=99'")
-    assert (missing.state, psutil.state) == ("problem", "ok")
-    assert (more.state, more.found, more.todo) == (
-        "ok",
-        "not installed; it adds nothing-either",
-        "pip install 'ppo-tuner[more]'",
-    )
-    monkeypatch.setattr(doctor, "LEAST_FREE", 10**18)
-    assert doctor.folder("runs folder", tmp_path / "runs" / "deep").state == "warning"
-
-    def refuse(**_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
-    assert doctor.folder("runs folder", tmp_path).state == "problem"

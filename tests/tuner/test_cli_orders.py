@@ -79,8 +79,8 @@ def test_a_living_controller_carries_orders_out_and_the_commands_tell_what_it_di
             done(ppo_tuner, "set", "quick", "--trials", "3", "--kl-budget", "8")
             == "trials is now 3, kl_budget is now 8"
         )
-        shown = data(ppo_tuner, "prune", "quick", "1")
-        assert (shown["state"], shown["outcome"]) == ("done", "trial 1 will prune after its step")
+        shown = data(ppo_tuner, "stop", "quick", "1")
+        assert (shown["state"], shown["outcome"]) == ("done", "trial 1 will stop after its step")
         assert "waiting" in ppo_tuner("show", "quick")[1]
         _refused_by_the_controller(ppo_tuner, folder)
         log = ppo_tuner("logs", "quick", "0")
@@ -108,12 +108,12 @@ def _as_ordered(ppo_tuner: Invoke) -> None:
     assert (study["state"], study["total"], study["kl_budget"]) == ("finished", 5, 8.0)
     assert [(t["number"], t["origin"], t["status"]) for t in study["trials"]] == [
         (0, "reference", "stopped"),
-        (1, "sampled", "pruned"),
+        (1, "sampled", "stopped"),
         (2, "enqueued", "completed"),
         (3, "forked", "completed"),
         (4, "sampled", "completed"),
     ]
-    placed = data(ppo_tuner, "orders", "quick")
+    placed = data(ppo_tuner, "show", "quick")["orders"]
     assert all(set(order) == ORDER_KEYS for order in placed)
     assert [(order["kind"], order["trial"], order["state"]) for order in placed] == [
         ("pause", 1, "done"),
@@ -122,12 +122,12 @@ def _as_ordered(ppo_tuner: Invoke) -> None:
         ("enqueue", None, "done"),
         ("fork", 0, "done"),
         ("set", None, "done"),
-        ("prune", 1, "done"),
+        ("stop", 1, "done"),
         ("fork", 1, "refused"),
     ]
     assert placed[3]["arguments"] == {"values": {"cliprange": "0.15"}, "label": "[b]mine"}
     assert placed[5]["arguments"] == {"changes": {"trials": 3, "kl_budget": 8.0}}
-    table = ppo_tuner("orders", "quick")[1]
+    table = ppo_tuner("show", "quick")[1]
     assert all(text in table for text in ("cliprange=0.15", "label=[b]mine", "added as trial 2", "kl_budget=8"))
     status, stdout, _ = ppo_tuner("show", "quick")
     assert status == 0
@@ -171,18 +171,25 @@ def test_an_order_waits_for_the_next_run_and_the_command_names_it(ppo_tuner: Inv
     assert set(changed) == ORDER_KEYS
     assert (changed["kind"], changed["state"], changed["outcome"]) == ("set", "waiting", None)
     assert "nothing runs study" in one_error(ppo_tuner("stop", "quick")[2])
-    assert {order["state"] for order in data(ppo_tuner, "orders", "quick")} == {"waiting"}
+    assert {order["state"] for order in data(ppo_tuner, "show", "quick")["orders"]} == {"waiting"}
     assert ppo_tuner("run", "quick")[0] == 0
-    outcomes = [order["outcome"] for order in data(ppo_tuner, "orders", "quick")]
+    outcomes = [order["outcome"] for order in data(ppo_tuner, "show", "quick")["orders"]]
     assert outcomes == ["trial 0 is stopped", "added as trial 1", "workers is now 1"]
     statuses = [trial["status"] for trial in data(ppo_tuner, "show", "quick")["trials"]]
     assert statuses == ["stopped", "completed", "completed"]
 
 
-def test_a_study_without_orders_says_so(ppo_tuner: Invoke, folder: Path) -> None:
+def test_show_lists_the_latest_orders_unless_all_are_asked_for(ppo_tuner: Invoke, folder: Path) -> None:
     run(folder, quick_spec(trials=1))
-    assert ppo_tuner("orders", "quick") == (0, 'Study "quick" has no orders.\n', "")
-    assert data(ppo_tuner, "orders", "quick") == []
+    assert "Orders" not in ppo_tuner("show", "quick")[1]
+    assert data(ppo_tuner, "show", "quick")["orders"] == []
+    for workers in range(1, 13):
+        assert ppo_tuner("set", "quick", "--workers", str(workers))[0] == 0
+
+    def listed(*flags: str) -> list[int]:
+        return [int(workers) for workers in re.findall(r"workers=(\d+)", ppo_tuner("show", "quick", *flags)[1])]
+
+    assert listed() == [*range(3, 13)] and listed("--all") == [*range(1, 13)]
 
 
 # Forks
@@ -192,14 +199,14 @@ def test_a_fork_is_its_parent_up_to_its_step_and_then_goes_its_own_way(ppo_tuner
     search = {"learning_rate": {"low": 9e-5, "high": 1.1e-4}, "cliprange": {"low": 0.1, "high": 0.3}}
     run(folder, quick_spec(trials=2, search=search, kl={"budget": 2.0, "limit": 15.0}), workers=1)
     parent_folder = folder / "runs" / "quick" / "1"
-    kept, last = checkpoint.complete(parent_folder)
+    kept, *_, last = checkpoint.complete(parent_folder)
     step, episode = checkpoint.step_of(kept), 16 * checkpoint.step_of(kept)
     assert 0 < step < checkpoint.step_of(last)
     argv = ("fork", "quick", "1", "--at", str(episode), "--set", "cliprange=0.29", "--label", "wider")
     assert ppo_tuner(*argv)[0] == 0
     assert ppo_tuner("run", "quick")[0] == 0
     assert (
-        data(ppo_tuner, "orders", "quick")[0]["outcome"]
+        data(ppo_tuner, "show", "quick")["orders"][0]["outcome"]
         == f"added as trial 2, forked from trial 1 at episode {episode}"
     )
 
@@ -214,8 +221,8 @@ def test_a_fork_is_its_parent_up_to_its_step_and_then_goes_its_own_way(ppo_tuner
 
     assert curve(fork)[: step + 1] == curve(parent)[: step + 1]
     by_hand = list(QuickTrainer(PPOConfig.from_dict(fork["config"]), kept))
-    metrics = [tuple(report.metrics.get(name) for name in names[2:]) for report in by_hand]
-    assert curve(fork)[step + 1 :] == [
+    metrics = [tuple(report.metrics.get(name) for name in names[2:4]) for report in by_hand]
+    assert [row[:4] for row in curve(fork)[step + 1 :]] == [  # by hand nothing watches the KL budget
         (report.step, report.episode, *values) for report, values in zip(by_hand, metrics, strict=True)
     ]
     assert curve(fork)[step + 1 :] != curve(parent)[step + 1 :]

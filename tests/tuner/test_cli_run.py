@@ -36,7 +36,7 @@ def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_
         "[3/4",
         "[4/4",
     ]
-    assert re.search(r"\[1/4\] trial +0  completed +value 0\.550 ± 0\.050 +KL 0\.600 .*learning_rate=0\.0002", stdout)
+    assert re.search(r"\[1/4\] trial +0  completed +value 0\.650 ± 0\.050 +KL 0\.800 .*learning_rate=0\.0002", stdout)
     assert "preparing: making nothing" in stdout
     assert "it is not confirmed on fresh seeds." in stdout
     assert re.search(r"ppo-tuner train --from quick \d --total_episodes 2560", stdout)
@@ -46,7 +46,7 @@ def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_
     assert status == 0
     assert "preparing" not in stderr
     assert (study["state"], study["finished"], len(study["trials"])) == ("finished", 4, 4)
-    assert study["trials"][0]["value"] == pytest.approx(0.55)  # 0.25 + (0.4 + 0.8) / 2 / 2
+    assert study["trials"][0]["value"] == pytest.approx(0.65)  # 0.25 + 0.8 / 2
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -166,8 +166,8 @@ def test_a_time_between_checkpoints_that_is_none_is_refused(ppo_tuner: Invoke, t
 def test_finished_demo_prints_its_result(ppo_tuner: Invoke, own_folder: Path) -> None:
     with resources.as_file(resources.files("studies") / "reviews.toml") as path:
         packaged = StudySpec.load(path)
-    ended = [outcome or Outcome(Status.COMPLETED, None, 0.5, 0.1, 1.0, -2.3) for outcome in made_study.OUTCOMES]
-    ended = [replace(outcome, value_step=None if outcome.value is None else 4) for outcome in ended]
+    ended = [outcome or Outcome(Status.COMPLETED, None, 0.5, kl=1.0) for outcome in made_study.OUTCOMES]
+    ended[4] = replace(ended[4], value=5.0)
     (own_folder / "runs").mkdir()
     store = made_study.make(own_folder / "runs" / "ppo-tuner.db", replace(packaged, trials=len(ended)), ended)
     made_study.confirm(store, packaged.name, DEMO_PLAN)

@@ -99,7 +99,6 @@ def test_a_run_that_broke_or_has_nothing_within_the_budget_leaves_the_untrained_
     assert due_step(replace(run, status=Status.PRUNED), SPEC) == 3
     assert due_step(replace(pruned(9, rule="nonfinite", value=1.8, value_step=2), role=Role.CONFIRM), SPEC) == 0
     assert due_step(replace(run, value_step=0), SPEC) == 0
-    assert due_step(replace(run, kl=11.0), replace(SPEC, objective="end")) == 0
     assert due_step(replace(run, status=Status.FAILED), SPEC) is None
     assert due_step(replace(run, status=Status.RUNNING), SPEC) is None
 
@@ -223,7 +222,7 @@ PLAN = Plan(top=2, seeds=2)
 
 
 def spec(trainer: str = "tested", **changes: Any) -> StudySpec:
-    return quick_spec(trainer, **({"objective": "best", "trials": 4} | changes))
+    return quick_spec(trainer, **({"trials": 4} | changes))
 
 
 def found(folder: Path) -> list[Confirmation]:

@@ -1,5 +1,6 @@
 """Whole studies through real spawned workers, with the quick trainer."""
 
+import math
 import os
 import signal
 import threading
@@ -51,11 +52,11 @@ def test_a_study_runs_to_its_total_with_the_right_states_and_values(tmp_path: Pa
 
     reference = trials[0]
     assert reference.params == {"learning_rate": 1e-4, "cliprange": 0.2}
-    # KL is 0.4 a step; the last evaluations are at steps 9 and 10: the mean of 1 + sqrt(3.6) and 1 + sqrt(4).
-    assert reference.value == pytest.approx(2.948683298)
+    # KL is 0.4 a step, and the reward 1 + sqrt(KL): the best of its checkpoints is the last one.
+    assert (reference.value, reference.value_step) == (pytest.approx(3.0), 10)
     assert reference.value_se == pytest.approx(0.5)
-    assert reference.kl == pytest.approx(3.8)
-    assert reference.violation == pytest.approx(-0.967584026)
+    assert reference.kl == pytest.approx(4.0)
+    assert reference.violation == pytest.approx(math.log(0.4))
     assert reference.episodes == 160
 
     steps = {number: [point[0] for point in curve if len(point) > 3] for number, curve in curves(tmp_path).items()}
@@ -75,16 +76,17 @@ def test_a_stop_by_the_guard_is_recorded_with_its_evidence(tmp_path: Path) -> No
     assert (row.reason.limit, row.reason.steps_over, row.reason.step) == (15.0, 3, 7)
     assert row.reason.value == pytest.approx(7 * per_step)
     assert [reading["step"] for reading in row.reason.evidence] == [0, 1, 2, 3, 4, 5, 6, 7]
-    # Evaluated at steps 6 and, because it was stopped there, 7.
-    assert row.kl == pytest.approx(6.5 * per_step)
-    assert row.violation == pytest.approx(0.912, abs=1e-3)  # log(7 x 3.556 / 10): the guard's reading
+    # Evaluated at step 2, before it crosses the budget of 10 nats.
+    assert (row.kl, row.value_step) == (pytest.approx(2 * per_step), 2)
+    assert row.violation == pytest.approx(math.log(0.2 * per_step)), "it is worth a checkpoint within the budget"
     assert checkpoint.latest(tmp_path / "runs/quick/5") == tmp_path / "runs/quick/5/step-000006"
 
 
 def test_the_last_checkpoint_of_each_ended_trial_is_kept_and_the_best_within_the_studys_budget(tmp_path: Path) -> None:
     run(tmp_path, quick_spec(trials=1, kl={"budget": 3.0, "limit": 15.0}))  # 0.4 nats a step, evaluated at 6 and 9
     folder = tmp_path / "runs/quick/0"
-    assert checkpoint.complete(folder) == [folder / "step-000006", folder / "step-000010"]
+    assert checkpoint.latest(folder) == folder / "step-000010"
+    assert checkpoint.best(folder, 3.0) == folder / "step-000006"
 
 
 def test_a_finished_study_run_again_says_so_and_starts_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from tests.tuner import engine_trainers
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_worker import trial_spec
-from tests.tuner.trial_rows import trial_row
 from tests.waiting import SECONDS, until
 from tuner.engine import gpu
 from tuner.engine.local import LocalEngine, cores, threads_per_worker
@@ -50,7 +49,7 @@ def run_out(engine: LocalEngine, jobs: int = 1) -> dict[Any, list[Message]]:
         for job, message in heard(engine):
             said.setdefault(job, []).append(message)
             if isinstance(message, Stepped):
-                engine.answer(job or 0, answer(guarded(trial_row(), message), None, has_to_rest=False))
+                engine.answer(job or 0, answer(guarded(message), None, has_to_rest=False))
             elif not isinstance(message, Progress):
                 jobs -= 1
     return said
@@ -254,16 +253,7 @@ def test_each_worker_has_a_gpu_of_its_own_which_the_next_takes_over_when_it_dies
     assert "GPU 7" in (tmp_path / "1" / "log.txt").read_text()
 
 
-def test_workers_that_share_gpus_are_spread_evenly_under_one_mps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    daemon = tmp_path / "bin" / "nvidia-cuda-mps-control"
-    daemon.parent.mkdir()
-    said = tmp_path / "mps.txt"
-    daemon.write_text(f'#!/bin/sh\n[ "$1" = -d ] || read -r word\necho "$1$word $CUDA_MPS_PIPE_DIRECTORY" >> {said}\n')
-    daemon.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{daemon.parent}:{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+def test_workers_that_share_gpus_are_spread_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     with LocalEngine(4, gpus=("4", "7"), trials_per_gpu=2) as engine:
         for number in range(4):
@@ -271,24 +261,25 @@ def test_workers_that_share_gpus_are_spread_evenly_under_one_mps(
         environments = [psutil.Process(process.pid or 0).environ() for process in multiprocessing.active_children()]
         found = run_out(engine, jobs=4)
         assert sorted(reading(found[number], "quick/gpu") for number in range(4)) == [4.0, 4.0, 7.0, 7.0]
-    folders = {environment["CUDA_MPS_PIPE_DIRECTORY"] for environment in environments}
-    assert {environment["PPO_TUNER_GPU_SHARED_BY"] for environment in environments} == {"2"} and len(folders) == 1
-    folder = folders.pop()
-    assert said.read_text().splitlines() == [f"-d {folder}", f"quit {folder}"] and not Path(folder).exists()
+    assert {environment["PPO_TUNER_GPU_SHARED_BY"] for environment in environments} == {"2"}
 
 
-def test_mps_under_which_no_gpu_is_seen_is_ended_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("daemon", "said"),
+    [
+        ('read -r word && [ "$word" = get_server_list ] && echo 4711', "CUDA MPS answers"),
+        ("exit 1", "CUDA MPS does not answer"),
+        (None, "CUDA MPS does not answer"),
+    ],
+)
+def test_whether_mps_answers_is_asked_of_its_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, daemon: str | None, said: str
 ) -> None:
-    daemon, said = tmp_path / "nvidia-cuda-mps-control", tmp_path / "mps.txt"
-    daemon.write_text(f'#!/bin/sh\n[ "$1" = -d ] || read -r word\necho "$1$word" >> {said}\n')
-    daemon.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    sees = "import os, sys; sys.exit('CUDA_MPS_PIPE_DIRECTORY' in os.environ)"
-    monkeypatch.setattr(gpu, "_SEES_A_GPU", sees)
-    assert not gpu.Mps().variables
-    assert "no GPU is seen under it" in caplog.text and said.read_text().splitlines() == ["-d", "quit"]
+    if daemon is not None:
+        (tmp_path / "nvidia-cuda-mps-control").write_text(f"#!/bin/sh\n{daemon}\n")
+        (tmp_path / "nvidia-cuda-mps-control").chmod(0o755)
+    assert gpu.mps_line().startswith(f"{said}: ")
 
 
 def test_a_gpu_is_shared_evenly_beside_the_contexts_of_its_workers() -> None:

@@ -44,8 +44,6 @@ def as_read(value: Any, fmt: str, is_json: bool) -> Any:
         is_number = isinstance(value, float) and value - value != 0
         return str(value) if is_number else value
     value = json.dumps(value, separators=(",", ":")) if is_json and value is not None else value
-    if isinstance(value, bool) and fmt == "csv":
-        return str(value).lower()
     if fmt == "parquet" or isinstance(value, str):
         return value
     return "" if value is None else float(value)
@@ -56,7 +54,7 @@ def test_every_row_and_column_of_a_study_is_in_its_files(store: Store, tmp_path:
     rows = export_study(store, "made", tmp_path / "a", fmt)
     assert sorted(files(tmp_path / "a")) == sorted(["study.json", *(f"{table}{SUFFIXES[fmt]}" for table in rows)])
     about = json.loads((tmp_path / "a" / "study.json").read_text())
-    counts = {"trials": 8, "steps": 40, "samples": 57, "readings": 24, "verdicts": 4, "test_readings": 1}
+    counts = {"trials": 8, "steps": 40, "samples": 57, "readings": 24, "test_readings": 1}
     assert about["rows"] == rows == counts
     stored = everything(store)
     assert [order["kind"] for order in about["orders"]] == ["pause", "stop"]
@@ -104,7 +102,7 @@ def test_the_docs_name_every_column() -> None:
 def test_texts_that_are_empty_are_told_from_values_that_are_not_there(store: Store, tmp_path: Path) -> None:
     export_study(store, "made", tmp_path / "a", "csv")
     last = (tmp_path / "a" / "trials.csv").read_text().splitlines()[-1]
-    assert last.endswith(',,"",1,2,"pause","fork",3,false,,,,,0,')  # from ended_at to rung_scores
+    assert last.endswith(',,"",1,2,"pause","fork",3,,,,,0,')  # from ended_at to rung_scores
 
 
 def test_other_tools_read_it(store: Store, tmp_path: Path) -> None:

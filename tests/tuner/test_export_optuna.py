@@ -1,10 +1,8 @@
-"""A study in a storage of Optuna's: the same numbers, states, values and best trial, kept up while the study runs."""
+"""A study in a storage of Optuna's: the same numbers, states, values and best trial, and it opens in Optuna's tools."""
 
 import json
-import math
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -27,13 +25,13 @@ from tests.tuner.exported import enrich
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
 from tuner.best import best_trial
-from tuner.export.optuna import as_optuna, open_export, open_place, reference_config
+from tuner.export.optuna import as_optuna, export_to_optuna, open_place, reference_config
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Role, Status
-from tuner.store import NewTrial, Outcome, Store, TrialRow
+from tuner.store import Outcome, Store, TrialRow
 
 TOOLS = Path(sys.executable).parent
-SPEC = make_spec(objective="end", strategy="full")
+SPEC = make_spec(strategy="full")
 CONFIG = reference_config(SPEC)
 REFERENCE: dict[str, HyperValue] = {**SPEC.reference_params(), "num_ppo_epochs": 2}
 ADAPTIVE: dict[str, HyperValue] = {
@@ -43,13 +41,23 @@ ADAPTIVE: dict[str, HyperValue] = {
     "vf_coef": 0.75,
 }
 ROWS = [
-    trial_row(0, origin=Origin.REFERENCE, params=REFERENCE, value=1.5, kl=8.0),
-    trial_row(1, params=ADAPTIVE, value=2.0, kl=14.0),
-    pruned(2, params=REFERENCE, value=2.5, kl=12.0, reading=20.0, episodes=640),
+    trial_row(0, origin=Origin.REFERENCE, params=REFERENCE, value=1.5, kl=8.0, value_step=4),
+    trial_row(1, params=ADAPTIVE, value=2.0, kl=0.0, value_step=0),
+    pruned(2, "nonfinite", params=REFERENCE, value=2.5, kl=9.0, value_step=2, episodes=640),
     trial_row(3, params=ADAPTIVE, status=Status.FAILED, value=None, kl=None, reason=Reason("error", "lost")),
-    trial_row(4, params=ADAPTIVE, value=1.75, kl=9.0, config={**CONFIG, "lam": 0.5}),
-    trial_row(5, params=ADAPTIVE, status=Status.STOPPED, value=1.25, kl=20.0, label="mine"),
-    trial_row(6, params=REFERENCE, origin=Origin.FORKED, role=Role.FORK, parent=4, fork_step=7, value=1.6, kl=9.5),
+    trial_row(4, params=ADAPTIVE, value=1.75, kl=9.0, value_step=4, config={**CONFIG, "lam": 0.5}),
+    trial_row(5, params=ADAPTIVE, status=Status.STOPPED, value=1.25, kl=0.0, value_step=0, label="mine"),
+    trial_row(
+        6,
+        params=REFERENCE,
+        origin=Origin.FORKED,
+        role=Role.FORK,
+        parent=4,
+        fork_step=7,
+        value=1.6,
+        kl=9.5,
+        value_step=9,
+    ),
     trial_row(7, params=REFERENCE, status=Status.STOPPED, value=None, kl=None),
     running(8, ADAPTIVE),
 ]
@@ -64,8 +72,8 @@ EXPECTED = [
     (7, "PRUNED", None),
     (8, "RUNNING", None),
 ]
-MADE = ["COMPLETE", "COMPLETE", "COMPLETE", "COMPLETE", "PRUNED", "PRUNED", "FAIL", "RUNNING"]
-"""Of the hand-made study; trial 3 was stopped within the budget."""
+MADE = ["COMPLETE", "COMPLETE", "COMPLETE", "COMPLETE", "COMPLETE", "PRUNED", "FAIL", "RUNNING"]
+"""Of the hand-made study; trials 3 and 4 ended early with a checkpoint within the budget, trial 5 without."""
 
 
 def shown(rows: Sequence[TrialRow], spec: StudySpec = SPEC) -> optuna.Study:
@@ -85,19 +93,19 @@ def told(study: optuna.Study) -> list[tuple[int, str, float | None]]:
 def test_numbers_states_and_values_are_those_of_the_table() -> None:
     study = shown(ROWS)
     assert told(study) == EXPECTED
-    assert study.best_trial.number == 4  # trial 1 is better, and its KL over the budget
+    assert study.best_trial.number == 4  # trial 1 is the SFT policy, and trial 2 broke
     reference, adaptive = study.trials[:2]
     assert (reference.params, adaptive.params) == (REFERENCE, ADAPTIVE)
     assert reference.distributions["vf_coef"] == FloatDistribution(0.1, 1.0)
     assert reference.distributions["batch_size"] == IntDistribution(32, 128, log=True)
-    assert study.trials[2].constraints == {"kl": pytest.approx(math.log(2))}
+    assert study.trials[2].constraints == {"kl": 1.0}
     assert study.trials[6].constraints == {}
     assert reference.duration is not None and reference.duration.total_seconds() == 10.0
 
 
 def test_what_optuna_has_no_place_for_is_in_user_attributes() -> None:
     attributes = [trial.user_attrs for trial in shown(ROWS).trials]
-    wanted = {"status": "pruned", "origin": "sampled", "rule": "kl_limit", "reason": "made up: kl_limit", "kl": 12.0}
+    wanted = {"status": "pruned", "origin": "sampled", "rule": "nonfinite", "reason": "made up: nonfinite", "kl": 9.0}
     assert {name: attributes[2][name] for name in wanted} == wanted
     fork = {"origin": "forked", "status": "completed", "forked_from": 4, "fork_step": 7, "value": 1.6, "kl": 9.5}
     assert {name: attributes[6][name] for name in fork} == fork
@@ -109,27 +117,25 @@ def test_what_optuna_has_no_place_for_is_in_user_attributes() -> None:
 
 
 def completed(number: int, value: float | None, kl: float | None) -> TrialRow:
-    return trial_row(number, params=REFERENCE, value=value, kl=kl)
+    return trial_row(number, params=REFERENCE, value=value, kl=kl, value_step=4)
 
 
 BEST = {
-    "within": [completed(0, 1.0, 5.0), completed(1, 2.0, 9.0), completed(2, 3.0, 11.0)],
+    "within": [completed(0, 1.0, 5.0), completed(1, 2.0, 9.0)],
     "on the budget": [completed(0, 1.0, 5.0), completed(1, 2.0, 10.0)],
-    "just over the budget": [completed(0, 1.0, 5.0), completed(1, 2.0, math.nextafter(10.0, 11.0))],
     "stopped": [completed(0, 1.0, 5.0), replace(completed(1, 2.0, 9.0), status=Status.STOPPED)],
-    "stopped over the budget": [completed(0, 1.0, 5.0), replace(completed(1, 2.0, 11.0), status=Status.STOPPED)],
-    "pruned": [completed(0, 1.0, 5.0), pruned(1, "halving", params=REFERENCE, value=2.0)],
-    "paused": [completed(0, 1.0, 5.0), replace(completed(1, 2.0, 9.0), status=Status.PAUSED)],
-    "KL never evaluated": [completed(0, 1.0, 5.0), completed(1, 2.0, None)],
+    "pruned": [completed(0, 1.0, 5.0), pruned(1, params=REFERENCE, value=2.0, value_step=2)],
+    "broken": [completed(0, 1.0, 5.0), pruned(1, "nonfinite", params=REFERENCE, value=2.0, value_step=2)],
+    "the SFT policy": [completed(0, 1.0, 5.0), replace(completed(1, 2.0, 0.0), value_step=0)],
     "never evaluated": [completed(0, 1.0, 5.0), completed(1, None, None)],
     "KL below zero": [completed(0, 1.0, 5.0), completed(1, 2.0, -1e-7)],
-    "none": [completed(0, 1.0, 11.0), completed(1, 2.0, None)],
+    "none": [replace(completed(0, 1.0, 0.0), value_step=0), completed(1, None, None)],
 }
 
 
 @pytest.mark.parametrize("rows", BEST.values(), ids=list(BEST))
 def test_optunas_best_trial_is_ours(rows: list[TrialRow]) -> None:
-    ours, study = best_trial(rows, SPEC.kl_budget, SPEC.objective), shown(rows)
+    ours, study = best_trial(rows, SPEC.kl_budget), shown(rows)
     if ours is None:
         with pytest.raises(ValueError, match="No feasible trials"):
             _ = study.best_trial
@@ -159,10 +165,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made.close()
 
 
-def export(store: Store, output: str, **options: bool) -> optuna.Study:
+def export(store: Store, output: str, *, replace: bool = False) -> optuna.Study:
     """Write the hand-made study and return it as another process of Optuna's loads it."""
-    with open_export(store, "made", output, **options) as written:
-        written.update()
+    export_to_optuna(store, "made", output, replace=replace)
     return loaded(output)
 
 
@@ -188,7 +193,7 @@ def test_a_study_is_the_same_there(store: Store, output: str) -> None:
         if trial.state.name in ("COMPLETE", "PRUNED"):
             assert trial.value == row.value
     assert study.best_trial.number == study.user_attrs["best_trial"] == 2
-    assert study.trials[1].intermediate_values == {0: 0.25, 128: 3.0, 256: 3.0}
+    assert study.trials[1].intermediate_values == {0: 0.25, 128: 2.95, 256: 3.0}
     assert study.trials[1].user_attrs["eval_kl"] == {"0": 0.0, "128": 12.5, "256": 12.5}
 
 
@@ -206,17 +211,7 @@ def end(store: Store, number: int, value: float) -> None:
     """Complete a trial of the hand-made study."""
     lease = store.acquire("made")
     trial = store.trial(store.study("made"), number)
-    store.finish_trial(lease, trial.id, Outcome(Status.COMPLETED, None, value, 0.1, 9.0, -0.1))
-    store.release(lease)
-
-
-def add(store: Store, number: int) -> None:
-    """Begin another trial, with one evaluation."""
-    lease, study = store.acquire("made"), store.study("made")
-    spec = StudySpec.from_dict(study.spec, "made")
-    params = made_study.PARAMS[1]
-    trial = NewTrial(number, Origin.SAMPLED, spec.config(params).to_dict(), params, threads=1)
-    made_study.add_steps(store, lease, store.add_trial(lease, trial), None)
+    store.finish_trial(lease, trial.id, Outcome(Status.COMPLETED, None, value, 0.1, 9.0, -0.1, value_step=4))
     store.release(lease)
 
 
@@ -225,106 +220,16 @@ def without_id(trial: FrozenTrial) -> dict[str, Any]:
     return {name: value for name, value in vars(trial).items() if name not in ("_trial_id", "datetime_complete")}
 
 
-def test_what_is_new_is_added_and_the_result_is_that_of_one_export(store: Store, output: str, tmp_path: Path) -> None:
-    with open_export(store, "made", output) as export_:
-        assert [row.number for row in export_.update()] == list(range(7))
-        assert export_.update() == []
-        add(store, 8)
-        assert export_.update() == []
-        assert [trial.state.name for trial in loaded(output).trials] == [*MADE, "RUNNING"]
-        end(store, 8, 2.5)  # before a trial of a lower number
-        assert [row.number for row in export_.update()] == [8]
-        assert loaded(output).trials[8].value == 2.5
-    end(store, 7, 1.0)
-    study = export(store, output, go_on=True)  # another run goes on with it
-    afresh = export(store, str(tmp_path / "afresh.db"))
-    assert [without_id(trial) for trial in study.trials] == [without_id(trial) for trial in afresh.trials]
-    assert study.user_attrs == afresh.user_attrs and study.best_trial.number == 8
-
-
-def test_an_update_that_was_cut_off_is_done_again(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = str(tmp_path / "o.db")
-    export(store, output)
-    end(store, 7, 1.0)
-
-    def cut(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(optuna.storages.RDBStorage, "set_trial_state_values", cut)
-        with pytest.raises(KeyboardInterrupt):
-            export(store, output, go_on=True)
-    assert loaded(output).trials[7].state.name == "RUNNING"
-    trial = export(store, output, go_on=True).trials[7]
-    assert (trial.state.name, trial.value, trial.constraints["kl"] < 0) == ("COMPLETE", 1.0, True)
-
-
 # Refused
 
 
 def test_a_study_that_is_there_is_refused_or_replaced(store: Store, output: str) -> None:
     before = [without_id(trial) for trial in export(store, output).trials]
-    with pytest.raises(ConfigError, match=r'holds a study "made" already; .*--force.*--follow.*-o'):
+    with pytest.raises(ConfigError, match=r'holds a study "made" already; .*--force.*-o'):
         export(store, output)
     end(store, 7, 1.0)
     after = [without_id(trial) for trial in export(store, output, replace=True).trials]
     assert after[:7] == before[:7] and after[7] != before[7]
-
-
-def change_budget(store: Store) -> None:
-    lease = store.acquire("made")
-    spec = store.study("made").spec
-    store.update_study(lease, spec={**spec, "kl": {"budget": 9.5, "limit": 15.0}})
-    store.release(lease)
-
-
-def retry(store: Store) -> None:
-    """Have trial 6, which failed, tried again."""
-    lease = store.acquire("made")
-    store.begin_attempt(lease, store.trial(store.study("made"), 6), None)
-    with store._engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE ppo_trials SET ended_at = NULL WHERE number = 6")
-    store.release(lease)
-
-
-def make_again(store: Store) -> None:
-    """Have the study deleted, and another one of its name made."""
-    store.delete_study(store.acquire("made"))
-    store.create_study("made", made_study.SPEC)
-
-
-OUT_OF_DATE = [
-    (change_budget, "other ranges or another KL budget .*--force"),
-    (retry, "trial 6 in .* tried again.*--force"),
-    (make_again, 'another study "made".* -o, .*--force'),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), OUT_OF_DATE)
-def test_what_optuna_cannot_be_told_any_more_is_said(store: Store, tmp_path: Path, change: Any, message: str) -> None:
-    output = str(tmp_path / "o.db")
-    with open_export(store, "made", output) as export_:
-        export_.update()
-        change(store)
-        for again in (export_, None):
-            with pytest.raises(StudyError, match=message):
-                export_.update() if again else export(store, output, go_on=True)
-    export(store, output, replace=True)
-
-
-def test_trials_that_others_added_there_are_not_taken_for_ours(store: Store, tmp_path: Path) -> None:
-    output = str(tmp_path / "o.db")
-    study = export(store, output)
-    study.ask()
-    with pytest.raises(StudyError, match=r"trial 8 in .* is not trial 8"):
-        export(store, output, go_on=True)
-    foreign = optuna.create_study(study_name="made", storage=open_place(str(tmp_path / "theirs.db")).storage)
-    foreign.ask()
-    with pytest.raises(StudyError, match="another study"):
-        export(store, str(tmp_path / "theirs.db"), go_on=True)
-    assert len(foreign.trials) == 1
 
 
 @pytest.mark.parametrize(
@@ -350,8 +255,8 @@ def test_a_storage_that_cannot_be_used_is_one_line(
 
 
 def test_an_unknown_study_makes_no_storage(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match='did you mean "made"'), open_export(store, "mad", str(tmp_path / "o.db")):
-        pass
+    with pytest.raises(StudyError, match='did you mean "made"'):
+        export_to_optuna(store, "mad", str(tmp_path / "o.db"))
     assert not (tmp_path / "o.db").exists()
 
 
@@ -368,39 +273,7 @@ def test_the_command_writes_a_file_and_says_how_to_open_it(ppo_tuner: Invoke, ow
     ]
     status, out, err = ppo_tuner("export", "made", "--format", "optuna")
     assert (status, out) == (2, "") and "--force" in one_error(err)
-    status, _, err = ppo_tuner("export", "made", "--format", "csv", "--follow")
-    assert status == 2 and "--follow is not allowed with --format csv" in one_error(err)
     assert [path.name for path in own_folder.glob("*.optuna*")] == ["made.optuna.db"]
-
-
-@pytest.mark.usefixtures("made")
-def test_following_ends_with_the_study(ppo_tuner: Invoke, own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store.open(str(own_folder / "made.db"))
-
-    def finish(_: float) -> None:
-        end(store, 7, 1.0)
-        lease = store.acquire("made")
-        store.set_finished(lease, True)
-        store.release(lease)
-
-    monkeypatch.setattr(time, "sleep", finish)
-    status, out, err = ppo_tuner("export", "made", "--format", "optuna", "--follow")
-    assert (status, err, out.splitlines()[-1]) == (0, "", "wrote trial 7: completed")
-    assert [trial.state.name for trial in loaded("made.optuna.db").trials] == [*MADE[:-1], "COMPLETE"]
-    store.close()
-
-
-@pytest.mark.usefixtures("made")
-def test_ctrl_c_ends_following_and_says_how_to_go_on(ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(time, "sleep", interrupt)
-    for _ in range(2):  # the second one goes on where the first one ended
-        status, out, err = ppo_tuner("export", "made", "--format", "optuna", "--follow", "-o", "o.db")
-        assert (status, err) == (0, "")
-        assert out.splitlines()[-1].startswith("stopped; to continue: ")
-        assert out.endswith("ppo-tuner export made --format optuna --follow -o o.db\n")
 
 
 # Optuna's own tools, as processes

@@ -11,8 +11,7 @@ from tuner.spec import StudySpec
 from tuner.status import PausedBy, Status
 from tuner.store import TrialRow
 
-ASHA = StudySpec.from_dict({**CUT_SPEC.to_dict(), "strategy": "asha"}, "a test")
-CONFIG = CUT_SPEC.config({}).to_dict()  # 1,920 episodes in batches of 64: the rungs are at 192 and 576
+CONFIG = CUT_SPEC.config({}).to_dict()  # 1,920 episodes in batches of 64: the rung is at 192
 
 
 def evaluated(*rows: tuple[int, int, float]) -> dict[tuple[int, int], float]:
@@ -36,11 +35,11 @@ def read(rows: list[TrialRow], at: str, spec: StudySpec, *kls: tuple[int, int, f
 ROWS = [resting(0, 0.5), came(1, 0.8, value=1.7, kl=9.0, end_kl=14.0), pruned(2, value=0.4, kl=0.0, end_kl=70.0)]
 
 
-def test_each_rung_of_the_strategy_is_offered_before_the_end() -> None:
+def test_the_rung_of_the_strategy_is_offered_before_the_end() -> None:
     assert [one.name for one in fidelity.offered(SPEC)] == ["at their end"]
     assert [one.name for one in fidelity.offered(CUT_SPEC)] == ["at their rung", "at their end"]
-    assert [one.rung for one in fidelity.offered(ASHA)] == [0, 1, None]
-    assert all("rung" in one.doc for one in fidelity.offered(ASHA))
+    assert [one.at_rung for one in fidelity.offered(CUT_SPEC)] == [True, False]
+    assert all("rung" in one.doc for one in fidelity.offered(CUT_SPEC))
 
 
 def test_at_a_rung_every_trial_that_came_to_it_reads_as_it_did_there() -> None:
@@ -49,22 +48,15 @@ def test_at_a_rung_every_trial_that_came_to_it_reads_as_it_did_there() -> None:
     assert read(ROWS[:1], "at their rung", CUT_SPEC) == [(0, 0.5, None)]
 
 
-def test_each_rung_has_its_own_readings() -> None:
-    rows = [resting(0, 0.5), resting(1, 0.8, 1.2), came(2, 0.9, 1.4)]
-    kls = [(1, 192, 2.0), (1, 576, 5.0), (2, 576, 6.0)]
-    assert read(rows, "at rung 2", ASHA, *kls) == [(1, 1.2, 5.0), (2, 1.4, 6.0)]
-
-
 def test_at_their_end_no_trial_rests_and_a_best_checkpoint_is_held_against_the_last_kl() -> None:
     assert read(ROWS, "at their end", CUT_SPEC) == [(1, 1.7, 14.0), (2, 0.4, 70.0)]
     promoted = came(3, 0.8, status=Status.RUNNING, value=0.8, kl=3.0)
     assert read([promoted], "at their end", CUT_SPEC) == [], "its value is of the rung"
     paused = trial_row(4, status=Status.PAUSED, paused_by=PausedBy.PERSON)
     assert read([paused], "at their end", CUT_SPEC) == []
-    assert read(ROWS, "at their end", SPEC) == [(1, 1.7, 9.0), (2, 0.4, 0.0)]
 
 
-@pytest.mark.parametrize("spec", [SPEC, CUT_SPEC, ASHA])
+@pytest.mark.parametrize("spec", [SPEC, CUT_SPEC])
 def test_every_place_says_what_is_read_there(spec: StudySpec) -> None:
     for one in fidelity.offered(spec):
         assert "reward" in one.reward and "KL" in one.kl and one.doc.endswith(".")

@@ -206,7 +206,7 @@ def test_a_copy_that_is_killed_leaves_nothing_that_counts(tmp_path: Path) -> Non
 
 def run(folder: Path, config: dict[str, Any], resume_from: Path | None = None, stop_at: int | None = None) -> list[Any]:
     """Run a trial of the quick trainer and return its reports; with `stop_at` it saves there and leaves."""
-    spec = TrialSpec("quick", 0, config, "quick", f"{quick_trainer.__name__}:factory", "cpu", 1, folder,
+    spec = TrialSpec(0, config, "quick", f"{quick_trainer.__name__}:factory", "cpu", 1, folder,
                      GuardSettings(15.0), 10.0, resume_from=resume_from)  # fmt: skip
     reports = []
 

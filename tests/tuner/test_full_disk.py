@@ -67,9 +67,7 @@ def test_a_trial_waits_for_room_and_goes_on(tmp_path: Path, full: Path, unbroken
     assert quick_study.outcomes(tmp_path) == quick_study.outcomes(unbroken)
 
 
-@pytest.mark.parametrize(
-    ("kind", "status"), [("stop", Status.STOPPED), ("prune", Status.PRUNED), ("pause", Status.PAUSED)]
-)
+@pytest.mark.parametrize(("kind", "status"), [("stop", Status.STOPPED), ("pause", Status.PAUSED)])
 def test_orders_reach_a_trial_that_waits_for_room(
     tmp_path: Path, full: Path, unbroken: Path, kind: str, status: Status
 ) -> None:

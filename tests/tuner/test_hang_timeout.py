@@ -36,7 +36,6 @@ SETTINGS = WorkerSettings(
     step_seconds=10.0,
     first_step_seconds=50.0,
     save_seconds=100.0,
-    upload_seconds=200.0,
     prepare_seconds=500.0,
 )
 
@@ -74,15 +73,14 @@ def test_what_the_controller_takes_counts_neither_as_silence_nor_as_work(tmp_pat
     assert watch.deadline == 5116.0
 
 
-def test_saving_and_uploading_have_limits_of_their_own_which_start_again_with_every_word(tmp_path: Path) -> None:
+def test_saving_has_a_limit_of_its_own_which_starts_again_with_every_word(tmp_path: Path) -> None:
     watch = HangTimeout(SETTINGS, trial_spec(tmp_path), now=0.0)
     watch.heard(stepped(1.0), now=10.0)
     watch.answered(20.0)
     for phase, at, limit in (
         (Phase.SAVING, 25.0, 100.0),
-        (Phase.UPLOADING, 120.0, 200.0),
-        (Phase.UPLOADING, 300.0, 200.0),
-        (Phase.STEPPING, 490.0, 10.0),
+        (Phase.SAVING, 120.0, 100.0),
+        (Phase.STEPPING, 210.0, 10.0),
     ):
         assert watch.verdict(at) is None
         watch.heard(Entered(phase), at)

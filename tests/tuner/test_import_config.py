@@ -1,4 +1,4 @@
-"""`import-config`: what configurations of other trainers say in our words, and what is told of the rest."""
+"""`import-config`: what configurations of other trainers say in our words, and that the rest is listed."""
 
 import json
 import tomllib
@@ -6,79 +6,57 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ppo_core.errors import ConfigError
 from tests.tuner.invoke import Invoke, one_error
-from tuner.search import launch_script, other_trainers
+from tuner.export.table import Imported
+from tuner.export.trainers import read
 from tuner.spec import StudySpec
 
-TRL_YAML = """
-dataset_name: trl-lib/tldr
-model_name_or_path: EleutherAI/pythia-1b-deduped
-reward_model_path: pythia-1b-deduped-tldr-rm
-learning_rate: 3e-6
-per_device_train_batch_size: 16
-gradient_accumulation_steps: 4
-num_mini_batches: 2
-num_ppo_epochs: 4
-total_episodes: 30000
-kl_coef: 0.05
-missing_eos_penalty: 1.0
-stop_token: eos
-optim: adafactor
-logging_steps: 10
-lr_scheduler_kwargs: {min_lr_rate: 0.1}
-learning_rat: 1e-6
-"""
-TRL_SCRIPT = """#!/bin/bash
-LR=3e-6
-accelerate launch --config_file examples/accelerate_configs/deepspeed_zero2.yaml --num_processes 8 \\
-    examples/scripts/ppo/ppo_tldr.py \\
-    --dataset_name trl-lib/tldr \\
-    --learning_rate $LR \\
-    --per_device_train_batch_size 16 \\
-    --gradient_accumulation_steps 4 \\
-    --sft_model_path ${SFT:-cleanrl/sft} \\
-    --reward_model_path $RM \\
-    --response_length 53
-"""
-OPENRLHF_SCRIPT = """set -x
-
-ray job submit --address="http://127.0.0.1:8265" \\
-   --runtime-env-json='{"working_dir": "/openrlhf"}' \\
-   -- python3 -m openrlhf.cli.train_ppo_ray \\
-   --pretrain OpenRLHF/Llama-3-8b-sft-mixture \\
-   --train_batch_size 128 \\
-   --rollout_batch_size 1024 \\
-   --n_samples_per_prompt 4 \\
-   --max_epochs 1 \\
-   --generate_max_len 1024 \\
-   --zero_stage 3 \\
-   --bf16 \\
-   --advantage_estimator group_norm \\
-   --actor_learning_rate 5e-7 \\
-   --critic_learning_rate 9e-6 \\
-   --eps_clip_low_high 0.2 0.28 \\
-   --init_kl_coef 0.01 \\
-   --kl_target 0.1 \\
-   --freezing_actor_steps -1 \\
-   --normalize_reward
-
-# Enable tensor parallelism
-#    --critic_learning_rate 1 \\
-echo "that's all"
-"""
+TRL = {
+    "model_name_or_path": "EleutherAI/pythia-1b-deduped",
+    "learning_rate": "3e-6",
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 4,
+    "num_mini_batches": 2,
+    "num_ppo_epochs": 4,
+    "kl_coef": 0.05,
+    "stop_token": "eos",
+    "max_grad_norm": 0.5,
+    "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
+    "warmup_steps": 0.125,
+    "num_train_epochs": 3,
+    "learning_rat": 1e-6,
+}
+OPENRLHF_OLDER = {
+    "actor_learning_rate": 5e-7,
+    "critic_learning_rate": 9e-6,
+    "rollout_batch_size": 1024,
+    "n_samples_per_prompt": 4,
+    "train_batch_size": 128,
+    "max_epochs": 1,
+    "generate_max_len": 1024,
+    "advantage_estimator": "group_norm",
+    "eps_clip_low_high": [0.2, 0.28],
+    "init_kl_coef": 0.01,
+    "kl_target": 0.1,
+    "lambd": 1.0,
+    "gamma": 0.99,
+    "normalize_reward": True,
+    "freezing_actor_steps": -1,
+    "zero_stage": 3,
+}
 OPENRLHF_DOTTED = {
-    "actor": {"adam": {"lr": 5e-7}, "lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.1, "eps_clip": 0.1},
-    "critic": {"adam": {"lr": 9e-6}, "freezing_steps": 3},
+    "actor": {"adam": {"lr": 5e-7, "betas": [0.9, 0.95]}, "lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.1},
+    "critic": {"adam": {"lr": 9e-6}, "freezing_steps": 3, "value_clip": 0.4},
     "rollout": {"batch_size": 256, "n_samples_per_prompt": 2},
     "train": {"batch_size": 64},
-    "algo": {"kl": {"init_coef": 0.02}, "advantage": {"lambd": 0.98}},
+    "algo": {"kl": {"init_coef": 0.02, "estimator": "k3"}},
 }
-VERL_YAML = """
+VERL = """
 algorithm:
   adv_estimator: gae
-  gamma: 1.0
   lam: 0.95
   use_kl_in_reward: true
   kl_penalty: low_var_kl
@@ -86,154 +64,186 @@ algorithm:
 data: {train_batch_size: 512, max_response_length: 256}
 actor_rollout_ref:
   actor:
-    optim: {lr: 1.0e-06, lr_warmup_steps_ratio: 0.1}
+    optim: {lr: 1.0e-06, lr_warmup_steps_ratio: 0.1, weight_decay: 0.01}
     ppo_mini_batch_size: 128
     ppo_epochs: 2
-    clip_ratio: 0.25
+    clip_ratio: 0.3
+    clip_ratio_low: 0.2
+    clip_ratio_high: 0.28
     use_kl_loss: false
     kl_loss_coef: 0.001
-  rollout: {n: 2, temperature: 0.9, prompt_length: "${oc.select:data.max_prompt_length,512}"}
+  rollout: {n: 2, temperature: 0.9, top_k: -1, prompt_length: "${oc.select:data.max_prompt_length,512}"}
 critic:
-  optim: {lr: 1e-5}
+  optim: {lr: 1e-5, weight_decay: 0.02}
   cliprange_value: 0.4
 trainer: {critic_warmup: 2, total_epochs: 15}
 """
-VERL_SCRIPT = """
-python3 -m verl.trainer.main_ppo \\
-    data.train_files=$HOME/data/gsm8k/train.parquet \\
-    data.train_batch_size=1024 \\
-    actor_rollout_ref.actor.optim.lr=1e-6 \\
-    actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
-    +actor_rollout_ref.actor.grad_clip=0.5 \\
-    critic.optim.lr=1e-5 \\
-    {kl} \\
-    trainer.logger=['console'] \\
-    trainer.total_epochs=15 $@
-"""
+ACTOR = "actor_rollout_ref.actor"
 
 
-def read(folder: Path, name: str, text: str) -> other_trainers.Imported:
-    (folder / name).write_text(text)
-    return other_trainers.read(folder / name)
+def imported(folder: Path, content: dict[str, Any], name: str = "file.json") -> Imported:
+    (folder / name).write_text(json.dumps(content) if name.endswith("json") else yaml.safe_dump(content))
+    return read(folder / name)
 
 
-def picked(values: dict[str, Any], *names: str) -> tuple[Any, ...]:
-    return tuple(values.get(name) for name in names)
+@pytest.mark.parametrize("name", ["tldr.yaml", "tldr.json"])
+def test_trls_fields(tmp_path: Path, name: str) -> None:
+    found = imported(tmp_path, TRL, name)
+    assert found.table.title == "TRL 1.12's PPO"
+    assert found.values == {
+        "learning_rate": 3e-6,
+        "value_learning_rate": 3e-6,  # TRL's critic has no rate of its own
+        "batch_size": 64,
+        "mini_batch_size": 32,
+        "num_ppo_epochs": 4,
+        "kl_coef": 0.05,
+        "warmup_ratio": 0.125,
+        "min_lr_rate": 0.1,
+        "stop_token": "eos",
+    }
+    assert found.left.keys() == {"model_name_or_path", "max_grad_norm", "num_train_epochs", "learning_rat"}
+    assert "clips nothing" in found.left["max_grad_norm"] and found.left["learning_rat"] == ""
 
 
-SIZES = ("batch_size", "mini_batch_size", "num_generations")
+def test_openrlhfs_flags_by_their_older_names(tmp_path: Path) -> None:
+    found = imported(tmp_path, OPENRLHF_OLDER)
+    assert found.table.title == "OpenRLHF 0.11"
+    assert found.values == {
+        "learning_rate": 5e-7,
+        "value_learning_rate": 9e-6,
+        "batch_size": 4096,
+        "num_generations": 4,
+        "mini_batch_size": 128,
+        "num_ppo_epochs": 1,
+        "response_length": 1024,
+        "advantage_estimator": "grpo",
+        "cliprange": 0.2,
+        "cliprange_high": 0.28,
+        "kl_coef": 0.01,
+        "lam": 1.0,
+        "gamma": 0.99,
+        "normalize_rewards": "running",
+    }
+    assert found.left.keys() == {"kl_target", "freezing_actor_steps", "zero_stage"}
+    assert "per token" in found.left["kl_target"] and found.origins["kl_coef"] == "init_kl_coef"
 
 
-@pytest.mark.parametrize("suffix", [".yaml", ".json"])
-def test_trl_files_have_trls_sizes_defaults_and_shared_rate(tmp_path: Path, suffix: str) -> None:
-    import yaml
-
-    text = TRL_YAML if suffix == ".yaml" else json.dumps(yaml.safe_load(TRL_YAML))
-    found = read(tmp_path, f"tldr{suffix}", text)
-    assert found.trainer == "TRL's PPO"
-    values = found.startable
-    assert picked(values, *SIZES, "num_ppo_epochs") == (64, 32, None, 4)
-    assert picked(values, "learning_rate", "value_learning_rate", "kl_coef", "lam") == (3e-6, 3e-6, 0.05, 0.95)
-    assert found.origins["value_learning_rate"] == "learning_rate, which TRL's critic shares"
-    assert "lam" not in found.origins and found.origins["kl_coef"] == "kl_coef"
-    assert values["min_lr_rate"] == 0.1
-    assert not {"num_mini_batches", "total_episodes", "lora_r", "seed"} & set(values)
-    assert found.fixable == {"stop_token": "eos"}
-    assert found.ignored["learning_rat"] == 'not a field of TRL\'s PPO; did you mean "learning_rate"?'
-    assert found.ignored["logging_steps"] == ""
-    assert [line.split(":")[0] for line in found.warnings] == ["optim", "num_mini_batches"]
+def test_openrlhfs_dotted_flags(tmp_path: Path) -> None:
+    assert imported(tmp_path, OPENRLHF_DOTTED).values == {
+        "learning_rate": 5e-7,
+        "value_learning_rate": 9e-6,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "lr_scheduler_type": "cosine",
+        "min_lr_rate": 0.1,
+        "critic_warmup": 4,
+        "cliprange_value": 0.4,
+        "batch_size": 512,
+        "num_generations": 2,
+        "mini_batch_size": 64,
+        "kl_coef": 0.02,
+        "kl_estimator": "k3",
+    }
 
 
-def test_trls_launch_script_counts_its_processes_and_knows_its_variables(tmp_path: Path) -> None:
-    found = read(tmp_path, "ppo.sh", TRL_SCRIPT)
-    assert picked(found.startable, "learning_rate", "batch_size", "mini_batch_size") == (3e-6, 512, 512)
-    assert found.origins["batch_size"].endswith("x 8 processes")
-    assert found.ignored["reward_model_path"] == "the value is a variable that this file does not set"
-    assert found.ignored["sft_model_path"] == "" and "num_processes" not in found.ignored
-    assert found.warnings == ()
-
-
-def test_openrlhfs_script_counts_responses_and_says_what_it_cannot_follow(tmp_path: Path) -> None:
-    found = read(tmp_path, "train_ppo.sh", OPENRLHF_SCRIPT)
-    assert found.trainer == "OpenRLHF"
-    values = found.startable
-    assert picked(values, *SIZES) == (4096, 128, 4)
-    assert picked(values, "learning_rate", "kl_coef", "num_ppo_epochs") == (5e-7, 0.01, 1)
-    assert picked(values, "cliprange", "cliprange_high") == (0.2, 0.28)
-    assert picked(found.values, "adam_beta2", "lam", "critic_warmup") == (0.95, 1.0, 0)  # its defaults, and never
-    assert found.values["value_learning_rate"] == 9e-6 and "value_learning_rate" not in values  # grpo has no critic
-    assert found.fixable == {"advantage_estimator": "grpo", "normalize_rewards": "running", "bf16": True}
-    assert "per token" in found.ignored["kl_target"] and found.ignored["zero_stage"] == ""
-    assert found.origins["batch_size"] == "rollout_batch_size x n_samples_per_prompt"
-
-
-def test_openrlhfs_dotted_flags_are_read_from_json(tmp_path: Path) -> None:
-    found = read(tmp_path, "ppo.json", json.dumps(OPENRLHF_DOTTED))
-    assert found.trainer == "OpenRLHF" and found.fixable == {"lr_scheduler_type": "cosine"}
-    names = ("learning_rate", "value_learning_rate", "cliprange", "kl_coef", "lam", "critic_warmup", "min_lr_rate")
-    assert picked(found.startable, *names) == (5e-7, 9e-6, 0.1, 0.02, 0.98, 4, 0.1)
-    assert picked(found.startable, *SIZES) == (512, 64, 2)
-    assert found.ignored == {}
-
-
-def test_verls_yaml_counts_prompts_and_its_kl_is_in_the_reward(tmp_path: Path) -> None:
-    found = read(tmp_path, "ppo_trainer.yaml", VERL_YAML)
-    assert found.trainer == "verl"
-    names = ("learning_rate", "value_learning_rate", "warmup_ratio", "num_ppo_epochs", "cliprange", "cliprange_value",
-             "kl_coef", "lam", "temperature", "response_length", "critic_warmup")  # fmt: skip
-    assert picked(found.startable, *names) == (1e-6, 1e-5, 0.1, 2, 0.25, 0.4, 0.003, 0.95, 0.9, 256, 1)
-    assert picked(found.startable, *SIZES) == (1024, 256, 2)
-    assert found.fixable == {"advantage_estimator": "gae", "kl_estimator": "k3"}
-    assert "per token" in found.ignored["algorithm.kl_ctrl.target_kl"]
-    assert found.ignored["actor_rollout_ref.actor.kl_loss_coef"] == "actor_rollout_ref.actor.use_kl_loss is off"
-    assert "variable" in found.ignored["actor_rollout_ref.rollout.prompt_length"]
+def test_verls_keys(tmp_path: Path) -> None:
+    found = imported(tmp_path, yaml.safe_load(VERL), "verl.yaml")
+    assert found.table.title == "verl 0.8"
+    assert found.values == {
+        "learning_rate": 1e-6,
+        "value_learning_rate": 1e-5,
+        "warmup_ratio": 0.1,
+        "critic_warmup": 1,
+        "batch_size": 1024,
+        "num_generations": 2,
+        "mini_batch_size": 256,
+        "num_ppo_epochs": 2,
+        "cliprange": 0.2,
+        "cliprange_high": 0.28,
+        "cliprange_value": 0.4,
+        "advantage_estimator": "gae",
+        "lam": 0.95,
+        "use_kl_loss": False,
+        "kl_coef": 0.003,
+        "kl_estimator": "k3",
+        "response_length": 256,
+        "temperature": 0.9,
+    }
+    decay = {f"{ACTOR}.optim.weight_decay", "critic.optim.weight_decay"}
+    assert all("these differ" in found.left[key] for key in decay), "one value here is for both networks"
+    assert found.left.keys() - decay == {
+        "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.clip_ratio",
+        "actor_rollout_ref.rollout.top_k", "actor_rollout_ref.rollout.prompt_length", "trainer.total_epochs",
+    }  # fmt: skip
+    assert "variable" in found.left["actor_rollout_ref.rollout.prompt_length"]
 
 
 @pytest.mark.parametrize(
-    ("kl", "beta", "as_loss"),
+    ("in_reward", "as_loss", "taken"),
     [
-        ("algorithm.use_kl_in_reward=False algorithm.kl_ctrl.kl_coef=0.3", 0.0, None),
-        ("algorithm.use_kl_in_reward=True", 0.001, None),
-        ("algorithm.kl_ctrl.kl_coef=0.02", 0.02, None),
-        ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.04", 0.04, True),
+        (True, None, {"use_kl_loss": False, "kl_coef": 0.25}),
+        (None, True, {"use_kl_loss": True, "kl_coef": 0.5}),
+        (False, True, {"use_kl_loss": True, "kl_coef": 0.5}),
+        (True, True, {}),
+        (None, None, {}),
+        (False, False, {}),
     ],
 )
-def test_verls_overrides_decide_where_its_kl_is(tmp_path: Path, kl: str, beta: float, as_loss: bool | None) -> None:
-    found = read(tmp_path, "run.sh", VERL_SCRIPT.replace("{kl}", kl))
-    assert picked(found.values, "kl_coef", "use_kl_loss") == (beta, as_loss)
-    assert picked(found.startable, "batch_size", "mini_batch_size", "max_grad_norm") == (1024, 256, 0.5)
+def test_verls_switches_say_whose_coefficient_counts(
+    tmp_path: Path, in_reward: bool | None, as_loss: bool | None, taken: dict[str, float]
+) -> None:
+    content = {
+        "algorithm": {"use_kl_in_reward": in_reward, "kl_ctrl": {"kl_coef": 0.25}},
+        ACTOR: {"use_kl_loss": as_loss, "kl_loss_coef": 0.5},  # keys with dots are read, too
+    }
+    found = imported(tmp_path, content)
+    assert found.values == taken
+    assert ("algorithm.kl_ctrl.kl_coef" in found.left) is (taken.get("kl_coef") != 0.25)
+    assert (f"{ACTOR}.kl_loss_coef" in found.left) is (taken.get("kl_coef") != 0.5)
 
 
-def test_a_quoted_command_and_the_flags_around_it_are_read() -> None:
-    text = 'X=2\nread -r cmd <<EOF\nrun.train --a-b ${X} --c="d e" --pair 1 2.5 --on > log.txt\nEOF\nfoo "bar --n 3 \\\n--m x"\n'
-    text += "# before: --x 1 \\\nrun --y 2  # --z 3\n"
-    assert launch_script.commands(text) == [
-        {"a_b": 2, "c": "d e", "pair": [1, 2.5], "on": True},
-        {"n": 3, "m": "x"},
-        {"y": 2},
-    ]
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ({f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.1, f"{ACTOR}.optim.lr_warmup_steps": 5}, "warmup_ratio"),
+        ({f"{ACTOR}.optim.min_lr_ratio": 0.1, f"{ACTOR}.optim.lr_scheduler_type": "constant"}, "min_lr_rate"),
+        ({"actor_learning_rate": 1e-6, "lr_scheduler": "linear", "min_lr_ratio": 0.1}, "min_lr_rate"),
+        ({"kl_coef": 0.1, "output_dir": "o", "warmup_steps": 20, "warmup_ratio": 0.1}, "warmup_ratio"),
+        ({"kl_coef": 0.1, "output_dir": "o", "gradient_accumulation_steps": 4}, "batch_size"),
+        ({f"{ACTOR}.optim.betas": [0.9, 0.95], "critic.optim.betas": [0.9, 0.99]}, "adam_beta2"),
+    ],
+)
+def test_what_a_trainer_would_not_follow_is_not_taken(tmp_path: Path, content: dict[str, Any], name: str) -> None:
+    assert name not in imported(tmp_path, content).values
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.yaml", "learning_rate: 1e-4\nbatch_size: 64\n", "not a PPO configuration of TRL, OpenRLHF or verl"),
-        ("a.sh", "echo hello\n", "not a PPO configuration of TRL, OpenRLHF or verl"),
         ("a.yaml", "max_length: 512\nlearning_rate: 1e-5\nlogging_steps: 3\n", "not a PPO configuration of TRL"),
-        ("a.yaml", "kl_coef: [1]\nlogging_steps: 3\n", "kl_coef = [1] is not allowed; expected a number of at least 0"),
+        ("a.sh", "python train.py --actor_learning_rate 1e-6\n", "a config file ends in .json, .yaml, .yml, .toml"),
+        ("a.yaml", "kl_coef: [1]\nlogging_steps: 3\n", "kl_coef: kl_coef = [1] is not allowed"),
+        (
+            "a.yaml",
+            "kl_coef: 1\noutput_dir: o\nlr_scheduler_type: step\n",
+            "lr_scheduler_type: lr_scheduler_type = 'step' is not",
+        ),
         ("a.json", '{"actor_learning_rate": "fast"}', "actor_learning_rate: learning_rate = 'fast' is not allowed"),
         ("a.json", '{"rollout_batch_size": 0}', "rollout_batch_size: batch_size = 0 is not allowed"),
         (
             "a.json",
-            '{"actor_learning_rate": 1e-6, "adam_betas": 3}',
-            "adam_betas = 3 is not allowed; expected two numbers",
+            '{"rollout_batch_size": "all"}',
+            "rollout_batch_size: 'all' is not allowed; expected a whole number",
         ),
+        ("a.json", '{"eps_clip": 0.2, "adam_betas": 3}', "adam_betas: 3 is not allowed; expected two numbers"),
         ("a.json", "{", "not valid JSON"),
     ],
 )
 def test_a_file_that_cannot_be_read_gives_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError) as raised:
-        read(tmp_path, name, text)
+        read(tmp_path / name)
     assert str(raised.value).startswith(f"{tmp_path / name}: {message}") and "\n" not in str(raised.value)
 
 
@@ -252,42 +262,41 @@ kl_target = "advised"
 
 
 def test_the_printed_table_is_a_start_of_the_study(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "run.sh").write_text(OPENRLHF_SCRIPT)
+    (own_folder / "run.json").write_text(json.dumps(OPENRLHF_OLDER))
     (own_folder / "mine.toml").write_text(STUDY)
-    status, stdout, stderr = ppo_tuner("import-config", "run.sh", "--for-study", "mine.toml")
+    status, stdout, stderr = ppo_tuner("import-config", "run.json", "--for-study", "mine.toml")
     assert status == 0
-    assert stdout.startswith('[[start]]\nlabel = "run (OpenRLHF)"\n')
     assert tomllib.loads(stdout)["start"] == [
-        {"label": "run (OpenRLHF)", "learning_rate": 5e-7, "batch_size": 4096, "kl_coef": 0.01}
+        {"label": "run (OpenRLHF 0.11)", "learning_rate": 5e-7, "batch_size": 4096, "kl_coef": 0.01}
     ]
     lines = stderr.splitlines()
-    assert "learning_rate = 5e-07 from actor_learning_rate" in lines
+    assert "batch_size = 4096 from rollout_batch_size" in lines
     assert "in the study's range: learning_rate 5e-07 moved to 1e-05" in lines
-    assert 'fixed in study "mine", so left out: gamma = 1' in next(line for line in lines if "mine" in line)
-    assert 'ignored, advantage_estimator = "grpo" has no critic: value_learning_rate, critic_warmup' in lines
-    assert any(line.startswith('not searched in study "mine", so left out: ') for line in lines)
+    assert any(line.startswith("value_learning_rate = 9e-06 from critic_learning_rate; not in") for line in lines)
+    assert any(line.startswith("not taken, ") and line.endswith(": freezing_actor_steps, zero_stage") for line in lines)
+    [left_out] = [line for line in lines if line.startswith('not searched in study "mine"')]
+    assert "gamma = 0.99" in left_out
     (own_folder / "mine.toml").write_text(STUDY + stdout)
     [start] = StudySpec.load(own_folder / "mine.toml").starts
-    assert start.title == "run (OpenRLHF): learning_rate 5e-07 moved to 1e-05 and 1 more"
+    assert start.title == "run (OpenRLHF 0.11): learning_rate 5e-07 moved to 1e-05 and 1 more"
 
 
 def test_without_a_study_all_that_may_be_searched_is_printed(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "run.sh").write_text(VERL_SCRIPT.replace("{kl}", ""))
-    status, stdout, stderr = ppo_tuner("import-config", "run.sh")
+    (own_folder / "run.yaml").write_text(VERL)
+    status, stdout, stderr = ppo_tuner("import-config", "run.yaml")
     [start] = tomllib.loads(stdout)["start"]
-    assert status == 0 and picked(start, "cliprange_value", "gamma", "kl_coef") == (0.5, 1.0, 0.0)
-    assert "not stated, so the trainer's defaults: " in stderr and "--for-study leaves that out" in stderr
+    assert status == 0 and (start["cliprange_value"], start["batch_size"], start["kl_coef"]) == (0.4, 1024, 0.003)
+    assert "use_kl_loss" not in start and "advantage_estimator" not in start and "--for-study leaves that out" in stderr
 
 
 def test_a_study_that_has_no_use_for_it_is_told_in_one_line(ppo_tuner: Invoke, own_folder: Path) -> None:
-    (own_folder / "run.sh").write_text(VERL_SCRIPT.replace("{kl}", ""))
-    listed = 'name = "listed"\ntask = "reviews"\n[[trial]]\nlam = 1\n'
-    (own_folder / "listed.toml").write_text(listed)
-    status, stdout, stderr = ppo_tuner("import-config", "run.sh", "--for-study", "listed.toml")
+    (own_folder / "run.yaml").write_text(VERL)
+    (own_folder / "listed.toml").write_text('name = "listed"\ntask = "reviews"\n[[trial]]\nlam = 1\n')
+    status, stdout, stderr = ppo_tuner("import-config", "run.yaml", "--for-study", "listed.toml")
     assert (status, stdout) == (2, "") and one_error(stderr).startswith('study "listed" lists its trials')
     other = STUDY.split("[search]")[0] + "[search]\nmissing_eos_penalty = { low = 0, high = 1 }\n"
     (own_folder / "other.toml").write_text(other)
-    status, _, stderr = ppo_tuner("import-config", "run.sh", "--for-study", "other.toml")
+    status, _, stderr = ppo_tuner("import-config", "run.yaml", "--for-study", "other.toml")
     assert status == 2 and one_error(stderr).startswith('study "mine" searches none of: learning_rate,')
-    status, _, stderr = ppo_tuner("import-config", "missing.sh")
-    assert status == 2 and one_error(stderr).startswith("cannot read the configuration missing.sh: No such file")
+    status, _, stderr = ppo_tuner("import-config", "missing.yaml")
+    assert status == 2 and one_error(stderr).startswith("cannot read the config file missing.yaml: No such file")

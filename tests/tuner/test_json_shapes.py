@@ -15,7 +15,7 @@ from ppo_core.run import training
 from tests.tuner.exported import enrich
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
-from tuner import audit, confirmed
+from tuner import confirmed
 from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, build_parser
 from tuner.store import Store
@@ -55,7 +55,7 @@ def test_every_command_with_json_has_its_shape() -> None:
 def test_studies(said: Callable[..., Any], enriched: str) -> None:
     assert keys(said("list")[0]) == keys(shapes.SUMMARY)
     study = said("show", enriched)
-    assert keys(study) == keys(shapes.STUDY) | {"front"}
+    assert keys(study) == keys(shapes.STUDY) | {"front", "orders"}
     assert all(keys(trial) == keys(shapes.TRIAL) for trial in study["trials"])
     assert keys(study["trials"][5]["reason"]) == keys(shapes.REASON)
 
@@ -69,10 +69,9 @@ def test_trials(said: Callable[..., Any], enriched: str) -> None:
 
 
 def test_orders_and_findings(said: Callable[..., Any], enriched: str) -> None:
-    assert keys(said("orders", enriched)[0]) == keys(shapes.ORDER)
+    assert keys(said("show", enriched)["orders"][0]) == keys(shapes.ORDER)
     assert keys(said("stop", enriched, "7")) == keys(shapes.ORDER)
     assert keys(said("doctor")[0]) == keys(shapes.FINDING)
-    assert keys(said("audit", enriched)) == keys(shapes.AUDIT)
 
 
 def test_what_mattered_and_what_is_wrong(ppo_tuner: Invoke, own_folder: Path) -> None:
@@ -98,6 +97,5 @@ def test_what_takes_minutes_to_print() -> None:
     assert returned(training._data) | {"hub"} == keys(shapes.TRAINING)
     assert returned(estimate._data) == keys(shapes.ESTIMATE)
     assert returned(confirmed.confirmation_data) == keys(shapes.CONFIRMATION)
-    assert returned(audit.audit_data) == keys(shapes.AUDIT)
     by_name = {"reward", "kl", "over_reference", "under_best", "lost", "failed", "open"}
     assert returned(confirmed._configuration_data) | by_name == keys(shapes.CONFIGURATION)

@@ -112,7 +112,7 @@ def test_they_run_in_order_with_nothing_added_or_proposed(tmp_path: Path) -> Non
     rows = quick_study.rows(tmp_path)
     assert [(row.number, row.origin, row.params) for row in rows] == [(n, "listed", rates[n]) for n in range(3)]
     assert [row.config["learning_rate"] for row in rows] == [2e-4, 9e-4, 1e-4]
-    assert [row.kl for row in rows][::2] == [pytest.approx(7.6), pytest.approx(3.8)]
+    assert [row.kl for row in rows][::2] == [pytest.approx(8.0), pytest.approx(4.0)]
     rates.append({"learning_rate": 3e-4})
     longer = StudySpec.from_dict({**study.to_dict(), "trials": 4, "trial": rates}, "test")
     finished, _ = quick_study.run(tmp_path, longer, workers=1)

@@ -1,7 +1,6 @@
-"""Deleting, renaming and archiving: what is the study's goes or moves, nothing else, and what was cut off goes on."""
+"""Deleting: what is the study's goes, nothing else, and what was cut off can be done again."""
 
 import io
-import json
 import os
 import sys
 from argparse import Namespace
@@ -12,9 +11,7 @@ import pytest
 
 from ppo_core.errors import ConfigError, StudyError
 from tests.tuner import made_study, stores
-from tuner import upkeep
 from tuner.cli import manage
-from tuner.results import read_study
 from tuner.spec import StudySpec
 from tuner.store import Store
 from tuner.study_folder import claim, held_folder
@@ -56,10 +53,6 @@ def args(store: Store, study: str = "made", **values: object) -> Namespace:
 
 def delete(store: Store, *, yes: bool = True, keep_files: bool = False) -> int:
     return manage.delete(args(store, yes=yes, keep_files=keep_files))
-
-
-def rename(store: Store, new: str) -> int:
-    return manage.rename(args(store, new=new))
 
 
 def cut_off(monkeypatch: pytest.MonkeyPatch, where: str, work: Callable[[], object]) -> None:
@@ -132,31 +125,19 @@ def test_a_folder_that_is_not_the_studys_stays(
     assert capsys.readouterr().err == f"ppo-tuner: {folder} stays: it is not marked as this study's\n"
 
 
-@pytest.mark.parametrize("action", ["delete", "rename", "archive"])
-def test_a_study_that_is_held_is_left_alone(store: Store, tmp_path: Path, action: str) -> None:
+def test_a_study_that_is_held_is_left_alone(store: Store, tmp_path: Path) -> None:
     store.acquire("made")
-    calls = {
-        "delete": lambda: delete(store, yes=False),  # not even asked
-        "rename": lambda: rename(store, "new"),
-        "archive": lambda: manage.archive(args(store, undo=False)),
-    }
     with pytest.raises(StudyError, match='study "made" is run by process'):
-        calls[action]()
-    assert store.study("made").archived_at is None and (tmp_path / "runs" / "made" / "study.json").exists()
+        delete(store, yes=False)  # not even asked
+    assert store.study("made") and (tmp_path / "runs" / "made" / "study.json").exists()
 
 
-@pytest.mark.parametrize("action", ["delete", "rename", "archive"])
-def test_a_folder_that_is_in_use_is_left_alone_and_so_is_the_lease(store: Store, tmp_path: Path, action: str) -> None:
+def test_a_folder_that_is_in_use_is_left_alone_and_so_is_the_lease(store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "made"
     lease = store.acquire("made")
     stores.pretend(store, lease_pid_started=0.0)  # its process looks dead
-    calls = {
-        "delete": lambda: delete(store),
-        "rename": lambda: rename(store, "new"),
-        "archive": lambda: manage.archive(args(store, undo=False)),
-    }
     with held_folder(folder), pytest.raises(StudyError, match="in use by another controller"):
-        calls[action]()
+        delete(store)
     assert (folder / "0" / "step-000012").exists()
     store.renew(lease)
 
@@ -177,102 +158,6 @@ def test_a_deletion_that_was_cut_off_can_be_done_again(
     assert not (tmp_path / "runs" / "made").exists()
 
 
-# Rename
-
-
-def test_rename_moves_the_row_the_spec_and_the_folder(store: Store, tmp_path: Path) -> None:
-    before = store.study("made")
-    assert rename(store, "new") == 0
-    study = store.study("new")
-    assert (study.id, study.spec["name"], study.folder) == (before.id, "new", str(tmp_path / "runs" / "new"))
-    assert [*study.spec] == [*before.spec] and len(store.trials(study)) == 8 and not study.is_held
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["new"]
-    assert (tmp_path / "runs" / "new" / "1" / "step-000012" / "weights.bin").exists()
-    claim(tmp_path / "runs" / "new", study)  # a run of it finds its own folder
-    assert read_study(store, "new").spec.name == "new"
-
-
-@pytest.mark.parametrize(
-    ("new", "message"),
-    [
-        ("made", "is the study's name already"),
-        ("other", 'study "other" already exists'),
-        ("../up", r"the new name = '../up' is not allowed; expected letters, digits"),
-        ("", "the new name = '' is not allowed"),
-        ("-x", "the new name = '-x' is not allowed"),
-        ("a b", "the new name = 'a b' is not allowed"),
-        ("x" * 101, "is not allowed"),
-        ("taken", "taken already exists, where the study's checkpoints would go"),
-    ],
-)
-def test_a_name_that_cannot_be_is_refused_and_nothing_moves(
-    store: Store, tmp_path: Path, new: str, message: str
-) -> None:
-    store.create_study("other", {})
-    (tmp_path / "runs" / "taken").mkdir()
-    with pytest.raises((ConfigError, StudyError), match=message):
-        rename(store, new)
-    study = store.study("made")
-    assert study.spec["name"] == "made" and study.folder is not None
-    claim(Path(study.folder), study)
-    assert not study.is_held
-
-
-def test_a_folder_that_is_anothers_does_not_move(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "runs" / "made"
-    (folder / "study.json").write_text(json.dumps({"study": "made", "created_at": 1.0}))
-    assert rename(store, "new") == 0
-    assert folder.exists() and not (tmp_path / "runs" / "new").exists()
-    assert "stays: it is not marked as this study's" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("where", ["study_folder.give", "study_folder.Path.replace", "store.Store.rename_study"])
-def test_a_renaming_that_was_cut_off_can_be_done_again(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    cut_off(monkeypatch, where, lambda: rename(store, "new"))
-    assert store.study("made").name == "made"
-    assert rename(store, "new") == 0
-    study = store.study("new")
-    assert study.folder == str(tmp_path / "runs" / "new")
-    claim(tmp_path / "runs" / "new", study)
-    assert (tmp_path / "runs" / "new" / "0" / "step-000012" / "weights.bin").exists()
-
-
-def test_a_name_that_is_taken_at_the_last_moment_moves_the_folder_back(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    move = upkeep._move
-    monkeypatch.setattr(upkeep, "_move", lambda *given: (store.create_study("new", {}), move(*given))[1])
-    with pytest.raises(StudyError, match='study "new" already exists'):
-        rename(store, "new")
-    claim(tmp_path / "runs" / "made", store.study("made"))
-    assert (tmp_path / "runs" / "made" / "0").exists() and not (tmp_path / "runs" / "new").exists()
-
-
-# Archive
-
-
-def test_archive_and_undo(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    manage.archive(args(store, undo=False))
-    archived_at = store.study("made").archived_at
-    assert archived_at is not None
-    manage.archive(args(store, undo=False))
-    assert store.study("made").archived_at == archived_at
-    assert read_study(store, "made").trials
-    manage.archive(args(store, undo=True))
-    assert store.study("made").archived_at is None
-    assert capsys.readouterr().out.splitlines() == [
-        'study "made" is archived',
-        'study "made" is archived already',
-        'study "made" is not archived',
-    ]
-
-
-@pytest.mark.parametrize("action", ["delete", "rename", "archive"])
-def test_a_study_that_is_not_there_is_named(store: Store, action: str) -> None:
-    values = Namespace(yes=True, keep_files=False, new="x", undo=False, storage=str(store.url.database), study="mode")
+def test_a_study_that_is_not_there_is_named(store: Store) -> None:
     with pytest.raises(StudyError, match=r'no study "mode" in .*; did you mean "made"'):
-        getattr(manage, action)(values)
+        manage.delete(args(store, "mode", yes=True, keep_files=False))

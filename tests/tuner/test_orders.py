@@ -27,7 +27,7 @@ from tuner.events import (
 from tuner.order_checks import check_trial_order, enqueued_params
 from tuner.run import run_study
 from tuner.scoring import to_optuna
-from tuner.status import Origin, Status
+from tuner.status import STOPPED_BY_PERSON, Origin, Status
 from tuner.store import Order, OrderState, Store
 
 pytestmark = pytest.mark.slow
@@ -104,20 +104,16 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("kind", "status"), [("stop", Status.STOPPED), ("prune", Status.PRUNED)])
-def test_a_running_trial_ends_where_it_is_and_keeps_its_value_so_far(tmp_path: Path, kind: str, status: Status) -> None:
-    finished, events = run_with(tmp_path, {(1, 4): lambda store: place(store, kind, 1)})
+def test_a_running_trial_ends_where_it_is_and_keeps_its_value_so_far(tmp_path: Path) -> None:
+    finished, events = run_with(tmp_path, {(1, 4): lambda store: place(store, "stop", 1)})
     assert finished
     ended = rows(tmp_path)[1]
-    assert (ended.status, ended.wanted) == (status, None)
-    assert ended.reason is not None and (ended.reason.rule, ended.reason.message) == ("person", f"{status} by a person")
+    assert (ended.status, ended.wanted, ended.reason) == (Status.STOPPED, None, STOPPED_BY_PERSON)
     assert ended.value is not None and ended.kl is not None and ended.violation is not None
     assert 4 < ended.episodes / 16 <= 7
-    assert [row.status for row in rows(tmp_path)].count(status) == (
-        2 if kind == "prune" else 1
-    )  # trial 5 leaves the limit
+    assert [row.status for row in rows(tmp_path)].count(Status.STOPPED) == 1
     (order,) = decided(tmp_path)
-    assert order.state is OrderState.DONE and f"trial 1 will {kind} after its step" == order.outcome
+    assert order.state is OrderState.DONE and order.outcome == "trial 1 will stop after its step"
     assert [event.order.id for event in events if isinstance(event, OrderDecided)] == [order.id]
 
 
@@ -231,11 +227,9 @@ def test_another_kl_budget_judges_all_trials_anew(tmp_path: Path) -> None:
     placed(tmp_path, "set", changes={"kl_budget": 2.0})
     run(tmp_path, quick_spec(kl={"budget": 2.0, "limit": 15.0}))
     after = rows(tmp_path)
-    assert [row.kl for row in before] == [row.kl for row in after]
-    assert all(row.violation is not None for row in after)
-    assert [row.number for row in after if (row.violation or 0) > 0] == [
-        row.number for row in after if row.kl is not None and row.kl > 2.0
-    ]
+    assert max(row.kl or 0.0 for row in before) > 2.0
+    assert all(row.kl is not None and row.kl + 0.25 <= 2.0 for row in after), "with a standard error of 0.25"
+    assert [row.end_kl for row in before] == [row.end_kl for row in after], "where they end is the same"
 
 
 def settings(folder: Path) -> tuple[int, float]:
@@ -386,7 +380,6 @@ def run_while_saving(
     ("later", "status"),
     [
         (["stop"], Status.STOPPED),
-        (["prune"], Status.PRUNED),
         (["stop", "resume"], Status.COMPLETED),
         (["stop", "pause"], Status.PAUSED),
     ],
@@ -492,7 +485,6 @@ def test_more_workers_than_gpus_are_refused_and_nothing_changes(tmp_path: Path) 
         ),
         ("enqueue", {"values": [1]}, "it cannot be carried out: AttributeError"),
         ("set", {"changes": 3}, "it cannot be carried out: AttributeError"),
-        ("prune", {}, "prune names no trial"),
         ("fork", {"values": {"cliprange": 0.25}}, "fork names no trial"),
         ("dance", {}, 'unknown order "dance"'),
     ],

@@ -48,42 +48,36 @@ def store(made: Readings = STORE) -> Store:
 
 def test_an_improvement_is_paired_prompt_by_prompt() -> None:
     """The gaps are 1, 0.5, 1: what makes the third prompt easy for both is in none of them."""
-    found = improvement(store(), row(0, 8.5 / 3, 3), "best")
+    found = improvement(store(), row(0, 8.5 / 3, 3))
     assert found == Difference(pytest.approx(2.5 / 3), pytest.approx(statistics.stdev([1, 0.5, 1]) / math.sqrt(3)), 3)
     assert found.basis == "paired on 3 eval prompts" and found.verdict.startswith("more than the noise (5.0 standard")
 
 
-def test_a_value_at_the_end_is_paired_as_the_mean_of_its_last_two_evaluations() -> None:
-    """The gaps are 1.5, 0.75 and 2."""
-    found = improvement(store(), row(0, 4.0, 6), "end")
-    assert found is not None and found.mean == pytest.approx(4.25 / 3) and found.prompts == 3
-
-
 def test_one_trial_over_another_is_paired_at_the_steps_of_their_values() -> None:
-    found = over(store(), row(0, 2.0, 3), row(1, 4.0, 3), "best")
+    found = over(store(), row(0, 2.0, 3), row(1, 4.0, 3))
     assert found is not None and (found.mean, found.prompts) == (pytest.approx(3.5 / 3), 3)
-    back = over(store(), row(1, 4.0, 3), row(0, 2.0, 3), "best")
+    back = over(store(), row(1, 4.0, 3), row(0, 2.0, 3))
     assert back is not None and back.mean == pytest.approx(-3.5 / 3)
-    assert over(store(), row(0, None, None), row(1, 4.0, 3), "best") is None
+    assert over(store(), row(0, None, None), row(1, 4.0, 3)) is None
 
 
 def test_a_prompt_without_a_finite_reward_is_left_out() -> None:
     made = Readings({100: {0: [0.0, 1.0, 5.0], 3: [1.0, None, 8.0]}})
-    found = improvement(store(made), row(0, 4.5, 3), "best")
+    found = improvement(store(made), row(0, 4.5, 3))
     assert found is not None and (found.mean, found.prompts) == (2.0, 2)
 
 
 def test_without_each_prompts_rewards_the_errors_are_added_and_that_is_said() -> None:
     """As of a study that an older version ran."""
     made = Readings(STORE.rewards, without=[100])
-    found = improvement(store(made), row(0, 3.0, 3), "best")
+    found = improvement(store(made), row(0, 3.0, 3))
     assert found == Difference(1.0, pytest.approx(0.5), 0)
     assert found.basis == "not paired, so rather too large"
     assert (
         Difference(1.1, 0.5, 0).verdict == "more than the noise (2.2 standard errors, not paired, so rather too large)"
     )
     assert Difference(-0.9, 0.5, 4).verdict == "within the noise (1.8 standard errors, paired on 4 eval prompts)"
-    unknown = over(store(made), trial_row(0, value=1.0, value_se=None), row(1, 2.0, 3), "best")
+    unknown = over(store(made), trial_row(0, value=1.0, value_se=None), row(1, 2.0, 3))
     assert unknown is not None and unknown.verdict == "its noise is not known"
-    nothing = improvement(store(Readings({100: {3: BETTER}})), row(0, 3.0, 3), "best")
+    nothing = improvement(store(Readings({100: {3: BETTER}})), row(0, 3.0, 3))
     assert nothing is None, "without the baseline there is no improvement"

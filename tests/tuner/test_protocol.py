@@ -32,9 +32,7 @@ REPORT = StepReport(
 )
 MESSAGES: list[Message | Job | Answer] = [
     PrepareTask("reviews", Path("x")),
-    TrialSpec(
-        "s", 1, {"seed": 3}, "reviews", "a:b", "cpu", 2, Path("x"), quick_spec().guard, 4.5, resume_from=Path("y")
-    ),
+    TrialSpec(1, {"seed": 3}, "reviews", "a:b", "cpu", 2, Path("x"), quick_spec().guard, 4.5, resume_from=Path("y")),
     *Answer,
     Progress("words", 0.25),
     Prepared(),

@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +13,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ppo_core import checkpoint
 from ppo_core.errors import ConfigError
 from tests.processes import free_port
+from tests.tuner.conformance import check_engine
 from tests.tuner.quick_study import controller, curves, outcomes, quick_spec, rows, run, write_study
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.ray_nodes import ROOT, Nodes, nodes
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import until
-from tuner import trial_log
 from tuner.engine.base import Engine, EngineNeeds
 from tuner.engine.ray import RayCluster
 from tuner.protocol import Answer, Lost, Message, Resources, Stepped
 from tuner.spec import PPO_TRAINER, StudySpec
-from tuner.testing import check_engine
 from tuner.worker_settings import WorkerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
@@ -128,6 +125,33 @@ def test_a_worker_that_is_silent_for_too_long_is_killed(tmp_path: Path) -> None:
         assert engine.free == 1
 
 
+def test_a_cluster_that_is_not_ready_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `ray.init` raises where a node has only just started, and where nobody listens."""
+    tries: list[str] = []
+    unready: list[Exception] = [TypeError("expected bytes, NoneType found"), RuntimeError("no node info")]
+
+    def init(address: str, **_: object) -> None:
+        tries.append(address)
+        if unready:
+            raise unready.pop()
+
+    monkeypatch.setattr("tuner.engine.ray.ray.init", init)
+    monkeypatch.setattr("tuner.engine.ray._CONNECT_AGAIN_SECONDS", 0.0)
+    with RayCluster("10.0.0.1:6379"):
+        assert tries == ["10.0.0.1:6379"] * 3
+    unready.append(ConnectionError("refused"))
+    with (
+        pytest.raises(ConfigError, match=r"cannot use the Ray cluster at 10\.0\.0\.1:6379: refused"),
+        RayCluster("10.0.0.1:6379"),
+    ):
+        pass
+    assert len(tries) == 4
+    monkeypatch.setattr("tuner.engine.ray._CONNECT_SECONDS", -1.0)
+    unready.append(TypeError("expected bytes, NoneType found"))
+    with pytest.raises(ConfigError, match="expected bytes"), RayCluster("10.0.0.1:6379"):
+        pass
+
+
 # Nodes that do not see the runs folder
 
 
@@ -158,29 +182,9 @@ def test_nodes_that_do_not_see_the_runs_folder_are_named_at_the_start(apart: Nod
         assert started.end() == 1
     (line,) = [line for line in started.errors.read_text().splitlines() if line.startswith("ppo_core.errors.TaskError")]
     assert re.search(
-        r"node (first|second) on \S+ does not see the runs folder \S+/runs of the controller; put it", line
+        r"node (first|second) on \S+ does not see the controller's runs folder \S+/runs; run the study in a", line
     )
     assert all(row.attempts == 0 for row in rows(tmp_path))
-
-
-def test_they_exchange_checkpoints_by_a_place_that_all_see(apart: Nodes, tmp_path: Path, unbroken: Path) -> None:
-    place = f"file://{tmp_path}/place"
-    with controller(tmp_path, quick_spec("gated"), ray=apart.address, checkpoints=place) as started:
-        found = until(lambda: len(found := waiting(tmp_path)) == 2 and found)
-        apart.end_process("second")
-        assert "worker lost" in started.read_until(lambda line: line.startswith("StudyWarned"))
-        (tmp_path / "gate").touch()
-        assert started.end() == 0, started.errors.read_text()
-    resumed = [line for line in started.lines if re.fullmatch(r"TrialStarted \d 6", line)]
-    assert len(found) == 2 and len(resumed) == 1  # on the other node, from what the lost one had uploaded
-    assert_as_unbroken(tmp_path, unbroken)
-    for number in range(6):
-        here = {path.name for path in checkpoint.complete(tmp_path / "runs" / "quick" / str(number))}
-        there = {path.name for path in checkpoint.complete(tmp_path / "place" / "quick" / str(number))}
-        assert here == there != set()
-        log = trial_log.path_of(tmp_path / "runs" / "quick" / str(number)).read_text()
-        assert f"trial {number} starts, process " in log and " on host " in log
-    assert not list(Path(tempfile.gettempdir()).glob("ppo-tuner-*/*/step-*"))
 
 
 # What a node lacks

@@ -1,4 +1,4 @@
-"""The node's side of the Ray engine, without Ray: what a node lacks, and jobs in folders of their own."""
+"""The node's side of the Ray engine, without Ray: what a node lacks, and a job in a worker there."""
 
 import os
 import sys
@@ -8,15 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ppo_core import checkpoint
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.test_worker import trial_spec
-from tuner import remote_checkpoints, trial_log
+from tuner import trial_log
 from tuner.engine.ray_node import TOKEN, NodeSetup, NodeWorker, sources
-from tuner.protocol import Answer, Ended, Entered, Failed, Left, Message, Stepped, TrialSpec
-from tuner.store import StudyRow
-
-STUDY = StudyRow(1, "quick", {}, 1.5, None, None, None, None, None)
+from tuner.protocol import Answer, Ended, Failed, Lost, Message, Stepped
 
 
 @pytest.fixture
@@ -39,7 +35,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeSetup
 
 def test_a_node_that_has_everything_says_so(setup: NodeSetup) -> None:
     greeting = NodeWorker(setup).greet()
-    assert (greeting.sees_folder, greeting.problem) == (True, None)
+    assert greeting.problem is None
 
 
 def test_what_a_node_lacks_is_named(setup: NodeSetup, tmp_path: Path) -> None:
@@ -54,73 +50,23 @@ def test_what_a_node_lacks_is_named(setup: NodeSetup, tmp_path: Path) -> None:
     )
     assert problem(trainer="no_such.module:factory") == 'lacks the module "no_such.module" of the trainer'
     assert problem(token="an earlier run") == (
-        f"does not see the runs folder {tmp_path}/runs of the controller; put it on a path that all nodes share, or give "
-        "--checkpoints URL"
+        f"does not see the controller's runs folder {tmp_path}/runs; run the study in a folder that all machines share, "
+        "at the same path"
     )
-    place = f"file://{tmp_path}/place"
-    assert problem(token="an earlier run", place=place) == (
-        f"does not see the runs folder {tmp_path}/runs of the controller, and {place} does not hold what the controller "
-        "wrote there; all hosts must see that place"
-    )
-    remote_checkpoints.open(place).claim(STUDY)
-    assert problem(token="an earlier run", place=place) is None
-
-
-def run_out(node: NodeWorker, job: TrialSpec, answers: dict[int, Answer]) -> tuple[list[Message], str]:
-    """Run a job in a folder of its own; return what it said, and its log."""
-    said: list[Message] = []
-    log, word = "", node.exchange(job, is_apart=True)
-    while True:
-        said.append(word.message)
-        log += word.log
-        match word.message:
-            case Stepped():
-                word = node.exchange(answers.get(word.message.report.step, Answer.GO_ON), is_apart=True)
-            case Entered():
-                word = node.exchange(None, is_apart=True)
-            case _:
-                return said, log
+    (tmp_path / "runs" / "quick" / TOKEN).unlink()
+    assert str(problem()).startswith(f"does not see the controller's runs folder {tmp_path}/runs;")
 
 
 @pytest.mark.slow
-def test_a_trial_leaves_one_node_and_resumes_on_another_by_way_of_the_place(setup: NodeSetup, tmp_path: Path) -> None:
-    place = f"file://{tmp_path}/place"
-    setup = replace(setup, place=place)
-    controllers = setup.folder / "0" if setup.folder is not None else tmp_path
-    job = trial_spec(controllers, checkpoint_url=place, checkpoint_seconds=10**6)
-    said, log = run_out(NodeWorker(setup), job, {4: Answer.LEAVE})
-    assert said[-1] == Left() and "trial 0 starts, process " in log and not controllers.exists()
-    there = tmp_path / "place" / "quick" / "0"
-    assert [path.name for path in checkpoint.complete(there)] == ["step-000003", "step-000004"]
-
-    resumed = replace(job, resume_from=checkpoint.step_folder(controllers, 4))
-    said, log = run_out(NodeWorker(setup), resumed, {})
-    assert said[-1] == Ended() and "trial 0 resumes from step 4, process " in log
-    assert [message.report.step for message in said if isinstance(message, Stepped)] == [5, 6, 7, 8, 9, 10]
-
-    missing = replace(job, resume_from=checkpoint.step_folder(controllers, 99))
-    (failed,), _ = run_out(NodeWorker(setup), missing, {})
-    assert isinstance(failed, Failed) and not failed.is_for_user
-    assert failed.message == f"{place} does not have the checkpoint step-000099"
-
-
-@pytest.mark.slow
-def test_a_trial_whose_last_checkpoint_the_place_does_not_take_is_to_run_again(
-    setup: NodeSetup, tmp_path: Path
-) -> None:
-    (tmp_path / "place").write_text("a file in the way")
-    place = f"file://{tmp_path}/place"
-    job = trial_spec(tmp_path / "0", checkpoint_url=place)
-    said, log = run_out(NodeWorker(replace(setup, place=place)), job, {})
-    assert isinstance(said[-1], Failed) and said[-1].message == f"{place} does not take the checkpoint step-000003"
-    assert "are not all at file://" in log
-
-
-def test_what_a_worker_printed_elsewhere_is_added_to_the_log_here(tmp_path: Path) -> None:
-    trial_log.note(tmp_path / "3", "a note")
-    trial_log.add(tmp_path / "3", "half a li")
-    trial_log.add(tmp_path / "3", "ne\n")
-    assert trial_log.path_of(tmp_path / "3").read_text().splitlines()[1:] == ["half a line"]
+def test_a_job_runs_in_a_worker_of_the_node(setup: NodeSetup, tmp_path: Path) -> None:
+    node, word = NodeWorker(setup), None
+    said: list[Message] = [node.exchange(trial_spec(tmp_path / "0"))]
+    while not isinstance(said[-1], Ended | Failed | Lost):
+        word = Answer.GO_ON if isinstance(said[-1], Stepped) else None
+        said.append(node.exchange(word))
+    assert said[-1] == Ended()
+    assert [message.report.step for message in said if isinstance(message, Stepped)] == list(range(11))
+    assert "trial 0 starts, process " in trial_log.tail(tmp_path / "0", 1000)
 
 
 # The flag

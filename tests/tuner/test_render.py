@@ -1,14 +1,13 @@
 """What a study's tables and lines say, in right English and whole numbers."""
 
 import io
-import re
 from collections.abc import Sequence
 
 import pytest
 from rich.table import Table
 
 from ppo_core.output import console, counted, measured
-from tests.tuner.trial_rows import pruned, trial_row
+from tests.tuner.trial_rows import trial_row
 from tuner import render
 from tuner.scoring import Extent
 from tuner.search.matching import label
@@ -39,15 +38,6 @@ def test_the_table_of_trials_says_which_trial_finished_a_paused_one() -> None:
     trials = [trial_row(0, **rests), trial_row(1, **rests), trial_row(2, origin=Origin.MATCHED, label=label(0))]
     reasons = list(render.trials_table(trials).columns[-1].cells)
     assert reasons == ["rung score 1.20; finished as trial 2", "rung score 1.20", ""]
-
-
-def test_the_table_of_trials_marks_the_audited_ones_and_says_what_that_means() -> None:
-    trials = [trial_row(0), trial_row(1, is_audited=True), pruned(2, is_audited=True)]
-    lines = printed(render.trials_table(trials))
-    statuses = [re.findall("completed|pruned|†", line) for line in lines if re.match(r" +[012] ", line)]
-    assert statuses == [["completed"], ["completed", "†"], ["pruned", "†"]]
-    assert "† audited: the guard's rules, except nonfinite, were only noted: see" in " ".join(lines)
-    assert "†" not in "".join(printed(render.trials_table(trials[:1])))
 
 
 def printed(table: Table) -> list[str]:

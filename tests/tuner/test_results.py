@@ -11,9 +11,9 @@ from ppo_core.metrics import METRICS
 from tests.tuner import made_study
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner import results
-from tuner.best import best_trial, closest_trial
+from tuner.best import best_trial
 from tuner.results import Estimate, StudyView
-from tuner.status import Objective, Status
+from tuner.status import Status
 from tuner.store import Store, TrialRow
 
 
@@ -30,21 +30,13 @@ def view(store: Store) -> StudyView:
 
 
 @pytest.mark.parametrize(
-    ("kl_budget", "number"), [(None, 2), (10.0, 2), (9.0, 2), (8.999, 3), (100.0, 1), (12.5, 1), (5.0, 0), (1.0, None)]
+    ("kl_budget", "number"), [(None, 2), (10.0, 2), (9.2, 2), (9.0, 3), (100.0, 1), (12.7, 1), (5.0, 0), (1.0, None)]
 )
 def test_best_is_the_highest_value_within_the_budget(
     store: Store, view: StudyView, kl_budget: float | None, number: int | None
 ) -> None:
     best = (view if kl_budget is None else results.under_budget(store, view, kl_budget)).best()
     assert (None if best is None else best.number) == number
-
-
-@pytest.mark.parametrize("status", [Status.PRUNED, Status.FAILED, Status.RUNNING, Status.PAUSED])
-def test_where_ends_count_trials_that_were_not_judged_to_the_end_are_never_best(status: Status) -> None:
-    rows = [trial_row(0, value=1.0), trial_row(1, value=9.0, kl=1.0, status=status)]
-    best = best_trial(rows, 10.0, "end")
-    assert best is not None and best.number == 0
-    assert best_trial(rows[1:], 10.0, "end") is None
 
 
 def checkpointed(number: int = 0, **values: Any) -> TrialRow:
@@ -54,7 +46,7 @@ def checkpointed(number: int = 0, **values: Any) -> TrialRow:
 
 @pytest.mark.parametrize("status", [Status.PRUNED, Status.STOPPED, Status.PAUSED, Status.COMPLETED])
 def test_where_checkpoints_count_it_does_not_matter_how_a_trial_ended(status: Status) -> None:
-    best = best_trial([checkpointed(0, value=1.0), checkpointed(1, value=9.0, status=status)], 10.0, "best")
+    best = best_trial([checkpointed(0, value=1.0), checkpointed(1, value=9.0, status=status)], 10.0)
     assert best is not None and best.number == 1
 
 
@@ -68,39 +60,24 @@ def test_where_checkpoints_count_it_does_not_matter_how_a_trial_ended(status: St
     ],
 )
 def test_what_failed_broke_or_learned_nothing_is_no_answer(trial: TrialRow) -> None:
-    assert best_trial([trial], 10.0, "best") is None and closest_trial([trial], "best") is None
+    assert best_trial([trial], 10.0) is None
 
 
-def test_stopped_trials_can_be_best() -> None:
-    best = best_trial([trial_row(0, value=1.0), trial_row(1, value=2.0, status=Status.STOPPED)], 10.0, "end")
-    assert best is not None and best.number == 1
-
-
-@pytest.mark.parametrize("objective", ["best", "end"])
-def test_equal_values_go_to_the_lower_kl_then_the_lower_number(objective: Objective) -> None:
+def test_equal_values_go_to_the_lower_kl_then_the_lower_number() -> None:
     rows = [checkpointed(n, value=2.0, kl=kl) for n, kl in enumerate((5.0, 4.0, 4.0))]
-    best = best_trial(rows, 10.0, objective)
+    best = best_trial(rows, 10.0)
     assert best is not None and best.number == 1
 
 
 @pytest.mark.parametrize("missing", [{"value": None}, {"value": float("nan")}, {"kl": None}, {"kl": float("nan")}])
-@pytest.mark.parametrize("objective", ["best", "end"])
-def test_a_trial_without_a_finite_value_and_kl_is_never_best(
-    missing: dict[str, float | None], objective: Objective
-) -> None:
-    assert best_trial([replace(checkpointed(0), **missing)], 10.0, objective) is None
-
-
-def test_closest_has_the_lowest_kl_of_the_eligible() -> None:
-    closest = closest_trial([trial_row(0, kl=30.0), trial_row(1, kl=20.0), pruned(2, kl=11.0)], "end")
-    assert closest is not None and closest.number == 1
-    assert closest_trial([pruned(2, kl=11.0)], "end") is None
+def test_a_trial_without_a_finite_value_and_kl_is_never_best(missing: dict[str, float | None]) -> None:
+    assert best_trial([replace(checkpointed(0), **missing)], 10.0) is None
 
 
 def test_the_baseline_is_the_evaluation_before_any_update(store: Store, view: StudyView) -> None:
     assert results.baseline(store, view.trials[2]) == Estimate(0.25, 0.03)
-    assert results.value_kl(store, view.trials[2], "end") == Estimate(9.0, 0.2)
-    assert results.value_kl(store, view.trials[6], "end") is None
+    assert results.value_kl(store, view.trials[2]) == Estimate(9.0, 0.2)
+    assert results.value_kl(store, view.trials[6]) is None
 
 
 def test_kl_prunings_are_counted_by_rule() -> None:
@@ -173,7 +150,6 @@ def test_summary_shape(view: StudyView) -> None:
         "budget": None,
         "spent": 8.0,
         "strategy": "full",
-        "objective": "end",
         "finished": 7,
         "best": 2,
         "best_value": 2.0,
@@ -181,7 +157,6 @@ def test_summary_shape(view: StudyView) -> None:
         "kl_budget": 10.0,
         "created_at": view.row.created_at,
         "finished_at": None,
-        "archived_at": None,
     }
 
 
@@ -191,7 +166,7 @@ def test_trial_shape(store: Store, view: StudyView) -> None:
     assert detail["status"] == "pruned"
     assert detail["reason"]["rule"] == "kl_limit"
     assert detail["reason"]["evidence"][0] == {"step": 1.0, "episode": 64.0, "objective/kl_exact": 17.5}
-    assert (detail["value"], detail["kl"]) == (5.0, 3.0)
+    assert (detail["value"], detail["kl"]) == (0.9, 3.0)
     assert detail["config"]["learning_rate"] == 3e-3
     assert [step["step"] for step in detail["steps"]] == [0, 1, 2, 3, 4]
     assert set(METRICS) < set(detail["steps"][0])
@@ -218,7 +193,7 @@ def test_best_and_comparison_shapes(store: Store, view: StudyView) -> None:
     best = results.best_data(store, view, view.trials[2], 10.0)
     assert (best["number"], best["value"], best["kl"], best["kl_budget"]) == (2, 2.0, 9.0, 10.0)
     assert (best["baseline"], best["improvement"], best["kl_se"]) == (0.25, 1.75, 0.2)
-    assert best["improvement_se"] == pytest.approx(0.03)  # of 1.75 + 0.03 and 1.75 - 0.03, over two prompts
+    assert best["improvement_se"] == pytest.approx(0.04)  # of 1.75 + 0.04 and 1.75 - 0.04, over two prompts
     assert best["ends_within_budget"] is True
     assert {name: value for name, value in best["test"].items() if name != "at"} == {
         "step": 4, "prompts": 2, "reward": 1.75, "reward_se": 0.05, "kl": 8.5, "kl_se": None, "why_not": None

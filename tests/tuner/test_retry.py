@@ -5,7 +5,7 @@ import pytest
 from tests.tuner.trial_rows import trial_row
 from tuner.protocol import Failed
 from tuner.retry import FailureStreak, error_reason, lost_reason
-from tuner.status import PERSON, Reason, Status
+from tuner.status import STOPPED_BY_PERSON, Reason, Status
 from tuner.store import TrialRow
 
 
@@ -44,8 +44,8 @@ def lost(number: int, how: str, log: str = "") -> TrialRow:
     return trial_row(number, status=Status.FAILED, reason=lost_reason(how, 3, log))
 
 
-def stopped(number: int, status: Status = Status.STOPPED) -> TrialRow:
-    return trial_row(number, status=status, reason=Reason(PERSON, "ended by a person"))
+def stopped(number: int) -> TrialRow:
+    return trial_row(number, status=Status.STOPPED, reason=STOPPED_BY_PERSON)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,9 @@ def test_workers_lost_in_the_same_way_are_one_cause_whatever_they_printed(rows: 
     assert [streak.add(row) is not None for row in rows] == [False, False, stops]
 
 
-@pytest.mark.parametrize("status", [Status.STOPPED, Status.PRUNED])
-def test_trials_that_a_person_ended_neither_count_nor_begin_anew(status: Status) -> None:
+def test_trials_that_a_person_ended_neither_count_nor_begin_anew() -> None:
     streak = FailureStreak()
-    rows = [failed(0, "no disk"), stopped(1, status), failed(2, "no disk"), stopped(3, status), stopped(4, status)]
+    rows = [failed(0, "no disk"), stopped(1), failed(2, "no disk"), stopped(3), stopped(4)]
     assert [streak.add(row) for row in rows] == [None] * 5
     assert streak.add(failed(5, "no disk")) is not None
 

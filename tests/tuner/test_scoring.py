@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner import scoring
 from tuner.guard import RULES
-from tuner.scoring import at_end, best_within, extent, rung_score, to_optuna, violation
+from tuner.scoring import best_within, extent, rung_score, to_optuna, violation
 from tuner.spec import StudySpec
 from tuner.status import Origin, PausedBy, Reason, Role, Status
 from tuner.store import TrialRow
@@ -17,8 +17,7 @@ from tuner.store import TrialRow
 CONTENT = {
     "name": "s", "task": "reviews", "trials": 3, "search": {"lam": "advised"}, "kl": {"budget": 10, "limit": 15}
 }  # fmt: skip
-BEST = StudySpec.from_dict({**CONTENT, "strategy": "early_cut"}, "s")
-END = StudySpec.from_dict({**CONTENT, "strategy": "full", "objective": "end"}, "s")
+SPEC = StudySpec.from_dict({**CONTENT, "strategy": "early_cut"}, "s")
 PERSON = Reason("person", "by a person")
 
 
@@ -62,33 +61,13 @@ def test_a_rung_score_is_the_reward_that_a_trial_is_on_the_way_to_within_the_bud
     assert score() is None
 
 
-def test_at_the_end_the_value_is_the_mean_of_the_last_two_evaluations() -> None:
-    value, value_se, kl, step = at_end(evaluations((0.0, 0.0), (9.0, 1.0), (2.0, 4.0), (3.0, 8.0)))
-    assert (value, kl, step) == (2.5, 6.0, 30)
-    assert value_se == pytest.approx((0.3 + 0.4) / 2)
-
-
-def test_at_the_end_the_baseline_counts_only_where_there_is_nothing_else() -> None:
-    assert at_end(evaluations((0.5, 0.0))) == (0.5, 0.1, 0.0, 0)
-    assert at_end(evaluations((0.5, 0.0), (2.0, 4.0))) == (2.0, 0.2, 4.0, 10)
-
-
-@pytest.mark.parametrize("lost", [None, math.nan, math.inf])
-def test_at_the_end_an_evaluation_that_was_no_finite_number_is_passed_over(lost: float | None) -> None:
-    assert at_end(evaluations((0.5, 0.0), (2.0, 4.0), (lost, 8.0)))[::2] == (2.0, 4.0)
-    assert at_end(evaluations((0.5, 0.0), (2.0, 4.0), (3.0, lost)))[::2] == (2.5, 4.0)
-    assert at_end(evaluations((lost, lost))) == (None, None, None, None)
-    assert at_end([]) == (None, None, None, None)
-
-
-def test_the_constraint_is_the_log_of_kl_over_the_budget() -> None:
-    assert violation(10.0, 10.0, None, "end") == 0.0
-    assert violation(20.0, 10.0, None, "end") == pytest.approx(0.693147)
-    assert violation(5.0, 10.0, None, "end") == pytest.approx(-0.693147)
-    assert violation(0.0, 10.0, None, "end") == -5.0
-    assert violation(-1e-7, 10.0, None, "end") == -5.0
-    assert violation(1e9, 10.0, None, "end") == 5.0
-    assert violation(None, 10.0, None, "end") == 0.0
+def test_the_constraint_is_the_log_of_kl_over_the_budget_and_satisfied_but_for_a_broken_run() -> None:
+    assert violation(10.0, 10.0, None) == 0.0
+    assert violation(5.0, 10.0, None) == pytest.approx(-0.693147)
+    assert violation(20.0, 10.0, None) == 0.0
+    assert violation(0.0, 10.0, None) == violation(-1e-7, 10.0, None) == -5.0
+    assert violation(None, 10.0, None) == 0.0
+    assert violation(5.0, 10.0, Reason("nonfinite", "made up")) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -97,25 +76,23 @@ def test_the_constraint_is_the_log_of_kl_over_the_budget() -> None:
         (trial_row(status=Status.RUNNING, value=None, kl=None), TrialState.RUNNING, None, None),
         (trial_row(status=Status.WAITING, value=None, kl=None), TrialState.RUNNING, None, None),
         (trial_row(status=Status.PAUSED, kl=5.0), TrialState.PRUNED, 1.0, math.log(0.5)),
-        (trial_row(status=Status.PAUSED, kl=20.0), TrialState.PRUNED, 1.0, math.log(2)),
         (trial_row(status=Status.PAUSED, value=None, kl=None), TrialState.RUNNING, None, None),
         (trial_row(origin=Origin.LISTED, kl=5.0), TrialState.COMPLETE, 1.0, math.log(0.5)),
         (trial_row(origin=Origin.ENQUEUED, kl=5.0), TrialState.COMPLETE, 1.0, math.log(0.5)),
         (trial_row(origin=Origin.FORKED, role=Role.FORK, kl=5.0), TrialState.FAIL, None, None),
         (trial_row(origin=Origin.FORKED, role=Role.FORK, status=Status.RUNNING, value=None, kl=None), TrialState.FAIL, None, None),
         (trial_row(kl=5.0), TrialState.COMPLETE, 1.0, math.log(0.5)),
-        (trial_row(kl=20.0), TrialState.COMPLETE, 1.0, math.log(2)),
+        (trial_row(kl=10.4), TrialState.COMPLETE, 1.0, 0.0),
         (trial_row(status=Status.STOPPED, kl=5.0), TrialState.PRUNED, 1.0, math.log(0.5)),
         (trial_row(status=Status.STOPPED, value=None, kl=None), TrialState.PRUNED, None, 0.0),
         (trial_row(status=Status.STOPPED, kl=5.0, reason=PERSON), TrialState.PRUNED, 1.0, math.log(0.5)),
         (trial_row(status=Status.FAILED, value=1.0), TrialState.FAIL, None, None),
         (trial_row(value=None, kl=None), TrialState.FAIL, None, None),
         (pruned(rule="halving", kl=5.0), TrialState.PRUNED, 1.0, math.log(0.5)),
-        (pruned(rule="kl_limit", kl=12.0, reading=20.0), TrialState.PRUNED, 1.0, math.log(2)),
-        (pruned(rule="kl_limit", kl=30.0, reading=20.0), TrialState.PRUNED, 1.0, math.log(3)),
-        (pruned(rule="kl_limit", kl=5.0, reading=10.1), TrialState.PRUNED, 1.0, 0.1),
-        (pruned(rule="kl_limit", kl=None, value=None, reading=20.0), TrialState.PRUNED, None, math.log(2)),
-        (pruned(rule="kl_hard", kl=0.0, reading=1e6), TrialState.PRUNED, 1.0, 5.0),
+        (pruned(rule="kl_limit", kl=5.0, reading=20.0), TrialState.PRUNED, 1.0, math.log(0.5)),
+        (pruned(rule="kl_limit", kl=None, value=None, reading=20.0), TrialState.PRUNED, None, 0.0),
+        (pruned(rule="kl_hard", kl=0.0, reading=1e6), TrialState.PRUNED, 1.0, -5.0),
+        (trial_row(status=Status.RUNNING, rung=1, rung_scores=(0.7,)), TrialState.RUNNING, None, None),
         (pruned(rule="nonfinite", kl=5.0, reading=None), TrialState.PRUNED, 1.0, 1.0),
         (pruned(rule="entropy_collapse", kl=90.0, reading=0.0), TrialState.PRUNED, 1.0, 1.0),
         (pruned(rule="value_divergence", kl=0.0, reading=1e5), TrialState.PRUNED, 1.0, 1.0),
@@ -123,34 +100,13 @@ def test_the_constraint_is_the_log_of_kl_over_the_budget() -> None:
         (pruned(rule="nothing_learned", kl=None, reading=0.001), TrialState.PRUNED, 1.0, 0.0),
     ],
 )  # fmt: skip
-def test_the_state_table_of_the_objective_end(
-    row: TrialRow, state: TrialState, value: float | None, constraint: float | None
-) -> None:
-    told = to_optuna(row, END)
+def test_the_state_table(row: TrialRow, state: TrialState, value: float | None, constraint: float | None) -> None:
+    told = to_optuna(row, SPEC)
     assert (told.state, told.value) == (state, value)
     assert told.constraint == (constraint if constraint is None else pytest.approx(constraint))
 
 
 RESTING = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_scores": (0.7,)}
-
-
-@pytest.mark.parametrize(
-    ("row", "state", "value", "constraint"),
-    [
-        (trial_row(kl=5.0), TrialState.COMPLETE, 1.0, math.log(0.5)),
-        (trial_row(kl=10.4), TrialState.COMPLETE, 1.0, 0.0),
-        (pruned(rule="kl_limit", kl=5.0, reading=20.0), TrialState.PRUNED, 1.0, math.log(0.5)),
-        (pruned(rule="kl_hard", kl=0.0, reading=1e6), TrialState.PRUNED, 1.0, -5.0),
-        (pruned(rule="nonfinite", kl=5.0, reading=None), TrialState.PRUNED, 1.0, 1.0),
-        (trial_row(status=Status.RUNNING, rung=1, rung_scores=(0.7,)), TrialState.RUNNING, None, None),
-    ],
-)
-def test_under_the_objective_best_only_a_broken_run_violates(
-    row: TrialRow, state: TrialState, value: float | None, constraint: float | None
-) -> None:
-    told = to_optuna(row, BEST)
-    assert (told.state, told.value) == (state, value)
-    assert told.constraint == (constraint if constraint is None else pytest.approx(constraint))
 
 
 OF_THE_TABLE = {
@@ -159,10 +115,8 @@ OF_THE_TABLE = {
     "paused, not evaluated": trial_row(status=Status.PAUSED, value=None, kl=None),
     "paused by a person": trial_row(status=Status.PAUSED, kl=5.0),
     "completed": trial_row(kl=5.0),
-    "pruned: KL": pruned(rule="kl_limit", kl=5.0, reading=20.0),
     "pruned: broken": pruned(rule="nonfinite", kl=5.0, reading=None),
-    "pruned: nothing learned": pruned(rule="nothing_learned", kl=0.001, reading=0.001),
-    "pruned: other rules": pruned(rule="strategy", kl=5.0),
+    "pruned: other rules": pruned(rule="kl_limit", kl=5.0, reading=20.0),
     "stopped by a person": trial_row(status=Status.STOPPED, kl=5.0, reason=PERSON),
     "failed": trial_row(status=Status.FAILED),
     "any, not of the search": trial_row(origin=Origin.FORKED, role=Role.FORK),
@@ -174,7 +128,7 @@ def test_the_table_that_the_docs_show_holds() -> None:
     rows = {cells[0]: cells[1:] for line in lines for cells in [[cell.strip() for cell in line.strip("|").split("|")]]}
     assert set(rows) == set(OF_THE_TABLE)
     for status, (state, value, constraint) in rows.items():
-        seen = to_optuna(OF_THE_TABLE[status], BEST)
+        seen = to_optuna(OF_THE_TABLE[status], SPEC)
         assert seen.state.name == state, status
         assert (seen.value is not None) == bool(value), status
         assert (seen.constraint is not None) == bool(constraint), status
@@ -182,7 +136,7 @@ def test_the_table_that_the_docs_show_holds() -> None:
 
 
 def test_a_trial_that_rests_is_worth_its_score_at_the_rung() -> None:
-    told = to_optuna(trial_row(kl=5.0, **RESTING), BEST)
+    told = to_optuna(trial_row(kl=5.0, **RESTING), SPEC)
     assert (told.value, told.constraint) == (pytest.approx(0.7), pytest.approx(math.log(0.5)))
 
 
@@ -193,7 +147,7 @@ def test_how_far_a_study_is() -> None:
         trial_row(2, episodes=96, status=Status.RUNNING),
     ]
     rows.append(trial_row(3, episodes=960, role=Role.FORK, origin=Origin.FORKED))
-    far = extent(rows, BEST)
+    far = extent(rows, SPEC)
     assert (far.ended, far.resting, far.total, far.budget) == (2, 1, 4, None)
     assert far.spent == pytest.approx((1920 + 192 + 96) / 1920)
     assert far.text == "2 of 4 trials ended, 1 paused at a rung"
@@ -204,6 +158,7 @@ def test_how_far_a_study_is() -> None:
     assert bounded.done == pytest.approx(1.15 / 4)
 
 
+BROKEN = [rule for rule in RULES.values() if rule.blame == "broken"]
 KLS = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 REASONS = st.none() | st.builds(
     Reason, rule=st.sampled_from([*RULES, "halving"]), message=st.just("made up"), metric=st.none(), value=KLS
@@ -213,12 +168,5 @@ REASONS = st.none() | st.builds(
 @given(KLS, REASONS)
 @example(5e-324, None)  # a quotient of it would be 0, which has no logarithm
 def test_the_constraint_is_always_finite_and_small(kl: float | None, reason: Reason | None) -> None:
-    assert -5.0 <= violation(kl, 10.0, reason, "end") <= 5.0
-
-
-@given(KLS, REASONS.filter(lambda reason: reason is not None and reason.rule in RULES))
-def test_a_trial_that_the_guard_ended_is_never_within_the_budget_unless_it_stood_still(
-    kl: float | None, reason: Reason
-) -> None:
-    found = violation(kl, 10.0, reason, "end")
-    assert found <= 0 if reason.rule == "nothing_learned" else found >= 0.1
+    found = violation(kl, 10.0, reason)
+    assert found == 1.0 if reason is not None and RULES.get(reason.rule) in BROKEN else -5.0 <= found <= 0.0

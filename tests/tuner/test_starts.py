@@ -186,14 +186,14 @@ def test_show_names_them_and_where_their_values_come_from(ppo_tuner: Invoke, own
 
 
 def test_the_best_trial_of_an_earlier_study_is_a_start_for_good(tmp_path: Path) -> None:
-    quick_study.run(tmp_path, quick(name="small", start=[{"learning_rate": 2.2e-4}], trials=2, objective="best"))
+    quick_study.run(tmp_path, quick(name="small", start=[{"learning_rate": 2.2e-4}], trials=2))
     high = {"search": {"learning_rate": {"low": 1e-5, "high": 2e-4}}, "warm_start": ["study:small", "stiennon"]}
     assert notes(tmp_path, quick(**high, trials=1)) == (
         'start "study:small trial 1": learning_rate 0.00022 moved to 0.0002',
         "trials = 1 leaves room for 0 of 2 starts",
     )
     better = [{"learning_rate": 2.2e-4}, {"learning_rate": 2.4e-4}]
-    quick_study.run(tmp_path, quick(name="small", start=better, trials=3, objective="best"))
+    quick_study.run(tmp_path, quick(name="small", start=better, trials=3))
     assert [row.value for row in quick_study.rows(tmp_path, "small")[1:]] == [
         pytest.approx(1 + 8.8**0.5), pytest.approx(1 + 9.6**0.5)
     ]  # fmt: skip

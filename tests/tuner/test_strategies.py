@@ -20,7 +20,7 @@ from tuner.scoring import TrialList, best_within, evaluations_of
 from tuner.spec import Strategy, StudySpec
 from tuner.status import Origin, PausedBy, Role, Status
 from tuner.store import NewTrial, Store, TrialRow
-from tuner.strategies import MAKERS, EarlyCut, FullRuns, Staged, rung_episodes
+from tuner.strategies import MAKERS, EarlyCut, FullRuns, rung_episodes
 
 SEARCH = {"learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"}, "num_ppo_epochs": {"low": 1, "high": 6}}
 
@@ -106,8 +106,6 @@ def test_scores_above_what_finished_trials_usually_come_to_rank_by_the_value_so_
     assert order(TrialList([*rests, *ends])) == [1, 0, 2]
     failed = replace(ends[0], status=Status.FAILED)
     assert order(TrialList([*rests, failed])) == [0, 1, 2]
-    asha = scheduler(make_spec("asha"))
-    assert next_of(asha, [*rests, *ends]) == 1
 
 
 def test_trials_that_people_asked_for_neither_rest_nor_count() -> None:
@@ -120,15 +118,24 @@ def test_trials_that_people_asked_for_neither_rest_nor_count() -> None:
     assert scheduler().decide(started, stepped).action is Action.PAUSE
     for role in ({"origin": Origin.ENQUEUED}, {"role": Role.FORK}, {"rung": 1}):
         assert scheduler().decide(replace(started, **role), stepped).action is Action.GO_ON
-    audited = scheduler().decide(replace(started, is_audited=True), stepped)
-    assert audited.action is Action.GO_ON
-    assert audited.verdict is not None and (audited.verdict.reason.rule, audited.verdict.is_enforced) == (
-        "early_cut",
-        False,
-    )
     bare = replace(stepped, report=StepReport(3, 192, {"objective/kl_exact": 1.0}))
     assert scheduler().decide(started, bare).action is Action.EVALUATE
     assert scheduler().decide(started, replace(bare, is_again=True)).action is Action.PAUSE
+
+
+def test_how_many_promotions_the_budget_can_pay() -> None:
+    spec = make_spec(budget=10)
+    some = [finished(number, 0.5) for number in range(7)]
+    rows = [*some, *(resting(number, 0.1 * number) for number in range(7, 19))]  # 8.2 spent, and 0.9 finishes one
+
+    def payable(*done: int) -> int:
+        return scheduler(spec).promotions(TrialList([finished(n, 1.0) if n in done else rows[n] for n in range(19)]))
+
+    assert (payable(), payable(18), payable(17, 18)) == (2, 1, 0)
+    assert scheduler(spec).promotions(TrialList(some)) == 0, "none waits"
+    without = scheduler(make_spec(trials=20))
+    assert without.promotions(TrialList(rows[7:13])) == 3, "one in six of twenty"
+    assert scheduler(make_spec("full", trials=20)).promotions(TrialList(some)) == 0
 
 
 def test_the_last_fifth_of_a_budget_only_finishes_and_what_no_longer_fits_is_not_begun() -> None:
@@ -157,70 +164,12 @@ def test_a_number_of_trials_alone_finishes_one_in_six_of_them_and_one_at_least()
     assert next_of(scheduler(make_spec(trials=12)), twelve) is None
 
 
-def test_asha_promotes_the_best_third_of_each_rung_the_further_first() -> None:
-    made = scheduler(make_spec("asha"))
-    first = [resting(number, 0.1 * number) for number in range(6)]
-    assert next_of(made, first[:2]) == "new"
-    assert next_of(made, first[:3]) == 2
-    assert next_of(made, first) == 5
-    second = [*first[:3], *(resting(number, 0.1 * number, 0.2 * number) for number in range(3, 6))]
-    assert next_of(made, second) == 5, "one of the three at the second rung is due"
-    second[5] = finished(5, 0.5, 1.0)
-    assert next_of(made, second) == "new", "the two best of six have been promoted, and one more"
-
-
 def test_full_starts_only_what_its_budget_has_room_for() -> None:
     made = scheduler(make_spec("full", budget=2.5))
     assert next_of(made, [finished(0)]) == "new"
     assert next_of(made, [finished(0), finished(1)]) is None
     assert made.is_finished(TrialList([finished(0), finished(1)]))
     assert not made.is_finished(TrialList([finished(0)]))
-
-
-STAGES = {
-    "kl_coef": {"low": 0.01, "high": 0.3, "scale": "log"},
-    **SEARCH,
-    "batch_size": {"low": 32, "high": 128, "scale": "log2"},
-    "cliprange": {"low": 0.1, "high": 0.3},
-}
-
-
-def test_staged_searches_control_then_rates_then_the_rest_each_fixed_from_the_best() -> None:
-    spec = make_spec("staged", search=STAGES, budget=20)
-    made = Staged(spec, 1)
-    reference = made.next(TrialList([]), ())
-    assert isinstance(reference, NewTrial) and reference.origin is Origin.REFERENCE
-
-    def add(rows: list[TrialRow], **outcome: Any) -> NewTrial:
-        new = Staged(spec, 1).next(TrialList(rows), ())
-        assert isinstance(new, NewTrial)
-        ended = {
-            "status": Status.COMPLETED,
-            "episodes": 1920,
-            "value_step": 30,
-            "ended_at": float(len(rows)),
-            **outcome,
-        }
-        rows.append(trial_row(len(rows), config=dict(new.config), params=dict(new.params), origin=new.origin, **ended))
-        return new
-
-    found: list[TrialRow] = []
-    add(found, value=0.5, end_kl=9.0)
-    for value, end_kl in ((0.9, 9.0), (0.6, 5.0), (0.7, 8.0)):
-        assert add(found, value=value, end_kl=end_kl).params.keys() == {"kl_coef"}
-    assert add(found, value=0.4, end_kl=5.5).params.keys() == {"kl_coef"}, "of the last three only one was within"
-    second = add(found, value=1.5, end_kl=5.0)
-    assert second.params.keys() == {"learning_rate", "batch_size"}
-    assert second.config["kl_coef"] == found[1].config["kl_coef"], "the best so far"
-    third = add(found, value=0.2, end_kl=90.0)
-    assert third.params.keys() == {"learning_rate", "batch_size"}, "a stage that is over does not come back"
-    while len(found) < 13:
-        add(found, value=0.1, end_kl=5.0)
-    last = add(found)
-    assert last.params.keys() == {"num_ppo_epochs", "cliprange"}, "13 of 20 are 65% of the budget"
-    assert {name: last.config[name] for name in ("kl_coef", "learning_rate", "batch_size")} == {
-        name: found[5].config[name] for name in ("kl_coef", "learning_rate", "batch_size")
-    }
 
 
 # Through the controller
@@ -239,7 +188,7 @@ def at_rung(folder: Path, row: TrialRow) -> float:
 
 
 def cut_spec(**changes: Any) -> StudySpec:
-    values = {"strategy": "early_cut", "objective": "best", "trials": 12, "kl": {"budget": 10.0, "limit": 1000.0}}
+    values = {"strategy": "early_cut", "trials": 12, "kl": {"budget": 10.0, "limit": 1000.0}}
     return quick_spec(**{**values, **changes})
 
 
@@ -252,7 +201,13 @@ def test_early_cut_finishes_the_reference_and_one_in_six_as_if_they_had_never_re
     for row in rest:
         assert (row.episodes, row.rung, len(row.rung_scores)) == (32, 0, 1)
         assert row.reason is not None and row.reason.rule == "early_cut"
-        assert checkpoint.complete(tmp_path / "runs" / NAME / str(row.number))[-1].name == "step-000002"
+    kept = {
+        row.number: [path.name for path in checkpoint.complete(tmp_path / "runs" / NAME / str(row.number))]
+        for row in rest
+    }
+    ranked = scheduler(cut_spec()).promotable(TrialList(found))
+    assert all(kept[number][-1:] == ["step-000002"] for number in ranked[:3]), "the best three can be promoted"
+    assert [] in kept.values(), "of the others the front's alone are kept"
     assert [(row.rung, len(row.rung_scores), row.attempts) for row in ended] == [(0, 0, 1), (1, 1, 2)]
     usual = found[0].value
     scores = {row.number: (min(row.rung_score or 0.0, usual), at_rung(tmp_path, row)) for row in found[1:7]}
@@ -299,14 +254,13 @@ def test_a_trial_that_a_kill_left_at_its_rung_rests_there(tmp_path: Path) -> Non
     assert [r.rung_scores for r in rows(tmp_path / "again")] == [r.rung_scores for r in rows(undisturbed)]
 
 
-def test_a_study_keeps_its_objective_and_strategy(tmp_path: Path) -> None:
+def test_a_study_keeps_its_strategy(tmp_path: Path) -> None:
     run(tmp_path, cut_spec(trials=2), workers=1)
     stored = Store.open(storage(tmp_path))
     spec = StudySpec.from_dict(stored.study(NAME).spec, "stored")
     stored.close()
-    for changed in (cut_spec(strategy="asha"), cut_spec(objective="end")):
-        (line,) = changed.changes_to(spec).refused
-        assert "give the study another name" in line
+    (line,) = cut_spec(strategy="full").changes_to(spec).refused
+    assert "give the study another name" in line
 
 
 def test_a_trial_that_a_person_resumes_past_its_rung_runs_to_its_end() -> None:
@@ -325,11 +279,10 @@ def test_what_stopped_says_how_far_the_study_is(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"strategy": "early"}, '"early_cut"'),
-        ({"objective": "bset"}, 'did you mean "best"'),
         ({"budget": 0.5}, "at least 1"),
         ({"budget": -1}, "budget = -1"),
         ({"trials": 0}, "trials = 0"),
-        ({"trial": [{"lam": 0.9}], "strategy": "asha", "search": None, "sampler": None}, "needs a [search]"),
+        ({"trial": [{"lam": 0.9}], "strategy": "early_cut", "search": None, "sampler": None}, "needs a [search]"),
     ],
 )
 def test_what_is_not_allowed_is_one_line(changes: dict[str, Any], said: str) -> None:

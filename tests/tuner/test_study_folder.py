@@ -1,5 +1,8 @@
 """Where a trial goes on, and whose a folder is."""
 
+import socket
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from ppo_core import checkpoint
 from ppo_core.errors import StudyError
 from tuner.store import StudyRow
-from tuner.study_folder import claim, held_folder, resume_point
+from tuner.study_folder import claim, held_folder, require_seen, resume_point
 
 
 def save(folder: Path, *steps: int) -> None:
@@ -75,6 +78,27 @@ def test_a_folder_is_one_studys_and_anothers_checkpoints_are_not_touched(tmp_pat
     with pytest.raises(StudyError, match="another store"):
         claim(tmp_path, study(2.5))
     assert left(tmp_path / "0") == ["step-000003"] and (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("host", "folder", "marked", "refused"),
+    [
+        ("there", "/there/runs/quick", None, True),
+        ("there", "/there/runs/quick", 2.5, True),
+        ("there", "/there/runs/quick", 1.5, False),
+        (socket.gethostname(), "/there/runs/quick", None, False),
+        ("there", None, None, False),
+        (None, "/there/runs/quick", None, False),
+    ],
+)
+def test_a_study_of_another_host_runs_only_where_its_mark_is_seen(
+    tmp_path: Path, host: str | None, folder: str | None, marked: float | None, refused: bool
+) -> None:
+    if marked is not None:
+        claim(tmp_path, study(marked))
+    row = replace(study(1.5), lease_host=host, folder=folder)
+    with pytest.raises(StudyError, match="there has them in /there/runs/quick") if refused else nullcontext():
+        require_seen(tmp_path, row)
 
 
 def test_a_folder_has_one_holder(tmp_path: Path) -> None:

@@ -160,7 +160,8 @@ def test_a_trial_without_any_checkpoint_begins_again(tmp_path: Path, unbroken: P
         wait_at_gate(killed, tmp_path)
         killed.kill()
     for number in (0, 1):
-        checkpoint.prune(tmp_path / "runs/quick" / str(number), keep=0)
+        for path in checkpoint.complete(tmp_path / "runs/quick" / str(number)):
+            checkpoint.remove(path)
     (tmp_path / "gate").touch()
     assert run(tmp_path, quick_spec("gated"))[0]
     assert curves(tmp_path) == curves(unbroken)

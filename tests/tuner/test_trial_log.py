@@ -107,13 +107,13 @@ def test_a_log_grown_too_large_is_moved_away_once_when_an_attempt_begins(
     monkeypatch.setattr(trial_log, "MOST_BYTES", 100)
     path = trial_log.path_of(tmp_path)
     for attempt in range(3):
-        trial_log.begin(path, f"attempt {attempt}", f"{100 + attempt} on host h, GPU 0,1, rank 0 of 2")
+        trial_log.begin(path, f"attempt {attempt}", f"{100 + attempt} on host h, GPU 0,1, 2 processes")
         with path.open("a") as log:
             log.write(f"{attempt}" * 200)
         trial_log.note(tmp_path, "it grows")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["log.1.txt", "log.txt"]
     assert "1" * 200 in trial_log.earlier(tmp_path) and "2" * 200 in path.read_text()
-    assert trial_log.ran_as(tmp_path) == "102 on host h, GPU 0,1, rank 0 of 2"
+    assert trial_log.ran_as(tmp_path) == "102 on host h, GPU 0,1, 2 processes"
     assert trial_log.ran_as(tmp_path / "none") is None
 
 

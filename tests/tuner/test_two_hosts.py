@@ -1,4 +1,4 @@
-"""Controllers on two hosts, without Ray: one PostgreSQL, a runs folder of its own on each, and studies of their own."""
+"""Controllers on two hosts, without Ray: one PostgreSQL, studies of their own, and a runs folder of their own or a shared one."""
 
 from pathlib import Path
 
@@ -64,12 +64,11 @@ def test_each_runs_studies_of_its_own_and_is_refused_those_of_the_other(
     assert results(a, "one") == results(b, "two") == unbroken
 
 
-def test_a_study_whose_host_died_goes_on_at_the_other_from_what_it_had_uploaded(
-    hosts: tuple[Path, Path], tmp_path: Path, unbroken: tuple[object, object]
+def test_a_study_whose_host_died_goes_on_at_another_that_sees_its_folder_and_at_no_other(
+    hosts: tuple[Path, Path], unbroken: tuple[object, object]
 ) -> None:
     a, b = hosts
-    place = f"file://{tmp_path}/place"
-    with controller(a, quick_spec("gated", name="one"), host="host-a", checkpoints=place) as first:
+    with controller(a, quick_spec("gated", name="one"), host="host-a") as first:
         until(lambda: len(list(a.glob("waiting-*"))) == 2)
         first.kill()
     store = Store.open(stores.postgres().get_uri())
@@ -78,7 +77,15 @@ def test_a_study_whose_host_died_goes_on_at_the_other_from_what_it_had_uploaded(
     stores.pretend(store, lease_renewed_at=renewed - LEASE_SECONDS - 1)  # a minute later
     store.close()
     (b / "gate").touch()
-    with controller(b, quick_spec("gated", name="one"), host="host-b", checkpoints=place) as second:
+    with controller(b, quick_spec("gated", name="one"), host="host-b") as refused:
+        assert refused.end() == 1
+    said = refused.errors.read_text().splitlines()[-1]
+    assert (
+        f'host-b does not see the checkpoints of study "one" in {b}/runs/one: host-a has them in {a}/runs/one' in said
+    )
+    assert not (b / "runs").exists()
+    (b / "runs").symlink_to(a / "runs")
+    with controller(b, quick_spec("gated", name="one"), host="host-b", role="second") as second:
         assert second.end() == 0, second.errors.read_text()
     assert {"TrialStarted 0 6", "TrialStarted 1 6"} <= set(second.lines)
     assert results(b, "one") == unbroken

@@ -4,7 +4,7 @@ import argparse
 import math
 import re
 
-from ppo_core.errors import ConfigError, nearest
+from ppo_core.errors import nearest
 from tuner.environment import STORAGE_VARIABLE
 from tuner.export import TRAINERS
 from tuner.worker_settings import SETTINGS
@@ -63,16 +63,6 @@ def engine(text: str) -> str:
             f"{text!r} is not allowed; expected {LOCAL}, {RAY} or {RAY_CLIENT}HOST:PORT{hint}"
         )
     return text
-
-
-def size(text: str) -> int:
-    """Return the bytes of a size such as 20GB."""
-    from tuner.quota import parse_size
-
-    try:
-        return parse_size(text, "the size")
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def kl_budget(text: str) -> float:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ppo_core import checkpoint, declare, fits, output
+from ppo_core import checkpoint, declare, output
 from ppo_core.errors import ConfigError, StoreError, TaskError, nearest
-from ppo_core.estimate import ERROR, Estimate
-from ppo_core.fits import Room, amount
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.report import DEVICES, require_device
+from ppo_core.output import amount
+from ppo_core.report import DEVICES, iteration_seconds, require_device
 from ppo_core.run import config_file
 from ppo_core.run.arguments import HyperparameterParser, hyperparameters_of
 from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK, import_from_working_folder, refuse_unknown
+from ppo_core.run.training import seconds_left
 from ppo_core.task import BUILT_IN
 from ppo_core.task_file import FOLDER_FILES, get_task
 from tuner.cli import storage
@@ -30,7 +30,8 @@ from tuner.spec import PPO_TRAINER, StudySpec
 from tuner.study_extent import Disk, disk
 
 if TYPE_CHECKING:
-    from ppo_core.measured import Measured
+    from ppo_core.estimate import Estimate
+    from ppo_core.memory import Room
 
 
 def estimate(argv: Sequence[str]) -> int:
@@ -40,32 +41,63 @@ def estimate(argv: Sequence[str]) -> int:
     refuse_unknown(parser, rest)
     import_from_working_folder()
     asked = _asked(args)
-    from ppo_core.memory import room  # torch is loaded from here on
-    from ppo_core.model_shapes import TaskShapes
+    from ppo_core import fits  # torch is loaded from here on
+    from ppo_core.estimate import Estimator
+    from ppo_core.memory import room
     from ppo_core.models import resolve_device
 
     device = resolve_device(asked.device)
     task = get_task(asked.task)
-    shapes = TaskShapes(task, task.prepare(None), device.type)
     place = room(device)
-    configs = {name: fits.settled(config, place, shapes.estimate) for name, config in asked.configs.items()}
-    found = {name: shapes.estimate(config) for name, config in configs.items()}
-    worst = max(found, key=lambda name: found[name].peak)
-    config = configs[worst]
-    measured = None
-    if args.measure:
-        from ppo_core.measured import measure
-
-        measured = measure(config, task.name, asked.device)
-    space = asked.disk(found[worst])
-    wrong = [line for line in (fits.why_not(config, place, shapes.estimate), _no_disk(space)) if line is not None]
+    assets = task.prepare(None)
+    configs = dict(asked.configs)
+    found: dict[str, Estimate] = {}
+    wrong: list[str] = []
+    try:
+        estimator = Estimator(task, assets, device.type)
+        configs = {name: fits.settled(config, place, estimator) for name, config in configs.items()}
+        found = {name: estimator(config) for name, config in configs.items()}
+    except TaskError:
+        if not args.measure:
+            raise
+    worst = max(found or configs, key=lambda name: found[name].peak if found else 0)
+    measured = _measure(configs[worst], task.name, asked.device) if args.measure else None
+    space = asked.disk(found[worst]) if found else None
+    if space is not None:
+        wrong = [line for line in (fits.why_not(configs[worst], place, estimator), _no_disk(space)) if line is not None]
     if args.json:
-        print(output.dumps(_data(found, worst, place, space, wrong, config, measured)))
+        print(output.dumps(_data(found, worst, place, space, wrong, measured)))
     else:
-        _print(output.console(), asked, found, worst, place, space, measured)
+        out = output.console()
+        if space is not None:
+            _print(out, asked, found, worst, place, space)
+        if measured is not None:
+            out.print(_measured_line(measured, found.get(worst)), soft_wrap=True)
         for line in wrong:
             print(f"{PROG}: {line}")
     return EXIT_ERROR if wrong else EXIT_OK
+
+
+def _measure(config: PPOConfig, task: str, device: str) -> dict[str, float]:
+    """Return what the SFT policy's evaluation and the first iteration of a run take; nothing is saved.
+
+    The peak is how far memory rose over what this process held before, in bytes; on a GPU, the most that was allocated.
+    """
+    from ppo_core.memory import peak_mib, resident
+    from ppo_core.trainer import ppo_trainer
+
+    before = resident()
+    trainer = ppo_trainer(config, task, device=device)
+    reports = iter(trainer)
+    baseline, first = next(reports), next(reports)
+    where = trainer.network.policy.device
+    evaluation, iteration = baseline.metrics["time/evaluate"], iteration_seconds(first)
+    return {
+        "peak": round(peak_mib(where) * 2**20) - (0 if where.type == "cuda" else before),
+        "evaluation_seconds": evaluation,
+        "iteration_seconds": iteration,
+        "run_seconds": evaluation + seconds_left(config, 0, config.num_iterations(), iteration, evaluation),
+    }
 
 
 def build_parser() -> HyperparameterParser:
@@ -101,9 +133,9 @@ class _Asked:
     """By what they are; of a study the largest one decides."""
     spec: StudySpec | None = None
 
-    def disk(self, largest: Estimate) -> Disk:
+    def disk(self, largest: "Estimate") -> Disk:
         """Return what checkpoints take beside what is free."""
-        return disk(largest, self.spec, shutil.disk_usage(existing(RUNS_FOLDER)).free)
+        return disk(largest.checkpoint, largest.model, self.spec, shutil.disk_usage(existing(RUNS_FOLDER)).free)
 
 
 def _asked(args: argparse.Namespace) -> _Asked:
@@ -157,19 +189,15 @@ def _no_disk(space: Disk) -> str | None:
         return None
     return (
         f"checkpoints of up to {checkpoint.size(space.most)} do not fit into the {checkpoint.size(space.free)} that "
-        "are free; LoRA (use_peft) has small ones, and a study takes --max-disk"
+        "are free; LoRA (use_peft) has small ones"
     )
 
 
 def _print(
-    out: Console,
-    asked: _Asked,
-    found: Mapping[str, Estimate],
-    worst: str,
-    place: Room,
-    space: Disk,
-    measured: "Measured | None",
+    out: Console, asked: _Asked, found: Mapping[str, "Estimate"], worst: str, place: "Room", space: Disk
 ) -> None:
+    from ppo_core import fits
+
     largest = found[worst]
     title = f"{output.plain(asked.task)}, {worst}" if asked.spec is None else f"{asked.spec.name}, {worst}"
     if asked.spec is not None and asked.spec.gpus_per_trial > 1:
@@ -186,46 +214,45 @@ def _print(
             out.print(f"{name}: {amount(fits.predicted(each, place))}", soft_wrap=True)
     out.print(fits.line(largest, place), soft_wrap=True)
     if asked.spec is not None:
-        out.print(f"trials side by side: {_side_by_side(largest, place)}, as far as memory goes", soft_wrap=True)
+        count = place.total // fits.predicted(largest, place)
+        out.print(f"trials side by side: {count}, as far as memory goes", soft_wrap=True)
     out.print(space.line, soft_wrap=True)
-    if measured is not None:
-        share = largest.peak / measured.peak - 1
-        out.print(
-            f"measured: a peak of {amount(measured.peak)} over what the process held before, predicted "
-            f"{amount(largest.peak)} ({share:+.0%}); {measured.iteration_seconds:.1f} s an iteration, "
-            f"{measured.evaluation_seconds:.1f} s an evaluation, so "
-            f"{output.duration(measured.run_seconds(asked.configs[worst]))} for the run",
-            soft_wrap=True,
-        )
 
 
-def _side_by_side(largest: Estimate, place: Room) -> int:
-    """Return how many workers fit on the device at once."""
-    return place.total // fits.predicted(largest, place)
+def _measured_line(measured: Mapping[str, float], predicted: "Estimate | None") -> str:
+    beside = "; nothing can be predicted"
+    if predicted is not None:
+        beside = f", predicted {amount(predicted.peak)} ({predicted.peak / measured['peak'] - 1:+.0%})"
+    return (
+        f"measured: a peak of {amount(measured['peak'])} over what the process held before{beside}; "
+        f"{measured['iteration_seconds']:.1f} s an iteration, {measured['evaluation_seconds']:.1f} s an evaluation, so "
+        f"{output.duration(measured['run_seconds'])} for the run"
+    )
 
 
 def _data(
-    found: Mapping[str, Estimate],
+    found: Mapping[str, "Estimate"],
     worst: str,
-    place: Room,
-    space: Disk,
+    place: "Room",
+    space: Disk | None,
     wrong: Sequence[str],
-    config: PPOConfig,
-    measured: "Measured | None",
+    measured: Mapping[str, float] | None,
 ) -> dict[str, Any]:
-    largest = found[worst]
+    from ppo_core.estimate import ERROR
+    from ppo_core.fits import predicted
+
+    largest = found.get(worst)
     return {
         "largest": worst,
-        "held": dict(largest.held),
-        "moments": {name: dict(parts) for name, parts in largest.moments.items()},
-        "peak": largest.peak,
+        "held": largest and dict(largest.held),
+        "moments": largest and {name: dict(parts) for name, parts in largest.moments.items()},
+        "peak": largest and largest.peak,
         "peaks": {name: each.peak for name, each in found.items()},
         "error": ERROR,
-        "is_rough": largest.is_rough,
         "room": asdict(place),
-        "side_by_side": _side_by_side(largest, place),
-        "disk": asdict(space),
-        "fits": not wrong,
+        "side_by_side": largest and place.total // predicted(largest, place),
+        "disk": space and asdict(space),
+        "fits": not wrong if found else None,
         "wrong": list(wrong),
-        "measured": None if measured is None else asdict(measured) | {"run_seconds": measured.run_seconds(config)},
+        "measured": measured,
     }

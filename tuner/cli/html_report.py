@@ -20,11 +20,17 @@ def write(args: argparse.Namespace) -> int:
         name = read_study(store, args.study).row.name
     path = Path(args.output or f"{name}-report.html")
     _require_place(path, force=args.force)
-    command = [sys.executable, "-m", "dashboard.report", name, str(path.absolute())]
+    command = [sys.executable, "-m", "dashboard.report", name]
     variables = {STORAGE_VARIABLE: storage.location(args.storage)}
-    status = subprocess.run(command, check=False, env=os.environ | variables).returncode
-    if status == EXIT_OK:
-        print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    new = path.with_name(f".{path.name}.new")
+    try:
+        with new.open("wb") as file:
+            status = subprocess.run(command, check=False, env=os.environ | variables, stdout=file).returncode
+        if status == EXIT_OK:
+            new.replace(path)
+            print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    finally:
+        new.unlink(missing_ok=True)
     return status
 
 

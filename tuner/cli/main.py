@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppo_core import __version__, output
-from ppo_core.errors import ConfigError, PPOTunerError, nearest
+from ppo_core.errors import OUT_OF_MEMORY, ConfigError, PPOTunerError, is_out_of_memory, nearest
 from ppo_core.run.command_line import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -36,7 +36,6 @@ from tuner.cli.arguments import (
     gpus,
     kl_budget,
     port,
-    size,
     trainer,
     trial_number,
 )
@@ -71,7 +70,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "train": Command("train once, with your own configuration or one that a study found", "train", "train"),
         "new-task": Command("write a folder with a working task of your own to start from", "train", "new_task"),
         "estimate": Command(
-            "estimate the memory, disk and time of a run or a study before it starts", "estimate", "estimate"
+            "estimate the memory and disk of a run or a study before it starts; with --measure also its time",
+            "estimate",
+            "estimate",
         ),
         "doctor": Command("check that this machine has what runs need", "doctor", "doctor"),
     },
@@ -83,11 +84,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "best": Command("show the best trial within a KL budget", "read", "best"),
         "diagnose": Command("show what is wrong with a trial, and the change to try next", "trust", "diagnose"),
         "importance": Command("show which hyperparameters mattered, and how sure that is", "trust", "importance"),
-        "audit": Command(
-            "show how often the guard and the strategy were wrong, from trials that ran on regardless", "trust", "audit"
-        ),
         "logs": Command("print what a trial wrote while it ran", "read", "logs"),
-        "orders": Command("list a study's orders and their outcomes", "steer", "orders"),
     },
     "Steer": {kind.name: Command(kind.doc, "steer", "place") for kind in KINDS.values()},
     "Export and manage": {
@@ -99,18 +96,15 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         ),
         "copy": Command("copy a study to another store", "manage", "copy"),
         "delete": Command("delete a study with its checkpoints", "manage", "delete"),
-        "rename": Command("give a study another name", "manage", "rename"),
-        "archive": Command("hide a study from the list until it runs again", "manage", "archive"),
-        "migrate": Command("bring an older store to this version, after a backup", "manage", "migrate"),
         "completion": Command("print the script for completion in bash, zsh or fish", "completion", "print_script"),
     },
 }
 """The commands by purpose, as the help and the reference list them."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 """Every command by name."""
-READING = ("list", "show", "compare", "best", "diagnose", "importance", "audit")
+READING = ("list", "show", "compare", "best", "diagnose", "importance")
 """Those that show what is stored, on request as JSON."""
-UPKEEP = ("export", "copy", "delete", "rename", "archive", "migrate")
+UPKEEP = ("export", "copy", "delete")
 """Those that manage studies."""
 
 
@@ -136,6 +130,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PPOTunerError as error:
         _tell(f"error: {_one_line(str(error))}")
         return status_of(error)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        _tell(f"error: {OUT_OF_MEMORY}")
+        return EXIT_ERROR
     except BrokenPipeError:
         output.discard(sys.stdout)
         return EXIT_PIPE
@@ -237,7 +236,6 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         "logs",
         "dashboard",
         *KINDS,
-        "orders",
         "doctor",
         *UPKEEP,
     ):
@@ -305,12 +303,6 @@ def _add_worker_flags(parser: Parser) -> None:
         f"{RAY_CLIENT}HOST:10001: that cluster",
     )
     parser.add_argument(
-        "--max-disk", metavar="SIZE", type=size, help="maximum disk space for checkpoints, such as 20GB"
-    )
-    parser.add_argument(
-        "--checkpoints", metavar="URL", help="a second place for checkpoints: file://, s3://, gs://, ... (fsspec)"
-    )
-    parser.add_argument(
         "--checkpoint-seconds",
         metavar="S",
         type=checkpoint_seconds,
@@ -334,9 +326,7 @@ def _add_import_arguments(parser: Parser) -> None:
     parser.epilog = (
         "The [[start]] table goes to stdout, to append to a study file. What became of each key goes to stderr."
     )
-    parser.add_argument(
-        "file", metavar="FILE", help="YAML, JSON or TOML, or the shell script that launches the trainer"
-    )
+    parser.add_argument("file", metavar="FILE", help="YAML, JSON or TOML")
     parser.add_argument(
         "--for-study",
         metavar="STUDY.toml",
@@ -348,7 +338,7 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     for name in ("show", "compare", "best", "diagnose", "importance", "report", "logs"):
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     commands["show"].add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number")
-    commands["show"].add_argument("--all", action="store_true", help="list all trials, however many there are")
+    commands["show"].add_argument("--all", action="store_true", help="list all trials and orders, however many")
     commands["diagnose"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
     commands["compare"].add_argument(
         "trials", metavar="TRIAL", nargs="+", type=trial_number, help="at least two; differences are from the first"
@@ -359,20 +349,13 @@ def _add_reading_arguments(commands: dict[str, Parser]) -> None:
     commands[
         "importance"
     ].epilog = "Trials are compared at the first rung if the study's strategy pauses trials, else at their ends."
-    commands["audit"].add_argument("studies", metavar="STUDY", nargs="*", help="studies' names (default: all)")
-    commands[
-        "audit"
-    ].epilog = "A study with audit = 0.1 in its file lets a tenth of its trials run to the end, whatever the rules say."
     commands["report"].epilog = "The file needs no network: it holds its charts, and opens in any browser."
     commands["report"].add_argument("-o", "--output", metavar="FILE", help="(default: STUDY-report.html)")
     commands["report"].add_argument("--force", action="store_true", help="replace an existing file")
     commands["logs"].add_argument("trial", metavar="TRIAL", type=trial_number, help="a trial's number")
     commands["logs"].add_argument("-f", "--follow", action="store_true", help="keep printing until the trial ends")
     commands["logs"].add_argument("-n", "--lines", metavar="N", type=positive_int, help="only its last lines")
-    commands["list"].add_argument("--all", action="store_true", help="archived studies too")
-    commands[
-        "best"
-    ].epilog = f'{RULE["best"]} With the objective "end": {RULE["end"]} Exit status 1: no trial is within the budget.'
+    commands["best"].epilog = f"{RULE} Exit status 1: no trial is within the budget."
     for name in READING:
         commands[name].add_argument("--json", action="store_true", help="print JSON on stdout")
 
@@ -395,18 +378,17 @@ def _add_order_arguments(commands: dict[str, Parser]) -> None:
     commands["set"].add_argument("--budget", metavar="N", type=budget, help=SETTINGS["budget"])
     commands["set"].add_argument("--workers", metavar="K", type=positive_int, help=SETTINGS["workers"])
     commands["set"].add_argument("--kl-budget", metavar="X", type=kl_budget, help=SETTINGS["kl_budget"])
-    commands["orders"].add_argument("study", metavar="STUDY", help="a study's name")
-    for name in (*KINDS, "orders"):
+    for name in KINDS:
         commands[name].add_argument("--json", action="store_true", help="print JSON on stdout")
 
 
 def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
     export = commands["export"]
-    for name in ("export", "copy", "delete", "rename", "archive"):
+    for name in UPKEEP:
         commands[name].add_argument("study", metavar="STUDY", help="a study's name")
     export.epilog = (
         "With --to, TRIAL defaults to the one that a confirmation recommends, else the study's best. Values that the "
-        "trainer has no key for are listed with the reason."
+        "trainer has no key for are listed."
     )
     export.add_argument("trial", metavar="TRIAL", nargs="?", type=trial_number, help="a trial's number, for --to")
     what = export.add_mutually_exclusive_group(required=True)
@@ -424,19 +406,12 @@ def _add_upkeep_arguments(commands: dict[str, Parser]) -> None:
         "database URL (default: STUDY.optuna.db); with --to a new file (default: stdout)",
     )
     export.add_argument("--force", action="store_true", help="replace an older export there")
-    export.add_argument(
-        "--follow",
-        action="store_true",
-        help="for optuna: continue an earlier export, and keep adding new trials until the study ends or Ctrl-C",
-    )
     copy = commands["copy"]
     copy.epilog = "Its checkpoints stay where they are; the command says what that means for resuming the copy."
     copy.add_argument("--to", metavar="URL", required=True, help="the other store; created if it does not exist")
     copy.add_argument("--name", metavar="NEW", help="the copy's name (default: the study's)")
     commands["delete"].add_argument("--yes", action="store_true", help="do not ask")
     commands["delete"].add_argument("--keep-files", action="store_true", help="leave the folder of checkpoints")
-    commands["rename"].add_argument("new", metavar="NEW", help="its new name")
-    commands["archive"].add_argument("--undo", action="store_true", help="show it in the list again")
 
 
 def _add_storage(parser: Parser) -> None:

@@ -1,16 +1,15 @@
-"""The commands that manage studies: delete, rename, archive, migrate, export, copy."""
+"""The commands that manage studies: delete, export, copy."""
 
 import argparse
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 from ppo_core.checkpoint import size
 from ppo_core.errors import ConfigError, StudyError
-from ppo_core.output import counted, plain
+from ppo_core.output import plain
 from ppo_core.run.command_line import EXIT_ERROR
 from tuner import study_file, study_folder, upkeep
 from tuner.cli import storage
@@ -20,7 +19,6 @@ from tuner.environment import to_copy
 from tuner.export import OPTUNA
 from tuner.export.chosen import choose
 from tuner.export.folder import export_study
-from tuner.export.task_parts import parts_of
 from tuner.export.trainers import TARGETS, write
 from tuner.results import read_study
 from tuner.store import OrderState, Store, StudyRow
@@ -31,7 +29,7 @@ from tuner.store.schema import parse_url, without_secrets
 
 def delete(args: argparse.Namespace) -> int:
     """Delete a study, once its name was typed or --yes given."""
-    with _opened(args.storage) as store:
+    with opened(args.storage) as store:
         study = store.study(args.study)
         store.require_free(study)
         if not args.yes and not _is_meant(store, study, args.keep_files):
@@ -40,38 +38,6 @@ def delete(args: argparse.Namespace) -> int:
         upkeep.delete(store, study, keep_files=args.keep_files, tell=_tell)
     print(f'deleted study "{study.name}"')
     return 0
-
-
-def rename(args: argparse.Namespace) -> int:
-    """Give a study another name."""
-    with _opened(args.storage) as store:
-        upkeep.rename(store, store.study(args.study), args.new, _tell)
-    print(f'study "{args.study}" is now "{args.new}"')
-    return 0
-
-
-def archive(args: argparse.Namespace) -> int:
-    """Archive a study, or undo it."""
-    with _opened(args.storage) as store:
-        is_changed = upkeep.archive(store, store.study(args.study), not args.undo)
-    state = "not archived" if args.undo else "archived"
-    print(f'study "{args.study}" is {state}{"" if is_changed else " already"}')
-    return 0
-
-
-def migrate(args: argparse.Namespace) -> int:
-    """Bring a store to this version's tables, after a backup; an up-to-date one is left as it is."""
-    with closing(Store.open(storage.location(args.storage), migrate=True)) as store:
-        print(store.migration.summary if store.migration is not None else "the store is up to date")
-    return 0
-
-
-@contextmanager
-def _opened(given: str | None) -> Iterator[Store]:
-    with closing(Store.open(storage.location(given), migrate=True)) as store:
-        if store.migration is not None:
-            _tell(store.migration.summary)
-        yield store
 
 
 def _is_meant(store: Store, study: StudyRow, keep_files: bool) -> bool:
@@ -92,8 +58,6 @@ def _tell(line: str) -> None:
 
 # The commands that write a study for other tools, or to another store: export, copy.
 
-POLL_SECONDS = 2.0
-
 
 def export(args: argparse.Namespace) -> int:
     """Write a study to a folder or to a storage of Optuna's, or one of its configurations for a trainer."""
@@ -103,8 +67,6 @@ def export(args: argparse.Namespace) -> int:
         raise ConfigError(f"TRIAL is not allowed with --format {args.format}, which writes all trials: only with --to")
     if args.format == OPTUNA:
         return _export_to_optuna(args)
-    if args.follow:
-        raise ConfigError(f"--follow is not allowed with --format {args.format}: only with --format {OPTUNA}")
     folder = Path(args.output or f"{args.study}-export")
     with opened(args.storage) as store:
         rows = export_study(store, args.study, folder, args.format, replace=args.force)
@@ -113,36 +75,21 @@ def export(args: argparse.Namespace) -> int:
 
 
 def _export_to_optuna(args: argparse.Namespace) -> int:
-    """Write a study to a storage of Optuna's; with `args.follow` keep writing until the study ends, or Ctrl-C."""
-    from tuner.export.optuna import open_export  # Optuna's storages take a second to load
+    """Write a study to a storage of Optuna's."""
+    from tuner.export.optuna import export_to_optuna  # Optuna's storages take a second to load
 
     output = args.output or f"{args.study}.optuna.db"
-    try:
-        with (
-            opened(args.storage) as store,
-            open_export(store, args.study, output, replace=args.force, go_on=args.follow) as export,
-        ):
-            export.update()
-            unended = sum(not row.status.is_final for row in export.trials)
-            count = _row_counts({"trials": len(export.trials)})
-            print(f"wrote {export.place.url}: {count}{f', {unended} of them not ended' if unended else ''}")
-            print(f"open it: optuna-dashboard {shlex.quote(export.place.url)}", flush=True)
-            while args.follow and not export.is_over:
-                time.sleep(POLL_SECONDS)
-                for row in export.update():
-                    print(f"wrote trial {row.number}: {row.status}", flush=True)
-    except KeyboardInterrupt:
-        if not args.follow:
-            raise
-        again = ["export", args.study, "--format", OPTUNA, "--follow", "-o", without_secrets(output)]
-        print(f"stopped; to continue: {to_copy([*again, *storage.flags(storage.location(args.storage))])}")
+    with opened(args.storage) as store:
+        place, trials = export_to_optuna(store, args.study, output, replace=args.force)
+    unended = sum(not row.status.is_final for row in trials)
+    count = _row_counts({"trials": len(trials)})
+    print(f"wrote {place.url}: {count}{f', {unended} of them not ended' if unended else ''}")
+    print(f"open it: optuna-dashboard {shlex.quote(place.url)}")
     return 0
 
 
 def _export_to_trainer(args: argparse.Namespace) -> int:
     """Print the configuration to launch, or write it to a file."""
-    if args.follow:
-        raise ConfigError(f"--follow is not allowed with --to {args.to}: only with --format {OPTUNA}")
     path = None if args.output is None else Path(args.output)
     suffixes = TARGETS[args.to].suffixes
     if path is not None and path.suffix not in suffixes:
@@ -156,7 +103,7 @@ def _export_to_trainer(args: argparse.Namespace) -> int:
         chosen = choose(store, view, args.trial)
         if chosen is None:
             raise StudyError(no_winner(view, view.spec.kl_budget, storage.location(args.storage)))
-        written = write(chosen, args.to, parts_of(view.spec.task))
+        written = write(chosen, args.to, view.spec.task)
     for line in written.notes:
         _tell(line)
     if path is None:
@@ -164,11 +111,8 @@ def _export_to_trainer(args: argparse.Namespace) -> int:
         return 0
     path.write_text(written.text, encoding="utf-8")
     print(f'wrote {path}: trial {chosen.trial.number} of study "{args.study}" for {TARGETS[args.to].title}')
-    if written.draft is not None and (written.draft.notes or written.draft.missing):
-        missing, notes = written.draft.missing, written.draft.notes
-        fill = f"fill in {', '.join(missing)}" if missing else ""
-        left = f"{counted(len(notes), 'value')} not mapped, see its end" if notes else ""
-        print("; ".join(part for part in (fill, left) if part))
+    if written.unsaid:
+        print(f"not written, having no key there or no value here: {', '.join(written.unsaid)}; see its end")
     return 0
 
 
@@ -180,8 +124,7 @@ def copy(args: argparse.Namespace) -> int:
         raise ConfigError(f"--to {file}: folder {file.parent} not found")
     with opened(args.storage) as store:
         study = store.study(args.study)
-        # An older store is not migrated here: others that use it may need that version.
-        with closing(Store.open(args.to, create=True, migrate=False, flag="--to")) as target:
+        with closing(Store.open(args.to, create=True, flag="--to")) as target:
             rows = copy_study(store, study, target, name)
             waiting = len(target.orders(target.study(name), OrderState.WAITING))
     renamed = "" if name == study.name else f' as "{name}"'
@@ -206,9 +149,7 @@ def _about_checkpoints(study: StudyRow, name: str, to: str) -> Iterator[str]:
         return
     go_on = to_copy(["run", name, "--storage", without_secrets(to)])
     yield f"{stay}; the copy resumes from them if it is run in {Path(study.folder).parent.parent}: {go_on}"
-    url = study.checkpoint_url
-    elsewhere = again if url is None else f"it fetches those that are kept at {without_secrets(url)}"
-    yield f"if it is run in another folder, {elsewhere}"
+    yield f"if it is run in another folder, {again}"
     yield "Run only one of the two from now on. Delete the other one with --keep-files, which leaves the checkpoints."
 
 

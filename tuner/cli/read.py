@@ -19,19 +19,18 @@ from tuner.results import StudyView, read_study
 from tuner.status import Status
 from tuner.store import Store, StudyRow, TrialRow
 
+MOST_ORDERS = 10
+"""`show STUDY` lists so many of the latest orders, unless all are asked for."""
+
 
 def studies(args: argparse.Namespace) -> int:
     """List the studies of a store."""
     with storage.opened(args.storage) as store:
-        studies = store.studies()
-        listed = [row for row in studies if args.all or row.archived_at is None]
-        rows = [results.study_summary(read_study(store, row.name)) for row in listed]
+        rows = [results.study_summary(read_study(store, row.name)) for row in store.studies()]
     if args.json:
         print(output.dumps(rows))
     elif rows:
         output.console().print(render.studies_table(rows))
-    elif studies:
-        print("All studies are archived; list them with: ppo-tuner list --all")
     else:
         print("No studies yet; start with: ppo-tuner demo")
     return 0
@@ -49,8 +48,10 @@ def show(args: argparse.Namespace) -> int:
 
 
 def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None:
+    placed = store.orders(view.row)
     if args.json:
-        print(output.dumps(results.study_data(view) | {"front": results.front_data(store, view)}))
+        more = {"front": results.front_data(store, view), "orders": [results.order_data(order) for order in placed]}
+        print(output.dumps(results.study_data(view) | more))
         return
     out = output.console()
     out.print(render.study_line(view), style="bold")
@@ -67,6 +68,9 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
         report.print_front(out, store, view, where)
     elif view.ended:
         out.print(report.no_winner(view, view.spec.kl_budget, storage.location(args.storage)))
+    if placed:
+        out.print()
+        out.print(render.orders_table(placed if args.all else placed[-MOST_ORDERS:], len(placed)))
 
 
 def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -> None:
@@ -76,7 +80,7 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
     out = output.console()
     title = f'Trial {trial.number} of study "{output.plain(view.row.name)}" ({render.lineage(trial)})'
     out.print(render.config_table(trial, view, title))
-    out.print(render.outcome_line(trial, results.value_kl(store, trial, view.spec.objective)), style="bold")
+    out.print(render.outcome_line(trial, results.value_kl(store, trial)), style="bold")
     folder = upkeep.own_folder(view.row)
     process = None if folder is None else trial_log.ran_as(folder / str(trial.number))
     if process is not None:
@@ -86,11 +90,6 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
         evidence = render.evidence_table(trial.reason)
         if evidence is not None:
             out.print(evidence)
-    for verdict in store.verdicts([trial.id]).get(trial.id, ()):
-        if not verdict.is_enforced:
-            rule, message = output.plain(verdict.reason.rule), output.plain(verdict.reason.message)
-            when = f"would have ended this trial at step {verdict.step}"
-            out.print(f"Rule {rule} {when}; it is audited, so it ran on: {message}")
     rows = store.steps([trial.id], render.CURVE_METRICS)
     if rows:
         out.print(render.curve_table(rows))
@@ -111,7 +110,7 @@ def compare(args: argparse.Namespace) -> int:
         if args.json:
             print(output.dumps(results.comparison_data(store, view, trials)))
             return 0
-        over_first = [over(store, trials[0], trial, view.spec.objective) for trial in trials[1:]]
+        over_first = [over(store, trials[0], trial) for trial in trials[1:]]
     out = output.console()
     differing = results.differences(trials)
     for table in render.comparison_tables(view, trials, differing):
@@ -208,7 +207,7 @@ def _study_folder(study: StudyRow) -> Path:
 
 
 def _where(study: StudyRow) -> str:
-    """Return where a folder may be that is not here; which host a study ran on is known while it is held."""
+    """Return where a folder may be that is not here."""
     if study.lease_host not in (None, socket.gethostname()):
         return f"is on host {study.lease_host}; look there"
     return "is not on this host: it is on the host that ran the study, or was removed"

@@ -8,7 +8,7 @@ from rich.console import Console
 from ppo_core import output
 from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
 from tuner import forks, render
-from tuner.best import best_rank, closest_trial
+from tuner.best import best_rank
 from tuner.cli import storage, trust
 from tuner.confirmed import confirmations, longest_read, recommendation
 from tuner.environment import to_copy
@@ -56,7 +56,7 @@ def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = 
         out.print(legend)
     pruned = kl_prunings(view.trials)
     out.print(render.prunings_line(pruned, len(view.trials)))
-    if pruned and view.spec.objective == "best":
+    if pruned:
         out.print("Value and eval KL of a pruned trial are those of its best checkpoint within the KL budget.")
     out.print(spent(store, view).text)
     if view.confirming:
@@ -69,7 +69,7 @@ def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = 
 def _listed(view: StudyView) -> Sequence[TrialRow]:
     if len(view.trials) <= MOST_LISTED:
         return view.trials
-    ranks = (best_rank(row, view.spec.kl_budget, view.spec.objective) for row in view.trials)
+    ranks = (best_rank(row, view.spec.kl_budget) for row in view.trials)
     best = sorted(rank for rank in ranks if rank is not None)[:LISTED_EACH]
     chosen = {number for _, _, number in best} | {row.number for row in view.trials[-LISTED_EACH:]}
     return [row for row in view.trials if row.number in chosen or not row.is_done]
@@ -107,13 +107,13 @@ def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, k
     """
     title = f"Best trial within {output.short(kl_budget)} {output.KL_UNIT}: trial {trial.number}"
     out.print(render.config_table(trial, view, title))
-    start, kl = baseline(store, trial), value_kl(store, trial, view.spec.objective)
+    start, kl = baseline(store, trial), value_kl(store, trial)
     answer = forks.answer(store, view.row, trial)
     value = f"eval reward {output.plus_minus(trial.value, trial.value_se)}"
     at = "" if kl is None else f" at a KL of {output.plus_minus(kl.mean, kl.se)} {output.KL_UNIT}"
     spent = f"in {trial.seconds:.0f} s"
     out.print(f"Trial {trial.number}: {value}{at} (budget {output.short(kl_budget)}), {spent}.", style="bold")
-    better = improvement(store, trial, view.spec.objective)
+    better = improvement(store, trial)
     if start is not None and better is not None:
         before = output.plus_minus(start.mean, start.se)
         out.print(
@@ -187,21 +187,14 @@ def checkpoint_data(store: Store, view: StudyView, trial: TrialRow, where: str) 
 
 
 def no_winner(view: StudyView, kl_budget: float, where: str) -> str:
-    """Return why no trial is the best: how far the closest is off or what ended them, and what to change."""
+    """Return why no trial is the best: what ended them, and what to change."""
     failed = _all_failed(view)
     if failed:
         return f'All {len(failed)} trials of study "{view.row.name}" failed: {_first_error(failed)}'
-    text = f'No trial of study "{view.row.name}" is within the KL budget of {output.short(kl_budget)} {output.KL_UNIT}'
-    closest = closest_trial(view.trials, view.spec.objective)
-    if closest is None:
-        of_best = "no trained checkpoint has so low a KL"
-        why = of_best if view.spec.objective == "best" else f"none of its {len(view.trials)} trials ran to its end"
-        return f"{text}: {why}. {_advice_on_causes(view)}"
-    accept = _command(["best", view.row.name, "--kl-budget", _above(closest.kl)], where)
+    budget = f"{output.short(kl_budget)} {output.KL_UNIT}"
     return (
-        f"{text}; the closest is trial {closest.number} with {output.measured(closest.kl)} "
-        f"(value {output.plus_minus(closest.value, closest.value_se)}). {_moves(view, _NEARER)} "
-        f"Or accept more KL: {accept}"
+        f'No trial of study "{view.row.name}" is within the KL budget of {budget}: no trained checkpoint has so low a '
+        f"KL. {_advice_on_causes(view)}"
     )
 
 
@@ -253,12 +246,6 @@ def _moves(view: StudyView, advice: tuple[str, Mapping[str, str]]) -> str:
         return f"{end}: {', '.join(searched)} in [search]."
     fixed = [f"{move.split()[0]} {name}" for name, move in moves.items() if name != "kl_target"]
     return f"{end}: {', or '.join(fixed)}."
-
-
-def _above(kl: float | None) -> str:
-    """Return a budget in few digits that is not under `kl`."""
-    rough = float(f"{kl or 0.0:.2g}")
-    return f"{rough if rough >= (kl or 0.0) else rough * 1.1:.2g}"
 
 
 def _next_commands(

@@ -18,8 +18,7 @@ from ppo_core import output
 from ppo_core.errors import NO_ROOM, ConfigError, StudyError, nearest
 from ppo_core.report import StepReport
 from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK
-from tuner import remote_checkpoints, render, results, study_file
-from tuner.checkpoints import CheckpointPolicy
+from tuner import render, results, study_file
 from tuner.cli import report, storage, trust
 from tuner.cli.arguments import LOCAL, RAY
 from tuner.confirm import Plan, candidates
@@ -387,8 +386,6 @@ def _train(
     plan: Plan | None = None,
 ) -> StudyStopped | None:
     """Run what is left of a study with its progress shown; return how it stopped short of that, if it did."""
-    if args.checkpoints is not None:
-        remote_checkpoints.open(args.checkpoints)  # before anything is made for what is not a place
     gpus = _gpus(spec, args)
     with ExitStack() as stack:
         out = output.console(sys.stderr if args.json else sys.stdout, outlives_reader=True)
@@ -408,7 +405,6 @@ def _train(
             workers=args.workers,
             gpus=gpus,
             trials_per_gpu=args.trials_per_gpu,
-            policy=CheckpointPolicy(args.checkpoints, args.max_disk),
             is_file=is_file,
             trials=trials,
             budget=budget,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError
-from tuner import order_checks, render
+from tuner import order_checks
 from tuner.cli import storage
 from tuner.cli.storage import opened
 from tuner.environment import to_copy
@@ -31,20 +31,6 @@ def place(args: argparse.Namespace) -> int:
         order_checks.check(store, view, args.command, trial, arguments)
         order = store.place_order(view.row, args.command, trial, arguments)
         return _tell(store, view, _decided(store, view, order), args)
-
-
-def orders(args: argparse.Namespace) -> int:
-    """List a study's orders with their outcomes."""
-    with opened(args.storage) as store:
-        view = read_study(store, args.study)
-        placed = store.orders(view.row)
-    if args.json:
-        print(output.dumps([order_data(order) for order in placed]))
-    elif placed:
-        output.console().print(render.orders_table(placed))
-    else:
-        print(f'Study "{output.plain(args.study)}" has no orders.')
-    return 0
 
 
 def assignments(texts: Sequence[str]) -> dict[str, str]:

@@ -37,7 +37,9 @@ def _train(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     args, rest = parser.parse_known_args(list(argv))
     refuse_unknown(parser, rest)
     import_from_working_folder()
-    start = None if args.trial is None else _start(storage.location(args.storage), *args.trial)
+    start = None
+    if args.trial is not None:
+        start = leading.by_first(lambda: _start(storage.location(args.storage), *args.trial))
     if start is not None:
         _require_same_task(args, start)
     return training.train(args, argv, PROGRAM, start)

@@ -1,4 +1,4 @@
-"""The commands that say whether to trust a study: what confirmed it, what it threw away, what went wrong."""
+"""The commands that say whether to trust a study: what confirmed it, what went wrong, what mattered."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from rich.text import Text
 
 from ppo_core import output
 from ppo_core.errors import StudyError
-from ppo_core.output import KL_UNIT, NOTHING, counted, measured, plain, plus_minus
-from tuner import audit as audits
+from ppo_core.output import KL_UNIT, NOTHING, plus_minus
 from tuner import diagnose as diagnoses
 from tuner import render
-from tuner.audit import Audit, correlations, counts
 from tuner.cli import storage
 from tuner.confirmed import Confirmation, runs_text
-from tuner.environment import PROG, to_copy
+from tuner.environment import to_copy
 from tuner.results import StudyView, read_study
 
 if TYPE_CHECKING:  # its libraries take a second to load
@@ -83,59 +81,6 @@ def confirmation_lines(found: Confirmation) -> list[str]:
     return lines
 
 
-# What rules threw away
-
-
-HOW_TO_AUDIT = (
-    "To audit a tenth of the trials to come, set audit = 0.1 at the top of the study file (and raise the budget if the "
-    f"study is finished), then run: {PROG} run FILE.toml"
-)
-
-
-def audit(args: argparse.Namespace) -> int:
-    """Show what the audited trials of studies say about the guard's rules and the strategy."""
-    with storage.opened(args.storage) as store:
-        names = args.studies or [row.name for row in store.studies()]
-        found = audits.audit(store, [read_study(store, name) for name in dict.fromkeys(names)])
-    if args.json:
-        print(output.dumps(audits.audit_data(found)))
-        return 0
-    if not found.trials:
-        which = ", ".join(f'"{plain(name)}"' for name in found.studies) or "any study"
-        print(f"No audited trial of {which} has ended. {HOW_TO_AUDIT}")
-        return 0
-    out = output.console()
-    for part in audit_parts(found):
-        out.print(part, soft_wrap=isinstance(part, str))
-    return 0
-
-
-def audit_parts(found: Audit) -> list[Table | str]:
-    """Return what audited trials tell: a table of verdicts by who spoke, and lines on the rest."""
-    title = f"Verdicts on {counted(found.trials, 'audited trial')}"
-    columns = ("verdicts", "wrong", "share", "at most, 95%")
-    table = render.new_table("by", *columns, title=title, right=columns)
-    for count in counts(found.verdicts):
-        share = f"{count.wrong / count.verdicts:.0%}"
-        table.add_row(count.by, str(count.verdicts), str(count.wrong), share, f"{count.at_most:.0%}")
-    parts: list[Table | str] = [table] if found.verdicts else [f"{title}: no rule fired."]
-    parts.append("Wrong: the trial later reached more than the study's answer would have been without it.")
-    parts += [
-        f"Trial {one.trial} of {plain(one.study)}: {one.rule} at step {one.step} was wrong: {measured(one.later)} "
-        f"later, {measured(one.answer)} without."
-        for one in found.verdicts
-        if one.was_wrong
-    ]
-    names = {"rung": "the rung score", "half": "the value half-way"}
-    for name, (n, rho) in correlations(found.courses).items():
-        text = "too few to tell" if rho is None else f"{rho:.2f}"
-        parts.append(f"Rank correlation of {names[name]} with the final value: {text} (n = {n} audited trials).")
-    if found.seconds_saved:
-        saved = ", ".join(f"{seconds:.0f} by {by}" for by, seconds in found.seconds_saved.items())
-        parts.append(f"Device-seconds that the rules saved on the other trials: {saved}.")
-    return parts
-
-
 # What is wrong with a trial
 
 
@@ -194,10 +139,10 @@ def importance(args: argparse.Namespace) -> int:
     at = fidelity.offered(view.spec)[0]
     kls = {(number_of[row["trial_id"]], row["episode"]): row["eval/kl"] for row in rows}
     trials = fidelity.read(view.trials, at, kls, view.spec)
-    refused = importances.refusal(trials, view.spec, at_rung=at.rung is not None)
+    refused = importances.refusal(trials, view.spec, at_rung=at.at_rung)
     if refused:
         raise StudyError(f"{refused} The dashboard's page Compare plots the trials against each hyperparameter.")
-    usable = importances.usable(trials, view.spec, at_rung=at.rung is not None)
+    usable = importances.usable(trials, view.spec, at_rung=at.at_rung)
     found = {outcome: importances.importances(usable, view.spec, outcome) for outcome in get_args(importances.Outcome)}
     if args.json:
         lists = {outcome: [asdict(one) | {"is_sure": one.is_sure} for one in each] for outcome, each in found.items()}

@@ -1,4 +1,4 @@
-"""What the controller needs of whatever runs trials: an engine. `tuner.testing` has a suite to run on your own."""
+"""What the controller needs of whatever runs trials: an engine."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,6 @@ class Engine(Protocol):
     `Lost`. How an engine
     notices that a process hangs or died, and what it does to end one, is its own matter: it says `Lost`.
     """
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether jobs write to folders that the controller does not see; known once a task is prepared.
-
-        Their checkpoints then come to the study's folder by way of the place that `--checkpoints` names.
-        """
-        ...
 
     @property
     def free(self) -> int:
@@ -88,8 +80,6 @@ class EngineNeeds:
     """How many processes train a trial together, on a GPU each; without GPUs, on the CPU."""
     trainer: str | None = None
     """The trainer's factory, as `module:function`."""
-    checkpoint_url: str | None = None
-    """A second place for the study's checkpoints; None if there is none."""
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -1,28 +1,23 @@
 """GPUs of this machine: which torch sees, and several worker processes on one of them.
 
-Workers that share a GPU have a process and a CUDA context each. NVIDIA's MPS lets their kernels run side by side where
-it can be started; without it they take turns (docs.nvidia.com/deploy/mps). Each may allocate its share of the memory
+Workers that share a GPU have a process and a CUDA context each. NVIDIA's MPS, which the user starts, lets their kernels
+run side by side; without it they take turns (docs.nvidia.com/deploy/mps). Each may allocate its share of the memory
 and no more, so that a trial that grows does not take its neighbours' room. A CUDA error ends its own process; MPS
 reports it to the others on that GPU, too, and what it ends resumes from its checkpoint like any trial that failed.
 """
 
-import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from ppo_core.errors import ConfigError
 from tuner.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE
 
 _SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
-_QUIT_SECONDS = 10.0
-
-_log = logging.getLogger(__name__)
+_MPS_CONTROL = "nvidia-cuda-mps-control"
+_MPS_SECONDS = 10.0
 
 
 def require_gpus(gpus: Sequence[str]) -> None:
@@ -46,11 +41,6 @@ def unseen_gpus(gpus: Sequence[str]) -> list[str]:
     return [gpu for gpu, process in asked.items() if process.wait() != 0]
 
 
-def _sees_a_gpu(environment: Mapping[str, str]) -> bool:
-    asked = subprocess.run([sys.executable, "-c", _SEES_A_GPU], env=environment, stderr=subprocess.DEVNULL)
-    return asked.returncode == 0
-
-
 def visible_gpus() -> tuple[str, ...]:
     """Return the GPUs that torch sees, as CUDA_VISIBLE_DEVICES names them; none where it sees none."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -60,49 +50,18 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(names[:count])
 
 
-class Mps:
-    """NVIDIA's MPS for the workers of one engine: a daemon that this one started, one that runs already, or none."""
-
-    _SCRIPT = "nvidia-cuda-mps-control -d && { read -r _; echo quit | nvidia-cuda-mps-control; }"
-    """Ends the daemon when its input ends, so also when the process that holds it was killed."""
-
-    def __init__(self) -> None:
-        """Start the daemon where there is one to start and none is named by CUDA_MPS_PIPE_DIRECTORY."""
-        self.variables: Mapping[str, str] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        if "CUDA_MPS_PIPE_DIRECTORY" in os.environ or shutil.which("nvidia-cuda-mps-control") is None:
-            return
-        self._folder = tempfile.TemporaryDirectory(prefix="ppo-tuner-mps-", ignore_cleanup_errors=True)
-        self.variables = {
-            "CUDA_MPS_PIPE_DIRECTORY": self._folder.name,
-            "CUDA_MPS_LOG_DIRECTORY": str(Path(self._folder.name, "log")),
-        }
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", self._SCRIPT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | self.variables,
-            start_new_session=True,
+def mps_line() -> str:
+    """Return whether CUDA's multi-process service answers here, in one line."""
+    try:
+        asked = subprocess.run(
+            [_MPS_CONTROL], input="get_server_list\n", capture_output=True, text=True, timeout=_MPS_SECONDS
         )
-        if not _sees_a_gpu(os.environ | self.variables) and _sees_a_gpu(os.environ):
-            _log.warning("MPS starts here, but no GPU is seen under it: workers take turns on each GPU instead")
-            self.close()
-            self.variables = {}
-
-    def close(self) -> None:
-        """End the daemon that this one started; its clients are to have ended."""
-        if self._process is None:
-            return
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(_QUIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-        self._folder.cleanup()
+        answers = asked.returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        answers = False
+    if answers:
+        return "CUDA MPS answers: trials that share a GPU run side by side"
+    return f"CUDA MPS does not answer: trials that share a GPU take turns; to start it: {_MPS_CONTROL} -d"
 
 
 # In the worker

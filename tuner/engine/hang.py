@@ -67,5 +67,3 @@ class HangTimeout:
                 self._allowed = max(settings.step_seconds, longest)
             case Phase.SAVING:
                 self._limit, self._allowed = "save_seconds", settings.save_seconds
-            case Phase.UPLOADING:
-                self._limit, self._allowed = "upload_seconds", settings.upload_seconds

@@ -14,9 +14,9 @@ from typing import Any
 
 from ppo_core.errors import ConfigError
 from tuner.engine.base import EngineNeeds, JobId
-from tuner.engine.gpu import Mps
 from tuner.engine.hang import LATE_SECONDS, HangTimeout
 from tuner.engine.process import WorkerProcess
+from tuner.engine.worker import main as work
 from tuner.protocol import (
     Answer,
     Ended,
@@ -83,7 +83,6 @@ class LocalEngine:
         self._trials_per_gpu, self._ranks = trials_per_gpu, gpus_per_trial
         if trials_per_gpu > 1 and not gpus:
             raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
-        self._mps = Mps() if gpus and trials_per_gpu > 1 else None
         self._idle: list[WorkerProcess] = []
         self._busy: dict[JobId, _Busy] = {}
         self._waker, self._wake = multiprocessing.Pipe(duplex=False)
@@ -109,11 +108,6 @@ class LocalEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def is_apart(self) -> bool:
-        """Workers of this machine write to the study's folder."""
-        return False
 
     @property
     def free(self) -> int:
@@ -187,8 +181,6 @@ class LocalEngine:
         for worker in (*self._idle, *busy):
             worker.end()
         self._idle, self._busy = [], {}
-        if self._mps is not None:
-            self._mps.close()
 
     def _wait(self, timeout: float) -> list[JobId]:
         """Return the jobs whose workers have something to say or are dead, after a wait until then or a deadline."""
@@ -214,10 +206,8 @@ class LocalEngine:
                 self._busy[job_id] = self._at(kept, job)
                 return
             kept.end()  # it died while it waited; the next one may live, and a new one does
-        more = self._mps.variables if self._mps is not None else {}
-        fresh = WorkerProcess(
-            threads_per_worker(self._limit * self._ranks), self._free_gpus(), self._trials_per_gpu, more
-        )
+        threads = threads_per_worker(self._limit * self._ranks)
+        fresh = WorkerProcess(work, threads, self._free_gpus(), self._trials_per_gpu)
         fresh.give(job)  # where it died at once, `events` tells
         self._busy[job_id] = self._at(fresh, job)
 
@@ -240,7 +230,7 @@ class LocalEngine:
         elif isinstance(message, Prepared | Read | Ended | Left | Failed):
             del self._busy[job]
             is_spent = isinstance(message, Failed) or (isinstance(message, Ended) and message.is_worker_spent)
-            if is_spent or self._ranks > 1:  # a process can be rank 0 of one trial only
+            if is_spent:
                 busy.worker.kill()
                 busy.worker.end()
             else:

@@ -7,11 +7,10 @@ one was killed itself, by a guard that outlives it.
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context, resource_tracker
 
-from tuner.engine import worker
 from tuner.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE, Answer, Job, Lost, Message
 
 _EXIT_SECONDS = 5.0
@@ -25,25 +24,31 @@ class WorkerProcess:
     """One process with its pipe, on one GPU or none."""
 
     def __init__(
-        self, threads: int, gpu: str | None = None, shared_by: int = 1, more: Mapping[str, str] | None = None
+        self,
+        main: "Callable[[connection.Connection[Message, Job | Answer]], None]",
+        threads: int,
+        gpu: str | None = None,
+        shared_by: int = 1,
+        launch: Mapping[str, str] | None = None,
     ) -> None:
         """Start it.
 
         Args:
+            main: What it does with its end of the pipe: `tuner.engine.worker.main`.
             threads: Its share of the cores.
             gpu: As CUDA_VISIBLE_DEVICES names it.
             shared_by: How many workers that GPU is for.
-            more: Further variables of its environment.
+            launch: What a launcher would tell it of a trial's other processes, by variables of its environment.
         """
         self.gpu = gpu
         variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | _NO_BARS
         if gpu is not None:
             variables |= {"CUDA_VISIBLE_DEVICES": gpu, GPU_VARIABLE: gpu, SHARED_BY_VARIABLE: str(shared_by)}
-        variables |= more or {}
+        variables |= launch or {}
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         # No daemon, which could have no children of its own (data loaders); it watches for this process's end itself.
-        self._process = context.Process(target=worker.main, args=(theirs,), name="ppo-tuner worker")
+        self._process = context.Process(target=main, args=(theirs,), name="ppo-tuner worker")
         with _environment(variables), _interrupts_held():
             self._process.start()
         theirs.close()  # so that its pipe ends when it does

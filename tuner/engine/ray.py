@@ -27,10 +27,9 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
-from tuner import trial_log
 from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.hang import LATE_SECONDS, HangTimeout
-from tuner.engine.ray_node import TOKEN, Greeting, NodeSetup, NodeWorker, Reply, sources
+from tuner.engine.ray_node import TOKEN, Greeting, NodeSetup, NodeWorker, sources
 from tuner.protocol import (
     Answer,
     Ended,
@@ -54,7 +53,8 @@ DISTRIBUTION = "ppo-tuner"
 _LOCAL = "local"
 _STORE_BYTES = 80 * 2**20
 """Of a cluster started here, for objects: what crosses is a few kilobytes at a time."""
-
+_CONNECT_SECONDS, _CONNECT_AGAIN_SECONDS = 20.0, 1.0
+"""How long a connection is tried again, and after which pauses."""
 _LONGEST = 400
 """Characters of an error that is shown whole."""
 _STARTS = 20
@@ -99,10 +99,7 @@ class RayCluster:
             more = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         logging.getLogger("ray").setLevel(logging.ERROR)  # it has a word of advice for each start
-        try:
-            ray.init(self.address, log_to_driver=False, logging_level=logging.ERROR, **more)
-        except Exception as error:  # a connection fails in many ways, and each has a class of its own
-            raise ConfigError(f"cannot use the Ray cluster at {self.address}: {_line(error)}") from error
+        _connect(self.address, **more)
         self._stdout = sys.stdout
         sys.stdout = _WithoutRay(sys.stdout)
         return self
@@ -181,7 +178,6 @@ class _Relay:
     share: _Share
     node: str
     """What to call the node; empty: Ray has not said yet."""
-    greeting: Greeting | None = None
 
 
 @dataclass(eq=False)
@@ -230,10 +226,8 @@ class RayEngine:
             working_folder=Path.cwd(),
             trainer=needs.trainer,
             needs_torch=needs.trainer == PPO_TRAINER,
-            place=needs.checkpoint_url,
         )
         self._token: Path | None = None
-        self._is_apart = False
         self._prepares_on = 0
         self._idle: list[_Relay] = []
         self._busy: list[_Busy] = []
@@ -245,11 +239,6 @@ class RayEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether jobs write to folders of their nodes, and their checkpoints come here by the place for them only."""
-        return self._is_apart
 
     @property
     def free(self) -> int:
@@ -379,7 +368,7 @@ class RayEngine:
         self._exchange(busy, busy.job)
 
     def _exchange(self, busy: _Busy, word: Job | Answer | None) -> None:
-        self._expect(busy, busy.relay.actor.exchange.remote(word, self._is_apart))
+        self._expect(busy, busy.relay.actor.exchange.remote(word))
 
     def _expect(self, busy: _Busy, call: Any) -> None:
         busy.call = call
@@ -419,10 +408,7 @@ class RayEngine:
             return self._ended(busy, lost)
         if isinstance(said, Greeting):
             return self._met(busy, said)
-        assert isinstance(said, Reply)
-        message = said.message
-        if said.log and not isinstance(busy.job, PrepareTask):
-            trial_log.add(busy.job.folder, said.log)
+        message: Message = said
         if busy.watch is not None:
             busy.watch.heard(message, self._clock())
         if isinstance(message, Prepared | Read | Ended | Left | Failed | Lost):
@@ -434,30 +420,18 @@ class RayEngine:
         return message
 
     def _met(self, busy: _Busy, greeting: Greeting) -> Message | None:
-        """Begin the job where its node has what it needs; a preparation begins once all nodes were met."""
-        relay = busy.relay
-        relay.greeting, relay.node = greeting, relay.node or greeting.host
-        problem = greeting.problem
-        if problem is None and not greeting.sees_folder and not (self._is_apart or isinstance(busy.job, PrepareTask)):
-            problem = f"does not see the runs folder {self._setup.folder}, as the others do"
-        if problem is not None:
-            return self._ended(busy, Failed(f"node {relay.node} {problem}", "", is_for_user=True))
-        if not isinstance(busy.job, PrepareTask):
-            self._begin(busy)
-            return None
-        everywhere = [each for each in self._busy if each.id is None]
-        greetings = [each.relay.greeting for each in everywhere]
-        if None not in greetings:
-            self._is_apart = any(not each.sees_folder for each in greetings if each is not None)
-            for each in everywhere:
-                self._begin(each)
+        """Begin the job where its node has what it needs."""
+        busy.relay.node = busy.relay.node or greeting.host
+        if greeting.problem is not None:
+            return self._ended(busy, Failed(f"node {busy.relay.node} {greeting.problem}", "", is_for_user=True))
+        self._begin(busy)
         return None
 
     def _ended(self, busy: _Busy, message: Message) -> Message | None:
         """Keep or end the worker of a job that has ended; return what to tell, None while a task is still prepared."""
         self._busy.remove(busy)
         is_spent = isinstance(message, Failed | Lost) or (isinstance(message, Ended) and message.is_worker_spent)
-        if is_spent or self._needs.gpus_per_trial > 1:  # a process can be rank 0 of one trial only
+        if is_spent:
             _kill(busy.relay)
         else:
             self._keep(busy.relay)
@@ -498,6 +472,24 @@ class RayEngine:
         if "node has died" in text:
             return Lost(f"node {node} died")
         return Lost(f"node {node} cannot be reached" if "unavailable" in text else f"its actor on node {node} died")
+
+
+def _connect(address: str, **more: Any) -> None:
+    """Connect to a cluster. A node that has only just started is not ready for it, and Ray stumbles: tried again.
+
+    Raises:
+        ConfigError: nobody listens at the address, or connecting fails for `_CONNECT_SECONDS`.
+    """
+    until = time.monotonic() + _CONNECT_SECONDS
+    while True:
+        try:
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **more)
+            return
+        except Exception as error:  # a connection fails in many ways, and each has a class of its own
+            if isinstance(error, ConnectionError | ValueError) or time.monotonic() > until:
+                raise ConfigError(f"cannot use the Ray cluster at {address}: {_line(error)}") from error
+            ray.shutdown()
+            time.sleep(_CONNECT_AGAIN_SECONDS)
 
 
 def _kill(relay: _Relay) -> None:

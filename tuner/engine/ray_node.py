@@ -1,63 +1,39 @@
-"""The node's side of the Ray engine: one worker process, and the folder that its job writes to. It imports no Ray.
+"""The node's side of the Ray engine: one worker process, and what it needs of the node. It imports no Ray.
 
 The worker process is the one of the local engine, so it is isolated, logged, and ended with all its children in the
 same way: here, when the actor around it ends, by a kill or with its node.
 
-Where a node does not see the study's folder, a job gets an empty folder of its own. What it resumes from comes from the
-place that `--checkpoints` names, what it saves goes there, and its log goes up with its messages.
+All nodes must see the study's folder: trials read and write their checkpoints there. The controller leaves a file in it
+at each run, and a node that does not read the same there runs nothing.
 """
 
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
-import shutil
 import socket
 import sys
-import tempfile
-import time
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import connection
 from pathlib import Path
-from typing import TypeVar
 
-from filelock import FileLock, Timeout
-
-from ppo_core import __version__, checkpoint
-from ppo_core.errors import CheckpointError, StoreError
-from tuner import remote_checkpoints, trial_log
+from ppo_core import __version__
 from tuner.engine.gpu import unseen_gpus
 from tuner.engine.process import WorkerProcess
+from tuner.engine.worker import main as work
 from tuner.protocol import (
     Answer,
-    Ended,
-    Failed,
     Job,
-    Left,
     Lost,
     Message,
-    NoRoom,
-    Prepared,
     PrepareTask,
-    Read,
-    ReadTest,
-    Stepped,
-    TrialSpec,
 )
-from tuner.remote_checkpoints import TrialCheckpoints
 
 TOKEN = ".run"
 """In the study's folder: what this run of the study wrote there. A node that reads it sees that folder."""
-_OWN = "ppo-tuner-"
-_LOCK = ".lock"
-_UPLOADS = 3
-"""How often a trial's last upload is tried."""
-
-_Trial = TypeVar("_Trial", TrialSpec, ReadTest)
 
 
 @dataclass(frozen=True)
@@ -84,8 +60,6 @@ class NodeSetup:
     """As `module:function`."""
     needs_torch: bool = False
     """Whether it trains with torch."""
-    place: str | None = None
-    """The URL of the second place for checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +67,8 @@ class Greeting:
     """What a node says of itself."""
 
     host: str
-    sees_folder: bool
     problem: str | None
     """One line: what it lacks."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A message of the worker process, and what its log grew by where the controller cannot read it."""
-
-    message: Message
-    log: str = ""
 
 
 @cache
@@ -122,7 +87,6 @@ class NodeWorker:
     def __init__(self, setup: NodeSetup) -> None:
         self._setup = setup
         self._process: WorkerProcess | None = None
-        self._own: _OwnFolder | None = None
         # A worker process would run the program of this one, Ray's, before it begins.
         vars(sys.modules["__main__"]).pop("__file__", None)
         with suppress(OSError):
@@ -133,41 +97,22 @@ class NodeWorker:
 
     def greet(self) -> Greeting:
         """Look at what the node has, before its first job."""
-        sees = self._sees_folder()
-        return Greeting(socket.gethostname(), sees, self._problem(sees))
+        return Greeting(socket.gethostname(), self._problem())
 
-    def exchange(self, word: Job | Answer | None, is_apart: bool = False) -> Reply:
-        """Give the worker process a job or an answer, or nothing, and return its next message.
+    def exchange(self, word: Job | Answer | None) -> Message:
+        """Give the worker process a job or an answer, or nothing, and return its next message."""
+        if isinstance(word, Answer):
+            if self._process is not None:
+                self._process.give(word)  # where it died, its next message says so
+        elif word is not None:
+            self._begin(word)
+        return self._receive()
 
-        Args:
-            word: What to give it.
-            is_apart: Whether the job writes to a folder of its own, and not to the study's.
-        """
-        try:
-            if isinstance(word, Answer):
-                if self._process is not None:
-                    self._process.give(word)  # where it died, its next message says so
-            elif word is not None:
-                self._begin(word, is_apart)
-            message = self._receive()
-            if self._own is not None and not isinstance(message, Stepped | NoRoom):
-                message = self._own.after(message)
-        except Exception as error:  # what is not there yet may be there at the next attempt
-            message = Failed(str(error).strip().partition("\n")[0], traceback.format_exc())
-        own, log = self._own, "" if self._own is None else self._own.log()
-        if own is not None and isinstance(message, Prepared | Read | Ended | Left | Failed | Lost):
-            own.remove()
-            self._own = None
-        return Reply(message, log)
-
-    def _begin(self, job: Job, is_apart: bool) -> None:
-        if is_apart:
-            self._own = _OwnFolder(job, self._setup.place)
-            job = self._own.begin()
+    def _begin(self, job: Job) -> None:
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES") if self._setup.has_gpus else None
         if self._process is None or not self._process.give(job):
             threads = self._setup.threads if isinstance(job, PrepareTask) else job.threads
-            self._process = WorkerProcess(threads, gpu, self._setup.shared_by)
+            self._process = WorkerProcess(work, threads, gpu, self._setup.shared_by)
             self._process.give(job)  # where it died at once, its first message says so
 
     def _receive(self) -> Message:
@@ -180,16 +125,7 @@ class NodeWorker:
 
     # What the node has
 
-    def _sees_folder(self) -> bool:
-        setup = self._setup
-        if setup.folder is None:
-            return True
-        try:
-            return (setup.folder / TOKEN).read_text(encoding="utf-8") == setup.token
-        except OSError:
-            return False
-
-    def _problem(self, sees_folder: bool) -> str | None:
+    def _problem(self) -> str | None:
         setup = self._setup
         if sources() != setup.version:
             return f"has ppo-tuner {sources()}, and the controller {setup.version}; install the same on all nodes"
@@ -203,24 +139,19 @@ class NodeWorker:
         unseen = unseen_gpus(gpus)
         if unseen:
             return f"has no GPU {', '.join(unseen)} that torch sees, though Ray counts one; see: ppo-tuner doctor"
-        return self._place_problem(sees_folder)
+        return None if setup.folder is None else self._folder_problem(setup.folder)
 
-    def _place_problem(self, sees_folder: bool) -> str | None:
-        setup = self._setup
-        if sees_folder and setup.folder is not None and not os.access(setup.folder, os.W_OK):
-            return f"cannot write the runs folder {setup.folder.parent}"
-        if sees_folder or setup.folder is None:
-            return None
-        if setup.place is None:
-            return (
-                f"does not see the runs folder {setup.folder.parent} of the controller; put it on a path that all "
-                "nodes share, or give --checkpoints URL"
-            )
+    def _folder_problem(self, folder: Path) -> str | None:
         try:
-            remote_checkpoints.open(setup.place).require_claimed(setup.folder.name)
-        except Exception as error:
-            return f"does not see the runs folder {setup.folder.parent} of the controller, and {error}"
-        return None
+            sees = (folder / TOKEN).read_text(encoding="utf-8") == self._setup.token
+        except OSError:
+            sees = False
+        if not sees:
+            return (
+                f"does not see the controller's runs folder {folder.parent}; run the study in a folder that all "
+                "machines share, at the same path"
+            )
+        return None if os.access(folder, os.W_OK) else f"cannot write the runs folder {folder.parent}"
 
 
 def _is_installed(package: str) -> bool:
@@ -236,87 +167,3 @@ def _is_module(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
-
-
-class _OwnFolder:
-    """A folder of this node for one job."""
-
-    def __init__(self, job: Job, place: str | None) -> None:
-        """Make it, and remove what processes that were killed left behind."""
-        for left in Path(tempfile.gettempdir()).glob(f"{_OWN}*"):
-            _remove_unlocked(left)
-        self._folder = Path(tempfile.mkdtemp(prefix=_OWN))
-        self._lock = FileLock(self._folder / _LOCK)
-        self._lock.acquire()
-        self._job = job
-        self._trial: TrialCheckpoints | None = None
-        self._log: trial_log.Follower | None = None
-        if not isinstance(job, PrepareTask):
-            folder = self._folder / str(job.number)
-            folder.mkdir()
-            self._log = trial_log.Follower(folder)
-            if place is not None:
-                self._trial = remote_checkpoints.open(place).trial(job.study, job.number, folder)
-
-    def begin(self) -> Job:
-        """Return the job with its paths in this folder, which then holds what it resumes from.
-
-        Raises:
-            StoreError: the place cannot be read.
-            CheckpointError: it does not have the checkpoint.
-        """
-        job = self._job
-        if isinstance(job, PrepareTask):
-            return replace(job, folder=self._folder)
-        folder = self._folder / str(job.number)
-        if isinstance(job, ReadTest):
-            return replace(job, folder=folder, checkpoint=self._fetched(job.checkpoint, only=True))
-        return replace(job, folder=folder, resume_from=self._fetched(job.resume_from, only=False))
-
-    def after(self, message: Message) -> Message:
-        """Return what to report of a trial's end: an error where the place lacks a checkpoint that the folder holds."""
-        if self._trial is None or not isinstance(self._job, TrialSpec) or not isinstance(message, Ended | Left):
-            return message
-        for attempt in range(_UPLOADS):
-            lacking = [path.name for path in checkpoint.complete(self._trial.folder) if not self._trial.holds(path)]
-            if not lacking:
-                return message
-            time.sleep(attempt)
-            self._trial.keep()
-        return Failed(f"{self._trial.place.url} does not take the checkpoint {lacking[0]}", "")
-
-    def log(self) -> str:
-        """Return what the job's log grew by."""
-        return "" if self._log is None else self._log.read()
-
-    def remove(self) -> None:
-        """Remove the folder."""
-        if self._log is not None:
-            self._log.close()
-        self._lock.release()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _fetched(self, wanted: Path | None, *, only: bool) -> Path | None:
-        if wanted is None:
-            return None
-        if self._trial is None:
-            raise StoreError("checkpoints are kept nowhere that this node sees")
-        self._trial.copy(wanted.name if only else None)
-        for path in checkpoint.complete(self._trial.folder):
-            if checkpoint.step_of(path) > checkpoint.step_of(wanted):
-                checkpoint.remove(path)  # one that the controller passed over as damaged
-        found = self._trial.folder / wanted.name
-        if not (found / checkpoint.MANIFEST).exists():
-            raise CheckpointError(f"{self._trial.place.url} does not have the checkpoint {wanted.name}")
-        return found
-
-
-def _remove_unlocked(folder: Path) -> None:
-    """Remove a folder whose process has ended; one that was just made has no lock yet, and is left."""
-    if not (folder / _LOCK).exists():
-        return
-    try:
-        with FileLock(folder / _LOCK, timeout=0):
-            shutil.rmtree(folder, ignore_errors=True)
-    except (Timeout, OSError):
-        pass

@@ -10,18 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ppo_core import checkpoint
+from ppo_core import checkpoint, launched
 from ppo_core.checkpoint import CheckpointKeeper, disk_use
-from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, nearest
+from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, PPOTunerError, nearest
 from ppo_core.hyperparameters import PPOConfig
+from ppo_core.leading import by_first
 from ppo_core.lookup import import_module
 from ppo_core.report import StepReport, Trainer
-from tuner import remote_checkpoints
 from tuner.budget_watch import WatchState, watch
-from tuner.engine import ranks
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.guard import GUARD, GuardState, observe
-from tuner.protocol import Answer, Ended, Failed, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
+from tuner.protocol import Answer, Ended, Left, NoRoom, Phase, Read, ReadTest, Stepped, TrialSpec
 
 T = TypeVar("T")
 WATCH = "budget_watch"
@@ -31,30 +30,23 @@ OWN_FRONT = 3
 Ask = Callable[[Stepped | NoRoom], Answer]
 
 
-def run_trial(
-    spec: TrialSpec,
-    ask: Ask,
-    enter: Callable[[Phase], None] = lambda _: None,
-    fail: Callable[[Failed], None] = lambda _: None,
-) -> Ended | Left:
+def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda _: None) -> Ended | Left:
     """Run one trial; each step's report goes to `ask`, whose answer decides what it does next.
 
-    The other processes of a trial of several are started first, and end with it; `fail` is called where one of them
-    raised an error, right before this process ends.
+    Of a trial's several processes each runs it, and rank 0 alone asks.
     A checkpoint is saved only after its step was answered: the store then holds every step up to it. Where there is no
-    room for one, `ask` decides whether to try again. `enter` is called before a checkpoint is saved, before each of its
-    files is uploaded, and before the next step.
+    room for one, `ask` decides whether to try again. `enter` is called before a checkpoint is saved and before the
+    next step.
     """
-    with ranks.started(spec.resources.ranks, fail):
-        return _run_trial(spec, ask, enter)
 
+    def asked(message: Stepped | NoRoom) -> Answer:
+        return by_first(lambda: ask(message))
 
-def _run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None]) -> Ended | Left:
     clock = _Clock()
     config = PPOConfig.from_dict(spec.config)
     total_episodes = config.whole_episodes()
     trainer = _make_trainer(spec, config, spec.resume_from)
-    keeper = _with_room(lambda: _make_keeper(spec, trainer, enter), ask)
+    keeper = _with_room(lambda: _make_keeper(spec, trainer), asked)
     if keeper is None:
         return Left()
     state, watched = _restored(spec)
@@ -63,23 +55,21 @@ def _run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None]) -> End
     for step_report in trainer:
         report = with_plain_floats(step_report)
         state, reason = observe(spec.guard, state, report, total_episodes)
-        if reason is not None and spec.is_audited:
-            state = replace(state, noted=(*state.noted, reason.rule))
         watched, is_near = watch(watched, report, spec.kl_budget)
-        is_near = is_near and spec.objective == "best"
-        answer = ask(Stepped(report, clock.lap(), clock.step(), reason, is_near_budget=is_near))
+        answer = asked(Stepped(report, clock.lap(), clock.step(), reason, is_near_budget=is_near))
         if answer is Answer.EVALUATE:
             clock.begin_step()
             report, has_raised = with_evaluation(trainer, report)
             report = with_plain_floats(report)
-            answer = ask(Stepped(report, clock.lap(), clock.step(), reason, is_again=True))
+            answer = asked(Stepped(report, clock.lap(), clock.step(), reason, is_again=True))
         extra = {GUARD: state.to_dict(), WATCH: watched.to_dict()}
         if answer is Answer.STOP:
-            if keeper.is_new_best(report):
+            if by_first(partial(keeper.is_new_best, report)):
                 _save_last(keeper, trainer, report, extra, enter)
             break
-        if answer in (Answer.SAVE, Answer.LEAVE) or report.is_evaluation or keeper.is_due(report):
-            if _with_room(partial(_save, keeper, trainer, report, extra, enter), ask) is None:
+        is_due = answer in (Answer.SAVE, Answer.LEAVE) or report.is_evaluation
+        if is_due or by_first(partial(keeper.is_due, report)):
+            if _with_room(partial(_save, keeper, trainer, report, extra, enter), asked) is None:
                 return Left()
             if answer is Answer.LEAVE:
                 return Left()
@@ -95,7 +85,7 @@ def _save(
     extra: Mapping[str, Any],
     enter: Callable[[Phase], None],
 ) -> Path:
-    enter(Phase.SAVING)  # again where the last attempt found no room for an upload
+    enter(Phase.SAVING)
     return keeper.save(trainer, report, extra)
 
 
@@ -113,13 +103,8 @@ def _save_last(
         traceback.print_exc()
 
 
-def read_test(job: ReadTest, fail: Callable[[Failed], None] = lambda _: None) -> Read:
-    """Return what a checkpoint comes to on the test prompts; `fail` is called as by `run_trial`."""
-    with ranks.started(job.resources.ranks, fail):
-        return _read_test(job)
-
-
-def _read_test(job: ReadTest) -> Read:
+def read_test(job: ReadTest) -> Read:
+    """Return what a checkpoint comes to on the test prompts."""
     trainer = _make_trainer(job, PPOConfig.from_dict(job.config), job.checkpoint)
     tested = getattr(trainer, "tested", None)
     if tested is None:
@@ -152,7 +137,9 @@ def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, b
         return report, False
     try:
         evaluated = trainer.evaluated(report)
-    except Exception:  # a policy that is broken is no reason of its own: it is asked for where a rule ends the trial
+    except Exception as error:  # a broken policy is no reason of its own: it is asked for where a rule ends the trial
+        if launched.size() > 1 and not isinstance(error, PPOTunerError):
+            raise  # the other processes may have come through, or wait for this one
         traceback.print_exc()
         return report, True
     readings = (evaluated.metrics.get(name, math.nan) for name in ("eval/reward", "eval/kl"))
@@ -176,26 +163,22 @@ class _Clock:
         return self._mark - before
 
 
-def _make_keeper(spec: TrialSpec, trainer: Trainer, enter: Callable[[Phase], None]) -> CheckpointKeeper:
+def _make_keeper(spec: TrialSpec, trainer: Trainer) -> CheckpointKeeper:
     """Return what keeps the trial's checkpoints; NoRoomError where the disk has no room for them now."""
-    use = disk_use(trainer, spec.folder)
-    if use is not None:
-        use.require_room()
+
+    def require_room() -> None:
+        use = disk_use(trainer, spec.folder)
+        if use is not None:
+            use.require_room()
+
+    by_first(require_room)
     return CheckpointKeeper(
         spec.folder,
         kl_budget=spec.kl_budget,
         every_seconds=spec.checkpoint_seconds,
-        front=OWN_FRONT if spec.objective == "best" else 0,
-        after_save=None if spec.checkpoint_url is None else partial(_upload, _place(spec, spec.checkpoint_url), enter),
+        front=OWN_FRONT,
+        always=spec.fork_step,
     )
-
-
-def _upload(place: remote_checkpoints.TrialCheckpoints, enter: Callable[[Phase], None]) -> None:
-    place.keep(lambda: enter(Phase.UPLOADING))
-
-
-def _place(spec: TrialSpec, url: str) -> remote_checkpoints.TrialCheckpoints:
-    return remote_checkpoints.open(url).trial(spec.study, spec.number, spec.folder)
 
 
 def _make_trainer(job: TrialSpec | ReadTest, config: PPOConfig, resume_from: Path | None) -> Trainer:

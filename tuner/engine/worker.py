@@ -23,17 +23,19 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from ppo_core import checkpoint
+from ppo_core import checkpoint, launched
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.task_file import get_task
 from tuner import trial_log
 from tuner.engine.gpu import limit_memory
+from tuner.engine.process import WorkerProcess
 from tuner.engine.trial import read_test, run_trial
 from tuner.protocol import (
     Answer,
     Entered,
     Failed,
     Job,
+    Lost,
     Message,
     NoRoom,
     Prepared,
@@ -114,7 +116,6 @@ class PipeToController:
 
     def __init__(self, pipe: "connection.Connection[Message, Job | Answer]") -> None:
         self._pipe = pipe
-        self._sending = threading.Lock()  # another rank's failure is sent by a thread of its own
 
     def next_job(self) -> Job:
         """Wait for something to do."""
@@ -125,8 +126,7 @@ class PipeToController:
     def emit(self, message: Message) -> None:
         """Send a message up."""
         try:
-            with self._sending:
-                self._pipe.send(message)
+            self._pipe.send(message)
         except OSError:
             sys.exit(0)
 
@@ -162,11 +162,13 @@ def _carry_out(job: Job, controller: Controller) -> Message:
     """Return how it ended; an error of the task or the trainer is an end like another."""
     _begin_log(job)
     try:
-        if isinstance(job, TrialSpec):
-            return run_trial(job, controller.ask, lambda phase: controller.emit(Entered(phase)), controller.emit)
+        if isinstance(job, PrepareTask):
+            return _prepare(job, controller)
+        if job.resources.ranks > launched.size():
+            return _supervise(job, controller)
         if isinstance(job, ReadTest):
-            return read_test(job, controller.emit)
-        return _prepare(job, controller)
+            return read_test(job)
+        return run_trial(job, controller.ask, lambda phase: controller.emit(Entered(phase)))
     except Exception as error:
         traceback.print_exception(error)
         return Failed.of(error)
@@ -187,10 +189,11 @@ def _begin_log(job: Job) -> None:
         path, what = job.folder / trial_log.PREPARATION_NAME, f"preparing task {job.task}"
     with warnings.catch_warnings():
         pass  # has those of the last trial shown again
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
-    ranks = 1 if isinstance(job, PrepareTask) else job.resources.ranks
-    where = f"{os.getpid()} on host {socket.gethostname()}" + (f", GPU {gpu}" if gpu else "")
-    trial_log.begin(path, what, where + (f", rank 0 of {ranks}" if ranks > 1 else ""))
+    if launched.size() == 1:  # else its supervisor has begun it
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
+        ranks = 1 if isinstance(job, PrepareTask) else job.resources.ranks
+        where = f"{os.getpid()} on host {socket.gethostname()}" + (f", GPU {gpu}" if gpu else "")
+        trial_log.begin(path, what, where + (f", {ranks} processes" if ranks > 1 else ""))
     send_to(path)
 
 
@@ -198,13 +201,64 @@ def _prepare(job: PrepareTask, controller: Controller) -> Prepared:
     task = get_task(job.task)
     assets = task.prepare(lambda what, share: controller.emit(Progress(what, share)))
     if job.configs:
-        from ppo_core.model_shapes import memory_line  # loads torch, as a trial will
+        from ppo_core.fits import memory_line  # loads torch, as a trial will
 
         limit_memory()
         line = memory_line([PPOConfig.from_dict(config) for config in job.configs], task, assets, job.device)
         if line is not None:
             controller.emit(Progress(f"the largest trial's {line}", 1.0))
     return Prepared()
+
+
+_NOTICE_SECONDS = 2.0
+"""How much sooner a broken connection may be noticed than the death that broke it."""
+
+
+def _supervise(job: TrialSpec | ReadTest, controller: Controller) -> Message:
+    """Have several processes do a job together, and return how it ended. Where one fails or dies, all are ended.
+
+    Each is a worker, and this process its controller; rank 0 alone is heard and answered.
+    """
+    count = job.resources.ranks
+    shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+    ranks: list[WorkerProcess] = []
+    try:
+        for rank in range(count):
+            launch = {**shared, "RANK": rank, "LOCAL_RANK": rank}
+            ranks.append(WorkerProcess(main, job.threads, launch={name: str(value) for name, value in launch.items()}))
+            ranks[rank].give(job)
+        while True:
+            ends = [each.end_signal for each in ranks]
+            ready = connection.wait([*(each.pipe for each in ranks), *ends])
+            for rank, each in enumerate(ranks):
+                if each.pipe not in ready and each.end_signal not in ready:
+                    continue
+                message = each.receive()
+                if isinstance(message, Lost):
+                    ranks.remove(each)
+                    sys.exit(f"rank {rank} of {count} ended: {message.how}")
+                if isinstance(message, Failed):
+                    print(f"rank {rank} of {count} failed: {message.message}", file=sys.stderr)
+                    if message.is_for_user or not connection.wait(ends, _NOTICE_SECONDS):
+                        return message
+                elif rank == 0 and isinstance(message, Stepped | NoRoom):
+                    each.give(controller.ask(message))
+                elif rank == 0 and isinstance(message, Entered):
+                    controller.emit(message)
+                elif rank == 0:
+                    return message
+    finally:
+        for each in ranks:
+            each.kill()
+        for each in ranks:
+            each.end()
+
+
+def _free_port() -> int:
+    """Return a port of this machine that is free now."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
 
 
 def _free_memory() -> None:

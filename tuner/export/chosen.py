@@ -82,10 +82,9 @@ def _outcome(
     if trial.value is None or not math.isfinite(trial.value):
         yield f"It has no value yet (status {trial.shown_status}); {budget}."
         return
-    kl = results.value_kl(store, trial, view.spec.objective)
+    kl = results.value_kl(store, trial)
     kl_text = "unknown" if kl is None else f"{plus_minus(kl.mean, kl.se)} {KL_UNIT}"
-    over = ", and this KL is over it" if trial.kl is not None and trial.kl > view.spec.kl_budget else ""
-    yield f"Eval reward {plus_minus(trial.value, trial.value_se)}, eval KL {kl_text}; {budget}{over}."
+    yield f"Eval reward {plus_minus(trial.value, trial.value_se)}, eval KL {kl_text}; {budget}."
     yield from _checkpoint(store, view, trial, config)
 
 
@@ -111,7 +110,7 @@ def _checkpoint(store: Store, view: StudyView, trial: TrialRow, config: PPOConfi
             f"It was trained for {trial.episodes} of {whole} episodes ({trial.shown_status}), so how the whole run "
             "ends is not known."
         )
-    if view.spec.objective == "end" or answer is None or answer.episode >= (whole if is_whole else trial.episodes):
+    if answer is None or answer.episode >= (whole if is_whole else trial.episodes):
         return
     if answer.episode == 0:
         yield "That is the SFT policy: no checkpoint of the trial was better within the KL budget."

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Boolean, Column, Connection, Float, Integer, Table, literal, select
+from sqlalchemy import JSON, Column, Connection, Float, Integer, Table, literal, select
 
 from ppo_core.errors import ConfigError, PPOTunerError
 from tuner.export import SUFFIXES
@@ -38,7 +38,6 @@ class ColumnType(Enum):
 
     WHOLE = auto()
     NUMBER = auto()
-    TRUTH = auto()
     TEXT = auto()
     JSON = auto()
 
@@ -59,7 +58,6 @@ class TableLayout:
 _TYPES: tuple[tuple[type[Any], ColumnType], ...] = (
     (Integer, ColumnType.WHOLE),
     (Float, ColumnType.NUMBER),
-    (Boolean, ColumnType.TRUTH),
     (JSON, ColumnType.JSON),
 )
 
@@ -81,7 +79,7 @@ TABLES = (TRIALS, *OF_TRIALS.values())
 
 ORDER_FIELDS = tuple(_fields(schema.orders, "id", "study_id", "key"))
 """Of each order in `study.json`."""
-STUDY_FIELDS = ("created_at", "finished_at", "archived_at", "paused_at", "workers", "overrides")
+STUDY_FIELDS = ("created_at", "finished_at", "paused_at", "workers", "overrides")
 """Columns of the study itself that `study.json` holds beside its name and spec."""
 
 # The folder
@@ -223,7 +221,6 @@ def _write_arrow(path: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) 
     types = {
         ColumnType.WHOLE: pa.int64(),
         ColumnType.NUMBER: pa.float64(),
-        ColumnType.TRUTH: pa.bool_(),
         ColumnType.TEXT: pa.string(),
         ColumnType.JSON: pa.string(),
     }

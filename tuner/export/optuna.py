@@ -4,11 +4,11 @@ It is written through Optuna's public interface alone. Optuna numbers trials in 
 every trial of ours is added, in order, and has the same number there. A trial that has not ended is RUNNING. One that
 has ended is what the sampler gets of it (the table in `tuner.scoring`; what is not the search's own is FAIL), with
 one difference, made so that Optuna's best trial is ours. Optuna's `best_trial` is the COMPLETE trial of the highest
-value whose constraints are all at most 0. Ours is the best of the trials that completed or were stopped by a person,
-and whose KL is known to be within the budget. So of the search's own trials
+value whose constraints are all at most 0. Ours is the best of those that neither failed nor broke and have a
+trained checkpoint within the KL budget. So of the search's own trials
 
-- each that is eligible as our best one is COMPLETE with a constraint of at most 0, also where a person stopped it;
-- each other COMPLETE one has a constraint over 0, also where its KL was never evaluated.
+- each that is eligible as our best one is COMPLETE with a constraint of at most 0, however it ended;
+- each other COMPLETE one has a constraint over 0.
 
 In two cases Optuna names another trial: where a fork is the best one, and where several have the best value, of which
 ours has the lowest KL. The study's user attribute `best_trial` is always the number of ours.
@@ -20,8 +20,8 @@ attribute `eval_kl`; origin, status, reason and what the configuration differs i
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,14 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.declare import HyperValue
-from ppo_core.errors import ConfigError, PPOTunerError, StoreError, StudyError
+from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner import space, study_file
 from tuner.best import best_trial
 from tuner.scoring import Told, frozen, to_optuna
 from tuner.spec import StudySpec
 from tuner.status import Role
-from tuner.store import KnownTrials, Store, StudyRow, TrialRow, schema
+from tuner.store import Store, TrialRow, schema
 
-MARK = "ppo_tuner"
-"""The user attribute of a study of Optuna's that says which study of ours it is, and under which ranges and KL budget
-its trials were written."""
 BEST = "best_trial"
 JOURNALS = (".journal", ".log")
 """How the name of a file ends that is to be Optuna's journal, and not an SQLite database."""
@@ -59,133 +56,45 @@ class OptunaStorage:
     """As Optuna's tools take it, with its password hidden."""
 
 
-class OptunaExport:
-    """A study's export to a storage of Optuna's. Each `update` adds what is new. Make it with `open_export`."""
-
-    def __init__(self, store: Store, place: OptunaStorage, study: optuna.Study, name: str) -> None:
-        self.place = place
-        self.trials: list[TrialRow] = []
-        """As they were written last, by number."""
-        self.is_over = False
-        """Whether the study had ended when they were: it was finished, and no controller held it."""
-        self._store, self._study, self._name = store, study, name
-        self._known = KnownTrials()
-
-    def update(self) -> list[TrialRow]:
-        """Write the trials that are new or have not ended there, and return those that had ended by now.
-
-        Raises:
-            StudyError: the study is gone, or what was written before is no longer true of it.
-            StoreError: our store, or Optuna's storage, failed.
-        """
-        study = self._store.study(self._name)
-        spec = StudySpec.from_dict(study.spec, f'study "{study.name}"')
-        rows = self._store.trials(study, self._known)
-        reference = reference_config(spec)
-        with _one_line(self.place.url):
-            self._require_mark(study, spec)
-            there = self._study.get_trials(deepcopy=False)
-        self._require_same(there, rows)
-        fresh = [row for row in rows if row.number >= len(there) or not there[row.number].state.is_finished()]
-        evaluations = _evaluations(self._store, fresh)
-        trials = {row.number: as_optuna(row, spec, reference, evaluations.get(row.id, ())) for row in fresh}
-        best = best_trial(rows, spec.kl_budget, spec.objective)
-        with _one_line(self.place.url):
-            for number, trial in trials.items():
-                if number >= len(there):
-                    self._study.add_trial(trial)
-                else:
-                    self._bring_up(there[number], trial)
-            self._name_best(None if best is None else best.number)
-        self.trials = rows
-        self.is_over = study.finished_at is not None and not study.is_held
-        return [row for row in fresh if row.status.is_final]
-
-    def _name_best(self, number: int | None) -> None:
-        if self._study.user_attrs.get(BEST) != number:
-            self._study.set_user_attr(BEST, number)
-
-    def _require_mark(self, study: StudyRow, spec: StudySpec) -> None:
-        found, wanted = self._study.user_attrs.get(MARK), mark(study, spec)
-        if found == wanted:
-            return
-        if not isinstance(found, dict) or any(found.get(key) != wanted[key] for key in ("study", "created_at")):
-            raise StudyError(
-                f'{self.place.url} holds another study "{study.name}"; name another place with -o, or replace that '
-                "study with --force"
-            )
-        raise StudyError(
-            f'study "{study.name}" has other ranges or another KL budget than when {self.place.url} was written; '
-            "write it again with --force"
-        )
-
-    def _require_same(self, there: Sequence[FrozenTrial], rows: Sequence[TrialRow]) -> None:
-        """Raise StudyError where Optuna holds a trial that we do not, or that has not ended as it says."""
-        for trial in there:
-            row = rows[trial.number] if trial.number < len(rows) else None
-            if row is None or not _is_true_of(trial, row):
-                raise StudyError(
-                    f"trial {trial.number} in {self.place.url} is not trial {trial.number} of the study: it was tried "
-                    "again since, or changed there; write the study again with --force"
-                )
-
-    def _bring_up(self, old: FrozenTrial, new: FrozenTrial) -> None:
-        """Make a RUNNING trial what it is now: its state comes last, so that what is cut off is done again."""
-        storage = self.place.storage
-        study_id = storage.get_study_id_from_name(self._name)
-        trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, old.number)
-        for step, value in new.intermediate_values.items():
-            if old.intermediate_values.get(step) != value:
-                storage.set_trial_intermediate_value(trial_id, step, value)
-        for key, value in new.user_attrs.items():
-            if old.user_attrs.get(key) != value:
-                storage.set_trial_user_attr(trial_id, key, value)
-        for key, value in new.system_attrs.items():  # the constraint
-            storage.set_trial_system_attr(trial_id, key, value)
-        if new.state.is_finished():
-            storage.set_trial_state_values(trial_id, new.state, new.values)
-
-
-@contextmanager
-def open_export(
-    store: Store, name: str, output: str, *, replace: bool = False, go_on: bool = False
-) -> Iterator[OptunaExport]:
-    """Give the export of the study `name` to a storage of Optuna's: a file or a URL, made if there is none.
+def export_to_optuna(
+    store: Store, name: str, output: str, *, replace: bool = False
+) -> tuple[OptunaStorage, list[TrialRow]]:
+    """Write the study `name` to a storage of Optuna's; return the storage, and the trials as they were written.
 
     Args:
         store: Our store.
         name: The study's name, in the storage too.
-        output: An SQLite file, a journal file (its name ends as `JOURNALS` says), or the URL of a database.
+        output: An SQLite file, a journal file (its name ends as `JOURNALS` says), or the URL of a database; made if
+            there is none.
         replace: Whether a study of that name there is deleted first.
-        go_on: Whether to continue a study there that an earlier export of the same study wrote.
 
     Raises:
         StudyError: there is no such study in the store.
         ConfigError: a study of that name is in the storage already.
-        StoreError: the storage cannot be used.
+        StoreError: one of the two failed.
     """
     study = store.study(name)  # tells the nearest name if there is none of this one
     spec = StudySpec.from_dict(study.spec, f'study "{study.name}"')
+    rows, reference = store.trials(study), reference_config(spec)
+    evaluations = _evaluations(store, rows)
+    best = best_trial(rows, spec.kl_budget)
     place = open_place(output)
     try:
         with _one_line(place.url):
-            is_there = name in optuna.get_all_study_names(place.storage)
-            if is_there and replace:
+            if name in optuna.get_all_study_names(place.storage):
+                if not replace:
+                    raise ConfigError(
+                        f'{place.url} holds a study "{name}" already; replace it with --force, or name another place '
+                        "with -o"
+                    )
                 optuna.delete_study(study_name=name, storage=place.storage)
-            elif is_there and not go_on:
-                raise ConfigError(
-                    f'{place.url} holds a study "{name}" already; replace it with --force, add to it with --follow, '
-                    "or name another place with -o"
-                )
-            if is_there and not replace:
-                there = optuna.load_study(study_name=name, storage=place.storage)
-            else:
-                there = optuna.create_study(study_name=name, storage=place.storage, direction="maximize")
-                there.set_user_attr(MARK, mark(study, spec))
-        yield OptunaExport(store, place, there, name)
+            there = optuna.create_study(study_name=name, storage=place.storage, direction="maximize")
+            there.add_trials([as_optuna(row, spec, reference, evaluations.get(row.id, ())) for row in rows])
+            there.set_user_attr(BEST, None if best is None else best.number)
     finally:
         if isinstance(place.storage, RDBStorage):
             place.storage.engine.dispose()
+    return place, rows
 
 
 def open_place(output: str) -> OptunaStorage:
@@ -240,15 +149,6 @@ def _one_line(url: str) -> Iterator[None]:
 # What is written
 
 
-def mark(study: StudyRow, spec: StudySpec) -> dict[str, Any]:
-    """Return what tells an export of this study from others, and one that is out of date: Optuna lets no ended trial
-    change, and all ranges of one hyperparameter must be of one kind.
-    """
-    stored = spec.to_dict()
-    under = {"search": stored.get("search"), "trial": stored.get("trial"), "kl_budget": spec.kl_budget}
-    return {"study": study.name, "created_at": study.created_at, **under}
-
-
 def reference_config(spec: StudySpec) -> dict[str, HyperValue]:
     """Return the configuration that those of trials are compared with: the reference trial's, or of a study that lists
     its trials the one without any trial's own values.
@@ -301,7 +201,6 @@ def as_optuna(
             "kl": row.kl,
             "episodes": row.episodes,
             "seconds": row.seconds,
-            "ended_at": _ended_at(row),
         }
     trial.user_attrs = {name: value for name, value in attributes.items() if value is not None}
     return trial
@@ -312,23 +211,11 @@ def _told(row: TrialRow, spec: StudySpec) -> Told:
     if not row.status.is_final:
         return Told(TrialState.RUNNING)
     seen = to_optuna(row, spec)
-    if row.teaches and best_trial([row], spec.kl_budget, spec.objective) is not None:
-        return Told(TrialState.COMPLETE, seen.value, min(seen.constraint or 0.0, 0.0))
+    if row.teaches and best_trial([row], spec.kl_budget) is not None:
+        return replace(seen, state=TrialState.COMPLETE)
     if seen.state is TrialState.COMPLETE:
         return Told(seen.state, seen.value, max(seen.constraint or 0.0, _LEAST_VIOLATION))
     return seen
-
-
-def _is_true_of(trial: FrozenTrial, row: TrialRow) -> bool:
-    """Return whether Optuna holds a trial of ours, and how it ended, or that it has not."""
-    if trial.state.is_finished() and trial.user_attrs.get("ended_at") != _ended_at(row):
-        return False
-    return bool(trial.user_attrs.get("origin") == row.origin)
-
-
-def _ended_at(row: TrialRow) -> str | None:
-    """Return when a trial ended, in UTC. Of one that was RUNNING Optuna keeps the time when its end was reported."""
-    return None if row.ended_at is None else datetime.fromtimestamp(row.ended_at, UTC).isoformat()
 
 
 def _evaluations(store: Store, rows: Sequence[TrialRow]) -> dict[int, list[dict[str, Any]]]:

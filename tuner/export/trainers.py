@@ -1,21 +1,54 @@
-"""Writes a configuration as a file of TRL's PPO, of OpenRLHF, of verl, or of ours. Never imports torch."""
+"""Configurations of TRL's PPO, of OpenRLHF, of verl and of ours as files, both ways. Never imports torch."""
 
 import json
 import shlex
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.errors import ConfigError
 from ppo_core.output import plain, short
+from ppo_core.run import config_file, trl
 from tuner.export.chosen import Chosen
-from tuner.export.drafts import MISSING, Draft, to_openrlhf, to_trl, to_verl
-from tuner.export.task_parts import Parts
+from tuner.export.openrlhf import OPENRLHF
+from tuner.export.table import Imported, Table, effective
+from tuner.export.table import read as read_table
+from tuner.export.table import write as write_table
+from tuner.export.trl import TRL
+from tuner.export.verl import VERL
 
-# What a file looks like
+# Reading a file of theirs
+
+
+def read(path: Path) -> Imported:
+    """Return what a configuration file (YAML, JSON, TOML) of another trainer says in our words.
+
+    Raises:
+        ConfigError: it cannot be read, is of none of the trainers, or holds a value that is not allowed.
+    """
+    flat = _flat(config_file.parse(path))
+    for table in (VERL, OPENRLHF, TRL):
+        if table.is_own(flat):
+            return read_table(table, flat, str(path))
+    raise ConfigError(
+        f"{path}: not a PPO configuration of TRL, OpenRLHF or verl: none of their own keys is in it, such as "
+        "num_ppo_epochs (TRL), actor.adam.lr (OpenRLHF) or actor_rollout_ref.actor.optim.lr (verl)"
+    )
+
+
+def _flat(content: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        is_table = isinstance(value, Mapping) and bool(value) and (bool(before) or key not in trl.FIELDS)
+        flat |= _flat(value, f"{before}{key}.") if is_table else {f"{before}{key}": value}
+    return flat
+
+
+# Writing a file for them
 
 
 def _comments(lines: Iterable[str]) -> str:
@@ -27,54 +60,25 @@ def _wrapped(line: str) -> list[str]:
     return textwrap.wrap(line, 116, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _not_mapped(draft: Draft) -> Iterator[str]:
-    order = [name for name in HYPERPARAMETERS if name in draft.notes]
-    if order:
-        yield "Not mapped, or not the same there:"
-        yield from (f"  {name} = {short(draft.values[name])}: {draft.notes[name]}" for name in order)
+def _yaml(content: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=120)
 
 
-def _to_fill_in(draft: Draft) -> Iterator[str]:
-    yield from (f"FILL IN {key}: {what}" for key, what in draft.missing.items())
-
-
-def _flat_yaml(draft: Draft, facts: Iterable[str]) -> str:
-    body = _yaml(draft.keys)
-    return f"{_comments([*facts, *_to_fill_in(draft)])}\n{body}\n{_comments(_not_mapped(draft))}"
-
-
-def _hydra(draft: Draft, facts: Iterable[str]) -> str:
+def _hydra(keys: Mapping[str, Any]) -> str:
     content: dict[str, Any] = {"hydra": {"searchpath": ["pkg://verl.trainer.config"]},
                                "defaults": ["ppo_trainer", "_self_"]}  # fmt: skip
-    for key, value in draft.keys.items():
+    for key, value in keys.items():
         *tables, last = key.split(".")
         table = content
         for name in tables:
             table = table.setdefault(name, {})
         table[last] = value
-    return f"{_comments([*facts, *_to_fill_in(draft)])}\n{_yaml(content)}\n{_comments(_not_mapped(draft))}"
+    return _yaml(content)
 
 
-def _yaml(content: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=120)
-
-
-def _script(draft: Draft, facts: Iterable[str]) -> str:
-    variables = {key: key.removesuffix("_name_or_path").replace(".", "_").upper() for key in draft.missing}
-    asked = "".join(f': "${{{variables[key]}:?{_bare(what)}}}"\n' for key, what in draft.missing.items())
-    flags = [
-        f'--{key} "${variables[key]}"' if value == MISSING else f"--{key}{_flag_value(value)}"
-        for key, value in draft.keys.items()
-        if value is not False
-    ]
-    command = " \\\n   ".join(["python3 -m openrlhf.cli.train_ppo_ray", *flags, '"$@"'])
-    ask = f"# FILL IN, or set in the environment:\n{asked}" if asked else ""
-    return f"#!/bin/bash\n{_comments(facts)}\n{ask}{command}\n\n{_comments(_not_mapped(draft))}"
-
-
-def _bare(text: str) -> str:
-    """Return a text as the message of a `${NAME:?...}`: without what the shell would read."""
-    return "".join(c for c in plain(text) if c not in "\"'$`\\{}")
+def _command(keys: Mapping[str, Any]) -> str:
+    flags = [f"--{key}{_flag_value(value)}" for key, value in keys.items() if value is not False]
+    return " \\\n   ".join(["python3 -m openrlhf.cli.train_ppo_ray", *flags, '"$@"']) + "\n"
 
 
 def _flag_value(value: object) -> str:
@@ -88,52 +92,45 @@ class Target:
     """A trainer that a configuration is written for."""
 
     title: str
-    """What it is, and of which version the names are."""
     suffixes: tuple[str, ...]
-    """How a file for it may be called; empty: as one likes."""
+    """How a file for it may be called."""
     launch: tuple[str, ...]
     """Lines on how a file of it is used."""
-    draft: Callable[[Chosen, Parts], Draft] | None
+    table: Table | None = None
     """None: it is our own."""
-    render: Callable[[Draft, Iterable[str]], str] = _flat_yaml
+    render: Callable[[Mapping[str, Any]], str] = _yaml
 
 
-_HARDWARE = "GPUs, parallelism and memory are yours to set."
+_YOURS = "Models, prompts, GPUs, parallelism and memory are yours to set."
 TARGETS: Mapping[str, Target] = {
     "trl": Target(
-        "TRL 1.12's PPO (transformers 5)",
+        TRL.title,
         (".yaml", ".yml"),
         (
             "TRL's examples/scripts/ppo/ppo.py reads it where TrlParser and its parse_args_and_config take the place "
             "of HfArgumentParser and parse_args_into_dataclasses:",
             "  accelerate launch ppo.py --config FILE",
-            "Sizes are for one process; with W of them divide per_device_train_batch_size by W. A pass has at most "
-            "batch / num_mini_batches rows. With several mini-batches leave gradient_accumulation_steps at 1: where it "
-            "accumulates gradients, TRL's PPO steps once an epoch.",
+            f"{_YOURS} Sizes are for one process; with W of them divide per_device_train_batch_size by W. With several "
+            "mini-batches leave gradient_accumulation_steps at 1: where it accumulates gradients, TRL's PPO steps once "
+            "an epoch.",
         ),
-        to_trl,
+        TRL,
     ),
-    "openrlhf": Target(
-        "OpenRLHF 0.11",
-        (".sh",),
-        (f"{_HARDWARE} Launch:", "  bash FILE [further flags]"),
-        to_openrlhf,
-        _script,
-    ),
+    "openrlhf": Target(OPENRLHF.title, (".sh",), (_YOURS, "Launch: bash FILE [further flags]"), OPENRLHF, _command),
     "verl": Target(
-        "verl 0.8",
+        VERL.title,
         (".yaml", ".yml"),
         (
             "trainer.total_training_steps ends the run; total_epochs only has to be large enough.",
-            f"{_HARDWARE} Launch:",
+            f"{_YOURS} Launch:",
             '  python3 -m verl.trainer.main_ppo --config-path "$PWD" --config-name NAME '
             "actor_rollout_ref.rollout.name=vllm",
         ),
-        to_verl,
+        VERL,
         _hydra,
     ),
-    "yaml": Target("PPO Tuner", (".yaml", ".yml"), ("Use: ppo-tuner train --config FILE",), None),
-    "json": Target("PPO Tuner", (".json",), (), None),
+    "yaml": Target("PPO Tuner", (".yaml", ".yml"), ("Use: ppo-tuner train --config FILE",)),
+    "json": Target("PPO Tuner", (".json",), ()),
 }
 """Every target by name."""
 
@@ -143,24 +140,44 @@ class Written:
     """A configuration in a trainer's format."""
 
     text: str
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """What a format without comments cannot hold."""
-    draft: Draft | None
-    """None: in our own names all is said."""
+    unsaid: tuple[str, ...] = ()
+    """Names of ours that the trainer has no key for."""
 
 
-def write(chosen: Chosen, target: str, parts: Parts) -> Written:
-    """Return the text of a configuration for one of `TARGETS`.
+def write(chosen: Chosen, target: str, task: str) -> Written:
+    """Return the text of a configuration of a task for one of `TARGETS`.
 
     Raises:
-        ConfigError: the trainer cannot run it at all.
+        ConfigError: the trainer cannot compute its advantages.
     """
-    to = TARGETS[target]
-    facts = [*chosen.facts, *([f"Names are those of {to.title}."] if to.draft else []), *to.launch]
-    if to.draft is not None:
-        draft = to.draft(chosen, parts)
-        return Written(to.render(draft, facts), (), draft)
-    content = {"task": parts.task, **chosen.config.to_dict()}
+    to, facts = TARGETS[target], [*chosen.facts]
+    if to.table is not None:
+        return _write_theirs(chosen, to, to.table, [*facts, f"Names are those of {to.title}.", *to.launch])
+    content = {"task": task, **chosen.config.to_dict()}
     if target == "json":
-        return Written(json.dumps(content, indent=2, ensure_ascii=False) + "\n", tuple(facts), None)
-    return Written(f"{_comments(facts)}\n{_yaml(content)}", (), None)
+        return Written(json.dumps(content, indent=2, ensure_ascii=False) + "\n", tuple(facts))
+    return Written(f"{_comments([*facts, *to.launch])}\n{_yaml(content)}")
+
+
+def _write_theirs(chosen: Chosen, to: Target, table: Table, facts: list[str]) -> Written:
+    values = effective(chosen.config)
+    if values["kl_target"] is not None and chosen.last_kl_coef is not None:
+        values["kl_coef"] = chosen.last_kl_coef
+        facts.append("β does not adapt here: it is what the study's had adapted to by the end of the trial.")
+    keys, unsaid = write_table(table, values)
+    if "advantage_estimator" in unsaid:
+        raise ConfigError(
+            f'trial {chosen.trial.number} has advantage_estimator = "{values["advantage_estimator"]}", which '
+            f"{table.title} lacks"
+        )
+    rest = [
+        f"  {name} is unset: there its default holds"
+        if values[name] is None
+        else f"  {name} = {short(values[name])}{why and f': {why}'}"
+        for name, why in unsaid.items()
+    ]
+    shebang = "#!/bin/bash\n" if to.render is _command else ""
+    end = _comments(["No key there, or another meaning:", *rest])
+    return Written(f"{shebang}{_comments(facts)}\n{to.render(keys)}\n{end}", (), tuple(unsaid))

@@ -18,11 +18,11 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.best import ENDED_WHOLE
 from tuner.scoring import Told, frozen
 from tuner.search.memory import STUDY_NAME, InMemoryTrials
 from tuner.space import for_sampler
 from tuner.spec import StudySpec
+from tuner.status import Status
 from tuner.store import TrialRow
 
 Outcome = Literal["reward", "KL"]
@@ -78,7 +78,7 @@ def usable(trials: Sequence[TrialRow], spec: StudySpec, *, at_rung: bool = False
     return [
         row
         for row in trials
-        if (at_rung or row.status in ENDED_WHOLE)
+        if (at_rung or row.status in (Status.COMPLETED, Status.STOPPED))
         and row.teaches
         and _is_number(row.value)
         and _is_number(row.kl)

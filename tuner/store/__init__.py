@@ -4,14 +4,11 @@ The controller that holds a study's lease writes; everyone else reads, and place
 transaction that first checks the lease's token, so a controller that lost its lease can write nothing.
 """
 
-import shlex
-
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from ppo_core.errors import StoreError
 from tuner.store import connect, schema
-from tuner.store.migrate import Migration, migrate_store
 from tuner.store.rows import INTERRUPTED, LEASE_SECONDS, Lease, OnTest, Outcome, StudyRow, TrialRow
 from tuner.store.studies import Order, Orders, OrderState, Studies
 from tuner.store.trials import STEP_KEYS, Curves, KnownTrials, NewTrial, Trials
@@ -23,7 +20,6 @@ __all__ = [
     "STEP_KEYS",
     "KnownTrials",
     "Lease",
-    "Migration",
     "NewTrial",
     "OnTest",
     "Order",
@@ -40,25 +36,13 @@ DEFAULT_STORAGE = "sqlite:///runs/ppo-tuner.db"
 class Store(Studies, Trials, Curves, Orders):
     """A database of studies. Open it with `Store.open`."""
 
-    migration: Migration | None = None
-    """What was done to bring an older store up to date when it was opened, to be reported."""
-
     @classmethod
-    def open(
-        cls,
-        storage: str = DEFAULT_STORAGE,
-        *,
-        create: bool = False,
-        migrate: bool | None = None,
-        flag: str = "--storage",
-    ) -> "Store":
+    def open(cls, storage: str = DEFAULT_STORAGE, *, create: bool = False, flag: str = "--storage") -> "Store":
         """Open the store at a URL or path.
 
         Args:
             storage: The URL or path.
             create: Make it first if there is none.
-            migrate: Migrate it where it is of an older version, after a backup; None: as `create`. Readers leave this
-                to writers.
             flag: What named it on the command line, for errors.
 
         Raises:
@@ -66,10 +50,8 @@ class Store(Studies, Trials, Curves, Orders):
         """
         engine = connect.connect(schema.parse_url(storage))
         try:
-            migration = _check(engine, create, create if migrate is None else migrate)
-            store = cls(engine)
-            store.migration = migration
-            return store
+            _check(engine, create, flag)
+            return cls(engine)
         except connect.NoStoreError as error:
             engine.dispose()
             raise StoreError(f"{error}; name another with {flag}") from error
@@ -83,7 +65,7 @@ class Store(Studies, Trials, Curves, Orders):
             raise StoreError(f"cannot use the store {error.filename}: {error.strerror}") from error
 
 
-def _check(engine: Engine, create: bool, migrate: bool) -> Migration | None:
+def _check(engine: Engine, create: bool, flag: str) -> None:
     """Have the store of an engine as this program reads it, or raise and leave it as it was."""
     where, version = schema.redacted(engine.url), connect.found_version(engine)
     if version is None:
@@ -94,20 +76,12 @@ def _check(engine: Engine, create: bool, migrate: bool) -> Migration | None:
             raise StoreError(f"no store at {path}; `ppo-tuner run` creates it, or name another with --storage")
         _make_file(engine)
         connect.create(engine)
-    elif connect.OLDEST_VERSION <= version < schema.SCHEMA_VERSION:
-        if migrate:
-            return migrate_store(engine)
-        raise StoreError(
-            f"{where} has schema version {version}; this PPO Tuner reads version {schema.SCHEMA_VERSION}; "
-            f"bring it up to date, after a backup, with: ppo-tuner migrate --storage {shlex.quote(where)}"
-        )
     elif version != schema.SCHEMA_VERSION:
-        what = "a newer PPO Tuner reads it" if version > schema.SCHEMA_VERSION else "it is too old to be migrated"
         raise StoreError(
-            f"{where} has schema version {version}; this PPO Tuner reads version {schema.SCHEMA_VERSION}; {what}"
+            f"{where} has schema version {version}; this PPO Tuner reads version {schema.SCHEMA_VERSION}: "
+            f"name another store with {flag}, or use the version that made this one"
         )
-    _try_reading(engine)
-    return None
+    connect.try_reading(engine)
 
 
 def _make_file(engine: Engine) -> None:
@@ -119,8 +93,3 @@ def _make_file(engine: Engine) -> None:
         path.touch()
     except OSError as error:
         raise StoreError(f"cannot make the store {path}: {error.filename}: {error.strerror}") from error
-
-
-def _try_reading(engine: Engine) -> None:
-    with engine.connect() as connection:
-        connect.stored_version(connection)

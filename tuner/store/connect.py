@@ -29,9 +29,7 @@ LOCK_SECONDS = 10
 IDLE_SECONDS = 60
 """After which PostgreSQL ends a transaction whose process says nothing, so that one that hangs locks out nobody."""
 SETUP_SECONDS = 300
-"""How long to wait while another process makes or migrates the store."""
-OLDEST_VERSION = 2
-"""The oldest schema version that can be migrated."""
+"""How long to wait while another process makes the store."""
 
 _KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
 _SETUP_LOCK = 7_067_111  # any number that no one else locks in the same PostgreSQL database
@@ -105,7 +103,7 @@ def _use_wal(engine: Engine) -> None:
 
 @contextmanager
 def alone(engine: Engine) -> Iterator[Connection]:
-    """Hold a transaction of which there is one at a time: who makes or migrates the store waits for the other."""
+    """Hold a transaction of which there is one at a time: who makes the store waits for the other."""
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             connection.exec_driver_sql(f"PRAGMA busy_timeout={SETUP_SECONDS * 1_000}")
@@ -120,9 +118,10 @@ def alone(engine: Engine) -> Iterator[Connection]:
     engine.dispose()  # what comes waits for locks no longer than `LOCK_SECONDS`
 
 
-def stored_version(connection: Connection) -> int:
-    """Return the schema version as a transaction that is under way sees it."""
-    return int(connection.scalar(_READ_VERSION) or 0)
+def try_reading(engine: Engine) -> None:
+    """Read the schema version the ordinary way; SQLAlchemyError if that fails."""
+    with engine.connect() as connection:
+        connection.scalar(_READ_VERSION)
 
 
 def failure(url: URL, error: SQLAlchemyError | sqlite3.Error) -> StoreError:

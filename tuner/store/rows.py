@@ -85,22 +85,18 @@ class StudyRow:
     created_at: float
     finished_at: float | None
     lease_host: str | None
+    """Of its controller, or of its last one."""
     lease_pid: int | None
     lease_pid_started: float | None
     lease_renewed_at: float | None
     lease_pid_space: str | None = None
     """Where `lease_pid` counts, and `lease_pid_started` is read; see `tuner.store.rows`."""
-    archived_at: float | None = None
     paused_at: float | None = None
     """Since when no trial of it is to run, by an order; None: it is not paused."""
     folder: str | None = None
     """Where its trials' folders were last, as an absolute path on the controller's host."""
     workers: int | None = None
     """How many trials its controller runs at a time."""
-    checkpoint_url: str | None = None
-    """The second place of its checkpoints, if any."""
-    max_disk: float | None = None
-    """Most bytes that its checkpoints take; None: any number."""
     overrides: dict[str, dict[str, float]] | None = None
     """What its study file said last, and what orders changed since (see `tuner.held_study`)."""
     read_at: float | None = None
@@ -165,12 +161,10 @@ class TrialRow:
     role: Role = Role.SEARCH
     seed: int | None = None
     """Of its trainer; None: the trial was made by an older version, from a configuration without one."""
-    is_audited: bool = False
-    """Whether rules that would end it are only noted (see `Verdict`), so that their cost can be measured."""
     paused_by: PausedBy | None = None
     """Who paused it; None: it is not paused."""
     value_step: int | None = None
-    """The step whose evaluation `value` is; under the objective `end` the last of the two that it is the mean of."""
+    """The step whose evaluation `value` is."""
     end_kl: float | None = None
     """Eval KL of its last evaluation, in nats per response: whether the configuration itself ends within a budget."""
     end_kl_se: float | None = None

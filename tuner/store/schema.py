@@ -8,7 +8,6 @@ import re
 
 from sqlalchemy import (
     JSON,
-    Boolean,
     Column,
     Float,
     ForeignKey,
@@ -19,7 +18,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    false,
 )
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -27,9 +25,8 @@ from sqlalchemy.exc import ArgumentError
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
-SCHEMA_VERSION = 7
-"""Raised with every change of the tables. What is new must be nullable or have a `server_default`: then
-`tuner.store.migrate` adds it to an older store by itself."""
+SCHEMA_VERSION = 9
+"""Raised with every change of the tables: a store of another version is refused."""
 
 _SECRETS = (
     re.compile(r"(?<=://)([^:/?#@]*:).*(?=@)", re.DOTALL),
@@ -55,12 +52,9 @@ studies = Table(
     Column("lease_pid_started", Float),  # see `ProcessKey`
     Column("lease_pid_space", String(255)),
     Column("lease_renewed_at", Float),
-    Column("archived_at", Float),
     Column("paused_at", Float),
     Column("folder", Text),
     Column("workers", Integer),
-    Column("checkpoint_url", Text),
-    Column("max_disk", Float),
     Column("overrides", JSON(none_as_null=True)),
 )
 
@@ -85,31 +79,19 @@ trials = Table(
     Column("threads", Integer, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
-    Column("label", Text, nullable=False, default="", server_default=""),
+    Column("label", Text, nullable=False, default=""),
     Column("parent", Integer),
     Column("fork_step", Integer),
     Column("wanted", String(16)),
-    Column("role", String(16), nullable=False, default="search", server_default="search"),
+    Column("role", String(16), nullable=False, default="search"),
     Column("seed", Integer),
-    Column("is_audited", Boolean, nullable=False, default=False, server_default=false()),
     Column("paused_by", String(16)),
     Column("value_step", Integer),
     Column("end_kl", Float),
     Column("end_kl_se", Float),
-    Column("rung", Integer, nullable=False, default=0, server_default="0"),
+    Column("rung", Integer, nullable=False, default=0),
     Column("rung_scores", JSON(none_as_null=True)),
     UniqueConstraint("study_id", "number"),
-)
-
-# What guard and strategy said of a trial: each rule's first word.
-verdicts = Table(
-    "ppo_verdicts",
-    metadata,
-    Column("trial_id", ForeignKey("ppo_trials.id", ondelete="CASCADE"), primary_key=True),
-    Column("step", Integer, primary_key=True),
-    Column("rule", String(64), primary_key=True),
-    Column("is_enforced", Boolean, nullable=False),
-    Column("reason", JSON, nullable=False),
 )
 
 steps = Table(
@@ -170,7 +152,6 @@ OF_TRIALS = {
     "steps": steps,
     "samples": samples,
     "readings": readings,
-    "verdicts": verdicts,
     "test_readings": test_readings,
 }
 """The tables whose rows are a trial's own, by what they are called: copied, exported and dropped with it."""

@@ -18,7 +18,7 @@ from tuner.store.connect import Database, now, renew
 from tuner.store.processes import this_process
 from tuner.store.rows import LEASE_SECONDS, Lease, StudyRow
 
-_LEASE = ("lease_host", "lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at")
+_LEASE_ENDS = ("lease_pid", "lease_pid_started", "lease_pid_space", "lease_renewed_at")
 
 
 class Studies(Database):
@@ -65,36 +65,6 @@ class Studies(Database):
             )
 
         self._write(lease, change)
-
-    def set_archived(self, lease: Lease, archived: bool) -> None:
-        """Record that the study is archived since now, or is not any more."""
-
-        def change(connection: Connection) -> None:
-            at = now(connection) if archived else None
-            connection.execute(
-                update(schema.studies).where(schema.studies.c.id == lease.study_id).values(archived_at=at)
-            )
-
-        self._write(lease, change)
-
-    def rename_study(self, lease: Lease, name: str, folder: str | None) -> None:
-        """Give the study another name, in its spec too, and record where its folder is now.
-
-        Raises:
-            StudyError: another study has that name.
-        """
-        table = schema.studies
-        one = table.c.id == lease.study_id
-
-        def rename(connection: Connection) -> None:
-            spec = connection.execute(select(table.c.spec).where(one)).scalar_one()
-            values = {"name": name, "spec": {**spec, "name": name}, "folder": folder}
-            try:
-                connection.execute(update(table).where(one).values(**values))
-            except IntegrityError:
-                raise StudyError(f'study "{name}" already exists') from None
-
-        self._write(lease, rename)
 
     def delete_study(self, lease: Lease) -> None:
         """Remove the study with its trials, steps, samples and orders; the lease ends with it."""
@@ -162,12 +132,12 @@ class Studies(Database):
         self._write(lease, lambda _: None)
 
     def release(self, lease: Lease) -> None:
-        """Give the lease back; nothing happens where it was lost before."""
+        """Give the lease back; nothing happens where it was lost before. Its host stays known."""
         table = schema.studies
         query = (
             update(table)
             .where(and_(table.c.id == lease.study_id, table.c.lease_token == lease.token))
-            .values(dict.fromkeys(_LEASE))
+            .values(dict.fromkeys(_LEASE_ENDS))
         )
         self._change(lambda connection: connection.execute(query))
 

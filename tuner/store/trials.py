@@ -29,7 +29,7 @@ from ppo_core.declare import HyperValue
 from ppo_core.errors import StudyError
 from ppo_core.metrics import METRICS
 from ppo_core.report import SplitReading, StepReport, TokenReadings
-from tuner.status import ENDINGS, Origin, PausedBy, Reason, Role, Status, Verdict, Wanted
+from tuner.status import Origin, PausedBy, Reason, Role, Status, Wanted
 from tuner.store import schema
 from tuner.store.connect import Database
 from tuner.store.rows import (
@@ -134,16 +134,6 @@ class Curves(Database):
         rows = self._rows(select(table).where(table.c.trial_id.in_(trial_ids)))
         return {(row.pop("trial_id"), row["step"]): OnTest(**row) for row in rows}
 
-    def verdicts(self, trial_ids: Iterable[int]) -> dict[int, list[Verdict]]:
-        """Return what rules said of the trials, by the trial's id, in order of step."""
-        table = schema.verdicts
-        query = select(table).where(table.c.trial_id.in_(list(trial_ids))).order_by(table.c.trial_id, table.c.step)
-        found: dict[int, list[Verdict]] = {}
-        for row in self._rows(query):
-            verdict = Verdict(row["step"], to_reason(row["reason"]), row["is_enforced"])
-            found.setdefault(row["trial_id"], []).append(verdict)
-        return found
-
     def _rows(self, query: Select[Any]) -> list[dict[str, Any]]:
         return self._read(lambda connection: [dict(row._mapping) for row in connection.execute(query)])
 
@@ -204,7 +194,6 @@ class NewTrial:
     parent: int | None = None
     fork_step: int | None = None
     role: Role = Role.SEARCH
-    is_audited: bool = False
 
     @property
     def seed(self) -> int | None:
@@ -311,24 +300,15 @@ class Trials(Database):
 
         return self._write(lease, begin)
 
-    def add_step(
-        self,
-        lease: Lease,
-        trial_id: int,
-        report: StepReport,
-        seconds: float,
-        verdict: Verdict | None = None,
-    ) -> Wanted | None:
+    def add_step(self, lease: Lease, trial_id: int, report: StepReport, seconds: float) -> Wanted | None:
         """Record one step with its samples and return what an order wants of the trial, if one does.
 
         `seconds` is what the trial cost since the last report. A step that is there already stays as it is, but for an
-        evaluation that it has by now. `verdict` is what a rule said of the step; a rule's first word is kept.
+        evaluation that it has by now.
         """
         key = {"trial_id": trial_id, "step": report.step}
 
         def add(connection: Connection) -> Wanted | None:
-            if verdict is not None:
-                insert_verdict(connection, trial_id, verdict)
             found = connection.execute(_FIND_STEP, {"trial": trial_id, "of_step": report.step}).first()
             if found is None:
                 connection.execute(insert(schema.steps), {"trial_id": trial_id, **step_values(report)})
@@ -388,24 +368,23 @@ class Trials(Database):
         """Record that a paused trial waits for a worker, and is judged later."""
         self._write(lease, lambda connection: write_resumption(connection, trial))
 
-    def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome) -> Wanted | None:
+    def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome) -> bool:
         """Record that a trial has no worker: it is PAUSED if an order wants that by now, else WAITING for another one.
 
-        Where an order wants the trial to end, nothing changes and what it wants is returned: ending it is left to the
-        caller. `so_far` is how the trial stands if it is paused.
+        Where an order wants the trial to end, nothing changes and False is returned: ending it is left to the caller.
+        `so_far` is how the trial stands if it is paused.
         """
         mine = schema.trials.c.id == trial_id
 
-        def leave(connection: Connection) -> Wanted | None:
+        def leave(connection: Connection) -> bool:
             row = connection.execute(select(schema.trials.c.status, schema.trials.c.wanted).where(mine)).one()
-            wanted = None if row.wanted is None else Wanted(row.wanted)
-            if wanted in ENDINGS:
-                return wanted
-            if wanted is Wanted.PAUSE:
+            if row.wanted == Wanted.STOP:
+                return False
+            if row.wanted == Wanted.PAUSE:
                 write_pause(connection, trial_id, so_far)
             elif row.status == Status.RUNNING:
                 connection.execute(update(schema.trials).where(mine).values(status=Status.WAITING))
-            return None
+            return True
 
         return self._write(lease, leave)
 
@@ -468,15 +447,6 @@ def insert_trial(connection: Connection, lease: Lease, trial: NewTrial) -> Trial
         connection.execute(insert(table).values(study_id=lease.study_id, **values, **counts))
         found = connection.execute(select(table).where(one)).one()
     return trial_row(found)
-
-
-def insert_verdict(connection: Connection, trial_id: int, verdict: Verdict) -> None:
-    """Record what a rule said of a trial, unless it spoke before, in a transaction that is under way."""
-    table, rule = schema.verdicts, verdict.reason.rule
-    same = and_(table.c.trial_id == trial_id, table.c.rule == rule, table.c.is_enforced == verdict.is_enforced)
-    if connection.scalar(select(table.c.step).where(same)) is None:
-        values = {"rule": rule, "is_enforced": verdict.is_enforced, "reason": asdict(verdict.reason)}
-        connection.execute(insert(table).values(trial_id=trial_id, step=verdict.step, **values))
 
 
 def _is_evaluated(found: Row[Any, Any, Any]) -> bool:

@@ -1,78 +1,20 @@
 """Arithmetic: answer a sum; a Python function checks the answer."""
 
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from random import Random
 
 from ppo_core.declare import Range
-from ppo_core.task import Advice, Progress, Prompt, Prompts, RewardPart, Task, TaskAssets
+from ppo_core.task import Advice, Progress, RewardPart, Task, TaskAssets
+from ppo_core.tasks import shipped_prompts
 
-# The sums that are asked for, and how a hasty pupil answers them. Pure Python.
-
-SEED = 20_250_311
-OPERANDS = range(100)
-HELD_OUT_PROMPTS = 256
-"""Evaluation prompts, and as many test prompts."""
-
-SLIPS = 0.45
-"""How often the pupil is wrong where nothing is carried."""
-FORGOTTEN_CARRIES = 0.6
-"""How often it is wrong where a carry can be forgotten: more often than right, so the likeliest answer is wrong."""
-
-
-@cache
-def prompts() -> Prompts:
-    """Return all sums of two whole numbers under 100, such as `12+7=`; each has its `answer` in a column."""
-    sums = [(a, b) for a in OPERANDS for b in OPERANDS]
-    Random(SEED).shuffle(sums)
-    rows = [Prompt(f"{a}+{b}=", {"answer": str(a + b)}) for a, b in sums]
-    held_out = 2 * HELD_OUT_PROMPTS
-    return Prompts(
-        train=tuple(rows[held_out:]),
-        eval=tuple(rows[:HELD_OUT_PROMPTS]),
-        test=tuple(rows[HELD_OUT_PROMPTS:held_out]),
-    )
-
-
-def pupils_answer(prompt: Prompt, rng: Random) -> str:
-    """Return what the pupil answers: the sum, or it forgets to carry, or it is one off."""
-    a, b = map(int, prompt.text.rstrip("=").split("+"))
-    carries = a % 10 + b % 10 >= 10
-    if rng.random() >= (FORGOTTEN_CARRIES if carries else SLIPS):
-        return str(a + b)
-    return str(a + b - 10) if carries else str(abs(a + b + rng.choice((-1, 1))))
-
-
-# The policy of the arithmetic task: how large it is, how long it is trained, and where it lies. No torch.
-
-MODELS = Path(__file__).parent / "models"
-"""The trained policy and its manifest, which ship with the package; see `ppo_core.tasks.make_models`."""
-POLICY = "policy"
+DATA = Path(__file__).parent / "data"
+"""The trained policy, the prompts and their manifest, which ship with the package."""
 REWARD = RewardPart("exact", "function", "ppo_core.tasks.arithmetic.reward:exact")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Size and training of the policy. The defaults made the one that ships."""
-
-    layers: int = 2
-    heads: int = 4
-    width: int = 64
-    positions: int = 16
-    """Longest text in tokens, prompt and response together."""
-    batch_size: int = 64
-    steps: int = 1250
-    learning_rate: float = 3e-3
-    seed: int = 1
 
 
 def prepare(progress: Progress | None = None) -> TaskAssets:
     """Return the path of the policy that ships with the package, the reward and the prompts."""
-    return TaskAssets(str(MODELS / POLICY), (REWARD,), prompts())
+    return TaskAssets(str(DATA / "policy"), (REWARD,), shipped_prompts(DATA / "prompts"))
 
-
-# Arithmetic: answer a sum; a Python function checks the answer.
 
 TASK = Task(
     name="arithmetic",

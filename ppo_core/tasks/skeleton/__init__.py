@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ppo_core.errors import TaskError
 from ppo_core.task_sources import policy_place
-from ppo_core.tasks.arithmetic import prompts
+from ppo_core.tasks.arithmetic import DATA
 
 DEFAULT_POLICY = "task:arithmetic"
 ROWS = 512
@@ -39,8 +39,8 @@ def write(folder: Path, policy: str = DEFAULT_POLICY) -> list[str]:
         for name in _TEMPLATES:
             text = (resources.files(__package__) / name).read_text(encoding="utf-8")
             (made / name).write_text(text.format(**values) if name in _FILLED else text, encoding="utf-8")
-        rows = [{"prompt": prompt.text, **prompt.columns} for prompt in prompts().train[:ROWS]]
-        (made / PROMPTS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        rows = (DATA / "prompts" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        (made / PROMPTS_FILE).write_text("".join(rows[:ROWS]), encoding="utf-8")
         made.replace(folder)
     return sorted(item.name for item in folder.iterdir())
 

@@ -1,0 +1,489 @@
+"""What every engine and scheduler must do: each check raises AssertionError.
+
+Engines are given trials of `trainer`, below, which trains nothing: what it reports follows from its configuration.
+"""
+
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ppo_core import checkpoint
+from ppo_core.errors import ConfigError
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.report import SplitReading, StepReport
+from ppo_core.task import Progress as TaskProgress
+from ppo_core.task import Prompts, Task, TaskAssets
+from tuner.engine.base import EngineNeeds, JobId, MakeEngine
+from tuner.protocol import (
+    Answer,
+    Ended,
+    Failed,
+    Left,
+    Lost,
+    Message,
+    Prepared,
+    PrepareTask,
+    Progress,
+    Read,
+    ReadTest,
+    Stepped,
+    TrialSpec,
+)
+from tuner.scheduler import Action, Scheduler
+from tuner.scoring import TrialList, extent
+from tuner.spec import StudySpec
+from tuner.status import Origin, PausedBy, Reason, Status
+from tuner.store import NewTrial, TrialRow
+from tuner.worker_settings import WorkerSettings
+
+# A task and a trainer that train nothing
+
+STEPS = 6
+"""Of a trial of `trainer`; step 0 and each third one are evaluations."""
+MISBEHAVE_AT = 2
+"""The step at which a trial with `vf_coef` = RAISES or DIES does so."""
+RAISES, DIES = 0.25, 0.5
+_STATE = "state.json"
+_WAIT_SECONDS = 120.0
+
+
+def _prepare(progress: TaskProgress | None) -> TaskAssets:
+    if progress is not None:
+        progress("counting to one", 1.0)
+    return TaskAssets("", (), Prompts((), (), ()))
+
+
+TASK = Task(
+    name="testing",
+    doc="Trains nothing.",
+    reference={"total_episodes": 16 * STEPS, "batch_size": 16, "eval_every_episodes": 48},
+    advised={},
+    kl_budget=10.0,
+    kl_limit=15.0,
+    eval_temperature=1.0,
+    eval_response_length=4,
+    eval_seed=0,
+    prepare=_prepare,
+)
+
+
+class CountingTrainer:
+    """Reports its step as its score, for STEPS steps; `vf_coef` says whether it misbehaves."""
+
+    def __init__(self, config: PPOConfig, resume_from: Path | None) -> None:
+        self._config = config
+        self._step = -1
+        if resume_from is not None:
+            checkpoint.verify(resume_from)
+            self._step = int(json.loads((resume_from / _STATE).read_text()))
+
+    def __iter__(self) -> Iterator[StepReport]:
+        while self._step < STEPS:
+            self._step += 1
+            self._misbehave()
+            report = StepReport(
+                self._step, 16 * self._step, {"objective/scores": float(self._step), "pid": os.getpid()}
+            )
+            yield self.evaluated(report) if self._step % 3 == 0 else report
+
+    def evaluated(self, report: StepReport) -> StepReport:
+        """Return the report with an evaluation."""
+        return replace(report, metrics={**report.metrics, "eval/reward": float(self._step), "eval/kl": 1.0})
+
+    def tested(self) -> SplitReading:
+        """Return the step as the reward on 8 test prompts."""
+        return SplitReading(8, float(self._step), 0.5, 1.0, 0.1)
+
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Write the step."""
+
+        def write(path: Path) -> None:
+            path.write_text(json.dumps(self._step))
+
+        checkpoint.write(folder, {_STATE: write}, state={"step": self._step}, extra=extra)
+
+    def save_model(self, folder: Path) -> None:
+        """Write nothing."""
+
+    def _misbehave(self) -> None:
+        if self._step == MISBEHAVE_AT and self._config.vf_coef == RAISES:
+            raise RuntimeError("raised as asked")
+        if self._step == MISBEHAVE_AT and self._config.vf_coef == DIES:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def trainer(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> CountingTrainer:
+    """Return a trainer of `TASK`."""
+    return CountingTrainer(config, resume_from)
+
+
+# Engines
+
+
+def check_engine(make_engine: MakeEngine, folder: Path) -> None:
+    """Raise AssertionError where an engine does not do what the controller relies on.
+
+    Args:
+        make_engine: Returns the engine to check, as `tuner.run.run_study` calls it.
+        folder: An empty one, where its trials may write.
+    """
+    checks: Sequence[Callable[[_Driver], None]] = (
+        _prepares,
+        _runs_to_the_end,
+        _waits_for_answers,
+        _evaluates_when_asked,
+        _saves_leaves_and_resumes,
+        _reads_a_checkpoint_on_the_test_prompts,
+        _says_what_failed,
+        _says_what_died,
+        _runs_several_at_once,
+        _wakes,
+    )
+    for check in checks:
+        with ExitStack() as stack:
+            where = folder / check.__name__.strip("_")
+            where.mkdir(parents=True)
+            engine = stack.enter_context(make_engine(EngineNeeds(1, (), WorkerSettings())))
+            check(_Driver(engine, where))
+    _ends_all_when_closed(make_engine, folder / "closes")
+
+
+class _Driver:
+    """Starts jobs on an engine and hears them out."""
+
+    def __init__(self, engine: Any, folder: Path) -> None:
+        self.engine, self.folder = engine, folder
+
+    def start(self, number: int = 0, **changes: Any) -> TrialSpec:
+        values = {**TASK.reference, "vf_coef": changes.pop("vf_coef", 0.1)}
+        config = PPOConfig.from_dict(values, "testing").to_dict()
+        guard = StudySpec.from_dict(_STUDY, "testing").guard
+        where = self.folder / str(number)
+        job = TrialSpec(
+            number,
+            config,
+            "tests.tuner.conformance:TASK",
+            "tests.tuner.conformance:trainer",
+            "cpu",
+            1,
+            where,
+            guard,
+            10.0,
+        )
+        job = replace(job, **changes)
+        self.engine.start(job)
+        return job
+
+    def hear(self, jobs: int = 1, answers: Mapping[int, Answer] | None = None) -> dict[JobId, list[Message]]:
+        """Answer each step as given by its number, else GO_ON, until so many jobs have ended; return what each said."""
+        said: dict[JobId, list[Message]] = {}
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while jobs:
+            assert time.monotonic() < deadline, f"{jobs} jobs say nothing more after {_WAIT_SECONDS:g} s: {said}"
+            for job, message in self.engine.events(1.0):
+                said.setdefault(job, []).append(message)
+                if isinstance(message, Stepped):
+                    assert job is not None, "a step was reported by the task's preparation"
+                    answer = (answers or {}).get(message.report.step, Answer.GO_ON)
+                    again = Answer.GO_ON if message.is_again else answer
+                    self.engine.answer(job, again)
+                jobs -= isinstance(message, Prepared | Read | Ended | Left | Failed | Lost)
+        return said
+
+    def until_a_step(self) -> Stepped:
+        """Wait until a trial reports a step, and do not answer it."""
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while time.monotonic() < deadline:
+            for _, message in self.engine.events(1.0):
+                if isinstance(message, Stepped):
+                    return message
+        raise AssertionError("a trial reports nothing")
+
+
+def _steps(said: Sequence[Message]) -> list[int]:
+    return [message.report.step for message in said if isinstance(message, Stepped)]
+
+
+def _prepares(driver: _Driver) -> None:
+    driver.engine.start(PrepareTask("tests.tuner.conformance:TASK", driver.folder))
+    said = driver.hear()
+    assert list(said) == [None], f"a task's preparation is the job None, not {list(said)}"
+    assert said[None] == [Progress("counting to one", 1.0), Prepared()], said
+
+
+def _runs_to_the_end(driver: _Driver) -> None:
+    for number in (0, 1):
+        assert driver.engine.free == 1, "an engine for one job has room for one when none runs"
+        driver.start(number)
+        assert driver.engine.free == 0, "a job that runs takes up its room"
+        said = driver.hear()
+        assert list(said) == [number], f"messages of trial {number} came as those of {list(said)}"
+        assert _steps(said[number]) == list(range(STEPS + 1)), "steps are missing, or out of order"
+        assert said[number][-1] == Ended(), f"the last message is {said[number][-1]}"
+
+
+def _waits_for_answers(driver: _Driver) -> None:
+    driver.start()
+    said = driver.hear(answers={2: Answer.STOP})[0]
+    assert _steps(said) == [0, 1, 2] and said[-1] == Ended(), "a trial that is ordered to stop ends at that step"
+    driver.start(1)
+    driver.until_a_step()
+    more = [message for _ in range(3) for _, message in driver.engine.events(0.05)]
+    assert not any(isinstance(message, Stepped) for message in more), "a trial continues before it is answered"
+
+
+def _evaluates_when_asked(driver: _Driver) -> None:
+    driver.start()
+    said = [message for message in driver.hear(answers={1: Answer.EVALUATE})[0] if isinstance(message, Stepped)]
+    assert [message.report.step for message in said] == [0, 1, 1, *range(2, STEPS + 1)], "the step is reported again"
+    assert said[2].is_again and said[2].report.is_evaluation, "it is reported again with its evaluation"
+
+
+def _saves_leaves_and_resumes(driver: _Driver) -> None:
+    job = driver.start()
+    said = driver.hear(answers={1: Answer.SAVE, 4: Answer.LEAVE})[0]
+    assert said[-1] == Left() and _steps(said)[-1] == 4, "a trial that is ordered to leave does so at that step"
+    saved = [checkpoint.step_of(path) for path in checkpoint.complete(job.folder)]
+    assert saved and saved[-1] == 4, f"it leaves a checkpoint of that step, and not {saved}"
+    newest = checkpoint.latest(job.folder)
+    driver.start(resume_from=newest)
+    assert _steps(driver.hear()[0]) == [5, 6], "it resumes after the checkpoint that it is given"
+
+
+def _reads_a_checkpoint_on_the_test_prompts(driver: _Driver) -> None:
+    trial = driver.start()
+    driver.hear(answers={4: Answer.LEAVE})
+    newest = checkpoint.latest(trial.folder)
+    assert newest is not None, "a trial that is left has a checkpoint"
+    job = ReadTest(0, trial.config, trial.task, trial.trainer, trial.device, trial.threads, trial.folder, newest)
+    driver.engine.start(job)
+    assert driver.engine.free == 0, "a job that runs takes up its room"
+    assert driver.hear() == {0: [Read(SplitReading(8, 4.0, 0.5, 1.0, 0.1))]}, "it is read as it was saved"
+    driver.engine.start(replace(job, checkpoint=newest.parent / "step-000099"))
+    assert isinstance(driver.hear()[0][-1], Failed), "what cannot be read is reported"
+
+
+def _says_what_failed(driver: _Driver) -> None:
+    driver.start(vf_coef=RAISES)
+    failed = driver.hear()[0][-1]
+    assert isinstance(failed, Failed) and "raised as asked" in failed.message, f"an error is reported, not {failed}"
+    assert "RuntimeError" in failed.traceback, "with its traceback"
+    driver.start(1)
+    assert driver.hear()[1][-1] == Ended(), "another trial runs after an error"
+
+
+def _says_what_died(driver: _Driver) -> None:
+    driver.start(vf_coef=DIES)
+    said = driver.hear()[0]
+    assert isinstance(said[-1], Lost) and _steps(said) == [0, 1], f"a process that died is Lost, not {said[-1]}"
+    driver.start(1)
+    assert driver.hear()[1][-1] == Ended(), "another trial runs after a process died"
+
+
+def _runs_several_at_once(driver: _Driver) -> None:
+    driver.engine.resize(2)
+    assert driver.engine.free == 2, "an engine that is set to two jobs has room for two"
+    driver.start(0)
+    driver.start(1)
+    said = driver.hear(2)
+    assert said[0][-1] == said[1][-1] == Ended() and _steps(said[0]) == _steps(said[1]) == list(range(STEPS + 1))
+    driver.engine.resize(1)
+    assert driver.engine.free == 1, "an engine that is set to one job has room for one"
+    for workers in (0, -1):
+        _require_refused(partial(driver.engine.resize, workers), f"{workers} jobs at a time")
+
+
+def _wakes(driver: _Driver) -> None:
+    driver.engine.wake()
+    start = time.monotonic()
+    assert list(driver.engine.events(_WAIT_SECONDS)) == [], "nothing runs, so nothing is said"
+    assert time.monotonic() - start < _WAIT_SECONDS / 2, "`wake` ends a wait"
+
+
+def _ends_all_when_closed(make_engine: MakeEngine, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    with ExitStack() as stack:
+        engine = stack.enter_context(make_engine(EngineNeeds(1, (), WorkerSettings())))
+        driver = _Driver(engine, folder)
+        driver.start()
+        pid = int(driver.until_a_step().report.metrics["pid"])
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while pid != os.getpid() and _is_running(pid):
+        assert time.monotonic() < deadline, f"process {pid} outlives its engine"
+        time.sleep(0.01)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _require_refused(work: Callable[[], object], what: str) -> None:
+    try:
+        work()
+    except ConfigError:
+        return
+    raise AssertionError(f"{what} is refused with ConfigError")
+
+
+# Schedulers
+
+_TRIALS = 6
+_STUDY: Mapping[str, Any] = {
+    "name": "testing",
+    "task": "tests.tuner.conformance:TASK",
+    "trainer": "tests.tuner.conformance:trainer",
+    "trials": _TRIALS,
+    "seed": 3,
+    "search": {"learning_rate": {"low": 1e-6, "high": 1e-3, "scale": "log"}},
+}
+
+
+def check_scheduler(make_scheduler: Callable[[StudySpec], Scheduler], spec: StudySpec | None = None) -> None:
+    """Raise AssertionError where a scheduler does not do what the controller relies on.
+
+    Args:
+        make_scheduler: Returns the scheduler to check, for a study of a spec.
+        spec: The study; None: a small one that suits any scheduler.
+    """
+    spec = spec or StudySpec.from_dict(_STUDY, "testing")
+    for workers in (1, 3):
+        _finishes(make_scheduler, spec, workers)
+    _does_not_start_what_a_person_paused(make_scheduler, spec)
+    _obeys_the_guard(make_scheduler(spec), spec)
+
+
+_EVALUATION = {"eval/reward": 0.0, "eval/reward_se": 0.0, "eval/kl": 1.0, "eval/kl_se": 0.0}
+
+
+class _Simulated:
+    """A study without an engine: each trial reports `STEPS` steps, several trials in turns."""
+
+    def __init__(self, make_scheduler: Callable[[StudySpec], Scheduler], spec: StudySpec, workers: int) -> None:
+        self._make, self.spec, self.workers = make_scheduler, spec, workers
+        self.scheduler = make_scheduler(spec)
+        self.trials = TrialList([])
+        self.steps: dict[int, int] = {}
+        """The step that each trial made last."""
+        self.evaluations: dict[int, list[dict[str, Any]]] = {}
+        self.busy: list[int] = []
+
+    def run(self) -> None:
+        for _ in range(100 * (self.spec.trials or 50) * STEPS):
+            self._start()
+            if not self.busy:
+                return
+            self._step(self.busy.pop(0))
+        raise AssertionError("the study does not come to an end")
+
+    def _start(self) -> None:
+        while len(self.busy) < self.workers:
+            before = list(self.trials.rows)
+            chosen = self.scheduler.next(self.trials, self.busy)
+            assert self.trials.rows == before, "`next` changes nothing"
+            again = self._make(self.spec).next(TrialList(list(before)), list(self.busy))
+            assert again == chosen, f"the same trials give the same decision, and not {again} beside {chosen}"
+            if chosen is None:
+                return
+            self.busy.append(self._begin(chosen))
+
+    def _begin(self, chosen: int | NewTrial) -> int:
+        if isinstance(chosen, NewTrial):
+            assert chosen.number == len(self.trials), f"a new trial's number is the next one, not {chosen.number}"
+            PPOConfig.from_dict(chosen.config, "a new trial")
+            self.trials.put(_row(chosen))
+            return chosen.number
+        row = self.trials[chosen]
+        assert chosen not in self.busy, f"trial {chosen} runs already"
+        assert not row.status.is_final, f"trial {chosen} has ended"
+        assert row.status is not Status.PAUSED or row.is_resting, f"trial {chosen} was paused by a person"
+        rung = row.rung + row.is_resting
+        self.trials.put(replace(row, status=Status.RUNNING, paused_by=None, reason=None, rung=rung))
+        return chosen
+
+    def _step(self, number: int) -> None:
+        step = self.steps[number] = self.steps.get(number, -1) + 1
+        metrics = {"objective/kl_exact": 1.0, **_EVALUATION, "eval/reward": float(number + step)}
+        stepped = Stepped(StepReport(step, 16 * step, metrics), 1.0, 1.0, None)
+        decision = self.scheduler.decide(self.trials[number], stepped)
+        row = replace(self.trials[number], episodes=16 * step, value=metrics["eval/reward"], kl=1.0)
+        self.evaluations.setdefault(number, []).append({"step": step, "episode": 16 * step, **metrics})
+        if decision.action is Action.STOP:
+            assert decision.reason is not None, "a trial that is stopped has the rule as its reason"
+            self.trials.put(replace(row, status=Status.PRUNED, reason=decision.reason))
+        elif decision.action is Action.PAUSE:
+            evaluations = self.evaluations[number]
+            assert self.scheduler.rests(row, evaluations) == decision.reason, (
+                "a trial that a kill leaves here is paused, too"
+            )
+            scores = (*row.rung_scores[: row.rung], self.scheduler.score(evaluations))
+            self.trials.put(replace(row, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_scores=scores))
+        elif step == STEPS:
+            self.trials.put(replace(row, status=Status.COMPLETED))
+        else:
+            self.busy.append(number)
+
+
+def _row(new: NewTrial) -> TrialRow:
+    """Return a new trial's row, as the store makes it."""
+    return TrialRow(
+        id=new.number + 1, study_id=1, number=new.number, origin=new.origin, status=Status.RUNNING, reason=None,
+        config=dict(new.config), params=dict(new.params), value=None, value_se=None, kl=None, violation=None,
+        episodes=0, seconds=0.0, attempts=1, threads=new.threads, started_at=0.0, ended_at=None, label=new.label,
+        role=new.role, seed=new.seed,
+    )  # fmt: skip
+
+
+def _finishes(make_scheduler: Callable[[StudySpec], Scheduler], spec: StudySpec, workers: int) -> None:
+    study = _Simulated(make_scheduler, spec, workers)
+    assert not study.scheduler.is_finished(study.trials), "a study without trials is not finished"
+    study.run()
+    assert study.scheduler.is_finished(study.trials), "a study in which nothing is left to run is finished"
+    most = math.inf if spec.trials is None else spec.trials
+    assert len(study.trials.counted()) <= most, f"more than {most} trials were started"
+    used = extent(study.trials.rows, spec).spent
+    assert used <= (spec.budget or math.inf), f"{used:.3g} was spent, of a budget of {spec.budget}"
+    assert any(row.status is Status.COMPLETED for row in study.trials), "no trial came to its end"
+    resting = {row.number for row in study.trials if row.is_resting}
+    assert set(study.scheduler.promotable(study.trials)) <= resting, "only what the strategy paused may be promoted"
+
+
+def _does_not_start_what_a_person_paused(make_scheduler: Callable[[StudySpec], Scheduler], spec: StudySpec) -> None:
+    study = _Simulated(make_scheduler, spec, 1)
+    study.run()
+    ended = study.trials[0]
+    study.trials.put(replace(ended, status=Status.PAUSED, paused_by=PausedBy.PERSON))
+    assert study.scheduler.next(study.trials, ()) is None, "what a person paused is theirs to resume"
+    assert not study.scheduler.is_finished(study.trials), "a study with a trial that a person paused is not finished"
+    study.trials.put(replace(ended, status=Status.WAITING))
+    assert study.scheduler.next(study.trials, ()) == 0, "a trial that waits is started"
+    enqueued = replace(ended, id=99, number=len(study.trials), origin=Origin.ENQUEUED, status=Status.WAITING)
+    study.trials.put(ended)
+    study.trials.put(enqueued)
+    assert study.scheduler.next(study.trials, ()) == enqueued.number, "what a person asked for is run beyond the total"
+
+
+def _obeys_the_guard(scheduler: Scheduler, spec: StudySpec) -> None:
+    new = scheduler.next(TrialList([]), ())
+    assert isinstance(new, NewTrial), "a study begins with a new trial"
+    row = _row(new)
+    bare, evaluated = {"objective/kl_exact": 90.0}, {"objective/kl_exact": 90.0, "eval/reward": 1.0, "eval/kl": 90.0}
+    reason = Reason("kl_hard", "KL 90 nats is far over the limit", "objective/kl_exact", 90.0, 60.0, 1, 2)
+    first = scheduler.decide(row, Stepped(StepReport(2, 32, bare), 1.0, 1.0, reason))
+    assert first.action is Action.EVALUATE, "a trial that the guard ends is evaluated first"
+    for report in (StepReport(2, 32, evaluated), StepReport(2, 32, bare)):
+        ended = scheduler.decide(row, Stepped(report, 1.0, 1.0, reason, is_again=True))
+        assert ended.action is Action.STOP and ended.reason == reason, "then it is stopped, evaluated or not"

@@ -1,0 +1,194 @@
+"""A table for each trainer: our name, its keys, how to convert. It is used both ways, and never imports torch."""
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from ppo_core.declare import HyperValue
+from ppo_core.errors import ConfigError
+from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
+from ppo_core.run.config_file import hyperparameter
+
+Ours = Mapping[str, Any]
+"""Every hyperparameter by name, with what follows from others filled in."""
+Theirs = Mapping[str, Any]
+"""Values by their keys; keys of nested tables are joined by dots."""
+PER_TOKEN = "a mean per token there, a sum per response here"
+_FOLLOWS = {"cliprange_high": "cliprange"} | {
+    f"value_{name}": name for name in ("lr_scheduler_type", "warmup_ratio", "max_grad_norm")
+}
+"""Values that are another's where they are unset."""
+_OTHER_SIZES = ("num_mini_batches", "gradient_accumulation_steps")
+
+
+def as_it_is(value: Any, _: Mapping[str, Any]) -> Any:
+    """Return the same value."""
+    return value
+
+
+def never(_value: Any, _: Mapping[str, Any]) -> None:
+    """Convert nothing: the row is used one way only."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One value of ours and the keys that hold it, with spaces between them.
+
+    All keys are written, those of a critic only where there is one; those that a file states have to agree.
+    """
+
+    ours: str
+    theirs: str
+    to: Callable[[Any, Ours], Any] = as_it_is
+    """Converts our value, beside the others, to theirs; None: it cannot be said there."""
+    of: Callable[[Any, Theirs], Any] = as_it_is
+    """Converts their value, beside the others, to ours; None: it cannot be said here."""
+
+
+def words(ours: str, meanings: Mapping[Any, Any], theirs: str) -> Row:
+    """Return the row of a choice: `meanings` has their word for each of ours."""
+    own = {word: value for value, word in reversed(list(meanings.items()))}
+    return Row(
+        ours,
+        theirs,
+        lambda value, _: meanings.get(value),
+        lambda word, _: own.get(word) if isinstance(word, str | bool) else None,
+    )
+
+
+def per_prompt(ours: str, theirs: str, responses: str) -> Row:
+    """Return the row of a size that counts prompts there, each with as many responses as another key says."""
+    return Row(
+        ours,
+        theirs,
+        lambda size, values: None if size % values["num_generations"] else size // values["num_generations"],
+        lambda size, keys: count(size) * count(keys.get(responses, 1)),
+    )
+
+
+def pair(first: str, second: str, theirs: str) -> tuple[Row, Row]:
+    """Return the rows of two numbers that one key holds there."""
+
+    def checked(found: Any) -> Any:
+        if isinstance(found, list | tuple) and len(found) == 2:
+            return found
+        raise ConfigError(f"{found!r} is not allowed; expected two numbers")
+
+    def both(_: Any, ours: Ours) -> list[Any]:
+        return [ours[first], ours[second]]
+
+    return (
+        Row(first, theirs, both, lambda found, _: checked(found)[0]),
+        Row(second, theirs, both, lambda found, _: checked(found)[1]),
+    )
+
+
+def count(value: Any) -> int:
+    """Return a whole number of at least -1, or raise ConfigError."""
+    try:
+        number = float(value)
+        if number >= -1 and number.is_integer():
+            return int(number)
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"{value!r} is not allowed; expected a whole number")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A trainer's keys."""
+
+    title: str
+    """The trainer and the version whose keys they are."""
+    is_own: Callable[[Theirs], bool]
+    """Tells a file of this trainer by its keys."""
+    rows: tuple[Row, ...]
+    why: Mapping[str, str]
+    """Why a name of ours or a key of theirs has no counterpart. Such names are listed even at their defaults."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Today's keys by their names in older versions."""
+    remark: str = ""
+    """A line on values that are read."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A configuration of another trainer in our words."""
+
+    table: Table
+    values: Mapping[str, HyperValue]
+    origins: Mapping[str, str]
+    """The keys that each value comes from."""
+    left: Mapping[str, str]
+    """Keys that are not taken, and why; an empty reason: nothing here corresponds to them."""
+
+
+def effective(config: PPOConfig) -> dict[str, Any]:
+    """Return a configuration's values for one process, with what follows from others filled in."""
+    values: dict[str, Any] = config.to_dict()
+    sizes = config.batch_sizes(1)
+    values |= {name: getattr(sizes, name) for name in ("batch_size", "mini_batch_size", "per_device_train_batch_size")}
+    values |= {own: values[other] for own, other in _FOLLOWS.items() if values[own] is None}
+    if values["value_lr_scheduler_type"] == "constant":
+        values["value_warmup_ratio"] = 0.0
+    return values
+
+
+def write(table: Table, values: Ours) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the trainer's keys with their values, and the names of ours that they do not say, each with a reason."""
+    keys: dict[str, Any] = {}
+    said = set(_OTHER_SIZES)
+    for row in table.rows:
+        value = None if inert(row.ours, values) else row.to(values[row.ours], values)
+        if value is not None:
+            said.add(row.ours)
+            has_critic = values["advantage_estimator"] == "gae"
+            keys |= {key: copy(value) for key in row.theirs.split() if has_critic or not key.startswith("critic.")}
+    with_row = {row.ours for row in table.rows}
+    usual = {name: declared.default for name, declared in HYPERPARAMETERS.items()}
+    usual |= {own: values[other] for own, other in _FOLLOWS.items()}
+    unsaid = [name for name in HYPERPARAMETERS if name not in said and inert(name, values) is None]
+    return keys, {
+        name: table.why.get(name, "")
+        for name in unsaid
+        if name in with_row or values[name] != usual[name] or (name in table.why and values[name] is not None)
+    }
+
+
+def read(table: Table, flat: Theirs, where: str) -> Imported:
+    """Return the values of the keys that a table has; `where` names the file in errors.
+
+    Raises:
+        ConfigError: a value is not allowed; the message names its key.
+    """
+    names = {table.renamed.get(key, key): key for key in flat}
+    stated = {key: flat[name] for key, name in names.items() if flat[name] is not None}
+    left = {key: "the value is a variable" for key, value in stated.items() if _is_variable(value)}
+    left = {key: left.get(key, table.why.get(key, "")) for key in stated}
+    found: dict[str, dict[str, HyperValue]] = {}
+    for row in table.rows:
+        for key in row.theirs.split():
+            if key not in stated or _is_variable(stated[key]):
+                continue
+            try:
+                value = row.of(stated[key], stated)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {names[key]}: {error}") from None
+            if value is not None:
+                checked = hyperparameter(row.ours, value, f"{where}: {names[key]}")
+                found.setdefault(row.ours, {})[key] = checked
+    agreed = {ours: keys for ours, keys in found.items() if len(set(keys.values())) == 1}
+    for ours in found.keys() - agreed.keys():
+        left |= dict.fromkeys(found[ours], f"{ours} is one value here, and these differ")
+    taken = {key for keys in agreed.values() for key in keys}
+    return Imported(
+        table,
+        {ours: next(iter(keys.values())) for ours, keys in agreed.items()},
+        {ours: " and ".join(names[key] for key in keys) for ours, keys in agreed.items()},
+        {names[key]: why for key, why in left.items() if key not in taken},
+    )
+
+
+def _is_variable(value: object) -> bool:
+    return isinstance(value, str) and ("$" in value or value == "???")

@@ -1,0 +1,72 @@
+"""Which checkpoints of a study are kept: a rule over its trials and what lies in their folders. It reads no file.
+
+| a trial                                       | keeps                                                       |
+|-----------------------------------------------|-------------------------------------------------------------|
+| runs or waits, or a person paused it          | its newest two and its best within the KL budget            |
+| paused at a rung, one of the best there       | the same, and its part of the study's front                 |
+| paused at a rung, another                     | its part of the study's front                               |
+| has ended                                     | its newest, its best, and its part of the study's front     |
+
+A fork also keeps the checkpoint that it started from. The first row is seen to by the trial's worker, which saves and
+removes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): nothing of such a trial is removed here. The front has at
+most 8 checkpoints (see `tuner.front`), one of which is the study's answer.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ppo_core.checkpoint import NEWEST
+from tuner.store import TrialRow
+
+LEAST_AT_RUNG = 3
+"""So many trials at a rung keep their checkpoints, even when the budget can promote none: it may be raised."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The finished checkpoints in one trial's folder."""
+
+    steps: tuple[int, ...] = ()
+    """The oldest first."""
+    best: int | None = None
+    """The step of the best one within the KL budget; None: none was evaluated within it."""
+
+
+def kept_at_rung(ranked: Sequence[int], promotions: int) -> Sequence[int]:
+    """Return which trials paused at a rung keep their checkpoints.
+
+    Args:
+        ranked: Numbers of the trials that may be promoted, the best first.
+        promotions: How many of them the budget can pay.
+    """
+    return ranked[: max(LEAST_AT_RUNG, 2 * promotions)]
+
+
+def spare(
+    rows: Sequence[TrialRow],
+    saved: Mapping[int, Saved],
+    at_rung: Collection[int],
+    front: Collection[tuple[int, int]],
+) -> list[tuple[int, int]]:
+    """Return the checkpoints that are not kept, as (trial, step).
+
+    Args:
+        rows: The study's trials.
+        saved: By number, what lies on disk of those that have ended or are paused at a rung.
+        at_rung: Numbers of the trials paused at a rung that keep theirs, see `kept_at_rung`.
+        front: The checkpoints of the study's front and its answer, as (trial, step).
+    """
+    found = []
+    for row in rows:
+        if row.is_done:
+            here, number = saved.get(row.number, Saved()), row.number
+            own = _own(row, here, number in at_rung)
+            found += [(number, step) for step in here.steps if step not in own and (number, step) not in front]
+    return found
+
+
+def _own(row: TrialRow, saved: Saved, is_at_rung: bool) -> Collection[int | None]:
+    """Return the steps that a trial keeps, its part of the front aside."""
+    if row.status.is_final:
+        return {row.fork_step, saved.best, *saved.steps[-1:]}
+    return {row.fork_step, saved.best, *saved.steps[-NEWEST:]} if is_at_rung else {row.fork_step}
