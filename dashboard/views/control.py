@@ -159,20 +159,20 @@ def _follow(was_held: bool, store: Store, snapshot: Snapshot) -> None:
 
 
 def _run_it(view: StudyView) -> None:
-    """Show the commands that run or confirm a study that nothing runs, and look until something does."""
+    """Show the commands that run or confirm a study that nothing runs, and look until something has run it."""
     name, is_finished = view.row.name, view.state == "finished"
     st.write("The search has ended. To carry out orders that wait:" if is_finished else "To resume the study:")
     common.show_commands([data.command(["run", name])])
     if is_finished:
         st.write("To run its best configurations on fresh seeds, or see how they did:")
         common.show_commands([data.command(["confirm", name])])
-    st.fragment(_until_held, run_every=common.REFRESH_SECONDS)(view.row.name)
+    st.fragment(_until_run, run_every=common.REFRESH_SECONDS)(name, view.row.lease_token)
 
 
-def _until_held(name: str) -> None:
-    """Draw the whole page again once a controller runs the study."""
+def _until_run(name: str, drawn: int) -> None:
+    """Draw the whole page again once a controller has held the study since it was drawn, even if it has ended."""
     with common.problems_shown():
-        if common.open_store().study(name).is_held:
+        if common.open_store().study(name).lease_token != drawn:
             st.rerun()
 
 

@@ -89,6 +89,8 @@ class StudyRow:
     lease_pid: int | None
     lease_pid_started: float | None
     lease_renewed_at: float | None
+    lease_token: int = 0
+    """How many controllers have held it."""
     lease_pid_space: str | None = None
     """Where `lease_pid` counts, and `lease_pid_started` is read; see `tuner.store.rows`."""
     paused_at: float | None = None

@@ -149,7 +149,7 @@ def _study_rows(connection: Connection, query: Select[Any]) -> list[StudyRow]:
 
 
 def _study_row(row: Row[Any], read_at: float) -> StudyRow:
-    return StudyRow(**{name: value for name, value in row._mapping.items() if name != "lease_token"}, read_at=read_at)
+    return StudyRow(**row._mapping, read_at=read_at)
 
 
 def _free_token(connection: Connection, study: StudyRow) -> int:
