@@ -280,13 +280,13 @@ def test_bf16_adapters_stand_in_float32_on_a_bfloat16_base(tiny_folder: Path, tm
     assert first.metrics["sampler/mismatch"] < 0.1, "bfloat16 rounds alike in both"
     assert last.metrics["eval/kl"] > 0
     trainer.save_model(tmp_path)
-    base = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.bfloat16).eval()
-    ids = torch.arange(3, 11).view(1, 8)
-    with torch.no_grad():
-        before = base(input_ids=ids).logits
-        saved = PeftModel.from_pretrained(base, tmp_path)(input_ids=ids).logits
-        trained = trainer.network.policy(input_ids=ids).logits
-    assert (saved - trained).abs().max() < 0.05 < 0.2 < (saved - before).abs().max()
+    base = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.bfloat16)
+    saved = PeftModel.from_pretrained(base, tmp_path).state_dict()
+    adapters = {name: weight for name, weight in trainer.network.policy.state_dict().items() if ".lora_" in name}
+    assert adapters
+    for name, weight in adapters.items():
+        assert torch.equal(next(w for n, w in saved.items() if n.endswith(name)), weight), name
+    assert any(weight.any() for name, weight in adapters.items() if ".lora_B." in name), "they begin at 0"
 
 
 @pytest.mark.parametrize("networks", ["shared", "separate"])
