@@ -26,7 +26,7 @@ THREADS = Bounds(1, 1024)
 """CPU threads of a trial: at most as many as the largest machines have cores."""
 
 SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", "vf_coef", "kl_coef")
-"""TRL's values that do not depend on the size of the model; trial 0 takes them from the declared defaults."""
+"""Hyperparameters whose declared default is TRL's: they do not depend on the size of the model."""
 
 SAMPLERS: Mapping[str, str] = {
     "tpe": "learns where good trials lie, from all trials so far",
@@ -291,7 +291,7 @@ class StudySpec:
         return PPOConfig.from_dict({**values, "seed": self.seed}, "params")
 
     def reference_params(self) -> dict[str, HyperValue]:
-        """Return trial 0's params: TRL's values where they are free of scale, else the task's own.
+        """Return trial 0's params: the task's own values, TRL's where it states none.
 
         They may lie outside the search ranges. What is unset there (kl_target) is left out. None where trials are
         listed: no reference is added to them.
@@ -337,8 +337,7 @@ class StudySpec:
         if has_kl_choice(self.search):
             origins[KL_CONTROL] = "TRL default"
         for name in self.search:
-            from_task = name in reference and name not in SCALE_FREE
-            origins[name] = "task reference" if from_task else "TRL default"
+            origins[name] = "task reference" if name in reference else "TRL default"
         return origins
 
     def changes_to(self, old: "StudySpec") -> SpecChanges:
@@ -372,8 +371,7 @@ class StudySpec:
         )
 
     def _reference_value(self, name: str) -> HyperValue:
-        default = HYPERPARAMETERS[name].default
-        return default if name in SCALE_FREE else get_task(self.task).reference.get(name, default)
+        return get_task(self.task).reference.get(name, HYPERPARAMETERS[name].default)
 
     def _check(self, where: str) -> None:
         """Raise ConfigError where a trial of this study could not be a valid PPOConfig."""

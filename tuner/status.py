@@ -41,7 +41,7 @@ class Origin(StrEnum):
     """Where a trial's configuration comes from."""
 
     REFERENCE = "reference"
-    """Trial 0: TRL's values and the task's own."""
+    """Trial 0: the task's own values, TRL's where it states none."""
     SAMPLED = "sampled"
     """The sampler proposed it."""
     MATCHED = "matched"
