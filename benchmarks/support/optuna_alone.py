@@ -15,7 +15,7 @@ import optuna
 import torch
 
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.trainer import ppo_trainer
+from tuner.engine.trial import import_factory
 from tuner.spec import StudySpec
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -47,7 +47,7 @@ def make_config(trial: optuna.Trial) -> PPOConfig:
 def objective(trial: optuna.Trial) -> float:
     global spent
     config, rewards, seen = make_config(trial), [], 0
-    for report in ppo_trainer(config, spec.task, device="cpu"):
+    for report in import_factory(spec.trainer)(config, spec.task, device="cpu"):
         spent, seen = spent + report.episode - seen, report.episode
         training_kl = report.metrics.get("objective/kl_exact", 0.0)
         if not math.isfinite(training_kl) or training_kl > spec.kl_limit:

@@ -1,0 +1,120 @@
+"""Does the search win on tasks it was not chosen on, wherever it starts? Eight small tasks made from seeds.
+
+python benchmarks/battery.py run open            # tasks that searches are tuned on; hours, and resumes where it was
+python benchmarks/battery.py run open --screen --name idea    # ours alone, two starts, three seeds: about 20 minutes
+python benchmarks/battery.py run sealed          # the judge; adds a line to the ledger
+python benchmarks/battery.py show open --name idea
+python benchmarks/battery.py check               # are the tasks of any use, by random search
+"""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).parents[1]))  # for tools/
+
+from support.battery import report, runs
+from support.battery.recipes import GROUP_SEEDS, recipes
+
+from ppo_core.errors import PPOTunerError
+
+LEDGER = runs.DATA / "ledger.jsonl"
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    try:
+        status: int = arguments.run(arguments)
+    except PPOTunerError as error:
+        print(f"battery.py: {error}", file=sys.stderr)
+        status = 1
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    run = commands.add_parser("run", help="run what is missing, then show")
+    show = commands.add_parser("show", help="print table and picture of what has run")
+    for command in (run, show):
+        command.add_argument("group", choices=tuple(GROUP_SEEDS))
+        command.add_argument("--name", default=runs.OURS, help="ours under another name, to be compared (ours)")
+        command.add_argument("--json", action="store_true", help="print one line of JSON as well")
+    run.add_argument("--arm", nargs="+", choices=runs.ARMS, default=list(runs.ARMS), help="all three")
+    run.add_argument("--seeds", type=int, metavar="N", default=5, help="studies of each kind, with seeds from 0 (5)")
+    run.add_argument("--screen", action="store_true", help="ours alone, two starts, three seeds")
+    run.add_argument("--workers", type=int, metavar="N", default=2, help="studies at a time (2)")
+    run.add_argument("--minutes", type=float, metavar="M", default=float("inf"), help="begin no study after that")
+    run.set_defaults(run=_run)
+    show.set_defaults(run=_show)
+    check = commands.add_parser("check", help="say of each task whether it is taken")
+    check.set_defaults(run=_check)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    tasks, until = recipes(arguments.group), time.monotonic() + 60 * arguments.minutes
+    arms = [runs.OURS] if arguments.screen else arguments.arm
+    starts = runs.STARTS_SCREENED if arguments.screen else runs.ALL_STARTS
+    seeds = min(arguments.seeds, 3) if arguments.screen else arguments.seeds
+    is_whole = True
+    for arm in arms:
+        name = arguments.name if arm == runs.OURS else arm
+        wanted = runs.jobs(arm, tasks, starts, seeds)
+        is_whole = runs.run(name, arm, wanted, tasks, arguments.workers, _tell, until) and is_whole
+    found = _lines(arguments)
+    if arguments.group == "sealed" and is_whole and runs.OURS in arms:
+        with LEDGER.open("a") as ledger:
+            entry = {"date": f"{datetime.date.today()}", "commit": _commit(), "name": arguments.name, "lines": found}
+            ledger.write(json.dumps(entry) + "\n")
+    return 0 if is_whole else 1
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    _lines(arguments)
+    return 0
+
+
+def _lines(arguments: argparse.Namespace) -> list[dict[str, object]]:
+    """Print table and picture, and return the table's lines as plain values."""
+    names = dict.fromkeys((runs.RANDOM, runs.OPTUNA, runs.OURS, arguments.name))
+    tasks = recipes(arguments.group)
+    results = {name: runs.read_results(name) for name in names}
+    known = {name: found for name, found in results.items() if found.task.isin([task.name for task in tasks]).any()}
+    if runs.RANDOM not in known:
+        raise PPOTunerError(f"no random search of the {arguments.group} tasks has run, and values are measured by it")
+    battery = report.Battery(tasks, known)
+    lines = battery.lines()
+    picture = runs.WORK / f"{arguments.group}.html"
+    report.draw(battery, picture)
+    print(report.table(lines))
+    print(f"value against cost: {picture.relative_to(runs.ROOT)}")
+    found = report.as_json(lines)
+    if arguments.json:
+        print(json.dumps(found))
+    return found
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    random = runs.read_results(runs.RANDOM)
+    refusals = {task.name: runs.refusal(task, random) for group in GROUP_SEEDS for task in recipes(group)}
+    for name, why in refusals.items():
+        print(f"{name}: {why or 'taken'}")
+    return 1 if any(refusals.values()) else 0
+
+
+def _commit() -> str:
+    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(asked, cwd=runs.ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

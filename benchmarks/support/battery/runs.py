@@ -1,0 +1,190 @@
+"""Runs the battery's studies, each in processes of its own with one worker and one thread, and keeps what they logged.
+
+The results of an arm are one Parquet file, a row per evaluation, to which each finished study is added; a battery that
+was stopped goes on with the studies that are missing.
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import tomli_w
+
+from ppo_core.errors import ConfigError
+from ppo_core.kl_budget import is_within
+
+from .recipes import Recipe
+from .tasks import STARTS, Start, make_task
+from .trainer import LOG
+
+ROOT = Path(__file__).parents[3]
+WORK = ROOT / "runs" / "benchmarks" / "battery"
+"""Where tasks are made, and where results of other names are kept."""
+DATA = ROOT / "benchmarks" / "data" / "battery"
+"""Where the results of the three arms are kept."""
+RANDOM, OPTUNA, OURS = "random search", "Optuna alone", "ours"
+ARMS = (RANDOM, OPTUNA, OURS)
+BUDGET, SMALL_BUDGET = 12, 6
+"""Trials of full length."""
+READ = ["trial", "step", "reward", "reward_se", "kl", "kl_se", "fresh_reward", "fresh_kl", "fresh_kl_se"]
+KEYS = ["task", "start", "budget", "seed"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One study."""
+
+    task: str
+    start: Start
+    budget: int
+    seed: int
+
+
+def jobs(arm: str, tasks: Iterable[Recipe], starts: Sequence[Start], seeds: int) -> list[Job]:
+    """Return an arm's studies, the first seed of all tasks first.
+
+    Starts change only trial 0, so random search has one. What it and Optuna do does not depend on the budget, so theirs
+    at the small one are the beginnings of the others.
+    """
+    cases = [(start, BUDGET) for start in starts if arm != RANDOM or start == "fair"]
+    if arm not in (RANDOM, OPTUNA) and "fair" in starts:
+        cases.append(("fair", SMALL_BUDGET))
+    tasks = list(tasks)
+    return [Job(task.name, start, budget, seed) for seed in range(seeds) for start, budget in cases for task in tasks]
+
+
+def results_file(name: str) -> Path:
+    """Return where the results of that name are kept: in the repository those of the three arms."""
+    return (DATA if name in ARMS else WORK) / f"{name.replace(' ', '_')}.parquet"
+
+
+def read_results(name: str) -> pd.DataFrame:
+    """Return what was kept under a name; without rows where there is nothing."""
+    path = results_file(name)
+    return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=[*KEYS, "cpu", "pace", *READ])
+
+
+def run(
+    name: str,
+    arm: str,
+    wanted: Sequence[Job],
+    tasks: Sequence[Recipe],
+    workers: int,
+    tell: Callable[[str], None],
+    until: float = math.inf,
+) -> bool:
+    """Run the studies that are missing under `name`, so many at a time, and return whether none is missing any more.
+
+    None begins after `until` on the monotonic clock.
+    """
+    known = read_results(name)
+    have = set(known[KEYS].itertuples(index=False, name=None))
+    missing = [job for job in wanted if (job.task, job.start, job.budget, job.seed) not in have]
+    studies = {task.name: make_task(task, WORK / task.name) for task in tasks}
+    with ThreadPoolExecutor(workers) as pool:
+        running: dict[Future[pd.DataFrame], Job] = {}
+        for job in missing:
+            if len(running) == workers:
+                known = _kept(name, known, running, tell)
+            if time.monotonic() > until:
+                break
+            running[pool.submit(_run_study, arm, job, studies[job.task][job.start])] = job
+        else:
+            missing = []
+        while running:
+            known = _kept(name, known, running, tell)
+    return not missing
+
+
+def _kept(
+    name: str, known: pd.DataFrame, running: dict[Future[pd.DataFrame], Job], tell: Callable[[str], None]
+) -> pd.DataFrame:
+    """Wait for a study to end, and return the results with its own, which are written."""
+    for done in wait(running, return_when=FIRST_COMPLETED).done:
+        job, rows = running.pop(done), done.result()
+        known = pd.concat([known, rows], ignore_index=True) if len(known) else rows
+        path = results_file(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known.to_parquet(path.with_suffix(".part"), compression="zstd")
+        path.with_suffix(".part").replace(path)
+        tell(f"{name}, {job.task}, {job.start}, budget {job.budget}, seed {job.seed}: {rows.cpu.max():.0f} CPU-seconds")
+    return known
+
+
+def _run_study(arm: str, job: Job, study: Path) -> pd.DataFrame:
+    """Run one study and return a row per evaluation of it."""
+    folder = Path(tempfile.mkdtemp(prefix="battery-"))
+    try:
+        table = tomllib.loads(study.read_text()) | {"seed": job.seed, "budget": job.budget}
+        if arm == RANDOM:
+            table |= {"strategy": "full", "sampler": "random"}
+        (folder / "study.toml").write_bytes(tomli_w.dumps(table).encode())
+        if arm == OPTUNA:
+            script = str(Path(__file__).parents[1] / "optuna_alone.py")
+            command = [script, "study.toml", "--budget", str(job.budget), "--seed", str(job.seed)]
+        else:
+            command = ["-m", "tuner.cli.main", "run", "study.toml", "--workers", "1", "--storage", "store.db"]
+        log = folder / "log.jsonl"
+        own = {LOG: str(log), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'benchmarks'}{os.pathsep}{ROOT}"}
+        ended = subprocess.run(
+            [sys.executable, *command], cwd=folder, env=os.environ | own, capture_output=True, text=True, check=False
+        )
+        if ended.returncode:
+            last = (ended.stderr.strip() or ended.stdout.strip()).splitlines()[-1:]
+            raise ConfigError(f"{arm}, {job}: exit status {ended.returncode}: {' '.join(last)}")
+        return _rows(job, [json.loads(line) for line in log.read_text().splitlines()])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rows(job: Job, lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return the evaluations of a log, each with the CPU-seconds up to it; the last row is the log's end."""
+    frame = pd.DataFrame(lines).reindex(columns=["cpu", *READ])
+    first = frame[(frame.trial == frame.trial.iloc[0]) & frame.step.between(1, 2)]
+    frame = frame.assign(
+        **asdict(job), cpu=frame.cpu.cumsum(), pace=first.cpu.sum(), trial=pd.factorize(frame.trial)[0]
+    )
+    frame = frame[frame.reward.notna() | (frame.index == frame.index[-1])]
+    floats = ["cpu", "pace", *READ[2:]]
+    return frame[[*KEYS, "cpu", "pace", *READ]].astype(dict.fromkeys(floats, "float32"))
+
+
+def refusal(task: Recipe, random: pd.DataFrame) -> str | None:
+    """Return why a task is no use, by 32 trials of random search; None: it is taken.
+
+    Their best checkpoints within the KL budget must spread over five standard errors of an evaluation, and the best of
+    them must lie below what no response can be worth more than.
+    """
+    rows = random[(random.task == task.name) & (random.start == "fair")]
+    baseline = rows[rows.step == 0].reward.mean()
+    values = []
+    for (_, trial), of_trial in rows.groupby(["seed", "trial"]):
+        within = [is_within(kl, se, task.kl_budget) for kl, se in zip(of_trial.kl, of_trial.kl_se, strict=True)]
+        if trial:  # the first is the reference
+            values.append(of_trial.reward[within].max())
+    values = [baseline if math.isnan(value) else value for value in values[:32]]
+    if len(values) < 32:
+        return f"only {len(values)} trials are recorded"
+    spread, error = pd.Series(values).std(), rows.reward_se.median()
+    if spread < 5 * error:
+        return f"32 trials spread over {spread / error:.1f} standard errors"
+    if max(values) > task.ceiling - 2 * error:
+        return f"the best of 32 trials is at the ceiling of {task.ceiling:g}"
+    return None
+
+
+STARTS_SCREENED: tuple[Start, ...] = ("fair", "rate ÷ 10")
+"""Where ideas are tried first."""
+ALL_STARTS: tuple[Start, ...] = tuple(STARTS)
