@@ -33,7 +33,7 @@ TARGETS = 0.35
 LENGTH_BONUS = 0.5
 SHAPES: tuple[Shape, ...] = ("smooth", "saturating", "bimodal", "sparse")
 HACKS: tuple[Hack, ...] = ("none", "none", "length", "repetition")
-LAYERS = 2
+LAYERS = 1
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Recipe:
     hack: Hack
     """What a policy may do for reward beside choosing words."""
     width: int
-    """Of the policy, which has two layers."""
+    """Of the policy, which has one layer."""
     response_length: int
     scale: float
     """The reward is multiplied by it."""
