@@ -16,7 +16,6 @@ from ppo_core.errors import ConfigError
 from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.hang import LATE_SECONDS, HangTimeout
 from tuner.engine.process import WorkerProcess
-from tuner.engine.worker import main as work
 from tuner.protocol import (
     Answer,
     Ended,
@@ -207,7 +206,7 @@ class LocalEngine:
                 return
             kept.end()  # it died while it waited; the next one may live, and a new one does
         threads = threads_per_worker(self._limit * self._ranks)
-        fresh = WorkerProcess(work, threads, self._free_gpus(), self._trials_per_gpu)
+        fresh = WorkerProcess(threads, self._free_gpus(), self._trials_per_gpu)
         fresh.give(job)  # where it died at once, `events` tells
         self._busy[job_id] = self._at(fresh, job)
 

@@ -10,12 +10,10 @@ import ctypes
 import faulthandler
 import gc
 import io
-import multiprocessing
 import os
 import signal
 import socket
 import sys
-import threading
 import traceback
 import warnings
 from contextlib import suppress
@@ -146,16 +144,28 @@ class PipeToController:
 
 def main(pipe: "connection.Connection[Message, Job | Answer]") -> None:
     """Do what comes down the pipe until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the controller decides
-    with suppress(AttributeError, OSError):
-        os.setsid()  # a group of its own, which ends with it; and no terminal that could interrupt its children
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides
+    os.set_inheritable(pipe.fileno(), False)
+    _end_with_controller()
     begin()
     faulthandler.enable()
     controller = PipeToController(pipe)
     while True:
         controller.emit(_carry_out(controller.next_job(), controller))
         _free_memory()
+
+
+def _end_with_controller() -> None:
+    """Have this process and its children killed when the controller dies, whatever they are doing then.
+
+    The guard that does so is in their process group, so the group's id is never another group's. This process could
+    not: it may be stopped, or hang in a library.
+    """
+    with suppress(OSError):  # no such shell: it ends at its next report
+        os.posix_spawn("/bin/sh", ["sh", "-c", "read -r _; kill -s KILL 0"], os.environ)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # standard input, which ends with the controller, is the guard's alone
+    os.close(nothing)
 
 
 def _carry_out(job: Job, controller: Controller) -> Message:
@@ -225,11 +235,11 @@ def _supervise(job: TrialSpec | ReadTest, controller: Controller) -> Message:
     try:
         for rank in range(count):
             launch = {**shared, "RANK": rank, "LOCAL_RANK": rank}
-            ranks.append(WorkerProcess(main, job.threads, launch={name: str(value) for name, value in launch.items()}))
+            ranks.append(WorkerProcess(job.threads, launch={name: str(value) for name, value in launch.items()}))
             ranks[rank].give(job)
         while True:
-            ends = [each.end_signal for each in ranks]
-            ready = connection.wait([*(each.pipe for each in ranks), *ends])
+            ends = {each.end_signal for each in ranks}
+            ready = connection.wait({*(each.pipe for each in ranks), *ends})
             for rank, each in enumerate(ranks):
                 if each.pipe not in ready and each.end_signal not in ready:
                     continue
@@ -267,13 +277,3 @@ def _free_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-def _die_with_parent() -> None:
-    """Wait for the controller's death, in the middle of a step too, so that no orphan trains on, nor a child of it."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
