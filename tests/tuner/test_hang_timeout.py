@@ -25,7 +25,7 @@ from tuner.controller import NO_PLACE
 from tuner.engine.hang import HangTimeout
 from tuner.engine.local import LocalEngine
 from tuner.events import StudyStopped, StudyWarned, TrialStarted
-from tuner.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped
+from tuner.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Resources, Stepped
 from tuner.status import Status
 from tuner.worker_settings import WorkerSettings
 
@@ -236,13 +236,35 @@ def test_a_worker_that_cannot_be_killed_is_left_and_its_gpu_gets_no_further_tria
         for number in (1, 2):
             engine.start(own_spec(tmp_path / str(number), "loading", number=number))
             assert reading(run_out(engine)[number], "quick/gpu") == 7.0
-        engine.start(own_spec(tmp_path / "3", "nursing", number=3))
-        assert isinstance(heard(engine)[0][1], Stepped)
-        engine.answer(3, Answer.GO_ON)
-        clock.now += 51.0
+        engine.start(trial_spec(tmp_path / "3", "gated", number=3))
+        to_gate(engine, 3)
+        clock.now += 13.0
         ((job, lost),) = engine.events(SECONDS)
         assert job == 3 and isinstance(lost, Lost)
         assert engine.free == 0 and engine.is_exhausted and len(engine.retired) == 2
+
+
+def test_a_rank_that_outlives_its_killed_worker_keeps_their_gpus_from_the_next_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr("tuner.engine.process._KILL_SECONDS", 1.0)
+    clock = Clock()
+    with LocalEngine(1, gpus=("4,7",), gpus_per_trial=2, settings=SETTINGS, clock=clock) as engine:
+        engine.start(own_spec(tmp_path / "0", "unguarded", resources=Resources(2)))
+        found = until(lambda: len(found := list(tmp_path.glob("rank-*"))) == 2 and found)
+        ranks = [psutil.Process(int(path.name.removeprefix("rank-"))) for path in found]
+        try:
+            worker = ranks[0].parent()
+            clock.now += 51.0
+            ((_, lost),) = engine.events(SECONDS)
+            assert isinstance(lost, Lost) and not is_alive(worker)
+            assert all(map(is_alive, ranks)) and engine.is_exhausted
+            (line,) = engine.retired
+            assert f"process {worker.pid} on GPU 4,7 cannot be killed" in line
+        finally:
+            for rank in ranks:
+                rank.kill()
 
 
 @pytest.mark.usefixtures("unkillable")

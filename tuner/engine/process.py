@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import connection
 from typing import Any
@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 pipe = Connection(int(sys.argv[1]))
 sys.path[:] = pipe.recv()
 from tuner.engine.worker import main
-main(pipe)
+main(pipe, [int(each) for each in sys.argv[2:]])
 """
 
 
@@ -38,7 +38,12 @@ class WorkerProcess:
     """One process with its pipe, on one GPU or none."""
 
     def __init__(
-        self, threads: int, gpu: str | None = None, shared_by: int = 1, launch: Mapping[str, str] | None = None
+        self,
+        threads: int,
+        gpu: str | None = None,
+        shared_by: int = 1,
+        launch: Mapping[str, str] | None = None,
+        held: Sequence[int] = (),
     ) -> None:
         """Start it, see `tuner.engine.worker.main`.
 
@@ -47,6 +52,7 @@ class WorkerProcess:
             gpu: As CUDA_VISIBLE_DEVICES names it.
             shared_by: How many workers that GPU is for.
             launch: What a launcher would tell it of a trial's other processes, by variables of its environment.
+            held: File descriptors that it holds open for as long as it lives, beside one of its own.
         """
         self.gpu = gpu
         self.stuck: str | None = None
@@ -57,16 +63,19 @@ class WorkerProcess:
         variables |= launch or {}
         self.pipe: connection.Connection[Any, Message]
         self.pipe, theirs = multiprocessing.Pipe()
+        self._gone, own = os.pipe()  # ends when the process and those of its trial are dead
+        held = [own, *held]
         # No multiprocessing.Process: that one is reaped whenever another starts, and waited for without end at exit.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
+            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *map(str, held)],
             env={**os.environ, **variables},
             stdin=subprocess.PIPE,  # which ends when this process does: its guard waits for that
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), *held],
             start_new_session=True,  # so that it has a group, and no terminal that could interrupt it or its children
         )
         self._pidfd = _pidfd(self._process.pid)
         theirs.close()  # so that its pipe ends when it does
+        os.close(own)
         with suppress(OSError):  # it died at once; its first message says so
             self.pipe.send(sys.path)
 
@@ -125,15 +134,16 @@ class WorkerProcess:
         self.pipe.close()
         self.is_dead(_EXIT_SECONDS)
         self.kill()  # its children, too, before it is reaped
-        if not self.is_dead(_KILL_SECONDS):
+        is_dead = self.is_dead(_KILL_SECONDS)
+        if not is_dead or not connection.wait([self._gone], _KILL_SECONDS):
+            what = f"process {self._process.pid}" if not is_dead else f"a rank of process {self._process.pid}"
             where = "" if self.gpu is None else f" on GPU {self.gpu}"
-            self.stuck = (
-                f"process {self._process.pid}{where} cannot be killed; its place gets no further trial in this run"
-            )
+            self.stuck = f"{what}{where} cannot be killed; its place gets no further trial in this run"
             return self.stuck
         code = self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()
+        os.close(self._gone)
         if self._pidfd is not None:
             os.close(self._pidfd)
         return f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"

@@ -16,7 +16,9 @@ import socket
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -142,16 +144,19 @@ class PipeToController:
             sys.exit(0)
 
 
-def main(pipe: "connection.Connection[Message, Job | Answer]") -> None:
-    """Do what comes down the pipe until it ends."""
+def main(pipe: "connection.Connection[Message, Job | Answer]", held: Sequence[int]) -> None:
+    """Do what comes down the pipe until it ends, and hold file descriptors open for as long as this process lives."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides
-    os.set_inheritable(pipe.fileno(), False)
+    for each in (pipe.fileno(), *held):
+        os.set_inheritable(each, False)
+    for each in held:  # a child may outlive this process
+        os.register_at_fork(after_in_child=partial(os.close, each))
     _end_with_controller()
     begin()
     faulthandler.enable()
     controller = PipeToController(pipe)
     while True:
-        controller.emit(_carry_out(controller.next_job(), controller))
+        controller.emit(_carry_out(controller.next_job(), controller, held))
         _free_memory()
 
 
@@ -168,14 +173,14 @@ def _end_with_controller() -> None:
     os.close(nothing)
 
 
-def _carry_out(job: Job, controller: Controller) -> Message:
+def _carry_out(job: Job, controller: Controller, held: Sequence[int]) -> Message:
     """Return how it ended; an error of the task or the trainer is an end like another."""
     _begin_log(job)
     try:
         if isinstance(job, PrepareTask):
             return _prepare(job, controller)
         if job.resources.ranks > launched.size():
-            return _supervise(job, controller)
+            return _supervise(job, controller, held)
         if isinstance(job, ReadTest):
             return read_test(job)
         return run_trial(job, controller.ask, lambda phase: controller.emit(Entered(phase)))
@@ -224,7 +229,7 @@ _NOTICE_SECONDS = 2.0
 """How much sooner a broken connection may be noticed than the death that broke it."""
 
 
-def _supervise(job: TrialSpec | ReadTest, controller: Controller) -> Message:
+def _supervise(job: TrialSpec | ReadTest, controller: Controller, held: Sequence[int]) -> Message:
     """Have several processes do a job together, and return how it ended. Where one fails or dies, all are ended.
 
     Each is a worker, and this process its controller; rank 0 alone is heard and answered.
@@ -234,8 +239,8 @@ def _supervise(job: TrialSpec | ReadTest, controller: Controller) -> Message:
     ranks: list[WorkerProcess] = []
     try:
         for rank in range(count):
-            launch = {**shared, "RANK": rank, "LOCAL_RANK": rank}
-            ranks.append(WorkerProcess(job.threads, launch={name: str(value) for name, value in launch.items()}))
+            launch = {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
+            ranks.append(WorkerProcess(job.threads, launch=launch, held=held))
             ranks[rank].give(job)
         while True:
             ends = {each.end_signal for each in ranks}
