@@ -117,7 +117,7 @@ class LocalEngine:
     @property
     def retired(self) -> Sequence[str]:
         """One line for each place that gets no further job: the process there cannot be killed."""
-        return [str(worker.stuck) for worker in self._stuck]
+        return [f"{worker.stuck}; its place gets no further trial in this run" for worker in self._stuck]
 
     @property
     def is_exhausted(self) -> bool:

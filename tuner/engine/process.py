@@ -138,7 +138,7 @@ class WorkerProcess:
         if not is_dead or not connection.wait([self._gone], _KILL_SECONDS):
             what = f"process {self._process.pid}" if not is_dead else f"a rank of process {self._process.pid}"
             where = "" if self.gpu is None else f" on GPU {self.gpu}"
-            self.stuck = f"{what}{where} cannot be killed; its place gets no further trial in this run"
+            self.stuck = f"{what}{where} cannot be killed"
             return self.stuck
         code = self._process.wait()
         assert self._process.stdin is not None
