@@ -65,6 +65,7 @@ from tuner.spec import PPO_TRAINER
 from tuner.status import STOPPED_BY_PERSON, Reason, Status, Wanted
 from tuner.store import NewTrial, Order, OrderState, Outcome, TrialRow
 
+NO_PLACE = "no place is left for a trial: the workers' processes cannot be killed"
 RENEW_SECONDS = 5.0
 """How often the study's lease is renewed."""
 ORDER_SECONDS = 1.0
@@ -118,6 +119,8 @@ class TrialLoop:
         self._renewed_at = time.monotonic()
         self._looked_at = time.monotonic()
         self._is_idle = False
+        self._told = 0
+        """Of the engine's retired places."""
 
     @property
     def is_finished(self) -> bool:
@@ -138,6 +141,7 @@ class TrialLoop:
                 for job, message in self._engine.events(self._longest_wait()):
                     assert job is not None
                     self._handle(job, message)
+                    self._stay_alive()  # the end of a worker that hardly dies takes a while
                 self._files.work.collect()
                 self._stay_alive()
                 self._answer_without_room()
@@ -222,7 +226,14 @@ class TrialLoop:
         why = message.message if isinstance(message, Failed) else str(message)
         self._emit(StudyWarned(f"trial {job.number} could not be evaluated on the test prompts: {why}"))
 
+    def tell_retired(self) -> None:
+        """Say which places get no further trial, each once."""
+        for line in self._engine.retired[self._told :]:
+            self._told += 1
+            self._emit(StudyWarned(line))
+
     def _stay_alive(self) -> None:
+        self.tell_retired()
         if time.monotonic() - self._renewed_at >= RENEW_SECONDS:
             self._study.store.renew(self._study.lease)
             self._renewed_at = time.monotonic()
@@ -231,7 +242,7 @@ class TrialLoop:
         """Return whether to stop: start no trial and leave the running ones. Reported when it begins."""
         if self._stopping is None:
             self._stopping = self._why_stop()
-            if self._stopping is not None and self._running:
+            if self._stopping is not None and self._running and not self._engine.is_exhausted:
                 self._emit(StudyStopping(len(self._running), self._stopping))
         return self._stopping is not None
 
@@ -239,7 +250,8 @@ class TrialLoop:
         limits = self._limits
         if limits.deadline is not None and time.monotonic() >= limits.deadline:
             return self._verdict or self._stop.why or f"{TIME_LIMIT} of {limits.timeout:g} s has passed"
-        return self._verdict or self._stop.why or self._room.why_give_up()
+        exhausted = NO_PLACE if self._engine.is_exhausted else None
+        return self._verdict or self._stop.why or self._room.why_give_up() or exhausted
 
     # The task
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -135,9 +135,13 @@ def _run_held(
     if plan is not None or not is_finished() or has_orders or answer.due_readings(study):
         study.store.update_study(study.lease, finished_at=None, workers=workers)
         try:
-            with files.work, engine() as running:
+            with files.work, ExitStack() as stack:
+                running = engine()
                 stop.on_request = files.work.on_done = running.wake
-                why = TrialLoop(study, files, running, stop, limits, make_scheduler, emit, plan).run()
+                loop = TrialLoop(study, files, running, stop, limits, make_scheduler, emit, plan)
+                stack.callback(loop.tell_retired)  # when the engine is closed
+                stack.enter_context(running)
+                why = loop.run()
         except KeyboardInterrupt:
             why = INTERRUPTED
     finished = is_finished()

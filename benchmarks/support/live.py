@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from ppo_core.errors import ConfigError
 from ppo_core.kl_budget import is_within
@@ -195,7 +196,7 @@ class _Ours:
 def _cpu_seconds() -> float:
     """Return the processor time of this process and all of its children, those that run and those that ended."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    running = (_of_process(child.pid) for child in multiprocessing.active_children() if child.pid is not None)
+    running = (_of_process(child.pid) for child in psutil.Process().children())
     return sum(usage.ru_utime + usage.ru_stime for usage in usages) + sum(running)
 
 

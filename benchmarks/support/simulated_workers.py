@@ -9,7 +9,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -50,6 +50,16 @@ class SimulatedEngine:
     def free(self) -> int:
         """How many more trials could start now."""
         return self._workers - len(self._trials)
+
+    @property
+    def retired(self) -> Sequence[str]:
+        """None: no process is involved."""
+        return ()
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Never."""
+        return False
 
     def start(self, job: Job) -> None:
         """Begin a trial; the task is ready at once."""

@@ -14,9 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import StepReport
-from tests.tuner.quick_trainer import QuickTrainer, wait_at_gate
+from tests.tuner.quick_trainer import FOLDER_VARIABLE, QuickTrainer, wait_at_gate
 
 MODULE = __name__
 VOICES = ("print", "stderr", "logging", "warnings", "descriptor", "child", "library")
@@ -93,6 +95,14 @@ def saving(
     config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
 ) -> SavingTrainer:
     return SavingTrainer(config, resume_from)
+
+
+def unguarded(config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None) -> Any:
+    """Never begin, as a rank that nothing ends when its worker is dead."""
+    for guard in psutil.Process().children():
+        guard.kill()
+    (Path(os.environ[FOLDER_VARIABLE]) / f"rank-{os.getpid()}").touch()
+    time.sleep(600)
 
 
 class NursingTrainer(QuickTrainer):

@@ -3,9 +3,9 @@
 Reward and KL grow with the steps and the learning rate: at 1e-3 a run of four steps ends at 4 nats per response.
 """
 
-import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -92,8 +92,8 @@ class QuickTrainer:
         marker = os.environ.get(INTERRUPT_ONCE)
         if marker and self.step == 2 and not Path(marker).exists():
             Path(marker).touch()
-            parent = multiprocessing.parent_process()
-            os.kill(os.getpid() if parent is None or parent.pid is None else parent.pid, signal.SIGINT)
+            is_worker = sys.argv[0] == "-c"  # else the run is this process's own
+            os.kill(os.getppid() if is_worker else os.getpid(), signal.SIGINT)
 
 
 def quick_trainer(

@@ -162,7 +162,7 @@ class Controller:
         found = []
         for child in psutil.Process(self.process.pid).children():
             with suppress(psutil.NoSuchProcess):  # one that is dead and not buried yet is among them
-                found += [child] if "spawn_main" in " ".join(child.cmdline()) else []
+                found += [child] if "ppo-tuner worker" in " ".join(child.cmdline()) else []
         return found
 
     def kill(self) -> None:

@@ -2,8 +2,7 @@
 
 import multiprocessing
 import os
-import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +61,12 @@ def steps(said: list[Message]) -> list[int]:
 def kill(worker: psutil.Process) -> None:
     """Kill a worker and wait for the end of its threads, too."""
     worker.kill()
-    while worker.pid in {child.pid for child in multiprocessing.active_children()}:
-        pass
+    until(lambda: worker.status() == psutil.STATUS_ZOMBIE)
+
+
+def workers() -> list[psutil.Process]:
+    """Return the worker processes of this one that live."""
+    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def reading(said: list[Message], name: str) -> float:
@@ -89,8 +92,7 @@ def test_two_trials_run_at_once_in_two_processes_without_torch(engine: LocalEngi
 def test_a_worker_is_kept_from_job_to_job_and_replaced_after_an_error(engine: LocalEngine, tmp_path: Path) -> None:
     engine.start(PrepareTask(f"{MODULE}:TASK", tmp_path))
     assert run_out(engine)[None] == [Progress("counting to two", 0.5), Progress("counting to two", 1.0), Prepared()]
-    (first,) = (child.pid for child in multiprocessing.active_children())
-    assert first is not None
+    (first,) = (child.pid for child in workers())
     engine.start(trial_spec(tmp_path / "0"))
     assert reading(run_out(engine)[0], "quick/pid") == first
     engine.start(trial_spec(tmp_path / "1", "out_of_memory", number=1))
@@ -135,14 +137,49 @@ def test_a_worker_that_died_between_two_jobs_is_not_missed(engine: LocalEngine, 
     assert run_out(engine)[1][-1] == Ended()
 
 
-def test_a_worker_ignores_interrupts_from_its_first_moment(engine: LocalEngine, tmp_path: Path) -> None:
+def test_a_terminal_cannot_interrupt_a_worker_from_its_first_moment(engine: LocalEngine, tmp_path: Path) -> None:
     engine.start(trial_spec(tmp_path / "0"))
-    (child,) = multiprocessing.active_children()
-    assert child.pid is not None
-    for _ in range(20):
-        os.kill(child.pid, signal.SIGINT)
+    (child,) = workers()
+    assert os.getsid(child.pid) == child.pid
     said = run_out(engine)[0]
     assert said[-1] == Ended() and reading(said, "quick/pid") == child.pid
+
+
+@pytest.mark.parametrize("reap", [lambda _: multiprocessing.active_children(), lambda pid: os.waitpid(pid, 0)])
+def test_what_others_may_have_reaped_is_not_signalled(
+    engine: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reap: Callable[[int], Any]
+) -> None:
+    kill_group, strangers = os.killpg, []
+
+    def watched(group: int, number: int) -> None:
+        if psutil.pid_exists(group):
+            kill_group(group, number)
+        else:  # by now this may be the id of any process
+            strangers.append(group)
+
+    engine.start(trial_spec(tmp_path / "0"))
+    dead = psutil.Process(int(reading(run_out(engine)[0], "quick/pid")))
+    kill(dead)
+    reap(dead.pid)
+    monkeypatch.setattr(os, "killpg", watched)
+    engine.start(trial_spec(tmp_path / "1", number=1))
+    assert run_out(engine)[1][-1] == Ended()
+    assert strangers == []
+
+
+def test_without_pidfds_dead_workers_are_noticed_and_busy_ones_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.engine.process._pidfd", lambda pid: None)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    (tmp_path / "kills").write_text("1")
+    with LocalEngine(1) as engine:
+        engine.start(trial_spec(tmp_path / "0", "killed"))
+        said = run_out(engine)[0]
+        assert steps(said) == [0, 1, 2, 3, 4] and said[-1] == Lost("killed by SIGKILL")
+        engine.start(trial_spec(tmp_path / "1", "gated", number=1))
+        worker = to_gate(engine, 1)
+    assert not worker.is_running()
 
 
 def test_closing_ends_a_worker_in_the_middle_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,11 +255,11 @@ def test_fewer_workers_let_those_that_run_finish_and_more_start_at_once(engine: 
     for number in (0, 1):
         engine.start(trial_spec(tmp_path / str(number), "gated", number=number))
     engine.resize(1)
-    assert engine.free == 0 and len(multiprocessing.active_children()) == 2
+    assert engine.free == 0 and len(workers()) == 2
     (tmp_path / "gate").touch()
     said = run_out(engine, jobs=2)
     assert said[0][-1] == said[1][-1] == Ended()
-    assert engine.free == 1 and len(multiprocessing.active_children()) == 1
+    assert engine.free == 1 and len(workers()) == 1
     engine.resize(3)
     assert engine.free == 3
     engine.start(trial_spec(tmp_path / "2", number=2))
@@ -230,7 +267,7 @@ def test_fewer_workers_let_those_that_run_finish_and_more_start_at_once(engine: 
     assert engine.free == 1
     run_out(engine, jobs=2)
     engine.resize(1)
-    assert engine.free == 1 and len(multiprocessing.active_children()) == 1
+    assert engine.free == 1 and len(workers()) == 1
 
 
 def test_each_worker_has_a_gpu_of_its_own_which_the_next_takes_over_when_it_dies(
@@ -258,7 +295,7 @@ def test_workers_that_share_gpus_are_spread_evenly(tmp_path: Path, monkeypatch: 
     with LocalEngine(4, gpus=("4", "7"), trials_per_gpu=2) as engine:
         for number in range(4):
             engine.start(own_spec(tmp_path / str(number), "loading", number=number))
-        environments = [psutil.Process(process.pid or 0).environ() for process in multiprocessing.active_children()]
+        environments = [process.environ() for process in workers()]
         found = run_out(engine, jobs=4)
         assert sorted(reading(found[number], "quick/gpu") for number in range(4)) == [4.0, 4.0, 7.0, 7.0]
     assert {environment["PPO_TUNER_GPU_SHARED_BY"] for environment in environments} == {"2"}

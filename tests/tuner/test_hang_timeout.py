@@ -2,9 +2,11 @@
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,17 @@ import pytest
 
 from ppo_core.report import StepReport
 from tests.processes import spawned
-from tests.tuner.quick_study import ROOT
+from tests.tuner.quick_study import ROOT, quick_spec, rows, run
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
-from tests.tuner.test_engine import at_gate, engine, heard, own_spec, run_out, to_gate
+from tests.tuner.test_engine import at_gate, engine, heard, own_spec, reading, run_out, to_gate, workers
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import SECONDS, until
+from tuner.controller import NO_PLACE
 from tuner.engine.hang import HangTimeout
 from tuner.engine.local import LocalEngine
-from tuner.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped
+from tuner.events import StudyStopped, StudyWarned, TrialStarted
+from tuner.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Resources, Stepped
+from tuner.status import Status
 from tuner.worker_settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
@@ -198,6 +203,115 @@ def test_a_wait_that_was_itself_suspended_blames_nobody(tmp_path: Path, monkeypa
         assert list(engine.events(5.0)) == []
 
 
+# Workers that cannot be killed, as in a driver's call that never returns
+
+
+@pytest.fixture
+def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workers whose signals have no effect."""
+    monkeypatch.setattr(os, "killpg", lambda group, number: None)
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda pidfd, number: None)
+    monkeypatch.setattr("tuner.engine.process._EXIT_SECONDS", 0.0)
+    monkeypatch.setattr("tuner.engine.process._KILL_SECONDS", 0.0)
+    yield
+    for worker in workers():
+        worker.kill()
+
+
+@pytest.mark.usefixtures("unkillable")
+def test_a_worker_that_cannot_be_killed_is_left_and_its_gpu_gets_no_further_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    clock = Clock()
+    with LocalEngine(2, gpus=("4", "7"), settings=SETTINGS, clock=clock) as engine:
+        engine.start(trial_spec(tmp_path / "0", "gated"))
+        stuck = to_gate(engine, 0)
+        clock.now += 13.0
+        ((job, lost),) = engine.events(SECONDS)
+        assert job == 0 and isinstance(lost, Lost) and stuck.is_running()
+        assert engine.free == 1 and not engine.is_exhausted
+        (line,) = engine.retired
+        assert f"process {stuck.pid} on GPU 4 cannot be killed" in line
+        for number in (1, 2):
+            engine.start(own_spec(tmp_path / str(number), "loading", number=number))
+            assert reading(run_out(engine)[number], "quick/gpu") == 7.0
+        engine.start(trial_spec(tmp_path / "3", "gated", number=3))
+        to_gate(engine, 3)
+        clock.now += 13.0
+        ((job, lost),) = engine.events(SECONDS)
+        assert job == 3 and isinstance(lost, Lost)
+        assert engine.free == 0 and engine.is_exhausted and len(engine.retired) == 2
+
+
+def test_a_rank_that_outlives_its_killed_worker_keeps_their_gpus_from_the_next_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr("tuner.engine.process._KILL_SECONDS", 1.0)
+    clock = Clock()
+    with LocalEngine(1, gpus=("4,7",), gpus_per_trial=2, settings=SETTINGS, clock=clock) as engine:
+        engine.start(own_spec(tmp_path / "0", "unguarded", resources=Resources(2)))
+        found = until(lambda: len(found := list(tmp_path.glob("rank-*"))) == 2 and found)
+        ranks = [psutil.Process(int(path.name.removeprefix("rank-"))) for path in found]
+        try:
+            worker = ranks[0].parent()
+            clock.now += 51.0
+            ((_, lost),) = engine.events(SECONDS)
+            assert isinstance(lost, Lost) and not is_alive(worker)
+            assert all(map(is_alive, ranks)) and engine.is_exhausted
+            (line,) = engine.retired
+            assert f"process {worker.pid} on GPU 4,7 cannot be killed" in line
+        finally:
+            for rank in ranks:
+                rank.kill()
+
+
+@pytest.mark.usefixtures("unkillable")
+def test_a_study_without_a_place_left_ends_and_its_next_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    spec = quick_spec("gated", trials=1, workers={"step_seconds": 1.0, "first_step_seconds": 60.0})
+    finished, events = run(tmp_path, spec, workers=1)
+    assert not finished
+    (stuck,) = workers()
+    warnings = [event.message for event in events if isinstance(event, StudyWarned)]
+    assert "trial 0: worker lost: silent for" in warnings[0] and "the next run of the study resumes it" in warnings[0]
+    assert [f"process {stuck.pid} cannot be killed" in line for line in warnings] == [False, True]
+    assert isinstance(events[-1], StudyStopped) and events[-1].why == NO_PLACE and not events[-1].is_deliberate
+    (tmp_path / "gate").touch()
+    finished, events = run(tmp_path, spec, workers=1)
+    assert finished and next(event.resumed_step for event in events if isinstance(event, TrialStarted)) == 6
+    assert [row.status for row in rows(tmp_path)] == [Status.COMPLETED]
+
+
+UNKILLABLE = r"""
+import os, pathlib, pickle, signal, sys
+from tuner.engine import process
+from tuner.engine.local import LocalEngine
+if __name__ == "__main__":
+    os.killpg = signal.pidfd_send_signal = lambda *_: None
+    process._EXIT_SECONDS = process._KILL_SECONDS = 0.0
+    with LocalEngine(1) as engine:
+        engine.start(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()))
+        ((_, message),) = engine.events(240.0)
+    print(int(message.report.metrics["quick/pid"]), *engine.retired, sep="\n")
+"""
+
+
+def test_a_controller_ends_though_a_worker_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "controller.py").write_text(UNKILLABLE)
+    (tmp_path / "spec").write_bytes(pickle.dumps(own_spec(tmp_path / "0", "nursing")))
+    command = [sys.executable, str(tmp_path / "controller.py"), str(tmp_path / "spec")]
+    with spawned(command, stdout=subprocess.PIPE, text=True) as controller:
+        assert controller.stdout is not None
+        pid, line = controller.stdout.readline().strip(), controller.stdout.readline()
+        assert f"process {pid} cannot be killed" in line
+        assert controller.wait(SECONDS) == 0
+
+
 # Ends
 
 
@@ -275,3 +389,22 @@ def test_interrupts_of_the_terminal_do_not_reach_a_workers_children(engine: Loca
     family = nursing(engine, tmp_path)
     assert {os.getpgid(process.pid) for process in family} == {family[0].pid}
     assert {os.getsid(process.pid) for process in family} == {family[0].pid}
+
+
+def test_a_group_keeps_its_id_until_its_guard_has_ended_it(engine: LocalEngine, tmp_path: Path) -> None:
+    engine.start(trial_spec(tmp_path / "0", "gated"))
+    worker = to_gate(engine, 0)
+    worker.kill()
+    os.waitpid(worker.pid, 0)  # as if something else had reaped it
+    os.killpg(worker.pid, 0)  # or ProcessLookupError
+    ((job, lost),) = heard(engine)
+    assert job == 0 and isinstance(lost, Lost)
+    until(lambda: not is_group(worker.pid))
+
+
+def is_group(number: int) -> bool:
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -136,7 +136,7 @@ def other_rank(folder: Path, name: str, running: "subprocess.Popen[bytes]") -> p
         if (
             "RANK" in process.environ()
             and process.environ()["RANK"] == "1"
-            and "spawn_main" in " ".join(process.cmdline())
+            and "ppo-tuner worker" in " ".join(process.cmdline())
         ):
             return process
     raise AssertionError("no process of rank 1")

@@ -19,9 +19,6 @@ from tuner.protocol import Answer, Ended, Failed, Lost, Message, Stepped
 def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeSetup]:
     """A node that has all it needs, and sees the study's folder."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
-    main.__file__ = "as Ray's"
     folder = tmp_path / "runs" / "quick"
     folder.mkdir(parents=True)
     (folder / TOKEN).write_text("this run")
@@ -30,7 +27,6 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeSetup
         1, False, 1, sources(), ("pytest",), before, folder, "this run", "tests.tuner.quick_trainer:factory"
     )
     os.chdir(before)
-    main.__file__ = file
 
 
 def test_a_node_that_has_everything_says_so(setup: NodeSetup) -> None:

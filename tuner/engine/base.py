@@ -17,12 +17,23 @@ class Engine(Protocol):
 
     A job's messages come in order, and its last one is `Prepared`, `Read`, `Ended`, `Left`, `Failed` or
     `Lost`. How an engine
-    notices that a process hangs or died, and what it does to end one, is its own matter: it says `Lost`.
+    notices that a process hangs or died, and what it does to end one, is its own matter: it says `Lost`. No call
+    waits without end for a process that cannot be killed.
     """
 
     @property
     def free(self) -> int:
         """How many more jobs could start now."""
+        ...
+
+    @property
+    def retired(self) -> Sequence[str]:
+        """One line for each place that gets no further job: the process there cannot be killed."""
+        ...
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether no place is left that a job could get."""
         ...
 
     def start(self, job: Job) -> None:

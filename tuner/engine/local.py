@@ -16,7 +16,6 @@ from ppo_core.errors import ConfigError
 from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.hang import LATE_SECONDS, HangTimeout
 from tuner.engine.process import WorkerProcess
-from tuner.engine.worker import main as work
 from tuner.protocol import (
     Answer,
     Ended,
@@ -85,6 +84,7 @@ class LocalEngine:
             raise ConfigError("trials_per_gpu is not allowed: there is no GPU to share")
         self._idle: list[WorkerProcess] = []
         self._busy: dict[JobId, _Busy] = {}
+        self._stuck: list[WorkerProcess] = []
         self._waker, self._wake = multiprocessing.Pipe(duplex=False)
         self.resize(workers)
 
@@ -112,7 +112,22 @@ class LocalEngine:
     @property
     def free(self) -> int:
         """How many more jobs could start now."""
-        return max(0, self._limit - len(self._busy))
+        return max(0, min(self._limit, self._room) - len(self._busy))
+
+    @property
+    def retired(self) -> Sequence[str]:
+        """One line for each place that gets no further job: the process there cannot be killed."""
+        return [f"{worker.stuck}; its place gets no further trial in this run" for worker in self._stuck]
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether no place is left that a job could get."""
+        return self._room == 0
+
+    @property
+    def _room(self) -> int:
+        places = len(self._gpus) * self._trials_per_gpu if self._gpus else self._limit
+        return max(0, places - len(self._stuck))
 
     def resize(self, workers: int) -> None:
         """Run at most this many jobs at a time from now on; if that is fewer, running jobs finish first.
@@ -128,7 +143,7 @@ class LocalEngine:
             )
         self._limit = workers
         while self._idle and len(self._idle) + len(self._busy) > workers:
-            self._idle.pop(0).end()
+            self._end(self._idle.pop(0))
 
     def start(self, job: Job) -> None:
         """Have a worker do a job.
@@ -164,7 +179,7 @@ class LocalEngine:
             if silence is not None and not busy.worker.pipe.poll():  # it may have spoken while others were heard
                 del self._busy[job]
                 busy.worker.kill()
-                busy.worker.end()
+                self._end(busy.worker)
                 yield job, Lost(silence)
 
     def wake(self) -> None:
@@ -179,8 +194,16 @@ class LocalEngine:
         for worker in self._idle:
             worker.pipe.close()
         for worker in (*self._idle, *busy):
-            worker.end()
+            self._end(worker)
         self._idle, self._busy = [], {}
+
+    def _end(self, worker: WorkerProcess) -> None:
+        worker.end()
+        self._retire_if_stuck(worker)
+
+    def _retire_if_stuck(self, worker: WorkerProcess) -> None:
+        if worker.stuck is not None:
+            self._stuck.append(worker)
 
     def _wait(self, timeout: float) -> list[JobId]:
         """Return the jobs whose workers have something to say or are dead, after a wait until then or a deadline."""
@@ -205,9 +228,9 @@ class LocalEngine:
             if kept.give(job):
                 self._busy[job_id] = self._at(kept, job)
                 return
-            kept.end()  # it died while it waited; the next one may live, and a new one does
+            self._end(kept)  # it died while it waited; the next one may live, and a new one does
         threads = threads_per_worker(self._limit * self._ranks)
-        fresh = WorkerProcess(work, threads, self._free_gpus(), self._trials_per_gpu)
+        fresh = WorkerProcess(threads, self._free_gpus(), self._trials_per_gpu)
         fresh.give(job)  # where it died at once, `events` tells
         self._busy[job_id] = self._at(fresh, job)
 
@@ -217,7 +240,8 @@ class LocalEngine:
     def _free_gpus(self) -> str | None:
         if not self._gpus:
             return None
-        taken = Counter(worker.gpu for worker in (*self._idle, *(busy.worker for busy in self._busy.values())))
+        busy = (busy.worker for busy in self._busy.values())
+        taken = Counter(worker.gpu for worker in (*self._idle, *self._stuck, *busy))
         return min(self._gpus, key=lambda gpus: taken[gpus])
 
     def _receive(self, job: JobId) -> Message:
@@ -227,12 +251,13 @@ class LocalEngine:
         busy.watch.heard(message, self._clock())
         if isinstance(message, Lost):
             del self._busy[job]
+            self._retire_if_stuck(busy.worker)
         elif isinstance(message, Prepared | Read | Ended | Left | Failed):
             del self._busy[job]
             is_spent = isinstance(message, Failed) or (isinstance(message, Ended) and message.is_worker_spent)
             if is_spent:
                 busy.worker.kill()
-                busy.worker.end()
+                self._end(busy.worker)
             else:
                 self._idle.append(busy.worker)
                 self.resize(self._limit)  # it may be one too many by now

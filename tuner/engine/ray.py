@@ -245,6 +245,16 @@ class RayEngine:
         """How many more jobs could start now."""
         return max(0, self._limit - len({busy.id for busy in self._busy}))
 
+    @property
+    def retired(self) -> Sequence[str]:
+        """None: what cannot be killed on a node is Ray's matter."""
+        return ()
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Never: a cluster may grow."""
+        return False
+
     def resize(self, workers: int) -> None:
         """Run at most this many jobs at a time from now on; if that is fewer, running jobs finish first.
 

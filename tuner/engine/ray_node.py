@@ -23,7 +23,6 @@ from pathlib import Path
 from ppo_core import __version__
 from tuner.engine.gpu import unseen_gpus
 from tuner.engine.process import WorkerProcess
-from tuner.engine.worker import main as work
 from tuner.protocol import (
     Answer,
     Job,
@@ -87,8 +86,6 @@ class NodeWorker:
     def __init__(self, setup: NodeSetup) -> None:
         self._setup = setup
         self._process: WorkerProcess | None = None
-        # A worker process would run the program of this one, Ray's, before it begins.
-        vars(sys.modules["__main__"]).pop("__file__", None)
         with suppress(OSError):
             os.chdir(setup.working_folder)
             folder = str(setup.working_folder)
@@ -112,12 +109,12 @@ class NodeWorker:
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES") if self._setup.has_gpus else None
         if self._process is None or not self._process.give(job):
             threads = self._setup.threads if isinstance(job, PrepareTask) else job.threads
-            self._process = WorkerProcess(work, threads, gpu, self._setup.shared_by)
+            self._process = WorkerProcess(threads, gpu, self._setup.shared_by)
             self._process.give(job)  # where it died at once, its first message says so
 
     def _receive(self) -> Message:
         assert self._process is not None
-        connection.wait([self._process.pipe, self._process.end_signal])
+        connection.wait({self._process.pipe, self._process.end_signal})
         message = self._process.receive()
         if isinstance(message, Lost):
             self._process = None

@@ -10,15 +10,15 @@ import ctypes
 import faulthandler
 import gc
 import io
-import multiprocessing
 import os
 import signal
 import socket
 import sys
-import threading
 import traceback
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -144,28 +144,43 @@ class PipeToController:
             sys.exit(0)
 
 
-def main(pipe: "connection.Connection[Message, Job | Answer]") -> None:
-    """Do what comes down the pipe until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the controller decides
-    with suppress(AttributeError, OSError):
-        os.setsid()  # a group of its own, which ends with it; and no terminal that could interrupt its children
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+def main(pipe: "connection.Connection[Message, Job | Answer]", held: Sequence[int]) -> None:
+    """Do what comes down the pipe until it ends, and hold file descriptors open for as long as this process lives."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides
+    for each in (pipe.fileno(), *held):
+        os.set_inheritable(each, False)
+    for each in held:  # a child may outlive this process
+        os.register_at_fork(after_in_child=partial(os.close, each))
+    _end_with_controller()
     begin()
     faulthandler.enable()
     controller = PipeToController(pipe)
     while True:
-        controller.emit(_carry_out(controller.next_job(), controller))
+        controller.emit(_carry_out(controller.next_job(), controller, held))
         _free_memory()
 
 
-def _carry_out(job: Job, controller: Controller) -> Message:
+def _end_with_controller() -> None:
+    """Have this process and its children killed when the controller dies, whatever they are doing then.
+
+    The guard that does so is in their process group, so the group's id is never another group's. This process could
+    not: it may be stopped, or hang in a library.
+    """
+    with suppress(OSError):  # no such shell: it ends at its next report
+        os.posix_spawn("/bin/sh", ["sh", "-c", "read -r _; kill -s KILL 0"], os.environ)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # standard input, which ends with the controller, is the guard's alone
+    os.close(nothing)
+
+
+def _carry_out(job: Job, controller: Controller, held: Sequence[int]) -> Message:
     """Return how it ended; an error of the task or the trainer is an end like another."""
     _begin_log(job)
     try:
         if isinstance(job, PrepareTask):
             return _prepare(job, controller)
         if job.resources.ranks > launched.size():
-            return _supervise(job, controller)
+            return _supervise(job, controller, held)
         if isinstance(job, ReadTest):
             return read_test(job)
         return run_trial(job, controller.ask, lambda phase: controller.emit(Entered(phase)))
@@ -214,7 +229,7 @@ _NOTICE_SECONDS = 2.0
 """How much sooner a broken connection may be noticed than the death that broke it."""
 
 
-def _supervise(job: TrialSpec | ReadTest, controller: Controller) -> Message:
+def _supervise(job: TrialSpec | ReadTest, controller: Controller, held: Sequence[int]) -> Message:
     """Have several processes do a job together, and return how it ended. Where one fails or dies, all are ended.
 
     Each is a worker, and this process its controller; rank 0 alone is heard and answered.
@@ -224,12 +239,12 @@ def _supervise(job: TrialSpec | ReadTest, controller: Controller) -> Message:
     ranks: list[WorkerProcess] = []
     try:
         for rank in range(count):
-            launch = {**shared, "RANK": rank, "LOCAL_RANK": rank}
-            ranks.append(WorkerProcess(main, job.threads, launch={name: str(value) for name, value in launch.items()}))
+            launch = {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
+            ranks.append(WorkerProcess(job.threads, launch=launch, held=held))
             ranks[rank].give(job)
         while True:
-            ends = [each.end_signal for each in ranks]
-            ready = connection.wait([*(each.pipe for each in ranks), *ends])
+            ends = {each.end_signal for each in ranks}
+            ready = connection.wait({*(each.pipe for each in ranks), *ends})
             for rank, each in enumerate(ranks):
                 if each.pipe not in ready and each.end_signal not in ready:
                     continue
@@ -267,13 +282,3 @@ def _free_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-def _die_with_parent() -> None:
-    """Wait for the controller's death, in the middle of a step too, so that no orphan trains on, nor a child of it."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
