@@ -71,8 +71,8 @@ TRIAL = {
     "value_step": "the step that its value comes from",
     "end_kl": "eval KL of its last evaluation",
     "end_kl_se": "its standard error over the eval prompts",
-    "rung": "how many rungs it was promoted past",
-    "rung_scores": "what it is ranked by at each rung that it reached",
+    "rung": "1 where the strategy promoted it past its rung, else 0",
+    "rung_scores": "a list of what it is ranked by at its rung; empty: it reached none",
 }
 REASON = {
     "rule": "a guard rule, a strategy, `person`, `error`, `out_of_memory` or `worker_lost`",
