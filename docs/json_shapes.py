@@ -65,7 +65,7 @@ TRIAL = {
     "parent": "of a fork or a confirming run: the trial that it comes from",
     "fork_step": "of a fork: the step of the parent's checkpoint",
     "wanted": "what an order still wants of it: `stop` or `pause`",
-    "role": "`search`, `repeat`, `confirm` or `fork`",
+    "role": "`search`, `confirm` or `fork`",
     "seed": "of its trainer",
     "paused_by": "`person` or `strategy`; null: it is not paused",
     "value_step": "the step that its value comes from",

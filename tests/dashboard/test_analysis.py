@@ -88,7 +88,6 @@ def test_a_trial_rests_at_the_rung_of_its_own_batch_size() -> None:
         row(0, config=CONFIG, rung_scores=(None,)),
         row(1, config=wide, rung_scores=(0.7,)),
         row(2, config=CONFIG),
-        row(3, config={"nothing": "known"}, rung_scores=(0.7,)),
     ]
     assert fidelity.rests(rows, CUT_SPEC) == {0: Rest(192, None), 1: Rest(256, 0.7)}
     assert fidelity.rests(rows, SPEC) == {}

@@ -12,7 +12,6 @@ from ppo_core.errors import ConfigError, StudyError
 from ppo_core.output import plain
 from ppo_core.run.command_line import EXIT_ERROR
 from tuner import study_file, upkeep
-from tuner.cli import storage
 from tuner.cli.report import no_winner
 from tuner.cli.storage import opened
 from tuner.environment import to_copy
@@ -102,7 +101,7 @@ def _export_to_trainer(args: argparse.Namespace) -> int:
         view = read_study(store, args.study)
         chosen = choose(store, view, args.trial)
         if chosen is None:
-            raise StudyError(no_winner(view, view.spec.kl_budget, storage.location(args.storage)))
+            raise StudyError(no_winner(view, view.spec.kl_budget))
         written = write(chosen, args.to, view.spec.task)
     for line in written.notes:
         _tell(line)
