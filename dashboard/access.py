@@ -39,7 +39,7 @@ def token() -> str:
     global _token
     with _lock:
         if _token is None:
-            # Taken out of the environment: what this process starts must not inherit it.
+            # Taken out of the environment, which any process that a library starts would inherit.
             _token = os.environ.pop(TOKEN_VARIABLE, "") or _printed(secrets.token_urlsafe(24))
         return _token
 

@@ -77,8 +77,6 @@ class Incident:
     """The first step over the line."""
     kl: float
     """KL at that step, in nats per response."""
-    usual_until: int
-    """The last step that says what is usual."""
     moves: tuple[Moved, ...]
     """Every signal that was measured, in the declared order."""
 
@@ -106,10 +104,7 @@ def find(steps: pd.DataFrame, *, limit: float, budget: float) -> Incident | None
     moves: Sequence[Moved | None] = []
     if len(before) > usual:
         moves = [_moved(signal, before, usual) for signal in SIGNALS]
-    known = before["step"].iloc[: min(usual, len(before))]
-    return Incident(
-        name, int(at["step"]), float(at[KL]), int(known.iloc[-1]), tuple(move for move in moves if move is not None)
-    )
+    return Incident(name, int(at["step"]), float(at[KL]), tuple(move for move in moves if move is not None))
 
 
 def incident_text(incident: Incident) -> str:

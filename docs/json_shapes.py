@@ -65,14 +65,14 @@ TRIAL = {
     "parent": "of a fork or a confirming run: the trial that it comes from",
     "fork_step": "of a fork: the step of the parent's checkpoint",
     "wanted": "what an order still wants of it: `stop` or `pause`",
-    "role": "`search`, `repeat`, `confirm` or `fork`",
+    "role": "`search`, `confirm` or `fork`",
     "seed": "of its trainer",
     "paused_by": "`person` or `strategy`; null: it is not paused",
     "value_step": "the step that its value comes from",
     "end_kl": "eval KL of its last evaluation",
     "end_kl_se": "its standard error over the eval prompts",
-    "rung": "how many rungs it was promoted past",
-    "rung_scores": "what it is ranked by at each rung that it reached",
+    "rung": "1 where the strategy promoted it past its rung, else 0",
+    "rung_scores": "a list of what it is ranked by at its rung; empty: it reached none",
 }
 REASON = {
     "rule": "a guard rule, a strategy, `person`, `error`, `out_of_memory` or `worker_lost`",

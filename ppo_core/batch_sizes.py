@@ -16,8 +16,6 @@ class BatchSizes:
     world_size: int
     per_device_train_batch_size: int
     """P: one forward and backward pass on one device."""
-    micro_batch_size: int
-    """P x W: one forward and backward pass on all devices."""
     local_batch_size: int
     """B / W: what one process collects in an iteration."""
     batch_size: int
@@ -72,7 +70,6 @@ def resolve(
     return BatchSizes(
         world_size=world_size,
         per_device_train_batch_size=per_device,
-        micro_batch_size=per_device * world_size,
         local_batch_size=batch // world_size,
         batch_size=batch,
         mini_batch_size=mini,

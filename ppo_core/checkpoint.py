@@ -1,8 +1,7 @@
 """Checkpoints on disk: `step-000012/` with its files and a manifest written last.
 
 A folder without a manifest does not exist. The manifest holds every file's size and SHA-256, so a
-damaged checkpoint is refused by name. Renaming is not needed, since not every file store offers it.
-Never imports torch; what the files hold is the trainer's business.
+damaged checkpoint is refused by name. Never imports torch; what the files hold is the trainer's business.
 """
 
 import hashlib
@@ -66,27 +65,21 @@ def write(
         _write_manifest(folder, {"files": entries, "state": dict(state), "extra": dict(extra or {})})
 
 
-def copy(
-    manifest: Mapping[str, Any],
-    fetch: Callable[[str, Path], None],
-    folder: Path,
-    *,
-    extra: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a copy of the checkpoint that has `manifest`: each file by `fetch(name, path)`, the manifest last.
+def copy(source: Path, folder: Path, *, extra: Mapping[str, Any]) -> None:
+    """Copy a checkpoint to `folder`, the manifest last, with the driver's `extra` in place of its own.
 
-    What an interrupted copy left in `folder` is replaced, and so is a damaged checkpoint. `extra`: the driver's own
-    JSON in place of the manifest's.
+    What an interrupted copy left in `folder` is replaced, and so is a damaged checkpoint.
 
     Raises:
-        CheckpointError: `folder` already holds an undamaged checkpoint or cannot be written, or a file that was fetched
-            is not what the manifest says; then nothing is left in `folder`.
+        CheckpointError: `source` is missing or damaged, or `folder` already holds an undamaged checkpoint or cannot be
+            written; then nothing is left in `folder`.
     """
+    manifest = read_manifest(source)
     with _new_folder(folder):
         for name, entry in manifest["files"].items():
-            if _written(folder / name, partial(fetch, name)) != entry:
+            if _written(folder / name, partial(shutil.copyfile, source / name)) != entry:
                 raise OSError(f"{name} is damaged where it is copied from")
-        _write_manifest(folder, {**manifest, "extra": dict(manifest["extra"] if extra is None else extra)})
+        _write_manifest(folder, {**manifest, "extra": dict(extra)})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -153,12 +146,12 @@ def remove(folder: Path) -> None:
 
 
 def bytes_of(folder: Path) -> int:
-    """Return the size on disk of a checkpoint, complete or not, in bytes. It may vanish meanwhile."""
+    """Return the bytes of all files below a folder, some of which may vanish meanwhile; links are not followed."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):
-                total += (Path(parent) / name).stat().st_size
+                total += (Path(parent) / name).lstat().st_size
     return total
 
 
@@ -202,7 +195,7 @@ def _no_room(error: BaseException) -> str | None:
     return None
 
 
-def _written(path: Path, writer: Callable[[Path], None]) -> dict[str, int | str]:
+def _written(path: Path, writer: Callable[[Path], object]) -> dict[str, int | str]:
     """Write a file and return its entry in the manifest."""
     writer(path)
     _flush(path)

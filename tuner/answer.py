@@ -11,7 +11,7 @@ from tuner import forks
 from tuner.best import best_trial
 from tuner.confirm import due_step
 from tuner.held_study import OpenStudy
-from tuner.protocol import ReadTest, Resources
+from tuner.protocol import ReadTest
 from tuner.status import Role
 from tuner.store import TrialRow
 
@@ -49,5 +49,5 @@ def reading(study: OpenStudy, row: TrialRow, step: int) -> ReadTest:
         row.threads,
         folder,
         path,
-        Resources(spec.gpus_per_trial),
+        spec.gpus_per_trial,
     )

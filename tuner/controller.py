@@ -53,7 +53,6 @@ from tuner.protocol import (
     Progress,
     Read,
     ReadTest,
-    Resources,
     Stepped,
     TrialSpec,
 )
@@ -436,7 +435,7 @@ class TrialLoop:
                 resume_from=resume_from,
                 checkpoint_seconds=study.spec.workers.checkpoint_seconds,
                 fork_step=row.fork_step,
-                resources=Resources(study.spec.gpus_per_trial),
+                ranks=study.spec.gpus_per_trial,
             )
         )
         self._emit(TrialStarted(row, step))

@@ -10,7 +10,6 @@ what the old ones broke.
 """
 
 import json
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -83,18 +82,13 @@ def fork_files(source: Path, fork_folder: Path) -> Path:
     Raises:
         CheckpointError: the checkpoint is missing or damaged, or the copy cannot be written.
     """
-    manifest = checkpoint.read_manifest(source)
-    extra = manifest["extra"]
+    extra = checkpoint.read_manifest(source)["extra"]
     if GUARD in extra:
         extra = {**extra, GUARD: _with_new_patience(GuardState.from_dict(extra[GUARD])).to_dict()}
     for left in list(fork_folder.glob("step-*")):
         checkpoint.remove(left)
     target = fork_folder / source.name
-
-    def fetch(name: str, path: Path) -> None:
-        shutil.copyfile(source / name, path)
-
-    checkpoint.copy(manifest, fetch, target, extra=extra)
+    checkpoint.copy(source, target, extra=extra)
     return target
 
 

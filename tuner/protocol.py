@@ -26,14 +26,6 @@ _TRACEBACK_LINES = 30
 
 
 @dataclass(frozen=True)
-class Resources:
-    """What one trial is given."""
-
-    ranks: int = 1
-    """Processes that train it together, on a GPU each where the engine has any."""
-
-
-@dataclass(frozen=True)
 class PrepareTask:
     """Prepare a task's models and prompts; answered by `Progress` and at last `Prepared` or `Failed`."""
 
@@ -71,7 +63,8 @@ class TrialSpec:
     """The longest time between two checkpoints; there is one at every evaluation, too."""
     fork_step: int | None = None
     """Of a fork the step of the checkpoint that it began at, which it keeps."""
-    resources: Resources = Resources()
+    ranks: int = 1
+    """Processes that train it together, on a GPU each where the engine has any."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,8 @@ class ReadTest:
     """The trial's, where the worker's output goes."""
     checkpoint: Path | None
     """None: the SFT policy is read."""
-    resources: Resources = Resources()
+    ranks: int = 1
+    """As in `TrialSpec`."""
 
     @property
     def step(self) -> int:
@@ -99,7 +93,7 @@ class ReadTest:
 
 
 class Phase(Enum):
-    """What a trial's worker is doing, in words. Each has its own limit, see `tuner.spec`."""
+    """What a trial's worker is doing, in words. Each has its own limit, see `tuner.worker_settings`."""
 
     STEPPING = "a step"
     SAVING = "saving a checkpoint"

@@ -2,14 +2,15 @@
 
 | a trial                                       | keeps                                                       |
 |-----------------------------------------------|-------------------------------------------------------------|
-| runs or waits, or a person paused it          | its newest two and its best within the KL budget            |
-| paused at a rung, one of the best there       | the same, and its part of the study's front                 |
+| runs or waits, or a person paused it          | its newest two, its best within the KL budget, and up to 3  |
+|                                               | more that are its best for other budgets                    |
+| paused at a rung, one of the best there       | its newest two, its best, and its part of the study's front |
 | paused at a rung, another                     | its part of the study's front                               |
 | has ended                                     | its newest, its best, and its part of the study's front     |
 
-A fork also keeps the checkpoint that it started from. The first row is seen to by the trial's worker, which saves and
-removes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): nothing of such a trial is removed here. The front has at
-most 8 checkpoints (see `tuner.front`), one of which is the study's answer.
+A fork also keeps the checkpoint that it started from, and the study its answer. The first row is seen to by the trial's
+worker, which saves and removes as it goes (`ppo_core.checkpoint.CheckpointKeeper`): nothing of such a trial is removed
+here, and the study's front is later chosen from what it kept. The front has at most 8 checkpoints (see `tuner.front`).
 """
 
 from collections.abc import Collection, Mapping, Sequence

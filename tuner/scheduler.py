@@ -22,8 +22,6 @@ class Action(Enum):
     GO_ON = "go on"
     EVALUATE = "evaluate"
     """The same step is reported again, with an evaluation where one was possible."""
-    SAVE = "save"
-    """It saves a checkpoint and keeps running."""
     PAUSE = "pause"
     """It saves a checkpoint, leaves its worker, and is promoted later or never."""
     STOP = "stop"
@@ -114,4 +112,4 @@ def answer(decision: Decision, wanted: Wanted | None, *, has_to_rest: bool) -> A
         return Answer.STOP
     if decision.action is Action.PAUSE or wanted is Wanted.PAUSE or has_to_rest:
         return Answer.LEAVE
-    return Answer.SAVE if decision.action is Action.SAVE else Answer.GO_ON
+    return Answer.GO_ON

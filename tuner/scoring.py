@@ -21,8 +21,8 @@ after theirs. To the study's own sampler every trial with a value is reported as
 trials before all PRUNED ones, and ranks those by their last step, so a poor finisher would outrank the best prediction.
 The states of the table are those of an exported study, but a trial paused at a rung is RUNNING there.
 
-A fork did not get where it is with its configuration alone, and repeats say nothing new about where to search. FAIL
-keeps their numbers.
+A fork did not get where it is with its configuration alone, and a confirming run says nothing new about where to
+search. FAIL keeps their numbers.
 """
 
 import math
@@ -291,10 +291,6 @@ class TrialList:
     def left_out(self, total: int | None) -> list[int]:
         """Return the numbers of the trials that have not ended and that a study of `total` does not ask for."""
         return [self.rows[place].number for place in sorted(self._unended) if self._is_beyond(place, total)]
-
-    def resting(self) -> list[TrialRow]:
-        """Return the trials that the strategy paused."""
-        return [row for row in self.rows if row.is_resting]
 
     def _is_beyond(self, place: int, total: int | None) -> bool:
         if total is None or len(self._counted) <= total:

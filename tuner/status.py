@@ -59,8 +59,6 @@ class Role(StrEnum):
 
     SEARCH = "search"
     """A trial of the search, or one that a person enqueued."""
-    REPEAT = "repeat"
-    """The configuration of another trial again, with another seed."""
     CONFIRM = "confirm"
     """A recommended configuration with a fresh seed, whose checkpoint is evaluated on the test prompts."""
     FORK = "fork"

@@ -1,4 +1,4 @@
-"""A study's folder of checkpoints as a whole: whether it is this study's, how large it is, removing it.
+"""A study's folder of checkpoints: whose it is, where a trial resumes in it, removing it.
 
 Only a folder whose `study.json` names the study is touched: another store may have a study of the same name, and
 another host another folder at the same path.
@@ -6,7 +6,6 @@ another host another folder at the same path.
 
 import json
 import logging
-import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -18,8 +17,6 @@ from filelock import FileLock, Timeout
 from ppo_core import checkpoint
 from ppo_core.errors import StoreError, StudyError
 from tuner.store import StudyRow
-
-# A study's and a trial's folder of checkpoints on disk: whose it is, and where a trial resumes.
 
 _OWNER = "study.json"
 _LOCK = ".lock"
@@ -126,22 +123,9 @@ def _read_owner(folder: Path) -> object:
         return None
 
 
-# A study's folder of checkpoints as a whole: whether it is this study's, how large it is, removing it.
-
-
 def is_of(folder: Path, study: StudyRow) -> bool:
     """Return whether a folder is marked as the study's."""
     return _read_owner(folder) == _owner(study)
-
-
-def bytes_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder, those with several names once; links are not followed."""
-    sizes = {}
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            status = os.lstat(Path(parent) / name)
-            sizes[status.st_dev, status.st_ino] = status.st_size
-    return sum(sizes.values())
 
 
 def remove(folder: Path, between: Callable[[], None]) -> None:

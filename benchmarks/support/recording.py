@@ -40,7 +40,7 @@ from .recorded import Cause, Kind, RecordedEvaluation, RecordedRun, RecordedStep
 
 ROOT = Path(__file__).parents[2]
 EARLY = 0.05
-"""Share of the episodes after which there is an evaluation for a strategy's first rung."""
+"""Share of the episodes after which there is an evaluation for a strategy's rung."""
 EVALUATIONS = 10
 """Regular evaluations after step 0's."""
 WRITE_EVERY = 10

@@ -52,7 +52,7 @@ def _answer(store: Store, view: StudyView, baseline: float | None) -> None:
     if best is None:
         st.info(f"No trial is within the KL budget of {view.spec.kl_budget:g} {KL_UNIT} yet.")
         return
-    st.markdown(_reads(view, best, baseline))
+    st.markdown(_reads(best, baseline))
     st.markdown(_certainty(store, view))
     if ends_within(best, view.spec) is False:
         st.markdown(
@@ -67,7 +67,7 @@ def _answer(store: Store, view: StudyView, baseline: float | None) -> None:
     _commands(store, view, best, confirmation)
 
 
-def _reads(view: StudyView, best: TrialRow, baseline: float | None) -> str:
+def _reads(best: TrialRow, baseline: float | None) -> str:
     """Return which checkpoint it is and what it reads, in our own words."""
     at = "" if best.value_step is None else f", step {best.value_step}"
     gain = "" if baseline is None or best.value is None else f", {best.value - baseline:+.2f} over SFT"

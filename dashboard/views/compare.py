@@ -63,7 +63,7 @@ def _trials(store: Store, snapshot: Snapshot, chosen: tuple[int, ...], head: Del
         _settings(rows)
     with right:
         found = _outcomes(store, snapshot, rows)
-    _over_the_first(snapshot, rows, found)
+    _over_the_first(rows, found)
     _curves(store, snapshot, numbers)
     _lineage(snapshot, rows)
     _commands(snapshot, rows)
@@ -115,7 +115,7 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dic
     return {row.number: over(store, base, row) for row in others}
 
 
-def _over_the_first(snapshot: Snapshot, rows: Sequence[TrialRow], found: Mapping[int, Difference | None]) -> None:
+def _over_the_first(rows: Sequence[TrialRow], found: Mapping[int, Difference | None]) -> None:
     """Say how far each trial's reward is over the first one's."""
     base, *others = rows
     for row in others:

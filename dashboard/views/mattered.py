@@ -12,7 +12,6 @@ from dashboard.data import Snapshot
 from dashboard.figures_mattered import Measure
 from dashboard.views import common
 from ppo_core.output import KL_UNIT, counted
-from tuner.best import VALUE
 from tuner.search import fidelity, importance
 from tuner.search.fidelity import Fidelity
 from tuner.search.importance import Importance, Outcome
@@ -42,11 +41,11 @@ def section(store: Store, snapshot: Snapshot) -> None:
     else:
         ranked = [name for name in _importance(store, shown, at, len(snapshot.view.trials)) if name in names]
         _slices(shown, at, [*ranked, *(name for name in names if name not in ranked)])
-    _ended_early(snapshot, evaluated)
+    _ended_early(snapshot)
 
 
 def _fidelity(snapshot: Snapshot) -> Fidelity:
-    """Return where the trials are read, which is in the link; where there is a choice, at the first rung."""
+    """Return where the trials are read, which is in the link; where there is a choice, at the rung."""
     offered = {at.name: at for at in fidelity.offered(snapshot.view.spec)}
     if len(offered) == 1:
         return next(iter(offered.values()))
@@ -201,8 +200,8 @@ def _contour(snapshot: Snapshot, names: list[str]) -> None:
 # What was ended early
 
 
-def _ended_early(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
-    st.subheader("Trials ended early: what it saved, and was it right?", anchor=False)
+def _ended_early(snapshot: Snapshot) -> None:
+    st.subheader("What ending trials early saved", anchor=False)
     early, resting = analysis.ended_early(snapshot.trials), snapshot.view.extent.resting
     if resting:
         st.text(
@@ -241,11 +240,6 @@ def _ended_early(snapshot: Snapshot, evaluated: pd.DataFrame) -> None:
     with st.expander("Trial by trial"):
         cells = early.assign(status=[style.kind_label(status) for status in early["status"]])
         common.table(cells, key="ended early", columns=columns)
-    st.markdown("**Would one of them have won?**")
-    st.text(
-        f"A trial's value is {VALUE}, however it ended, so what these reached counts. What they would "
-        "have reached later is not known."
-    )
 
 
 def _time(seconds: float) -> str:

@@ -12,7 +12,7 @@ from ppo_core.task import Prompt, RewardKind, RewardPart, Scored
 
 if TYPE_CHECKING:  # functions and endpoints need neither
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from ppo_core.rewards.model import RewardModel
 
@@ -104,19 +104,7 @@ class WeightedSum:
 
     def reward_model(self) -> "PreTrainedModel | None":
         """Return the first part that is a model (its parameters take gradients): a critic may begin as a copy."""
-        first = self._first_model()
-        return None if first is None else first.model
-
-    def reward_tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """Return the tokenizer of `reward_model`."""
-        first = self._first_model()
-        return None if first is None else first.tokenizer
-
-    def _first_model(self) -> "RewardModel | None":
-        for part, scorer in self.parts:
-            if part.kind == "model":
-                return cast("RewardModel", scorer)
-        return None
+        return next((cast("RewardModel", scorer).model for part, scorer in self.parts if part.kind == "model"), None)
 
 
 def _token_rewards(answers: Sequence[tuple[RewardPart, Answer]], row: int, length: int) -> list[float]:

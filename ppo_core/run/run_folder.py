@@ -159,7 +159,7 @@ def _reward(reading: Reading) -> str:
 RUN_FILE, CONFIG_FILE, TASK_FILE, STEPS_FILE = "run.json", "ppo_config.json", "task.toml", "steps.jsonl"
 CHECKPOINTS, TRACKERS, MODEL, BEST_MODEL = "checkpoints", "trackers", "model", "best_model"
 
-_FORMAT = 1
+_FORMAT = 2
 _STORED = ("task", "device", "threads", "report_to", "run_name", "tracker_id", "save_every_episodes",
            "save_every_seconds", "command")  # fmt: skip
 
@@ -168,7 +168,7 @@ _STORED = ("task", "device", "threads", "report_to", "run_name", "tracker_id", "
 class ConfirmedReading:
     """How runs of a configuration on fresh seeds did on the test prompts, as its study says it.
 
-    Means over the seeds; `low` and `high` are the ends of a 95% t-interval, which one seed does not have.
+    Means over the seeds; `reward_low` and `reward_high` end a 95% t-interval, which one seed does not have.
     """
 
     total_episodes: int
@@ -180,8 +180,6 @@ class ConfirmedReading:
     reward_high: float | None
     kl: float | None
     """In nats per response."""
-    kl_low: float | None
-    kl_high: float | None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
+from tuner.store.trials import write_pause
 
 STUDY = "reviews"
 TOTAL_EPISODES = 1920
@@ -265,7 +266,8 @@ def _cut_run(store: Store, lease: Lease, row: TrialRow, course: Course) -> Trial
         score = rung_score(rows, CUT_SPEC.kl_budget, CUT_SPEC.total_episodes)
         store.rest(lease, row, outcome(rows, CUT_SPEC, Status.PAUSED, why), score)
     elif course.status is Status.PAUSED:
-        store.pause(lease, row.id, outcome(rows, CUT_SPEC, Status.PAUSED, None))
+        paused = outcome(rows, CUT_SPEC, Status.PAUSED, None)
+        store._write(lease, lambda connection: write_pause(connection, row.id, paused))
     elif course.status is not Status.RUNNING:
         store.finish_trial(lease, row.id, outcome(rows, CUT_SPEC, course.status, reason))
     return store.trial(study, row.number)

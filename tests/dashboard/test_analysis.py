@@ -77,24 +77,23 @@ def test_the_checkpoint_of_a_step_is_found_where_it_was_evaluated() -> None:
     assert analysis.checkpoint_of(points, 1, 4) is None
 
 
-# Rungs
+# The rung
 
 CONFIG = CUT_SPEC.config({}).to_dict()
 
 
-def test_a_trial_rests_at_the_rungs_of_its_own_batch_size() -> None:
+def test_a_trial_rests_at_the_rung_of_its_own_batch_size() -> None:
     wide = {**CONFIG, "batch_size": 128}
     rows = [
         row(0, config=CONFIG, rung_scores=(None,)),
         row(1, config=wide, rung_scores=(0.7,)),
         row(2, config=CONFIG),
-        row(3, config={"nothing": "known"}, rung_scores=(0.7,)),
     ]
     assert fidelity.rests(rows, CUT_SPEC) == {0: Rest(192, None), 1: Rest(256, 0.7)}
     assert fidelity.rests(rows, SPEC) == {}
 
 
-def test_the_rungs_are_where_the_fake_study_rests() -> None:
+def test_the_rung_is_where_the_fake_study_rests() -> None:
     for course in (Course(1e-4, 0.05, 4.0), Course(1e-4, 0.05, 4.0, batch=128)):
         rest = fidelity.rests([row(0, config={**CONFIG, "batch_size": course.batch}, rung_scores=(1,))], CUT_SPEC)[0]
         assert rest.episode == cut_rung(course) * course.batch

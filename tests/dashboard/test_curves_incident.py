@@ -54,8 +54,11 @@ def test_the_crossing_is_the_first_step_over_the_limit_else_over_the_budget() ->
 
 
 def test_what_is_usual_comes_of_the_first_third_and_of_at_least_four_steps() -> None:
-    assert found(steps()).usual_until == 4  # ten steps before the crossing
-    assert found(steps([0.0] * 30 + [16.0])).usual_until == 9  # 29 steps before it
+    """No earlier step can be a move."""
+    few = found(steps(clip=[0.1] * 4 + [0.5] * 9))
+    assert moved(few, CLIP).step == 5, "ten steps before the crossing"
+    many = found(steps([0.0] * 30 + [16.0], clip=[0.1] * 6 + [0.5] * 25))
+    assert moved(many, CLIP).step == 10, "29 steps before it"
 
 
 def test_a_signal_moves_where_it_stays_out_of_its_usual_range() -> None:

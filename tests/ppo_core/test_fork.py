@@ -1,5 +1,6 @@
 """Going on from a checkpoint with other hyperparameters: each takes effect, and nothing else changes."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -258,11 +259,11 @@ def test_what_a_checkpoint_fixes_is_refused(
 
 
 def test_a_checkpoint_from_before_a_hyperparameter_was_there_has_its_default(tiny: TaskModels, tmp_path: Path) -> None:
-    run_to_fork(replace(BASE, **ADAPTIVE), tiny, tmp_path / "new")
-    manifest = checkpoint.read_manifest(tmp_path / "new")
+    run_to_fork(replace(BASE, **ADAPTIVE), tiny, tmp_path / "step")
+    manifest = checkpoint.read_manifest(tmp_path / "step")
     config = manifest["state"]["config"]
     del config["min_lr_rate"]
     config["one_that_is_no_more"] = 1
-    checkpoint.copy(manifest, lambda name, path: (tmp_path / "new" / name).rename(path) and None, tmp_path / "old")
-    resumed = fork(replace(BASE, **ADAPTIVE), tiny, tmp_path / "old")
+    (tmp_path / "step" / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    resumed = fork(replace(BASE, **ADAPTIVE), tiny, tmp_path / "step")
     assert resumed.state.kl_controller.coef == manifest["state"]["kl_controller"]["coef"] != BASE.kl_coef

@@ -159,7 +159,7 @@ def test_a_push_that_fails_leaves_the_model_and_says_how_to_push_it_later(
 # The card
 
 
-CONFIRMED = ConfirmedReading(1_920, 3, 256, 1.9349, 1.8912, 1.97, 5.512, 3.45, 7.57)
+CONFIRMED = ConfirmedReading(1_920, 3, 256, 1.9349, 1.8912, 1.97, 5.512)
 
 
 def card(folder: Path, origin: Origin | None, **config: int) -> ModelCard:

@@ -111,10 +111,10 @@ def test_an_unknown_field_names_the_nearest() -> None:
 
 
 def test_trl_hierarchy() -> None:
-    """TRL 1.12: P=4, G=8, W=2, M=4 gives micro 8, local 32, batch 64, mini 16, local mini 8."""
+    """TRL 1.12: P=4, G=8, W=2, M=4 gives local 32, batch 64, mini 16, local mini 8."""
     config = PPOConfig(per_device_train_batch_size=4, gradient_accumulation_steps=8, num_mini_batches=4)
     sizes = config.batch_sizes(world_size=2)
-    assert (sizes.micro_batch_size, sizes.local_batch_size, sizes.batch_size, sizes.mini_batch_size) == (8, 32, 64, 16)
+    assert (sizes.local_batch_size, sizes.batch_size, sizes.mini_batch_size) == (32, 64, 16)
     assert (sizes.local_mini_batch_size, sizes.micro_batches_per_step, sizes.num_mini_batches) == (8, 2, 4)
     assert sizes.gradient_accumulation_steps == 8
 
@@ -125,7 +125,7 @@ def test_the_hierarchy_is_consistent(p: int, k: int, m: int, w: int) -> None:
     mini = per_device * 2**k * world
     batch = mini * 2**m
     sizes = PPOConfig(batch_size=batch, mini_batch_size=mini, per_device_train_batch_size=per_device).batch_sizes(world)
-    assert sizes.micro_batch_size * sizes.micro_batches_per_step == sizes.mini_batch_size
+    assert per_device * world * sizes.micro_batches_per_step == sizes.mini_batch_size
     assert sizes.mini_batch_size * sizes.num_mini_batches == sizes.batch_size == batch
     assert sizes.local_batch_size * world == batch
     assert sizes.per_device_train_batch_size * sizes.gradient_accumulation_steps * world == batch

@@ -348,12 +348,11 @@ def test_not_even_one_row_is_an_error_that_names_the_work(part: RewardPart, monk
 # --- loading
 
 
-def test_the_model_and_its_tokenizer_are_there_to_copy(part: RewardPart) -> None:
+def test_the_model_is_there_to_copy(part: RewardPart) -> None:
     reward = load_reward([RewardPart("f", "function", "textwrap:dedent"), part], CPU)
-    model, tokenizer = reward.reward_model(), reward.reward_tokenizer()
+    model = reward.reward_model()
     assert model is not None and model.config.num_labels == 1 and not model.training
     assert model.dtype == torch.float32 and all(weights.requires_grad for weights in model.parameters())
-    assert tokenizer is not None and tokenizer("w0")["input_ids"] == [1, 3, 1]
 
 
 def test_half_precision_is_read_as_float32_on_a_cpu(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

@@ -258,9 +258,7 @@ def test_where_the_end_is_over_the_budget_it_is_told_how_to_launch_it(store: Sto
     gone = replace(over, value_step=3)
     assert not forks.answer(store, view.row, gone).kept.path  # type: ignore[union-attr]
     assert f"\nTo make it again: {command.replace(str(16 * over.value_step), '48')}\n" in printed(store, view, gone)
-    (longer,) = [
-        why for words, why in report._next_commands(store, view, over, over, "x.db") if "--total_episodes" in words
-    ]
+    (longer,) = [why for words, why in report._next_commands(view, over, over, "x.db") if "--total_episodes" in words]
     assert "it ends over the KL budget, so use best_model" in longer
 
 
@@ -269,7 +267,7 @@ def test_what_to_run_next_is_about_the_trial_that_a_confirmation_launches(store:
     assert best is not None and best.number != 0
 
     def next_ones(launch: TrialRow) -> list[str]:
-        return [words for words, _ in report._next_commands(store, view, best, launch, "x.db")]
+        return [words for words, _ in report._next_commands(view, best, launch, "x.db")]
 
     assert f"ppo-tuner compare quick {best.number} 0 --storage x.db" in next_ones(best)
     found = next_ones(reference)

@@ -68,7 +68,7 @@ def test_a_prompt_without_a_finite_reward_is_left_out() -> None:
 
 
 def test_without_each_prompts_rewards_the_errors_are_added_and_that_is_said() -> None:
-    """As of a study that an older version ran."""
+    """As of a trainer of one's own that reports none."""
     made = Readings(STORE.rewards, without=[100])
     found = improvement(store(made), row(0, 3.0, 3))
     assert found == Difference(1.0, pytest.approx(0.5), 0)

@@ -26,7 +26,7 @@ from tuner.engine.base import EngineNeeds
 from tuner.engine.local import LocalEngine
 from tuner.engine.trial import run_trial
 from tuner.guard import GuardSettings
-from tuner.protocol import Answer, NoRoom, Resources, Stepped, TrialSpec
+from tuner.protocol import Answer, NoRoom, Stepped, TrialSpec
 from tuner.run import _most_workers
 from tuner.spec import PPO_TRAINER, StudySpec
 from tuner.worker_settings import WorkerSettings
@@ -194,7 +194,7 @@ def trial_without_room(world: World) -> list[str]:
     sizes = {"total_episodes": 32, "batch_size": 8, "mini_batch_size": 8, "response_length": 6, "num_ppo_epochs": 1}
     spec = TrialSpec(
         0, sizes, f"{folder}/task.toml", PPO_TRAINER, "cpu", 1, folder / f"of {world.size}",
-        GuardSettings(kl_limit=1000.0), 100.0, checkpoint_seconds=0.0, resources=Resources(world.size),
+        GuardSettings(kl_limit=1000.0), 100.0, checkpoint_seconds=0.0, ranks=world.size,
     )  # fmt: skip
     write, said, written = checkpoint.write, [], []
 

@@ -23,7 +23,7 @@ from tests.tuner.test_worker import trial_spec
 from tests.waiting import until
 from tuner.engine.base import Engine, EngineNeeds
 from tuner.engine.ray import RayCluster
-from tuner.protocol import Answer, Lost, Message, Resources, Stepped
+from tuner.protocol import Answer, Lost, Message, Stepped
 from tuner.spec import PPO_TRAINER, StudySpec
 from tuner.worker_settings import WorkerSettings
 
@@ -240,9 +240,9 @@ def test_a_trial_gets_as_much_of_a_gpu_as_it_asks_for_or_is_refused(tmp_path: Pa
             with cluster.engine(EngineNeeds(4, (), WorkerSettings(), trials_per_gpu=2)) as engine:
                 assert engine._share(job).gpus == 0.5 and engine._share(replace(job, device="cpu")).gpus == 0
             with cluster.engine(EngineNeeds(1, (), WorkerSettings())) as engine:
-                assert engine._share(replace(job, resources=Resources(ranks=2))).gpus == 2
+                assert engine._share(replace(job, ranks=2)).gpus == 2
                 with pytest.raises(ConfigError, match="trial 0 needs 3 GPUs of one node, and no node has more than 2"):
-                    engine.start(replace(job, resources=Resources(ranks=3)))
+                    engine.start(replace(job, ranks=3))
 
 
 def test_a_cluster_without_a_gpu_has_none_to_share() -> None:

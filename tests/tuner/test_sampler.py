@@ -331,38 +331,33 @@ def test_what_the_guard_ended_late_does_not_outrank_those_at_a_rung_that_promise
     assert 2e-4 < proposed_rate(rows) < 7e-4
 
 
-def test_predictions_follow_the_median_gain_of_the_finished_trials_after_the_same_rung() -> None:
-    """Of two rungs. What is finished is not made again when they change."""
+def test_predictions_follow_the_median_gain_of_the_finished_trials_after_the_rung() -> None:
+    """What is finished is not made again when they change."""
     search = {"search": {"learning_rate": "advised"}}
-    at_first = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_scores": (0.5,)}
+    resting = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY}
     rows = [
-        trial_row(0, params={"learning_rate": 1e-4}, value=2.0, rung=2, rung_scores=(0.5, 1.0)),
-        trial_row(1, params={"learning_rate": 2e-4}, value=1.0, **at_first),
-        trial_row(2, params={"learning_rate": 3e-4}, **at_first | {"rung_scores": (0.5, 0.75)}, rung=1),
+        trial_row(0, params={"learning_rate": 1e-4}, value=2.0, rung=1, rung_scores=(0.5,)),
+        trial_row(1, params={"learning_rate": 2e-4}, value=1.0, rung_scores=(0.5,), **resting),
+        trial_row(2, params={"learning_rate": 3e-4}, rung_scores=(0.75,), **resting),
     ]
     projection = Projection(make_spec(**search), rows)
-    assert [trial.value for trial in projection.trials()] == [2.0, 0.5 + 1.5, 0.75 + 1.0]
+    assert [trial.value for trial in projection.trials()] == [2.0, 0.5 + 1.5, 0.75 + 1.5]
     before = projection.trials()[0]
-    more = [trial_row(n, params={"learning_rate": 4e-4}, value=4.0, rung=2, rung_scores=(0.5, 3.5)) for n in (3, 4)]
+    more = [trial_row(n, params={"learning_rate": 4e-4}, value=4.0, rung=1, rung_scores=(0.5,)) for n in (3, 4)]
     projection.update([*rows, *more])
-    assert [trial.value for trial in projection.trials()] == [2.0, 0.5 + 3.5, 0.75 + 0.5, 4.0, 4.0]
+    predicted = [2.0, 0.5 + 3.5, 0.75 + 3.5, 4.0, 4.0]
+    assert [trial.value for trial in projection.trials()] == predicted
     assert projection.trials()[0] is before
-    assert [trial.value for trial in Projection(make_spec(**search), [*rows, *more]).trials()] == [
-        2.0,
-        4.0,
-        1.25,
-        4.0,
-        4.0,
-    ]
-    more[1] = replace(more[1], value=5.5)
+    assert [trial.value for trial in Projection(make_spec(**search), [*rows, *more]).trials()] == predicted
+    more[1] = replace(more[1], value=2.5)
     projection.update(more)
-    assert projection.trials()[2].value == 0.75 + 1.0, "the median of 1.0, 0.5 and 2.0"
+    assert projection.trials()[2].value == 0.75 + 2.0, "the median of 1.5, 3.5 and 2.0"
     no_lesson = [
         trial_row(5, params={"learning_rate": 4e-4}, value=9.0),  # it never rested
-        pruned(6, params={"learning_rate": 4e-4}, value=0.0, rung_scores=(0.5, 5.0)),
+        pruned(6, params={"learning_rate": 4e-4}, value=0.0, rung_scores=(0.5,)),
     ]
     projection.update(no_lesson)
-    assert projection.trials()[2].value == 0.75 + 1.0
+    assert projection.trials()[2].value == 0.75 + 2.0
     promoted = replace(rows[1], status=Status.RUNNING, paused_by=None, value=None, rung=1)
     projection.update([promoted])
     assert projection.trials()[1].state is TrialState.RUNNING and projection.trials()[1].value is None

@@ -33,7 +33,7 @@ def make_spec(strategy: Strategy = "early_cut", **changes: Any) -> StudySpec:
     return StudySpec.from_dict({**content, **changes}, "made")
 
 
-CONFIG = make_spec().config({}).to_dict()  # 1,920 episodes in batches of 64: the rungs are at 192 and 576
+CONFIG = make_spec().config({}).to_dict()  # 1,920 episodes in batches of 64: the rung is at 192
 
 
 def resting(number: int, *scores: float | None, **changes: Any) -> TrialRow:

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from ppo_core.checkpoint import size
+from ppo_core.checkpoint import bytes_of, size
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.output import plain
 from ppo_core.run.command_line import EXIT_ERROR
-from tuner import study_file, study_folder, upkeep
-from tuner.cli import storage
+from tuner import study_file, upkeep
 from tuner.cli.report import no_winner
 from tuner.cli.storage import opened
 from tuner.environment import to_copy
@@ -46,7 +45,7 @@ def _is_meant(store: Store, study: StudyRow, keep_files: bool) -> bool:
         raise ConfigError(f'deleting study "{study.name}" needs a confirmation on a terminal; without one, give --yes')
     trials = len(store.trials(study))
     folder = None if keep_files else upkeep.own_folder(study)
-    files = "" if folder is None else f" and {size(study_folder.bytes_of(folder))} of checkpoints"
+    files = "" if folder is None else f" and {size(bytes_of(folder))} of checkpoints"
     what = f'study "{study.name}" with {trials} {"trial" if trials == 1 else "trials"}{files}'
     print(f"Delete {what}? Type its name:", end=" ", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip() == study.name
@@ -102,7 +101,7 @@ def _export_to_trainer(args: argparse.Namespace) -> int:
         view = read_study(store, args.study)
         chosen = choose(store, view, args.trial)
         if chosen is None:
-            raise StudyError(no_winner(view, view.spec.kl_budget, storage.location(args.storage)))
+            raise StudyError(no_winner(view, view.spec.kl_budget))
         written = write(chosen, args.to, view.spec.task)
     for line in written.notes:
         _tell(line)

@@ -67,7 +67,7 @@ def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None
             out.print(recommendation(store, view), soft_wrap=True)
         report.print_front(out, store, view, where)
     elif view.ended:
-        out.print(report.no_winner(view, view.spec.kl_budget, storage.location(args.storage)))
+        out.print(report.no_winner(view, view.spec.kl_budget))
     if placed:
         out.print()
         out.print(render.orders_table(placed if args.all else placed[-MOST_ORDERS:], len(placed)))
@@ -134,7 +134,7 @@ def best(args: argparse.Namespace) -> int:
             view = results.under_budget(store, view, args.kl_budget)
         trial, where, kl_budget = view.best(), storage.location(args.storage), view.spec.kl_budget
         if trial is None:
-            raise StudyError(report.no_winner(view, kl_budget, where))
+            raise StudyError(report.no_winner(view, kl_budget))
         if args.json:
             kept = {"checkpoint": report.checkpoint_data(store, view, trial, where)}
             print(output.dumps(results.best_data(store, view, trial, kl_budget) | kept))

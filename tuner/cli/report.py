@@ -83,7 +83,7 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
     best = launch = view.best()
     out.print()
     if best is None:
-        out.print(no_winner(view, view.spec.kl_budget, where), style="bold")
+        out.print(no_winner(view, view.spec.kl_budget), style="bold")
     else:
         print_winner(out, store, view, best, view.spec.kl_budget, where)
         read = longest_read(confirmations(store, view))
@@ -95,7 +95,7 @@ def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> No
             out.print(recommendation(store, view), soft_wrap=True)
     out.print()
     out.print("Next:", style="bold")
-    for command, purpose in _next_commands(store, view, best, launch, where):
+    for command, purpose in _next_commands(view, best, launch, where):
         out.print(f"  {command}\n      {purpose}")
 
 
@@ -186,7 +186,7 @@ def checkpoint_data(store: Store, view: StudyView, trial: TrialRow, where: str) 
     }
 
 
-def no_winner(view: StudyView, kl_budget: float, where: str) -> str:
+def no_winner(view: StudyView, kl_budget: float) -> str:
     """Return why no trial is the best: what ended them, and what to change."""
     failed = _all_failed(view)
     if failed:
@@ -249,7 +249,7 @@ def _moves(view: StudyView, advice: tuple[str, Mapping[str, str]]) -> str:
 
 
 def _next_commands(
-    store: Store, view: StudyView, best: TrialRow | None, launch: TrialRow | None, where: str
+    view: StudyView, best: TrialRow | None, launch: TrialRow | None, where: str
 ) -> list[tuple[str, str]]:
     """Return commands worth running next, each with what it does.
 

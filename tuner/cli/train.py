@@ -98,8 +98,8 @@ def _reading(one: Confirmation, each: Confirmed) -> ConfirmedReading | None:
     reward, kl = each.reward, each.kl
     if reward is None:
         return None
-    of_kl = (None, None, None) if kl is None else (kl.mean, kl.low, kl.high)
-    return ConfirmedReading(one.total_episodes, reward.n, one.prompts, reward.mean, reward.low, reward.high, *of_kl)
+    kl_mean = None if kl is None else kl.mean
+    return ConfirmedReading(one.total_episodes, reward.n, one.prompts, reward.mean, reward.low, reward.high, kl_mean)
 
 
 def _require_same_task(args: argparse.Namespace, start: Start) -> None:

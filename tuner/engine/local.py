@@ -154,10 +154,8 @@ class LocalEngine:
         if isinstance(job, PrepareTask):
             self._give(None, job)
             return
-        if job.resources.ranks > self._ranks:
-            raise ConfigError(
-                f"trial {job.number} asks for {job.resources.ranks} processes, and trials have {self._ranks} here"
-            )
+        if job.ranks > self._ranks:
+            raise ConfigError(f"trial {job.number} asks for {job.ranks} processes, and trials have {self._ranks} here")
         self._give(job.number, job)
 
     def answer(self, number: int, answer: Answer) -> None:

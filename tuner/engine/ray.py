@@ -324,7 +324,7 @@ class RayEngine:
     # What a job gets
 
     def _share(self, job: Job) -> _Share:
-        ranks = 1 if isinstance(job, PrepareTask) else job.resources.ranks
+        ranks = 1 if isinstance(job, PrepareTask) else job.ranks
         threads = self._threads if isinstance(job, PrepareTask) else job.threads
         who = "the task's preparation" if isinstance(job, PrepareTask) else f"trial {job.number}"
         cpus = min(threads * ranks, int(self._most.cpus))  # threads may share a core: the weights are the same

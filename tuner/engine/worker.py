@@ -179,7 +179,7 @@ def _carry_out(job: Job, controller: Controller, held: Sequence[int]) -> Message
     try:
         if isinstance(job, PrepareTask):
             return _prepare(job, controller)
-        if job.resources.ranks > launched.size():
+        if job.ranks > launched.size():
             return _supervise(job, controller, held)
         if isinstance(job, ReadTest):
             return read_test(job)
@@ -206,7 +206,7 @@ def _begin_log(job: Job) -> None:
         pass  # has those of the last trial shown again
     if launched.size() == 1:  # else its supervisor has begun it
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
-        ranks = 1 if isinstance(job, PrepareTask) else job.resources.ranks
+        ranks = 1 if isinstance(job, PrepareTask) else job.ranks
         where = f"{os.getpid()} on host {socket.gethostname()}" + (f", GPU {gpu}" if gpu else "")
         trial_log.begin(path, what, where + (f", {ranks} processes" if ranks > 1 else ""))
     send_to(path)
@@ -234,7 +234,7 @@ def _supervise(job: TrialSpec | ReadTest, controller: Controller, held: Sequence
 
     Each is a worker, and this process its controller; rank 0 alone is heard and answered.
     """
-    count = job.resources.ranks
+    count = job.ranks
     shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
     ranks: list[WorkerProcess] = []
     try:

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ppo_core import __version__
-from ppo_core.errors import StudyError
-from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
+from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import KL_UNIT, counted, plus_minus, short
 from tuner import forks, results
 from tuner.confirmed import Confirmation, Confirmed, confirmations, longest_read
@@ -51,24 +50,13 @@ def choose(store: Store, view: StudyView, number: int | None) -> Chosen | None:
     values = dict(trial.config)
     if confirmation is not None:
         values["total_episodes"] = confirmation.total_episodes
-    config = _whole(view, trial, values)
+    config = PPOConfig.from_dict(values, f'trial {trial.number} of study "{view.row.name}"')
     facts = (
         f'Study "{view.row.name}", task {view.spec.task}, trial {trial.number}, by PPO Tuner {__version__}.',
         *_outcome(store, view, trial, config, confirmation),
         *_fork(trial),
     )
     return Chosen(view.row.name, trial, config, facts, _last_kl_coef(store, trial))
-
-
-def _whole(view: StudyView, trial: TrialRow, values: dict[str, float | str | bool | None]) -> PPOConfig:
-    """Return the values as a configuration. A missing one is not guessed: its default may have changed since."""
-    missing = [name for name in HYPERPARAMETERS if name not in values]
-    if missing:
-        raise StudyError(
-            f'trial {trial.number} of study "{view.row.name}" was stored by an older version: its configuration lacks '
-            f"{', '.join(missing)}"
-        )
-    return PPOConfig.from_dict(values, f'trial {trial.number} of study "{view.row.name}"')
 
 
 def _outcome(

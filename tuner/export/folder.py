@@ -1,6 +1,6 @@
 """Writes a study as a folder of plain files: all of it as of one moment, and the folder only once it is whole.
 
-It holds `study.json` and six tables, in one of three formats. Tables have the columns of the store's, in its order;
+It holds `study.json` and five tables, in one of three formats. Tables have the columns of the store's, in its order;
 trials are named by number, not by the database's ids. Times are seconds since the epoch (UTC), durations seconds. In
 CSV every text is quoted, so that an empty text (`""`) differs from a missing value (nothing).
 """

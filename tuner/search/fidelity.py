@@ -4,10 +4,8 @@ A trial that the strategy paused at a tenth of its episodes has a value, too, wh
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted
@@ -31,10 +29,9 @@ def rests(rows: Iterable[TrialRow], spec: StudySpec) -> dict[int, Rest]:
     """Return where the strategy paused trials, by number; those never paused are left out."""
     found = {}
     for row in rows if spec.pauses_trials else ():
-        with suppress(ConfigError):  # a configuration of another version
-            episode = rung_episodes(PPOConfig.from_dict(row.config), EarlyCut.share) if row.rung_scores else None
-            if episode is not None:
-                found[row.number] = Rest(episode, row.rung_scores[0])
+        episode = rung_episodes(PPOConfig.from_dict(row.config), EarlyCut.share) if row.rung_scores else None
+        if episode is not None:
+            found[row.number] = Rest(episode, row.rung_scores[0])
     return found
 
 

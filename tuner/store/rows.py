@@ -92,7 +92,7 @@ class StudyRow:
     lease_token: int = 0
     """How many controllers have held it."""
     lease_pid_space: str | None = None
-    """Where `lease_pid` counts, and `lease_pid_started` is read; see `tuner.store.rows`."""
+    """Where `lease_pid` counts, and `lease_pid_started` is read; see `tuner.store.processes`."""
     paused_at: float | None = None
     """Since when no trial of it is to run, by an order; None: it is not paused."""
     folder: str | None = None
@@ -162,7 +162,7 @@ class TrialRow:
     """What an order wants of it, until it is done."""
     role: Role = Role.SEARCH
     seed: int | None = None
-    """Of its trainer; None: the trial was made by an older version, from a configuration without one."""
+    """Of its trainer, as its configuration states it."""
     paused_by: PausedBy | None = None
     """Who paused it; None: it is not paused."""
     value_step: int | None = None

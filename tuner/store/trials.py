@@ -347,10 +347,6 @@ class Trials(Database):
 
         self._write(lease, add)
 
-    def pause(self, lease: Lease, trial_id: int, so_far: Outcome) -> None:
-        """Record that a person paused a trial, and how it stands."""
-        self._write(lease, lambda connection: write_pause(connection, trial_id, so_far))
-
     def rest(self, lease: Lease, trial: TrialRow, so_far: Outcome, rung_score: float | None) -> None:
         """Record that the strategy paused a trial at its next rung, how it stands, and what it is ranked by there."""
         scores = [*trial.rung_scores[: trial.rung], rung_score]
@@ -363,10 +359,6 @@ class Trials(Database):
         table = schema.trials
         values = {"status": Status.WAITING, "reason": None, "paused_by": None, "rung": table.c.rung + 1}
         self._write(lease, lambda c: c.execute(update(table).where(table.c.id == trial_id).values(**values)))
-
-    def resume(self, lease: Lease, trial: TrialRow) -> None:
-        """Record that a paused trial waits for a worker, and is judged later."""
-        self._write(lease, lambda connection: write_resumption(connection, trial))
 
     def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome) -> bool:
         """Record that a trial has no worker: it is PAUSED if an order wants that by now, else WAITING for another one.
