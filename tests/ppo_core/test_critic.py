@@ -57,7 +57,7 @@ def test_a_critic_begins_with_the_reward_models_values(
     texts = ["w1", "w1 w2 w3 w4", "w5 w6"]
     # A token's value is read where it is predicted: that of an EOS behind a text is the text's.
     rows = [[*judged.tokenizer(text)["input_ids"], 1] for text in texts]
-    whole = padded_left(rows, 0, torch.device("cpu"))
+    whole = padded_left(rows, torch.device("cpu"))
     sequences = replace(whole, prompt_width=whole.prompt_width - 1)
     values = trainer.network.values(None, sequences).flatten()
     scores = judged.reward([Prompt(text) for text in texts], ["", "", ""], [[], [], []], [False] * 3).totals
