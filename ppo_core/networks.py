@@ -16,6 +16,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.activations import FastGELUActivation, NewGELUActivation
@@ -41,14 +42,29 @@ def prepare_layers(model: nn.Module) -> None:
 def disable_dropout(model: nn.Module) -> None:
     """Set every dropout of a model to 0: it would make the ratio differ from 1 before any update.
 
-    Eval mode alone is not enough, since gradient checkpointing needs its layers in training mode.
+    Eval mode alone is not enough, since gradient checkpointing needs its layers in training mode. Layers that ask
+    their config at each pass are given a copy: the model's own config is saved with it and keeps its values.
     """
+    copies: dict[int, PreTrainedConfig] = {}
     for module in model.modules():
+        config = getattr(module, "config", None)
+        if module is not model and isinstance(config, PreTrainedConfig):
+            if id(config) not in copies:
+                copies[id(config)] = copy.deepcopy(config)
+                _zero_dropout(copies[id(config)])
+            module.config = copies[id(config)]
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
+        _zero_dropout(module)
+
+
+def _zero_dropout(owner: nn.Module | PreTrainedConfig) -> None:
+    """Set what a module, or a config with those in it, calls a dropout to 0."""
+    for name, value in vars(owner).items():
+        if "drop" in name and isinstance(value, float):
+            setattr(owner, name, 0.0)
+        elif isinstance(owner, PreTrainedConfig) and isinstance(value, PreTrainedConfig):
+            _zero_dropout(value)
 
 
 def fuse_gelu(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from ppo_core import PPOConfig
@@ -419,11 +419,13 @@ def test_gradient_checkpointing_computes_layers_twice_and_changes_nothing(models
     assert reports[-1].metrics["sampler/mismatch"] < 1e-4
 
 
-def test_gradient_checkpointing_turns_no_dropout_on(tiny_folder: Path, tmp_path: Path) -> None:
-    # OPT's layers drop out by themselves, while they are in the training mode that recomputing needs.
-    folder = save_family("opt", True, tmp_path, tiny_folder)
-    models = load_models(folder, tiny_folder)
-    assert models.reference.config.dropout > 0
+@pytest.mark.parametrize(("name", "field"), [("opt", "dropout"), ("falcon", "hidden_dropout")])
+def test_gradient_checkpointing_turns_no_dropout_on(tiny_folder: Path, tmp_path: Path, name: str, field: str) -> None:
+    # These layers drop out by themselves, while they are in the training mode that recomputing needs.
+    models = load_models(save_family(name, True, tmp_path, tiny_folder), tiny_folder)
     config = replace(CONFIG, gradient_checkpointing=True, num_ppo_epochs=1, mini_batch_size=16)
-    _, first, *_ = PPOTrainer(config, models)
+    trainer = PPOTrainer(config, models)
+    _, first, *_ = trainer
     assert first.metrics["val/ratio_var"] == pytest.approx(0, abs=1e-8)
+    trainer.save_model(tmp_path / "saved")
+    assert getattr(AutoConfig.from_pretrained(tmp_path / "saved"), field) == 0.1, "what is saved is the model's own"
