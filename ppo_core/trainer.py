@@ -12,6 +12,7 @@ threads.
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ppo_core import process_group, sharding
 from ppo_core.errors import ConfigError, TaskError
@@ -341,16 +343,27 @@ def _require_whole_groups(config: PPOConfig, world: World) -> None:
 
 def _require_room(config: PPOConfig, models: TaskModels) -> None:
     """Raise ConfigError where a response would not fit into the model's positions behind the longest prompt."""
-    positions = getattr(models.reference.config, "max_position_embeddings", None)
-    room = None if positions is None else positions - models.longest_prompt
-    if room is not None and config.response_length > room:
-        raise ConfigError(
-            f"response_length = {config.response_length} is not allowed: the policy has {positions} positions and the "
-            f"longest prompt takes {models.longest_prompt}, so at most {room}"
-        )
-    if room is not None and models.task.eval_response_length > room:
+    most, why = _most_tokens(models.reference)
+    room = most - models.longest_prompt
+    why = f"{why} and the longest prompt takes {models.longest_prompt}, so at most {room:.0f}"
+    if config.response_length > room:
+        raise ConfigError(f"response_length = {config.response_length} is not allowed: {why}")
+    if models.task.eval_response_length > room:
         raise TaskError(
             f'task "{models.task.name}": its evaluation\'s response_length = {models.task.eval_response_length} is not '
-            f"allowed: the policy has {positions} positions and the longest prompt takes {models.longest_prompt}, so "
-            f"at most {room}"
+            f"allowed: {why}"
         )
+
+
+def _most_tokens(model: PreTrainedModel) -> tuple[float, str]:
+    """Return the most tokens of a prompt with its response, and why; infinity where nothing bounds them."""
+    config = model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None) or math.inf
+    ropes = getattr(config, "rope_parameters", None) or {}
+    of_layers = [ropes, *(rope for rope in ropes.values() if isinstance(rope, Mapping))]  # one, or one a kind of layer
+    changes = [rope["original_max_position_embeddings"] for rope in of_layers if rope.get("rope_type") == "longrope"]
+    most = min(changes, default=math.inf)
+    if most < positions:
+        # Keys in the cache keep the rotation that they were computed with: sampler and trainer would differ.
+        return most, f"the policy's longrope rotates all of its {positions} positions otherwise beyond {most}"
+    return positions, f"the policy has {positions} positions"
