@@ -13,12 +13,10 @@ moment. Sizes are bytes, of one device in one process.
 
 import copy
 import functools
-import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -28,7 +26,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 from transformers import (
     AutoConfig,
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -41,7 +38,15 @@ from transformers.pytorch_utils import Conv1D
 from ppo_core.captured import cast_products
 from ppo_core.errors import PPOTunerError, TaskError
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.networks import REWARD_MODEL, build_network, computes_in_bf16, prepare_layers, quiet_loading
+from ppo_core.networks import (
+    REWARD_MODEL,
+    base_of,
+    build_network,
+    computes_in_bf16,
+    critic_kind,
+    prepare_layers,
+    quiet_loading,
+)
 from ppo_core.policy import LOGITS_AT_ONCE, ActorCritic
 from ppo_core.prompts import prompt_lengths
 from ppo_core.quantized import bytes_of_8bit_moments
@@ -192,8 +197,7 @@ class Networks:
         rewards = {part.name: _empty(part.where, kind, torch.float32 if on_cpu else None) for part in models}
         path, source = config.value_model_path, next(iter(rewards.values()), None)
         if path is not None and path != REWARD_MODEL and config.has_critic:
-            classifies = any("ForSequenceClassification" in name for name in _config(path).architectures or ())
-            source = _empty(path, kind if classifies else AutoModel, torch.float32)
+            source = _empty(path, critic_kind(path), torch.float32)
         begins = replace(config, value_model_path=None if path is None else REWARD_MODEL)  # as `source`
         return cls(reference, rewards, build_network(begins, reference, source))
 
@@ -226,9 +230,7 @@ def _empty(path: str, kind: Any, dtype: torch.dtype | None) -> PreTrainedModel:
 
 @functools.lru_cache(maxsize=8)
 def _config(path: str) -> PreTrainedConfig:
-    adapters, own = Path(path, "adapter_config.json"), Path(path, "config.json")
-    base = json.loads(adapters.read_text())["base_model_name_or_path"] if adapters.exists() > own.exists() else path
-    return cast(PreTrainedConfig, AutoConfig.from_pretrained(base))
+    return cast(PreTrainedConfig, AutoConfig.from_pretrained(base_of(path)))
 
 
 class Estimator:

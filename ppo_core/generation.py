@@ -277,12 +277,6 @@ REPLACEMENT = "\ufffd"
 """What tokenizers decode bytes to that are not (yet) a character."""
 
 
-def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id that fills padding; any id would do, since only the mask is read."""
-    pad = tokenizer.pad_token_id
-    return int(pad if pad is not None else tokenizer.eos_token_id or 0)
-
-
 @torch.no_grad()
 def generate(
     model: PreTrainedModel,
@@ -302,19 +296,16 @@ def generate(
     """
     if uniforms.shape != (wanted := (len(prompts), settings.response_length)):
         raise ValueError(f"generate: uniforms has shape {list(uniforms.shape)}, not {list(wanted)}")
-    fill = pad_id(tokenizer)
-    encoded = padded_left([encode(prompt, tokenizer) for prompt in prompts], fill, model.device)
+    encoded = padded_left([encode(prompt, tokenizer) for prompt in prompts], model.device)
     order = encoded.by_length() if chunk_rows < len(prompts) else torch.arange(len(prompts), device=model.device)
     numbers, stops = uniforms.to(model.device), Stops(settings, tokenizer, model.device)
     begin = begin or (lambda rows, tokens: CachedDecoding(model, tokens))
-    parts = [
-        _Chunk(encoded.rows(rows), numbers[rows], settings, stops, fill).run(begin) for rows in order.split(chunk_rows)
-    ]
+    parts = [_Chunk(encoded.rows(rows), numbers[rows], settings, stops).run(begin) for rows in order.split(chunk_rows)]
     back = order.argsort()
     length = max(part.ids.shape[1] for part in parts)
     ids, mask, logprobs = (
-        torch.cat([_widened(getattr(part, name), length, pad) for part in parts])[back]
-        for name, pad in (("ids", fill), ("mask", 0), ("logprobs", 0))
+        torch.cat([_widened(getattr(part, name), length) for part in parts])[back]
+        for name in ("ids", "mask", "logprobs")
     )
     sequences = Sequences(
         torch.cat([encoded.ids, ids], 1),
@@ -330,13 +321,11 @@ def generate(
 class _Chunk:
     """The responses of R rows, of at most T tokens; nothing but a look at which rows have ended waits for a GPU."""
 
-    def __init__(
-        self, prompt: Sequences, uniforms: Tensor, settings: SamplingSettings, stops: Stops, fill: int
-    ) -> None:
+    def __init__(self, prompt: Sequences, uniforms: Tensor, settings: SamplingSettings, stops: Stops) -> None:
         rows, steps = uniforms.shape
         device = prompt.ids.device
-        self.prompt, self.uniforms, self.settings, self.stops, self.fill = prompt, uniforms, settings, stops, fill
-        self.ids = torch.full((rows, steps), fill, dtype=torch.long, device=device)
+        self.prompt, self.uniforms, self.settings, self.stops = prompt, uniforms, settings, stops
+        self.ids = torch.zeros((rows, steps), dtype=torch.long, device=device)
         self.mask = torch.zeros((rows, steps), dtype=torch.long, device=device)
         self.logprobs = torch.zeros((rows, steps), device=device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -372,7 +361,7 @@ class _Chunk:
         """Sample position `t` of the live rows; what a row that has ended samples is not kept."""
         sampled = next_token(logits, self.uniforms[live, t], self.settings)
         ended = self.ended[live]
-        self.ids[live, t] = sampled.ids.masked_fill(ended, self.fill)
+        self.ids[live, t] = sampled.ids.masked_fill(ended, 0)
         self.mask[live, t] = (~ended).long()
         self.logprobs[live, t] = sampled.logprobs.masked_fill(ended, 0.0)
         if sampled.kept is not None:
@@ -413,8 +402,8 @@ def _row_by_row(parts: Sequence[_Chunk], rows: Sequence[Tensor]) -> TokenSets:
     return sets[torch.cat(of_tokens).argsort(stable=True)]  # a row's tokens stand one after the other already
 
 
-def _widened(values: Tensor, width: int, fill: int) -> Tensor:
-    return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=fill)
+def _widened(values: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(values, (0, width - values.shape[1]))
 
 
 def _response_texts(tokenizer: PreTrainedTokenizerBase, sequences: Sequences) -> tuple[str, ...]:

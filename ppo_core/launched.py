@@ -40,17 +40,23 @@ def _is_on(variable: str) -> bool:
 
 
 def require_known() -> None:
-    """Raise ConfigError where the launcher asks for something unsupported."""
+    """Raise ConfigError where the launcher asks for something unsupported, by its flags or by a config file."""
     if _is_on("ACCELERATE_USE_DEEPSPEED"):
         raise ConfigError(
             "DeepSpeed is not supported; FSDP2 shards as ZeRO-3 does: accelerate launch --use_fsdp --fsdp_version 2; "
-            "as ZeRO-2 does with --fsdp_reshard_after_forward false in addition"
+            "as ZeRO-2 does with --fsdp_reshard_after_forward false in addition; a --config_file may stay"
         )
+    for variable, what in (("MEGATRON_LM", "Megatron-LM"), ("PARALLELISM_CONFIG", "a parallelism_config")):
+        if _is_on(f"ACCELERATE_USE_{variable}"):
+            raise ConfigError(
+                f"{what} is not supported: a run is spread over the processes by its data, or by FSDP2; use: "
+                "accelerate launch --multi_gpu, or --use_fsdp --fsdp_version 2"
+            )
     version = os.environ.get("FSDP_VERSION", "1")
     if fsdp() and version != "2":
         raise ConfigError(f"FSDP version {version} is not supported; use: accelerate launch --fsdp_version 2")
     if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_PORT" in os.environ and "RANK" not in os.environ:
         raise ConfigError(
-            "accelerate launch was asked for several processes and started one, as it does with --cpu; use: "
-            "torchrun --nproc_per_node 2 -m ppo_core …"
+            "accelerate launch was asked for several processes and started one, as it does with --cpu and with "
+            "distributed_type: NO in a config file; use: torchrun --nproc_per_node 2 -m ppo_core …"
         )

@@ -4,30 +4,35 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-from peft import LoraConfig, get_peft_model
-from peft.utils import ModulesToSaveWrapper
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft.utils import ModulesToSaveWrapper, load_peft_weights
 from peft.utils.constants import EMBEDDING_LAYER_NAMES
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from ppo_core import quantized
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.policy import ActorCritic, SavePolicy
 from ppo_core.randomness import Purpose, generator
+from ppo_core.rewards.batch import one_line
 
 # What is changed in a loaded model's layers: nothing that its weights or its function depend on.
 
@@ -41,14 +46,29 @@ def prepare_layers(model: nn.Module) -> None:
 def disable_dropout(model: nn.Module) -> None:
     """Set every dropout of a model to 0: it would make the ratio differ from 1 before any update.
 
-    Eval mode alone is not enough, since gradient checkpointing needs its layers in training mode.
+    Eval mode alone is not enough, since gradient checkpointing needs its layers in training mode. Layers that ask
+    their config at each pass are given a copy: the model's own config is saved with it and keeps its values.
     """
+    copies: dict[int, PreTrainedConfig] = {}
     for module in model.modules():
+        config = getattr(module, "config", None)
+        if module is not model and isinstance(config, PreTrainedConfig):
+            if id(config) not in copies:
+                copies[id(config)] = copy.deepcopy(config)
+                _zero_dropout(copies[id(config)])
+            module.__dict__["config"] = copies[id(config)]
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
+        _zero_dropout(module)
+
+
+def _zero_dropout(owner: nn.Module | PreTrainedConfig) -> None:
+    """Set what a module, or a config with those in it, calls a dropout to 0."""
+    for name, value in vars(owner).items():
+        if "drop" in name and isinstance(value, float):
+            setattr(owner, name, 0.0)
+        elif isinstance(owner, PreTrainedConfig) and isinstance(value, PreTrainedConfig):
+            _zero_dropout(value)
 
 
 def fuse_gelu(model: nn.Module) -> None:
@@ -82,7 +102,7 @@ def quiet_loading() -> Iterator[None]:
 def load_pretrained(
     kind: Any, path: str, dtype: torch.dtype, attention: str | None = None, **options: Any
 ) -> PreTrainedModel:
-    """Return the model of `path` as one of transformers' Auto classes makes it.
+    """Return the model of `path` as one of transformers' Auto classes makes it, with adapters merged into their base.
 
     `attention` is transformers' name of its kernels, None: its choice; `options` are `from_pretrained`'s.
 
@@ -93,12 +113,69 @@ def load_pretrained(
     """
     if attention is not None:
         options["attn_implementation"] = attention
-    with quiet_loading():
-        model, info = kind.from_pretrained(path, dtype=dtype, output_loading_info=True, **options)
-    if info["missing_keys"]:
-        raise ValueError(f"it was saved without {', '.join(sorted(info['missing_keys'])[:3])}")
+    model, missing = load_merged(kind, path, dtype=dtype, **options)
+    if missing:
+        raise ValueError(f"it was saved without {', '.join(missing[:3])}")
     quantized.keep_gradients(model)
-    return cast(PreTrainedModel, model)
+    return model
+
+
+MERGED = "_ppo_core_is_merged"
+"""The attribute of a model into which adapters were merged, so that its weights are in no folder."""
+
+
+def load_merged(kind: Any, path: str, **options: Any) -> tuple[PreTrainedModel, list[str]]:
+    """Return the model of `path`, with its adapters merged where it is those, and which weights it was saved without.
+
+    Raises:
+        OSError, ValueError, ImportError: as `load_pretrained`; or adapters that cannot be merged.
+    """
+    adapters = adapters_of(path)
+    with quiet_loading():
+        if adapters is None:
+            model, info = kind.from_pretrained(path, output_loading_info=True, **options)
+            if getattr(model, "_hf_peft_config_loaded", False):
+                raise ValueError("it holds a model and adapters beside it: remove adapter_config.json or config.json")
+            return model, sorted(info["missing_keys"])
+        if "quantization_config" in options:
+            raise ValueError(
+                "load_in_4bit = true is not allowed with adapters, which are merged into whole weights; merge them "
+                "first (peft: merge_and_unload) and save the model"
+            )
+        if kind is AutoModelForSequenceClassification:
+            options["num_labels"] = 1  # a plain language model under the adapters of a reward model states no number
+        base = str(adapters.base_model_name_or_path)
+        model, missing = load_merged(kind, base, **options)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                warnings.filterwarnings("error", message="Found missing adapter keys")  # they would be drawn at random
+                weights = load_peft_weights(path, device="cpu")
+                model = PeftModel.from_pretrained(model, path, torch_device="cpu").merge_and_unload()
+        except Exception as error:  # each kind of adapters fails in its own way
+            raise ValueError(f"its adapters cannot be merged into {base}: {one_line(error)}") from error
+    setattr(model, MERGED, True)
+    return model, [name for name in missing if not any(key.endswith(name) for key in weights)]
+
+
+def adapters_of(path: str) -> PeftConfig | None:
+    """Return the config of the adapters that a folder or hub id holds instead of a model; None: it holds a model.
+
+    Raises:
+        ValueError: they name no model that they belong to.
+    """
+    if Path(path, "config.json").exists() or find_adapter_config_file(path) is None:
+        return None
+    adapters: PeftConfig = PeftConfig.from_pretrained(path)
+    if adapters.base_model_name_or_path is None:
+        raise ValueError("its adapters name no base model")
+    return adapters
+
+
+def base_of(path: str) -> str:
+    """Return the folder or hub id of the model under adapters; `path` itself where it holds none."""
+    adapters = adapters_of(path)
+    return path if adapters is None else base_of(str(adapters.base_model_name_or_path))
 
 
 # Building a run's networks from a task's frozen models: copies, or adapters on shared weights.
@@ -174,7 +251,18 @@ def _trainable(frozen: PreTrainedModel, config: PPOConfig, task: str) -> tuple[P
     if is_tied and not _has_tied_head(model):
         raise _cannot_save(config, "embeddings and head are one tensor; name it embed_tokens or lm_head")
     _train_in_float32(model)
+    if getattr(model, MERGED, False):  # adapters alone would be loaded onto the base without those before them
+        return model, lambda folder, **_: _merged_copy(adapted).save_pretrained(folder)
     return model, lambda folder, **_: adapted.save_pretrained(str(folder))
+
+
+def _merged_copy(adapted: PeftModel) -> PreTrainedModel:
+    """Return a copy on the CPU in which the adapters are merged: the weights under them are the reference's, too."""
+    cpu = {id(p): nn.Parameter(p.detach().to("cpu", copy=True), requires_grad=False) for p in adapted.parameters()}
+    memo: dict[int, Any] = cpu | {id(buffer): buffer.to("cpu", copy=True) for buffer in adapted.buffers()}
+    model = cast(PreTrainedModel, copy.deepcopy(adapted, memo).merge_and_unload())
+    nn.Module.to(model, adapted.dtype)
+    return model
 
 
 def _modules_to_save(model: PreTrainedModel, config: PPOConfig, task: str) -> tuple[list[str], bool]:
@@ -286,14 +374,26 @@ def _load_critic(path: str, config: PPOConfig, device: torch.device) -> PreTrain
     computed = torch.bfloat16 if computes_in_bf16(config, device) else torch.float32
     options = quantized.in_4_bits(device, computed) if config.load_in_4bit else {}
     try:
-        with quiet_loading():
-            architectures = AutoConfig.from_pretrained(path).architectures or ()
-        classifies = any("ForSequenceClassification" in name for name in architectures)
-        kind = AutoModelForSequenceClassification if classifies else AutoModel
-        return load_pretrained(kind, path, torch.float32, **options)
+        return load_pretrained(critic_kind(path), path, torch.float32, **options)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"value_model_path = {path!r} cannot be loaded: {reason}") from error
+
+
+def critic_kind(path: str) -> Any:
+    """Return which of transformers' Auto classes loads the model of `path` for a critic: with its head, if it scores.
+
+    Raises:
+        OSError, ValueError: its config cannot be read.
+    """
+    adapters = adapters_of(path)
+    if adapters is not None and adapters.task_type == CAUSAL_LM:
+        return AutoModelForCausalLM  # their names are those of layers under a head
+    with quiet_loading():
+        architectures = AutoConfig.from_pretrained(base_of(path)).architectures or ()
+    is_scorer = adapters is not None and adapters.task_type == "SEQ_CLS"
+    classifies = is_scorer or any("ForSequenceClassification" in name for name in architectures)
+    return AutoModelForSequenceClassification if classifies else AutoModel
 
 
 def _head_of(source: PreTrainedModel) -> nn.Linear:

@@ -59,7 +59,12 @@ class ProcessGroup:
 
 @functools.cache
 def joined() -> World:
-    """Return the world of this process, which meets the others of its launch the first time; alone: `ONE_PROCESS`."""
+    """Return the world of this process, which meets the others of its launch the first time; alone: `ONE_PROCESS`.
+
+    Raises:
+        ConfigError: the launcher asks for something unsupported.
+    """
+    launched.require_known()
     if launched.size() == 1:
         return ONE_PROCESS
     if not distributed.is_initialized():

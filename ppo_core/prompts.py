@@ -257,7 +257,14 @@ def prompt_lengths(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBas
 def _encode_all(texts: list[str], chats: bool, tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
     # Not verbose: the callers report prompts that are too long.
     ids: list[list[int]] = tokenizer(texts, add_special_tokens=not chats, verbose=False)["input_ids"]
-    return ids
+    closing = 0 if chats else _closing(ids[0], texts[0], tokenizer)
+    return [row[: len(row) - closing] for row in ids]
+
+
+def _closing(whole: list[int], text: str, tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Return how many special tokens the tokenizer put behind a text: a response must not follow an EOS."""
+    bare = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return next((n for n in range(len(whole)) if whole[: len(whole) - n][-len(bare) :] == bare), 0)
 
 
 # Which rows are learned from, judged on and kept for the end.

@@ -163,10 +163,13 @@ def position_ids(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def padded_left(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> Sequences:
-    """Return token lists as sequences without a response."""
+def padded_left(rows: Sequence[Sequence[int]], device: torch.device) -> Sequences:
+    """Return token lists as sequences without a response.
+
+    They are padded with 0: only the mask is read, and the tokenizer's own pad id may be none of the model's.
+    """
     width = max(len(ids) for ids in rows)
-    ids = torch.full((len(rows), width), fill, dtype=torch.long)
+    ids = torch.zeros((len(rows), width), dtype=torch.long)
     mask = torch.zeros((len(rows), width), dtype=torch.long)
     for row, tokens in enumerate(rows):
         ids[row, width - len(tokens) :] = torch.tensor(tokens)

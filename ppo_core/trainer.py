@@ -12,6 +12,7 @@ threads.
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ppo_core import process_group, sharding
 from ppo_core.errors import ConfigError, TaskError
@@ -238,8 +240,9 @@ class PPOTrainer:
         bf16 = self.network.bf16
         key = (torch.get_num_threads(), bf16, config.stop_token, config.stop_token_id, config.stop_strings)
         if key not in self.models.baseline:
-            first = StepReport(step=0, episode=0, metrics={})
-            self.models.baseline[key] = self._evaluated(first, with_values=False)
+            first = self._evaluated(StepReport(step=0, episode=0, metrics={}), with_values=False)
+            _require_no_kl(first, models=self.models, bf16=bf16)
+            self.models.baseline[key] = first
         return self.models.baseline[key]
 
     def evaluated(self, report: StepReport) -> StepReport:
@@ -311,6 +314,22 @@ class _Stopwatch:
         self.seconds[f"time/{name}"] = time.perf_counter() - start
 
 
+ROUNDING_KL = {"float32": 1e-3, "bf16": 0.05}
+"""More than what rounding leaves of the KL between two passes of the same weights, in nats per token. It is half the
+variance of the logits' errors: in float32 under TF32 at most some 0.02 of logits around 20, in bfloat16 some 0.2."""
+
+
+def _require_no_kl(baseline: StepReport, models: TaskModels, *, bf16: bool) -> None:
+    """Raise TaskError where the policy is not its reference before any update."""
+    most = ROUNDING_KL["bf16" if bf16 else "float32"]
+    kl = baseline.metrics["eval/kl"] / baseline.metrics["eval/length"]
+    if kl > most:
+        raise TaskError(
+            f'task "{models.task.name}": before training the policy differs from its reference, by {kl:.3g} nats per '
+            f"token at step 0, where rounding leaves less than {most:g}: they were not loaded with the same weights"
+        )
+
+
 def _require_whole_groups(config: PPOConfig, world: World) -> None:
     """Raise ConfigError where a prompt's responses, which are compared with each other, would lie on two processes."""
     share = config.batch_sizes(world.size).local_batch_size
@@ -324,16 +343,27 @@ def _require_whole_groups(config: PPOConfig, world: World) -> None:
 
 def _require_room(config: PPOConfig, models: TaskModels) -> None:
     """Raise ConfigError where a response would not fit into the model's positions behind the longest prompt."""
-    positions = getattr(models.reference.config, "max_position_embeddings", None)
-    room = None if positions is None else positions - models.longest_prompt
-    if room is not None and config.response_length > room:
-        raise ConfigError(
-            f"response_length = {config.response_length} is not allowed: the policy has {positions} positions and the "
-            f"longest prompt takes {models.longest_prompt}, so at most {room}"
-        )
-    if room is not None and models.task.eval_response_length > room:
+    most, why = _most_tokens(models.reference)
+    room = most - models.longest_prompt
+    why = f"{why} and the longest prompt takes {models.longest_prompt}, so at most {room:.0f}"
+    if config.response_length > room:
+        raise ConfigError(f"response_length = {config.response_length} is not allowed: {why}")
+    if models.task.eval_response_length > room:
         raise TaskError(
             f'task "{models.task.name}": its evaluation\'s response_length = {models.task.eval_response_length} is not '
-            f"allowed: the policy has {positions} positions and the longest prompt takes {models.longest_prompt}, so "
-            f"at most {room}"
+            f"allowed: {why}"
         )
+
+
+def _most_tokens(model: PreTrainedModel) -> tuple[float, str]:
+    """Return the most tokens of a prompt with its response, and why; infinity where nothing bounds them."""
+    config = model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None) or math.inf
+    ropes = getattr(config, "rope_parameters", None) or {}
+    of_layers = [ropes, *(rope for rope in ropes.values() if isinstance(rope, Mapping))]  # one, or one a kind of layer
+    changes = [rope["original_max_position_embeddings"] for rope in of_layers if rope.get("rope_type") == "longrope"]
+    most = min(changes, default=math.inf)
+    if most < positions:
+        # Keys in the cache keep the rotation that they were computed with: sampler and trainer would differ.
+        return most, f"the policy's longrope rotates all of its {positions} positions otherwise beyond {most}"
+    return positions, f"the policy has {positions} positions"

@@ -2,8 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from ppo_core.errors import RewardError, TaskError
 from ppo_core.memory import ChunkRows
-from ppo_core.networks import prepare_layers
+from ppo_core.networks import load_merged, prepare_layers
 from ppo_core.rewards.batch import Answer, Batch, one_line, read_answer
 from ppo_core.task import Prompt, RewardPart
 
@@ -219,32 +218,17 @@ def _load(part: RewardPart, device: torch.device) -> tuple[PreTrainedTokenizerBa
     dtype = torch.float32 if device.type == "cpu" else "auto"
     try:
         tokenizer = AutoTokenizer.from_pretrained(part.where, truncation_side="left")
-        with _no_report():
-            model, info = AutoModelForSequenceClassification.from_pretrained(
-                part.where, dtype=dtype, output_loading_info=True
-            )
+        model, missing = load_merged(AutoModelForSequenceClassification, part.where, dtype=dtype)
     except Exception as error:  # missing, damaged or unknown: every library below has its own classes
         raise TaskError(f"{who}: cannot load the model {part.where}: {one_line(error)}") from error
-    if info["missing_keys"]:  # transformers draws them at random
-        lacking = ", ".join(sorted(info["missing_keys"])[:3])
-        raise TaskError(f"{who}: {part.where} is not a reward model: it was saved without {lacking}")
+    if missing:  # transformers draws them at random
+        raise TaskError(f"{who}: {part.where} is not a reward model: it was saved without {', '.join(missing[:3])}")
     if model.config.num_labels != 1:
         raise TaskError(f"{who}: the model {part.where} has {model.config.num_labels} labels; a reward needs one")
-    model.to(device).eval()
+    nn.Module.to(model, device)
+    model.eval()
     prepare_layers(model)
     return tokenizer, model
-
-
-@contextmanager
-def _no_report() -> Iterator[None]:
-    """Keep transformers from printing its table of missing weights, which our error tells in a line."""
-    reporting = logging.getLogger("transformers.modeling_utils")
-    before = reporting.level
-    reporting.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        reporting.setLevel(before)
 
 
 def _pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:

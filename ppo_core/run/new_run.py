@@ -261,6 +261,6 @@ def _config(plan: Plan, task: Task, progress: Progress) -> tuple[PPOConfig, int 
     file = plan.trl.for_task(len(assets.prompts.train), has_reward_model=assets.reward_model is not None)
     if file["value_model_path"] != plan.trl.values["value_model_path"]:
         progress("the critic, from the policy, since the task has no reward model", 1.0)
-    length = config_file.layered(task.reference, file, plan.flags)
+    length = config_file.layered(task.reference, file, plan.flags).spread_over(launched.size())
     config = config_file.layered(task.reference, plan.trl.for_length(length) | file, plan.flags)
-    return config, plan.trl.cadences.save_every_episodes(config)
+    return config, plan.trl.cadences.save_every_episodes(config.spread_over(launched.size()))

@@ -216,7 +216,7 @@ class Cadences:
         return None if self.epochs is None else max(1, int(self.epochs * prompts))
 
     def values(self, config: PPOConfig) -> dict[str, HyperValue]:
-        """Return the hyperparameters that follow from the length of `config`'s run."""
+        """Return the hyperparameters that follow from the length of `config`'s run, spread over its processes."""
         batch, iterations = config.batch_sizes(1).batch_size, config.num_iterations()
         every = max(1, iterations // self.generations) if self.generations else iterations
         values: dict[str, HyperValue] = {"eval_every_episodes": every * batch}

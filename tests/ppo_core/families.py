@@ -9,6 +9,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     CohereConfig,
+    FalconConfig,
     FalconH1Config,
     Gemma2Config,
     GemmaConfig,
@@ -75,6 +76,8 @@ FAMILIES: Mapping[str, Callable[[bool], PreTrainedConfig]] = {
     "opt": lambda tied: OPTConfig(
         **COMMON, ffn_dim=64, word_embed_proj_dim=16, init_std=0.2, dropout=0.1, tie_word_embeddings=tied
     ),
+    # Its layers ask their config for the dropout at each pass.
+    "falcon": lambda tied: FalconConfig(**COMMON, hidden_dropout=0.1, attention_dropout=0.1, tie_word_embeddings=tied),
     # Layers with a state instead of keys and values: some of them, all of them, or both kinds in one layer.
     "lfm2": lambda tied: Lfm2Config(**GATED, layer_types=["conv", "full_attention"], tie_word_embeddings=tied),
     "qwen3_5": lambda tied: Qwen3_5TextConfig(

@@ -10,7 +10,9 @@ from transformers import TrainingArguments
 
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.run import config_file, trl
+from ppo_core.run import config_file, new_run, trl
+from ppo_core.run.arguments import core_parser
+from tests.ppo_core.command_folder import PARTS, fill
 
 TLDR = """
 # accelerate launch ppo_tldr.py --config tldr.yaml
@@ -276,6 +278,35 @@ def test_a_short_run_warms_up_within_itself() -> None:
     assert config_of(read("output_dir: o\nwarmup_steps: 0.1")).warmup_ratio == 0.1
     constant = config_of(read("output_dir: o\nlr_scheduler_type: constant\nwarmup_steps: 5"))
     assert (constant.lr_scheduler_type, constant.warmup_ratio) == ("constant", 0)
+
+
+@pytest.mark.parametrize("processes", [1, 8])
+def test_what_trl_counts_in_iterations_counts_those_of_all_processes(
+    processes: int, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, tiny_folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    lines = """
+        output_dir: out
+        per_device_train_batch_size: 4
+        gradient_accumulation_steps: 2
+        num_mini_batches: 2
+        total_episodes: 640
+        warmup_steps: 5
+        save_steps: 3
+    """
+    Path("trl.yaml").write_text("\n".join(line.strip() for line in lines.splitlines()))
+    args = core_parser().parse_args([*PARTS, "--config", "trl.yaml"])
+    plan = new_run.plan(args, "a command")
+    plan.output.mkdir()
+    run = new_run.resolve(plan, lambda *_: None)
+    batch = 8 * processes
+    sizes = run.config.batch_sizes(processes)
+    assert (sizes.batch_size, sizes.mini_batch_size) == (batch, batch // 2)
+    assert run.config.warmup_ratio == pytest.approx(5 / (640 // batch))
+    assert run.save_every_episodes == 3 * batch
+    assert run.config.eval_every_episodes == 640 // 10 // batch * batch
 
 
 def test_every_field_of_trls_is_handled_once() -> None:

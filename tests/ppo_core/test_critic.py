@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+)
 
 from ppo_core import PPOConfig
 from ppo_core.errors import ConfigError
@@ -16,7 +23,7 @@ from ppo_core.sequences import padded_left
 from ppo_core.task import Prompt, RewardPart
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.families import COMMON, load_models
-from tests.ppo_core.test_networks import CONFIG, LORA, NETWORKS, assert_same, copies
+from tests.ppo_core.test_networks import CONFIG, LORA, NETWORKS, assert_same, copies, save_adapters
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +64,7 @@ def test_a_critic_begins_with_the_reward_models_values(
     texts = ["w1", "w1 w2 w3 w4", "w5 w6"]
     # A token's value is read where it is predicted: that of an EOS behind a text is the text's.
     rows = [[*judged.tokenizer(text)["input_ids"], 1] for text in texts]
-    whole = padded_left(rows, 0, torch.device("cpu"))
+    whole = padded_left(rows, torch.device("cpu"))
     sequences = replace(whole, prompt_width=whole.prompt_width - 1)
     values = trainer.network.values(None, sequences).flatten()
     scores = judged.reward([Prompt(text) for text in texts], ["", "", ""], [[], [], []], [False] * 3).totals
@@ -85,6 +92,23 @@ def test_a_classifier_of_several_labels_lends_its_trunk_alone(models: TaskModels
     network = PPOTrainer(replace(SEPARATE, value_model_path=str(tmp_path)), models).network
     assert_same(copies(three.transformer), copies(network.critic))
     assert not network.value_head.weight.any()
+
+
+@pytest.mark.parametrize("task", ["CAUSAL_LM", "SEQ_CLS"])
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_a_critic_begins_with_the_adapters_of_a_folder(
+    models: TaskModels, tiny_folder: Path, tmp_path: Path, task: str, lora: bool
+) -> None:
+    scores = task == "SEQ_CLS"
+    kind, options = (AutoModelForSequenceClassification, {"num_labels": 1}) if scores else (AutoModelForCausalLM, {})
+    adapted = save_adapters(kind.from_pretrained(tiny_folder, **options), tmp_path, task)
+    config = replace(LORA if lora else CONFIG, value_model="separate", value_model_path=str(tmp_path))
+    network = PPOTrainer(config, models).network
+    ids = torch.arange(3, 11).view(1, 8)
+    with torch.no_grad():
+        expected = adapted.base_model.model.transformer(input_ids=ids).last_hidden_state
+        assert (network.critic(input_ids=ids).last_hidden_state - expected).abs().max() < 1e-4
+    assert bool(network.value_head.weight.any()) == scores
 
 
 def other_vocabulary(folder: Path) -> str:

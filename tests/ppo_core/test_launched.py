@@ -12,7 +12,7 @@ import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
-from ppo_core import launched, leading
+from ppo_core import launched, leading, process_group
 from ppo_core.errors import OUT_OF_MEMORY, ConfigError
 from tests.ppo_core.command_folder import (
     EXHAUST_AT,
@@ -202,7 +202,13 @@ def test_help_is_printed_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "what"), [("ACCELERATE_USE_FSDP", "FSDP version 1"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")]
+    ("variable", "what"),
+    [
+        ("ACCELERATE_USE_FSDP", "FSDP version 1"),
+        ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"),
+        ("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM"),
+        ("ACCELERATE_USE_PARALLELISM_CONFIG", "a parallelism_config"),
+    ],
 )
 def test_what_launchers_ask_for_and_is_not_done_is_refused(
     variable: str, what: str, monkeypatch: pytest.MonkeyPatch
@@ -210,3 +216,36 @@ def test_what_launchers_ask_for_and_is_not_done_is_refused(
     monkeypatch.setenv(variable, "true")
     with pytest.raises(ConfigError, match=f"{what} is not supported"):
         leading.drive(lambda: 0)
+    with pytest.raises(ConfigError, match=f"{what} is not supported"):  # in a script of one's own
+        process_group.joined.__wrapped__()
+
+
+CONFIG_FILE = """
+compute_environment: LOCAL_MACHINE
+deepspeed_config: {zero_stage: 2, zero3_init_flag: false, offload_optimizer_device: none}
+distributed_type: %s
+machine_rank: 0
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2
+use_cpu: false
+"""
+
+
+@pytest.mark.slow
+def test_the_processes_of_accelerates_config_file_are_started_or_it_is_refused(folder: Path) -> None:
+    launcher = (sys.executable, "-m", "accelerate.commands.launch", "--config_file")
+    script = (
+        "from ppo_core import PPOConfig\nfrom ppo_core.trainer import ppo_trainer\nppo_trainer(PPOConfig(), 'reviews')"
+    )
+    Path("train.py").write_text(script)
+    Path("no.yaml").write_text(CONFIG_FILE % "'NO'")
+    for program in (("-m", "ppo_core", *PARTS, *SMALL), ("train.py",)):
+        alone = launch((*launcher, "no.yaml"), *program)
+        assert alone.returncode != 0
+        assert "accelerate launch was asked for several processes and started one" in alone.stderr
+    Path("ds.yaml").write_text(CONFIG_FILE % "DEEPSPEED")
+    fsdp = ("--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "NO_WRAP", "-m", "ppo_core")
+    done = launch((*launcher, "ds.yaml", *fsdp), *PARTS, *SMALL, "--total_episodes", "16", "--output", "run")
+    assert done.returncode == 0, done.stderr
+    assert "2 processes\n" in done.stdout

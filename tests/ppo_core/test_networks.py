@@ -1,20 +1,21 @@
 """Adapters on shared weights, bfloat16, gradient checkpointing: how a run's networks are made and held."""
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
-from peft import PeftModel
-from safetensors.torch import load_file
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-from ppo_core import PPOConfig
+from ppo_core import PPOConfig, quantized
 from ppo_core.errors import CheckpointError, ConfigError, TaskError
 from ppo_core.metrics import METRICS
 from ppo_core.models import FrozenPolicy, TaskModels
@@ -265,6 +266,96 @@ def test_a_tied_head_by_a_part_of_its_name_is_refused(tiny_folder: Path, tmp_pat
         PPOTrainer(replace(LORA, lora_modules_to_save="head"), models)
 
 
+# A folder of adapters in place of a model
+
+
+def save_adapters(model: PreTrainedModel, folder: Path, task: str, **settings: Any) -> PreTrainedModel:
+    """Put adapters that change much, and modules of other weights, on a model; save them, and return what they make."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft says what it corrects
+        adapted = get_peft_model(model, LoraConfig(task_type=task, r=4, init_lora_weights=False, **settings)).eval()
+    for name, parameter in adapted.named_parameters():
+        if "modules_to_save" in name:
+            parameter.data.add_(0.3 * torch.randn_like(parameter))
+    adapted.save_pretrained(folder)
+    return adapted
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module) -> Tensor:
+    return model(input_ids=torch.arange(3, 11).view(1, 8)).logits
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("whole", [None, ["lm_head"]], ids=["adapters", "and_a_head"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_policy_of_adapters_begins_with_them_and_is_saved_whole(
+    tiny_folder: Path, tmp_path: Path, tied: bool, whole: list[str] | None, lora: bool
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(save_family("llama", tied, tmp_path / "base", tiny_folder))
+    plain = logits_of(base.eval())
+    sft = logits_of(save_adapters(base, tmp_path / "sft", "CAUSAL_LM", modules_to_save=whole))
+    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path / "sft")
+    models = load_models(tmp_path / "sft", tiny_folder)
+    assert (logits_of(models.reference) - sft).abs().max() < 1e-4 < 0.1 < (plain - sft).abs().max()
+    trainer = PPOTrainer(LORA if lora else CONFIG, models)
+    assert (logits_of(trainer.network.policy) - sft).abs().max() < 1e-4
+    baseline, *_, last = trainer
+    assert baseline.metrics["eval/kl"] < 1e-5 < last.metrics["eval/kl"]
+    assert (logits_of(models.reference) - sft).abs().max() < 1e-4
+    trainer.save_model(tmp_path / "saved")
+    assert (logits_of(models.reference) - sft).abs().max() < 1e-4, "saving leaves the reference as it is"
+    trained = logits_of(trainer.network.policy)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32).eval()
+    assert (logits_of(saved) - trained).abs().max() < 1e-4 < 0.05 < (sft - trained).abs().max()
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_the_model_of_one_run_is_the_policy_of_the_next(
+    models: TaskModels, tiny_folder: Path, tmp_path: Path, lora: bool
+) -> None:
+    first = PPOTrainer(LORA if lora else CONFIG, models)
+    list(first)
+    first.save_model(tmp_path)
+    assert (tmp_path / "adapter_config.json").exists() == lora
+    second = PPOTrainer(LORA, load_models(tmp_path, tiny_folder))
+    trained = logits_of(first.network.policy)
+    assert (logits_of(second.network.policy) - trained).abs().max() < 1e-4 < 0.05
+    assert (logits_of(models.reference) - trained).abs().max() > 0.05
+    assert next(iter(second)).metrics["eval/kl"] == pytest.approx(0, abs=1e-5)
+
+
+def test_adapters_that_cannot_be_merged_are_refused_in_one_line(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    save_adapters(base, tmp_path, "CAUSAL_LM")
+    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path)
+    monkeypatch.setattr(quantized, "in_4_bits", lambda *_: {"quantization_config": object()})
+    with pytest.raises(
+        TaskError, match=r"load_in_4bit = true is not allowed with adapters.*merge them first"
+    ) as caught:
+        load_models(tmp_path, tiny_folder, held=FrozenPolicy(in_4bit=True))
+    assert "\n" not in str(caught.value)
+    names = load_file(tmp_path / "adapter_model.safetensors")
+    save_file(
+        {name.replace(".h.0.", ".h.7."): weight for name, weight in names.items()},
+        tmp_path / "adapter_model.safetensors",
+    )
+    with pytest.raises(TaskError, match=f"its adapters cannot be merged into {tiny_folder}: .*missing") as caught:
+        load_models(tmp_path, tiny_folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+def test_a_policy_that_is_not_its_reference_is_an_error_before_training(models: TaskModels, bf16: bool) -> None:
+    trainer = PPOTrainer(replace(LORA, bf16=bf16), models)
+    with torch.no_grad():
+        trainer.network.policy.transformer.h[0].attn.c_attn.lora_B["default"].weight.normal_()
+    with pytest.raises(TaskError, match=r"before training the policy differs from its reference, by [0-9.]+ nats"):
+        next(iter(trainer))
+
+
 # bfloat16
 
 
@@ -419,11 +510,13 @@ def test_gradient_checkpointing_computes_layers_twice_and_changes_nothing(models
     assert reports[-1].metrics["sampler/mismatch"] < 1e-4
 
 
-def test_gradient_checkpointing_turns_no_dropout_on(tiny_folder: Path, tmp_path: Path) -> None:
-    # OPT's layers drop out by themselves, while they are in the training mode that recomputing needs.
-    folder = save_family("opt", True, tmp_path, tiny_folder)
-    models = load_models(folder, tiny_folder)
-    assert models.reference.config.dropout > 0
+@pytest.mark.parametrize(("name", "field"), [("opt", "dropout"), ("falcon", "hidden_dropout")])
+def test_gradient_checkpointing_turns_no_dropout_on(tiny_folder: Path, tmp_path: Path, name: str, field: str) -> None:
+    # These layers drop out by themselves, while they are in the training mode that recomputing needs.
+    models = load_models(save_family(name, True, tmp_path, tiny_folder), tiny_folder)
     config = replace(CONFIG, gradient_checkpointing=True, num_ppo_epochs=1, mini_batch_size=16)
-    _, first, *_ = PPOTrainer(config, models)
+    trainer = PPOTrainer(config, models)
+    _, first, *_ = trainer
     assert first.metrics["val/ratio_var"] == pytest.approx(0, abs=1e-8)
+    trainer.save_model(tmp_path / "saved")
+    assert getattr(AutoConfig.from_pretrained(tmp_path / "saved"), field) == 0.1, "what is saved is the model's own"

@@ -153,6 +153,18 @@ def test_special_tokens_come_from_the_tokenizer_or_from_the_template_but_not_fro
     assert prompt_lengths([], tokenizer) == []
 
 
+def test_what_the_tokenizer_puts_behind_a_text_is_left_out_of_a_prompt(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<pad> $A <eos> <eos>", special_tokens=[("<pad>", 0), ("<eos>", 1)]
+    )
+    assert tokenizer("w0 w1")["input_ids"] == [0, 3, 4, 1, 1]
+    assert encode(Prompt("w0 w1"), tokenizer) == [0, 3, 4]
+    assert encode(Prompt("w0 <eos>"), tokenizer) == [0, 3, 1], "the text's own stays"
+    chat = Prompt("w0 <eos>", {}, tuple(said("w0")))
+    assert encode(chat, tokenizer) == [3, 1], "and so does a template's"
+    assert prompt_lengths([Prompt("w0"), chat, Prompt("w0 w1 w2")], tokenizer) == [2, 2, 4]
+
+
 def test_chats_without_a_template_and_a_system_message_without_chats_are_errors(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

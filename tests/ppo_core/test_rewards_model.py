@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from tokenizers import processors
 from transformers import (
     AutoModelForCausalLM,
@@ -391,6 +392,21 @@ def test_a_model_with_two_labels_is_refused(tokenizer: PreTrainedTokenizerBase, 
     with pytest.raises(TaskError) as caught:
         RewardModel(part, CPU)
     assert str(caught.value) == f'reward part "taste": the model {part.where} has 2 labels; a reward needs one'
+
+
+def test_adapters_on_a_language_model_are_a_reward_model(
+    tokenizer: PreTrainedTokenizerBase, tiny_folder: Path, tmp_path: Path
+) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_folder, num_labels=1)
+    settings = LoraConfig(task_type="SEQ_CLS", r=4, init_lora_weights=False, fan_in_fan_out=True)
+    adapted = get_peft_model(model, settings).eval()
+    adapted.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    reward = RewardModel(RewardPart("taste", "model", str(tmp_path)), CPU)
+    with torch.no_grad():
+        expected = adapted(input_ids=torch.tensor([ids("<eos> w1 w2 <eos>")])).logits.item()
+    assert reward(batch("w1| w2")).scores == pytest.approx([expected], abs=1e-4)
+    assert not any("lora" in name for name, _ in reward.model.named_parameters())
 
 
 def test_a_policy_is_no_reward_model(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

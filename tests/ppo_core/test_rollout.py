@@ -36,7 +36,7 @@ def sample_by(
 
 
 def encoded(tiny: TaskModels, texts: list[str]) -> Sequences:
-    return padded_left([encode(Prompt(text), tiny.tokenizer) for text in texts], 0, torch.device("cpu"))
+    return padded_left([encode(Prompt(text), tiny.tokenizer) for text in texts], torch.device("cpu"))
 
 
 def trained_logprobs(tiny: TaskModels, sequences: Sequences, temperature: float) -> torch.Tensor:
@@ -117,6 +117,15 @@ def test_a_pad_token_that_equals_eos_changes_nothing(tiny: TaskModels) -> None:
     assert before.responses == after.responses
     assert torch.equal(before.lengths, after.lengths)
     assert after.ended.any(), "the EOS itself still belongs to the response"
+
+
+def test_a_pad_token_that_the_model_lacks_changes_nothing(tiny: TaskModels) -> None:
+    before = sample(tiny, PROMPTS * 10)
+    tiny.tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    assert tiny.tokenizer.pad_token_id == 23 == LanguageHead.of(tiny.reference).vocabulary
+    after = sample(tiny, PROMPTS * 10)
+    assert before.responses == after.responses
+    assert trained_logprobs(tiny, after.sequences, 1.0).equal(trained_logprobs(tiny, before.sequences, 1.0))
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3TextConfig, LlamaConfig, PreTrainedConfig
 
 import ppo_core.experience
 from ppo_core import PPOConfig, checkpoint
-from ppo_core.errors import CheckpointError, ConfigError
+from ppo_core.errors import CheckpointError, ConfigError, TaskError
 from ppo_core.generation import TransformersGenerator
 from ppo_core.kl import sampled_kl
 from ppo_core.metrics import METRICS
@@ -17,6 +18,7 @@ from ppo_core.report import StepReport
 from ppo_core.run_state import RunState
 from ppo_core.trainer import PPOTrainer, collect, learn, score
 from tests.ppo_core.conftest import tiny_models
+from tests.ppo_core.families import GATED
 
 CONFIG = PPOConfig(
     total_episodes=96,
@@ -184,6 +186,66 @@ def test_the_saved_model_loads_as_any_transformers_model(tiny: TaskModels, tmp_p
 def test_a_response_that_does_not_fit_is_refused(tiny: TaskModels) -> None:
     assert PPOTrainer(replace(CONFIG, response_length=27), tiny)
     with pytest.raises(ConfigError, match="response_length = 28 is not allowed: the policy has 32 positions"):
+        PPOTrainer(replace(CONFIG, response_length=28), tiny)
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [4.0] * 8,
+    "original_max_position_embeddings": 11,
+}
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**GATED, rope_parameters=dict(LONGROPE)),
+        Gemma3TextConfig(
+            **GATED, rope_parameters={"full_attention": dict(LONGROPE), "sliding_attention": dict(PLAIN_ROPE)}
+        ),
+        Gemma3Config(
+            text_config=Gemma3TextConfig(
+                **GATED, rope_parameters={"full_attention": dict(LONGROPE), "sliding_attention": dict(PLAIN_ROPE)}
+            )
+        ),
+    ],
+    ids=["one", "by_layer", "nested"],
+)
+def test_a_response_that_crosses_the_original_length_of_longrope_is_refused(
+    tiny: TaskModels, config: PreTrainedConfig
+) -> None:
+    tiny.reference.config = config
+    with pytest.raises(
+        ConfigError, match=r"^response_length = 7 is not allowed: .* 32 positions .* 11 and .* so at most 6$"
+    ):
+        PPOTrainer(replace(CONFIG, response_length=7), tiny)
+    longer = replace(tiny, longest_prompt=6)
+    with pytest.raises(TaskError, match=r"its evaluation's response_length = 6 is not allowed: .* beyond 11 and"):
+        PPOTrainer(replace(CONFIG, response_length=5), longer)
+
+
+def test_longrope_up_to_its_original_length_is_sampled_as_it_is_trained(tiny: TaskModels) -> None:
+    torch.manual_seed(0)
+    reference = AutoModelForCausalLM.from_config(LlamaConfig(**GATED, rope_parameters=dict(LONGROPE)))
+    models = replace(tiny, reference=reference.eval().requires_grad_(False))
+    _, first, *_ = PPOTrainer(replace(CONFIG, response_length=6), models)
+    assert first.metrics["response/length_max"] == 6
+    assert first.metrics["sampler/mismatch"] < 1e-4
+
+
+def test_dynamic_rope_ends_at_the_models_positions(tiny: TaskModels) -> None:
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+    tiny.reference.config = Gemma3Config(
+        text_config=Gemma3TextConfig(
+            **GATED, rope_parameters={"full_attention": dynamic, "sliding_attention": dict(PLAIN_ROPE)}
+        )
+    )
+    with pytest.raises(
+        ConfigError, match=r"^response_length = 28 is not allowed: the policy has 32 positions and .* 5,"
+    ):
         PPOTrainer(replace(CONFIG, response_length=28), tiny)
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import tomli_w
@@ -21,7 +22,7 @@ from tuner.spec import StudySpec
 def run(args: argparse.Namespace) -> int:
     """Print a `[[start]]` table on stdout, and what it was made of on stderr."""
     path = Path(args.file)
-    imported = read(path)
+    imported = _on(read(path), args.num_processes)
     label = f"{path.stem} ({imported.table.title})"
     values = {
         name: value
@@ -29,6 +30,9 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(value, int | float) and _why_not(imported, name) is None
     }
     notes = [f"{path} is a configuration of {imported.table.title}", *_origins(imported)]
+    if imported.table.of_one_process:
+        which = f"{args.num_processes} processes" if args.num_processes else "one process; for more say --num-processes"
+        notes.append(f"{' and '.join(imported.table.of_one_process)} are those of {which}")
     if args.for_study is None:
         notes.append("a study refuses a start that sets what it does not search; --for-study leaves that out")
     else:
@@ -39,6 +43,23 @@ def run(args: argparse.Namespace) -> int:
         print(output.plain(line), file=sys.stderr)
     print(f"[[start]]\n{tomli_w.dumps({'label': label, **values})}", end="")
     return 0
+
+
+def _on(imported: Imported, processes: int | None) -> Imported:
+    """Return what a file says where it was launched with so many processes; None: with one.
+
+    Raises:
+        ConfigError: its trainer's sizes do not depend on that.
+    """
+    if processes is None:
+        return imported
+    sizes = imported.table.of_one_process
+    if not sizes:
+        raise ConfigError(
+            f"--num-processes is not allowed here: the sizes of {imported.table.title} are of all processes"
+        )
+    counted = {name: int(imported.values[name] or 0) * processes for name in sizes if name in imported.values}
+    return replace(imported, values={**imported.values, **counted})
 
 
 def _why_not(imported: Imported, name: str) -> str | None:
@@ -56,8 +77,6 @@ def _origins(imported: Imported) -> Iterator[str]:
         why_not = _why_not(imported, name)
         end = "" if why_not is None else f"; not in the start: {why_not}"
         yield f"{name} = {json.dumps(value)} from {imported.origins[name]}{end}"
-    if imported.table.remark:
-        yield imported.table.remark
     for why in dict.fromkeys(imported.left.values()):
         keys = ", ".join(key for key, reason in imported.left.items() if reason == why)
         yield f"not taken, {why or 'import-config reads nothing from it'}: {keys}"

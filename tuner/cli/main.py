@@ -328,6 +328,12 @@ def _add_import_arguments(parser: Parser) -> None:
     )
     parser.add_argument("file", metavar="FILE", help="YAML, JSON or TOML")
     parser.add_argument(
+        "--num-processes",
+        metavar="N",
+        type=positive_int,
+        help="with how many processes a file of TRL's was launched, which its sizes do not count (default: 1)",
+    )
+    parser.add_argument(
         "--for-study",
         metavar="STUDY.toml",
         help="print only what this study searches, moved into its ranges",

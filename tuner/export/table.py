@@ -108,8 +108,8 @@ class Table:
     """Why a name of ours or a key of theirs has no counterpart. Such names are listed even at their defaults."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Today's keys by their names in older versions."""
-    remark: str = ""
-    """A line on values that are read."""
+    of_one_process: tuple[str, ...] = ()
+    """Our names whose values are those of one of the launch's processes."""
 
 
 @dataclass(frozen=True)

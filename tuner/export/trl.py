@@ -72,5 +72,5 @@ TRL = Table(
         "log_ratio_clamp": "the log-ratio has no bound there",
         **dict.fromkeys(trl.COUNTED, "it counts iterations or epochs, which depend on the study's length"),
     },
-    remark="batch_size and mini_batch_size are those of one process: multiply them by the processes of the launch",
+    of_one_process=("batch_size", "mini_batch_size"),
 )  # fmt: skip
