@@ -1,9 +1,11 @@
 """Buffers of fixed shape give the tokens of step-by-step decoding; what the graph itself does needs a GPU."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ppo_core.captured import CapturedDecoding, CastWeights
@@ -15,7 +17,7 @@ from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
 from ppo_core.networks import build_network
 from ppo_core.policy import ActorCritic
-from ppo_core.probing import decide_decoding
+from ppo_core.probing import _NoWaiting, decide_decoding
 from ppo_core.randomness import Key, Purpose
 from ppo_core.task import Prompt
 from tests.ppo_core.conformance import WORDS, check_generator
@@ -46,6 +48,60 @@ def test_only_full_attention_reads_fixed_buffers(
     decide_decoding(models.reference, "the policy", fixed=True)
     assert getattr(models.reference, IS_FIXED) == (name in FIXED)
     assert ("decodes without captured graphs" in caplog.text) == (name not in FIXED)
+
+
+READS: Mapping[str, Callable[[Tensor], object]] = {
+    "item": lambda states: states.sum().item(),
+    "if": lambda states: 1 if states.sum() > 0 else 0,
+    "nonzero": lambda states: (states > 0).nonzero(),
+    "masked_select": lambda states: states.masked_select(states > 0),
+    "boolean index": lambda states: states[states > 0],
+    "assignment by a boolean index": lambda states: states.clone().__setitem__(states > 0, states[:1, 0, 0]),
+    "unique": lambda states: states.unique(),
+    "equal": lambda states: torch.equal(states, states),
+    "repeat_interleave": lambda states: states[0, 0].repeat_interleave((states[0, 0] > 0).long()),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_model_whose_step_reads_from_the_device_is_never_captured(
+    read: str, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = family("llama", tmp_path, tiny_folder)
+
+    def reading(module: torch.nn.Module, args: object, output: Tensor) -> None:
+        if output.shape[1] == 1:  # of prompts, a pass is not captured
+            READS[read](output)
+
+    models.reference.model.norm.register_forward_hook(reading)
+    decide_decoding(models.reference, "the policy", fixed=True)
+    assert not getattr(models.reference, IS_FIXED)
+    assert "decodes without captured graphs" in caplog.text
+    network = build_network(PPOConfig(bf16=False), models.reference, None)
+    monkeypatch.setattr(type(models.reference), "device", torch.device("cuda"))
+    assert TransformersGenerator(network, models.tokenizer, ChunkRows("generation", 7))._captured is None
+
+
+@pytest.mark.parametrize(
+    "move", [Tensor.cpu, lambda there: torch.ones(2).to(there), lambda there: there.copy_(torch.ones(2))]
+)
+def test_moving_between_devices_waits(move: Callable[[Tensor], object]) -> None:
+    there = torch.ones(2, device="meta")  # no GPU is needed to be another device than the CPU
+    with _NoWaiting():
+        there.double().add_(there).copy_(torch.ones(2, device="meta"))
+        with pytest.raises(RuntimeError, match="waits for the device"):
+            move(there)
+
+
+def test_reading_in_the_pass_of_the_prompts_is_captured_nevertheless(tmp_path: Path, tiny_folder: Path) -> None:
+    models = family("llama", tmp_path, tiny_folder)
+
+    def reading(module: torch.nn.Module, args: object, output: Tensor) -> None:
+        assert output.shape[1] == 1 or output.sum().item()
+
+    models.reference.model.norm.register_forward_hook(reading)
+    decide_decoding(models.reference, "the policy", fixed=True)
+    assert getattr(models.reference, IS_FIXED)
 
 
 def sampled(models: TaskModels, fixed: CapturedDecoding | None, rows: int, seed: int, **settings: object) -> Rollouts:
