@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
+
+from ppo_core.models import resolve_device
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +18,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # as for the scripts there
 
 import ppo_iteration  # noqa: E402
-from support import recorded  # noqa: E402
+from support import cells, recorded  # noqa: E402
 from support.curves import Curve, Point, agree, differences  # noqa: E402
 from support.shape import Shape  # noqa: E402
 from support.turns import Lap, Side, Track, alternate  # noqa: E402
@@ -31,6 +34,28 @@ TINY = Shape(
     epochs=2,
     mini_batches=2,
 )
+
+
+def test_a_cell_is_measured_with_the_kernels_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    switched: list[object] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", switched.append)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", switched.append)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr("accelerate.Accelerator.device", torch.device("cuda"))
+    monkeypatch.setattr("ppo_core.models._has_float64", lambda device: True)
+    device = resolve_device("auto")
+    of_runs = list(switched)
+    assert of_runs == ["high", False]
+
+    def build(*arguments: object) -> None:
+        assert switched == of_runs * 2
+        raise NotImplementedError("all is switched before a model is built")
+
+    monkeypatch.setattr(cells, "cell_models", build)
+    with pytest.raises(NotImplementedError):
+        cells.measure(cells.Cell("tiny", lora=True), device, cells.Rates(1.0, 1.0))
 
 
 def _lap(seconds: float = 1.0, steps: int = 4, tokens: int = 96) -> Lap:
