@@ -2,12 +2,16 @@
 
 A decode step is hundreds of small kernels. Launched one by one from Python they take 30 to 45 ms a token whatever the
 size of the model; replayed as a graph, what the kernels take. A graph has fixed shapes and addresses, so keys and
-values live in buffers that outlast a batch, attention reads them whole under a mask, and rows that have ended leave by
-halves: R, R/2, R/4, ... rows have a graph each. Only full attention can be read this way; `ppo_core.probing` decides by
-trying it, and everything else is decoded step by step.
+values live in buffers that outlast a batch, attention reads a fixed part of them under a mask, and rows that have ended
+leave by halves: R, R/2, R/4, ... rows have a graph each. Only full attention can be read this way; `ppo_core.probing`
+decides by trying it, and everything else is decoded step by step.
 
     prompts  ->  one ordinary pass, which fills the buffers
-    a step   ->  mask[:, place] = 0, the model, place += 1: captured once per number of rows, then replayed
+    a step   ->  mask[:, place] = 0, the model, place += 1: captured once per rows and columns, then replayed
+
+Attention reads all columns of a graph, used or not. Capturing a graph takes the time of three steps without one, so not
+every width is worth its own: a batch reads the buffers' whole width, or the half, the quarter, ... that holds it. That
+is less than twice what it uses, and the widest, which costs the most, reads no more than its own.
 """
 
 import logging
@@ -23,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ppo_core.decoding import ReservedLayer, reserved_cache, step_logits
 from ppo_core.errors import is_out_of_memory
-from ppo_core.memory import gpu_limit
+from ppo_core.memory import free, peak_mib, room
 from ppo_core.networks import sharing_weights
 
 logger = logging.getLogger(__name__)
@@ -34,8 +38,10 @@ TOKENS_STEP = 128
 """Buffers have room for a multiple of this many tokens, so that prompts of like widths share their graphs."""
 MASKED = -1e30
 """Added to the attention of what is not to be read: finite in float32 and bfloat16."""
-MOST_KEPT = 0.1
-"""Share of the device's memory that buffers may hold between two batches."""
+SMALL = 0.1
+"""Share of the device's memory that buffers may hold between two batches before it is known what an iteration takes."""
+MOST_FILLED = 0.9
+"""Share of the device's memory that an iteration and the buffers may fill; responses may grow longer yet."""
 
 
 class CapturedDecoding:
@@ -50,16 +56,26 @@ class CapturedDecoding:
         self._model = model
         self._captures = captures
         self.looks_every = LOOKS_EVERY if captures else 1
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        """By rows and columns."""
+        self._beside: float | None = None
+        """Peak in bytes of the iterations so far, whose learning had the buffers' memory; None: of none."""
+        self._is_given_back = False
         self._is_first = True
         self.release()
 
     def begin(self, rows: int, tokens: int) -> "CapturedDecoding":
-        """Make ready for a batch of at most so many rows and columns; larger buffers than before cost new graphs."""
+        """Make ready for a batch of at most so many rows and columns; larger buffers than before cost new graphs.
+
+        So of several batches the widest is to come first, which also leaves its memory to the graphs of the others.
+        """
         if rows > self._rows or tokens > self._tokens:
-            rows, tokens = max(rows, self._rows), max(-(-tokens // TOKENS_STEP) * TOKENS_STEP, self._tokens)
+            size = max(rows, self._rows), max(-(-tokens // TOKENS_STEP) * TOKENS_STEP, self._tokens)
             self.release()
-            self._allocate(rows, tokens)
+            self._allocate(*size)
+        self._columns = self._tokens
+        while self._columns >= 2 * max(tokens, TOKENS_STEP):
+            self._columns //= 2
         for layer in self._layers:
             layer.rewind()
         self._is_first = True
@@ -76,11 +92,22 @@ class CapturedDecoding:
         self._rows, self._tokens = rows, tokens
 
     def end(self) -> None:
-        """Give the buffers back where they would take much of what training needs."""
-        if self._tokens and self._model.device.type == "cuda":
-            held = sum(layer.held_bytes() for layer in self._layers)
-            if held > MOST_KEPT * gpu_limit(self._model.device):
-                self.release()
+        """Keep the buffers where they fit beside what learning takes; else give them back."""
+        held, memory = sum(layer.held_bytes() for layer in self._layers), room(self._model.device)
+        if self._beside is None:
+            fits = held <= SMALL * memory.total
+        else:
+            fits = held + self._beside + memory.process <= MOST_FILLED * memory.total
+        if not fits:
+            self._is_given_back = True
+            self.release()
+            free()
+
+    def learned(self) -> None:
+        """Note what an iteration took, where the buffers had been given back before it learned."""
+        if self._is_given_back:
+            self._is_given_back = False
+            self._beside = peak_mib(self._model.device) * 2**20
 
     def release(self) -> None:
         """Give back the buffers and all graphs."""
@@ -97,14 +124,14 @@ class CapturedDecoding:
             self._mask[:rows, 0, 0, : ids.shape[1]].masked_fill_(attention_mask > 0, 0.0)
             self._place.fill_(ids.shape[1])
             for layer in self._layers:
-                layer.place = self._place
+                layer.place, layer.columns = self._place, self._columns
             self._is_first = False
             return found
         self._ids[:rows].copy_(ids)
         self._positions[:rows].copy_(positions)
-        if rows not in self._graphs and not self._has_captured(rows):
+        if (rows, self._columns) not in self._graphs and not self._has_captured(rows):
             return self._step(rows)
-        graph, logits = self._graphs[rows]
+        graph, logits = self._graphs[rows, self._columns]
         graph.replay()
         return logits
 
@@ -113,7 +140,7 @@ class CapturedDecoding:
         if not self._captures:
             return False
         try:
-            self._graphs[rows] = self._capture(rows)
+            self._graphs[rows, self._columns] = self._capture(rows)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
@@ -124,9 +151,10 @@ class CapturedDecoding:
 
     def _step(self, rows: int) -> Tensor:
         self._mask.index_fill_(3, self._place, 0.0)
+        mask = self._mask[:rows, :, :, : self._columns]
         with _without_cast_cache(self._mask.device.type):
             found = step_logits(
-                self._model, self._cache, self._ids[:rows], self._mask[:rows], self._positions[:rows], is_first=False
+                self._model, self._cache, self._ids[:rows], mask, self._positions[:rows], is_first=False
             )
         self._place.add_(1)
         return found
@@ -145,8 +173,11 @@ class CapturedDecoding:
                 self._place.copy_(place)
         current.wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
+        if not self._graphs:
+            # One for all: graphs are replayed one at a time, and a graph's logits are read before the next replay.
+            self._pool = torch.cuda.graph_pool_handle()
         try:
-            with torch.cuda.graph(graph, stream=self._side):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._side):
                 logits = self._step(rows)
         finally:
             torch.cuda.set_stream(current)  # a capture that fails leaves its own

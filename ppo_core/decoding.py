@@ -33,13 +33,14 @@ class ReservedLayer(DynamicLayer):
         super().__init__()
         self.tokens, self.rows = tokens, rows
         self.place: Tensor | None = None
-        """[1], where the next token's states go; set: all `tokens` are returned, so that no shape depends on it."""
+        """[1], where the next token's states go; set: `columns` are returned, so that no shape depends on it."""
+        self.columns = tokens
         self._buffers: tuple[Tensor, ...] = ()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append the states of t new tokens, [R, heads, t, width], and return views of all so far."""
         if self.place is not None:
-            keys, values = (buffer[: len(key_states)] for buffer in self._buffers)
+            keys, values = (buffer[: len(key_states), :, : self.columns] for buffer in self._buffers)
             return keys.index_copy_(2, self.place, key_states), values.index_copy_(2, self.place, value_states)
         length = self.get_seq_length()
         if not self.is_initialized:

@@ -243,6 +243,8 @@ class TransformersGenerator:
         self._weight_version = version
         if self._casts is not None:
             self._casts.refresh()
+        if self._captured is not None:
+            self._captured.learned()
 
     def generate(self, requests: Sequence[Request], sampling: SamplingSettings, key: Key) -> Rollouts:
         """Return one response per request, some rows at a time, fewer when memory runs out."""
@@ -291,13 +293,15 @@ def generate(
 ) -> Rollouts:
     """Return one response per prompt; `uniforms` [B, T] in [0, 1) decides every token, T is `response_length`.
 
-    Rows go through the model `chunk_rows` at a time, prompts of like length together; that bounds memory and changes
-    no sample. `begin` makes the steps of a chunk ready; None: `CachedDecoding`.
+    Rows go through the model `chunk_rows` at a time, prompts of like length together, the longest first; that bounds
+    memory and changes no sample. `begin` makes the steps of a chunk ready; None: `CachedDecoding`.
     """
     if uniforms.shape != (wanted := (len(prompts), settings.response_length)):
         raise ValueError(f"generate: uniforms has shape {list(uniforms.shape)}, not {list(wanted)}")
     encoded = padded_left([encode(prompt, tokenizer) for prompt in prompts], model.device)
-    order = encoded.by_length() if chunk_rows < len(prompts) else torch.arange(len(prompts), device=model.device)
+    order = torch.arange(len(prompts), device=model.device)
+    if chunk_rows < len(prompts):
+        order = encoded.by_length().flip(0)
     numbers, stops = uniforms.to(model.device), Stops(settings, tokenizer, model.device)
     begin = begin or (lambda rows, tokens: CachedDecoding(model, tokens))
     parts = [_Chunk(encoded.rows(rows), numbers[rows], settings, stops).run(begin) for rows in order.split(chunk_rows)]

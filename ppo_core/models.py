@@ -56,7 +56,7 @@ class TaskModels:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the device accelerate finds (`auto`), or the CPU (`cpu`, and where the found one has no float64).
+    """Return the device accelerate finds (`auto`), prepared, or the CPU (`cpu`, and if the found one has no float64).
 
     Raises:
         ConfigError: another name, or a launch of more processes than there are GPUs.
@@ -68,13 +68,19 @@ def resolve_device(device: str) -> torch.device:
     found = torch.device(Accelerator(cpu=on_cpu).device)
     if found.type == "cuda":
         found = torch.device("cuda", torch.cuda.current_device())  # torch refuses to tell a share of one without index
-        torch.set_float32_matmul_precision("high")  # TF32 in what is left of float32 products: reward models
-        # It plans attention anew for every shape, and here nearly every pass has a width of its own.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    prepare_device(found)
     if _has_float64(found):
         return found
     logger.warning("running on the CPU: the sampler needs float64, which the device %s does not have", found)
     return torch.device("cpu")
+
+
+def prepare_device(device: torch.device) -> None:
+    """Choose for this process how a GPU multiplies and attends; nothing elsewhere."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 in what is left of float32 products: reward models
+        # cuDNN plans attention anew for every shape, and here nearly every pass has a width of its own.
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _has_float64(device: torch.device) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from ppo_core.captured import CapturedDecoding, has_fixed_layers
@@ -59,7 +60,11 @@ def decide_decoding(model: PreTrainedModel, which: str, *, fixed: bool | None = 
     if fixed or (fixed is None and model.device.type == "cuda"):
         setattr(model, IS_FIXED, has_fixed_layers(model) and agrees(lambda: _decoded_fixed(model, sequences)))
         if not getattr(model, IS_FIXED):
-            logger.warning("%s: decodes without captured graphs, because its attention cannot read fixed buffers", name)
+            logger.warning(
+                "%s: decodes without captured graphs, because its attention cannot read buffers of fixed shape, or its "
+                "step waits for the device",
+                name,
+            )
 
 
 def _comparison(model: PreTrainedModel) -> tuple[Callable[[Callable[[], Tensor]], bool], Sequences]:
@@ -141,11 +146,49 @@ def _alone(model: PreTrainedModel, sequences: Sequences, row: int) -> Tensor:
 
 def _decoded_fixed(model: PreTrainedModel, sequences: Sequences) -> Tensor:
     """Return the logits of two batches in the same buffers, of which the first one was of other tokens."""
-    decoding = CapturedDecoding(model, captures=False)
+    decoding = _Rehearsal(model, captures=False)
     other = replace(sequences, ids=sequences.ids.flip(0))
     for batch in (other, sequences):
         found = _decoded(model, batch, decoding.begin(*batch.ids.shape))
     return found
+
+
+class _Rehearsal(CapturedDecoding):
+    """Runs without a graph, and raises RuntimeError where a step could not be captured.
+
+    A capture that fails may leave torch's allocator in it for good, so such a step must not be tried on a GPU.
+    """
+
+    def _step(self, rows: int) -> Tensor:
+        with _NoWaiting():
+            return super()._step(rows)
+
+
+class _NoWaiting(TorchDispatchMode):
+    """Raises RuntimeError at an operation for which the host waits for a GPU: it reads a value, or moves a tensor.
+
+    On the CPU, where nothing is moved, only the reads are seen, and of these not `tolist`.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if _waits(func, args, options):
+            raise RuntimeError(f"{func} waits for the device")
+        return func(*args, **options)
+
+
+aten = torch.ops.aten
+
+
+def _waits(func: Any, args: Any, options: Any) -> bool:
+    if func in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    if func is aten._to_copy.default:
+        return bool(torch.device(options.get("device") or args[0].device).type != args[0].device.type)
+    if func is aten.copy_.default:
+        return bool(args[0].device.type != args[1].device.type)
+    reads = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+    return func is aten.equal.default or not reads.isdisjoint(func.tags)
 
 
 def _decoded(model: PreTrainedModel, sequences: Sequences, decoding: Decoding) -> Tensor:

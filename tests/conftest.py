@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
 from ppo_core.task import TaskAssets
 from ppo_core.task_file import get_task
@@ -15,9 +14,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Hundreds of processes start here: they compile the modules once, also where a container says otherwise.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# New examples are for those who develop; continuous integration repeats the same ones. No test asserts a time.
-settings.register_profile("own", deadline=None, derandomize=bool(os.environ.get("CI")))
-settings.load_profile("own")
+try:
+    from hypothesis import settings
+except ImportError:  # `make gpu` runs tests that need no hypothesis where it is not installed
+    pass
+else:
+    # New examples are for those who develop; continuous integration repeats the same ones. No test asserts a time.
+    settings.register_profile("own", deadline=None, derandomize=bool(os.environ.get("CI")))
+    settings.load_profile("own")
 
 
 @pytest.fixture(scope="session")

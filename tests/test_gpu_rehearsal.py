@@ -36,6 +36,40 @@ def test_a_part_measures_every_cell(part: str, cells: int, tmp_path: Path) -> No
     assert text.startswith(f"# {part} on cpu") and "| cell | trainer |" in text and "Done after" in text
 
 
+ONLY_LISTED = """
+import importlib.metadata as installed, re, sys
+
+def name_of(text): return re.sub("[-_.]+", "-", re.match("[A-Za-z0-9._-]+", text)[0]).lower()
+
+listed, open_ = set(), ["torch", "transformers", "peft", "accelerate", "pytest"]
+while open_:
+    name = open_.pop()
+    if name not in listed:
+        listed.add(name)
+        try: needs = installed.requires(name) or []
+        except installed.PackageNotFoundError: continue
+        open_ += [name_of(need) for need in needs if "extra ==" not in need]
+for module, packages in installed.packages_distributions().items():
+    if module not in ("ppo_core", "tuner", "tests") and not listed & {name_of(package) for package in packages}:
+        sys.modules[module] = None  # importing it raises ImportError
+
+import pytest
+sys.path.insert(0, "benchmarks")
+import gpu
+sys.exit(pytest.main(["--collect-only", "-p", "no:cacheprovider", "tests/ppo_core/test_gpu.py"]))
+"""
+"""Collects the tests marked gpu, and imports the benchmark, with the packages that docs/gpu.md lists and no others."""
+
+
+def test_nothing_but_the_listed_packages_is_needed() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ONLY_LISTED],
+        capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "test_captured_graphs_sample_the_tokens_of_plain_decoding[llama]" in ended.stdout
+
+
 def test_a_study_runs_and_the_guard_stops_a_trial(tmp_path: Path) -> None:
     data, text = rehearse("study", tmp_path)
     trials = data["trials"]

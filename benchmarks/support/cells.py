@@ -20,7 +20,7 @@ import torch
 
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import free, peak_mib
-from ppo_core.models import FrozenPolicy, TaskModels, freeze_policy
+from ppo_core.models import FrozenPolicy, TaskModels, freeze_policy, prepare_device
 from ppo_core.networks import computes_in_bf16
 from ppo_core.task import Prompt, Prompts, Scored
 from ppo_core.trainer import PPOTrainer
@@ -116,6 +116,7 @@ class Measured:
 def measure(cell: Cell, device: torch.device, rates: Rates, *, iterations: int = 4, warm_up: int = 1) -> Measured:
     """Run some iterations of our trainer; the first ones warm up, and capture what is captured."""
     begin_afresh(device)
+    prepare_device(device)
     trainer = PPOTrainer(cell.config(), cell_models(cell, device))
     trainer.state.step = 0  # no baseline: it would be an evaluation
     reports = iter(trainer)
@@ -127,12 +128,11 @@ def measure(cell: Cell, device: torch.device, rates: Rates, *, iterations: int =
 
 
 def begin_afresh(device: torch.device) -> None:
-    """Free what earlier work left, which would count in the peak that follows; let float32 products use TF32."""
+    """Free what earlier work left, which would count in the peak that follows."""
     free()
     if device.type == "cuda":
         torch.cuda.init()  # without it there are no statistics to reset
         torch.cuda.reset_peak_memory_stats(device)
-        torch.set_float32_matmul_precision("high")  # as runs have it
 
 
 def summary(cell: Cell, trainer: str, seconds: dict[str, float], peak_gib: float, rates: Rates) -> Measured:

@@ -48,6 +48,7 @@ class _Laps(TrainerCallback):
 def measure_trl(cell: Cell, device: torch.device, rates: Rates, *, iterations: int) -> Measured:
     """Return TRL's medians over some iterations, after one to warm up; its phases are not timed apart."""
     begin_afresh(device)
+    torch.set_float32_matmul_precision("high")  # as ours has it; its attention is torch's choice, as its users have it
     dtype = torch.bfloat16 if device.type == "cuda" and cell.lora else torch.float32
     config = config_of(cell.size)
     policy, reference = random_policy(cell.size, device, dtype), None

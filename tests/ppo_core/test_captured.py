@@ -1,9 +1,11 @@
 """Buffers of fixed shape give the tokens of step-by-step decoding; what the graph itself does needs a GPU."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ppo_core.captured import CapturedDecoding, CastWeights
@@ -11,11 +13,11 @@ from ppo_core.decoding import IS_FIXED
 from ppo_core.errors import OutOfMemory
 from ppo_core.generation import Request, Rollouts, SamplingSettings, TransformersGenerator, generate
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.memory import ChunkRows
+from ppo_core.memory import ChunkRows, Room
 from ppo_core.models import TaskModels
 from ppo_core.networks import build_network
 from ppo_core.policy import ActorCritic
-from ppo_core.probing import decide_decoding
+from ppo_core.probing import _NoWaiting, decide_decoding
 from ppo_core.randomness import Key, Purpose
 from ppo_core.task import Prompt
 from tests.ppo_core.conformance import WORDS, check_generator
@@ -46,6 +48,60 @@ def test_only_full_attention_reads_fixed_buffers(
     decide_decoding(models.reference, "the policy", fixed=True)
     assert getattr(models.reference, IS_FIXED) == (name in FIXED)
     assert ("decodes without captured graphs" in caplog.text) == (name not in FIXED)
+
+
+READS: Mapping[str, Callable[[Tensor], object]] = {
+    "item": lambda states: states.sum().item(),
+    "if": lambda states: 1 if states.sum() > 0 else 0,
+    "nonzero": lambda states: (states > 0).nonzero(),
+    "masked_select": lambda states: states.masked_select(states > 0),
+    "boolean index": lambda states: states[states > 0],
+    "assignment by a boolean index": lambda states: states.clone().__setitem__(states > 0, states[:1, 0, 0]),
+    "unique": lambda states: states.unique(),
+    "equal": lambda states: torch.equal(states, states),
+    "repeat_interleave": lambda states: states[0, 0].repeat_interleave((states[0, 0] > 0).long()),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_model_whose_step_reads_from_the_device_is_never_captured(
+    read: str, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = family("llama", tmp_path, tiny_folder)
+
+    def reading(module: torch.nn.Module, args: object, output: Tensor) -> None:
+        if output.shape[1] == 1:  # of prompts, a pass is not captured
+            READS[read](output)
+
+    models.reference.model.norm.register_forward_hook(reading)
+    decide_decoding(models.reference, "the policy", fixed=True)
+    assert not getattr(models.reference, IS_FIXED)
+    assert "decodes without captured graphs" in caplog.text
+    network = build_network(PPOConfig(bf16=False), models.reference, None)
+    monkeypatch.setattr(type(models.reference), "device", torch.device("cuda"))
+    assert TransformersGenerator(network, models.tokenizer, ChunkRows("generation", 7))._captured is None
+
+
+@pytest.mark.parametrize(
+    "move", [Tensor.cpu, lambda there: torch.ones(2).to(there), lambda there: there.copy_(torch.ones(2))]
+)
+def test_moving_between_devices_waits(move: Callable[[Tensor], object]) -> None:
+    there = torch.ones(2, device="meta")  # no GPU is needed to be another device than the CPU
+    with _NoWaiting():
+        there.double().add_(there).copy_(torch.ones(2, device="meta"))
+        with pytest.raises(RuntimeError, match="waits for the device"):
+            move(there)
+
+
+def test_reading_in_the_pass_of_the_prompts_is_captured_nevertheless(tmp_path: Path, tiny_folder: Path) -> None:
+    models = family("llama", tmp_path, tiny_folder)
+
+    def reading(module: torch.nn.Module, args: object, output: Tensor) -> None:
+        assert output.shape[1] == 1 or output.sum().item()
+
+    models.reference.model.norm.register_forward_hook(reading)
+    decide_decoding(models.reference, "the policy", fixed=True)
+    assert getattr(models.reference, IS_FIXED)
 
 
 def sampled(models: TaskModels, fixed: CapturedDecoding | None, rows: int, seed: int, **settings: object) -> Rollouts:
@@ -121,6 +177,94 @@ def test_the_buffers_stay_until_more_is_asked_for(tmp_path: Path, tiny_folder: P
     assert fixed._layers[0]._buffers[0].shape == (16, 1, 128, 16)
     sampled(models, fixed, 20, 2)
     assert fixed._layers[0]._buffers[0].shape == (20, 1, 128, 16)
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Rows and columns of each graph that was captured; a replay runs the step, and overwrites the graph's logits."""
+    captured: list[tuple[int, int]] = []
+
+    class Graph:
+        def __init__(self, decoding: CapturedDecoding, rows: int) -> None:
+            self.decoding, self.rows, self.columns = decoding, rows, decoding._columns
+            self.buffers = decoding._layers[0]._buffers
+            self.logits = torch.empty(rows, 23)
+
+        def replay(self) -> None:
+            assert self.decoding._columns == self.columns and self.decoding._layers[0]._buffers is self.buffers
+            self.logits.copy_(self.decoding._step(self.rows))
+
+    def capture(decoding: CapturedDecoding, rows: int) -> tuple[Graph, Tensor]:
+        graph = Graph(decoding, rows)
+        captured.append((rows, graph.columns))
+        return graph, graph.logits
+
+    monkeypatch.setattr(CapturedDecoding, "_capture", capture)
+    return captured
+
+
+def test_a_graph_is_captured_once_for_each_half_of_the_widest_batch(
+    captures: list[tuple[int, int]], tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppo_core.captured.TOKENS_STEP", 4)
+    models = family("llama", tmp_path, tiny_folder)
+    fixed = CapturedDecoding(models.reference)
+
+    def captured_by(*prompt_lengths: int) -> list[tuple[int, int]]:
+        before, rows = len(captures), 2 * len(prompt_lengths)
+        prompts = [Prompt(" ".join(WORDS[:length])) for length in prompt_lengths for _ in range(2)]
+        numbers = torch.rand(rows, 6, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
+        ours, plain = (
+            generate(
+                models.reference, models.tokenizer, prompts, numbers, SamplingSettings(1.5, 6), chunk_rows=2, begin=begin
+            )
+            for begin in (fixed.begin, None)
+        )  # fmt: skip
+        assert torch.equal(ours.sequences.ids, plain.sequences.ids)
+        assert (ours.sampler_logprobs - plain.sampler_logprobs).abs().max() < 1e-4
+        return captures[before:]
+
+    assert captured_by(2, 14, 6, 10) == [(2, 20), (2, 10)]  # of 20, 16 and 12 tokens, and of 8
+    assert captured_by(5, 3, 4) == captured_by(14, 13) == captured_by(2, 14, 6, 10) == []
+    assert captured_by(2, 18, 6) == [(2, 24), (2, 12)]  # wider than before: all graphs anew
+    assert captured_by(2, 14, 6, 10) == captured_by(18, 18, 3) == []
+
+
+@pytest.mark.parametrize(
+    ("total", "peak", "counts"),
+    [(2.0, 0.5, [1, 0, 0, 0, 0]), (1.0, 0.5, [1, 1, 1, 0, 0]), (1.0, 0.8, [1, 1, 1, 1, 1])],
+    ids=["small", "fits beside learning", "does not fit"],
+)
+def test_graphs_are_kept_where_their_buffers_fit_beside_learning(
+    total: float,
+    peak: float,
+    counts: list[int],
+    captures: list[tuple[int, int]],
+    tmp_path: Path,
+    tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mib = 2**20
+    memory = Room("cuda", "a GPU", total=int(total * mib), free=0, process=0)
+    monkeypatch.setattr("ppo_core.captured.room", lambda device: memory)
+    monkeypatch.setattr("ppo_core.captured.peak_mib", lambda device: peak)
+    models = family("llama", tmp_path, tiny_folder)
+    network = build_network(PPOConfig(bf16=False), models.reference, None)
+    generator = TransformersGenerator(network, models.tokenizer, ChunkRows("generation", 4))
+    generator._captured = CapturedDecoding(network.policy)
+    requests = [Request(i, models.prompts.train[i]) for i in range(4)]
+    sampling, found = SamplingSettings(1.5, 6), []
+    generator.update_weights(0)  # of a checkpoint: nothing was learned in this process
+    for step in range(5):
+        before = len(captures)
+        generator.generate(requests, sampling, Key(1, Purpose.ROLLOUT, step))
+        found.append(len(captures) - before)
+        # 2 layers of keys and values of 4 rows, 128 tokens, 16 numbers of 4 bytes: 1/8 MiB
+        held = sum(layer.held_bytes() for layer in generator._captured._layers)
+        assert held in (0, mib / 8)
+        if step > 0:  # the first one is the baseline's
+            generator.update_weights(step)
+    assert found == counts
 
 
 def test_looking_seldom_changes_no_sample(tmp_path: Path, tiny_folder: Path) -> None:

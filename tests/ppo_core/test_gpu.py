@@ -58,7 +58,7 @@ def freed() -> Iterator[None]:
 
 
 def on_gpu(models: TaskModels, held: FrozenPolicy, folder: Path) -> TaskModels:
-    reference, _ = load_policy(str(folder), torch.device("cuda"), held, "the test")
+    reference, _ = load_policy(str(folder), resolve_device("auto"), held, "the test")
     return replace(models, reference=reference, baseline={})
 
 

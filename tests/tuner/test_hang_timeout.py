@@ -25,7 +25,7 @@ from tuner.controller import NO_PLACE
 from tuner.engine.hang import HangTimeout
 from tuner.engine.local import LocalEngine
 from tuner.events import StudyStopped, StudyWarned, TrialStarted
-from tuner.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Resources, Stepped
+from tuner.protocol import Answer, Ended, Entered, Lost, NoRoom, Phase, PrepareTask, Progress, Stepped
 from tuner.status import Status
 from tuner.worker_settings import WorkerSettings
 
@@ -251,7 +251,7 @@ def test_a_rank_that_outlives_its_killed_worker_keeps_their_gpus_from_the_next_t
     monkeypatch.setattr("tuner.engine.process._KILL_SECONDS", 1.0)
     clock = Clock()
     with LocalEngine(1, gpus=("4,7",), gpus_per_trial=2, settings=SETTINGS, clock=clock) as engine:
-        engine.start(own_spec(tmp_path / "0", "unguarded", resources=Resources(2)))
+        engine.start(own_spec(tmp_path / "0", "unguarded", ranks=2))
         found = until(lambda: len(found := list(tmp_path.glob("rank-*"))) == 2 and found)
         ranks = [psutil.Process(int(path.name.removeprefix("rank-"))) for path in found]
         try:
