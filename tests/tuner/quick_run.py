@@ -92,7 +92,7 @@ class QuickTrainer:
         marker = os.environ.get(INTERRUPT_ONCE)
         if marker and self.step == 2 and not Path(marker).exists():
             Path(marker).touch()
-            is_worker = sys.argv[0] == "-c"  # else the run is this process's own
+            is_worker = any("ppo-tuner worker" in word for word in sys.orig_argv)  # else the run is this process's own
             os.kill(os.getppid() if is_worker else os.getpid(), signal.SIGINT)
 
 
