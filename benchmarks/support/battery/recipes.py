@@ -7,7 +7,7 @@ A response's words have hidden values v ~ N(0, 1). With T the most words, a word
 half as much as before, and 0.5 n / T for n words where length pays:
 
     smooth      Σ v / √T, rewarded word by word
-    saturating  1 - exp(-Σ max(v, 0) / √T), at the end
+    saturating  1 - exp(-max(Σ v / √T, 0)), at the end
     bimodal     sigmoid(6 (Σ v / √T - 1.5)), so that most responses are worth about 0 or about 1
     sparse      1 for two different words of a few rare ones, else 0
 """
@@ -152,7 +152,7 @@ class WordReward:
     def _at_the_end(self, words: Sequence[str]) -> float:
         recipe = self.recipe
         if recipe.shape == "saturating":
-            score = 1 - math.exp(-sum(max(value, 0.0) for value in self._counted(words)))
+            score = 1 - math.exp(-max(sum(self._counted(words)), 0.0))
         elif recipe.shape == "bimodal":
             score = 1 / (1 + math.exp(-6 * (sum(self._counted(words)) - 1.5)))
         else:
