@@ -1,4 +1,4 @@
-"""What is computed from a study's frames before it is drawn: rungs, pruning's cost, trials by setting, noise, front."""
+"""What is computed from a study's frames before it is drawn: pruning's cost, trials by setting, noise, front."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
