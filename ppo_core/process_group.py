@@ -6,6 +6,7 @@ questions go over gloo.
 """
 
 import functools
+import os
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -67,6 +68,8 @@ def joined() -> World:
     launched.require_known()
     if launched.size() == 1:
         return ONE_PROCESS
+    # By accelerate's default transformers would leave weights empty but in one process, which hands none out here.
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     if not distributed.is_initialized():
         on_gpus = torch.cuda.is_available()
         distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
