@@ -54,11 +54,10 @@ class Study:
 
 
 def studies(results: pd.DataFrame, tasks: Mapping[str, Recipe], pace: Mapping[str, float]) -> list[Study]:
-    """Return the studies of one arm's results, for the tasks given.
+    """Return the studies of one arm's results.
 
     Their seconds are those of a machine on which the first two iterations of a task take its `pace`.
     """
-    results = results[results.task.isin(list(tasks))]
     own = results.groupby("task").pace.median()
     return [
         _study(*key, rows, tasks[key[0]].kl_budget, pace[key[0]] / own[key[0]])
@@ -129,6 +128,7 @@ class Battery:
 
     def __init__(self, tasks: Sequence[Recipe], results: Mapping[str, pd.DataFrame]) -> None:
         by_name = {task.name: task for task in tasks}
+        results = {arm: found[found.task.isin(list(by_name))] for arm, found in results.items()}
         random = results[RANDOM]
         pace = {str(task): float(rows.pace.median()) for task, rows in random.groupby("task")}
         self.arms = {arm: studies(found, by_name, pace) for arm, found in results.items()}
@@ -150,13 +150,16 @@ class Battery:
         baseline = self.baselines[study.task]
         return (study.value(moment, baseline) - baseline) / (self.best[study.task] - baseline)
 
-    def values(self, arm: str, start: Start, budget: int) -> dict[str, dict[int, float]]:
-        """Return the values of an arm's studies by task and seed. Random search has one start, and budgets that an arm
-        has no studies of are the beginnings of its others."""
+    def _chosen(self, arm: str, start: Start, budget: int) -> list[Study]:
+        """Return an arm's studies at a start and a budget. Random search has one start, and budgets that an arm has no
+        studies of are the beginnings of its others."""
         of_start = [study for study in self.arms[arm] if study.start == ("fair" if arm == RANDOM else start)]
-        of_budget = [study for study in of_start if study.budget == budget] or of_start
+        return [study for study in of_start if study.budget == budget] or of_start
+
+    def values(self, arm: str, start: Start, budget: int) -> dict[str, dict[int, float]]:
+        """Return the values of an arm's studies on the tasks' scales, by task and seed."""
         found: dict[str, dict[int, float]] = {}
-        for study in of_budget:
+        for study in self._chosen(arm, start, budget):
             found.setdefault(study.task, {})[study.seed] = self.scaled(study, self.moment(study.task, budget))
         return found
 
@@ -200,15 +203,12 @@ class Battery:
         return {task: found for task, found in paired.items() if found}
 
     def _speed(self, arm: str, start: Start, budget: int) -> float:
-        shares = []
-        for study in self.arms[arm]:
-            if study.start == ("fair" if arm == RANDOM else start) and study.budget in (budget, BUDGET):
-                moment, baseline = self.moment(study.task, budget), self.baselines[study.task]
-                random = self.values(RANDOM, "fair", budget)[study.task]
-                wanted = baseline + float(np.mean(list(random.values()))) * (self.best[study.task] - baseline)
-                if study.budget == budget or arm in (RANDOM, OPTUNA):
-                    shares.append(study.reaches(wanted) / moment)
-        return float(np.median(shares))
+        wanted = {}
+        for task, random in self.values(RANDOM, "fair", budget).items():
+            share, baseline = float(np.mean(list(random.values()))), self.baselines[task]
+            wanted[task] = baseline + share * (self.best[task] - baseline)
+        times = [(study.reaches(wanted[study.task]), study.task) for study in self._chosen(arm, start, budget)]
+        return float(np.median([seconds / self.moment(task, budget) for seconds, task in times]))
 
     def lines(self) -> list[Line]:
         """Return all lines of the table."""
