@@ -12,7 +12,7 @@ from ppo_core.kl_budget import is_within
 from tuner.guard import RULES
 from tuner.paired import ERRORS
 from tuner.results import differences
-from tuner.status import PERSON, Status
+from tuner.status import PERSON, Role, Status
 from tuner.store import TrialRow
 
 # Pruning and its cost: what was ended early, by which rule, what that saved, and whether it might have won.
@@ -194,7 +194,7 @@ def lineage(trials: Sequence[TrialRow], number: int) -> list[Ancestor]:
     row_of = {row.number: row for row in trials}
     steps: list[Ancestor] = []
     row = row_of.get(number)
-    while row is not None and row.parent in row_of and len(steps) < len(row_of):
+    while row is not None and row.role is Role.FORK and row.parent in row_of and len(steps) < len(row_of):
         parent = row_of[row.parent]
         changed = {
             name: (parent.config.get(name), row.config.get(name))
@@ -208,7 +208,7 @@ def lineage(trials: Sequence[TrialRow], number: int) -> list[Ancestor]:
 
 def forks_of(trials: Sequence[TrialRow], number: int) -> list[int]:
     """Return the numbers of the trials that were forked from trial `number`."""
-    return [row.number for row in trials if row.parent == number]
+    return [row.number for row in trials if row.role is Role.FORK and row.parent == number]
 
 
 # Which evaluated checkpoint is worth having: the Pareto front of eval reward against eval KL.

@@ -321,7 +321,7 @@ def stamp(store: Store, snapshot: Snapshot, numbers: Collection[int]) -> str:
     drawn = set(numbers)
     rows = [row for row in snapshot.view.trials if row.number in drawn]
     changing = [
-        (row.number, row.attempts, row.episodes, row.seconds, style.status_text(row), row.rung_scores, row.ended_at)
+        (row.number, row.attempts, row.episodes, row.seconds, style.status_text(row), row.rung_score, row.ended_at)
         for row in rows
     ]
     return f"{_source(store, snapshot.view.row)}|{hash(tuple(changing))}"

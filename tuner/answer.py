@@ -26,11 +26,11 @@ def due_readings(study: OpenStudy) -> list[ReadTest]:
 
 def _wanted(study: OpenStudy) -> Iterator[tuple[TrialRow, int]]:
     spec = study.spec
-    best = best_trial(study.board.rows, spec.kl_budget)
+    best = best_trial(study.rows, spec.kl_budget)
     found = None if best is None else forks.answer(study.store, study.row, best)
     if best is not None and found is not None:
         yield best, found.step
-    for row in study.board:
+    for row in study.rows:
         step = due_step(row, spec) if row.role is Role.CONFIRM else None
         if step is not None:
             yield row, step

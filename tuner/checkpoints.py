@@ -170,7 +170,7 @@ class TrialFiles:
 
         A trial that is started meanwhile finds its checkpoint by a later piece of work.
         """
-        rows, spec, front = list(self._study.board.rows), self._study.spec, self._front
+        rows, spec, front = list(self._study.rows), self._study.spec, self._front
 
         def tidy() -> None:
             if self._kl_budget != spec.kl_budget:
@@ -206,7 +206,7 @@ class TrialFiles:
     def _front(self) -> StudyFront:
         """The study's, where any checkpoint may be the answer under another budget. Only pieces of work use it."""
         study = self._study
-        return StudyFront.read(study.store, study.board, self._is_here)
+        return StudyFront.read(study.store, study.rows, self._is_here)
 
     def _is_here(self, point: Point) -> bool:
         path = checkpoint.step_folder(self._folder(point.trial), point.step)

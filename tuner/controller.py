@@ -1,6 +1,6 @@
 """The controller's loop: start, record, decide, obey orders, until the study has its trials or a stop is asked for.
 
-It carries out what the study's scheduler and its orders decide; `tuner.run` has the study held around it.
+It carries out what the study's trials and orders ask for; `tuner.run` has the study held around it.
 """
 
 import time
@@ -38,6 +38,7 @@ from tuner.events import (
     TrialStepped,
 )
 from tuner.held_study import OpenStudy
+from tuner.judge import NOTHING_DECIDED, Action, Decision, answer, judge, why_paused
 from tuner.order_desk import OrderDesk
 from tuner.protocol import (
     Answer,
@@ -58,11 +59,22 @@ from tuner.protocol import (
 )
 from tuner.retention import kept_at_rung
 from tuner.retry import RoomWatch
-from tuner.scheduler import NOTHING_DECIDED, Action, Decision, MakeScheduler, answer
-from tuner.scoring import Evaluations, evaluations_of, extent, judged, outcome, so_far
+from tuner.scoring import Evaluations, evaluations_of, extent, judged, outcome, rung_score, so_far
+from tuner.search.choose import (
+    Promote,
+    Resume,
+    choose,
+    is_finished,
+    left_out,
+    new_trial,
+    promotable,
+    promotions,
+    unended,
+)
+from tuner.search.matching import New
 from tuner.spec import PPO_TRAINER
 from tuner.status import STOPPED_BY_PERSON, Reason, Status, Wanted
-from tuner.store import NewTrial, Order, OrderState, Outcome, TrialRow
+from tuner.store import Order, OrderState, Outcome, TrialRow
 
 NO_PLACE = "no place is left for a trial: the workers' processes cannot be killed"
 RENEW_SECONDS = 5.0
@@ -82,7 +94,7 @@ class _Running:
     iterations: int
     """Of the whole trial."""
     decision: Decision = NOTHING_DECIDED
-    """The scheduler's, on its last report."""
+    """On its last report."""
     wanted: Wanted | None = None
     """What an order asked of it, once its worker has received it."""
 
@@ -97,7 +109,6 @@ class TrialLoop:
         engine: Engine,
         stop: StopRequest,
         limits: Limits,
-        make_scheduler: MakeScheduler,
         emit: Emit,
         plan: Plan | None = None,
     ) -> None:
@@ -107,14 +118,9 @@ class TrialLoop:
         self._desk = OrderDesk(study, files, limits, lambda number: number in self._taken(), self._after)
         self._running: dict[int, _Running] = {}
         self._starting: set[int] = set()
-        self._losses: dict[int, int] = {}
         self._room = RoomWatch(lambda line: emit(StudyWarned(line)))
-        self._retries: dict[int, int] = {}
-        self._streak = retry.FailureStreak()
         self._verdict: str | None = None
         self._stopping: str | None = None
-        self._make_scheduler = make_scheduler
-        self._scheduler = make_scheduler(study.spec, limits.threads)
         self._renewed_at = time.monotonic()
         self._looked_at = time.monotonic()
         self._is_idle = False
@@ -124,7 +130,7 @@ class TrialLoop:
     @property
     def is_finished(self) -> bool:
         """Whether the study has all its trials."""
-        return self._scheduler.is_finished(self._study.board)
+        return is_finished(self._study.spec, self._study.rows)
 
     def run(self) -> str | None:
         """Run the study; return None when it has its trials, or why it stopped before.
@@ -184,7 +190,7 @@ class TrialLoop:
         study = self._study
         if self._plan is None:
             return True
-        wanted, first = missing(study.board.rows, study.spec, self._plan), study.board[0]
+        wanted, first = missing(study.rows, study.spec, self._plan), study.rows[0]
         if study.store.on_test(first.id, 0) is None:
             self._read_on_test([reading(study, first, 0)])
         found = study.store.on_test(first.id, 0)
@@ -195,7 +201,7 @@ class TrialLoop:
             raise StudyError(f'study "{study.spec.name}" cannot be confirmed: {why}')
         if found is not None:
             for trial in wanted:
-                study.board.put(study.store.add_trial(study.lease, trial))
+                study.put(study.store.add_trial(study.lease, trial))
         return found is not None
 
     def _read_on_test(self, jobs: Sequence[ReadTest]) -> None:
@@ -219,7 +225,7 @@ class TrialLoop:
     def _note_reading(self, job: ReadTest, message: Message) -> None:
         study = self._study
         if isinstance(message, Read):
-            row = study.board[job.number]
+            row = study.rows[job.number]
             study.store.add_test_reading(study.lease, row.id, job.step, message.reading, message.why_not)
             return
         why = message.message if isinstance(message, Failed) else str(message)
@@ -304,7 +310,6 @@ class TrialLoop:
             if row.status.is_final:
                 self._emit_end(row)
         if order.kind == "set":
-            self._scheduler = self._make_scheduler(self._study.spec, self._limits.threads)
             self._engine.resize(self._study.row.workers or 1)
         if order.kind == "stop" and order.trial is None and self._stop.why is None:
             self._stop.why = ORDERED
@@ -314,25 +319,25 @@ class TrialLoop:
     def _set_interrupted_aside(self) -> None:
         """Queue the trials that the last run left unfinished, or apply their pending orders."""
         study = self._study
-        for row in study.board.open(study.spec.trials):
+        for row in [row for row in unended(study.spec, study.rows) if row.status is not Status.PAUSED]:
             evaluations = evaluations_of(study.store, row)
             if row.wanted is not None:
                 self._reconcile(row)
-            elif (reason := self._scheduler.rests(row, evaluations)) is not None:
+            elif (reason := why_paused(study.spec, row, evaluations)) is not None:
                 self._rest(row, evaluations, reason)
             elif row.status is Status.RUNNING:
                 study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec))
                 study.refresh(row.number)
-        left = study.board.left_out(study.spec.trials)
+        left = left_out(study.spec, study.rows)
         if left:
-            numbers = ", ".join(map(str, left))
+            numbers = ", ".join(str(row.number) for row in left)
             self._emit(StudyWarned(f"trial {numbers} is left as it is: the total is now {study.spec.trials}"))
 
     def _start_trials(self) -> bool:
         """Start as many trials as there are workers free; return whether to wait for anything."""
         is_paused = self._study.row.paused_at is not None
         while not self._is_stopping() and not is_paused and self._engine.free > len(self._starting):
-            chosen = self._scheduler.next(self._study.board, self._taken())
+            chosen = choose(self._study.spec, self._study.rows, self._taken())
             if chosen is None:
                 break
             row = self._row_of(chosen)
@@ -353,32 +358,33 @@ class TrialLoop:
             self._emit(StudyPaused(self._study.row.name))
         return True
 
-    def _row_of(self, chosen: int | NewTrial) -> TrialRow:
-        """Return the trial that the scheduler chose to run: recorded, if it is new, or promoted, if it rested."""
+    def _row_of(self, chosen: Resume | Promote | New) -> TrialRow:
+        """Return the trial that was chosen: recorded, if it is new, or promoted, if it was paused at a rung."""
         study = self._study
-        if isinstance(chosen, NewTrial):
-            row = study.store.add_trial(study.lease, chosen)
-            study.board.put(row)
-            return row
-        if study.board[chosen].is_resting:
-            study.store.promote(study.lease, study.board[chosen].id)
-            return study.refresh(chosen)
-        return study.board[chosen]
+        match chosen:
+            case New():
+                trial = new_trial(study.spec, study.rows, chosen, self._limits.threads)
+                return study.put(study.store.add_trial(study.lease, trial))
+            case Promote(number):
+                study.store.promote(study.lease, study.rows[number].id)
+                return study.refresh(number)
+            case Resume(number):
+                return study.rows[number]
 
     def _at_rung(self) -> Collection[int]:
         """Return the numbers of the trials paused at a rung that keep their checkpoints."""
-        board = self._study.board
-        return kept_at_rung(self._scheduler.promotable(board), self._scheduler.promotions(board))
+        spec, rows = self._study.spec, self._study.rows
+        return kept_at_rung([row.number for row in promotable(spec, rows)], promotions(spec, rows))
 
     def _note_paused_trials(self) -> None:
         """Say why the study is not finished though nothing is left to start."""
-        paused = self._study.board.paused(self._study.spec.trials)
+        paused = [row for row in unended(self._study.spec, self._study.rows) if row.status is Status.PAUSED]
         if paused and self._stopping is None:
-            numbers = ", ".join(map(str, paused))
+            numbers = ", ".join(str(row.number) for row in paused)
             self._stopping = f"{ONLY_PAUSED} ({numbers})"
 
     def _emit_end(self, row: TrialRow) -> None:
-        self._emit(TrialEnded(row, extent(self._study.board, self._study.spec)))
+        self._emit(TrialEnded(row, extent(self._study.rows, self._study.spec)))
 
     def _reconcile(self, row: TrialRow) -> None:
         """Apply pending orders to a trial without a worker: it ends, is paused, or waits for another one."""
@@ -417,8 +423,7 @@ class TrialLoop:
             text = f"trial {row.number} restarts: it has no checkpoint left, and {row.episodes} episodes are lost"
             trial_log.note(study.trial_folder(row.number), text)
             self._emit(StudyWarned(text))
-        row = study.store.begin_attempt(study.lease, row, step)
-        study.board.put(row)
+        row = study.put(study.store.begin_attempt(study.lease, row, step))
         config = PPOConfig.from_dict(row.config)
         self._running[row.number] = _Running(row, config.whole_episodes(), config.num_iterations())
         self._engine.start(
@@ -466,8 +471,7 @@ class TrialLoop:
                 else:
                     self._retry(number, message.message, partial(retry.error_reason, message, where))
             case Lost():
-                losses = self._losses[number] = self._losses.get(number, 0) + 1
-                reason = partial(retry.lost_reason, message.how, losses)
+                reason = partial(retry.lost_reason, message.how, self._running[number].row.retries)
                 self._retry(number, f"worker lost: {message.how}", reason)
             case Progress() | Prepared() | Read():
                 raise AssertionError(message)
@@ -477,7 +481,7 @@ class TrialLoop:
     def _record(self, number: int, message: Stepped) -> None:
         """Store a step, then answer: a worker saves only what the store holds."""
         running, study = self._running[number], self._study
-        decision = running.decision = self._scheduler.decide(running.row, message)
+        decision = running.decision = judge(study.spec, running.row, message)
         wanted = study.store.add_step(study.lease, running.row.id, message.report, message.seconds)
         running.wanted = None if decision.action in (Action.STOP, Action.EVALUATE) else wanted
         if decision.reason is not None:
@@ -495,7 +499,7 @@ class TrialLoop:
     def _answer_without_room(self) -> None:
         """Let trials that found no disk space for a checkpoint retry when due, or leave if they must."""
         for number in self._room.waiting:
-            if self._has_to_rest() or self._study.board[number].wanted is not None:
+            if self._has_to_rest() or self._study.rows[number].wanted is not None:
                 self._room.answered(number)
                 self._engine.answer(number, Answer.STOP)
             elif self._room.is_due(number):
@@ -519,7 +523,8 @@ class TrialLoop:
         """Record that the strategy paused a trial, and what it is ranked by."""
         study = self._study
         standing = outcome(evaluations, study.spec, Status.PAUSED, reason)
-        study.store.rest(study.lease, row, standing, self._scheduler.score(evaluations))
+        score = rung_score(evaluations, study.spec.kl_budget, study.spec.total_episodes)
+        study.store.rest(study.lease, row, standing, score)
         trial_log.note(study.trial_folder(row.number), "the strategy paused the trial")
         row = study.refresh(row.number)
         self._files.settle(row, self._at_rung())
@@ -542,11 +547,12 @@ class TrialLoop:
             self._emit(StudyWarned(f"trial {number}: {what}; the next run of the study resumes it"))
             del self._running[number]
             return
-        retries = self._retries[number] = self._retries.get(number, 0) + 1
-        if retries > retry.RETRIES:
+        row = self._running[number].row
+        if row.retries >= retry.RETRIES:
             self._fail(number, reason)
             return
-        which = f"retry {retries} of {retry.RETRIES}"
+        self._study.store.set_retries(self._study.lease, row.id, row.retries + 1)
+        which = f"retry {row.retries + 1} of {retry.RETRIES}"
         self._emit(StudyWarned(f"trial {number}: {what}; resuming from its last checkpoint ({which})"))
         del self._running[number]
         self._study.refresh(number)
@@ -566,5 +572,5 @@ class TrialLoop:
         trial_log.note(study.trial_folder(trial.number), f"the trial is {outcome.status}{why}")
         row = study.refresh(trial.number)
         self._files.settle(row, self._at_rung())
-        self._verdict = self._verdict or self._streak.add(row)
+        self._verdict = self._verdict or retry.failing(self._study.rows)
         self._emit_end(row)

@@ -10,7 +10,8 @@ from typing import Any
 from ppo_core.errors import ConfigError, PPOTunerError, StoreError
 from tuner import study_folder
 from tuner.order_checks import changed_spec
-from tuner.scoring import TrialList, judged_again
+from tuner.scoring import judged_again
+from tuner.search.choose import counted
 from tuner.spec import SpecChanges, StudySpec
 from tuner.starts import best_of, settle
 from tuner.status import Origin
@@ -90,7 +91,8 @@ class OpenStudy:
     """As it is now; orders may change it."""
     folder: Path
     """Where its trials' folders are."""
-    board: TrialList
+    rows: list[TrialRow]
+    """Its trials by number, as the store holds them."""
     last_order: int
     """The highest id of an order that was placed before this run; 0: there was none."""
 
@@ -100,9 +102,12 @@ class OpenStudy:
 
     def refresh(self, number: int) -> TrialRow:
         """Read a trial's row again, note it and return it."""
-        is_known = number < len(self.board)
-        row = self.store.read_again(self.board[number]) if is_known else self.store.trial(self.row, number)
-        self.board.put(row)
+        is_known = number < len(self.rows)
+        return self.put(self.store.read_again(self.rows[number]) if is_known else self.store.trial(self.row, number))
+
+    def put(self, row: TrialRow) -> TrialRow:
+        """Note how a trial stands now, or a new one, and return it."""
+        self.rows[row.number : row.number + 1] = [row]
         return row
 
 
@@ -128,7 +133,7 @@ def open_study(store: Store, spec: StudySpec, folder: Path) -> Iterator[OpenStud
         lease = store.acquire(spec.name)
         try:
             row = store.study(spec.name)
-            yield OpenStudy(store, lease, row, spec, folder, TrialList(store.trials(row)), last_order)
+            yield OpenStudy(store, lease, row, spec, folder, store.trials(row), last_order)
         except PPOTunerError:
             if found is None and store.study(spec.name).folder is None:  # `reconcile` notes the folder
                 store.delete_study(lease)
@@ -154,9 +159,9 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, is_file: bool) ->
     study.spec, record, notes = at_run(study.spec, known, is_file=is_file, flags=flags)
     yield from notes
     stored = None
-    if len(study.board):
+    if study.rows:
         stored = StudySpec.from_dict(study.row.spec, f'study "{study.row.name}" in the store')
-    ran = sum(row.origin is Origin.LISTED for row in study.board.counted())
+    ran = sum(row.origin is Origin.LISTED for row in counted(study.rows))
     changes = SpecChanges() if stored is None else study.spec.changes_to(stored)
     study.spec, notes, refused = settle(study.spec, stored, ran, partial(best_of, study.store))
     refused = [*changes.refused, *refused]
@@ -164,8 +169,8 @@ def reconcile(study: OpenStudy, flags: Mapping[str, float], *, is_file: bool) ->
         raise ConfigError(f'study "{study.row.name}" has trials already: {"; ".join(refused)}')
     yield from (*changes.allowed, *notes)
     if stored is not None and stored.kl_budget != study.spec.kl_budget:
-        study.store.set_judgements(study.lease, judged_again(study.store, study.board, study.spec))
-        study.board = TrialList(study.store.trials(study.row))
+        study.store.set_judgements(study.lease, judged_again(study.store, study.rows, study.spec))
+        study.rows = study.store.trials(study.row)
     study_folder.claim(study.folder, study.row)
     study.store.update_study(
         study.lease,

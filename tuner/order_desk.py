@@ -14,7 +14,7 @@ from tuner import held_study, order_checks, orders
 from tuner.checkpoints import ForkPoint, TrialFiles
 from tuner.events import Limits
 from tuner.held_study import OpenStudy
-from tuner.scoring import TrialList, judged, judged_again, so_far
+from tuner.scoring import judged, judged_again, so_far
 from tuner.status import STOPPED_BY_PERSON, Origin, Role, Status, Wanted
 from tuner.store import NewTrial, Order, TrialRow, schema
 from tuner.store.connect import now
@@ -127,7 +127,7 @@ class OrderDesk:
         if most is not None and changes.get("workers", 1) > most:
             raise ConfigError(f"workers = {changes['workers']} is not allowed; expected at most {most}, one per GPU")
         has_changed = spec.kl_budget != self._study.spec.kl_budget
-        judged_anew = judged_again(self._study.store, self._study.board, spec) if has_changed else []
+        judged_anew = judged_again(self._study.store, self._study.rows, spec) if has_changed else []
         table = schema.studies
 
         def effect(connection: Connection) -> str:
@@ -141,7 +141,7 @@ class OrderDesk:
         self._study.spec = spec
         self._reread_study()
         if judged_anew:
-            self._study.board = TrialList(self._study.store.trials(self._study.row))
+            self._study.rows = self._study.store.trials(self._study.row)
 
     def _reread_study(self) -> None:
         self._study.row = self._study.store.study(self._study.spec.name)
@@ -194,8 +194,8 @@ class OrderDesk:
 
     def _retry(self, order: Order) -> None:
         study = self._study
-        chosen = order_checks.retried(study.board.rows, order.trial)
-        blank = {"status": Status.WAITING, "reason": None, "ended_at": None, "violation": None}
+        chosen = order_checks.retried(study.rows, order.trial)
+        blank = {"status": Status.WAITING, "reason": None, "ended_at": None, "violation": None, "retries": 0}
 
         def effect(connection: Connection) -> str:
             ids = [row.id for row in chosen]
@@ -210,9 +210,9 @@ class OrderDesk:
 
     def _enqueue(self, order: Order) -> None:
         study = self._study
-        params = order_checks.enqueued_params(study.spec, study.board.rows, order.arguments.get("values", {}))
+        params = order_checks.enqueued_params(study.spec, study.rows, order.arguments.get("values", {}))
         config = study.spec.config(params).to_dict()
-        number = len(study.board)
+        number = len(study.rows)
         label = str(order.arguments.get("label") or "")
         trial = NewTrial(number, Origin.ENQUEUED, config, params, self._limits.threads, Status.WAITING, label)
 
@@ -236,7 +236,7 @@ class OrderDesk:
         self._forking.add(order.id)
 
     def _add_fork(self, order: Order, parent: TrialRow, point: ForkPoint) -> None:
-        study, number = self._study, len(self._study.board)
+        study, number = self._study, len(self._study.rows)
         values = order.arguments.get("values", {})
         self._files.place_fork(point, number)
         trial = NewTrial(

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ppo_core.errors import StoreError
 from tuner.protocol import Failed
@@ -145,7 +145,7 @@ class RoomWatch:
 # Failures of trials: their reasons, and when they concern the whole study.
 
 RETRIES = 2
-"""How often a trial whose worker died, or raised an unexpected error, is resumed in one run of the study."""
+"""How often a trial whose worker died, or raised an unexpected error, is resumed."""
 WORKER_LOST = "worker_lost"
 SAME_IN_A_ROW = 3
 """So many trials in a row that fail for the same cause stop the study."""
@@ -167,33 +167,25 @@ def with_traceback(message: str, where: object | None) -> str:
     return message if where is None else f"{message} (traceback in {where})"
 
 
-def lost_reason(how: str, losses: int, log: str = "") -> Reason:
-    """Return why a trial failed whose worker died `losses` times, the last time like `how`; `log` is its log's end."""
+def lost_reason(how: str, retries: int, log: str = "") -> Reason:
+    """Return why a trial failed whose worker died like `how`, after so many retries; `log` is its log's end."""
     words = last_words(log)
-    message = f"worker lost {losses} times, the last time {how}"
+    message = f"worker lost after {retries} retries: {how}"
     return Reason(WORKER_LOST, message + (f"{_LAST_PRINTED}{words}" if words else ""), log=log)
 
 
-class FailureStreak:
-    """Trials in a row that failed for one cause. Trials that a person ended do not count."""
+def failing(rows: Iterable[TrialRow]) -> str | None:
+    """Return why a study should stop: the last trials that ended failed for one cause; None: they did not.
 
-    def __init__(self) -> None:
-        self._cause: str | None = None
-        self._length = 0
-
-    def add(self, row: TrialRow) -> str | None:
-        """Note how a trial ended; return what to tell if the study should stop for it."""
-        if row.status is Status.STOPPED or not row.status.is_final:
-            return None
-        if row.status is not Status.FAILED or row.reason is None:
-            self._cause, self._length = None, 0
-            return None
-        cause = _cause(row.reason)
-        self._length = self._length + 1 if cause == self._cause else 1
-        self._cause = cause
-        if self._length < SAME_IN_A_ROW:
-            return None
-        return f"{self._length} trials in a row failed for the same cause; trial {row.number}: {row.reason.message}"
+    Trials that a person ended do not count.
+    """
+    ended = [row for row in rows if row.status.is_final and row.status is not Status.STOPPED]
+    last = sorted(ended, key=lambda row: (row.ended_at or 0.0, row.number))[-SAME_IN_A_ROW:]
+    causes = {_cause(row.reason) if row.status is Status.FAILED and row.reason is not None else None for row in last}
+    if len(last) < SAME_IN_A_ROW or len(causes) > 1 or None in causes or last[-1].reason is None:
+        return None
+    why = f"trial {last[-1].number}: {last[-1].reason.message}"
+    return f"{SAME_IN_A_ROW} trials in a row failed for the same cause; {why}"
 
 
 def _cause(reason: Reason) -> str:

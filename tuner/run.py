@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
-from tuner import answer, strategies
+from tuner import answer
 from tuner.checkpoints import TrialFiles
 from tuner.confirm import Plan, cost_line, missing
 from tuner.controller import TrialLoop
@@ -20,8 +20,9 @@ from tuner.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, 
 from tuner.held_study import OpenStudy, open_study, reconcile
 from tuner.order_checks import changed_spec
 from tuner.retry import StoreRetry
-from tuner.scheduler import MakeScheduler, Scheduler
-from tuner.scoring import TrialList, extent
+from tuner.scoring import extent
+from tuner.search.choose import is_finished, unended
+from tuner.search.propose import require_usable
 from tuner.spec import StudySpec
 from tuner.status import Role
 from tuner.store import OrderState, Store
@@ -43,7 +44,6 @@ def run_study(
     plan: Plan | None = None,
     make_engine: MakeEngine = LocalEngine.of,
     threads_per_trial: Callable[[int], int] = threads_per_worker,
-    make_scheduler: MakeScheduler = strategies.make_scheduler,
     on_event: Emit,
 ) -> bool:
     """Run a study, or resume it, and return whether it reached its total of trials.
@@ -70,7 +70,6 @@ def run_study(
         plan: What is to be confirmed once the search has ended; None: nothing more than was asked for before.
         make_engine: Returns what runs the trials; worker processes on this machine by default.
         threads_per_trial: Returns each trial's share of the CPU cores that the engine has, by their number.
-        make_scheduler: Returns what decides which trial runs, and for how long.
         on_event: Called with each event, in this thread.
 
     Raises:
@@ -86,13 +85,14 @@ def run_study(
     flags = {name: value for name, value in (("trials", trials), ("budget", budget)) if value is not None}
     if flags:
         changed_spec(spec, flags)  # one that is not allowed is refused before anything is made
+    require_usable(spec)
     with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
         patience = StoreRetry(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
         store.on_trouble, store.on_answer = patience.wait, patience.end
         with open_study(store, spec, runs_folder / spec.name) as study:
             if plan is not None:  # what is refused is refused before anything is changed
-                _require_searched(study, make_scheduler(spec, spec.threads or 1))
-                wanted = missing(study.board.rows, spec, plan)
+                _require_searched(study)
+                wanted = missing(study.rows, spec, plan)
                 plan = plan if wanted else None
             count = workers or most_workers or study.row.workers or 1
             each = spec.gpus_per_trial
@@ -105,13 +105,13 @@ def run_study(
             )
             files = TrialFiles(study)
             changes = tuple(reconcile(study, flags, is_file=is_file))
-            cost = () if plan is None else (cost_line(wanted, study.board.rows, count),)
+            cost = () if plan is None else (cost_line(wanted, study.rows, count),)
             processes = (f"each trial has {each} processes",) if each > 1 else ()
             sharing = (mps_line(),) if gpus and trials_per_gpu > 1 else ()
             notes = (*study.spec.notes, *processes, *sharing, *changes, *cost)
-            on_event(StudyStarted(study.spec, extent(study.board, study.spec), notes))
+            on_event(StudyStarted(study.spec, extent(study.rows, study.spec), notes))
             engine = partial(make_engine, needs)
-            return _run_held(study, files, engine, needs.workers, stop, limits, make_scheduler, on_event, plan)
+            return _run_held(study, files, engine, needs.workers, stop, limits, on_event, plan)
 
 
 def _run_held(
@@ -121,41 +121,37 @@ def _run_held(
     workers: int,
     stop: StopRequest,
     limits: Limits,
-    make_scheduler: MakeScheduler,
     emit: Emit,
     plan: Plan | None,
 ) -> bool:
     """Run what is left of a study that this process holds, and return whether it is finished."""
     why: str | None = None
 
-    def is_finished() -> bool:
-        return make_scheduler(study.spec, limits.threads).is_finished(study.board)
-
     has_orders = bool(study.store.orders(study.row, OrderState.WAITING))
-    if plan is not None or not is_finished() or has_orders or answer.due_readings(study):
+    if plan is not None or not is_finished(study.spec, study.rows) or has_orders or answer.due_readings(study):
         study.store.update_study(study.lease, finished_at=None, workers=workers)
         try:
             with files.work, ExitStack() as stack:
                 running = engine()
                 stop.on_request = files.work.on_done = running.wake
-                loop = TrialLoop(study, files, running, stop, limits, make_scheduler, emit, plan)
+                loop = TrialLoop(study, files, running, stop, limits, emit, plan)
                 stack.callback(loop.tell_retired)  # when the engine is closed
                 stack.enter_context(running)
                 why = loop.run()
         except KeyboardInterrupt:
             why = INTERRUPTED
-    finished = is_finished()
+    finished = is_finished(study.spec, study.rows)
     study.store.set_finished(study.lease, finished)
     if not finished:
-        paused = study.board.paused(study.spec.trials) if str(why).startswith(ONLY_PAUSED) else ()
-        emit(StudyStopped(extent(study.board, study.spec), str(why), tuple(paused)))
+        waiting = unended(study.spec, study.rows) if str(why).startswith(ONLY_PAUSED) else ()
+        emit(StudyStopped(extent(study.rows, study.spec), str(why), tuple(row.number for row in waiting)))
     return finished
 
 
-def _require_searched(study: OpenStudy, scheduler: Scheduler) -> None:
+def _require_searched(study: OpenStudy) -> None:
     """Raise StudyError where the study's search has not ended: its best configurations may still change."""
-    name, searched = study.spec.name, [row for row in study.board if row.role is not Role.CONFIRM]
-    if not scheduler.is_finished(TrialList(searched)):
+    name, searched = study.spec.name, [row for row in study.rows if row.role is not Role.CONFIRM]
+    if not is_finished(study.spec, searched):
         how_far = extent(searched, study.spec).text
         raise StudyError(f'study "{name}" is not finished ({how_far}); first: {to_copy(["run", name])}')
 

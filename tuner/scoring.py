@@ -26,10 +26,9 @@ search. FAIL keeps their numbers.
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -207,7 +206,7 @@ def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> lis
 
 def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) -> TrialRow:
     now = outcome(evaluations, spec, row.status, row.reason)
-    again = (rung_score(evaluations, spec.kl_budget, spec.total_episodes),) if row.is_resting else ()
+    at_rung = [one for one in evaluations if row.rung_episode is not None and one["episode"] <= row.rung_episode]
     return replace(
         row,
         value=now.value,
@@ -217,155 +216,11 @@ def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) ->
         value_step=now.value_step,
         end_kl=now.end_kl,
         end_kl_se=now.end_kl_se,
-        rung_scores=row.rung_scores[: len(row.rung_scores) - len(again)] + again,
+        rung_score=rung_score(at_rung, spec.kl_budget, spec.total_episodes) if at_rung else None,
     )
 
 
-# What the controller knows of its study's trials: the store's rows, kept in memory as it changes them.
-
-
-class TrialList:
-    """A study's trials by number. Numbers have no gaps.
-
-    What is asked at each turn of the loop is counted as trials change, so that no answer goes through all of them.
-    """
-
-    def __init__(self, rows: Iterable[TrialRow] = ()) -> None:
-        self.rows: list[TrialRow] = []
-        self.log: list[int] = []
-        """Where in `rows` each change was, in order; see `Changes`."""
-        self.tally = Tally()
-        self._counted: list[int] = []
-        self._unended: set[int] = set()
-        for row in rows:
-            self._put(len(self.rows), row)
-
-    def __iter__(self) -> Iterator[TrialRow]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, number: int) -> TrialRow:
-        return self.rows[number]
-
-    def put(self, row: TrialRow) -> None:
-        """Note how a trial stands now."""
-        self._put(row.number, row)
-
-    def _put(self, place: int, row: TrialRow) -> None:
-        if place < len(self.rows):
-            self.tally.add(self.rows[place], -1)
-        elif row.counts:  # neither its role nor its origin ever changes
-            self._counted.append(place)
-        self.tally.add(row)
-        self.rows[place : place + 1] = [row]
-        self.log.append(place)
-        (self._unended.discard if row.is_done else self._unended.add)(place)
-
-    @property
-    def count(self) -> int:
-        """How many trials the study's total counts."""
-        return len(self._counted)
-
-    def counted(self) -> list[TrialRow]:
-        """Return the trials that the study's total counts."""
-        return [self.rows[place] for place in self._counted]
-
-    def unended(self, total: int | None) -> list[TrialRow]:
-        """Return the trials that keep a study of `total` unfinished, by number: they have not ended and do not rest.
-
-        It asks for the first so many that count, and for all that people added. None: for as many as its budget allows.
-        """
-        return [self.rows[place] for place in sorted(self._unended) if not self._is_beyond(place, total)]
-
-    def open(self, total: int | None) -> list[TrialRow]:
-        """Return those of them that may run: the interrupted first, then the waiting."""
-        rows = [row for row in self.unended(total) if row.status is not Status.PAUSED]
-        return sorted(rows, key=lambda row: (row.status is Status.WAITING, row.number))
-
-    def paused(self, total: int | None) -> list[int]:
-        """Return the numbers of those of them that a person paused."""
-        return [row.number for row in self.unended(total) if row.status is Status.PAUSED]
-
-    def left_out(self, total: int | None) -> list[int]:
-        """Return the numbers of the trials that have not ended and that a study of `total` does not ask for."""
-        return [self.rows[place].number for place in sorted(self._unended) if self._is_beyond(place, total)]
-
-    def _is_beyond(self, place: int, total: int | None) -> bool:
-        if total is None or len(self._counted) <= total:
-            return False
-        return place >= self._counted[total] and self.rows[place].counts
-
-
-class Changes:
-    """Which trials of a list have changed since they were last taken: what is kept of trials is kept up by these."""
-
-    def __init__(self) -> None:
-        self._trials: TrialList | None = None
-        self._taken = 0
-
-    def are_of(self, trials: TrialList) -> bool:
-        """Return whether they were taken from this list the last time."""
-        return trials is self._trials
-
-    def take(self, trials: TrialList) -> list[TrialRow]:
-        """Return the rows that changed, by number; of another list than the last time, all."""
-        if not self.are_of(trials):
-            self._trials, self._taken = trials, 0
-        places = sorted(set(trials.log[self._taken :]))
-        self._taken = len(trials.log)
-        return [trials[place] for place in places]
-
-
-class Follower(ABC):
-    """What is counted of a list's trials, kept up as they change. It has counted nothing until it first follows."""
-
-    def __init__(self) -> None:
-        self._changes = Changes()
-        self._rows: dict[int, TrialRow] = {}
-        """The trials by number, as they are counted."""
-        self._clear()
-
-    def follow(self, trials: TrialList) -> Self:
-        """Take over how the trials stand, and return this; of the list followed before, only what has changed since."""
-        if not self._changes.are_of(trials):
-            self._rows = {}
-            self._clear()
-        for row in self._changes.take(trials):
-            if row.number in self._rows:
-                self._count(self._rows[row.number], -1)
-            self._rows[row.number] = row
-            self._count(row, 1)
-        return self
-
-    @abstractmethod
-    def _clear(self) -> None:
-        """Count from nothing."""
-
-    @abstractmethod
-    def _count(self, row: TrialRow, sign: int) -> None:
-        """Count a trial as it stands; with the sign -1 take it off."""
-
-
-class Tally:
-    """Sums over a study's trials, to which a trial can be added and taken off again."""
-
-    def __init__(self, rows: Iterable[TrialRow] = ()) -> None:
-        self.ended = self.resting = self.added = self.episodes = self.confirming = self.confirmed = 0
-        for row in rows:
-            self.add(row)
-
-    def add(self, row: TrialRow, sign: int = 1) -> None:
-        """Add a trial as it stands; with the sign -1 take it off."""
-        if row.role is Role.CONFIRM:
-            self.confirming += sign
-            self.confirmed += sign * row.status.is_final
-            return
-        self.ended += sign * row.status.is_final
-        self.resting += sign * row.is_resting
-        self.added += sign * (not row.counts)
-        self.episodes += sign * row.episodes * row.counts
+# How far a study is.
 
 
 @dataclass(frozen=True)
@@ -416,13 +271,15 @@ class Extent:
 
 def extent(rows: Iterable[TrialRow], spec: StudySpec) -> Extent:
     """Return how far a study with these trials is."""
-    tally = rows.tally if isinstance(rows, TrialList) else Tally(rows)
+    rows = list(rows)
+    searched = [row for row in rows if row.role is not Role.CONFIRM]
+    confirming = [row for row in rows if row.role is Role.CONFIRM]
     return Extent(
-        ended=tally.ended,
-        resting=tally.resting,
-        total=None if spec.trials is None else spec.trials + tally.added,
-        spent=tally.episodes / spec.total_episodes,
+        ended=sum(row.status.is_final for row in searched),
+        resting=sum(row.is_resting for row in searched),
+        total=None if spec.trials is None else spec.trials + sum(not row.counts for row in searched),
+        spent=sum(row.episodes for row in searched if row.counts) / spec.total_episodes,
         budget=spec.budget,
-        confirming=tally.confirming,
-        confirmed=tally.confirmed,
+        confirming=len(confirming),
+        confirmed=sum(row.status.is_final for row in confirming),
     )

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import Trial
 
 from ppo_core.declare import HyperValue, Range
 from ppo_core.errors import ConfigError
@@ -64,9 +63,11 @@ def arm_search(search: Search, arm: Arm) -> Search:
     return {name: span for name, span in search.items() if is_active(name, search, {KL_CONTROL: arm})}
 
 
-def suggest(trial: Trial, search: Search) -> dict[str, HyperValue]:
-    """Return the value of each dimension that a trial of the in-memory study suggests, as real values."""
-    return {name: _suggest(trial, name, span) for name, span in search.items()}
+def decoded(search: Search, proposed: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+    """Return params in the sampler's units as real values, in the order of the search."""
+    return {
+        name: 2 ** int(proposed[name] or 0) if span.scale == "log2" else proposed[name] for name, span in search.items()
+    }
 
 
 def sampler_space(search: Search) -> dict[str, BaseDistribution]:
@@ -160,14 +161,6 @@ def _spread(number: int, span: Range) -> float:
     if span.scale == "linear":
         return span.low + share * (span.high - span.low)
     return float(span.low * (span.high / span.low) ** share)
-
-
-def _suggest(trial: Trial, name: str, span: Range) -> int | float:
-    distribution = _sampler_distribution(name, span)
-    if isinstance(distribution, FloatDistribution):
-        return trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
-    value = trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
-    return 2**value if span.scale == "log2" else value
 
 
 def _sampler_distribution(name: str, span: Range) -> FloatDistribution | IntDistribution:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from ppo_core.checkpoint import MOST_KEPT, NEWEST, at_most, size
 from tuner.engine.trial import OWN_FRONT
 from tuner.front import MOST_KEPT as FRONT
+from tuner.search.choose import ONE_IN, SHARE
 from tuner.spec import StudySpec
-from tuner.strategies import EarlyCut
 
 
 @dataclass(frozen=True)
@@ -38,5 +38,5 @@ def disk(one: int, model: int, spec: StudySpec | None, free: int) -> Disk:
 def _trials(spec: StudySpec) -> int:
     """Return about how many trials a budget starts."""
     budget = 1.0 if spec.budget is None else spec.budget
-    cost = EarlyCut.share + (1 - EarlyCut.share) / EarlyCut.one_in if spec.pauses_trials else 1.0
+    cost = SHARE + (1 - SHARE) / ONE_IN if spec.pauses_trials else 1.0
     return math.ceil(budget / cost)

@@ -94,7 +94,7 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dic
         help=f"One run of each trial. {analysis.NOISE}",
     )
     spec = snapshot.view.spec
-    paused = [measured(row.rung_score) if row.rung_scores else "" for row in rows]
+    paused = [measured(row.rung_score) if row.rung_episode is not None else "" for row in rows]
     lines = {
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],

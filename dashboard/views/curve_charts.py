@@ -158,7 +158,7 @@ def _shown(key: str, _drawn: Drawn, _metric: str, _levels: Mapping[str, float]) 
         targets=targets(_drawn.snapshot, _drawn.bright, _drawn.frame) if _metric in KL_METRICS else None,
         shaded_from=_drawn.snapshot.view.spec.kl_budget if _metric in KL_METRICS else None,
         names=_names(_drawn),
-        rests=fidelity.rests(_of_frame(_drawn), _drawn.snapshot.view.spec),
+        rests=fidelity.rests(_of_frame(_drawn)),
     )
 
 

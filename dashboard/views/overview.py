@@ -144,7 +144,7 @@ def _promoted(view: StudyView) -> str:
     """Return what the card's help adds where the strategy pauses trials; empty: it pauses none."""
     if not view.spec.pauses_trials:
         return ""
-    promoted = counted(sum(row.rung > 0 for row in view.trials) + len(finished_by(view.trials)), "trial")
+    promoted = counted(sum(row.is_promoted for row in view.trials) + len(finished_by(view.trials)), "trial")
     return f" Below: trials that the strategy paused at a rung. {promoted.capitalize()} promoted so far."
 
 

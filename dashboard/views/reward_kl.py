@@ -15,6 +15,7 @@ from tuner.best import RULE
 from tuner.results import StudyView
 from tuner.scoring import ends_within
 from tuner.spec import StudySpec
+from tuner.status import Role
 from tuner.store import Store, TrialRow
 
 WAYS, VALUES = "trajectories", "values"
@@ -86,7 +87,7 @@ def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataF
         st.code(str(kept.path), language=None, wrap_lines=True)
         st.text("To continue training from it, with other values where you like:")
         st.code(checkpoints.go_on(study.name, trial, at.episode), language=None, wrap_lines=True)
-    elif trial.parent is not None and trial.parent in row_of:
+    elif trial.role is Role.FORK and trial.parent in row_of:
         st.text(f"Not kept here: {kept.why_not}. The trial is a fork; to fork its parent again:")
         episode = _fork_episode(store, snapshot, trial)
         again = checkpoints.fork_again(study.name, trial, row_of[trial.parent], episode)

@@ -13,6 +13,7 @@ from ppo_core.metrics import METRICS
 from tuner.best import VALUE
 from tuner.results import StudyView
 from tuner.scoring import ends_within
+from tuner.status import Role
 
 PREFIX = "params_"
 MOST_ROWS = 20
@@ -61,7 +62,7 @@ def notes(view: StudyView) -> dict[int, str]:
             "best" if best is not None and row.number == best.number else "",
             "ends over budget" if is_over else "",
         ]
-        parts.append("" if row.parent is None else f"fork of {row.parent}")
+        parts.append(f"fork of {row.parent}" if row.role is Role.FORK else "")
         found[row.number] = ", ".join(part for part in parts if part)
     return found
 

@@ -6,12 +6,11 @@ A trial that the strategy paused at a tenth of its episodes has a value, too, wh
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ppo_core.hyperparameters import PPOConfig
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted
+from tuner.search.choose import SHARE
 from tuner.spec import StudySpec
 from tuner.store import TrialRow
-from tuner.strategies import EarlyCut, rung_episodes
 
 _KL = METRICS["eval/kl"]
 
@@ -25,14 +24,9 @@ class Rest:
     """Its rung score, in reward; None: nothing could be read."""
 
 
-def rests(rows: Iterable[TrialRow], spec: StudySpec) -> dict[int, Rest]:
+def rests(rows: Iterable[TrialRow]) -> dict[int, Rest]:
     """Return where the strategy paused trials, by number; those never paused are left out."""
-    found = {}
-    for row in rows if spec.pauses_trials else ():
-        episode = rung_episodes(PPOConfig.from_dict(row.config), EarlyCut.share) if row.rung_scores else None
-        if episode is not None:
-            found[row.number] = Rest(episode, row.rung_scores[0])
-    return found
+    return {row.number: Rest(row.rung_episode, row.rung_score) for row in rows if row.rung_episode is not None}
 
 
 # Where trials are read.
@@ -91,7 +85,7 @@ def read(
     """
     if not at.at_rung:
         return tuple(replace(row, kl=row.end_kl) for row in rows if row.status.is_final)
-    its = rests(rows, spec)
+    its = rests(rows)
     return tuple(
         replace(row, value=its[row.number].score, value_se=None, kl=kls.get((row.number, its[row.number].episode)))
         for row in rows
@@ -104,12 +98,12 @@ def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:
     if not at.at_rung:
         return ""
     total = {row.number: int(row.config["total_episodes"] or spec.total_episodes) for row in rows}
-    its = rests(rows, spec)
+    its = rests(rows)
     shares = {f"{rest.episode / total[number]:.0%}": rest.episode / total[number] for number, rest in its.items()}
     if not shares:
         return ""
     least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
-    where, named = least if least == most else f"{least} to {most}", f"{EarlyCut.share:.0%}"
+    where, named = least if least == most else f"{least} to {most}", f"{SHARE:.0%}"
     why = (
         ""
         if where == named

@@ -6,7 +6,6 @@ the data, so two things stand beside it: how the shares spread when the trials a
 (bootstrap), and how large a number comes of shuffled outcomes, where nothing matters.
 """
 
-import copy
 import math
 import warnings
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
 from tuner.scoring import Told, frozen
-from tuner.search.memory import STUDY_NAME, InMemoryTrials
 from tuner.space import for_sampler
 from tuner.spec import StudySpec
 from tuner.status import Status
@@ -147,10 +145,8 @@ def certainty(found: Sequence[Importance], count: int) -> str:
 
 def _divergences(trials: Sequence[FrozenTrial], loss: np.ndarray) -> dict[str, float]:
     """Return PED-ANOVA's number by hyperparameter; a low `loss` is good."""
-    listed = InMemoryTrials()
-    for number, trial in enumerate(trials):
-        listed.put(number, copy.copy(trial))
-    study = optuna.load_study(study_name=STUDY_NAME, storage=listed)
+    study = optuna.create_study()
+    study.add_trials(trials)
     share = min(0.5, max(BEST_SHARE, LEAST_BEST / len(trials)))
     with warnings.catch_warnings():
         warnings.simplefilter(

@@ -10,14 +10,12 @@ each truncated to its range, and whole numbers rounded. Rates that work lie arou
 in a range of three orders of magnitude. In case they do not, one in four is a point of a sequence that covers the whole
 space evenly.
 
-That is Halton's sequence with random digits (Owen 2017, arXiv 1706.02808): in dimension i, coordinate n is n in base
-p_i, written backwards after the point, with each digit replaced by a permutation of its place. Without base 2, since
-two arms that take turns have every other number each, and the odd ones all lie in one half of a coordinate in base 2.
+That is SciPy's Halton sequence with random digits (Owen 2017, arXiv 1706.02808). Its first coordinate, in base 2, is
+left out: two arms that take turns have every other number each, and the odd ones all lie in one half of it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from itertools import count
+from collections.abc import Callable, Mapping
 from statistics import NormalDist
 
 import numpy as np
@@ -33,7 +31,6 @@ LOG_SIGMA = 1.2
 LINEAR_SIGMA = 0.25
 """Of the range."""
 LOG2_SIGMA = 1.0
-_DIGITS_BITS = 52
 
 Values = Mapping[str, HyperValue]
 
@@ -57,8 +54,11 @@ def first_params(search: Search, reference: Values, seed: int, number: int, arm:
 
 def spread_params(search: Search, seed: int, number: int, arm: Arm) -> dict[str, HyperValue]:
     """Return the point of trial `number` of a sequence that covers the whole space evenly."""
-    random = np.random.default_rng(_entropy(seed, arm))
-    shares = {name: _scrambled(number, base, random) for name, base in zip(sorted(search), _odd_primes(), strict=False)}
+    from scipy.stats import qmc  # loads for half a second
+
+    sequence = qmc.Halton(1 + len(search), rng=np.random.default_rng(_entropy(seed, arm)))
+    sequence.fast_forward(number)
+    shares = dict(zip(sorted(search), sequence.random()[0, 1:].tolist(), strict=True))
     return {name: _at(name, span, shares[name]) for name, span in search.items()}
 
 
@@ -110,21 +110,3 @@ def _around(name: str, span: Range, reference: HyperValue, share: float) -> int 
     normal = NormalDist(middle, sigma)
     below, within = normal.cdf(low), normal.cdf(high) - normal.cdf(low)
     return _value(name, span, normal.inv_cdf(min(max(below + share * within, 1e-12), 1 - 1e-12)))
-
-
-# An even sequence
-
-
-def _scrambled(index: int, base: int, random: np.random.Generator) -> float:
-    """Return coordinate `index` of a scrambled van der Corput sequence, from 0 to 1."""
-    digits = math.ceil(_DIGITS_BITS / math.log2(base))
-    permutations = random.permuted(np.tile(np.arange(base), (digits, 1)), axis=1)
-    share = 0.0
-    for place, permutation in enumerate(permutations, 1):
-        index, digit = divmod(index, base)
-        share += float(permutation[digit]) * float(base) ** -place
-    return share
-
-
-def _odd_primes() -> Iterator[int]:
-    return (odd for odd in count(3, 2) if all(odd % divisor for divisor in range(3, math.isqrt(odd) + 1, 2)))

@@ -170,10 +170,14 @@ class TrialRow:
     end_kl: float | None = None
     """Eval KL of its last evaluation, in nats per response: whether the configuration itself ends within a budget."""
     end_kl_se: float | None = None
-    rung: int = 0
-    """How many rungs of the strategy it was promoted past."""
-    rung_scores: tuple[float | None, ...] = ()
-    """What it is ranked by at each rung that it came to, in reward; None: nothing could be read there."""
+    rung_episode: int | None = None
+    """The episodes after which the strategy paused it at its rung; None: it did not come to one."""
+    rung_score: float | None = None
+    """What it is ranked by there, in reward; None: nothing could be read."""
+    is_promoted: bool = False
+    """Whether it was to run on past its rung, whatever became of it."""
+    retries: int = 0
+    """How often it was resumed after its worker was lost or had raised an error, since it was last asked for."""
     is_interrupted: bool = False
     """Whether it has not ended and no controller lives that would end it. Not stored: the study's lease says so."""
 
@@ -196,11 +200,6 @@ class TrialRow:
     def is_done(self) -> bool:
         """Whether it keeps no study unfinished: it has ended, or the strategy paused it."""
         return self.status.is_final or self.is_resting
-
-    @property
-    def rung_score(self) -> float | None:
-        """What it is ranked by at the last rung that it came to; None: it came to none, or nothing could be read."""
-        return self.rung_scores[-1] if self.rung_scores else None
 
     @property
     def shown_status(self) -> str:

@@ -8,6 +8,7 @@ import re
 
 from sqlalchemy import (
     JSON,
+    Boolean,
     Column,
     Float,
     ForeignKey,
@@ -25,7 +26,7 @@ from sqlalchemy.exc import ArgumentError
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """Raised with every change of the tables: a store of another version is refused."""
 
 _SECRETS = (
@@ -89,8 +90,10 @@ trials = Table(
     Column("value_step", Integer),
     Column("end_kl", Float),
     Column("end_kl_se", Float),
-    Column("rung", Integer, nullable=False, default=0),
-    Column("rung_scores", JSON(none_as_null=True)),
+    Column("rung_episode", Integer),
+    Column("rung_score", Float),
+    Column("is_promoted", Boolean, nullable=False, default=False),
+    Column("retries", Integer, nullable=False, default=0),
     UniqueConstraint("study_id", "number"),
 )
 

@@ -348,17 +348,22 @@ class Trials(Database):
         self._write(lease, add)
 
     def rest(self, lease: Lease, trial: TrialRow, so_far: Outcome, rung_score: float | None) -> None:
-        """Record that the strategy paused a trial at its next rung, how it stands, and what it is ranked by there."""
-        scores = [*trial.rung_scores[: trial.rung], rung_score]
+        """Record that the strategy paused a trial at its rung, how it stands, and what it is ranked by there."""
         values = asdict(so_far) | {"status": Status.PAUSED, "wanted": None, "paused_by": PausedBy.STRATEGY}
-        mine = update(schema.trials).where(schema.trials.c.id == trial.id).values(**values, rung_scores=scores)
+        rung = {"rung_episode": trial.episodes, "rung_score": rung_score}
+        mine = update(schema.trials).where(schema.trials.c.id == trial.id).values(**values, **rung)
         self._write(lease, lambda connection: connection.execute(mine))
 
     def promote(self, lease: Lease, trial_id: int) -> None:
         """Record that a trial which the strategy paused waits for a worker; how it stood is kept until it is judged."""
         table = schema.trials
-        values = {"status": Status.WAITING, "reason": None, "paused_by": None, "rung": table.c.rung + 1}
+        values = {"status": Status.WAITING, "reason": None, "paused_by": None, "is_promoted": True}
         self._write(lease, lambda c: c.execute(update(table).where(table.c.id == trial_id).values(**values)))
+
+    def set_retries(self, lease: Lease, trial_id: int, retries: int) -> None:
+        """Record how often a trial was resumed after a failure."""
+        mine = update(schema.trials).where(schema.trials.c.id == trial_id).values(retries=retries)
+        self._write(lease, lambda connection: connection.execute(mine))
 
     def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome) -> bool:
         """Record that a trial has no worker: it is PAUSED if an order wants that by now, else WAITING for another one.
@@ -404,17 +409,17 @@ def write_pause(connection: Connection, trial_id: int, so_far: Outcome) -> None:
 def write_resumption(connection: Connection, trial: TrialRow) -> None:
     """Record that a paused trial waits for a worker, and is judged later, in a transaction that is under way.
 
-    One that the strategy paused is past its rung by that.
+    One that the strategy paused is promoted by that.
     """
     judgement = dict.fromkeys((*JUDGEMENT, "reason", "wanted", "paused_by"))
-    values = judgement | {"status": Status.WAITING, "rung": trial.rung + trial.is_resting}
+    values = judgement | {"status": Status.WAITING, "is_promoted": trial.is_promoted or trial.is_resting}
     connection.execute(update(schema.trials).where(schema.trials.c.id == trial.id).values(**values))
 
 
 def write_judgements(connection: Connection, judged: Iterable[TrialRow]) -> None:
     """Replace what trials are worth, and what they are ranked by, in a transaction that is under way."""
     for row in judged:
-        values = {name: getattr(row, name) for name in (*JUDGEMENT, "rung_scores")}
+        values = {name: getattr(row, name) for name in (*JUDGEMENT, "rung_score")}
         connection.execute(update(schema.trials).where(schema.trials.c.id == row.id).values(**values))
 
 
@@ -476,7 +481,6 @@ def _to_trial(values: dict[str, Any], is_held: bool) -> TrialRow:
         "paused_by": None if values["paused_by"] is None else PausedBy(values["paused_by"]),
         "reason": None if values["reason"] is None else to_reason(values["reason"]),
         "wanted": None if values["wanted"] is None else Wanted(values["wanted"]),
-        "rung_scores": tuple(values["rung_scores"] or ()),
         "is_interrupted": not is_held and status is Status.RUNNING,
     }
     return TrialRow(**{**values, **typed})

@@ -1,0 +1,256 @@
+"""Which trial of a study runs next, and whether the study is finished: functions of its spec and its trials.
+
+| strategy  | a new trial runs                                   | and continues past its rung                        |
+|-----------|----------------------------------------------------|----------------------------------------------------|
+| full      | to its end                                         |                                                    |
+| early_cut | to its rung, 1/10 of its episodes                  | if it is the best that is paused there, 1 in 6     |
+
+With early_cut a free worker finishes the best trial at the rung when one is due, else begins another. What people ask
+for (forks, enqueued trials) runs to its end, and so do the reference, which the others are compared with, and what is
+run again at another β. Schedules (learning rate, β) are those of the whole length from the first step on, so a trial
+that is promoted continues as if it had never been paused. A constant cut is hard to beat (arXiv 2404.04111); what was
+measured is in docs/searching.md.
+
+Nothing is kept between two calls: the same trials give the same choice, so a study that was killed goes on as it would
+have. A study's trials are in order of their numbers, which begin at 0 and have no gaps.
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from ppo_core.declare import HyperValue
+from ppo_core.hyperparameters import PPOConfig
+from tuner.search import matching
+from tuner.search.matching import New
+from tuner.search.propose import propose
+from tuner.spec import StudySpec
+from tuner.status import Origin, Status
+from tuner.store import NewTrial, TrialRow
+
+SHARE = 0.1
+"""Where the rung is, of a trial's episodes."""
+ONE_IN = 6
+"""Of so many trials that came to the rung one is finished."""
+FINISH_SHARE = 0.2
+"""Share of the budget that is kept for finishing trials: when no more is left, no trial starts."""
+
+Rows = Sequence[TrialRow]
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Run a trial that waits, or that was interrupted."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Promote:
+    """Run a trial past the rung where the strategy paused it."""
+
+    number: int
+
+
+def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | Promote | New | None:
+    """Return what runs next; None: nothing does now.
+
+    What was interrupted comes first, then what waits, then a configuration to run again at another β, then a trial to
+    promote or a new one, as far as the budget goes. `busy` are the trials that a worker has.
+    """
+    due = [row for row in unended(spec, rows) if row.status is not Status.PAUSED and row.number not in busy]
+    if due:
+        return Resume(min(due, key=lambda row: (row.status is Status.WAITING, row.number)).number)
+    matched = _matched(spec, rows)
+    if matched is not None:
+        return matched
+    promoted = _promoted(spec, rows)
+    if promoted is None:
+        return _new(spec, rows) if _may_start(spec, rows) else None
+    is_room = _is_room(spec, rows) and _left(spec, rows) >= spec.total_episodes
+    from_start = matching.from_the_start(spec, rows, promoted) if is_room else None
+    return from_start or Promote(promoted.number)
+
+
+def is_finished(spec: StudySpec, rows: Rows) -> bool:
+    """Return whether all trials have ended or are paused at a rung, and there is neither budget nor need for more."""
+    if unended(spec, rows):
+        return False
+    return _matched(spec, rows) is None and _promoted(spec, rows) is None and not _may_start(spec, rows)
+
+
+def new_trial(spec: StudySpec, rows: Rows, new: New, threads: int) -> NewTrial:
+    """Return the trial to record for a choice; where it has no params, they are proposed."""
+    number = len(rows)
+    params = dict(propose(spec, rows, number) if new.params is None else new.params)
+    return NewTrial(
+        number, new.origin, spec.config(params).to_dict(), params, threads, label=new.label, parent=new.parent
+    )
+
+
+def lengths(config: Mapping[str, HyperValue]) -> tuple[int, int | None]:
+    """Return the episodes of a whole trial, and those at its rung; None: it has ended by then.
+
+    The rung is the first iteration's end at or after SHARE of all, and two iterations at least.
+    """
+    return _lengths(tuple((name, value) for name in _LENGTH if (value := config.get(name)) is not None))
+
+
+_LENGTH = ("total_episodes", "batch_size", "mini_batch_size", "num_mini_batches", "per_device_train_batch_size",
+           "gradient_accumulation_steps")  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)  # to read a configuration takes longer than all else, and few differ in this
+def _lengths(values: tuple[tuple[str, HyperValue], ...]) -> tuple[int, int | None]:
+    config = PPOConfig.from_dict(dict(values))
+    batch = config.batch_sizes(world_size=1).batch_size
+    iterations = max(2, math.ceil(SHARE * config.total_episodes / batch - 1e-9))
+    return config.whole_episodes(), iterations * batch if iterations < config.num_iterations() else None
+
+
+def own_rung(spec: StudySpec, row: TrialRow) -> int | None:
+    """Return the episodes at which the strategy pauses a trial; None: it runs to its end."""
+    is_whole = not row.counts or row.origin in (Origin.REFERENCE, Origin.MATCHED) or row.is_promoted
+    return None if is_whole or not spec.pauses_trials else lengths(row.config)[1]
+
+
+# Which trials the study asks for
+
+
+def counted(rows: Rows) -> list[TrialRow]:
+    """Return the trials that the study's total counts."""
+    return [row for row in rows if row.counts]
+
+
+def left_out(spec: StudySpec, rows: Rows) -> list[TrialRow]:
+    """Return the trials that have not ended and that the study, whose total was lowered, does not ask for."""
+    beyond = [] if spec.trials is None else counted(rows)[spec.trials :]
+    return [row for row in beyond if not row.is_done]
+
+
+def unended(spec: StudySpec, rows: Rows) -> list[TrialRow]:
+    """Return the trials that keep a study unfinished: they have not ended, and are not paused at a rung."""
+    beyond = {row.number for row in left_out(spec, rows)}
+    return [row for row in rows if not row.is_done and row.number not in beyond]
+
+
+# What the budget allows, in episodes
+
+
+def _is_room(spec: StudySpec, rows: Rows) -> bool:
+    """Return whether the study may have another trial, as far as their number is limited."""
+    return spec.trials is None or len(counted(rows)) < spec.trials
+
+
+def _left(spec: StudySpec, rows: Rows) -> float:
+    """Return the episodes of the budget that no trial has spent or was promised: up to its rung or its end."""
+    if spec.budget is None:
+        return math.inf
+    promised = sum(row.episodes if row.is_done else _next_stop(spec, row) for row in counted(rows))
+    return spec.budget * spec.total_episodes - promised
+
+
+def _next_stop(spec: StudySpec, row: TrialRow) -> int:
+    return own_rung(spec, row) or lengths(row.config)[0]
+
+
+def _missing(row: TrialRow) -> int:
+    """Return the episodes from where a trial is paused to its end."""
+    return lengths(row.config)[0] - row.episodes
+
+
+def _may_start(spec: StudySpec, rows: Rows) -> bool:
+    """Return whether to begin a trial: there is budget for it beside what is kept to finish some."""
+    if not _is_room(spec, rows):
+        return False
+    whole, left = spec.total_episodes, _left(spec, rows)
+    if not spec.pauses_trials:
+        return left >= whole
+    if spec.budget is None or not counted(rows):
+        return True
+    rung = SHARE * whole
+    finishes = max(1, math.floor(FINISH_SHARE * spec.budget * whole / (whole - rung)))
+    return left - rung >= finishes * (whole - rung) - 1e-9
+
+
+# Trials that are paused at the rung
+
+
+def promotable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
+    """Return the trials paused at the rung that may be promoted, the best first.
+
+    They rank by rung score, then by value so far, then by passes over each batch (fewer are cheaper), then by number.
+    Scores above the median value of the trials that ran to their end count as that: where reward saturates, looking
+    further ahead says nothing, and the value so far says more. What was run again at another β is not promoted any
+    more.
+    """
+    matched = {matching.alike(spec, row) for row in counted(rows) if row.origin is Origin.MATCHED} - {()}
+    here = [row for row in counted(rows) if row.is_resting and matching.alike(spec, row) not in matched]
+    values = [row.value for row in rows if row.teaches and row.status is Status.COMPLETED and row.value is not None]
+    most = statistics.median(values) if values else math.inf
+    return sorted(here, key=lambda row: _rank(row, most))
+
+
+def promotions(spec: StudySpec, rows: Rows) -> int:
+    """Return how many trials paused at the rung can be finished with what is left of the budget.
+
+    Without a budget: how many more are to be finished of the trials that the study is to have.
+    """
+    if not spec.pauses_trials:
+        return 0
+    if spec.budget is None:
+        return max(1, (spec.trials or 0) // ONE_IN) - sum(row.is_promoted for row in counted(rows))
+    least = min(map(_missing, promotable(spec, rows)), default=math.inf)
+    return max(0, int(_left(spec, rows) // least))
+
+
+def _rank(row: TrialRow, most: float) -> tuple[float, float, int, int]:
+    score = math.inf if row.rung_score is None else -min(row.rung_score, most)
+    value = math.inf if row.value is None else -row.value
+    return score, value, int(row.config.get("num_ppo_epochs") or 0), row.number
+
+
+def _promoted(spec: StudySpec, rows: Rows) -> TrialRow | None:
+    """Return the trial to finish now: the best at the rung, where one is due or nothing else will start."""
+    if not spec.pauses_trials:
+        return None
+    ranked, left = promotable(spec, rows), _left(spec, rows)
+    if ranked and _is_due(rows, ranked) and _missing(ranked[0]) <= left:
+        return ranked[0]
+    # Budget that is left over finishes more than one in ONE_IN.
+    is_open = spec.budget is not None or not any(row.is_promoted for row in counted(rows))
+    if not is_open or _may_start(spec, rows):
+        return None
+    return next((row for row in ranked if _missing(row) <= left), None)
+
+
+def _is_due(rows: Rows, ranked: Rows) -> bool:
+    """Return whether another one of those that came to the rung is to be finished."""
+    came = sum(row.rung_episode is not None for row in counted(rows))
+    at_another_beta = sum(row.is_resting for row in counted(rows)) - len(ranked)
+    return came // ONE_IN > sum(row.is_promoted for row in counted(rows)) + at_another_beta
+
+
+# Another trial
+
+
+def _matched(spec: StudySpec, rows: Rows) -> New | None:
+    """Return a finished trial's configuration to run to its end at another β, where there is room."""
+    left = _left(spec, rows) / spec.total_episodes
+    return matching.match(spec, rows, is_last=left < 2) if _is_room(spec, rows) and left >= 1 else None
+
+
+def _new(spec: StudySpec, rows: Rows) -> New:
+    """Return the next trial that is listed, the reference, a start, or one to be proposed."""
+    count = len(counted(rows))
+    if spec.listed:
+        return New(spec.listed[count].params, Origin.LISTED, spec.listed[count].label)
+    if count == 0:
+        return New(spec.reference_params(), Origin.REFERENCE)
+    started = sum(row.origin is Origin.LISTED for row in counted(rows))
+    if started < len(spec.starts):
+        start = spec.starts[started]
+        return New(spec.params_with(start.params), Origin.LISTED, start.title)
+    return New(None, Origin.SAMPLED)

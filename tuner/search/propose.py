@@ -1,0 +1,184 @@
+"""The values of a trial that is neither listed nor asked for, proposed by an Optuna sampler or drawn to begin with.
+
+Our rows are the truth. For each proposal an Optuna study is made of them in memory and asked once. No torch, but with
+the sampler that needs it.
+
+Where there is a choice between a fixed and an adaptive β, the two arms take turns: a sampler that chose would settle on
+one of them after a few trials, by chance. Each arm has a study of its own that holds all trials (see
+`tuner.space.in_arm`).
+"""
+
+import heapq
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import optuna
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
+
+from ppo_core.declare import HyperValue
+from ppo_core.errors import ConfigError, nearest
+from ppo_core.lookup import import_module
+from ppo_core.rewards.batch import cut, one_line
+from tuner.scoring import Told, frozen, to_optuna
+from tuner.search.prior import first_params, spread_params
+from tuner.space import KL_CONTROL, Arm, arm_of, arm_search, arms, decoded, in_arm, sampler_space
+from tuner.spec import StudySpec
+from tuner.status import Status
+from tuner.store import TrialRow
+
+MOST_READ, BEST_READ = 1000, 100
+"""How many trials a sampler reads, beside those that run or wait, and how many of these are the best of the older ones.
+TPE proposes near the best, at most 25 of them, and the latest tell these from the rest."""
+
+Rows = Sequence[TrialRow]
+
+
+def propose(spec: StudySpec, rows: Rows, number: int) -> dict[str, HyperValue]:
+    """Return the params of trial `number`, of which nothing but the spec, the number and the trials so far decides.
+
+    Raises:
+        ConfigError: the study's own sampler cannot be used.
+    """
+    turns = Counter(arm_of(spec.search, {**row.config, **row.params}) for row in rows if row.counts)
+    arm = min(arms(spec.search), key=lambda one: turns[one])  # the first one where they had as many
+    search, name = arm_search(spec.search, arm), spec.sampler.name
+    control: dict[str, HyperValue] = {} if arm is None else {KL_CONTROL: arm}
+    if name == "qmc":
+        return control | spread_params(search, spec.seed, number, arm)
+    if name != "random" and _teachers(spec, rows, arm) < spec.sampler.startup_trials:
+        return control | first_params(search, spec.config({}).to_dict(), spec.seed, number, arm)
+    return control | decoded(search, _ask(spec, arm, number, as_read(spec, rows, arm)))
+
+
+def require_usable(spec: StudySpec) -> None:
+    """Raise ConfigError where a study's own sampler cannot be imported, proposes nothing, or keeps state."""
+    if spec.sampler.is_own:
+        arm = arms(spec.search)[0]
+        space = sampler_space(arm_search(spec.search, arm))
+        ends = ({name: getattr(span, end) for name, span in space.items()} for end in ("low", "high"))
+        told = [Told(TrialState.COMPLETE, value, 0.0) for value in (0.0, 1.0)]
+        _ask(spec, arm, 2, [frozen(one, (params, space)) for one, params in zip(told, ends, strict=True)])
+
+
+def as_read(spec: StudySpec, rows: Rows, arm: Arm) -> list[FrozenTrial]:
+    """Return the trials as the sampler of an arm reads them: all, or of many those that say most.
+
+    A trial at a rung is read with a predicted value, and every trial with a value as COMPLETE (see `tuner.scoring`).
+    One that lacks a dimension says nothing, and keeps its number.
+    """
+    space = sampler_space(arm_search(spec.search, arm))
+    gain = _median_gain(rows)
+    read = []
+    for row, told in _selected([(row, _told(spec, row, gain)) for row in rows]):
+        params = in_arm(spec.search, arm, row.number, {**row.config, **row.params})
+        read.append(frozen(Told(TrialState.FAIL), ({}, {})) if params is None else frozen(told, (params, space)))
+    return read
+
+
+def _told(spec: StudySpec, row: TrialRow, gain: float) -> Told:
+    told = to_optuna(row, spec)
+    if told.value is None:
+        return told
+    is_predicted = row.is_resting and row.rung_score is not None
+    return replace(told, state=TrialState.COMPLETE, value=told.value + (gain if is_predicted else 0.0))
+
+
+def _median_gain(rows: Rows) -> float:
+    """Return what finished trials gained after their rung scores, in reward; 0 where none has."""
+    gains = [
+        row.value - row.rung_score
+        for row in rows
+        if row.teaches and row.status is Status.COMPLETED and row.value is not None and row.rung_score is not None
+    ]
+    return statistics.median(gains) if gains else 0.0
+
+
+def _selected(told: list[tuple[TrialRow, Told]]) -> list[tuple[TrialRow, Told]]:
+    """Return the trials that a sampler reads, by number: the latest, and of the older ones the best and the running."""
+    older, latest = told[: BEST_READ - MOST_READ], told[BEST_READ - MOST_READ :]
+    if len(told) <= MOST_READ:
+        return told
+    valued = [one for one in older if one[1].state is TrialState.COMPLETE]
+    best = heapq.nlargest(BEST_READ, valued, key=lambda one: ((one[1].constraint or 0.0) <= 0, one[1].value or 0.0))
+    running = [one for one in older if one[1].state is TrialState.RUNNING]
+    return sorted(best + running, key=lambda one: one[0].number) + latest
+
+
+def _teachers(spec: StudySpec, rows: Rows, arm: Arm) -> int:
+    """Return how many trials of an arm teach and have a value or a rung score."""
+    found = 0
+    for row in rows:
+        told, values = to_optuna(row, spec), {**row.config, **row.params}
+        has_something = told.state is not TrialState.FAIL and (told.value is not None or row.rung_score is not None)
+        is_own = has_something and arm_of(spec.search, values) == arm
+        found += is_own and in_arm(spec.search, arm, row.number, values) is not None
+    return found
+
+
+def _ask(spec: StudySpec, arm: Arm, number: int, trials: Sequence[FrozenTrial]) -> dict[str, HyperValue]:
+    """Return what the study's sampler proposes after these trials, in its own units."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=_sampler(spec, number))
+    study.add_trials(trials)
+    before, search = _attributes(study), arm_search(spec.search, arm)
+    space = sampler_space(search)
+    try:
+        proposed = study.ask({name: space[name] for name in search}).params
+    except Exception as error:
+        if not spec.sampler.is_own:
+            raise
+        raise ConfigError(f'sampler "{spec.sampler.name}": proposing raised {one_line(error)}') from error
+    changed = sorted(key for key, value in _attributes(study).items() if before.get(key) != value)
+    if changed:
+        raise ConfigError(
+            f'sampler "{spec.sampler.name}" keeps state in the study ({changed[0]}), which is made anew for each '
+            "trial: it would propose the same again; use one that looks at the trials alone"
+        )
+    return proposed
+
+
+def _attributes(study: optuna.Study) -> dict[str, object]:
+    return {**study.user_attrs, **study._storage.get_study_system_attrs(study._study_id)}
+
+
+def _sampler(spec: StudySpec, number: int) -> BaseSampler:
+    """Return a fresh sampler for trial `number`: one that is kept, or made again from one seed, would repeat itself."""
+    seed = int(np.random.SeedSequence([spec.seed, number]).generate_state(1)[0])
+    name = spec.sampler.name
+    if name == "random":
+        return RandomSampler(seed=seed)
+    if name == "gp":  # imports torch and SciPy when it proposes
+        return GPSampler(seed=seed, n_startup_trials=1)
+    if spec.sampler.is_own:
+        return _own_sampler(name, seed)
+    return TPESampler(seed=seed, n_startup_trials=1, multivariate=True, constant_liar=True)
+
+
+def _own_sampler(path: str, seed: int) -> BaseSampler:
+    """Return what the user's `module:callable` makes of a seed.
+
+    Raises:
+        ConfigError: it cannot be imported or called, or what it returns is not a sampler.
+    """
+    who = f'sampler "{path}"'
+    try:
+        module, name = import_module(path, "sampler", ConfigError)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the user's module raises
+        raise ConfigError(f"{who}: importing it raised {one_line(error)}") from error
+    make = getattr(module, name, None)
+    if not callable(make):
+        there_are = [key for key, value in vars(module).items() if callable(value)]
+        raise ConfigError(f'{who}: module "{module.__name__}" has no callable "{name}"{nearest(name, there_are)}')
+    try:
+        made = make(seed=seed)
+    except Exception as error:
+        raise ConfigError(f"{who}: calling it with seed={seed} raised {one_line(error)}") from error
+    if not isinstance(made, BaseSampler):
+        raise ConfigError(f"{who} returned {cut(made)}, which is not an optuna.samplers.BaseSampler")
+    return made
