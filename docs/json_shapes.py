@@ -62,7 +62,7 @@ TRIAL = {
     "started_at": "a time",
     "ended_at": "a time; null: it has not ended",
     "label": "its name in the study file or an order, or empty",
-    "parent": "of a fork or a confirming run: the trial that it comes from",
+    "parent": "of a fork, a confirming run, or a trial at another β: the trial that it comes from",
     "fork_step": "of a fork: the step of the parent's checkpoint",
     "wanted": "what an order still wants of it: `stop` or `pause`",
     "role": "`search`, `confirm` or `fork`",
@@ -71,8 +71,10 @@ TRIAL = {
     "value_step": "the step that its value comes from",
     "end_kl": "eval KL of its last evaluation",
     "end_kl_se": "its standard error over the eval prompts",
-    "rung": "1 where the strategy promoted it past its rung, else 0",
-    "rung_scores": "a list of what it is ranked by at its rung; empty: it reached none",
+    "rung_episode": "the episodes after which the strategy paused it at its rung; null: it did not",
+    "rung_score": "what it is ranked by there; null: nothing could be read",
+    "is_promoted": "whether it was to run on past its rung",
+    "retries": "how often it was resumed after its worker was lost or had raised an error",
 }
 REASON = {
     "rule": "a guard rule, a strategy, `person`, `error`, `out_of_memory` or `worker_lost`",

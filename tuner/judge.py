@@ -39,7 +39,7 @@ def judge(spec: StudySpec, trial: TrialRow, stepped: Stepped) -> Decision:
 
     The guard comes first. A trial that has come to its rung is evaluated, and paused there.
     """
-    decision, rung = _guarded(stepped), own_rung(spec, trial)
+    decision, rung = guarded(stepped), own_rung(spec, trial)
     if decision.action is not Action.GO_ON or rung is None or stepped.report.episode < rung:
         return decision
     if not _is_evaluated(stepped):
@@ -63,7 +63,7 @@ def paused_at(episode: int) -> Reason:
     return Reason("early_cut", f"paused at episode {episode}")
 
 
-def _guarded(stepped: Stepped) -> Decision:
+def guarded(stepped: Stepped) -> Decision:
     """Return what follows from the guard's verdict on a step.
 
     A trial that is ended is evaluated first, where its policy allows it, so that it is known what it came to. A trial

@@ -175,7 +175,8 @@ def test_ppo_itself_survives_bit_for_bit(tmp_path: Path, rng: random.Random) -> 
 def standing(folder: Path) -> list[tuple[Any, ...]]:
     """Return what a strategy decided of each trial, and by what."""
     return [
-        (r.number, r.status, r.paused_by, r.rung, r.rung_scores, r.episodes, r.value, r.params) for r in rows(folder)
+        (r.number, r.status, r.paused_by, r.is_promoted, r.rung_episode, r.rung_score, r.episodes, r.value, r.params)
+        for r in rows(folder)
     ]
 
 

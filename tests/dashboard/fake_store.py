@@ -254,9 +254,9 @@ def _cut_run(store: Store, lease: Lease, row: TrialRow, course: Course) -> Trial
         guarded, reason = observe(CUT_SPEC.guard, guarded, report, TOTAL_EPISODES)
         if report.episode > row.episodes or not row.episodes:
             store.add_step(lease, row.id, report, STEP_SECONDS + (EVALUATION_SECONDS * report.is_evaluation))
-        if reason is not None or (report.step == cut_rung(course) and not row.rung):
+        if reason is not None or (report.step == cut_rung(course) and not row.is_promoted):
             break
-    is_at_rung = reason is None and not row.rung and reported[-1].step >= cut_rung(course)
+    is_at_rung = reason is None and not row.is_promoted and reported[-1].step >= cut_rung(course)
     if course.status is Status.FAILED:
         reason = Reason("out_of_memory", "=cmd() CUDA out of memory: 9.1 GiB asked for, 3.2 GiB free")
     study = store.study(CUT)

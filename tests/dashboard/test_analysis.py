@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from dashboard import analysis, diagnosis
-from tests.dashboard.fake_store import CUT_SPEC, SPEC, Course, cut_rung
+from tests.dashboard.fake_store import CUT_SPEC, Course, cut_rung
 from tuner.guard import RULES
 from tuner.hacking import Finding
 from tuner.scoring import best_within
 from tuner.search import fidelity
+from tuner.search.choose import lengths
 from tuner.search.fidelity import Rest
 from tuner.status import Origin, Role, Status
 from tuner.store import TrialRow
@@ -82,21 +83,15 @@ def test_the_checkpoint_of_a_step_is_found_where_it_was_evaluated() -> None:
 CONFIG = CUT_SPEC.config({}).to_dict()
 
 
-def test_a_trial_rests_at_the_rung_of_its_own_batch_size() -> None:
-    wide = {**CONFIG, "batch_size": 128}
-    rows = [
-        row(0, config=CONFIG, rung_scores=(None,)),
-        row(1, config=wide, rung_scores=(0.7,)),
-        row(2, config=CONFIG),
-    ]
-    assert fidelity.rests(rows, CUT_SPEC) == {0: Rest(192, None), 1: Rest(256, 0.7)}
-    assert fidelity.rests(rows, SPEC) == {}
+def test_where_trials_were_paused() -> None:
+    rows = [row(0, rung_episode=192), row(1, rung_episode=256, rung_score=0.7), row(2)]
+    assert fidelity.rests(rows) == {0: Rest(192, None), 1: Rest(256, 0.7)}
 
 
 def test_the_rung_is_where_the_fake_study_rests() -> None:
     for course in (Course(1e-4, 0.05, 4.0), Course(1e-4, 0.05, 4.0, batch=128)):
-        rest = fidelity.rests([row(0, config={**CONFIG, "batch_size": course.batch}, rung_scores=(1,))], CUT_SPEC)[0]
-        assert rest.episode == cut_rung(course) * course.batch
+        _, rung = lengths({**CONFIG, "batch_size": course.batch})
+        assert rung == cut_rung(course) * course.batch
 
 
 def test_an_evaluation_without_a_finite_reading_is_left_out() -> None:

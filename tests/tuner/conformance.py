@@ -1,10 +1,9 @@
-"""What every engine and scheduler must do: each check raises AssertionError.
+"""What every engine must do: each check raises AssertionError.
 
 Engines are given trials of `trainer`, below, which trains nothing: what it reports follows from its configuration.
 """
 
 import json
-import math
 import os
 import signal
 import time
@@ -37,12 +36,16 @@ from tuner.protocol import (
     Stepped,
     TrialSpec,
 )
-from tuner.scheduler import Action, Scheduler
-from tuner.scoring import TrialList, extent
 from tuner.spec import StudySpec
-from tuner.status import Origin, PausedBy, Reason, Status
-from tuner.store import NewTrial, TrialRow
 from tuner.worker_settings import WorkerSettings
+
+_STUDY: Mapping[str, Any] = {
+    "name": "testing",
+    "task": "tests.tuner.conformance:TASK",
+    "trainer": "tests.tuner.conformance:trainer",
+    "trials": 6,
+    "search": {"learning_rate": {"low": 1e-6, "high": 1e-3, "scale": "log"}},
+}
 
 # A task and a trainer that train nothing
 
@@ -337,153 +340,3 @@ def _require_refused(work: Callable[[], object], what: str) -> None:
     except ConfigError:
         return
     raise AssertionError(f"{what} is refused with ConfigError")
-
-
-# Schedulers
-
-_TRIALS = 6
-_STUDY: Mapping[str, Any] = {
-    "name": "testing",
-    "task": "tests.tuner.conformance:TASK",
-    "trainer": "tests.tuner.conformance:trainer",
-    "trials": _TRIALS,
-    "seed": 3,
-    "search": {"learning_rate": {"low": 1e-6, "high": 1e-3, "scale": "log"}},
-}
-
-
-def check_scheduler(make_scheduler: Callable[[StudySpec], Scheduler], spec: StudySpec | None = None) -> None:
-    """Raise AssertionError where a scheduler does not do what the controller relies on.
-
-    Args:
-        make_scheduler: Returns the scheduler to check, for a study of a spec.
-        spec: The study; None: a small one that suits any scheduler.
-    """
-    spec = spec or StudySpec.from_dict(_STUDY, "testing")
-    for workers in (1, 3):
-        _finishes(make_scheduler, spec, workers)
-    _does_not_start_what_a_person_paused(make_scheduler, spec)
-    _obeys_the_guard(make_scheduler(spec), spec)
-
-
-_EVALUATION = {"eval/reward": 0.0, "eval/reward_se": 0.0, "eval/kl": 1.0, "eval/kl_se": 0.0}
-
-
-class _Simulated:
-    """A study without an engine: each trial reports `STEPS` steps, several trials in turns."""
-
-    def __init__(self, make_scheduler: Callable[[StudySpec], Scheduler], spec: StudySpec, workers: int) -> None:
-        self._make, self.spec, self.workers = make_scheduler, spec, workers
-        self.scheduler = make_scheduler(spec)
-        self.trials = TrialList([])
-        self.steps: dict[int, int] = {}
-        """The step that each trial made last."""
-        self.evaluations: dict[int, list[dict[str, Any]]] = {}
-        self.busy: list[int] = []
-
-    def run(self) -> None:
-        for _ in range(100 * (self.spec.trials or 50) * STEPS):
-            self._start()
-            if not self.busy:
-                return
-            self._step(self.busy.pop(0))
-        raise AssertionError("the study does not come to an end")
-
-    def _start(self) -> None:
-        while len(self.busy) < self.workers:
-            before = list(self.trials.rows)
-            chosen = self.scheduler.next(self.trials, self.busy)
-            assert self.trials.rows == before, "`next` changes nothing"
-            again = self._make(self.spec).next(TrialList(list(before)), list(self.busy))
-            assert again == chosen, f"the same trials give the same decision, and not {again} beside {chosen}"
-            if chosen is None:
-                return
-            self.busy.append(self._begin(chosen))
-
-    def _begin(self, chosen: int | NewTrial) -> int:
-        if isinstance(chosen, NewTrial):
-            assert chosen.number == len(self.trials), f"a new trial's number is the next one, not {chosen.number}"
-            PPOConfig.from_dict(chosen.config, "a new trial")
-            self.trials.put(_row(chosen))
-            return chosen.number
-        row = self.trials[chosen]
-        assert chosen not in self.busy, f"trial {chosen} runs already"
-        assert not row.status.is_final, f"trial {chosen} has ended"
-        assert row.status is not Status.PAUSED or row.is_resting, f"trial {chosen} was paused by a person"
-        rung = row.rung + row.is_resting
-        self.trials.put(replace(row, status=Status.RUNNING, paused_by=None, reason=None, rung=rung))
-        return chosen
-
-    def _step(self, number: int) -> None:
-        step = self.steps[number] = self.steps.get(number, -1) + 1
-        metrics = {"objective/kl_exact": 1.0, **_EVALUATION, "eval/reward": float(number + step)}
-        stepped = Stepped(StepReport(step, 16 * step, metrics), 1.0, 1.0, None)
-        decision = self.scheduler.decide(self.trials[number], stepped)
-        row = replace(self.trials[number], episodes=16 * step, value=metrics["eval/reward"], kl=1.0)
-        self.evaluations.setdefault(number, []).append({"step": step, "episode": 16 * step, **metrics})
-        if decision.action is Action.STOP:
-            assert decision.reason is not None, "a trial that is stopped has the rule as its reason"
-            self.trials.put(replace(row, status=Status.PRUNED, reason=decision.reason))
-        elif decision.action is Action.PAUSE:
-            evaluations = self.evaluations[number]
-            assert self.scheduler.rests(row, evaluations) == decision.reason, (
-                "a trial that a kill leaves here is paused, too"
-            )
-            scores = (*row.rung_scores[: row.rung], self.scheduler.score(evaluations))
-            self.trials.put(replace(row, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_scores=scores))
-        elif step == STEPS:
-            self.trials.put(replace(row, status=Status.COMPLETED))
-        else:
-            self.busy.append(number)
-
-
-def _row(new: NewTrial) -> TrialRow:
-    """Return a new trial's row, as the store makes it."""
-    return TrialRow(
-        id=new.number + 1, study_id=1, number=new.number, origin=new.origin, status=Status.RUNNING, reason=None,
-        config=dict(new.config), params=dict(new.params), value=None, value_se=None, kl=None, violation=None,
-        episodes=0, seconds=0.0, attempts=1, threads=new.threads, started_at=0.0, ended_at=None, label=new.label,
-        role=new.role, seed=new.seed,
-    )  # fmt: skip
-
-
-def _finishes(make_scheduler: Callable[[StudySpec], Scheduler], spec: StudySpec, workers: int) -> None:
-    study = _Simulated(make_scheduler, spec, workers)
-    assert not study.scheduler.is_finished(study.trials), "a study without trials is not finished"
-    study.run()
-    assert study.scheduler.is_finished(study.trials), "a study in which nothing is left to run is finished"
-    most = math.inf if spec.trials is None else spec.trials
-    assert len(study.trials.counted()) <= most, f"more than {most} trials were started"
-    used = extent(study.trials.rows, spec).spent
-    assert used <= (spec.budget or math.inf), f"{used:.3g} was spent, of a budget of {spec.budget}"
-    assert any(row.status is Status.COMPLETED for row in study.trials), "no trial came to its end"
-    resting = {row.number for row in study.trials if row.is_resting}
-    assert set(study.scheduler.promotable(study.trials)) <= resting, "only what the strategy paused may be promoted"
-
-
-def _does_not_start_what_a_person_paused(make_scheduler: Callable[[StudySpec], Scheduler], spec: StudySpec) -> None:
-    study = _Simulated(make_scheduler, spec, 1)
-    study.run()
-    ended = study.trials[0]
-    study.trials.put(replace(ended, status=Status.PAUSED, paused_by=PausedBy.PERSON))
-    assert study.scheduler.next(study.trials, ()) is None, "what a person paused is theirs to resume"
-    assert not study.scheduler.is_finished(study.trials), "a study with a trial that a person paused is not finished"
-    study.trials.put(replace(ended, status=Status.WAITING))
-    assert study.scheduler.next(study.trials, ()) == 0, "a trial that waits is started"
-    enqueued = replace(ended, id=99, number=len(study.trials), origin=Origin.ENQUEUED, status=Status.WAITING)
-    study.trials.put(ended)
-    study.trials.put(enqueued)
-    assert study.scheduler.next(study.trials, ()) == enqueued.number, "what a person asked for is run beyond the total"
-
-
-def _obeys_the_guard(scheduler: Scheduler, spec: StudySpec) -> None:
-    new = scheduler.next(TrialList([]), ())
-    assert isinstance(new, NewTrial), "a study begins with a new trial"
-    row = _row(new)
-    bare, evaluated = {"objective/kl_exact": 90.0}, {"objective/kl_exact": 90.0, "eval/reward": 1.0, "eval/kl": 90.0}
-    reason = Reason("kl_hard", "KL 90 nats is far over the limit", "objective/kl_exact", 90.0, 60.0, 1, 2)
-    first = scheduler.decide(row, Stepped(StepReport(2, 32, bare), 1.0, 1.0, reason))
-    assert first.action is Action.EVALUATE, "a trial that the guard ends is evaluated first"
-    for report in (StepReport(2, 32, evaluated), StepReport(2, 32, bare)):
-        ended = scheduler.decide(row, Stepped(report, 1.0, 1.0, reason, is_again=True))
-        assert ended.action is Action.STOP and ended.reason == reason, "then it is stopped, evaluated or not"

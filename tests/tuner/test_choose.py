@@ -12,7 +12,8 @@ from ppo_core import checkpoint
 from ppo_core.report import StepReport
 from tests.tuner.quick_study import NAME, curves, outcomes, quick_spec, rows, run, storage
 from tests.tuner.trial_rows import trial_row
-from tuner.events import StudyStopped, TrialStarted
+from tuner import trial_log
+from tuner.events import StudyStopped, StudyWarned, TrialStarted
 from tuner.judge import Action, judge, why_paused
 from tuner.protocol import Stepped
 from tuner.scoring import best_within, evaluations_of, extent, rung_score
@@ -356,6 +357,45 @@ def test_a_budget_is_kept_and_more_of_it_goes_on_where_it_was(tmp_path: Path) ->
     assert finished and any(isinstance(event, TrialStarted) for event in events)
     more = sum(row.episodes for row in rows(tmp_path)) / 160
     assert spent < more <= 4
+
+
+def test_a_trial_that_lost_its_checkpoints_starts_from_step_0_when_it_is_promoted_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.front.MOST_KEPT", 1)
+    spec = cut_spec(trials=8, budget=2.5)
+    assert run(tmp_path, spec, workers=1)[0]
+    paused = [row.number for row in rows(tmp_path) if row.is_resting]
+    here = [n for n in paused if checkpoint.complete(tmp_path / "runs" / NAME / str(n))]
+    assert len(paused) > len(here) >= 3
+    finished, events = run(tmp_path, spec, workers=1, budget=20)
+    assert finished and all(row.status is Status.COMPLETED for row in rows(tmp_path))
+    begun = {event.row.number: event.resumed_step for event in events if isinstance(event, TrialStarted)}
+    assert begun.keys() == set(paused)
+    lost = sorted(number for number, step in begun.items() if step is None)
+    told = sorted(event.message for event in events if isinstance(event, StudyWarned))
+    assert [text.partition(":")[0] for text in told] == [f"trial {number} restarts" for number in lost] != []
+    assert told[0] in trial_log.tail(tmp_path / "runs" / NAME / str(lost[0]), 1000)
+    (tmp_path / "full").mkdir()
+    run(tmp_path / "full", cut_spec(trials=8, strategy="full"), workers=1)
+    cut, whole = curves(tmp_path), curves(tmp_path / "full")
+    assert all(without_rung_evaluations(cut[n]) == without_rung_evaluations(whole[n]) for n in cut)
+
+
+def test_a_trial_is_evaluated_and_saved_before_it_crosses_the_kl_budget(tmp_path: Path) -> None:
+    """KL rises by 4 nats a step: it is 8 at step 2, and would be over the budget of 10 at the next evaluation."""
+    spec = quick_spec(
+        trials=1, strategy="full", fixed={"learning_rate": 1e-3}, search={"cliprange": "advised"},
+        kl={"budget": 10.0, "limit": 1000.0},
+    )  # fmt: skip
+    assert run(tmp_path, spec)[0]
+    (row,) = rows(tmp_path)
+    evaluated = [step for step, _, _, _, reward, _ in (one for one in curves(tmp_path)[0] if len(one) == 6) if reward]
+    assert evaluated == [0, 1, 2, 3, 6, 9, 10], "1 and 2 are beside the regular ones"
+    assert (row.value_step, row.kl, row.end_kl) == (2, 8.0, 40.0), "8 nats and a standard error of 0.25"
+    assert row.value == pytest.approx(1 + 8**0.5)
+    kept = [path.name for path in checkpoint.complete(tmp_path / "runs" / NAME / "0")]
+    assert kept == ["step-000002", "step-000006", "step-000009", "step-000010"], "those between are on the front"
 
 
 def test_a_trial_that_a_kill_left_at_its_rung_rests_there(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ ROWS = [
     searched(1, 1.5),
     searched(2, 1.9),
     searched(3, 1.7),
-    searched(4, 2.5, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_scores=(2.5,)),
+    searched(4, 2.5, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_score=2.5),
     searched(5, 2.6, role=Role.FORK, parent=1),
     searched(6, 2.7, value_step=0),
     searched(7, 2.8, status=Status.FAILED),

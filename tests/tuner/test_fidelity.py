@@ -19,12 +19,12 @@ def evaluated(*rows: tuple[int, int, float]) -> dict[tuple[int, int], float]:
     return {(trial, episode): kl for trial, episode, kl in rows}
 
 
-def came(number: int, *scores: float | None, **values: Any) -> TrialRow:
-    return trial_row(number, config=CONFIG, rung_scores=scores, **values)
+def came(number: int, score: float | None, **values: Any) -> TrialRow:
+    return trial_row(number, config=CONFIG, rung_episode=192, rung_score=score, **values)
 
 
-def resting(number: int, *scores: float | None) -> TrialRow:
-    return came(number, *scores, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, value=0.9, kl=3.0, end_kl=3.0)
+def resting(number: int, score: float | None) -> TrialRow:
+    return came(number, score, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, value=0.9, kl=3.0, end_kl=3.0)
 
 
 def read(rows: list[TrialRow], at: str, spec: StudySpec, *kls: tuple[int, int, float]) -> list[Any]:
@@ -66,8 +66,7 @@ def test_a_rung_that_is_later_than_its_share_is_told_as_it_is() -> None:
     at = fidelity.offered(CUT_SPEC)[0]
 
     def paused(number: int, batch: int) -> TrialRow:
-        sizes = {"batch_size": batch, "mini_batch_size": 16}
-        return trial_row(number, config={"total_episodes": 512, **sizes}, rung_scores=(0.5,))
+        return trial_row(number, config={"total_episodes": 512}, rung_episode=2 * batch, rung_score=0.5)
 
     assert fidelity.read_where([paused(0, 64), paused(1, 128)], at, CUT_SPEC) == (
         "2 trials read at 25% to 50% of their episodes. The rung is at 10%, rounded up to whole iterations and never "

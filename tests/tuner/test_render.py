@@ -10,7 +10,6 @@ from ppo_core.output import console, counted, measured
 from tests.tuner.trial_rows import trial_row
 from tuner import render
 from tuner.scoring import Extent
-from tuner.search.matching import label
 from tuner.status import Origin, PausedBy, Status
 
 
@@ -34,8 +33,8 @@ def test_one_thing_is_not_several() -> None:
 
 
 def test_the_table_of_trials_says_which_trial_finished_a_paused_one() -> None:
-    rests = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_scores": (1.2,)}
-    trials = [trial_row(0, **rests), trial_row(1, **rests), trial_row(2, origin=Origin.MATCHED, label=label(0))]
+    rests = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_episode": 192, "rung_score": 1.2}
+    trials = [trial_row(0, **rests), trial_row(1, **rests), trial_row(2, origin=Origin.MATCHED, parent=0)]
     reasons = list(render.trials_table(trials).columns[-1].cells)
     assert reasons == ["rung score 1.20; finished as trial 2", "rung score 1.20", ""]
 

@@ -7,7 +7,6 @@ import pytest
 
 from ppo_core import checkpoint
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
-from tests.tuner.test_conformance import HalfWay
 from tests.tuner.trial_rows import trial_row
 from tuner.checkpoints import TrialFiles
 from tuner.held_study import open_study
@@ -75,18 +74,12 @@ def test_a_study_keeps_its_answer_of_a_trial_at_a_rung_that_loses_its_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tuner.front.MOST_KEPT", 2)
-
-    class Resting(HalfWay):
-        """Promotes none, and lets none be promoted."""
-
-        def _may_promote(self, *_: object) -> bool:
-            return False
-
-        def promotable(self, *_: object) -> list[int]:
-            return []
-
-    spec = quick_spec(trials=4, kl={"budget": 10.0, "limit": 1000.0})
-    assert run(tmp_path, spec, workers=1, make_scheduler=Resting)[0]
+    monkeypatch.setattr("tuner.search.choose._promoted", lambda *_: None)
+    monkeypatch.setattr("tuner.controller.promotable", lambda *_: [])
+    monkeypatch.setattr("tuner.search.choose.own_rung", lambda *_: 48)
+    monkeypatch.setattr("tuner.judge.own_rung", lambda *_: 48)
+    spec = quick_spec(trials=4, strategy="early_cut", kl={"budget": 10.0, "limit": 1000.0})
+    assert run(tmp_path, spec, workers=1)[0]
     store = Store.open(storage(tmp_path))
     rows = store.trials(store.study(NAME))
     store.close()

@@ -1,12 +1,19 @@
 """When failures stop a study."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.tuner.trial_rows import trial_row
 from tuner.protocol import Failed
-from tuner.retry import FailureStreak, error_reason, lost_reason
+from tuner.retry import error_reason, failing, lost_reason
 from tuner.status import STOPPED_BY_PERSON, Reason, Status
 from tuner.store import TrialRow
+
+
+def told_by(rows: list[TrialRow]) -> list[str | None]:
+    """What is told after each of the trials has ended."""
+    return [failing(rows[: count + 1]) for count in range(len(rows))]
 
 
 def failed(number: int, message: str) -> TrialRow:
@@ -31,8 +38,7 @@ def pruned(number: int) -> TrialRow:
     ],
 )
 def test_only_one_cause_three_times_in_a_row_stops_the_study(rows: list[TrialRow], stops_at: int | None) -> None:
-    streak = FailureStreak()
-    told = [streak.add(row) for row in rows]
+    told = told_by(rows)
     assert [row.number for row, text in zip(rows, told, strict=True) if text] == (
         [] if stops_at is None else [stops_at]
     )
@@ -62,23 +68,26 @@ def stopped(number: int) -> TrialRow:
     ],
 )
 def test_workers_lost_in_the_same_way_are_one_cause_whatever_they_printed(rows: list[TrialRow], stops: bool) -> None:
-    streak = FailureStreak()
-    assert [streak.add(row) is not None for row in rows] == [False, False, stops]
+    assert [text is not None for text in told_by(rows)] == [False, False, stops]
 
 
 def test_trials_that_a_person_ended_neither_count_nor_begin_anew() -> None:
-    streak = FailureStreak()
     rows = [failed(0, "no disk"), stopped(1), failed(2, "no disk"), stopped(3), stopped(4)]
-    assert [streak.add(row) for row in rows] == [None] * 5
-    assert streak.add(failed(5, "no disk")) is not None
+    assert told_by(rows) == [None] * 5
+    assert failing([*rows, failed(5, "no disk")]) is not None
+
+
+def test_trials_are_in_a_row_as_they_ended() -> None:
+    times = {0: 5.0, 1: 1.0, 2: 2.0, 3: 3.0}
+    rows = [replace(failed(n, "no disk") if n else trial_row(n), ended_at=at) for n, at in times.items()]
+    assert failing(rows) is None, "trial 0 ended last, and well"
+    assert failing([replace(rows[0], ended_at=0.5), *rows[1:]]) is not None
 
 
 def test_reasons_hold_the_end_of_the_log_and_a_lost_workers_its_last_words() -> None:
     log = "=== attempt\nCUDA error: no kernel\n--- worker lost"
     reason = lost_reason("exit code 1", 2, log)
-    assert (
-        reason.message == "worker lost 2 times, the last time exit code 1; the last it printed: CUDA error: no kernel"
-    )
+    assert reason.message == "worker lost after 2 retries: exit code 1; the last it printed: CUDA error: no kernel"
     assert reason.log == log and lost_reason("exit code 1", 2).message.endswith("exit code 1")
     error = error_reason(Failed("ValueError: no", "Traceback"), "runs/x/error.txt", log)
     assert (error.message, error.log) == ("ValueError: no (traceback in runs/x/error.txt)", log)

@@ -92,7 +92,7 @@ def test_the_constraint_is_the_log_of_kl_over_the_budget_and_satisfied_but_for_a
         (pruned(rule="kl_limit", kl=5.0, reading=20.0), TrialState.PRUNED, 1.0, math.log(0.5)),
         (pruned(rule="kl_limit", kl=None, value=None, reading=20.0), TrialState.PRUNED, None, 0.0),
         (pruned(rule="kl_hard", kl=0.0, reading=1e6), TrialState.PRUNED, 1.0, -5.0),
-        (trial_row(status=Status.RUNNING, rung=1, rung_scores=(0.7,)), TrialState.RUNNING, None, None),
+        (trial_row(status=Status.RUNNING, is_promoted=True, rung_score=0.7), TrialState.RUNNING, None, None),
         (pruned(rule="nonfinite", kl=5.0, reading=None), TrialState.PRUNED, 1.0, 1.0),
         (pruned(rule="entropy_collapse", kl=90.0, reading=0.0), TrialState.PRUNED, 1.0, 1.0),
         (pruned(rule="value_divergence", kl=0.0, reading=1e5), TrialState.PRUNED, 1.0, 1.0),
@@ -106,7 +106,7 @@ def test_the_state_table(row: TrialRow, state: TrialState, value: float | None, 
     assert told.constraint == (constraint if constraint is None else pytest.approx(constraint))
 
 
-RESTING = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_scores": (0.7,)}
+RESTING = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "rung_score": 0.7}
 
 
 OF_THE_TABLE = {

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Column, Connection, Float, Integer, Table, literal, select
+from sqlalchemy import JSON, Boolean, Column, Connection, Float, Integer, Table, literal, select
 
 from ppo_core.errors import ConfigError, PPOTunerError
 from tuner.export import SUFFIXES
@@ -40,6 +40,7 @@ class ColumnType(Enum):
     NUMBER = auto()
     TEXT = auto()
     JSON = auto()
+    TRUTH = auto()
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ _TYPES: tuple[tuple[type[Any], ColumnType], ...] = (
     (Integer, ColumnType.WHOLE),
     (Float, ColumnType.NUMBER),
     (JSON, ColumnType.JSON),
+    (Boolean, ColumnType.TRUTH),
 )
 
 
@@ -223,6 +225,7 @@ def _write_arrow(path: Path, table: TableLayout, fmt: str, rows: Iterable[Row]) 
         ColumnType.NUMBER: pa.float64(),
         ColumnType.TEXT: pa.string(),
         ColumnType.JSON: pa.string(),
+        ColumnType.TRUTH: pa.bool_(),
     }
     columns = pa.schema([pa.field(name, types[kind]) for name, kind in table.fields.items()])
     json_names = [name for name, kind in table.fields.items() if kind is ColumnType.JSON]
