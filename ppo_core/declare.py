@@ -242,7 +242,8 @@ def _within(bounds: Bounds | None) -> str:
 
 # Reads a search range `{ low = ..., high = ..., scale = ... }` and checks it. No torch.
 
-_RUN_LENGTH = ("seed", "total_episodes", "eval_every_episodes")
+RUN_LENGTH = ("seed", "total_episodes", "eval_every_episodes")
+"""What all trials of a study have in common."""
 _BATCH_SIZES = ("batch_size", "mini_batch_size", "num_mini_batches", "gradient_accumulation_steps")
 _SCALES = ("linear", "log", "log2")
 
@@ -251,7 +252,7 @@ def require_searchable(hyper: Hyperparameter, where: str) -> None:
     """Raise ConfigError for a hyperparameter that has no range to search."""
     if hyper.kind not in (int, float):
         raise ConfigError(f"{where}: cannot be searched, since it is not a number; set it in [fixed] ({hyper.allowed})")
-    if hyper.name in _RUN_LENGTH:
+    if hyper.name in RUN_LENGTH:
         raise ConfigError(f"{where}: cannot be searched; trials are compared at the same length, cadence and seed")
 
 

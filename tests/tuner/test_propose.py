@@ -164,7 +164,7 @@ def test_a_sampler_of_ones_own_proposes_from_the_same_trials() -> None:
             "tests.tuner.test_propose:needs_more",
             "raised TypeError: needs_more() missing 1 required positional argument",
         ),
-        ("tests.tuner.test_propose:number", "which is not an optuna.samplers.BaseSampler"),
+        ("tests.tuner.test_propose:number", "which is not an optuna BaseSampler"),
         ("tests.tuner.test_propose:Failing", "proposing raised RuntimeError: no idea"),
     ],
 )
@@ -403,6 +403,15 @@ def test_a_fork_teaches_nothing_and_keeps_its_number() -> None:
         assert after(fork) == after(NOTHING)
     enqueued = trial_row(value=9.0, origin=Origin.ENQUEUED)
     assert after(enqueued) == after(replace(enqueued, origin=Origin.SAMPLED)) != after(NOTHING)
+
+
+def test_an_enqueued_trial_with_a_value_that_is_not_searched_teaches_nothing() -> None:
+    spec, params = make_spec(search=ONE_ARM, startup_trials=1), {"learning_rate": 1e-4, "batch_size": 64, "vf_coef": 0.7}
+    rows = [trial_row(n, params={**params, "learning_rate": 1e-5 * (n + 1)}, value=float(n)) for n in range(3)]
+    own = trial_row(3, params={**params, "lam": 0.5}, value=9.0, origin=Origin.ENQUEUED)
+    failed = replace(own, status=Status.FAILED)
+    assert propose(spec, [*rows, own], 4) == propose(spec, [*rows, failed], 4)
+    assert propose(spec, [*rows, replace(own, params=params)], 4) != propose(spec, [*rows, failed], 4)
 
 
 def test_a_waiting_trial_counts_as_one_that_runs_and_a_paused_one_by_its_value_so_far() -> None:
