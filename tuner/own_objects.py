@@ -1,21 +1,19 @@
 """What a study file names as `module:callable`: a sampler or a pruner of the user's own."""
 
-from typing import Any, TypeVar
+from typing import Any
 
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.lookup import import_module
 from ppo_core.rewards.batch import cut, one_line
 
-T = TypeVar("T")
 
-
-def made_by(path: str, what: str, kind: type[T], **arguments: Any) -> T:
+def made_by(path: str, what: str, kind: Any, **arguments: Any) -> Any:
     """Return what the user's `module:callable` makes of the arguments.
 
     Args:
         path: `module:callable`, as the study file says.
         what: What it is, for errors: sampler, pruner.
-        kind: What it must return.
+        kind: The class of what it must return.
         arguments: What it is called with.
 
     Raises:

@@ -35,6 +35,7 @@ SAMPLERS: Mapping[str, str] = {
     "qmc": "covers the space evenly",
 }
 """What proposes new trials, by name. `module:callable` names your own sampler."""
+PRUNERS: Mapping[str, str] = {"median": "", "percentile": "", "hyperband": "", "successive_halving": ""}
 ValueSource = Literal["TRL default", "task reference", "study"]
 
 Strategy = Literal["early_cut", "full"]
@@ -108,6 +109,7 @@ class StudySpec:
     dropped: tuple[tuple[ListedTrial, str], ...] = field(default=(), compare=False)
     """Starts that are left out, and which earlier trial each of them would repeat."""
     workers: WorkerSettings = field(default_factory=WorkerSettings)
+    pruner: str | None = None
 
     @property
     def kl_limit(self) -> float:

@@ -30,7 +30,17 @@ from tests.chaos.killing import (
     WORKER,
     Fire,
 )
-from tests.tuner.quick_study import KILL_VARIABLE, NAME, STORAGE_VARIABLE, controller, curves, quick_spec, rows, run, storage
+from tests.tuner.quick_study import (
+    KILL_VARIABLE,
+    NAME,
+    STORAGE_VARIABLE,
+    controller,
+    curves,
+    quick_spec,
+    rows,
+    run,
+    storage,
+)
 from tests.tuner.quick_trainer import QuickTrainer
 from tuner.budget_watch import WatchState, watch
 from tuner.guard import GuardState, observe

@@ -187,7 +187,7 @@ ORDERS: list[Case] = [
     ("retry made 0", 2, "trial 0 is completed, not failed"),
     ("retry listed", 2, "no trial has failed"),
     ("enqueue made --set learning_rate=-1", 2, "learning_rate = '-1' is not allowed | a number in"),
-    ("enqueue made --set batch_size=48", 2, "batch_size = 48 | mini_batch_size"),
+    ("enqueue made --set lr_scheduler_type=cosin", 2, "lr_scheduler_type = 'cosin' is not allowed | \"cosine\"?"),
     ("enqueue made --set kl_coef=high", 2, "kl_coef = 'high' is not allowed | a number"),
     ("enqueue made --set seed=7", 2, "seed is the same in all trials"),
     ("enqueue made --set lerning_rate=1e-4", 2, 'unknown hyperparameter "lerning_rate" | "learning_rate"?'),

@@ -406,7 +406,10 @@ def test_a_fork_teaches_nothing_and_keeps_its_number() -> None:
 
 
 def test_an_enqueued_trial_with_a_value_that_is_not_searched_teaches_nothing() -> None:
-    spec, params = make_spec(search=ONE_ARM, startup_trials=1), {"learning_rate": 1e-4, "batch_size": 64, "vf_coef": 0.7}
+    spec, params = (
+        make_spec(search=ONE_ARM, startup_trials=1),
+        {"learning_rate": 1e-4, "batch_size": 64, "vf_coef": 0.7},
+    )
     rows = [trial_row(n, params={**params, "learning_rate": 1e-5 * (n + 1)}, value=float(n)) for n in range(3)]
     own = trial_row(3, params={**params, "lam": 0.5}, value=9.0, origin=Origin.ENQUEUED)
     failed = replace(own, status=Status.FAILED)

@@ -86,9 +86,7 @@ def new_trial(spec: StudySpec, rows: Rows, new: New, threads: int) -> NewTrial:
     number = len(rows)
     params = propose(spec, rows, number) if new.params is None else new.params
     config = spec.config(params).to_dict()
-    return NewTrial(
-        number, new.origin, config, as_stored(params, config), threads, label=new.label, parent=new.parent
-    )
+    return NewTrial(number, new.origin, config, as_stored(params, config), threads, label=new.label, parent=new.parent)
 
 
 def as_stored(params: Mapping[str, HyperValue], config: Mapping[str, HyperValue]) -> dict[str, HyperValue]:

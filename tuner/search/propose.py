@@ -156,5 +156,6 @@ def _sampler(spec: StudySpec, number: int) -> BaseSampler:
     if name == "gp":  # imports torch and SciPy when it proposes
         return GPSampler(seed=seed, n_startup_trials=1)
     if spec.sampler.is_own:
-        return made_by(name, "sampler", BaseSampler, seed=seed)
+        made: BaseSampler = made_by(name, "sampler", BaseSampler, seed=seed)
+        return made
     return TPESampler(seed=seed, n_startup_trials=1, multivariate=True, constant_liar=True)

@@ -121,4 +121,5 @@ def _pruner(spec: StudySpec) -> BasePruner:
             return HyperbandPruner(min_resource=first, max_resource=last)
         case "successive_halving":
             return SuccessiveHalvingPruner(min_resource=first)
-    return made_by(str(spec.pruner), "pruner", BasePruner)
+    made: BasePruner = made_by(str(spec.pruner), "pruner", BasePruner)
+    return made
