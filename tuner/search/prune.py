@@ -19,7 +19,7 @@ from ppo_core.rewards.batch import one_line
 from tuner.own_objects import made_by
 from tuner.scoring import best_within
 from tuner.spec import PRUNERS, StudySpec
-from tuner.status import Origin, Reason, Status
+from tuner.status import PRUNER, Origin, Reason, Status
 from tuner.store import TrialRow
 
 PERCENTILE = 25.0
@@ -56,7 +56,7 @@ def why_pruned(spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluatio
     if not prunes:
         return None
     message = f'the pruner "{spec.pruner}" ended it at episode {episode}, with a best reward of {value:.3g} so far'
-    return Reason("pruner", message, "eval/reward", value)
+    return Reason(PRUNER, message, "eval/reward", value)
 
 
 def require_usable(spec: StudySpec) -> None:
