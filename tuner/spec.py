@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ppo_core import declare
+from ppo_core.batch_sizes import DEFAULT_BATCH_SIZE
 from ppo_core.declare import Bounds, HyperValue, Range
 from ppo_core.errors import ConfigError, TaskError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
@@ -277,7 +278,8 @@ class StudySpec:
     def config(self, params: Mapping[str, HyperValue]) -> PPOConfig:
         """Return a trial's configuration: declared defaults, task reference, fixed values, then `params`.
 
-        A searched value that `params` lacks is trial 0's. With kl_control "fixed" there is no kl_target.
+        A searched value that `params` lacks is trial 0's. With kl_control "fixed" there is no kl_target. Where a batch
+        size is searched, a mini-batch larger than the rollout batch is the whole of it.
 
         Raises:
             ConfigError: an unknown name, or values that do not go together.
@@ -288,6 +290,8 @@ class StudySpec:
         values |= {name: value for name, value in params.items() if name != KL_CONTROL}
         if params.get(KL_CONTROL) == FIXED:
             values["kl_target"] = None
+        if "batch_size" in self.search or "mini_batch_size" in self.search:
+            values["mini_batch_size"] = _within_batch(values)
         return PPOConfig.from_dict({**values, "seed": self.seed}, "params")
 
     def reference_params(self) -> dict[str, HyperValue]:
@@ -383,7 +387,6 @@ class StudySpec:
             raise ConfigError(f"{where}: [search] is empty, so all trials would be the same{why}")
         self._check_extent(f"{where}: ")
         study_file.require_disjoint({**self.search, **self.idle}, self.fixed, where)
-        study_file.require_batches_fit(self.search, self.fixed, where)
         trials = {
             "trial 0 (the reference)": self.reference_params(),
             "all searched values at their low end": self._corner("low", FIXED),
@@ -434,6 +437,14 @@ def _task(value: object, where: str) -> Task:
     except TaskError as error:
         message = str(error)
         raise ConfigError(message if message.startswith(f"{where}: ") else f"{where}: task: {message}") from None
+
+
+def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:
+    """Return the mini-batch size of a trial's values, at most the rollout batch that they state."""
+    mini, batch = values.get("mini_batch_size"), values.get("batch_size")
+    if batch is None and values.get("gradient_accumulation_steps") is None:
+        batch = DEFAULT_BATCH_SIZE
+    return min(mini, batch) if isinstance(mini, int) and isinstance(batch, int) else mini
 
 
 def _sampler(value: object, where: str) -> SamplerSpec:

@@ -145,21 +145,6 @@ def require_disjoint(search: Mapping[str, Range], fixed: Mapping[str, HyperValue
             raise ConfigError(f"{where}: {name} is in both [fixed] and [search]; remove it from one of them")
 
 
-def require_batches_fit(search: Mapping[str, Range], fixed: Mapping[str, HyperValue], where: str) -> None:
-    """Raise ConfigError where a searched mini-batch could be larger than its rollout batch."""
-    mini = search["mini_batch_size"].high if "mini_batch_size" in search else fixed.get("mini_batch_size")
-    batch = search["batch_size"].low if "batch_size" in search else fixed.get("batch_size")
-    if not isinstance(mini, int | float) or not isinstance(batch, int | float) or mini <= batch:
-        return
-    if "batch_size" in search or "mini_batch_size" in search:
-        mini_is = "search.mini_batch_size.high" if "mini_batch_size" in search else "fixed.mini_batch_size"
-        batch_is = "search.batch_size.low" if "batch_size" in search else "fixed.batch_size"
-        raise ConfigError(
-            f"{where}: {mini_is} = {mini:g} is over {batch_is} = {batch:g}; a mini-batch is a part of a rollout "
-            f"batch, so set it to at most {batch:g}"
-        )
-
-
 def _read_range(hyper: Hyperparameter, value: object, task: Task, where: str) -> Range:
     require_searchable(hyper, where)
     advised = task.advised[hyper.name].range if hyper.name in task.advised else hyper.search

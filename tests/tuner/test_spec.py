@@ -216,21 +216,42 @@ def test_an_unknown_key_of_any_table_is_named() -> None:
         assert message.startswith(asked), message
 
 
-def test_a_searched_mini_batch_must_fit_every_rollout_batch() -> None:
-    both = {"batch_size": {"low": 32, "high": 128}, "mini_batch_size": {"low": 8, "high": 64}}
-    assert error(search=both).startswith("search.mini_batch_size.high = 64 is over search.batch_size.low = 32;")
-    mini = {"mini_batch_size": {"low": 8, "high": 64}}
-    message = error(search=mini, fixed={"batch_size": 32})
-    assert message.startswith("search.mini_batch_size.high = 64 is over fixed.batch_size = 32;")
-    batch = {"batch_size": {"low": 16, "high": 64}}
-    message = error(search=batch, fixed={"mini_batch_size": 32})
-    assert message.startswith("fixed.mini_batch_size = 32 is over search.batch_size.low = 16;")
-    spec(search={"batch_size": {"low": 32, "high": 128}, "mini_batch_size": {"low": 8, "high": 32}})
+@pytest.mark.parametrize(
+    ("searched", "fixed", "params", "sizes"),
+    [
+        (("batch_size", "mini_batch_size"), {}, {"batch_size": 32, "mini_batch_size": 64}, (32, 32)),
+        (("batch_size", "mini_batch_size"), {}, {"batch_size": 64, "mini_batch_size": 16}, (64, 16)),
+        (("mini_batch_size",), {"batch_size": 16}, {"mini_batch_size": 64}, (16, 16)),
+        (("mini_batch_size",), {}, {"mini_batch_size": 128}, (64, 64)),  # the task's own batch
+        (("batch_size",), {"mini_batch_size": 64}, {"batch_size": 32}, (32, 32)),
+        (("batch_size",), {"mini_batch_size": 64}, {"batch_size": 128}, (128, 64)),
+    ],
+)
+def test_a_searched_mini_batch_is_at_most_its_rollout_batch(
+    searched: tuple[str, ...], fixed: dict[str, int], params: dict[str, int], sizes: tuple[int, int]
+) -> None:
+    ranges = {"batch_size": {"low": 32, "high": 128}, "mini_batch_size": {"low": 8, "high": 128}}
+    study = spec(search={name: ranges[name] for name in searched}, fixed=fixed)
+    config = study.config(params)
+    assert (config.batch_size, config.mini_batch_size) == sizes
+    assert StudySpec.from_dict(study.to_dict(), "stored") == study
+
+
+def test_a_searched_mini_batch_is_at_most_the_declared_rollout_batch_where_nothing_states_one() -> None:
+    study = spec(task=LONG_TASK_PATH, search={"mini_batch_size": {"low": 8, "high": 128}})
+    assert study.config({"mini_batch_size": 128}).mini_batch_size == 64
+
+
+def test_a_mini_batch_over_its_batch_is_an_error_where_both_are_stated_by_hand() -> None:
+    by_hand = {"batch_size": 32, "mini_batch_size": 64}
+    assert "mini_batch_size = 64 does not divide batch_size = 32" in error(fixed=by_hand)
+    listed: dict[str, Any] = {"search": None, "trials": None, "trial": [{"gamma": 0.9}, by_hand]}
+    assert error(**listed).startswith("trial 1: mini_batch_size = 64 does not divide batch_size = 32")
 
 
 def test_configurations_that_cannot_be_are_found_when_the_file_is_read() -> None:
-    message = error(search={"mini_batch_size": {"low": 16, "high": 128}})
-    assert message.startswith("all searched values at their high end: mini_batch_size = 128 does not divide batch_size")
+    message = error(search={"num_generations": {"low": 1, "high": 7}})
+    assert message.startswith("all searched values at their high end: num_generations = 7 does not divide batch_size")
     assert error(fixed={"batch_size": 40}).startswith("trial 0 (the reference): mini_batch_size = 16 does not divide")
 
 
