@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import Trial
 
-from ppo_core.declare import HyperValue, Range
+from ppo_core.declare import Dimension, HyperValue, Range
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import HYPERPARAMETERS
 
@@ -24,7 +24,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 Arm = str | None
 """FIXED or ADAPTIVE; None where there is only one arm."""
-Search = Mapping[str, Range]
+Search = Mapping[str, Dimension]
 Encoded = tuple[dict[str, HyperValue], dict[str, BaseDistribution]]
 """Params with the distribution of each, as Optuna wants them."""
 

@@ -1,5 +1,6 @@
 """A study: what is searched (or which trials are run), for how long and under which KL. From a TOML file. No torch."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -8,7 +9,7 @@ from typing import Any, Literal
 
 from ppo_core import declare
 from ppo_core.batch_sizes import DEFAULT_BATCH_SIZE
-from ppo_core.declare import Bounds, HyperValue, Range
+from ppo_core.declare import Bounds, Choices, Dimension, HyperValue
 from ppo_core.errors import ConfigError, TaskError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.report import require_device
@@ -92,9 +93,9 @@ class StudySpec:
     gpus_per_trial: int
     """How many processes train a trial together, on a GPU each; without GPUs, on the CPU. It changes no result."""
     fixed: Mapping[str, HyperValue]
-    search: Mapping[str, Range]
+    search: Mapping[str, Dimension]
     """The searched hyperparameters, in the order of their declaration."""
-    idle: Mapping[str, Range]
+    idle: Mapping[str, Dimension]
     """Asked for, but not searched because they would do nothing; `notes` says why."""
     kl_budget: float
     """Highest eval KL a recommended policy may have, in nats per response."""
@@ -131,7 +132,7 @@ class StudySpec:
         asked = {**self.search, **self.idle}
         notes = [f"{name} is not searched: {study_file.why_idle(name, asked, self.fixed)}" for name in self.idle]
         critic = self.fixed.get("value_model", self._reference_value("value_model"))
-        if "value_learning_rate" in self.search and critic == "shared":
+        if "value_learning_rate" in self.search and critic == "shared" and "value_model" not in self.search:
             notes.append('value_learning_rate reaches only the value head: value_model = "shared"')
         notes += study_file.notes(self.listed, self.fixed)
         notes += [f"{start.name}: {', '.join(start.moves)}" for start in self.starts if start.moves]
@@ -208,7 +209,8 @@ class StudySpec:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, shaped as the file, that `from_dict` reads back to an equal spec."""
         asked = {**self.search, **self.idle}
-        searched = {"search": {name: asdict(asked[name]) for name in asked}, "sampler": asdict(self.sampler)}
+        search = {name: list(one.values) if isinstance(one, Choices) else asdict(one) for name, one in asked.items()}
+        searched = {"search": search, "sampler": asdict(self.sampler)}
         return {
             "name": self.name,
             "task": self.task,
@@ -321,9 +323,15 @@ class StudySpec:
         """Return the trials between which all others lie, by what they are: what a study takes at most follows."""
         listed = {f"trial {number}": trial.params for number, trial in enumerate(self.listed)}
         starts = {start.name: self.params_with(start.params) for start in self.starts}
-        corner = {} if self.listed else {"largest values": self._corner("high", ADAPTIVE)}
+        corners = {} if self.listed else {"largest values": self._corner("high", ADAPTIVE)}
+        for name, one in self.search.items():
+            if isinstance(one, Choices) and HYPERPARAMETERS[name].kind not in (int, float):
+                corners |= {
+                    f"largest values, {_values_text({name: value})}": self._corner("high", ADAPTIVE) | {name: value}
+                    for value in one.values[1:]
+                }
         reference = {} if self.listed else {"trial 0": self.reference_params()}
-        return {name: self.config(params) for name, params in {**reference, **corner, **listed, **starts}.items()}
+        return {name: self.config(params) for name, params in {**reference, **corners, **listed, **starts}.items()}
 
     def configs_of_one_process(self) -> dict[str, PPOConfig]:
         """Return what one process does of each of `extreme_configs`: what it takes on its device follows."""
@@ -347,7 +355,7 @@ class StudySpec:
     def changes_to(self, old: "StudySpec") -> SpecChanges:
         """Return how this spec differs from `old`, the stored one of the same name."""
         allowed = [
-            _change(f"search.{name}", _range_text(old.search.get(name)), _range_text(self.search.get(name)))
+            _change(f"search.{name}", _dimension_text(old.search.get(name)), _dimension_text(self.search.get(name)))
             for name in HYPERPARAMETERS
         ]
         allowed += [
@@ -387,11 +395,15 @@ class StudySpec:
             raise ConfigError(f"{where}: [search] is empty, so all trials would be the same{why}")
         self._check_extent(f"{where}: ")
         study_file.require_disjoint({**self.search, **self.idle}, self.fixed, where)
+        low, high = self._corner("low", FIXED), self._corner("high", ADAPTIVE)
         trials = {
             "trial 0 (the reference)": self.reference_params(),
-            "all searched values at their low end": self._corner("low", FIXED),
-            "all searched values at their high end": self._corner("high", ADAPTIVE),
+            "all searched values at their low end": low,
+            "all searched values at their high end": high,
         }
+        for values in study_file.choice_pairs(self.search):
+            trials[_values_text(values)] = {**low, **values}
+            trials[f"{_values_text(values)}, all others at their high end"] = {**high, **values}
         self._check_each(trials, where)
 
     def _check_extent(self, where: str) -> None:
@@ -421,8 +433,8 @@ class StudySpec:
                 "the batch would grow with the number of GPUs; set batch_size and mini_batch_size instead"
             )
 
-    def _corner(self, end: Literal["low", "high"], control: str) -> dict[str, HyperValue]:
-        return {KL_CONTROL: control, **{name: getattr(span, end) for name, span in self.search.items()}}
+    def _corner(self, which: Literal["low", "high"], control: str) -> dict[str, HyperValue]:
+        return {KL_CONTROL: control, **{name: study_file.end(one, which) for name, one in self.search.items()}}
 
 
 def _task(value: object, where: str) -> Task:
@@ -488,8 +500,16 @@ def _change(what: str, old: object, new: object) -> str:
     return "" if old == new else f"{what}: {new}, was {old}"
 
 
-def _range_text(span: Range | None) -> str:
-    return f"{span.low:g} to {span.high:g} ({span.scale})" if span else "not searched"
+def _dimension_text(one: Dimension | None) -> str:
+    if one is None:
+        return "not searched"
+    if isinstance(one, Choices):
+        return f"one of {one.text}"
+    return f"{one.low:g} to {one.high:g} ({one.scale})"
+
+
+def _values_text(values: Mapping[str, HyperValue]) -> str:
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
 
 
 def _sampler_text(sampler: SamplerSpec) -> str:
