@@ -37,6 +37,13 @@ SAMPLERS: Mapping[str, str] = {
     "qmc": "covers the space evenly",
 }
 """What proposes new trials, by name. `module:callable` names your own sampler."""
+PRUNERS: Mapping[str, str] = {
+    "median": "stops a trial that is below the median of earlier ones at the same episode",
+    "percentile": "stops a trial that is outside the best quarter of earlier ones at the same episode",
+    "successive_halving": "lets the best share of the trials go on at each of several episodes",
+    "hyperband": "runs several brackets of successive halving, which begin at different episodes",
+}
+"""What stops trials early by their evaluations, by name. `module:callable` names your own pruner."""
 ValueSource = Literal["TRL default", "task reference", "study"]
 
 Strategy = Literal["early_cut", "full"]
@@ -101,6 +108,8 @@ class StudySpec:
     """Highest eval KL a recommended policy may have, in nats per response."""
     guard: GuardSettings
     sampler: SamplerSpec
+    pruner: str | None = None
+    """One of PRUNERS, or `module:callable`: it returns an `optuna.pruners.BasePruner`. None: nothing prunes."""
     listed: tuple[ListedTrial, ...] = ()
     """The trials, where the study lists them; then nothing is searched."""
     starts: tuple[ListedTrial, ...] = ()
@@ -177,13 +186,14 @@ class StudySpec:
             content.get("kl", {}), task, study_file.response_length(task, fixed, asked, listed), f"{where}: kl"
         )
         guard = declare.table(content.get("guard", {}), f"{where}: guard")
+        strategy = _strategy(content, listed, where)
         spec = cls(
             name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
             task=task.name,
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
             trials=len(listed) or _optional(content, "trials", partial(declare.whole, bounds=Bounds(1)), where),
             budget=_optional(content, "budget", partial(declare.number, bounds=declare.POSITIVE), where),
-            strategy=_strategy(content, listed, where),
+            strategy=strategy,
             seed=declare.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
             device=require_device(content.get("device", "auto"), f"{where}: device"),
             threads=None
@@ -196,6 +206,7 @@ class StudySpec:
             kl_budget=kl_budget,
             guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
             sampler=_sampler(content.get("sampler", {}), f"{where}: sampler"),
+            pruner=_optional(content, "pruner", partial(_pruner, strategy=strategy), where),
             listed=listed,
             warm_start=names,
             workers=WorkerSettings.from_dict(content.get("workers", {}), f"{where}: workers"),
@@ -223,6 +234,7 @@ class StudySpec:
             "gpus_per_trial": self.gpus_per_trial,
             "fixed": dict(self.fixed),
             **({"trial": [trial.to_dict() for trial in self.listed]} if self.listed else searched),
+            **({"pruner": self.pruner} if self.pruner is not None else {}),
             **({"start": [start.to_dict() for start in self.starts]} if self.starts else {}),
             **({"warm_start": list(self.warm_start)} if self.warm_start else {}),
             "kl": {"budget": self.kl_budget, "limit": self.kl_limit},
@@ -367,7 +379,8 @@ class StudySpec:
         allowed += [_change(f"workers.{key}", f"{old_workers[key]:g}", f"{new:g}") for key, new in new_workers.items()]
         allowed.append(_change("sampler", _sampler_text(old.sampler), _sampler_text(self.sampler)))
         refused = [
-            _change(key, getattr(old, key), getattr(self, key)) for key in ("task", "trainer", "strategy", "seed")
+            _change(key, getattr(old, key), getattr(self, key))
+            for key in ("task", "trainer", "strategy", "pruner", "seed")
         ]
         refused += [
             _change(f"fixed.{name}", old.fixed.get(name, "unset"), self.fixed.get(name, "unset"))
@@ -462,15 +475,30 @@ def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:
 def _sampler(value: object, where: str) -> SamplerSpec:
     values = {"name": value} if isinstance(value, str) else declare.table(value, where)
     declare.require_known(values, study_file.SAMPLER, f"{where}.")
-    name = values.get("name", SamplerSpec.name)
-    if not isinstance(name, str) or not (name in SAMPLERS or study_file.TRAINER[0].fullmatch(name)):
-        allowed = ", ".join(SAMPLERS)
-        hint = nearest(str(name), SAMPLERS)
-        raise ConfigError(
-            f'{where}.name = {name!r} is not allowed; expected one of {allowed}, or "module:callable"{hint}'
-        )
+    name = _name_or_own(values.get("name", SamplerSpec.name), SAMPLERS, where)
     startup = values.get("startup_trials", SamplerSpec.startup_trials)
     return SamplerSpec(name, declare.whole(startup, Bounds(1), f"{where}.startup_trials"))
+
+
+def _pruner(value: object, strategy: Strategy, where: str) -> str:
+    values = {"name": value} if isinstance(value, str) else declare.table(value, where)
+    declare.require_known(values, study_file.PRUNER, f"{where}.")
+    if "name" not in values:
+        raise ConfigError(f"{where}.name is missing; expected one of {', '.join(PRUNERS)}")
+    name = _name_or_own(values["name"], PRUNERS, where)
+    if strategy != "full":
+        raise ConfigError(f'{where} = "{name}" needs strategy = "full"; with "{strategy}" the strategy stops trials')
+    return name
+
+
+def _name_or_own(name: object, known: Mapping[str, str], where: str) -> str:
+    """Return a table's `name` where it is one of the known ones, or the path of the user's own."""
+    if not isinstance(name, str) or not (name in known or study_file.TRAINER[0].fullmatch(name)):
+        raise ConfigError(
+            f'{where}.name = {name!r} is not allowed; expected one of {", ".join(known)}, or "module:callable"'
+            f"{nearest(str(name), known)}"
+        )
+    return name
 
 
 def _one_of(value: object, allowed: Mapping[str, str], where: str) -> Any:

@@ -44,6 +44,7 @@ TOP_LEVEL: Mapping[str, str] = {
     "kl": "a table: the KL budget and the KL limit",
     "guard": "a table: the limits of the rules that end trials early",
     "sampler": "what proposes configurations: a name, or a table",
+    "pruner": 'what stops trials early by their evaluations, in a search with `strategy = "full"`: a name, or a table',
     "workers": "a table: checkpoint interval and time limits of worker processes",
 }
 """The keys of a study file, and what each is."""
@@ -59,6 +60,10 @@ SAMPLER: Mapping[str, str] = {
     "startup_trials": "trials with a value or rung score that the sampler waits for, per kind of β control (default 4)",
 }
 """The keys of the [sampler] table."""
+PRUNER: Mapping[str, str] = {
+    "name": "one of the pruners, or `module:callable`: called without arguments, it returns an Optuna pruner",
+}
+"""The keys of the [pruner] table."""
 
 REQUIRED = ("name", "task", "search")
 REQUIRED_OF_LISTED = ("name", "task")
@@ -210,7 +215,7 @@ def _read_dimension(hyper: Hyperparameter, value: object, task: Task, where: str
 #
 # No torch. A study either searches or lists; its trial 0 is then the first one listed.
 
-_ONLY_SEARCHED = ("search", "sampler", "start", "warm_start")
+_ONLY_SEARCHED = ("search", "sampler", "pruner", "start", "warm_start")
 """What does nothing beside listed trials."""
 
 

@@ -102,6 +102,20 @@ def test_a_sampler_of_ones_own_is_named_by_its_path() -> None:
     assert StudySpec.from_dict(mine.to_dict(), "stored") == mine
 
 
+def test_a_pruner_is_a_name_or_a_table_and_stays_for_good() -> None:
+    assert spec().pruner is None and "pruner" not in spec().to_dict()
+    median = spec(pruner="median", strategy="full")
+    assert median.pruner == "median" and median == spec(pruner={"name": "median"}, strategy="full")
+    mine = spec(pruner="my_pruners:cautious", strategy="full")
+    for study in (median, mine):
+        assert StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "stored") == study
+    refused = spec(strategy="full").changes_to(median).refused, mine.changes_to(median).refused
+    assert refused == (
+        ["pruner: None, was median; give the study another name"],
+        ["pruner: my_pruners:cautious, was median; give the study another name"],
+    )
+
+
 def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
     study = spec(search={"learning_rate": "advised", "lam": "advised"})
     assert study.search["learning_rate"].high > 5e-5  # the declared range, for 1B models, ends here
@@ -168,6 +182,15 @@ def test_the_file_decides_nothing_by_its_order() -> None:
             {"sampler": {"name": "tpee"}},
             'sampler.name = \'tpee\' is not allowed | tpe, gp, random, qmc, or "module:callable" | "tpe"?',
         ),
+        (
+            {"pruner": "medain", "strategy": "full"},
+            "pruner.name = 'medain' is not allowed | median, percentile, successive_halving, hyperband | \"median\"?",
+        ),
+        ({"pruner": 3, "strategy": "full"}, "pruner = 3 is not allowed | a table"),
+        ({"pruner": {}, "strategy": "full"}, "pruner.name is missing | median"),
+        ({"pruner": {"nam": "median"}, "strategy": "full"}, 'pruner.nam: unknown key | "name"?'),
+        ({"pruner": "median"}, 'pruner = "median" needs strategy = "full"'),
+        ({"pruner": "median", "trial": [{"lam": 0.9}], "search": None, "trials": None}, "pruner has no effect beside"),
         ({"sampler": {"name": ["tpe"]}}, "sampler.name = ['tpe'] is not allowed"),
     ],
 )
