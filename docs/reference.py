@@ -29,7 +29,7 @@ from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
 from tuner.environment import PROG
 from tuner.guard import RULES, GuardSettings
-from tuner.spec import SAMPLERS, STRATEGIES
+from tuner.spec import PRUNERS, SAMPLERS, STRATEGIES
 from tuner.status import Origin, Role, Status
 from tuner.store.rows import INTERRUPTED
 from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
@@ -157,10 +157,10 @@ def _study_keys() -> Iterator[str]:
     yield "## Study file"
     yield "The keys of a study's TOML file. [The study file](studies.md) explains them with an example."
     yield _table(("key", "meaning"), _named(study_file.TOP_LEVEL))
-    for title, values in (("strategy", STRATEGIES), ("sampler", SAMPLERS)):
+    for title, values in (("strategy", STRATEGIES), ("sampler", SAMPLERS), ("pruner", PRUNERS)):
         yield f"`{title}` is one of:"
         yield _table((title, "meaning"), _named(values))
-    for title, keys in (("kl", study_file.KL), ("sampler", study_file.SAMPLER)):
+    for title, keys in (("kl", study_file.KL), ("sampler", study_file.SAMPLER), ("pruner", study_file.PRUNER)):
         yield f"Keys of `[{title}]`:"
         yield _table(("key", "meaning"), _named(keys))
 

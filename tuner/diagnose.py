@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ppo_core.declare import HyperValue
+from ppo_core.declare import Choices, HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
 from ppo_core.output import KL_UNIT, short
 from tuner import hacking
@@ -137,6 +137,9 @@ class Course:
     def _moved(self, name: str, was: float, factor: float) -> int | float:
         """Return a value times a factor, in the study's range, and whole where it has to be."""
         value, span = was * factor, self.spec.search.get(name)
+        if isinstance(span, Choices):
+            numbers = [one for one in span.values if isinstance(one, int | float)]
+            return min(numbers, key=lambda one: abs(one - value), default=was)
         if span is not None:
             value = min(max(value, span.low), span.high)
         if HYPERPARAMETERS[name].kind is int:

@@ -199,7 +199,10 @@ def test_an_enqueued_trial_may_have_values_of_its_own_whatever_the_study_searche
     placed(tmp_path, "enqueue", values=values)
     run(tmp_path, spec)
     asked = rows(tmp_path)[2]
-    assert (asked.status, asked.params) == (Status.COMPLETED, {"learning_rate": asked.config["learning_rate"], **values})
+    assert (asked.status, asked.params) == (
+        Status.COMPLETED,
+        {"learning_rate": asked.config["learning_rate"], **values},
+    )
     assert {name: asked.config[name] for name in values} == values
     assert spec.search["cliprange"].high < 0.5 and rows(tmp_path)[0].config["lam"] == 0.9
 

@@ -59,9 +59,10 @@ def require_usable(spec: StudySpec) -> None:
     if spec.sampler.is_own:
         arm = arms(spec.search)[0]
         space = sampler_space(arm_search(spec.search, arm))
-        ends = ({name: getattr(span, end) for name, span in space.items()} for end in ("low", "high"))
-        told = [Told(TrialState.COMPLETE, value, 0.0) for value in (0.0, 1.0)]
-        _ask(spec, arm, 2, [frozen(one, (params, space)) for one, params in zip(told, ends, strict=True)])
+        params = in_arm(spec.search, arm, 0, spread_params(arm_search(spec.search, arm), spec.seed, 0, arm))
+        assert params is not None
+        trials = [frozen(Told(TrialState.COMPLETE, value, 0.0), (params, space)) for value in (0.0, 1.0)]
+        _ask(spec, arm, len(trials), trials)
 
 
 def as_read(spec: StudySpec, rows: Rows, arm: Arm) -> list[FrozenTrial]:
