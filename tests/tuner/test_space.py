@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ppo_core.declare import Choices, HyperValue, Range
-from tuner.space import Search, arm_search, decoded, for_people, for_sampler, in_arm, sampler_space
+from tuner.space import Search, arm_search, arms, decoded, for_people, for_sampler, in_arm, sampler_space
 
 SEARCH = {
     "learning_rate": Range(1e-5, 1e-3, "log"),
