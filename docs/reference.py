@@ -28,7 +28,8 @@ from tuner import scoring, study_file
 from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
 from tuner.environment import PROG
-from tuner.guard import RULES, GuardSettings
+from tuner.guard import GuardSettings
+from tuner.rules import RULES
 from tuner.spec import SAMPLERS, STRATEGIES
 from tuner.status import Origin, Role, Status
 from tuner.store.rows import INTERRUPTED

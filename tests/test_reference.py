@@ -13,7 +13,8 @@ from ppo_core.metrics import METRICS
 from ppo_core.run import trl
 from tuner import study_file
 from tuner.cli.main import COMMANDS
-from tuner.guard import RULES, GuardSettings
+from tuner.guard import GuardSettings
+from tuner.rules import RULES
 from tuner.status import Origin, Role, Status
 from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
 

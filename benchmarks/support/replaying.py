@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from ppo_core.declare import HyperValue
 from ppo_core.kl_budget import is_within
-from tuner.guard import RULES
 from tuner.protocol import Stepped
+from tuner.rules import RULES
 from tuner.scheduler import Action, Decision, Scheduler
 from tuner.scoring import Evaluations, TrialList, outcome
 from tuner.spec import StudySpec

@@ -1,0 +1,280 @@
+"""Every limit that a trial is held to, declared once: rules that end it, signs of what is wrong. No torch.
+
+The guard carries out `RULES`. The diagnosis, its command and the dashboard's pages read `SIGNS`. Limits without a
+source are rules of thumb, chosen to be late rather than wrong. No rule that ends a trial is about shrinking responses,
+since a task may well reward brevity.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from ppo_core.agreement import KL_GAP, KL_GAP_LIMIT, MISMATCH, MISMATCH_LIMIT
+from ppo_core.declare import Bounds
+from ppo_core.metrics import METRICS
+
+KL = "objective/kl_exact"
+ENTROPY = "policy/entropy_avg"
+VALUE_LOSS = "loss/value_avg"
+REPETITION = "response/repetition"
+
+Blame = Literal["kl", "broken", "idle"]
+"""What a stop says of the trial: too much KL, a run that broke, or one that learned nothing."""
+
+Moves = tuple[tuple[str, float], ...]
+"""What to change, the best first: a hyperparameter and the factor on it; inf and 0: up and down, as far as KL asks.
+
+That of `kl_coef` is a price's: where β adapts, the KL target is divided by it.
+"""
+
+IDLE_STEPS = 8
+"""Steps that a trial has at least before it is ended for standing still: nothing is learned yet in the first one."""
+
+_SHARE = Bounds(0, 1, low_open=True, high_open=True)
+_TIMES = Bounds(1)
+_POSITIVE = Bounds(0, low_open=True)
+
+_LESS_KL: Moves = (("kl_coef", math.inf), ("learning_rate", 0.0))
+_MORE_KL: Moves = (("kl_coef", 0.0), ("learning_rate", math.inf))
+_FASTER: Moves = (("learning_rate", 3.0), ("kl_coef", 0.25))
+_SLOWER: Moves = (("learning_rate", 0.3), ("kl_coef", 4.0))
+_HELD: Moves = (("kl_coef", 2.0), ("learning_rate", 0.5))
+_SMALLER_UPDATES: Moves = (("num_ppo_epochs", 0.5), ("cliprange", 0.5))
+_SLOWER_CRITIC: Moves = (("value_learning_rate", 0.3), ("vf_coef", 0.3))
+_FASTER_CRITIC: Moves = (("value_learning_rate", 3.0), ("vf_coef", 3.0))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One limit of one metric, what it means to break it, and what to change then."""
+
+    name: str
+    label: str
+    doc: str
+    metric: str | None
+    """The metric that it reads; None: several."""
+    limit: float
+    """The default; True: the rule has no number of its own, and is only on or off."""
+    moves: Moves = ()
+    relative_to: str = ""
+    """What the limit is a share or multiple of; empty: the limit is in the metric's unit."""
+    breaks_below: bool = False
+    """Whether a reading under the limit breaks it, instead of one over it."""
+
+    steps: int = 1
+    """The fewest readings that say something, of a sign of health."""
+
+    # Of rules that end a trial
+
+    blame: Blame = "broken"
+    valid: Bounds | None = None
+    """What its setting in a study file may be; None: true or false."""
+    is_patient: bool = True
+    """Whether it waits until it is broken for `patience` steps in a row."""
+    has_grace: bool = False
+    """Whether it is silent at the start of a trial."""
+
+    @property
+    def allowed(self) -> str:
+        """What its setting may be, in words."""
+        return f"a number {self.valid}, or false to switch the rule off" if self.valid else "true or false"
+
+    @property
+    def range(self) -> str:
+        """What the metric is to read, in words."""
+        times = f" times {self.relative_to}" if self.relative_to else ""
+        return f"{'at least' if self.breaks_below else 'at most'} {self.limit:g}{times}"
+
+    @property
+    def change(self) -> str:
+        """What to change, in words."""
+        return ", else ".join(
+            ("a lower kl_coef or a higher kl_target", "a higher kl_coef or a lower kl_target")[factor > 1]
+            if name == "kl_coef"
+            else f"a {'higher' if factor > 1 else 'lower'} {name}"
+            for name, factor in self.moves
+        )
+
+    def reads(self, value: float) -> str:
+        """Return a reading with the range that it is held to."""
+        return f"{METRICS[str(self.metric)].label} {value:.3g} ({self.range})"
+
+    def is_broken(self, value: float, of: float = 1.0) -> bool:
+        """Return whether a reading breaks it, with a limit of so many `of`."""
+        return value < self.limit * of if self.breaks_below else value > self.limit * of
+
+
+_ENDING = (
+    Rule(
+        name="nonfinite",
+        label="Not a number",
+        doc="A core metric is NaN or infinite. Stops at once.",
+        moves=_SLOWER,
+        blame="broken",
+        metric=None,
+        limit=True,
+        is_patient=False,
+    ),
+    Rule(
+        name="kl_hard",
+        label="KL far over the limit",
+        doc="The KL of a single step is over this many times the KL limit. Stops at once.",
+        moves=_LESS_KL,
+        blame="kl",
+        metric=KL,
+        limit=4.0,
+        valid=_TIMES,
+        relative_to="the KL limit",
+        is_patient=False,
+    ),
+    Rule(
+        name="kl_limit",
+        label="KL over the limit",
+        doc="The KL stays over the KL limit.",
+        moves=_LESS_KL,
+        blame="kl",
+        metric=KL,
+        limit=True,
+    ),
+    Rule(
+        name="entropy_collapse",
+        label="Entropy collapse",
+        doc="The policy's entropy stays under this share of its first reading. Where one answer is right, a policy "
+        "may well become certain: switch the rule off for such a task.",
+        moves=_HELD,
+        blame="broken",
+        metric=ENTROPY,
+        limit=0.02,
+        valid=_SHARE,
+        relative_to="the first reading",
+        breaks_below=True,
+        has_grace=True,
+    ),
+    Rule(
+        name="repetition_collapse",
+        label="Repetition collapse",
+        doc="Repetition stays over this share of the way from its first reading to 1, as with 3 distinct tokens of 24.",
+        moves=_HELD,
+        blame="broken",
+        metric=REPETITION,
+        limit=0.8,
+        valid=_SHARE,
+        relative_to="the way from the first reading to 1",
+        has_grace=True,
+    ),
+    Rule(
+        name="value_divergence",
+        label="Value divergence",
+        doc="The value loss stays over this many times its scale: the largest of its readings in the grace period "
+        "and of the mean square of score and KL penalty (twice the loss of a critic that always says 0).",
+        moves=_SLOWER_CRITIC,
+        blame="broken",
+        metric=VALUE_LOSS,
+        limit=100.0,
+        valid=_TIMES,
+        relative_to="its scale",
+        has_grace=True,
+    ),
+    Rule(
+        name="sampler_mismatch",
+        label="Sampler mismatch",
+        doc="The sampler and the training forward stay this far apart on some token's log-prob, in nats. Low "
+        "precision makes tenths of a nat, a wrong mask or temperature makes several.",
+        blame="broken",
+        metric=MISMATCH,
+        limit=MISMATCH_LIMIT,
+        valid=_POSITIVE,
+    ),
+    Rule(
+        name="sampled_kl",
+        label="Sampled KL apart from exact KL",
+        doc="The sampled KL (k1) stays this many times its noise away from the exact KL of the same responses. They "
+        "differ only by chance where tokens are sampled from the distribution that is trained.",
+        blame="broken",
+        metric=KL_GAP,
+        limit=KL_GAP_LIMIT,
+        valid=_POSITIVE,
+        relative_to="its noise",
+        has_grace=True,
+    ),
+    Rule(
+        name="nothing_learned",
+        label="Nothing learned",
+        doc=f"After half of the trial's episodes and at least {IDLE_STEPS} steps the KL never reached this, in nats "
+        "per response: the policy has not moved. A trial that has run all its episodes is never ended by it. "
+        "Where the first KL is over this already, as with top-k or top-p, only the evaluation's KL counts.",
+        moves=_FASTER,
+        blame="idle",
+        metric=KL,
+        limit=0.01,
+        valid=_POSITIVE,
+        breaks_below=True,
+        is_patient=False,
+    ),
+)
+
+_LARGE, _BUDGET, _FIRST = "Updates too large", "the KL budget", "the first reading"
+
+_HEALTH = (
+    Rule(
+        "approx_kl",
+        _LARGE,
+        "OpenAI Spinning Up ends its epochs at 0.01 to 0.05.",
+        "policy/approxkl_avg",
+        0.05,
+        _SMALLER_UPDATES,
+    ),
+    Rule(
+        "clip_fraction", _LARGE, "A third of the tokens no longer learns.", "policy/clipfrac_avg", 0.3, _SMALLER_UPDATES
+    ),
+    Rule("ratio_high", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 1.1, _SMALLER_UPDATES),
+    Rule(
+        "ratio_low",
+        _LARGE,
+        "TRL's tips for debugging: it should stay near 1.",
+        "val/ratio",
+        0.9,
+        _SMALLER_UPDATES,
+        breaks_below=True,
+    ),
+    Rule(
+        "value_loss",
+        "Critic diverges",
+        "Of 510 recorded runs it left out the 5 whose critic failed.",
+        VALUE_LOSS,
+        3.0,
+        _SLOWER_CRITIC,
+        "its first steps",
+    ),
+    Rule(
+        "var_explained",
+        "Critic explains nothing",
+        "By definition: under 0 the critic predicts worse than the mean return. Sound trials end at 0.03 to 0.7, and one configuration at 0.03 to 0.06 from seed to seed.",
+        "val/var_explained",
+        0.0,
+        _FASTER_CRITIC,
+        breaks_below=True,
+        steps=10,
+    ),
+)
+_COURSE = (
+    Rule("kl_early", "KL too high", "KL of the rollouts, within the first fifth of the episodes: β has no time to answer.", KL, 1.0, _SLOWER, "the KL limit"),
+    Rule("kl_end", "KL too high", "KL at the end.", "eval/kl", 1.0, _LESS_KL, _BUDGET),
+    Rule("kl_stuck", "KL stuck at 0", "The highest KL in half of the episodes or more. Where a fixed β is over the reference's, β comes first.", "eval/kl", 0.1, _FASTER, _BUDGET, breaks_below=True),
+    Rule("kl_unspent", "Stable but slow", "KL at the end, while reward still rises.", "eval/kl", 0.5, _MORE_KL, _BUDGET, breaks_below=True),
+    Rule("longer", "Reward hacking", "While reward rises.", "eval/length", 1.5, _HELD, _FIRST),
+    Rule("shorter", "Reward hacking", "While reward rises.", "eval/length", 0.5, _HELD, _FIRST, breaks_below=True),
+    Rule("repeats", "Reward hacking", "Rise of repetition, while reward rises.", "eval/repetition", 0.15, _HELD),
+    Rule("narrows", "Reward hacking", "While reward rises.", "eval/entropy", 0.5, _HELD, _FIRST, breaks_below=True),
+)  # fmt: skip
+
+RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _ENDING})
+"""Every rule that ends a trial, by name. Where several break in one step, the first names the reason."""
+
+SIGNS: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in (*_HEALTH, *_COURSE)})
+"""Every sign of what is wrong with a trial, by name."""
+
+HEALTH = tuple(rule.name for rule in _HEALTH)
+"""The signs that are read as the median of the last steps."""
