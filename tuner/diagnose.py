@@ -16,7 +16,7 @@ from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
 from ppo_core.output import KL_UNIT, short
 from tuner import hacking
 from tuner.hacking import Step, values
-from tuner.rules import HEALTH, KL, RULES, SIGNS, Blame, Rule
+from tuner.rules import EARLY, HEALTH, KL, RULES, SIGNS, Blame, Rule
 from tuner.search.matching import GOAL, SLOPE
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
@@ -29,8 +29,6 @@ NEEDED = (*hacking.NEEDED, KL, "objective/kl_coef", *HEALTH_METRICS)
 
 LATEST = 10
 """Steps that a reading is the median of: one odd batch says nothing."""
-EARLY = 0.2
-"""Share of the episodes in which β has no time to answer."""
 LEAST_EVALUATIONS = 4
 """Evaluations under which nothing is said of how reward went."""
 

@@ -32,6 +32,9 @@ That of `kl_coef` is a price's: where β adapts, the KL target is divided by it.
 IDLE_STEPS = 8
 """Steps that a trial has at least before it is ended for standing still: nothing is learned yet in the first one."""
 
+EARLY = 0.2
+"""Share of the episodes in which β has no time to answer."""
+
 _SHARE = Bounds(0, 1, low_open=True, high_open=True)
 _TIMES = Bounds(1)
 _POSITIVE = Bounds(0, low_open=True)
@@ -84,8 +87,8 @@ class Rule:
     @property
     def range(self) -> str:
         """What the metric is to read, in words."""
-        times = f" times {self.relative_to}" if self.relative_to else ""
-        return f"{'at least' if self.breaks_below else 'at most'} {self.limit:g}{times}"
+        times = f"{self.limit:g} times {self.relative_to}" if self.limit != 1 else self.relative_to
+        return f"{'at least' if self.breaks_below else 'at most'} {times if self.relative_to else f'{self.limit:g}'}"
 
     @property
     def change(self) -> str:
@@ -106,161 +109,66 @@ class Rule:
         return value < self.limit * of if self.breaks_below else value > self.limit * of
 
 
-_ENDING = (
-    Rule(
-        name="nonfinite",
-        label="Not a number",
-        doc="A core metric is NaN or infinite. Stops at once.",
-        moves=_SLOWER,
-        blame="broken",
-        metric=None,
-        limit=True,
-        is_patient=False,
-    ),
-    Rule(
-        name="kl_hard",
-        label="KL far over the limit",
-        doc="The KL of a single step is over this many times the KL limit. Stops at once.",
-        moves=_LESS_KL,
-        blame="kl",
-        metric=KL,
-        limit=4.0,
-        valid=_TIMES,
-        relative_to="the KL limit",
-        is_patient=False,
-    ),
-    Rule(
-        name="kl_limit",
-        label="KL over the limit",
-        doc="The KL stays over the KL limit.",
-        moves=_LESS_KL,
-        blame="kl",
-        metric=KL,
-        limit=True,
-    ),
-    Rule(
-        name="entropy_collapse",
-        label="Entropy collapse",
-        doc="The policy's entropy stays under this share of its first reading. Where one answer is right, a policy "
-        "may well become certain: switch the rule off for such a task.",
-        moves=_HELD,
-        blame="broken",
-        metric=ENTROPY,
-        limit=0.02,
-        valid=_SHARE,
-        relative_to="the first reading",
-        breaks_below=True,
-        has_grace=True,
-    ),
-    Rule(
-        name="repetition_collapse",
-        label="Repetition collapse",
-        doc="Repetition stays over this share of the way from its first reading to 1, as with 3 distinct tokens of 24.",
-        moves=_HELD,
-        blame="broken",
-        metric=REPETITION,
-        limit=0.8,
-        valid=_SHARE,
-        relative_to="the way from the first reading to 1",
-        has_grace=True,
-    ),
-    Rule(
-        name="value_divergence",
-        label="Value divergence",
-        doc="The value loss stays over this many times its scale: the largest of its readings in the grace period "
-        "and of the mean square of score and KL penalty (twice the loss of a critic that always says 0).",
-        moves=_SLOWER_CRITIC,
-        blame="broken",
-        metric=VALUE_LOSS,
-        limit=100.0,
-        valid=_TIMES,
-        relative_to="its scale",
-        has_grace=True,
-    ),
-    Rule(
-        name="sampler_mismatch",
-        label="Sampler mismatch",
-        doc="The sampler and the training forward stay this far apart on some token's log-prob, in nats. Low "
-        "precision makes tenths of a nat, a wrong mask or temperature makes several.",
-        blame="broken",
-        metric=MISMATCH,
-        limit=MISMATCH_LIMIT,
-        valid=_POSITIVE,
-    ),
-    Rule(
-        name="sampled_kl",
-        label="Sampled KL apart from exact KL",
-        doc="The sampled KL (k1) stays this many times its noise away from the exact KL of the same responses. They "
-        "differ only by chance where tokens are sampled from the distribution that is trained.",
-        blame="broken",
-        metric=KL_GAP,
-        limit=KL_GAP_LIMIT,
-        valid=_POSITIVE,
-        relative_to="its noise",
-        has_grace=True,
-    ),
-    Rule(
-        name="nothing_learned",
-        label="Nothing learned",
-        doc=f"After half of the trial's episodes and at least {IDLE_STEPS} steps the KL never reached this, in nats "
-        "per response: the policy has not moved. A trial that has run all its episodes is never ended by it. "
-        "Where the first KL is over this already, as with top-k or top-p, only the evaluation's KL counts.",
-        moves=_FASTER,
-        blame="idle",
-        metric=KL,
-        limit=0.01,
-        valid=_POSITIVE,
-        breaks_below=True,
-        is_patient=False,
-    ),
-)
-
 _LARGE, _BUDGET, _FIRST = "Updates too large", "the KL budget", "the first reading"
 
+_ENDING = (
+    Rule("nonfinite", "Not a number", "A core metric is NaN or infinite. Stops at once.", None, True, _SLOWER, is_patient=False),
+    Rule(
+        "kl_hard", "KL far over the limit", "The KL of a single step is over this many times the KL limit. Stops at once.",
+        KL, 4.0, _LESS_KL, "the KL limit", blame="kl", valid=_TIMES, is_patient=False,
+    ),
+    Rule("kl_limit", "KL over the limit", "The KL stays over the KL limit.", KL, True, _LESS_KL, blame="kl"),
+    Rule(
+        "entropy_collapse", "Entropy collapse",
+        "The policy's entropy stays under this share of its first reading. Where one answer is right, a policy may well "
+        "become certain: switch the rule off for such a task.",
+        ENTROPY, 0.02, _HELD, _FIRST, breaks_below=True, valid=_SHARE, has_grace=True,
+    ),
+    Rule(
+        "repetition_collapse", "Repetition collapse",
+        "Repetition stays over this share of the way from its first reading to 1, as with 3 distinct tokens of 24.",
+        REPETITION, 0.8, _HELD, "the way from the first reading to 1", valid=_SHARE, has_grace=True,
+    ),
+    Rule(
+        "value_divergence", "Value divergence",
+        "The value loss stays over this many times its scale: the largest of its readings in the grace period "
+        "and of the mean square of score and KL penalty (twice the loss of a critic that always says 0).",
+        VALUE_LOSS, 100.0, _SLOWER_CRITIC, "its scale", valid=_TIMES, has_grace=True,
+    ),
+    Rule(
+        "sampler_mismatch", "Sampler mismatch",
+        "The sampler and the training forward stay this far apart on some token's log-prob, in nats. Low "
+        "precision makes tenths of a nat, a wrong mask or temperature makes several.",
+        MISMATCH, MISMATCH_LIMIT, valid=_POSITIVE,
+    ),
+    Rule(
+        "sampled_kl", "Sampled KL apart from exact KL",
+        "The sampled KL (k1) stays this many times its noise away from the exact KL of the same responses. They "
+        "differ only by chance where tokens are sampled from the distribution that is trained.",
+        KL_GAP, KL_GAP_LIMIT, (), "its noise", valid=_POSITIVE, has_grace=True,
+    ),
+    Rule(
+        "nothing_learned", "Nothing learned",
+        f"After half of the trial's episodes and at least {IDLE_STEPS} steps the KL never reached this, in nats "
+        "per response: the policy has not moved. A trial that has run all its episodes is never ended by it. "
+        "Where the first KL is over this already, as with top-k or top-p, only the evaluation's KL counts.",
+        KL, 0.01, _FASTER, breaks_below=True, blame="idle", valid=_POSITIVE, is_patient=False,
+    ),
+)  # fmt: skip
 _HEALTH = (
-    Rule(
-        "approx_kl",
-        _LARGE,
-        "OpenAI Spinning Up ends its epochs at 0.01 to 0.05.",
-        "policy/approxkl_avg",
-        0.05,
-        _SMALLER_UPDATES,
-    ),
-    Rule(
-        "clip_fraction", _LARGE, "A third of the tokens no longer learns.", "policy/clipfrac_avg", 0.3, _SMALLER_UPDATES
-    ),
+    Rule("approx_kl", _LARGE, "OpenAI Spinning Up ends its epochs at 0.01 to 0.05.", "policy/approxkl_avg", 0.05, _SMALLER_UPDATES),
+    Rule("clip_fraction", _LARGE, "A large part of the tokens no longer learns.", "policy/clipfrac_avg", 0.3, _SMALLER_UPDATES),
     Rule("ratio_high", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 1.1, _SMALLER_UPDATES),
+    Rule("ratio_low", _LARGE, "TRL's tips for debugging: it should stay near 1.", "val/ratio", 0.9, _SMALLER_UPDATES, breaks_below=True),
+    Rule("value_loss", "Critic diverges", "Of 510 recorded runs 5 were over it, and their best reward was a quarter of the usual.", VALUE_LOSS, 3.0, _SLOWER_CRITIC, "its first steps"),
     Rule(
-        "ratio_low",
-        _LARGE,
-        "TRL's tips for debugging: it should stay near 1.",
-        "val/ratio",
-        0.9,
-        _SMALLER_UPDATES,
-        breaks_below=True,
+        "var_explained", "Critic explains nothing",
+        "By definition: under 0 the critic predicts worse than the mean return. Sound trials end at 0.03 to 0.7.",
+        "val/var_explained", 0.0, _FASTER_CRITIC, breaks_below=True, steps=10,
     ),
-    Rule(
-        "value_loss",
-        "Critic diverges",
-        "Of 510 recorded runs it left out the 5 whose critic failed.",
-        VALUE_LOSS,
-        3.0,
-        _SLOWER_CRITIC,
-        "its first steps",
-    ),
-    Rule(
-        "var_explained",
-        "Critic explains nothing",
-        "By definition: under 0 the critic predicts worse than the mean return. Sound trials end at 0.03 to 0.7, and one configuration at 0.03 to 0.06 from seed to seed.",
-        "val/var_explained",
-        0.0,
-        _FASTER_CRITIC,
-        breaks_below=True,
-        steps=10,
-    ),
-)
+)  # fmt: skip
 _COURSE = (
-    Rule("kl_early", "KL too high", "KL of the rollouts, within the first fifth of the episodes: β has no time to answer.", KL, 1.0, _SLOWER, "the KL limit"),
+    Rule("kl_early", "KL too high", f"KL of the rollouts, within the first {EARLY:.0%} of the episodes: β has no time to answer.", KL, 1.0, _SLOWER, "the KL limit"),
     Rule("kl_end", "KL too high", "KL at the end.", "eval/kl", 1.0, _LESS_KL, _BUDGET),
     Rule("kl_stuck", "KL stuck at 0", "The highest KL in half of the episodes or more. Where a fixed β is over the reference's, β comes first.", "eval/kl", 0.1, _FASTER, _BUDGET, breaks_below=True),
     Rule("kl_unspent", "Stable but slow", "KL at the end, while reward still rises.", "eval/kl", 0.5, _MORE_KL, _BUDGET, breaks_below=True),
