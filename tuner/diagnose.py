@@ -1,4 +1,4 @@
-"""What is wrong with a trial, by its curves, and the one change to try next. Pure functions, no torch.
+"""Diagnosis: a trial's problems, read from its curves, and the one change to try next. Pure functions, no torch.
 
 `tuner.rules.SIGNS` has the limits and the changes. Each advice is one change: with several at once nobody sees which
 one helped. KL first: "adjust β or the adaptive KL target first if the policy diverges too quickly".
@@ -35,13 +35,13 @@ LEAST_EVALUATIONS = 4
 
 @dataclass(frozen=True)
 class Reading:
-    """What one sign of a trial's health reads."""
+    """The reading of one sign of a trial's health."""
 
     sign: Rule
     value: float | None
     """None: it was not measured, or there are too few steps."""
     is_out: bool
-    """Whether it is out of its range, or the guard ended the trial for its metric."""
+    """It is out of its range, or the guard ended the trial for its metric."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Course:
 
     @cached_property
     def blame(self) -> Blame | None:
-        """What the guard's stop says of it; None: the guard did not end it."""
+        """The kind of problem that the guard ended it for; None: it did not."""
         return RULES[self.reason.rule].blame if self.reason is not None and self.reason.rule in RULES else None
 
     @cached_property
@@ -298,7 +298,7 @@ def why_nothing(trial: TrialRow) -> str:
         return "The trial failed; its log says why."
     if trial.reason is not None and trial.reason.rule in RULES:
         return f"The guard ended it: {trial.reason.message}. No change of a hyperparameter is known to help."
-    return "No rule finds anything wrong in its curves."
+    return "No rule finds anything to change."
 
 
 def enqueued(spec: StudySpec, trial: TrialRow, found: Diagnosis) -> dict[str, HyperValue] | None:

@@ -57,7 +57,7 @@ READ = tuple(dict.fromkeys((*CORE, *WATCHED, *_VALUE_SCALE, KL_GAP_NOISE)))
 
 @dataclass(frozen=True)
 class GuardSettings:
-    """What one study's guard tolerates."""
+    """The limits of one study's guard."""
 
     kl_limit: float
     """In nats per response."""
@@ -97,9 +97,9 @@ class GuardState:
     broken: Mapping[str, int] = field(default_factory=dict)
     """Steps in a row that each rule has been broken."""
     value_scale: float = 0.0
-    """What the value loss is compared with (see the rule value_divergence)."""
+    """Scale that the value loss is compared with (see the rule value_divergence)."""
     highest_kl: float = 0.0
-    """What the rule nothing_learned compares with its limit."""
+    """Highest KL so far, for the rule nothing_learned."""
     kl_readings: int = 0
     window: tuple[dict[str, float], ...] = ()
     """The last steps' evidence. A reading that was not a finite number is left out."""

@@ -43,14 +43,14 @@ class Finding:
     trial: int
     verdict: Verdict
     rise: float
-    """Of eval reward; NaN where it is too early."""
+    """Gain of eval reward; NaN where it is too early."""
     rise_se: float
     worse: tuple[str, ...]
-    """What worsened, with its numbers."""
+    """Readings that worsened, with their numbers."""
     fine: tuple[str, ...]
-    """What was measured and did not worsen, with its numbers."""
+    """Readings that did not worsen, with their numbers."""
     unknown: tuple[str, ...]
-    """What was not measured."""
+    """Readings that were not measured."""
 
     @property
     def words(self) -> str:

@@ -21,10 +21,10 @@ VALUE_LOSS = "loss/value_avg"
 REPETITION = "response/repetition"
 
 Blame = Literal["kl", "broken", "idle"]
-"""What a stop says of the trial: too much KL, a run that broke, or one that learned nothing."""
+"""Kind of problem that a rule ends a trial for: too much KL, a run that broke, or one that learned nothing."""
 
 Moves = tuple[tuple[str, float], ...]
-"""What to change, the best first: a hyperparameter and the factor on it; inf and 0: up and down, as far as KL asks.
+"""Changes, the best first: a hyperparameter and the factor on it; inf and 0: up and down, as far as KL asks.
 
 That of `kl_coef` is a price's: where β adapts, the KL target is divided by it.
 """
@@ -62,9 +62,9 @@ class Rule:
     """The default; True: the rule has no number of its own, and is only on or off."""
     moves: Moves = ()
     relative_to: str = ""
-    """What the limit is a share or multiple of; empty: the limit is in the metric's unit."""
+    """Quantity that the limit is a share or multiple of; empty: the limit is in the metric's unit."""
     breaks_below: bool = False
-    """Whether a reading under the limit breaks it, instead of one over it."""
+    """A reading under the limit breaks it, instead of one over it."""
 
     steps: int = 1
     """The fewest readings that say something, of a sign of health."""
@@ -73,26 +73,26 @@ class Rule:
 
     blame: Blame = "broken"
     valid: Bounds | None = None
-    """What its setting in a study file may be; None: true or false."""
+    """Allowed settings in a study file; None: true or false."""
     is_patient: bool = True
-    """Whether it waits until it is broken for `patience` steps in a row."""
+    """It waits until it is broken for `patience` steps in a row."""
     has_grace: bool = False
-    """Whether it is silent at the start of a trial."""
+    """It is silent at the start of a trial."""
 
     @property
     def allowed(self) -> str:
-        """What its setting may be, in words."""
+        """The allowed settings, in words."""
         return f"a number {self.valid}, or false to switch the rule off" if self.valid else "true or false"
 
     @property
     def range(self) -> str:
-        """What the metric is to read, in words."""
+        """The range of a sound reading, in words."""
         times = f"{self.limit:g} times {self.relative_to}" if self.limit != 1 else self.relative_to
         return f"{'at least' if self.breaks_below else 'at most'} {times if self.relative_to else f'{self.limit:g}'}"
 
     @property
     def change(self) -> str:
-        """What to change, in words."""
+        """The changes, in words."""
         return ", else ".join(
             ("a lower kl_coef or a higher kl_target", "a higher kl_coef or a lower kl_target")[factor > 1]
             if name == "kl_coef"
@@ -105,7 +105,7 @@ class Rule:
         return f"{METRICS[str(self.metric)].label} {value:.3g} ({self.range})"
 
     def is_broken(self, value: float, of: float = 1.0) -> bool:
-        """Return whether a reading breaks it, with a limit of so many `of`."""
+        """Return whether a reading breaks it; a relative limit is multiplied by `of`."""
         return value < self.limit * of if self.breaks_below else value > self.limit * of
 
 
