@@ -9,9 +9,9 @@ import pandas as pd
 from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.kl_budget import is_within
-from tuner.guard import RULES
 from tuner.paired import ERRORS
 from tuner.results import differences
+from tuner.rules import RULES
 from tuner.status import PERSON, PRUNER, Role, Status
 from tuner.store import TrialRow
 

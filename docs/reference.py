@@ -27,8 +27,10 @@ from ppo_core.run import trl
 from tuner import scoring, study_file
 from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
+from tuner.diagnose import LATEST
 from tuner.environment import PROG
-from tuner.guard import RULES, GuardSettings
+from tuner.guard import GuardSettings
+from tuner.rules import RULES, SIGNS
 from tuner.spec import PRUNERS, SAMPLERS, STRATEGIES
 from tuner.status import Origin, Role, Status
 from tuner.store.rows import INTERRUPTED
@@ -147,10 +149,18 @@ def _rules() -> Iterator[str]:
             "`true`" if rule.limit is True else f"`{rule.limit:g}`",
             f"{rule.label}. {rule.doc}",
             ", ".join(name for name, holds in flags if holds(rule)),
+            rule.change,
         )
         for rule in RULES.values()
     )
-    yield _table(("name", "default", "ends a trial when", ""), rows)
+    yield _table(("name", "default", "ends a trial when", "", "what to change"), rows)
+    yield "## Signs"
+    yield (
+        "What `diagnose` and the dashboard's pages say of a trial. Those of the rollouts are medians of the last "
+        f"{LATEST} steps."
+    )
+    rows = ((sign.label, f"`{sign.metric}`", sign.range, sign.doc, sign.change) for sign in SIGNS.values())
+    yield _table(("sign", "metric", "in range", "meaning", "what to change"), rows)
 
 
 def _study_keys() -> Iterator[str]:

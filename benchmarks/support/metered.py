@@ -9,17 +9,17 @@ from typing import Any, Self, TypeVar
 
 import psutil
 from sqlalchemy import create_engine, text
+from tuner.scheduler import Decision, Scheduler
+from tuner.strategies import make_scheduler
 
 from tuner.events import Event, TrialStarted, TrialStepped
 from tuner.protocol import Stepped
-from tuner.scheduler import Decision, Scheduler
 from tuner.scoring import Evaluations, TrialList
 from tuner.spec import StudySpec
 from tuner.status import Reason
 from tuner.store import NewTrial, TrialRow
 from tuner.store.connect import Database
 from tuner.store.schema import parse_url
-from tuner.strategies import make_scheduler
 
 from .simulated_workers import SimulatedEngine
 

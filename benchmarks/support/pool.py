@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tuner.search.sampler import Projection
 
 from ppo_core.declare import HyperValue, Range
 from ppo_core.hyperparameters import HYPERPARAMETERS
-from tuner.search.sampler import Projection
 from tuner.space import ADAPTIVE, KL_CONTROL, Search, arm_of, arms, is_active
 from tuner.spec import SamplerSpec, StudySpec
 from tuner.status import Origin, Status

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from tuner.strategies import rung_episodes
 
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.kl_budget import is_within
@@ -12,7 +13,6 @@ from tuner.confirmed import LEAST_RANKED, rank_correlation
 from tuner.guard import GuardSettings, GuardState, observe
 from tuner.scoring import rung_score
 from tuner.spec import StudySpec
-from tuner.strategies import rung_episodes
 
 from . import recorded
 from .recorded import RecordedRun, Recording

@@ -14,16 +14,17 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
 
+from tuner.scheduler import Action, Decision, Scheduler
+from tuner.strategies import FullRuns
+
 from ppo_core.declare import HyperValue
 from ppo_core.kl_budget import is_within
-from tuner.guard import RULES
 from tuner.protocol import Stepped
-from tuner.scheduler import Action, Decision, Scheduler
+from tuner.rules import RULES
 from tuner.scoring import Evaluations, TrialList, outcome
 from tuner.spec import StudySpec
 from tuner.status import Origin, PausedBy, Reason, Status
 from tuner.store import NewTrial, TrialRow
-from tuner.strategies import FullRuns
 
 from .recorded import mean_at_end
 from .traces import Trace, TraceStep

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from tuner.strategies import make_scheduler
 
 from ppo_core.report import StepReport
 from ppo_core.trainer import PPOTrainer, ppo_trainer
@@ -20,7 +21,6 @@ from tuner.scoring import TrialList
 from tuner.spec import StudySpec
 from tuner.status import PausedBy, Status
 from tuner.store import NewTrial, TrialRow
-from tuner.strategies import make_scheduler
 
 from .replaying import Costs, begun
 

@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Mapping
 from statistics import NormalDist
 
+from tuner.strategies import EarlyCut, FullRuns
+
 from ppo_core.declare import HyperValue, Range
 from tuner.scoring import Evaluations, TrialList, best_within, is_finite
 from tuner.search.prior import AROUND, LINEAR_SIGMA, LOG2_SIGMA, LOG_SIGMA
 from tuner.space import is_active
 from tuner.spec import StudySpec
-from tuner.strategies import EarlyCut, FullRuns
 
 from .replaying import Rival
 
