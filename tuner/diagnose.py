@@ -304,20 +304,15 @@ def why_nothing(trial: TrialRow) -> str:
     return "No rule finds anything to change."
 
 
-def enqueued(spec: StudySpec, trial: TrialRow, found: Diagnosis) -> dict[str, HyperValue] | None:
-    """Return the values of a trial that tries a change; None: the study does not search what changes."""
-    if found.name not in spec.search:
-        return None
+def enqueued(trial: TrialRow, found: Diagnosis) -> dict[str, HyperValue]:
+    """Return the values of a trial that tries a change."""
     others = {name: value for name, value in trial.params.items() if name != KL_CONTROL and value is not None}
     return {**others, found.name: found.value}
 
 
 def try_it(spec: StudySpec, trial: TrialRow, found: Diagnosis) -> list[str]:
-    """Return the command that tries a change: a trial of the study, or a run of its own where the study fixes it."""
-    values = enqueued(spec, trial, found)
-    if values is None:
-        return ["train", "--from", spec.name, str(trial.number), f"--{found.name}", str(found.value)]
-    changes = [f"{name}={value}" for name, value in values.items()]
+    """Return the command that tries a change, as a trial of the study."""
+    changes = [f"{name}={value}" for name, value in enqueued(trial, found).items()]
     return ["enqueue", spec.name, "--set", *changes, "--label", label(trial, found)]
 
 
@@ -335,6 +330,6 @@ def course_of(store: Store, trial: TrialRow, spec: StudySpec) -> Course:
     return Course(store.steps([trial.id], NEEDED), trial.config, spec, trial.reason)
 
 
-def diagnosis_data(spec: StudySpec, trial: TrialRow, found: Diagnosis, command: str) -> dict[str, Any]:
+def diagnosis_data(trial: TrialRow, found: Diagnosis, command: str) -> dict[str, Any]:
     """Return one item of `diagnose` for JSON."""
-    return asdict(found) | {"enqueue": enqueued(spec, trial, found), "command": command}
+    return asdict(found) | {"enqueue": enqueued(trial, found), "command": command}

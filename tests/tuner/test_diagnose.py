@@ -289,16 +289,23 @@ def test_values_stay_in_the_studys_range_and_are_whole_where_they_must() -> None
     assert isinstance(only(steps(policy__approxkl_avg=lambda share: 0.08), num_ppo_epochs=5).value, int)
 
 
-def test_a_change_is_tried_as_a_trial_of_the_study_or_as_a_run_where_the_study_fixes_it() -> None:
+def test_a_change_is_tried_as_a_trial_of_the_study_whether_it_is_searched_or_not() -> None:
     trial = trial_row(4, params={"kl_control": "fixed", "learning_rate": 2e-4, "kl_coef": 0.05}, config=CONFIG)
     one = Diagnosis("KL too high", "made up", "kl_coef", 0.05, 0.084)
-    assert enqueued(SPEC, trial, one) == {"learning_rate": 2e-4, "kl_coef": 0.084}
+    assert enqueued(trial, one) == {"learning_rate": 2e-4, "kl_coef": 0.084}
     assert label(trial, one) == "trial 4, kl_coef up"
     assert try_it(SPEC, trial, one) == [
         "enqueue", "mine", "--set", "learning_rate=0.0002", "kl_coef=0.084", "--label", "trial 4, kl_coef up"
     ]  # fmt: skip
     fixed = Diagnosis("Critic explains nothing", "made up", "vf_coef", 0.1, 0.3)
-    assert try_it(SPEC, trial, fixed) == ["train", "--from", "mine", "4", "--vf_coef", "0.3"]
+    assert try_it(SPEC, trial, fixed)[:6] == [
+        "enqueue",
+        "mine",
+        "--set",
+        "learning_rate=0.0002",
+        "kl_coef=0.05",
+        "vf_coef=0.3",
+    ]
 
 
 def test_the_command_names_the_change_and_the_enqueued_trial_runs(ppo_tuner: Invoke, own_folder: Path) -> None:
