@@ -23,11 +23,12 @@ from ppo_core.declare import Bounds, HyperValue, read_range, require_numeric, re
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
 from ppo_core.lookup import import_file
+from ppo_core.prompt_files import is_data_file
 from ppo_core.prompts import PromptSource
 from ppo_core.rewards.endpoint import EndpointReward
 from ppo_core.rewards.function import load_function
 from ppo_core.task import BUILT_IN, Advice, RewardKind, RewardPart, Task, import_task
-from ppo_core.task_sources import Preparation, data_place, file_place, model_place, policy_place
+from ppo_core.task_sources import Preparation, data_place, file_place, model_place, policy_place, split_place
 
 # A task file's reward: a text, a table or a list of them, read as the parts of a weighted sum.
 
@@ -167,7 +168,19 @@ def reference_to(function: Callable[..., Any], where: str) -> str:
 
 # Makes a `Task` of a task file's table, and checks all of it at once.
 
-KEYS = ("policy", "reward", "prompts", "doc", "kl_budget", "kl_limit", "eval", "reference", "search")
+KEYS = (
+    "policy",
+    "reward",
+    "prompts",
+    "eval_prompts",
+    "test_prompts",
+    "doc",
+    "kl_budget",
+    "kl_limit",
+    "eval",
+    "reference",
+    "search",
+)
 REQUIRED = KEYS[:3]
 EVAL_KEYS = ("temperature", "response_length", "seed", "prompts")
 PROMPT_KEYS = tuple(field.name for field in dataclasses.fields(PromptSource))
@@ -202,7 +215,7 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
         if key not in table:
             raise ConfigError(f"{prefix}{key} is missing; a task has {', '.join(REQUIRED)}")
     rewards = read_reward(table["reward"], file.parent, f"{prefix}reward", running)
-    prompts = _prompts(table["prompts"], file.parent, f"{prefix}prompts")
+    prompts = _prompts(table, file.parent, prefix)
     reference = _reference(table.get("reference", {}), f"{prefix}reference")
     evaluation = declare.table(table.get("eval", {}), f"{prefix}eval")
     declare.require_known(evaluation, EVAL_KEYS, f"{prefix}eval.")
@@ -227,17 +240,30 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
     )
 
 
-def _prompts(value: object, folder: Path, where: str) -> PromptSource:
-    """Return the source of a text (a path or hub id) or a table of PromptSource's fields."""
-    if not isinstance(value, Mapping):
-        return PromptSource(data_place(value, folder, where))
-    declare.require_known(value, PROMPT_KEYS, f"{where}.")
-    if "path" not in value:
+def _prompts(table: Mapping[str, Any], folder: Path, prefix: str) -> PromptSource:
+    """Return the source of `prompts`, a path, hub id or table of PromptSource's fields, and of the files beside it."""
+    where, given = f"{prefix}prompts", table["prompts"]
+    values = dict(given) if isinstance(given, Mapping) else {}
+    declare.require_known(values, PROMPT_KEYS, f"{where}.")
+    if not isinstance(given, Mapping):
+        values["path"] = data_place(given, folder, where)
+    elif "path" in values:
+        values["path"] = data_place(values["path"], folder, f"{where}.path")
+    else:
         raise ConfigError(f"{where}.path is missing: a data file, a folder or a dataset's hub id")
+    for name in ("eval", "test"):
+        key = f"{name}_prompts"
+        if key not in table:
+            if is_data_file(values.get(name)):
+                values[name] = split_place(values[name], folder, f"{where}.{name}")
+        elif values.get(name) is not None:
+            raise ConfigError(f"{prefix}{key}: prompts.{name} is given as well; remove one of them")
+        else:
+            values[name] = split_place(table[key], folder, f"{prefix}{key}")
     try:
-        return PromptSource(**{**value, "path": data_place(value["path"], folder, f"{where}.path")})
+        return PromptSource(**values)
     except TaskError as error:
-        raise ConfigError(f"{where.removesuffix('prompts')}{error}") from error
+        raise ConfigError(f"{prefix}{error}") from error
 
 
 def _reference(value: object, where: str) -> dict[str, HyperValue]:
@@ -344,6 +370,8 @@ def make_task(
     policy: Place,
     reward: Place | Function | Mapping[str, Any] | Sequence[Place | Function | Mapping[str, Any]],
     prompts: Place | Mapping[str, Any] | PromptSource,
+    eval_prompts: Place | None = None,
+    test_prompts: Place | None = None,
     doc: str | None = None,
     kl_budget: float = KL_BUDGET,
     kl_limit: float | None = None,
@@ -359,6 +387,8 @@ def make_task(
             has `where`, and may have `name`, `kind`, `weight`; of a model `append_eos`; of a URL `timeout`, `retries`,
             `batch_size` and `concurrency`: see `ppo_core.task.RewardPart`.
         prompts: A data file, a folder or a dataset's hub id; or all that a `PromptSource` has.
+        eval_prompts: A data file of the prompts that trials are judged on; unless given, `prompts` says.
+        test_prompts: A data file of the prompts of the final test; unless given, `prompts` says.
         doc: What the task is, in a sentence.
         kl_budget: Highest eval KL a recommended policy may have, in nats per response.
         kl_limit: Where the guard stops a trial, in nats per response. Default: 15, at least half more than the budget.
@@ -376,6 +406,8 @@ def make_task(
         "policy": _text(policy),
         "reward": [_text(one) for one in reward] if isinstance(reward, list | tuple) else _text(reward),
         "prompts": vars(source) if source else _text(prompts),
+        "eval_prompts": _text(eval_prompts),
+        "test_prompts": _text(test_prompts),
         "doc": doc,
         "kl_budget": kl_budget,
         "kl_limit": kl_limit,

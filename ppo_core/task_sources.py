@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ppo_core import declare
 from ppo_core.errors import ConfigError, TaskError, nearest
 from ppo_core.lookup import require_reachable
-from ppo_core.prompt_files import READERS, read_prompts
+from ppo_core.prompt_files import READERS, is_data_file, read_prompts
 from ppo_core.prompts import PromptSource
 from ppo_core.task import BUILT_IN, Progress, RewardPart, TaskAssets, import_task
 
@@ -65,6 +65,18 @@ def data_place(value: object, folder: Path, where: str) -> str:
     text = declare.text(value, where, "a data file, a folder or a dataset's hub id")
     path = _local(text, folder, where, is_path=Path(text).suffix.lower() in READERS)
     return text if path is None else str(path)
+
+
+def split_place(value: object, folder: Path, where: str) -> str:
+    """Return the absolute path of the data file that holds a split, from `folder` on where it is relative.
+
+    Raises:
+        ConfigError: there is no such file, or it is no data file.
+    """
+    text = declare.text(value, where, f"a data file: {', '.join(READERS)}")
+    if not is_data_file(text):
+        raise ConfigError(f"{where} = {text!r} is not allowed; expected a data file: {', '.join(READERS)}")
+    return file_place(text, folder, where)
 
 
 def file_place(value: str, folder: Path, where: str) -> str:
