@@ -58,9 +58,9 @@ class Bounds:
 
     def __str__(self) -> str:
         if self.high == math.inf:
-            return f"{'over' if self.low_open else 'of at least'} {self.low:g}"
+            return f"{'over' if self.low_open else 'of at least'} {self.low:.10g}"
         left, right = "(" if self.low_open else "[", ")" if self.high_open else "]"
-        return f"in {left}{self.low:g}, {self.high:g}{right}"
+        return f"in {left}{self.low:.10g}, {self.high:.10g}{right}"
 
 
 @dataclass(frozen=True)
