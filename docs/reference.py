@@ -29,9 +29,9 @@ from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
 from tuner.environment import PROG
 from tuner.guard import RULES, GuardSettings
-from tuner.spec import PRUNERS, SAMPLERS, STRATEGIES
 from tuner.status import Origin, Role, Status
 from tuner.store.rows import INTERRUPTED
+from tuner.study_file import PRUNERS, SAMPLERS, STRATEGIES
 from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
 
 FILE = Path(__file__).with_name("reference.md")

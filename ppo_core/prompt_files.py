@@ -32,10 +32,9 @@ from ppo_core.prompts import (
 )
 from ppo_core.task import Prompt, Prompts
 
-if TYPE_CHECKING:  # importing it loads torch
-    from transformers import PreTrainedTokenizerBase
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # importing them loads torch, or takes a second
     from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
 
 
 # What the library `datasets` reads: Parquet files, folders that it saved, and datasets of the hub.

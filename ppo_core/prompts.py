@@ -16,8 +16,6 @@ from ppo_core.task import Prompt
 
 if TYPE_CHECKING:  # importing it loads torch
     from transformers import PreTrainedTokenizerBase
-if TYPE_CHECKING:  # importing it loads torch
-    from transformers import PreTrainedTokenizerBase
 
 
 # Where prompts come from, and how they are split: a declaration, checked when it is made.

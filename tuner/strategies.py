@@ -20,10 +20,11 @@ from tuner.scheduler import Action, Decision, guarded, is_evaluated
 from tuner.scoring import Evaluations, TrialList, rung_score
 from tuner.search.matching import Match, Matching, alike, label
 from tuner.search.sampler import Projection
-from tuner.spec import Strategy, StudySpec
+from tuner.spec import StudySpec
 from tuner.standings import Rules, Standings
 from tuner.status import Origin, Reason
 from tuner.store import NewTrial, TrialRow
+from tuner.study_file import Strategy
 
 FINISH_SHARE = 0.2
 """Share of the budget that is kept for finishing trials: when no more is left, no trial starts."""

@@ -12,10 +12,11 @@ from tuner.engine.local import LocalEngine
 from tuner.protocol import Stepped
 from tuner.scheduler import Action, Decision
 from tuner.scoring import Evaluations, TrialList
-from tuner.spec import Strategy, StudySpec
+from tuner.spec import StudySpec
 from tuner.status import Reason
 from tuner.store import NewTrial, TrialRow
 from tuner.strategies import MAKERS, FullRuns
+from tuner.study_file import Strategy
 
 
 def test_the_local_engine_conforms(tmp_path: Path) -> None:

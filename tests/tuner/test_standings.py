@@ -15,11 +15,12 @@ from tuner.scoring import Told, TrialList, extent, frozen
 from tuner.search import memory
 from tuner.search.matching import Match, label
 from tuner.search.sampler import Projection
-from tuner.spec import Strategy, StudySpec
+from tuner.spec import StudySpec
 from tuner.standings import Ranking
 from tuner.status import Origin, PausedBy, Reason, Role, Status
 from tuner.store import NewTrial, TrialRow
 from tuner.strategies import MAKERS, FullRuns
+from tuner.study_file import Strategy
 
 SEARCH = {
     "learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"},

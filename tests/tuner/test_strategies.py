@@ -17,10 +17,11 @@ from tuner.events import StudyStopped, TrialStarted
 from tuner.protocol import Stepped
 from tuner.scheduler import Action
 from tuner.scoring import TrialList, best_within, evaluations_of
-from tuner.spec import Strategy, StudySpec
+from tuner.spec import StudySpec
 from tuner.status import Origin, PausedBy, Role, Status
 from tuner.store import NewTrial, Store, TrialRow
 from tuner.strategies import MAKERS, EarlyCut, FullRuns, rung_episodes
+from tuner.study_file import Strategy
 
 SEARCH = {"learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"}, "num_ppo_epochs": {"low": 1, "high": 6}}
 
