@@ -25,7 +25,7 @@ from support.metered import Mark, Meter
 from support.simulated_workers import SimulatedEngine
 
 from tuner.run import run_study
-from tuner.spec import STRATEGIES
+from tuner.study_file import STRATEGIES
 
 COUNTS = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
 """Trials that have begun where a row of the table begins; the last row ends with the run."""

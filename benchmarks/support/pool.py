@@ -17,9 +17,10 @@ from tuner.search.sampler import Projection
 from ppo_core.declare import HyperValue, Range
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner.space import ADAPTIVE, KL_CONTROL, Search, arm_of, arms, is_active
-from tuner.spec import SamplerSpec, StudySpec
+from tuner.spec import StudySpec
 from tuner.status import Origin, Status
 from tuner.store import TrialRow
+from tuner.study_file import SamplerSpec
 
 from .recorded import RecordedRun
 

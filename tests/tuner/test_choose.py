@@ -29,9 +29,10 @@ from tuner.search.choose import (
     promotions,
 )
 from tuner.search.matching import New
-from tuner.spec import STRATEGIES, Strategy, StudySpec
+from tuner.spec import StudySpec
 from tuner.status import Origin, PausedBy, Reason, Role, Status
 from tuner.store import Store, TrialRow
+from tuner.study_file import STRATEGIES, Strategy
 
 SEARCH = {"learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"}, "num_ppo_epochs": {"low": 1, "high": 6}}
 

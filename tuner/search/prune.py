@@ -18,9 +18,10 @@ from ppo_core.errors import ConfigError
 from ppo_core.rewards.batch import one_line
 from tuner.own_objects import made_by
 from tuner.scoring import best_within
-from tuner.spec import PRUNERS, StudySpec
+from tuner.spec import StudySpec
 from tuner.status import PRUNER, Origin, Reason, Status
 from tuner.store import TrialRow
+from tuner.study_file import PRUNERS
 
 PERCENTILE = 25.0
 """Of the trials that completed: a trial below the best so many is pruned by "percentile"."""
