@@ -42,9 +42,9 @@ def _parser() -> argparse.ArgumentParser:
 
     record = commands.add_parser("record", help="train what is not recorded yet; may be killed")
     record.add_argument("task", choices=BUILT_IN)
-    record.add_argument("--random", type=_whole, metavar="N", help="random configurations (reviews: 300, else 120)")
-    record.add_argument("--top", type=_whole, metavar="N", help="the best, to be repeated (reviews: 15, else 0)")
-    record.add_argument("--seeds", type=_whole, metavar="N", help="seeds of each of these, the first included (3)")
+    record.add_argument("--random", type=_positive, metavar="N", help="random configurations (reviews: 300, else 120)")
+    record.add_argument("--top", type=_positive, metavar="N", help="the best, to be repeated (reviews: 15, else 0)")
+    record.add_argument("--seeds", type=_positive, metavar="N", help="seeds of each of these, the first included (3)")
     record.add_argument("--workers", type=_positive, metavar="N", default=2, help="processes (2)")
     record.add_argument("--until", type=float, metavar="SECONDS", help="begin no run after this time")
     record.set_defaults(run=_record)
@@ -144,15 +144,9 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a whole number of at least 0")
-    return int(text)
-
-
 def _positive(text: str) -> int:
-    if _whole(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected at least 1")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a whole number of at least 1")
     return int(text)
 
 

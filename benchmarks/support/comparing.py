@@ -147,12 +147,10 @@ class RandomSearch:
     """An episode of its trials."""
 
     @classmethod
-    def of(
-        cls, traces: Sequence[Trace], spec: StudySpec, costs: Costs, repeats: int = 100, seed: int = 0
-    ) -> "RandomSearch":
+    def of(cls, traces: Sequence[Trace], spec: StudySpec, costs: Costs, repeats: int = 100) -> "RandomSearch":
         """Return that of a pool."""
         full, at_ends = Legs(RANDOM, spec, costs), Legs(ENDS, spec, costs)
-        drawn = orders(traces, repeats, seed)
+        drawn = orders(traces, repeats)
         targets = Targets.of(at_ends, full, drawn, workers=1)
         courses = [replay(full, order, workers=1, until=targets.best) for order in drawn]
         walked = [full.of(trace) for trace in traces]
@@ -168,13 +166,12 @@ def compare(
     *,
     repeats: int,
     workers: int,
-    seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Return how RIVALS compare over the same `repeats` orders of the runs."""
     at_ends, full, ours = legs = tuple(Legs(rival, spec, costs) for rival in RIVALS)
     unit = weighted_median([full.of(trace).seconds for trace in traces], [trace.weight for trace in traces])
-    drawn = orders(traces, repeats, seed)
+    drawn = orders(traces, repeats)
     targets = Targets.of(at_ends, full, drawn, workers)
     rows, best = [], top(traces)
     for one in legs:
@@ -183,7 +180,7 @@ def compare(
     progress("the ratios over resampled runs")
     resampled = []
     for sample in range(RESAMPLES):
-        chosen = np.random.default_rng([seed, sample, 1]).integers(len(traces), size=len(traces))
+        chosen = np.random.default_rng([0, sample, 1]).integers(len(traces), size=len(traces))
         pool = orders([traces[int(index)] for index in chosen], RESAMPLE_REPEATS, sample)
         resampled.append(_ratios(at_ends, full, ours, pool, workers))
     to_best = [row.to_random_at_best.median for row in rows]
@@ -229,7 +226,7 @@ def _over(one: float, other: float) -> float:
     return one / other if math.isfinite(one) and other > 0 else math.inf
 
 
-def orders(traces: Sequence[Trace], repeats: int, seed: int) -> list[list[Trace]]:
+def orders(traces: Sequence[Trace], repeats: int, seed: int = 0) -> list[list[Trace]]:
     """Return the orders in which the repeats draw the runs, each without replacement.
 
     A run is in an order with a probability in proportion to its weight, so that each order is of a representative

@@ -4,6 +4,7 @@ A row of the file is a step; what belongs to the run stands in each of its rows.
 and what the recording was made with, are JSON in the file's metadata.
 """
 
+import itertools
 import json
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -164,29 +165,9 @@ def file_of(task: str) -> Path:
 
 
 _METADATA = b"ppo_tuner_recording"
-_RUN = pa.schema(
-    [
-        ("run", pa.string()),
-        ("kind", pa.string()),
-        ("number", pa.int32()),
-        ("seed", pa.int64()),
-        ("weight", pa.float64()),
-        ("repeats", pa.string()),
-        ("stopped", pa.string()),
-        ("params", pa.string()),
-        ("config", pa.string()),
-    ]
-)
-_STEP = pa.schema(
-    [
-        ("step", pa.int32()),
-        ("episode", pa.int32()),
-        ("cpu_seconds", pa.float32()),
-        ("eval_causes", pa.list_(pa.string())),
-        ("eval_cpu_seconds", pa.float32()),
-    ]
-)
-_FIXED = {*_RUN.names, *_STEP.names}
+_OF_RUN = ("kind", "number", "seed", "weight", "repeats", "stopped")
+"""The columns that hold a run as it is."""
+_OTHERS = {"run", "params", "config", "step", "episode", "cpu_seconds", "eval_causes", "eval_cpu_seconds"}
 _UNREAD = ("eval_rewards", "eval_kls")
 """Columns of older recordings."""
 
@@ -204,17 +185,11 @@ def write(path: Path, recording: Recording) -> None:
     """
     part = path.with_name(f".{path.name}.part")
     metadata = {"study": recording.study, "provenance": recording.provenance}
-    table = _table(recording.runs).replace_schema_metadata({_METADATA: json.dumps(metadata, sort_keys=True).encode()})
-    floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    rows = [row for run in recording.runs for row in _rows(run)]
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain.from_iterable(rows))}
+    table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(metadata, sort_keys=True).encode()})
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(
-        table,
-        part,
-        compression="zstd",
-        compression_level=19,
-        use_dictionary=[*_RUN.names, "eval_causes.list.element"],
-        use_byte_stream_split=[name for name in floats if name not in _RUN.names],
-    )
+    pq.write_table(table, part, compression="zstd", compression_level=19)
     part.replace(path)
 
 
@@ -239,26 +214,9 @@ def read(path: Path) -> Recording:
     return Recording(about["study"], tuple(_runs(table)), tuple(about["provenance"]))
 
 
-def _table(runs: Sequence[RecordedRun]) -> pa.Table:
-    metrics = dict.fromkeys(name for run in runs for step in run.steps for name in _numbers(step))
-    schema = pa.schema([*_RUN, *_STEP, *((name, pa.float32()) for name in metrics)])
-    rows = [row for run in runs for row in _rows(run)]
-    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
 def _rows(run: RecordedRun) -> Iterator[dict[str, Any]]:
-    of_run = {
-        "run": run.name,
-        "kind": run.kind,
-        "number": run.number,
-        "seed": run.seed,
-        "weight": run.weight,
-        "repeats": run.repeats,
-        "stopped": run.stopped,
-        "params": json.dumps(dict(run.params)),
-        "config": json.dumps(dict(run.config)),
-    }
+    of_run = {name: getattr(run, name) for name in _OF_RUN}
+    of_run |= {"run": run.name, "params": json.dumps(dict(run.params)), "config": json.dumps(dict(run.config))}
     for step in run.steps:
         row = {**of_run, "step": step.step, "episode": step.episode, "cpu_seconds": step.cpu_seconds, **_numbers(step)}
         if step.evaluation is not None:
@@ -274,21 +232,16 @@ def _numbers(step: RecordedStep) -> Mapping[str, float]:
 def _runs(table: pa.Table) -> Iterator[RecordedRun]:
     """Yield the runs of a table, in which the steps of each stand together and in order."""
     columns = {name: table.column(name).to_pylist() for name in table.column_names if name not in _UNREAD}
-    metrics = [name for name in columns if name not in _FIXED]
-    names = columns["run"]
-    start = 0
-    for end in range(1, len(names) + 1):
-        if end < len(names) and names[end] == names[start]:
-            continue
-        steps = tuple(_step(columns, metrics, row) for row in range(start, end))
+    metrics = [name for name in columns if name not in _OTHERS and name not in _OF_RUN]
+    for name, found in itertools.groupby(range(len(table)), key=columns["run"].__getitem__):
+        places = list(found)
         yield RecordedRun(
-            name=names[start],
-            params=json.loads(columns["params"][start]),
-            config=json.loads(columns["config"][start]),
-            steps=steps,
-            **{name: columns[name][start] for name in ("kind", "number", "seed", "weight", "repeats", "stopped")},
+            name=name,
+            params=json.loads(columns["params"][places[0]]),
+            config=json.loads(columns["config"][places[0]]),
+            steps=tuple(_step(columns, metrics, place) for place in places),
+            **{name: columns[name][places[0]] for name in _OF_RUN},
         )
-        start = end
 
 
 def _step(columns: Mapping[str, Sequence[Any]], metrics: Sequence[str], row: int) -> RecordedStep:
