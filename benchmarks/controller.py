@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import optuna
 from support.big_study import SEARCH
-from support.rows import made_up
+from support.common import made_up
 
 from tuner.scoring import frozen, to_optuna
 from tuner.search.choose import ONE_IN, choose, lengths
@@ -30,22 +30,20 @@ from tuner.store import TrialRow
 
 T = TypeVar("T")
 COUNTS = (100, 500, 1000, 2000)
+ROUNDS = 5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="medians are taken over them (5)")
-    rounds = parser.parse_args().rounds
-    if rounds < 1:
-        parser.error(f"--rounds = {rounds} is not allowed; expected at least 1")
+    parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     table = {"name": "controller", "task": "reviews", "budget": float(COUNTS[-1]), "seed": 1, "search": SEARCH}
     spec = StudySpec.from_dict(table, "benchmark")
     rows = made_up_rows(spec, COUNTS[-1])
-    print(f"milliseconds of processor time, medians of {rounds}")
+    print(f"milliseconds of processor time, medians of {ROUNDS}")
     print(f"{'trials':>7}{'choose':>9}{'propose':>9}{'together':>10}{'Optuna asks':>13}{'ratio':>7}")
     for count in COUNTS:
-        choosing, proposing, asking = measure(spec, rows[:count], rounds)
+        choosing, proposing, asking = measure(spec, rows[:count])
         ours = choosing + proposing
         print(f"{count:7}{choosing:9.1f}{proposing:9.1f}{ours:10.1f}{asking:13.1f}{ours / asking:7.2f}")
 
@@ -67,7 +65,7 @@ def made_up_rows(spec: StudySpec, count: int) -> list[TrialRow]:
     return rows
 
 
-def measure(spec: StudySpec, rows: list[TrialRow], rounds: int) -> tuple[float, float, float]:
+def measure(spec: StudySpec, rows: list[TrialRow]) -> tuple[float, float, float]:
     """Return the milliseconds of a choice, of a proposal, and of Optuna's ask, in turns."""
     sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=1, multivariate=True, constant_liar=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -76,7 +74,7 @@ def measure(spec: StudySpec, rows: list[TrialRow], rounds: int) -> tuple[float, 
         params = in_arm(spec.search, None, row.number, {**row.config, **row.params})
         study.add_trial(frozen(to_optuna(row, spec), (params or {}, space)))
     taken: list[tuple[float, float, float]] = []
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         chosen, choosing = timed(lambda: choose(spec, rows, ()))
         assert isinstance(chosen, New) and chosen.params is None, "a trial is to be proposed"
         _, proposing = timed(lambda: propose(spec, rows, len(rows)))

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 from support import recorded
+from support.common import add_line, read_lines
 from support.recorded import RecordedRun, Recording, guarded
 from support.recording import Planned, built_in_study, train
-from support.rows import add_line, read_lines
 
 from ppo_core.declare import HyperValue
 from ppo_core.errors import PPOTunerError

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from support import comparing, live, matching, recorded, recorded_summary, recording, replay_report
+from support.common import plain
 from support.recording import DEFAULT_AMOUNTS, OTHER_AMOUNT, Amount
 from support.replaying import MEASURED
-from support.rows import plain
 from support.traces import traces_of
 
 from ppo_core.errors import PPOTunerError
@@ -91,7 +91,7 @@ def _record(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    print(recorded_summary.summary(arguments.task))
+    print(recorded_summary.summary(recorded.read(recorded.file_of(arguments.task))))
     return 0
 
 

@@ -36,7 +36,7 @@ class Spread:
     median: float
     low: float
     high: float
-    never: int = 0
+    never: int
     """Repeats in which it was never reached."""
 
     @classmethod
@@ -166,7 +166,7 @@ def compare(
     *,
     repeats: int,
     workers: int,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None],
 ) -> Comparison:
     """Return how RIVALS compare over the same `repeats` orders of the runs."""
     at_ends, full, ours = legs = tuple(Legs(rival, spec, costs) for rival in RIVALS)

@@ -67,21 +67,16 @@ class Result:
 
     def best(self, kl_budget: float, cpu_seconds: float = math.inf) -> float:
         """Return the best value of a trained checkpoint within the KL budget known by then; NaN without one."""
-        known = [
-            seen.reward
-            for seen in self.evaluations
-            if seen.step > 0 and seen.cpu_seconds <= cpu_seconds and is_within(seen.kl, seen.kl_se, kl_budget)
-        ]
+        known = (seen.reward for seen in self._within(kl_budget) if seen.cpu_seconds <= cpu_seconds)
         return max(known, default=math.nan)
 
     def reaches(self, value: float, kl_budget: float) -> float:
         """Return the CPU-seconds after which it knew a checkpoint within the KL budget worth `value`; inf: never."""
-        times = (
-            seen.cpu_seconds
-            for seen in self.evaluations
-            if seen.step > 0 and seen.reward >= value and is_within(seen.kl, seen.kl_se, kl_budget)
-        )
-        return min(times, default=math.inf)
+        return min((seen.cpu_seconds for seen in self._within(kl_budget) if seen.reward >= value), default=math.inf)
+
+    def _within(self, kl_budget: float) -> list[Seen]:
+        """Return the evaluations of trained checkpoints within the KL budget."""
+        return [seen for seen in self.evaluations if seen.step > 0 and is_within(seen.kl, seen.kl_se, kl_budget)]
 
 
 Arms = Mapping[str, str | None]

@@ -12,9 +12,9 @@ from tuner.spec import StudySpec
 from tuner.status import Status
 from tuner.store import TrialRow
 
+from .common import add_line, made_up, read_lines
 from .recorded import RecordedRun, Recording
 from .recording import ROOT, Planned, train
-from .rows import add_line, made_up, read_lines
 
 FOLDER = ROOT / "runs" / "benchmarks" / "search" / "match"
 SEED = 3

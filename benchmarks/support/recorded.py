@@ -61,7 +61,7 @@ class RecordedStep:
     """What the guard reads, but for `eval/*`."""
     cpu_seconds: float
     """Of training: without the evaluation."""
-    evaluation: RecordedEvaluation | None = None
+    evaluation: RecordedEvaluation | None
 
     def evaluation_for(self, causes: Collection[Cause]) -> RecordedEvaluation | None:
         """Return the step's evaluation if it was made for one of `causes`."""
@@ -71,9 +71,7 @@ class RecordedStep:
     def report(self, causes: Collection[Cause] = CAUSES) -> StepReport:
         """Return the step's report, with its evaluation if it was made for one of `causes`."""
         found = self.evaluation_for(causes)
-        if found is None:
-            return StepReport(self.step, self.episode, dict(self.metrics))
-        return StepReport(self.step, self.episode, {**self.metrics, **found.metrics})
+        return StepReport(self.step, self.episode, {**self.metrics, **({} if found is None else found.metrics)})
 
 
 @dataclass(frozen=True)
@@ -91,16 +89,12 @@ class RecordedRun:
     config: Mapping[str, HyperValue]
     steps: tuple[RecordedStep, ...]
     """From step 0, the SFT policy's evaluation."""
-    stopped: str = ""
+    stopped: str
     """Why it came to no end: what it raised, or which metric was not finite; empty where it ran to the end."""
-    weight: float = 1.0
+    weight: float
     """How many runs of a random search it stands for; 0 for a repeat."""
-    repeats: str = ""
+    repeats: str
     """The name of the run that it repeats on another seed."""
-
-    def reports(self, causes: Collection[Cause] = CAUSES) -> Iterator[StepReport]:
-        """Yield the steps' reports, with the evaluations that were made for one of `causes`."""
-        return (step.report(causes) for step in self.steps)
 
     def rows(self, causes: Collection[Cause] = OF_A_TRIAL) -> Evaluations:
         """Return the evaluations that were made for one of `causes` as a store does."""
@@ -110,9 +104,9 @@ class RecordedRun:
             if (found := step.evaluation_for(causes)) is not None
         ]
 
-    def best_within(self, kl_budget: float, causes: Collection[Cause] = OF_A_TRIAL) -> float | None:
+    def best_within(self, kl_budget: float) -> float | None:
         """Return the highest eval reward within the budget, or None if there is none."""
-        return best_within(self.rows(causes), kl_budget).value
+        return best_within(self.rows(), kl_budget).value
 
     def value_at_end(self) -> float | None:
         """Return the mean eval reward of the last two regular evaluations."""
@@ -131,10 +125,10 @@ class RecordedRun:
 
 def guarded(run: RecordedRun, settings: GuardSettings) -> tuple[list[StepReport], Reason | None]:
     """Return a run's reports as a study would have had them, up to where the guard ends it, and why it does."""
-    seen, state, reason = list[StepReport](), GuardState(), None
-    for report in run.reports(OF_A_TRIAL):
-        seen.append(report)
-        state, reason = observe(settings, state, report, run.total_episodes)
+    seen, state, reason, total = list[StepReport](), GuardState(), None, run.total_episodes
+    for step in run.steps:
+        seen.append(step.report(OF_A_TRIAL))
+        state, reason = observe(settings, state, seen[-1], total)
         if reason is not None:
             break
     return seen, reason
@@ -146,8 +140,8 @@ class Recording:
 
     study: Mapping[str, Any]
     """The study whose space, seed, threads, KL budget and KL limit they are of: what `StudySpec.to_dict` returned."""
-    runs: tuple[RecordedRun, ...] = ()
-    provenance: tuple[Mapping[str, Any], ...] = ()
+    runs: tuple[RecordedRun, ...]
+    provenance: tuple[Mapping[str, Any], ...]
     """What made it: an entry for each commit, command, machine or version of a library."""
 
     @property

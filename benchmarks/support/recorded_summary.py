@@ -11,18 +11,12 @@ from tuner.confirmed import LEAST_RANKED, rank_correlation
 from tuner.scoring import rung_score
 from tuner.spec import StudySpec
 
-from . import recorded
-from .recorded import RecordedRun, Recording, guarded
+from .recorded import CAUSES, RecordedRun, Recording, guarded
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
-def summary(task: str) -> str:
-    """Return what is recorded of a task, as lines; ConfigError where nothing is."""
-    return describe(recorded.read(recorded.file_of(task)))
-
-
-def describe(recording: Recording) -> str:
+def summary(recording: Recording) -> str:
     """Return what is recorded, as lines. Shares and quantiles are of the random runs alone."""
     spec = recording.spec
     randoms = [run for run in recording.runs if run.kind == "random"]
@@ -116,7 +110,7 @@ def _rung(run: RecordedRun, share: float) -> int:
 
 def _rung_score(spec: StudySpec, run: RecordedRun, share: float) -> float:
     until = _rung(run, share)
-    rows = [row for row in run.rows(recorded.CAUSES) if row["episode"] <= until]
+    rows = [row for row in run.rows(CAUSES) if row["episode"] <= until]
     return rung_score(rows, spec.kl_budget, run.total_episodes) or 0.0
 
 

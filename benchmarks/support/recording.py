@@ -9,7 +9,6 @@ import math
 import multiprocessing
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,8 +29,8 @@ from tuner.spec import SamplerSpec, StudySpec
 from tuner.store import TrialRow
 
 from . import recorded
+from .common import commit, made_up
 from .recorded import Cause, Kind, RecordedEvaluation, RecordedRun, RecordedStep, Recording
-from .rows import made_up
 
 ROOT = Path(__file__).parents[2]
 EARLY = 0.05
@@ -137,8 +136,8 @@ def record_run(spec: StudySpec, planned: Planned) -> RecordedRun:
         config.to_dict(),
         tuple(steps),
         stopped,
-        weight=0.0 if planned.repeats else 1.0,
-        repeats=planned.repeats,
+        0.0 if planned.repeats else 1.0,
+        planned.repeats,
     )
 
 
@@ -220,7 +219,7 @@ def record(task: str, amount: Amount, workers: int, seconds: float | None) -> in
         ConfigError: there is a recording of another space, or one that must not grow.
     """
     spec, file = built_in_study(task), recorded.file_of(task)
-    old = recorded.read(file) if file.exists() else Recording(spec.to_dict())
+    old = recorded.read(file) if file.exists() else Recording(spec.to_dict(), (), ())
     if _identity(old.study) != _identity(spec.to_dict()):
         raise ConfigError(
             f"{file.name} is of another search space, seed, KL budget or number of threads than the study has now; to "
@@ -295,25 +294,12 @@ def _provenance(spec: StudySpec) -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "command": " ".join(["benchmarks/search.py", *sys.argv[1:]]),
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "numpy")},
         "cpu": _cpu_model(),
         "threads": spec.threads,
     }
-
-
-def _commit() -> str:
-    """Return the commit of this checkout, with a plus where what trains was changed since."""
-    try:
-        head = _git("rev-parse", "HEAD").strip()
-        return head + ("+" if _git("status", "--porcelain", "--", "ppo_core", "tuner", "benchmarks/support") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def _cpu_model() -> str:

@@ -2,6 +2,8 @@
 
 import math
 
+from ppo_core.output import counted
+
 from .comparing import BUDGETS, RANDOM_TRIALS, Comparison, Lost, Ratio, Spread
 
 TARGET_STRATEGY = 1 / 3
@@ -13,10 +15,9 @@ TARGET_TOTAL = 1 / 5
 def text(found: Comparison) -> str:
     """Return the tables of a comparison."""
     rows, random = [(row.rival.doc, row) for row in found.strategies], found.random
-    workers = "1 worker" if found.workers == 1 else f"{found.workers} workers"
     lines = [
-        f"{found.task}: {found.runs} recorded runs, {found.repeats} orders, {workers}. A full trial costs "
-        f"{found.full_trial_seconds:.1f} CPU-seconds in the median; times are in such trials. Median [quartiles].",
+        f"{found.task}: {found.runs} recorded runs, {found.repeats} orders, {counted(found.workers, 'worker')}. A full trial "
+        f"costs {found.full_trial_seconds:.1f} CPU-seconds in the median; times are in such trials. Median [quartiles].",
         "",
         "What a study finds: best value within the KL budget at the end of a study of so many full trials",
         _line("", *(f"{budget} trials" for budget in BUDGETS)),

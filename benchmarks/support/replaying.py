@@ -24,8 +24,8 @@ from tuner.spec import SamplerSpec, Strategy, StudySpec
 from tuner.status import PausedBy, Status
 from tuner.store import TrialRow
 
+from .common import made_up
 from .recorded import mean_at_end
-from .rows import made_up
 from .traces import Trace, TraceStep
 
 
@@ -33,13 +33,13 @@ from .traces import Trace, TraceStep
 class Costs:
     """What a trial takes of a worker beside training and evaluations, in CPU-seconds (see `search.py restarts`)."""
 
-    start: float = 0.0
+    start: float
     """To build networks and optimizers, and what the first step takes more. The task's models are loaded."""
-    pause: float = 0.0
+    pause: float
     """To save the checkpoint at a rung."""
-    resume: float = 0.0
+    resume: float
     """To build and restore, and what the first step takes more."""
-    choice: float = 0.0
+    choice: float
     """To choose what runs next, with a proposal where that is a new trial: a worker waits for it."""
 
 

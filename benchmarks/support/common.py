@@ -1,6 +1,7 @@
-"""Rows of made-up trials, and values in JSON."""
+"""What several benchmarks need: rows of made-up trials, values in JSON, and which commit this is."""
 
 import json
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,3 +36,9 @@ def add_line(file: Path, value: Mapping[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as out:
         out.write(json.dumps(value) + "\n")
+
+
+def commit() -> str:
+    """Return the commit of this checkout, and whether anything was changed since."""
+    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
