@@ -16,8 +16,9 @@ def text(found: Comparison) -> str:
     """Return the tables of a comparison."""
     rows, random = [(row.rival.doc, row) for row in found.strategies], found.random
     lines = [
-        f"{found.task}: {found.runs} recorded runs, {found.repeats} orders, {counted(found.workers, 'worker')}. A full trial "
-        f"costs {found.full_trial_seconds:.1f} CPU-seconds in the median; times are in such trials. Median [quartiles].",
+        f"{found.task}: {found.runs} recorded runs, {found.repeats} orders, {counted(found.workers, 'worker')}. A full "
+        f"trial costs {found.full_trial_seconds:.1f} CPU-seconds in the median; times are in such trials. Median "
+        "[quartiles].",
         "",
         "What a study finds: best value within the KL budget at the end of a study of so many full trials",
         _line("", *(f"{budget} trials" for budget in BUDGETS)),
