@@ -9,10 +9,10 @@ import pandas as pd
 from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.kl_budget import is_within
-from tuner.guard import RULES
 from tuner.paired import ERRORS
 from tuner.results import differences
-from tuner.status import PERSON, Role, Status
+from tuner.rules import RULES
+from tuner.status import PERSON, PRUNER, Role, Status
 from tuner.store import TrialRow
 
 # Pruning and its cost: what was ended early, by which rule, what that saved, and whether it might have won.
@@ -82,7 +82,7 @@ def rule_label(rule: str) -> str:
     """Return a rule's declared name; a text from outside never gets through."""
     if rule in RULES:
         return RULES[rule].label
-    return "A person" if rule == PERSON else "Another rule"
+    return {PERSON: "A person", PRUNER: "The pruner"}.get(rule, "Another rule")
 
 
 # Trials by one of their settings: a few that span its values, and what each one's line is called by it.

@@ -14,7 +14,7 @@ from dashboard import echarts, style
 from dashboard.diagnosis import SIGNALS, Incident
 from dashboard.echarts import FAINT, Drawn, Option, Place, Span
 from ppo_core.metrics import METRICS, QUANTILES
-from tuner.guard import KL, RULES
+from tuner.rules import KL, RULES
 from tuner.search.fidelity import Rest
 from tuner.status import Status
 

@@ -1,4 +1,4 @@
-"""What moved first when a trial's KL went over its limit: a rule on its steps, as a pure function.
+"""The signals that moved first when a trial's KL went over its limit, and advice on a study. Pure functions.
 
 The crossing is the first step whose exact KL is over the guard's limit, else over the budget. Of the steps before it
 the first third, at least `LEAST` of them, says what is usual of each signal: its median, plus and minus the largest of
@@ -18,9 +18,9 @@ from dashboard import data
 from dashboard.data import Snapshot
 from dashboard.health import Card
 from ppo_core.metrics import METRICS
-from tuner.guard import KL
 from tuner.hacking import Finding, Verdict, check
 from tuner.results import StudyView
+from tuner.rules import KL
 from tuner.status import Status
 
 LEAST = 4
@@ -40,23 +40,23 @@ class Signal:
     metric: str
     side: Side
     meaning: str
-    """What it tells that it moved before the KL did."""
+    """The reading of such a move. It has no limit and no advice: those are in `tuner.rules`."""
 
 
 SIGNALS = (
-    Signal("policy/clipfrac_avg", "up", "updates that are too large: a lower learning rate, or fewer PPO epochs"),
-    Signal("policy/entropy_avg", "either", "entropy changed: the policy is collapsing, or coming apart"),
+    Signal("policy/clipfrac_avg", "up", "the updates grew"),
+    Signal("policy/entropy_avg", "either", "the policy is collapsing, or coming apart"),
     # A schedule lowers it, which no blow-up comes of.
-    Signal("lr", "up", "the learning rate rose: a longer or lower warm-up"),
-    Signal("objective/kl_coef", "either", "β changed: an adaptive β has relaxed, or is reacting already"),
-    Signal("response/length_mean", "either", "response length changed, and KL is a sum over tokens"),
-    Signal("loss/value_avg", "up", "value loss rose, so the advantages are unreliable: a lower value learning rate"),
+    Signal("lr", "up", "the learning rate rose"),
+    Signal("objective/kl_coef", "either", "an adaptive β has relaxed, or is reacting already"),
+    Signal("response/length_mean", "either", "KL is a sum over tokens"),
+    Signal("loss/value_avg", "up", "the advantages are unreliable"),
 )
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What became of one signal before the crossing."""
+    """One signal before the crossing."""
 
     signal: Signal
     low: float
@@ -65,7 +65,7 @@ class Moved:
     step: int | None
     """From which step on it was out of it; None: it never was."""
     value: float | None
-    """What it read there."""
+    """Its reading there."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,8 @@ def find(steps: pd.DataFrame, *, limit: float, budget: float) -> Incident | None
     Its moves are empty where the KL crossed before there were steps enough to say what is usual.
     """
     steps = steps[steps["step"] > 0].sort_values("step")
-    crossing = next(
-        ((name, over.iloc[0]) for name, line in _lines(limit, budget) if len(over := steps[steps[KL] > line])), None
-    )
+    lines: Sequence[tuple[Literal["limit", "budget"], float]] = (("limit", limit), ("budget", budget))
+    crossing = next(((name, over.iloc[0]) for name, line in lines if len(over := steps[steps[KL] > line])), None)
     if crossing is None:
         return None
     name, at = crossing
@@ -117,10 +116,6 @@ def incident_text(incident: Incident) -> str:
     names = " and ".join(METRICS[move.signal.metric].label for move in incident.first)
     when = "in the same step" if steps == 0 else f"{steps} step{'s' if steps > 1 else ''} before the KL crossed"
     return f"{names} moved first, at step {incident.first[0].step}, {when}: {incident.first[0].signal.meaning}."
-
-
-def _lines(limit: float, budget: float) -> tuple[tuple[Literal["limit", "budget"], float], ...]:
-    return ("limit", limit), ("budget", budget)
 
 
 def _moved(signal: Signal, before: pd.DataFrame, usual: int) -> Moved | None:
@@ -149,7 +144,7 @@ def _moved(signal: Signal, before: pd.DataFrame, usual: int) -> Moved | None:
 
 
 def hacking_of(curves: pd.DataFrame, kl_budget: float) -> list[Finding]:
-    """Return what the rule says of every trial of `curves` (its metrics: `NEEDED`), by number."""
+    """Return the finding on every trial of `curves` (with the metrics `hacking.NEEDED`), by number."""
     return [
         check(int(number), own.sort_values("step").to_dict("records"), kl_budget)
         for number, own in curves.groupby("trial")
@@ -166,10 +161,10 @@ HACKING_MEANS = (
     "The change in reward, too, is to the mean of the last two evaluations, so that one lucky evaluation does not "
     "decide; values elsewhere on these pages are of one checkpoint, or of the last evaluation."
 )
-"""What the numbers of `hacking_text` are."""
+"""A note below the lines of `hacking_text`."""
 
 
-# What to do next with a study, as a pure function: the first that applies of a list of situations.
+# Next steps with a study.
 
 
 @dataclass(frozen=True)
@@ -184,7 +179,7 @@ class Advice:
 
 
 def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> list[Advice]:
-    """Return what to do next, the most pressing first. Never empty for a study that has a trial."""
+    """Return the next steps, the most pressing first. Never empty for a study that has a trial."""
     view, name = snapshot.view, snapshot.view.row.name
     found = [*_of_state(snapshot), *_of_trials(cards, name)]
     ended = [row for row in view.trials if row.status.is_final]
@@ -211,7 +206,7 @@ def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> list[Advice]:
 
 
 def _why_finished(view: StudyView) -> str:
-    """Return why nothing is left to run, and what could be had for more."""
+    """Return the reason why nothing is left to run, and what a higher budget would buy."""
     extent = view.extent
     if extent.budget is None:
         why = "All trials have ended."

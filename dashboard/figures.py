@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from dashboard import charts, style
 from dashboard.analysis import Checkpoint, rule_label
 from dashboard.charts import EARLY, LOG_FLOOR, MOST_LIMITS
+from ppo_core.declare import Range
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from tuner.spec import StudySpec
@@ -83,7 +84,7 @@ def is_log(name: str, spec: StudySpec) -> bool:
     span = spec.search.get(name)
     if span is None and name in HYPERPARAMETERS:
         span = HYPERPARAMETERS[name].search
-    return span is not None and span.scale != "linear"
+    return isinstance(span, Range) and span.scale != "linear"
 
 
 def searched(trials: pd.DataFrame) -> list[str]:

@@ -27,8 +27,8 @@ from ppo_core import __version__, output
 from ppo_core.metrics import METRICS
 from tuner import forks, results
 from tuner.confirmed import confirmations, launch_words, longest_read, recommendation
-from tuner.guard import RULES
 from tuner.results import StudyView
+from tuner.rules import RULES
 from tuner.scoring import ends_within
 from tuner.search import importance
 from tuner.store import Store, TrialRow

@@ -77,7 +77,7 @@ TRIAL = {
     "retries": "how often it was resumed after its worker was lost or had raised an error",
 }
 REASON = {
-    "rule": "a guard rule, a strategy, `person`, `error`, `out_of_memory` or `worker_lost`",
+    "rule": "a guard rule, `early_cut`, `pruner`, `person`, `error`, `out_of_memory` or `worker_lost`",
     "message": "one line",
     "metric": "which metric the rule read",
     "value": "what it read",

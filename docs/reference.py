@@ -27,9 +27,11 @@ from ppo_core.run import trl
 from tuner import scoring, study_file
 from tuner.cli import estimate
 from tuner.cli.main import COMMANDS, GROUPS, build_parser
+from tuner.diagnose import LATEST
 from tuner.environment import PROG
-from tuner.guard import RULES, GuardSettings
-from tuner.spec import SAMPLERS, STRATEGIES
+from tuner.guard import GuardSettings
+from tuner.rules import RULES, SIGNS
+from tuner.spec import PRUNERS, SAMPLERS, STRATEGIES
 from tuner.status import Origin, Role, Status
 from tuner.store.rows import INTERRUPTED
 from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
@@ -147,20 +149,28 @@ def _rules() -> Iterator[str]:
             "`true`" if rule.limit is True else f"`{rule.limit:g}`",
             f"{rule.label}. {rule.doc}",
             ", ".join(name for name, holds in flags if holds(rule)),
+            rule.change,
         )
         for rule in RULES.values()
     )
-    yield _table(("name", "default", "ends a trial when", ""), rows)
+    yield _table(("name", "default", "ends a trial when", "", "what to change"), rows)
+    yield "## Signs"
+    yield (
+        "What `diagnose` and the dashboard's pages say of a trial. Those of the rollouts are medians of the last "
+        f"{LATEST} steps."
+    )
+    rows = ((sign.label, f"`{sign.metric}`", sign.range, sign.doc, sign.change) for sign in SIGNS.values())
+    yield _table(("sign", "metric", "in range", "meaning", "what to change"), rows)
 
 
 def _study_keys() -> Iterator[str]:
     yield "## Study file"
     yield "The keys of a study's TOML file. [The study file](studies.md) explains them with an example."
     yield _table(("key", "meaning"), _named(study_file.TOP_LEVEL))
-    for title, values in (("strategy", STRATEGIES), ("sampler", SAMPLERS)):
+    for title, values in (("strategy", STRATEGIES), ("sampler", SAMPLERS), ("pruner", PRUNERS)):
         yield f"`{title}` is one of:"
         yield _table((title, "meaning"), _named(values))
-    for title, keys in (("kl", study_file.KL), ("sampler", study_file.SAMPLER)):
+    for title, keys in (("kl", study_file.KL), ("sampler", study_file.SAMPLER), ("pruner", study_file.PRUNER)):
         yield f"Keys of `[{title}]`:"
         yield _table(("key", "meaning"), _named(keys))
 

@@ -5,7 +5,7 @@ import json
 import math
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -24,6 +24,27 @@ class Range:
     low: float
     high: float
     scale: Scale = "linear"
+
+    @property
+    def text(self) -> str:
+        """The range in words: `1e-05 to 0.003 (log)`."""
+        return f"{self.low:g} to {self.high:g} ({self.scale})"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The values that a search tries of a hyperparameter, at least two, each once."""
+
+    values: tuple[HyperValue, ...]
+
+    @property
+    def text(self) -> str:
+        """The values in words, each as a study file writes it: `one of "linear", "cosine"`."""
+        return f"one of {', '.join(map(json.dumps, self.values))}"
+
+
+Dimension = Range | Choices
+"""What is searched of one hyperparameter."""
 
 
 @dataclass(frozen=True)
@@ -240,19 +261,42 @@ def _within(bounds: Bounds | None) -> str:
     return f" {bounds}" if bounds else ""
 
 
-# Reads a search range `{ low = ..., high = ..., scale = ... }` and checks it. No torch.
+# Reads a search range `{ low = ..., high = ..., scale = ... }`, or a list of choices, and checks it. No torch.
 
-_RUN_LENGTH = ("seed", "total_episodes", "eval_every_episodes")
+RUN_LENGTH = ("seed", "total_episodes", "eval_every_episodes")
+"""What all trials of a study have in common."""
 _BATCH_SIZES = ("batch_size", "mini_batch_size", "num_mini_batches", "gradient_accumulation_steps")
 _SCALES = ("linear", "log", "log2")
 
 
 def require_searchable(hyper: Hyperparameter, where: str) -> None:
-    """Raise ConfigError for a hyperparameter that has no range to search."""
-    if hyper.kind not in (int, float):
-        raise ConfigError(f"{where}: cannot be searched, since it is not a number; set it in [fixed] ({hyper.allowed})")
-    if hyper.name in _RUN_LENGTH:
+    """Raise ConfigError for a hyperparameter that is the same in all trials of a study."""
+    if hyper.name in RUN_LENGTH:
         raise ConfigError(f"{where}: cannot be searched; trials are compared at the same length, cadence and seed")
+
+
+def require_numeric(hyper: Hyperparameter, where: str) -> None:
+    """Raise ConfigError for a hyperparameter that has no range, as its values have no order."""
+    if hyper.kind not in (int, float):
+        raise ConfigError(
+            f"{where}: has no range, since it is not a number; list the values to search, [A, B], or set it in [fixed] "
+            f"({hyper.allowed})"
+        )
+
+
+def read_choices(hyper: Hyperparameter, values: Sequence[object], where: str) -> Choices:
+    """Return the list `values` as choices of `hyper`, in the field's type and in their order; `where` names it.
+
+    Raises:
+        ConfigError: a value is not allowed, there are fewer than two, or one stands there twice.
+    """
+    try:
+        read = tuple(hyper.coerce(value) for value in values)
+    except ConfigError as error:
+        raise ConfigError(f"{where.removesuffix(hyper.name)}{error}") from None
+    if len(read) < 2 or len(set(read)) < len(read):
+        raise ConfigError(f"{where} = {values!r} is not allowed; expected at least two values, each once")
+    return Choices(read)
 
 
 def read_range(hyper: Hyperparameter, value: Mapping[str, Any], where: str) -> Range:

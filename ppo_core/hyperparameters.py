@@ -519,6 +519,10 @@ def _texts(stop_strings: str | None) -> tuple[str, ...]:
     )
 
 
+MAKES_INERT = ("advantage_estimator", "value_model", "kl_target", "use_peft", "overlong_buffer")
+"""The hyperparameters whose values decide whether others do anything: those that `inert` reads."""
+
+
 def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
     """Return why searching `name` would do nothing beside the `fixed` values, or None where it does something."""
     if fixed.get("advantage_estimator", "gae") != "gae" and name in _NEEDS_CRITIC:

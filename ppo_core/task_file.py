@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, get_args
 
 from ppo_core import declare
-from ppo_core.declare import Bounds, HyperValue, read_range, require_searchable
+from ppo_core.declare import Bounds, HyperValue, read_range, require_numeric, require_searchable
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
 from ppo_core.lookup import import_file
@@ -261,6 +261,7 @@ def _advised(value: object, where: str) -> dict[str, Advice]:
     for name, given in declare.table(value, where).items():
         declared = require_name(name, where)
         require_searchable(declared, f"{where}.{name}")
+        require_numeric(declared, f"{where}.{name}")
         table = dict(declare.table(given, f"{where}.{name}"))
         why = table.pop("why", "")
         if not isinstance(why, str):

@@ -13,7 +13,8 @@ from ppo_core.metrics import METRICS
 from ppo_core.run import trl
 from tuner import study_file
 from tuner.cli.main import COMMANDS
-from tuner.guard import RULES, GuardSettings
+from tuner.guard import GuardSettings
+from tuner.rules import RULES, SIGNS
 from tuner.status import Origin, Role, Status
 from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
 
@@ -62,14 +63,15 @@ def test_the_page_on_tasks_names_every_key_of_a_task_file() -> None:
     assert not [key for key in keys if f"`{key}`" not in page]
 
 
-def test_the_page_on_the_guard_has_every_rule_with_its_default() -> None:
-    page = (ROOT / "docs" / "guard.md").read_text()
+def test_the_reference_has_every_limit_and_no_other_page_a_table_of_them() -> None:
+    page = reference.text()
+    for sign in SIGNS.values():
+        assert f"| {sign.label} | `{sign.metric}` | {sign.range} |" in page
     for rule in RULES.values():
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{rule.name}`")]
-        texts = (f" {rule.limit:g} ", f" {100 * rule.limit:g}% ")
-        assert rule.limit is True or any(text in row for text in texts), f"{rule.name} is not {rule.limit}"
+        assert f"| `{rule.name}` | `{'true' if rule.limit is True else f'{rule.limit:g}'}` |" in page
+    guard = (ROOT / "docs" / "guard.md").read_text()
     for name, default in (("patience", GuardSettings.patience), ("grace", GuardSettings.grace)):
-        assert f"`{name} = {default:g}`" in page
+        assert f"`{name} = {default:g}`" in guard
 
 
 def anchors(page: Path) -> set[str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tuner.guard import RULES
+from tuner.rules import RULES
 from tuner.status import Role, Status
 
 if TYPE_CHECKING:  # the command line's --help quotes RULE, and should not wait for the store's libraries

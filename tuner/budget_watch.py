@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ppo_core.report import StepReport
-from tuner.guard import KL
+from tuner.rules import KL
 
 MOST_EXTRA = 4
 """Extra evaluations of one trial at most."""

@@ -59,7 +59,7 @@ from tuner.protocol import (
 )
 from tuner.retention import kept_at_rung
 from tuner.retry import RoomWatch
-from tuner.scoring import Evaluations, evaluations_of, extent, judged, outcome, rung_score, so_far
+from tuner.scoring import EVALUATION_METRICS, Evaluations, evaluations_of, extent, judged, outcome, rung_score, so_far
 from tuner.search.choose import (
     Promote,
     Resume,
@@ -72,6 +72,7 @@ from tuner.search.choose import (
     unended,
 )
 from tuner.search.matching import New
+from tuner.search.prune import why_pruned
 from tuner.spec import PPO_TRAINER
 from tuner.status import STOPPED_BY_PERSON, Reason, Status, Wanted
 from tuner.store import Order, OrderState, Outcome, TrialRow
@@ -481,8 +482,11 @@ class TrialLoop:
     def _record(self, number: int, message: Stepped) -> None:
         """Store a step, then answer: a worker saves only what the store holds."""
         running, study = self._running[number], self._study
-        decision = running.decision = judge(study.spec, running.row, message)
+        decision = judge(study.spec, running.row, message)
         wanted = study.store.add_step(study.lease, running.row.id, message.report, message.seconds)
+        if decision.action is Action.GO_ON and message.report.is_evaluation:
+            decision = self._pruned(number, message.report.episode) or decision
+        running.decision = decision
         running.wanted = None if decision.action in (Action.STOP, Action.EVALUATE) else wanted
         if decision.reason is not None:
             trial_log.note(study.trial_folder(number), f"{decision.reason.rule}: {decision.reason.message}")
@@ -491,6 +495,16 @@ class TrialLoop:
         self._engine.answer(number, answer(decision, running.wanted, has_to_rest=self._has_to_rest()))
         if decision.action is not Action.EVALUATE:  # it is reported with its evaluation
             self._emit(TrialStepped(number, message.report, running.total_episodes))
+
+    def _pruned(self, number: int, episode: int) -> Decision | None:
+        """Return that the study's pruner ends a trial after its evaluation; None: it goes on, or there is no pruner."""
+        study = self._study
+        if study.spec.pruner is None or episode >= self._running[number].total_episodes:
+            return None
+        ids = [row.id for row in study.rows if row.teaches]
+        evaluations = study.store.steps(ids, EVALUATION_METRICS, evaluations_only=True)
+        reason = why_pruned(study.spec, study.rows, evaluations, number)
+        return None if reason is None else Decision(Action.STOP, reason)
 
     def _has_to_rest(self) -> bool:
         """Return whether no trial shall run now."""

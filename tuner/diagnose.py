@@ -1,17 +1,7 @@
-"""What is wrong with a trial, by its curves, and the one change to try next. Pure functions, no torch.
+"""Diagnosis: a trial's problems, read from its curves, and the one change to try next. Pure functions, no torch.
 
-| what the curves show                        | change                                                       |
-|---------------------------------------------|--------------------------------------------------------------|
-| KL ends over the budget, or at the guard's  | a higher β or a lower KL target; where it was over the limit |
-| limit                                       | within the first fifth, a lower learning rate                |
-| KL hardly leaves 0                          | a higher learning rate; where a fixed β is high, a lower one |
-| updates too large: approx KL, clip fraction | fewer epochs; with one or two of them a tighter cliprange    |
-| the critic explains nothing                 | a higher value learning rate                                 |
-| reward rises while texts repeat or shrink   | a higher β or a lower target                                 |
-| stable, rising, and far below the budget    | a lower β or a higher target                                 |
-
-Each is one change: with several at once nobody sees which one helped. KL first: "adjust β or the adaptive KL target
-first if the policy diverges too quickly".
+`tuner.rules.SIGNS` has the limits and the changes. Each advice is one change: with several at once nobody sees which
+one helped. KL first: "adjust β or the adaptive KL target first if the policy diverges too quickly".
 """
 
 import math
@@ -21,52 +11,46 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ppo_core.declare import HyperValue
+from ppo_core.declare import Choices, HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, inert
 from ppo_core.output import KL_UNIT, short
 from tuner import hacking
-from tuner.guard import KL, RULES
 from tuner.hacking import Step, values
+from tuner.rules import EARLY, HEALTH, KL, RULES, SIGNS, Blame, Rule
 from tuner.search.matching import GOAL, SLOPE
 from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Reason, Role, Status
 from tuner.store import Store, TrialRow
 
-NEEDED = (
-    *hacking.NEEDED,
-    KL,
-    "objective/kl_coef",
-    "policy/approxkl_avg",
-    "policy/clipfrac_avg",
-    "val/var_explained",
-)
+HEALTH_METRICS = tuple(dict.fromkeys(str(SIGNS[name].metric) for name in HEALTH))
+NEEDED = (*hacking.NEEDED, KL, "objective/kl_coef", *HEALTH_METRICS)
 """The metrics that the rules read."""
 
 LATEST = 10
 """Steps that a reading is the median of: one odd batch says nothing."""
-EARLY = 0.2
-"""Share of the episodes in which β has no time to answer."""
-STUCK = 0.1
-"""Share of the KL budget under which a policy hardly moved."""
-FAR = 0.5
-"""Share of the KL budget under which a run has far to go."""
-LARGE_APPROX_KL = 0.05
-"""Nats per token in an iteration; OpenAI Spinning Up stops its epochs at 0.01 to 0.05."""
-LARGE_CLIP_FRACTION = 0.3
 LEAST_EVALUATIONS = 4
 """Evaluations under which nothing is said of how reward went."""
-UNEXPLAINED = 0.05
-"""Explained variance under which the critic is hardly better than the mean return."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The reading of one sign of a trial's health."""
+
+    sign: Rule
+    value: float | None
+    """None: it was not measured, or there are too few steps."""
+    is_out: bool
+    """It is out of its range, or the guard ended the trial for its metric."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a rule finds in a trial's curves, and the change that it advises."""
+    """A rule's finding in a trial's curves, and the change that it advises."""
 
     rule: str
     finding: str
-    """Which numbers it spoke on, in a sentence."""
+    """The numbers it spoke on, in a sentence."""
     name: str
     """The hyperparameter to change."""
     was: HyperValue
@@ -96,47 +80,69 @@ class Course:
     @cached_property
     def end_kl(self) -> float:
         """Eval KL of the last evaluation after step 0, else the last rollouts'; NaN: there is neither."""
-        evaluated = values((row for row in self.steps if row["step"] > 0), "eval/kl")
-        found = evaluated or values(self.steps, KL)
+        found = hacking.eval_kls(self.steps) or values(self.steps, KL)
         return found[-1] if found else math.nan
+
+    @cached_property
+    def blame(self) -> Blame | None:
+        """The kind of problem that the guard ended it for; None: it did not."""
+        return RULES[self.reason.rule].blame if self.reason is not None and self.reason.rule in RULES else None
 
     @cached_property
     def over_limit_at(self) -> float | None:
         """The share of its episodes at which the rollouts' KL first was over the guard's limit; None: never."""
-        over = (row for row in self.steps if hacking.is_measured(row, KL) and row[KL] > self.spec.kl_limit)
-        first = next(over, None)
+        measured, limit = (row for row in self.steps if hacking.is_measured(row, KL)), self.spec.kl_limit
+        first = next((row for row in measured if SIGNS["kl_early"].is_broken(row[KL], limit)), None)
         return None if first is None else first["episode"] / self.total
 
-    def latest(self, metric: str) -> float:
-        """Return the median of a metric's last readings; NaN: it was not measured."""
-        found = values(self.steps, metric)[-LATEST:]
-        return statistics.median(found) if found else math.nan
+    @cached_property
+    def readings(self) -> list[Reading]:
+        """Each sign of its health, in the declared order."""
+        return [self._reading(SIGNS[name]) for name in HEALTH]
+
+    def _reading(self, sign: Rule) -> Reading:
+        found = values((row for row in self.steps if row["step"] > 0), str(sign.metric))
+        is_ended = self.blame is not None and self.reason is not None and self.reason.metric == sign.metric
+        first = statistics.median(found[:LATEST]) if sign.relative_to and found else 1.0
+        if len(found) < sign.steps or first <= 0:
+            return Reading(sign, None, is_ended)
+        value = statistics.median(found[-LATEST:]) / first
+        return Reading(sign, value, is_ended or sign.is_broken(value))
 
     @cached_property
     def evaluations(self) -> list[Step]:
         """The steps that were evaluated."""
         return [row for row in self.steps if hacking.is_measured(row, "eval/reward")]
 
-    # Changes
+    def change(self, rule: Rule, finding: str, factor: float = 1.0) -> Diagnosis | None:
+        """Return the first of a rule's moves that changes something.
 
-    def change(self, rule: str, finding: str, *moves: tuple[str, float]) -> Diagnosis | None:
-        """Return the first of the moves (a hyperparameter, and the factor on its value) that changes something."""
-        for name, factor in moves:
+        Args:
+            rule: From the table.
+            finding: The numbers, in a sentence.
+            factor: On the price of KL, where the rule leaves it open; its square root on the learning rate.
+        """
+        # Fewer epochs come last where there are one or two.
+        few = int(self.config.get("num_ppo_epochs") or 1) <= 2
+        for name, declared in sorted(rule.moves, key=lambda move: few and move[0] == "num_ppo_epochs"):
+            open_factor = math.sqrt(factor) if name == "learning_rate" else factor
+            times = {math.inf: open_factor, 0.0: 1 / open_factor}.get(declared, declared)
+            if name == "kl_coef" and self.config.get("kl_target") is not None:
+                name, times = "kl_target", 1 / times
             was = self.config.get(name)
             if not isinstance(was, int | float) or isinstance(was, bool) or inert(name, self.config):
                 continue
-            value = self._moved(name, float(was), factor)
+            value = self._moved(name, float(was), times)
             if not math.isclose(value, float(was), rel_tol=0.05):
-                return Diagnosis(rule, finding, name, was, value)
+                return Diagnosis(rule.label, finding, name, was, value)
         return None
-
-    def hold(self, factor: float) -> tuple[str, float]:
-        """Return the move that holds KL down by a factor: a higher β, or a lower target where β adapts to one."""
-        return ("kl_coef", factor) if self.config.get("kl_target") is None else ("kl_target", 1 / factor)
 
     def _moved(self, name: str, was: float, factor: float) -> int | float:
         """Return a value times a factor, in the study's range, and whole where it has to be."""
         value, span = was * factor, self.spec.search.get(name)
+        if isinstance(span, Choices):
+            numbers = [one for one in span.values if isinstance(one, int | float)]
+            return min(numbers, key=lambda one: abs(one - value), default=was)
         if span is not None:
             value = min(max(value, span.low), span.high)
         if HYPERPARAMETERS[name].kind is int:
@@ -144,79 +150,74 @@ class Course:
         return float(f"{value:.3g}")
 
 
-Rule = Callable[[Course], Diagnosis | None]
+Check = Callable[[Course], Diagnosis | None]
 
 
 def kl_too_high(course: Course) -> Diagnosis | None:
     """KL that ends over the budget, or that the guard ended the trial for."""
-    blame = RULES[course.reason.rule].blame if course.reason is not None and course.reason.rule in RULES else None
-    kl, budget = course.end_kl, course.spec.kl_budget
-    if blame != "kl" and not kl > budget:
+    kl, budget, blamed = course.end_kl, course.spec.kl_budget, course.blame == "kl"
+    if not blamed and not SIGNS["kl_end"].is_broken(kl, budget):
         return None
     at = course.over_limit_at
-    reading = max([kl, *([course.reason.value] if blame == "kl" and course.reason and course.reason.value else [])])
     if at is not None and at <= EARLY:
         text = (
             f"KL was over the limit of {course.spec.kl_limit:g} {KL_UNIT} after {at:.0%} of the episodes, before β "
             "could answer."
         )
-        return course.change("KL too high", text, ("learning_rate", 0.3), course.hold(4.0))
-    factor = _to_the_goal(reading, budget)
+        return course.change(SIGNS["kl_early"], text)
+    reading = max(kl, course.reason.value or kl) if blamed and course.reason else kl
     text = f"KL ended at {reading:.1f} {KL_UNIT}, over the budget of {budget:g}."
-    return course.change("KL too high", text, course.hold(factor), ("learning_rate", 1 / math.sqrt(factor)))
+    return course.change(SIGNS["kl_end"], text, _to_the_goal(reading, budget))
 
 
 def kl_stuck(course: Course) -> Diagnosis | None:
-    """KL that hardly leaves 0 in half of the episodes or more."""
-    kls = [*values(course.evaluations, "eval/kl"), *values(course.steps, KL)]
-    highest, least = max(kls, default=math.nan), STUCK * course.spec.kl_budget
-    if course.share < 0.5 or not highest < least:
+    """KL that hardly leaves 0 in half of the episodes or more, or that the guard ended the trial for."""
+    sign, kls = SIGNS["kl_stuck"], [*values(course.evaluations, "eval/kl"), *values(course.steps, KL)]
+    highest = max(kls, default=math.nan)
+    is_stuck = course.share >= 0.5 and sign.is_broken(highest, course.spec.kl_budget)
+    if course.blame != "idle" and not is_stuck:
         return None
     text = f"KL never came over {highest:.2f} {KL_UNIT} in {course.share:.0%} of the episodes: the policy hardly moved."
-    loose, usual = course.hold(0.25), course.spec.config({}).kl_coef
-    is_high = course.config.get("kl_target") is None and float(course.config.get("kl_coef") or 0.0) > usual
-    faster = (
-        "learning_rate",
-        3.0,
-    )  # first where β adapts: it has come down by itself, and another target gains nothing
-    return course.change("KL stuck at 0", text, *((loose, faster) if is_high else (faster, loose)))
+    usual = course.spec.config({}).kl_coef
+    # β comes last where it adapts: it has come down by itself, and another target gains nothing.
+    if course.config.get("kl_target") is None and float(course.config.get("kl_coef") or 0.0) > usual:
+        sign = replace(sign, moves=sign.moves[::-1])
+    return course.change(sign, text)
 
 
-def updates_too_large(course: Course) -> Diagnosis | None:
-    """An approx KL or a clip fraction that says that one iteration moves the policy far."""
-    approx, clipped = course.latest("policy/approxkl_avg"), course.latest("policy/clipfrac_avg")
-    if not approx > LARGE_APPROX_KL and not clipped > LARGE_CLIP_FRACTION:
+def out_of_range(label: str) -> Check:
+    """Return the check of the signs of health of this label."""
+
+    def check(course: Course) -> Diagnosis | None:
+        out = [one for one in course.readings if one.is_out and one.sign.label == label]
+        texts = [one.sign.reads(one.value) for one in out if one.value is not None]
+        if course.reason is not None and course.reason.metric in [one.sign.metric for one in out]:
+            texts.append(course.reason.message)
+        return course.change(out[0].sign, f"{'; '.join(texts)}.") if out else None
+
+    return check
+
+
+def broke(course: Course) -> Diagnosis | None:
+    """A run that the guard ended as broken, for a metric that no sign of health reads."""
+    if course.reason is None or course.blame != "broken" or course.reason.metric in HEALTH_METRICS:
         return None
-    text = (
-        f"One iteration moves the policy far: approx KL {approx:.3f} nats/token, {clipped:.0%} of the tokens clipped."
-    )
-    epochs, fewer, tighter = int(course.config.get("num_ppo_epochs") or 1), ("num_ppo_epochs", 0.5), ("cliprange", 0.5)
-    return course.change("Updates too large", text, *((fewer, tighter) if epochs > 2 else (tighter, fewer)))
-
-
-def critic_explains_nothing(course: Course) -> Diagnosis | None:
-    """A critic that is hardly better than the mean return after enough steps to learn."""
-    read = values(course.steps, "val/var_explained")
-    explained = course.latest("val/var_explained")
-    if len(read) < LATEST or not explained < UNEXPLAINED:
-        return None
-    text = f"The critic explains {explained:.0%} of the returns' variance, over the last {LATEST} steps."
-    return course.change("Critic explains nothing", text, ("value_learning_rate", 3.0), ("vf_coef", 3.0))
+    return course.change(RULES[course.reason.rule], f"{course.reason.message}.")
 
 
 def reward_hacked(course: Course) -> Diagnosis | None:
     """Reward that rises while texts repeat, shrink, grow or narrow (see `tuner.hacking`)."""
     found = hacking.check(0, course.steps, math.inf)
-    if found.verdict != "suspect" or len(course.evaluations) < LEAST_EVALUATIONS:
+    if found.verdict != "suspect":
         return None
-    text = f"Reward rises ({found.rise:+.2f}) while {', '.join(found.worse)}."
-    return course.change("Reward hacking", text, course.hold(2.0), ("learning_rate", 0.5))
+    return course.change(SIGNS["repeats"], f"Reward rises ({found.rise:+.2f}) while {', '.join(found.worse)}.")
 
 
 def stable_but_slow(course: Course) -> Diagnosis | None:
     """Reward that still rises at the end, with most of the KL budget unspent."""
     evaluated, kl, budget = course.evaluations, course.end_kl, course.spec.kl_budget
-    if course.share < 0.9 or len(evaluated) < LEAST_EVALUATIONS or not STUCK * budget <= kl < FAR * budget:
+    is_unspent = SIGNS["kl_unspent"].is_broken(kl, budget) and not SIGNS["kl_stuck"].is_broken(kl, budget)
+    if course.share < 0.9 or len(evaluated) < LEAST_EVALUATIONS or not is_unspent:
         return None
     earlier, last = evaluated[-1 - len(evaluated) // 3], evaluated[-1]
     rise = last["eval/reward"] - earlier["eval/reward"]
@@ -227,8 +228,7 @@ def stable_but_slow(course: Course) -> Diagnosis | None:
         f"Reward still rises at the end ({rise:+.2f} in the last third), and KL ended at {kl:.1f} {KL_UNIT} of a "
         f"budget of {budget:g}."
     )
-    faster = ("learning_rate", min(max(math.sqrt(0.8 * budget / kl), 1.3), 3.0))
-    return course.change("Stable but slow", text, course.hold(1 / _to_the_goal(kl, budget)), faster)
+    return course.change(SIGNS["kl_unspent"], text, _to_the_goal(kl, budget))
 
 
 def _to_the_goal(kl: float, budget: float) -> float:
@@ -236,14 +236,19 @@ def _to_the_goal(kl: float, budget: float) -> float:
     return min(max(math.exp(abs(math.log(kl / (GOAL * budget))) / SLOPE), 1.5), 8.0)
 
 
-RULES_OF_DIAGNOSIS: tuple[Rule, ...] = (
-    kl_too_high, kl_stuck, updates_too_large, critic_explains_nothing, reward_hacked, stable_but_slow
-)  # fmt: skip
+RULES_OF_DIAGNOSIS: tuple[Check, ...] = (
+    kl_too_high,
+    kl_stuck,
+    *(out_of_range(label) for label in dict.fromkeys(SIGNS[name].label for name in HEALTH)),
+    broke,
+    reward_hacked,
+    stable_but_slow,
+)
 """In the order in which their advice is worth trying."""
 
 
 def diagnose(course: Course) -> list[Diagnosis]:
-    """Return what the rules find in a trial's curves, the change to try first in front; empty: none speaks.
+    """Return the findings in a trial's curves, the change to try first in front; empty: there are none.
 
     Of several that would change one hyperparameter the first one's value holds for all.
     """
@@ -291,31 +296,28 @@ def _is_as_far(value: float, found: Diagnosis) -> bool:
 
 
 def why_nothing(trial: TrialRow) -> str:
-    """Return what to say of a trial in which no rule finds anything."""
+    """Return the line on a trial in which no rule finds anything to change."""
     if trial.status is Status.FAILED:
         return "The trial failed; its log says why."
-    return "No rule finds anything wrong in its curves."
+    if trial.reason is not None and trial.reason.rule in RULES:
+        return f"The guard ended it: {trial.reason.message}. No change of a hyperparameter is known to help."
+    return "No rule finds anything to change."
 
 
-def enqueued(spec: StudySpec, trial: TrialRow, found: Diagnosis) -> dict[str, HyperValue] | None:
-    """Return the values of a trial that tries a change; None: the study does not search what changes."""
-    if found.name not in spec.search:
-        return None
+def enqueued(trial: TrialRow, found: Diagnosis) -> dict[str, HyperValue]:
+    """Return the values of a trial that tries a change."""
     others = {name: value for name, value in trial.params.items() if name != KL_CONTROL and value is not None}
     return {**others, found.name: found.value}
 
 
 def try_it(spec: StudySpec, trial: TrialRow, found: Diagnosis) -> list[str]:
-    """Return the command that tries a change: a trial of the study, or a run of its own where the study fixes it."""
-    values = enqueued(spec, trial, found)
-    if values is None:
-        return ["train", "--from", spec.name, str(trial.number), f"--{found.name}", str(found.value)]
-    changes = [f"{name}={value}" for name, value in values.items()]
+    """Return the command that tries a change, as a trial of the study."""
+    changes = [f"{name}={value}" for name, value in enqueued(trial, found).items()]
     return ["enqueue", spec.name, "--set", *changes, "--label", label(trial, found)]
 
 
 def label(trial: TrialRow, found: Diagnosis) -> str:
-    """Return what the trial that tries a change is called."""
+    """Return the label of the trial that tries a change."""
     return f"trial {trial.number}, {found.name} {'up' if _is_up(found) else 'down'}"
 
 
@@ -328,6 +330,6 @@ def course_of(store: Store, trial: TrialRow, spec: StudySpec) -> Course:
     return Course(store.steps([trial.id], NEEDED), trial.config, spec, trial.reason)
 
 
-def diagnosis_data(spec: StudySpec, trial: TrialRow, found: Diagnosis, command: str) -> dict[str, Any]:
+def diagnosis_data(trial: TrialRow, found: Diagnosis, command: str) -> dict[str, Any]:
     """Return one item of `diagnose` for JSON."""
-    return asdict(found) | {"enqueue": enqueued(spec, trial, found), "command": command}
+    return asdict(found) | {"enqueue": enqueued(trial, found), "command": command}

@@ -1,182 +1,27 @@
-"""The guard's rules, each declared once with its default limit. Never imports torch.
+"""The guard: stops a trial whose policy blows up, collapses or stands still, and says why. Never imports torch.
 
-The defaults of the last rules are chosen to be late rather than wrong. No rule is about shrinking responses, since a
-task may well reward brevity.
+A pure fold over step reports: `observe` takes the state so far and one report, and returns the next state and,
+where a rule (see `tuner.rules`) is broken, the reason. It runs where the trainer runs, and its state travels in the
+checkpoint. A metric that a report lacks breaks no rule, and ends no row of broken steps.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ppo_core import declare
-from ppo_core.agreement import KL_GAP, KL_GAP_LIMIT, KL_GAP_NOISE, MISMATCH, MISMATCH_LIMIT
+from ppo_core.agreement import KL_GAP, KL_GAP_NOISE, MISMATCH
 from ppo_core.declare import Bounds
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
+from tuner.rules import ENTROPY, IDLE_STEPS, KL, REPETITION, RULES, VALUE_LOSS, Rule
 from tuner.status import Reason
 
 GUARD = "guard"
 """Key of a checkpoint's `extra` that holds the guard's state."""
-KL = "objective/kl_exact"
-ENTROPY = "policy/entropy_avg"
-VALUE_LOSS = "loss/value_avg"
-REPETITION = "response/repetition"
-
-Blame = Literal["kl", "broken", "idle"]
-"""What a stop says of the trial: too much KL, a run that broke, or one that learned nothing."""
-
-IDLE_STEPS = 8
-"""Steps that a trial has at least before it is ended for standing still: nothing is learned yet in the first one."""
-
-_SHARE = Bounds(0, 1, low_open=True, high_open=True)
-_TIMES = Bounds(1)
-_POSITIVE = Bounds(0, low_open=True)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule. A rule without `valid` has no number of its own: it is only on or off."""
-
-    name: str
-    label: str
-    doc: str
-    blame: Blame
-    metric: str | None
-    """The metric that it reads; None: several."""
-    limit: float | Literal[True]
-    """The default."""
-    valid: Bounds | None = None
-    relative_to: str = ""
-    """What the limit is a share or multiple of; empty: the limit is in the metric's unit."""
-    breaks_below: bool = False
-    """Whether a reading under the limit breaks it, instead of one over it."""
-    is_patient: bool = True
-    """Whether it waits until it is broken for `patience` steps in a row."""
-    has_grace: bool = False
-    """Whether it is silent at the start of a trial."""
-
-    @property
-    def allowed(self) -> str:
-        """What its setting may be, in words."""
-        return f"a number {self.valid}, or false to switch the rule off" if self.valid else "true or false"
-
-
-_DECLARED = (
-    Rule(
-        name="nonfinite",
-        label="Not a number",
-        doc="A core metric is NaN or infinite. Stops at once.",
-        blame="broken",
-        metric=None,
-        limit=True,
-        is_patient=False,
-    ),
-    Rule(
-        name="kl_hard",
-        label="KL far over the limit",
-        doc="The KL of a single step is over this many times the KL limit. Stops at once.",
-        blame="kl",
-        metric=KL,
-        limit=4.0,
-        valid=_TIMES,
-        relative_to="the KL limit",
-        is_patient=False,
-    ),
-    Rule(
-        name="kl_limit",
-        label="KL over the limit",
-        doc="The KL stays over the KL limit.",
-        blame="kl",
-        metric=KL,
-        limit=True,
-    ),
-    Rule(
-        name="entropy_collapse",
-        label="Entropy collapse",
-        doc="The policy's entropy stays under this share of its first reading. Where one answer is right, a policy "
-        "may well become certain: switch the rule off for such a task.",
-        blame="broken",
-        metric=ENTROPY,
-        limit=0.02,
-        valid=_SHARE,
-        relative_to="the first reading",
-        breaks_below=True,
-        has_grace=True,
-    ),
-    Rule(
-        name="repetition_collapse",
-        label="Repetition collapse",
-        doc="Repetition stays over this share of the way from its first reading to 1, as with 3 distinct tokens of 24.",
-        blame="broken",
-        metric=REPETITION,
-        limit=0.8,
-        valid=_SHARE,
-        relative_to="the way from the first reading to 1",
-        has_grace=True,
-    ),
-    Rule(
-        name="value_divergence",
-        label="Value divergence",
-        doc="The value loss stays over this many times its scale: the largest of its readings in the grace period "
-        "and of the mean square of score and KL penalty (twice the loss of a critic that always says 0).",
-        blame="broken",
-        metric=VALUE_LOSS,
-        limit=100.0,
-        valid=_TIMES,
-        relative_to="its scale",
-        has_grace=True,
-    ),
-    Rule(
-        name="sampler_mismatch",
-        label="Sampler mismatch",
-        doc="The sampler and the training forward stay this far apart on some token's log-prob, in nats. Low "
-        "precision makes tenths of a nat, a wrong mask or temperature makes several.",
-        blame="broken",
-        metric=MISMATCH,
-        limit=MISMATCH_LIMIT,
-        valid=_POSITIVE,
-    ),
-    Rule(
-        name="sampled_kl",
-        label="Sampled KL apart from exact KL",
-        doc="The sampled KL (k1) stays this many times its noise away from the exact KL of the same responses. They "
-        "differ only by chance where tokens are sampled from the distribution that is trained.",
-        blame="broken",
-        metric=KL_GAP,
-        limit=KL_GAP_LIMIT,
-        valid=_POSITIVE,
-        relative_to="its noise",
-        has_grace=True,
-    ),
-    Rule(
-        name="nothing_learned",
-        label="Nothing learned",
-        doc=f"After half of the trial's episodes and at least {IDLE_STEPS} steps the KL never reached this, in nats "
-        "per response: the policy has not moved. A trial that has run all its episodes is never ended by it. "
-        "Where the first KL is over this already, as with top-k or top-p, only the evaluation's KL counts.",
-        blame="idle",
-        metric=KL,
-        limit=0.01,
-        valid=_POSITIVE,
-        breaks_below=True,
-        is_patient=False,
-    ),
-)
-
-RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _DECLARED})
-"""Every rule by name. Where several break in one step, the first names the reason."""
-
-
-# The guard: stops a trial whose policy blows up, collapses or stands still, and says why. Never imports torch.
-#
-# A pure fold over step reports: `observe` takes the state so far and one report, and returns the next state and,
-# where a rule is broken, the reason. It runs where the trainer runs, and its state travels in the checkpoint. A
-# metric that a report lacks breaks no rule, and ends no row of broken steps.
-
 WINDOW = 8
 """Steps of evidence that a reason carries."""
 
@@ -212,7 +57,7 @@ READ = tuple(dict.fromkeys((*CORE, *WATCHED, *_VALUE_SCALE, KL_GAP_NOISE)))
 
 @dataclass(frozen=True)
 class GuardSettings:
-    """What one study's guard tolerates."""
+    """The limits of one study's guard."""
 
     kl_limit: float
     """In nats per response."""
@@ -252,9 +97,9 @@ class GuardState:
     broken: Mapping[str, int] = field(default_factory=dict)
     """Steps in a row that each rule has been broken."""
     value_scale: float = 0.0
-    """What the value loss is compared with (see the rule value_divergence)."""
+    """Scale that the value loss is compared with (see the rule value_divergence)."""
     highest_kl: float = 0.0
-    """What the rule nothing_learned compares with its limit."""
+    """Highest KL so far, for the rule nothing_learned."""
     kl_readings: int = 0
     window: tuple[dict[str, float], ...] = ()
     """The last steps' evidence. A reading that was not a finite number is left out."""

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppo_core import checkpoint
-from ppo_core.declare import HyperValue
+from ppo_core.declare import RUN_LENGTH, HyperValue
 from ppo_core.errors import ConfigError, StudyError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner import forks, upkeep
 from tuner.orders import KINDS, SETTINGS
 from tuner.results import StudyView
+from tuner.search.choose import as_stored
 from tuner.space import require_one_control
 from tuner.spec import StudySpec
 from tuner.status import Role, Status
@@ -52,57 +53,23 @@ def retried(rows: Sequence[TrialRow], number: int | None) -> list[TrialRow]:
 def enqueued_params(spec: StudySpec, rows: Sequence[TrialRow], values: Mapping[str, object]) -> dict[str, HyperValue]:
     """Return the params of a configuration that a person asks for; what it leaves out is trial 0's.
 
+    Any hyperparameter may be given, searched or not, inside its range or not: it is this trial's own.
+
     Raises:
-        ConfigError: a value is not searched, is out of its range, does not go together with others, or a trial has
-            these values already; the message says what is allowed.
+        ConfigError: a value is not allowed, does not go together with others, or a trial has these values already; the
+            message says what is allowed.
     """
-    params = _listed_values(spec, values) if spec.listed else _searched_values(spec, values)
+    given = {name: _declared(name, value) for name, value in values.items()}
+    for name in given:
+        if name in RUN_LENGTH:
+            raise ConfigError(f"{name} is the same in all trials of a study, which are compared by what they come to")
+    require_one_control(spec.search, given)
+    params = dict(given) if spec.listed else spec.params_with(given)
     config = spec.config(params).to_dict()
     same = next((row.number for row in rows if row.config == config), None)
     if same is not None:
         raise ConfigError(f"trial {same} has these values already")
-    return params
-
-
-def _listed_values(spec: StudySpec, values: Mapping[str, object]) -> dict[str, HyperValue]:
-    params = {name: _declared(name, value) for name, value in values.items()}
-    for name in params:
-        _require_free(spec, name)
-    return params
-
-
-def _searched_values(spec: StudySpec, values: Mapping[str, object]) -> dict[str, HyperValue]:
-    given = {}
-    for name, value in values.items():
-        _require_free(spec, name)
-        if name not in spec.search:
-            searched = ", ".join(spec.search)
-            hint = nearest(name, spec.search)
-            raise ConfigError(f"{name} is not searched in this study; available: {searched}{hint}")
-        given[name] = _in_range(spec, name, _declared(name, value))
-    require_one_control(spec.search, given)
-    return spec.params_with(given)
-
-
-def _require_free(spec: StudySpec, name: str) -> None:
-    if name in spec.fixed:
-        raise ConfigError(f"{name} is fixed in this study ({spec.fixed[name]}); another value needs a study of its own")
-    if name == "seed":
-        raise ConfigError("seed is the same in all trials of a study")
-
-
-def _is_within(spec: StudySpec, name: str, value: HyperValue) -> bool:
-    span = spec.search.get(name)
-    return span is None or (isinstance(value, int | float) and span.low <= value <= span.high)
-
-
-def _in_range(spec: StudySpec, name: str, value: HyperValue) -> HyperValue:
-    span = spec.search[name]
-    if not _is_within(spec, name, value):
-        raise ConfigError(f"{name} = {value!r} is not allowed; expected {span.low:g} to {span.high:g} in this study")
-    if span.scale == "log2" and isinstance(value, int | float) and (value < 1 or int(value) & (int(value) - 1)):
-        raise ConfigError(f"{name} = {value!r} is not allowed; expected a power of two in this study")
-    return value
+    return as_stored(params, config)
 
 
 def _declared(name: str, value: object) -> HyperValue:

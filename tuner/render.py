@@ -21,9 +21,9 @@ from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, PLAIN_WIDTH, counted, measured, plain, plus_minus, short
 from tuner.forks import Answer
-from tuner.guard import RULES
 from tuner.paired import Difference
 from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
+from tuner.rules import RULES
 from tuner.scoring import ends_within
 from tuner.search.matching import finished_by
 from tuner.space import KL_CONTROL

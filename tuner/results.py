@@ -20,8 +20,8 @@ from ppo_core.task_file import get_task
 from tuner import forks
 from tuner.best import best_trial
 from tuner.front import StudyFront
-from tuner.guard import RULES
 from tuner.paired import improvement, over
+from tuner.rules import RULES
 from tuner.scoring import EVALUATION_METRICS, Extent, ends_within, extent, judged_again
 from tuner.spec import SCALE_FREE, StudySpec, ValueSource
 from tuner.status import Origin, Role, Status

@@ -21,8 +21,8 @@ from tuner.held_study import OpenStudy, open_study, reconcile
 from tuner.order_checks import changed_spec
 from tuner.retry import StoreRetry
 from tuner.scoring import extent
+from tuner.search import propose, prune
 from tuner.search.choose import is_finished, unended
-from tuner.search.propose import require_usable
 from tuner.spec import StudySpec
 from tuner.status import Role
 from tuner.store import OrderState, Store
@@ -85,7 +85,8 @@ def run_study(
     flags = {name: value for name, value in (("trials", trials), ("budget", budget)) if value is not None}
     if flags:
         changed_spec(spec, flags)  # one that is not allowed is refused before anything is made
-    require_usable(spec)
+    propose.require_usable(spec)
+    prune.require_usable(spec)
     with closing(Store.open(storage, create=True)) as store, stop_requests() as stop:
         patience = StoreRetry(lambda line: on_event(StudyWarned(line)), lambda: stop.why is not None)
         store.on_trouble, store.on_answer = patience.wait, patience.end

@@ -34,7 +34,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from ppo_core.kl_budget import is_within, rank
 from ppo_core.output import counted
-from tuner.guard import RULES
+from tuner.rules import RULES
 from tuner.space import Encoded
 from tuner.spec import StudySpec
 from tuner.status import Reason, Role, Status

@@ -1,5 +1,6 @@
 """A study: what is searched (or which trials are run), for how long and under which KL. From a TOML file. No torch."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -7,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ppo_core import declare
-from ppo_core.declare import Bounds, HyperValue, Range
+from ppo_core.batch_sizes import DEFAULT_BATCH_SIZE
+from ppo_core.declare import Bounds, Choices, Dimension, HyperValue
 from ppo_core.errors import ConfigError, TaskError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.report import require_device
@@ -35,6 +37,13 @@ SAMPLERS: Mapping[str, str] = {
     "qmc": "covers the space evenly",
 }
 """What proposes new trials, by name. `module:callable` names your own sampler."""
+PRUNERS: Mapping[str, str] = {
+    "median": "stops a trial that is below the median of earlier ones at the same episode",
+    "percentile": "stops a trial that is outside the best quarter of earlier ones at the same episode",
+    "successive_halving": "lets the best share of the trials go on at each of several episodes",
+    "hyperband": "runs several brackets of successive halving, which begin at different episodes",
+}
+"""What stops trials early by their evaluations, by name. `module:callable` names your own pruner."""
 ValueSource = Literal["TRL default", "task reference", "study"]
 
 Strategy = Literal["early_cut", "full"]
@@ -91,14 +100,16 @@ class StudySpec:
     gpus_per_trial: int
     """How many processes train a trial together, on a GPU each; without GPUs, on the CPU. It changes no result."""
     fixed: Mapping[str, HyperValue]
-    search: Mapping[str, Range]
+    search: Mapping[str, Dimension]
     """The searched hyperparameters, in the order of their declaration."""
-    idle: Mapping[str, Range]
+    idle: Mapping[str, Dimension]
     """Asked for, but not searched because they would do nothing; `notes` says why."""
     kl_budget: float
     """Highest eval KL a recommended policy may have, in nats per response."""
     guard: GuardSettings
     sampler: SamplerSpec
+    pruner: str | None = None
+    """One of PRUNERS, or `module:callable`: it returns an `optuna.pruners.BasePruner`. None: nothing prunes."""
     listed: tuple[ListedTrial, ...] = ()
     """The trials, where the study lists them; then nothing is searched."""
     starts: tuple[ListedTrial, ...] = ()
@@ -130,7 +141,7 @@ class StudySpec:
         asked = {**self.search, **self.idle}
         notes = [f"{name} is not searched: {study_file.why_idle(name, asked, self.fixed)}" for name in self.idle]
         critic = self.fixed.get("value_model", self._reference_value("value_model"))
-        if "value_learning_rate" in self.search and critic == "shared":
+        if "value_learning_rate" in self.search and critic == "shared" and "value_model" not in self.search:
             notes.append('value_learning_rate reaches only the value head: value_model = "shared"')
         notes += study_file.notes(self.listed, self.fixed)
         notes += [f"{start.name}: {', '.join(start.moves)}" for start in self.starts if start.moves]
@@ -175,13 +186,14 @@ class StudySpec:
             content.get("kl", {}), task, study_file.response_length(task, fixed, asked, listed), f"{where}: kl"
         )
         guard = declare.table(content.get("guard", {}), f"{where}: guard")
+        strategy = _strategy(content, listed, where)
         spec = cls(
             name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
             task=task.name,
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
             trials=len(listed) or _optional(content, "trials", partial(declare.whole, bounds=Bounds(1)), where),
             budget=_optional(content, "budget", partial(declare.number, bounds=declare.POSITIVE), where),
-            strategy=_strategy(content, listed, where),
+            strategy=strategy,
             seed=declare.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
             device=require_device(content.get("device", "auto"), f"{where}: device"),
             threads=None
@@ -194,6 +206,7 @@ class StudySpec:
             kl_budget=kl_budget,
             guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
             sampler=_sampler(content.get("sampler", {}), f"{where}: sampler"),
+            pruner=_optional(content, "pruner", partial(_pruner, strategy=strategy), where),
             listed=listed,
             warm_start=names,
             workers=WorkerSettings.from_dict(content.get("workers", {}), f"{where}: workers"),
@@ -207,7 +220,8 @@ class StudySpec:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, shaped as the file, that `from_dict` reads back to an equal spec."""
         asked = {**self.search, **self.idle}
-        searched = {"search": {name: asdict(asked[name]) for name in asked}, "sampler": asdict(self.sampler)}
+        search = {name: list(one.values) if isinstance(one, Choices) else asdict(one) for name, one in asked.items()}
+        searched = {"search": search, "sampler": asdict(self.sampler)}
         return {
             "name": self.name,
             "task": self.task,
@@ -220,6 +234,7 @@ class StudySpec:
             "gpus_per_trial": self.gpus_per_trial,
             "fixed": dict(self.fixed),
             **({"trial": [trial.to_dict() for trial in self.listed]} if self.listed else searched),
+            **({"pruner": self.pruner} if self.pruner is not None else {}),
             **({"start": [start.to_dict() for start in self.starts]} if self.starts else {}),
             **({"warm_start": list(self.warm_start)} if self.warm_start else {}),
             "kl": {"budget": self.kl_budget, "limit": self.kl_limit},
@@ -277,7 +292,8 @@ class StudySpec:
     def config(self, params: Mapping[str, HyperValue]) -> PPOConfig:
         """Return a trial's configuration: declared defaults, task reference, fixed values, then `params`.
 
-        A searched value that `params` lacks is trial 0's. With kl_control "fixed" there is no kl_target.
+        A searched value that `params` lacks is trial 0's. With kl_control "fixed" there is no kl_target. Where a batch
+        size is searched, a mini-batch larger than the rollout batch is the whole of it.
 
         Raises:
             ConfigError: an unknown name, or values that do not go together.
@@ -288,6 +304,8 @@ class StudySpec:
         values |= {name: value for name, value in params.items() if name != KL_CONTROL}
         if params.get(KL_CONTROL) == FIXED:
             values["kl_target"] = None
+        if "batch_size" in self.search or "mini_batch_size" in self.search:
+            values["mini_batch_size"] = _within_batch(values)
         return PPOConfig.from_dict({**values, "seed": self.seed}, "params")
 
     def reference_params(self) -> dict[str, HyperValue]:
@@ -317,9 +335,15 @@ class StudySpec:
         """Return the trials between which all others lie, by what they are: what a study takes at most follows."""
         listed = {f"trial {number}": trial.params for number, trial in enumerate(self.listed)}
         starts = {start.name: self.params_with(start.params) for start in self.starts}
-        corner = {} if self.listed else {"largest values": self._corner("high", ADAPTIVE)}
+        corners = {} if self.listed else {"largest values": self._corner("high", ADAPTIVE)}
+        for name, one in self.search.items():
+            if isinstance(one, Choices) and HYPERPARAMETERS[name].kind not in (int, float):
+                corners |= {
+                    f"largest values, {_values_text({name: value})}": self._corner("high", ADAPTIVE) | {name: value}
+                    for value in one.values[1:]
+                }
         reference = {} if self.listed else {"trial 0": self.reference_params()}
-        return {name: self.config(params) for name, params in {**reference, **corner, **listed, **starts}.items()}
+        return {name: self.config(params) for name, params in {**reference, **corners, **listed, **starts}.items()}
 
     def configs_of_one_process(self) -> dict[str, PPOConfig]:
         """Return what one process does of each of `extreme_configs`: what it takes on its device follows."""
@@ -343,7 +367,7 @@ class StudySpec:
     def changes_to(self, old: "StudySpec") -> SpecChanges:
         """Return how this spec differs from `old`, the stored one of the same name."""
         allowed = [
-            _change(f"search.{name}", _range_text(old.search.get(name)), _range_text(self.search.get(name)))
+            _change(f"search.{name}", *(_dimension_text(spec.search.get(name)) for spec in (old, self)))
             for name in HYPERPARAMETERS
         ]
         allowed += [
@@ -355,7 +379,8 @@ class StudySpec:
         allowed += [_change(f"workers.{key}", f"{old_workers[key]:g}", f"{new:g}") for key, new in new_workers.items()]
         allowed.append(_change("sampler", _sampler_text(old.sampler), _sampler_text(self.sampler)))
         refused = [
-            _change(key, getattr(old, key), getattr(self, key)) for key in ("task", "trainer", "strategy", "seed")
+            _change(key, getattr(old, key), getattr(self, key))
+            for key in ("task", "trainer", "strategy", "pruner", "seed")
         ]
         refused += [
             _change(f"fixed.{name}", old.fixed.get(name, "unset"), self.fixed.get(name, "unset"))
@@ -383,12 +408,15 @@ class StudySpec:
             raise ConfigError(f"{where}: [search] is empty, so all trials would be the same{why}")
         self._check_extent(f"{where}: ")
         study_file.require_disjoint({**self.search, **self.idle}, self.fixed, where)
-        study_file.require_batches_fit(self.search, self.fixed, where)
+        low, high = self._corner("low", FIXED), self._corner("high", ADAPTIVE)
         trials = {
             "trial 0 (the reference)": self.reference_params(),
-            "all searched values at their low end": self._corner("low", FIXED),
-            "all searched values at their high end": self._corner("high", ADAPTIVE),
+            "all searched values at their low end": low,
+            "all searched values at their high end": high,
         }
+        for values in study_file.choice_pairs(self.search):
+            trials[_values_text(values)] = {**low, **values}
+            trials[f"{_values_text(values)}, all others at their high end"] = {**high, **values}
         self._check_each(trials, where)
 
     def _check_extent(self, where: str) -> None:
@@ -418,8 +446,8 @@ class StudySpec:
                 "the batch would grow with the number of GPUs; set batch_size and mini_batch_size instead"
             )
 
-    def _corner(self, end: Literal["low", "high"], control: str) -> dict[str, HyperValue]:
-        return {KL_CONTROL: control, **{name: getattr(span, end) for name, span in self.search.items()}}
+    def _corner(self, which: Literal["low", "high"], control: str) -> dict[str, HyperValue]:
+        return {KL_CONTROL: control, **{name: study_file.end(one, which) for name, one in self.search.items()}}
 
 
 def _task(value: object, where: str) -> Task:
@@ -436,18 +464,41 @@ def _task(value: object, where: str) -> Task:
         raise ConfigError(message if message.startswith(f"{where}: ") else f"{where}: task: {message}") from None
 
 
+def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:
+    """Return the mini-batch size of a trial's values, at most the rollout batch that they state."""
+    mini, batch = values.get("mini_batch_size"), values.get("batch_size")
+    if batch is None and values.get("gradient_accumulation_steps") is None:
+        batch = DEFAULT_BATCH_SIZE
+    return min(mini, batch) if isinstance(mini, int) and isinstance(batch, int) else mini
+
+
 def _sampler(value: object, where: str) -> SamplerSpec:
     values = {"name": value} if isinstance(value, str) else declare.table(value, where)
     declare.require_known(values, study_file.SAMPLER, f"{where}.")
-    name = values.get("name", SamplerSpec.name)
-    if not isinstance(name, str) or not (name in SAMPLERS or study_file.TRAINER[0].fullmatch(name)):
-        allowed = ", ".join(SAMPLERS)
-        hint = nearest(str(name), SAMPLERS)
-        raise ConfigError(
-            f'{where}.name = {name!r} is not allowed; expected one of {allowed}, or "module:callable"{hint}'
-        )
+    name = _name_or_own(values.get("name", SamplerSpec.name), SAMPLERS, where)
     startup = values.get("startup_trials", SamplerSpec.startup_trials)
     return SamplerSpec(name, declare.whole(startup, Bounds(1), f"{where}.startup_trials"))
+
+
+def _pruner(value: object, strategy: Strategy, where: str) -> str:
+    values = {"name": value} if isinstance(value, str) else declare.table(value, where)
+    declare.require_known(values, study_file.PRUNER, f"{where}.")
+    if "name" not in values:
+        raise ConfigError(f"{where}.name is missing; expected one of {', '.join(PRUNERS)}")
+    name = _name_or_own(values["name"], PRUNERS, where)
+    if strategy != "full":
+        raise ConfigError(f'{where} = "{name}" needs strategy = "full"; with "{strategy}" the strategy stops trials')
+    return name
+
+
+def _name_or_own(name: object, known: Mapping[str, str], where: str) -> str:
+    """Return a table's `name` where it is one of the known ones, or the path of the user's own."""
+    if not isinstance(name, str) or not (name in known or study_file.TRAINER[0].fullmatch(name)):
+        raise ConfigError(
+            f'{where}.name = {name!r} is not allowed; expected one of {", ".join(known)}, or "module:callable"'
+            f"{nearest(str(name), known)}"
+        )
+    return name
 
 
 def _one_of(value: object, allowed: Mapping[str, str], where: str) -> Any:
@@ -477,8 +528,12 @@ def _change(what: str, old: object, new: object) -> str:
     return "" if old == new else f"{what}: {new}, was {old}"
 
 
-def _range_text(span: Range | None) -> str:
-    return f"{span.low:g} to {span.high:g} ({span.scale})" if span else "not searched"
+def _dimension_text(one: Dimension | None) -> str:
+    return "not searched" if one is None else one.text
+
+
+def _values_text(values: Mapping[str, HyperValue]) -> str:
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
 
 
 def _sampler_text(sampler: SamplerSpec) -> str:

@@ -101,4 +101,6 @@ class Reason:
 
 PERSON = "person"
 """The rule of a trial that a person ended."""
+PRUNER = "pruner"
+"""The rule of a trial that the study's pruner ended."""
 STOPPED_BY_PERSON = Reason(PERSON, "stopped by a person")

@@ -1,16 +1,27 @@
 """Reads a study file's tables and checks them, before a `StudySpec` is made of them. Never imports torch."""
 
+import itertools
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from optuna.distributions import CategoricalDistribution
 
 from ppo_core import declare
-from ppo_core.declare import Hyperparameter, HyperValue, Range, read_range, require_searchable
+from ppo_core.declare import (
+    Choices,
+    Dimension,
+    Hyperparameter,
+    HyperValue,
+    read_choices,
+    read_range,
+    require_numeric,
+    require_searchable,
+)
 from ppo_core.errors import ConfigError
-from ppo_core.hyperparameters import HYPERPARAMETERS, inert, require_name
+from ppo_core.hyperparameters import HYPERPARAMETERS, MAKES_INERT, inert, require_name
 from ppo_core.task import Task
 from tuner.space import Encoded
 
@@ -26,13 +37,14 @@ TOP_LEVEL: Mapping[str, str] = {
     "threads": "CPU threads of a trial; unset: each worker's share of the cores. The same count gives the same numbers",
     "gpus_per_trial": "processes that train each trial together, on a GPU each; 1 unless set",
     "fixed": "a table of hyperparameters that are the same in all trials",
-    "search": 'a table of what is searched: `"advised"`, or `{ low = ..., high = ..., scale = ... }`',
+    "search": 'a table of what is searched: `"advised"`, `{ low = ..., high = ..., scale = ... }`, or a list of values',
     "start": "`[[start]]` tables: configurations that run first, in the study's ranges",
     "warm_start": "names of published recipes, or `study:NAME`, whose configurations run first",
     "trial": "`[[trial]]` tables: exactly these trials run, and nothing is searched",
     "kl": "a table: the KL budget and the KL limit",
     "guard": "a table: the limits of the rules that end trials early",
     "sampler": "what proposes configurations: a name, or a table",
+    "pruner": 'what stops trials early by their evaluations, in a search with `strategy = "full"`: a name, or a table',
     "workers": "a table: checkpoint interval and time limits of worker processes",
 }
 """The keys of a study file, and what each is."""
@@ -48,6 +60,10 @@ SAMPLER: Mapping[str, str] = {
     "startup_trials": "trials with a value or rung score that the sampler waits for, per kind of β control (default 4)",
 }
 """The keys of the [sampler] table."""
+PRUNER: Mapping[str, str] = {
+    "name": "one of the pruners, or `module:callable`: called without arguments, it returns an Optuna pruner",
+}
+"""The keys of the [pruner] table."""
 
 REQUIRED = ("name", "task", "search")
 REQUIRED_OF_LISTED = ("name", "task")
@@ -115,53 +131,74 @@ def read_fixed(values: Mapping[str, Any], where: str) -> dict[str, HyperValue]:
     return fixed
 
 
-def read_search(values: Mapping[str, Any], task: Task, where: str) -> dict[str, Range]:
-    """Return the [search] table as ranges, in the order of declaration; `where` names the table."""
-    ranges = {}
+def read_search(values: Mapping[str, Any], task: Task, where: str) -> dict[str, Dimension]:
+    """Return the [search] table as ranges and choices, in the order of declaration; `where` names the table."""
+    found = {}
     for name, value in values.items():
-        ranges[name] = _read_range(require_name(name, where), value, task, f"{where}.{name}")
-    return {name: ranges[name] for name in HYPERPARAMETERS if name in ranges}
+        found[name] = _read_dimension(require_name(name, where), value, task, f"{where}.{name}")
+    return {name: found[name] for name in HYPERPARAMETERS if name in found}
+
+
+def end(dimension: Dimension, which: Literal["low", "high"]) -> HyperValue:
+    """Return the lowest or highest value of a dimension; of choices without an order, the first."""
+    if not isinstance(dimension, Choices):
+        return getattr(dimension, which)  # type: ignore[no-any-return]
+    numbers = [value for value in dimension.values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(dimension.values):
+        return dimension.values[0]
+    return min(numbers) if which == "low" else max(numbers)
+
+
+def single_values(dimension: Dimension) -> tuple[HyperValue, ...]:
+    """Return each value of a dimension of few: its choices, or the powers of two of its range; none of another."""
+    if isinstance(dimension, Choices):
+        return dimension.values
+    if dimension.scale != "log2":
+        return ()
+    return tuple(2**power for power in range(int(math.log2(dimension.low)), int(math.log2(dimension.high)) + 1))
+
+
+def choice_pairs(search: Mapping[str, Dimension]) -> Iterator[dict[str, HyperValue]]:
+    """Yield each choice of a search, alone and beside each single value of every other dimension."""
+    singles = {name: values for name, one in search.items() if (values := single_values(one))}
+    for name, one in search.items():
+        if isinstance(one, Choices):
+            yield from ({name: value} for value in one.values)
+            for other in (each for each in singles if each != name):
+                yield from ({name: value, other: beside} for value in one.values for beside in singles[other])
 
 
 def split_idle(
-    search: Mapping[str, Range], fixed: Mapping[str, HyperValue]
-) -> tuple[dict[str, Range], dict[str, Range]]:
-    """Return the ranges that are searched, and those that would do nothing beside the fixed values."""
+    search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue]
+) -> tuple[dict[str, Dimension], dict[str, Dimension]]:
+    """Return what is searched, and what would do nothing beside the fixed values."""
     idle = {name: span for name, span in search.items() if why_idle(name, search, fixed)}
     return {name: span for name, span in search.items() if name not in idle}, idle
 
 
-def why_idle(name: str, search: Mapping[str, Range], fixed: Mapping[str, HyperValue]) -> str | None:
-    """Return why searching `name` would do nothing, or None where it does something."""
-    if "kl_target" in search:  # some trials have a target, so what belongs to one does something
-        fixed = {**fixed, "kl_target": search["kl_target"].low}
-    return inert(name, fixed)
+def why_idle(name: str, search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue]) -> str | None:
+    """Return why searching `name` would do nothing in any trial, or None where it does something in some."""
+    deciding = [
+        [(other, value) for value in single_values(search[other]) or (end(search[other], "low"),)]
+        for other in MAKES_INERT
+        if other in search
+    ]
+    reasons = [inert(name, {**fixed, **dict(values)}) for values in itertools.product(*deciding)]
+    return None if None in reasons else reasons[0]
 
 
-def require_disjoint(search: Mapping[str, Range], fixed: Mapping[str, HyperValue], where: str) -> None:
+def require_disjoint(search: Mapping[str, Dimension], fixed: Mapping[str, HyperValue], where: str) -> None:
     """Raise ConfigError for a hyperparameter that is both fixed and searched."""
     for name in search:
         if name in fixed:
             raise ConfigError(f"{where}: {name} is in both [fixed] and [search]; remove it from one of them")
 
 
-def require_batches_fit(search: Mapping[str, Range], fixed: Mapping[str, HyperValue], where: str) -> None:
-    """Raise ConfigError where a searched mini-batch could be larger than its rollout batch."""
-    mini = search["mini_batch_size"].high if "mini_batch_size" in search else fixed.get("mini_batch_size")
-    batch = search["batch_size"].low if "batch_size" in search else fixed.get("batch_size")
-    if not isinstance(mini, int | float) or not isinstance(batch, int | float) or mini <= batch:
-        return
-    if "batch_size" in search or "mini_batch_size" in search:
-        mini_is = "search.mini_batch_size.high" if "mini_batch_size" in search else "fixed.mini_batch_size"
-        batch_is = "search.batch_size.low" if "batch_size" in search else "fixed.batch_size"
-        raise ConfigError(
-            f"{where}: {mini_is} = {mini:g} is over {batch_is} = {batch:g}; a mini-batch is a part of a rollout "
-            f"batch, so set it to at most {batch:g}"
-        )
-
-
-def _read_range(hyper: Hyperparameter, value: object, task: Task, where: str) -> Range:
+def _read_dimension(hyper: Hyperparameter, value: object, task: Task, where: str) -> Dimension:
     require_searchable(hyper, where)
+    if isinstance(value, list):
+        return read_choices(hyper, value, where)
+    require_numeric(hyper, where)
     advised = task.advised[hyper.name].range if hyper.name in task.advised else hyper.search
     if value == "advised":
         if advised is None:
@@ -169,7 +206,7 @@ def _read_range(hyper: Hyperparameter, value: object, task: Task, where: str) ->
         return advised
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f'{where} = {value!r} is not allowed; expected "advised" or a range {{ low = ..., high = ... }}'
+            f'{where} = {value!r} is not allowed; expected "advised", a range {{ low = ..., high = ... }} or a list'
         )
     return read_range(hyper, value, where)
 
@@ -178,7 +215,7 @@ def _read_range(hyper: Hyperparameter, value: object, task: Task, where: str) ->
 #
 # No torch. A study either searches or lists; its trial 0 is then the first one listed.
 
-_ONLY_SEARCHED = ("search", "sampler", "start", "warm_start")
+_ONLY_SEARCHED = ("search", "sampler", "pruner", "start", "warm_start")
 """What does nothing beside listed trials."""
 
 
@@ -253,7 +290,7 @@ def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], whe
 
 
 def response_length(
-    task: Task, fixed: Mapping[str, HyperValue], search: Mapping[str, Range], listed: Sequence[ListedTrial]
+    task: Task, fixed: Mapping[str, HyperValue], search: Mapping[str, Dimension], listed: Sequence[ListedTrial]
 ) -> int | None:
     """Return the response length of all trials, in tokens; None where they differ in it."""
     name = "response_length"

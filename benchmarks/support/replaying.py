@@ -14,9 +14,9 @@ from itertools import accumulate
 from typing import Any
 
 from ppo_core.kl_budget import is_within
-from tuner.guard import RULES
 from tuner.judge import NOTHING_DECIDED, Action, Decision, judge
 from tuner.protocol import Stepped
+from tuner.rules import RULES
 from tuner.scoring import Evaluations, outcome, rung_score
 from tuner.search.choose import Promote, choose
 from tuner.search.matching import New

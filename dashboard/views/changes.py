@@ -53,9 +53,8 @@ def _advice(store: Store, snapshot: Snapshot, trial: TrialRow, one: Diagnosis) -
         )
         return
     st.markdown(f"**{one.rule}.** {one.finding} Try {one.advice}.")
-    values = enqueued(view.spec, trial, one)
-    if values is not None and access.may_order():
-        arguments = {"values": values, "label": label(trial, one)}
+    if access.may_order():
+        arguments = {"values": enqueued(trial, one), "label": label(trial, one)}
         refusal = None
         try:
             steering.propose(store, view, "enqueue", None, arguments)

@@ -11,7 +11,7 @@ from streamlit.delta_generator import DeltaGenerator
 from dashboard import access, charts, data, safe_text, steering
 from dashboard.steering import Proposal
 from dashboard.views import common
-from ppo_core.declare import Hyperparameter, HyperValue
+from ppo_core.declare import Hyperparameter, HyperValue, Range
 from ppo_core.errors import PPOTunerError
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner import order_checks
@@ -254,10 +254,10 @@ def _copy(store: Store, view: StudyView, row: TrialRow) -> None:
 
 
 def _range_text(view: StudyView, name: str) -> str:
-    span = view.spec.search.get(name)
-    if span is None:
-        return ""
-    return f"{span.low:g} to {span.high:g}" + (", a power of two" if span.scale == "log2" else "")
+    searched = view.spec.search.get(name)
+    if not isinstance(searched, Range):
+        return "" if searched is None else searched.text
+    return f"{searched.low:g} to {searched.high:g}" + (", a power of two" if searched.scale == "log2" else "")
 
 
 def _left_to_state(view: StudyView, typed: Mapping[str, str | None]) -> dict[str, str]:

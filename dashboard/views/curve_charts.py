@@ -12,7 +12,7 @@ from dashboard.data import Snapshot
 from dashboard.echarts import Option
 from dashboard.views import common
 from ppo_core.metrics import METRICS
-from tuner.guard import KL
+from tuner.rules import KL
 from tuner.search import fidelity
 from tuner.status import Origin, Status
 from tuner.store import Store, TrialRow

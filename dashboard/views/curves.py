@@ -1,13 +1,13 @@
 """The page of curves: KL, reward and every other declared metric over the run; one trial's incident; PPO's health."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from dashboard import analysis, charts, data, health
+from dashboard import analysis, charts, data
 from dashboard.charts import AXES, MOST_LINES, Drawing
 from dashboard.data import Snapshot
 from dashboard.views import by_beta, changes, common, curve_charts, incident
@@ -15,6 +15,8 @@ from dashboard.views.by_beta import CHOSEN_METRICS, NAMED_BY
 from dashboard.views.curve_charts import SHOWN_FIRST, Drawn
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS, QUANTILES
+from tuner.diagnose import HEALTH_METRICS, LATEST, Course, Reading
+from tuner.rules import HEALTH, SIGNS
 from tuner.store import Store
 
 GROUPS: Mapping[str, str] = {
@@ -126,48 +128,65 @@ def _group(metric: str) -> str:
     return GROUPS.get(metric.partition("/")[0] if "/" in metric else "", "Run")
 
 
-# PPO's health: each highlighted trial's latest readings against the declared ranges, with advice.
+# PPO's health: each highlighted trial's signs (see `tuner.rules`), with what to change.
 
 
 def draw_health(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
-    """Draw the verdicts on the trials that the curves have in colour."""
+    """Draw the signs of the trials that the curves have in colour."""
     numbers = common.highlighted(snapshot, chosen, MOST_LINES)
-    steps = data.curves(store, snapshot, health.METRICS_READ, numbers=numbers)
-    found = {number: health.findings(steps[steps["trial"] == number]) for number in numbers}
+    steps = data.curves(store, snapshot, HEALTH_METRICS, numbers=numbers)
+    rows = {row.number: row for row in snapshot.view.trials}
+    found = {
+        number: Course(
+            steps[steps["trial"] == number].to_dict("records"),
+            rows[number].config,
+            snapshot.view.spec,
+            rows[number].reason,
+        ).readings
+        for number in numbers
+    }
     st.subheader(
         "PPO health of the trials in colour",
         anchor=False,
-        help=f"Medians of the last {health.LATEST} steps. ✓ in range, ▲ too high, ▼ too low, – not measured. The "
-        "ranges are rules of thumb, wide on purpose, and separate from the guard's rules.",
+        help=f"Medians of the last {LATEST} steps. ✓ in range, ▲ too high, ▼ too low, – not measured, or too early. "
+        "What is out of its range is also in the trial's diagnosis, under What moved first.",
     )
     st.dataframe(health_rows(found), key="health", hide_index=True, column_config=_health_columns())
     for text in advice(found):
         st.text(text)
 
 
-def health_rows(found: dict[int, list[health.Finding]]) -> pd.DataFrame:
-    """Return one row per trial and a column a range."""
-    rows = [{"trial": number} | {one.rule.metric: one.cell for one in findings} for number, findings in found.items()]
-    return pd.DataFrame(rows, columns=["trial", *health.METRICS_READ])
+def health_rows(found: Mapping[int, Sequence[Reading]]) -> pd.DataFrame:
+    """Return one row per trial and one column per metric."""
+    rows = []
+    for number, readings in found.items():
+        cells: dict[str, Any] = {"trial": number}
+        for one in sorted(readings, key=lambda one: one.is_out):  # of two signs of one metric that which is out
+            mark = "✓" if one.value is not None else "–"
+            mark = ("▼" if one.sign.breaks_below else "▲") if one.is_out else mark
+            cells[str(one.sign.metric)] = mark if one.value is None else f"{mark} {one.value:.3g}"
+        rows.append(cells)
+    return pd.DataFrame(rows, columns=["trial", *HEALTH_METRICS])
 
 
-def advice(found: dict[int, list[health.Finding]]) -> list[str]:
-    """Return a line for every metric out of its range: which trials, and what it means."""
-    by_advice: dict[str, list[int]] = {}
-    for number, findings in found.items():
-        for one in findings:
-            if one.advice:
-                by_advice.setdefault(one.advice, []).append(number)
+def advice(found: Mapping[int, Sequence[Reading]]) -> list[str]:
+    """Return one line per sign that is out of its range: in which trials, and what to change."""
+    by_sign: dict[str, list[int]] = {}
+    for number, readings in found.items():
+        for one in readings:
+            if one.is_out:
+                by_sign.setdefault(one.sign.name, []).append(number)
     return [
-        f"Trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}: {text}"
-        for text, numbers in by_advice.items()
+        f"Trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}: {SIGNS[name].label}. "
+        f"{METRICS[str(SIGNS[name].metric)].label} is to be {SIGNS[name].range}: try {SIGNS[name].change}."
+        for name, numbers in by_sign.items()
     ]
 
 
 def _health_columns() -> dict[str, Any]:
     columns: dict[str, Any] = {"trial": st.column_config.NumberColumn("Trial", width=60, pinned=True)}
-    for one in health.RANGES:
-        declared = METRICS[one.metric]
-        title = f"{declared.label} ({one.words})"
-        columns[one.metric] = st.column_config.TextColumn(title, help=f"{declared.doc} Range: {one.source}.")
+    for metric in HEALTH_METRICS:
+        signs = [SIGNS[name] for name in HEALTH if SIGNS[name].metric == metric]
+        title = f"{METRICS[metric].label} ({', '.join(sign.range for sign in signs)})"
+        columns[metric] = st.column_config.TextColumn(title, help=f"{METRICS[metric].doc} {signs[0].doc}")
     return columns

@@ -6,6 +6,7 @@ All that is drawn comes from one seed, which is printed; the variable CHAOS_SEED
 
 import os
 import random
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,17 @@ from tests.chaos.killing import (
     WORKER,
     Fire,
 )
-from tests.tuner.quick_study import NAME, STORAGE_VARIABLE, controller, curves, quick_spec, rows, run, storage
+from tests.tuner.quick_study import (
+    KILL_VARIABLE,
+    NAME,
+    STORAGE_VARIABLE,
+    controller,
+    curves,
+    quick_spec,
+    rows,
+    run,
+    storage,
+)
 from tests.tuner.quick_trainer import QuickTrainer
 from tuner.budget_watch import WatchState, watch
 from tuner.guard import GuardState, observe
@@ -178,6 +189,39 @@ def standing(folder: Path) -> list[tuple[Any, ...]]:
         (r.number, r.status, r.paused_by, r.is_promoted, r.rung_episode, r.rung_score, r.episodes, r.value, r.params)
         for r in rows(folder)
     ]
+
+
+@pytest.mark.timeout(2400)
+def test_a_controller_that_is_killed_after_any_of_its_writes_goes_on_as_if_unbroken(
+    tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One kill a study; the writes of a whole study are gone through in strides that begin anywhere."""
+    spec = quick_spec(
+        strategy="early_cut", trials=7, kl={"budget": 10.0, "limit": 1000.0},
+        sampler={"name": "tpe", "startup_trials": 3},
+    )  # fmt: skip
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert run(whole, spec, workers=1)[0]
+    stride = 3
+    write, kills = rng.randint(1, stride), 0
+    while True:
+        folder = tmp_path / str(write)
+        folder.mkdir()
+        monkeypatch.setenv(KILL_VARIABLE, str(write))
+        with controller(folder, spec, workers=1) as started:
+            was_killed = started.end() == -signal.SIGKILL
+        monkeypatch.delenv(KILL_VARIABLE)
+        if was_killed:
+            with controller(folder, spec, workers=1, role="second") as started:
+                assert started.end() == 0, started.errors.read_text()
+        assert standing(folder) == standing(whole), f"killed after write {write}"
+        assert curves(folder) == curves(whole), f"killed after write {write}"
+        if not was_killed:
+            break
+        kills += 1
+        write += stride
+    assert kills >= 20
 
 
 @pytest.mark.timeout(1200)

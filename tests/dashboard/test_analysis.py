@@ -11,8 +11,8 @@ from hypothesis import strategies as some
 
 from dashboard import analysis, diagnosis
 from tests.dashboard.fake_store import CUT_SPEC, Course, cut_rung
-from tuner.guard import RULES
 from tuner.hacking import Finding
+from tuner.rules import RULES
 from tuner.scoring import best_within
 from tuner.search import fidelity
 from tuner.search.choose import lengths
@@ -121,15 +121,14 @@ def test_a_rise_with_nothing_worse_is_clean_and_says_what_was_not_measured() -> 
     assert (finding.verdict, finding.rise, finding.unknown) == ("clean", pytest.approx(0.7), ("repetition", "entropy"))
     assert finding.rise_se == pytest.approx(math.hypot(0.05, 0.05))
     assert finding.words == (
-        "Reward rises (+0.70 ± 0.07 reward) and nothing crossed its threshold: the last two evaluations' KL is 5.0 nats/response, within the "
+        "Reward rises (+0.70 ± 0.07 reward) and nothing crossed its threshold: KL ends at 6.0 nats/response, within the "
         "budget of 10, length goes from 20 to 23 tokens. Not measured: repetition, entropy."
     )
 
 
-def test_a_mean_kl_is_not_called_the_kl_at_the_end() -> None:
+def test_the_kl_is_that_of_the_last_evaluation() -> None:
     [text] = diagnosis.hacking_text([only(course(RISE, LOW))])
-    assert text.startswith("✓ Trial 0: Reward rises") and "the last two evaluations' KL is 5.0" in text
-    assert "ends at" not in text
+    assert text.startswith("✓ Trial 0: Reward rises") and "KL ends at 6.0 nats/response" in text
 
 
 @pytest.mark.parametrize(
@@ -155,8 +154,8 @@ def test_at_its_limit_a_reading_is_still_fine(readings: dict[str, list[float]]) 
 
 
 def test_reward_over_the_kl_budget_is_suspect() -> None:
-    assert only(course(RISE, [0, 9, 13]), budget=10).verdict == "suspect"
-    assert only(course(RISE, [0, 9, 13]), budget=11).verdict == "clean"
+    assert only(course(RISE, [0, 9, 13]), budget=12.9).verdict == "suspect"
+    assert only(course(RISE, [0, 9, 13]), budget=13).verdict == "clean", "as the diagnosis, which reads the last one"
 
 
 def test_a_rise_within_its_noise_is_none_and_one_evaluation_is_too_early() -> None:

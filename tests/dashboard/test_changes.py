@@ -41,7 +41,7 @@ def test_each_change_is_told_with_its_command(path: Path, monkeypatch: pytest.Mo
         "without the token it only tells"
     )
     fine = page("curves", path, monkeypatch, view=VIEW, incident="0")
-    assert "No rule finds anything wrong in its curves." in shown.texts(fine)
+    assert "No rule finds anything to change." in shown.texts(fine)
 
 
 def test_the_button_asks_and_then_orders_the_trial(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

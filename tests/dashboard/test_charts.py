@@ -17,8 +17,8 @@ from dashboard.data import Snapshot
 from dashboard.views import curve_charts, curves
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import COURSES, SPEC
-from tuner.guard import RULES
 from tuner.results import StudyView
+from tuner.rules import RULES
 from tuner.search.fidelity import Rest
 from tuner.status import Status
 

@@ -11,8 +11,12 @@ from dashboard import charts, diagnosis, echarts, health
 from dashboard.views import curves
 from dashboard.views import incident as incident_view
 from dashboard.views.running import lines
+from ppo_core.report import StepReport
 from tests.dashboard import fake_store
-from tuner.status import Origin, Status
+from tuner.diagnose import NEEDED, Course, Diagnosis, Reading, diagnose
+from tuner.guard import GuardState, observe
+from tuner.rules import HEALTH, SIGNS
+from tuner.status import Origin, Reason, Status
 from tuner.store import TrialRow
 
 NAN = math.nan
@@ -141,41 +145,114 @@ def test_the_chart_without_an_incident_has_no_marks_but_its_lines() -> None:
 # PPO's health
 
 
-def readings(**values: list[float]) -> pd.DataFrame:
+def readings(
+    reason: Reason | None = None, total: int = 1000, **values: list[float]
+) -> tuple[list[Reading], list[Diagnosis]]:
+    """What the health page and the diagnosis read in steps with these metrics; `_` stands for `/`."""
     length = max(len(column) for column in values.values())
-    frame = pd.DataFrame({"step": range(1, length + 1)} | dict.fromkeys(health.METRICS_READ, NAN))
-    names = {"clip": CLIP, "ratio": "val/ratio", "explained": "val/var_explained", "loss": "loss/value_avg"}
-    for name, column in values.items():
-        frame[names[name]] = column
-    return frame
+    frame = pd.DataFrame({"trial": 0, "step": range(1, length + 1), "episode": range(1, length + 1)})
+    for name in NEEDED:
+        frame[name] = values.get(name.replace("/", "__"), NAN)
+    read = Course(frame.to_dict("records"), {**CONFIG, "total_episodes": total}, fake_store.SPEC, reason)
+    return read.readings, diagnose(read)
 
 
-def verdicts(frame: pd.DataFrame) -> dict[str, str]:
-    return {one.rule.metric: one.verdict for one in health.findings(frame)}
+CONFIG = fake_store.SPEC.config({"num_ppo_epochs": 4}).to_dict()
 
 
-def test_readings_are_held_against_their_declared_ranges() -> None:
-    told = verdicts(readings(clip=[0.31] * 3, ratio=[0.89] * 3, explained=[0.0] * 3, loss=[1.0, 1.0, 1.0]))
-    assert told == {
-        CLIP: "too high",
-        "val/ratio": "too low",
-        "val/var_explained": "in range",
-        "loss/value_avg": "in range",
-        "policy/approxkl_avg": "not measured",
-    }
+def out(found: list[Reading]) -> list[str]:
+    return [one.sign.name for one in found if one.is_out]
+
+
+def test_readings_are_held_against_their_declared_limits() -> None:
+    found, _ = readings(
+        policy__clipfrac_avg=[0.31] * 10,
+        val__ratio=[0.89] * 10,
+        val__var_explained=[0.0] * 10,
+        loss__value_avg=[1.0] * 10,
+    )
+    assert out(found) == ["clip_fraction", "ratio_low"]
+    assert curves.health_rows({3: found}).iloc[0].to_dict() == {
+        "trial": 3, "policy/approxkl_avg": "–", CLIP: "▲ 0.31", "val/ratio": "▼ 0.89", "loss/value_avg": "✓ 1",
+        "val/var_explained": "✓ 0",
+    }  # fmt: skip
 
 
 def test_the_latest_steps_decide_and_a_value_loss_is_a_multiple_of_its_first_ones() -> None:
-    grown = [2.0] * 10 + [7.0] * 10
-    [loss] = [one for one in health.findings(readings(loss=grown)) if one.rule.metric == "loss/value_avg"]
-    assert (loss.value, loss.verdict, loss.cell) == (3.5, "too high", "▲ 3.5")
-    assert verdicts(readings(clip=[0.9] * 10 + [0.1] * 10))[CLIP] == "in range"
+    found, _ = readings(loss__value_avg=[2.0] * 10 + [7.0] * 10)
+    [loss] = [one for one in found if one.sign.name == "value_loss"]
+    assert (loss.value, loss.is_out) == (3.5, True)
+    assert out(readings(policy__clipfrac_avg=[0.9] * 10 + [0.1] * 10)[0]) == []
+
+
+def test_a_critic_is_not_read_before_ten_steps() -> None:
+    early, told = readings(val__var_explained=[-0.5] * 9)
+    assert curves.health_rows({0: early})["val/var_explained"].tolist() == ["–"] and told == []
+    late, told = readings(val__var_explained=[-0.5] * 10)
+    assert out(late) == ["var_explained"] and [one.rule for one in told] == ["Critic explains nothing"]
+
+
+@pytest.mark.parametrize("name", HEALTH)
+@pytest.mark.parametrize("beyond", [False, True])
+def test_the_page_and_the_diagnosis_agree_on_either_side_of_each_limit(name: str, beyond: bool) -> None:
+    sign = SIGNS[name]
+    value = sign.limit + (0.001 if beyond != sign.breaks_below else -0.001)
+    column = [1.0] * 10 + [value] * 10 if sign.relative_to else [value] * 20
+    found, told = readings(**{str(sign.metric).replace("/", "__"): column})
+    assert out(found) == [name] * beyond
+    assert [one.rule for one in told] == [sign.label] * beyond
+    assert [sign.label in line and sign.change in line for line in curves.advice({0: found})] == [True] * beyond
+    if beyond:
+        assert told[0].name in [moved for moved, _ in sign.moves] and told[0].name in sign.change
+
+
+@pytest.mark.parametrize("name", ["longer", "shorter", "repeats", "narrows", "kl_end"])
+@pytest.mark.parametrize("beyond", [False, True])
+def test_the_pages_and_the_diagnosis_agree_on_reward_hacking(name: str, beyond: bool) -> None:
+    sign = SIGNS[name]
+    limit = sign.limit + (0.001 if beyond != sign.breaks_below else -0.001)
+    first = {"eval/length": 20.0, "eval/repetition": 0.1, "eval/entropy": 2.0, "eval/kl": 0.0}
+    last = {"eval/length": 20 * limit, "eval/repetition": 0.1 + limit, "eval/entropy": 2 * limit, "eval/kl": 10 * limit}
+    metric = str(sign.metric)
+    frame = pd.DataFrame(
+        {"trial": 0, "step": [0, 1, 2], "episode": [0, 10, 20], "eval/reward": [0, 1.0, 1.0], "eval/reward_se": 0.1}
+    )
+    frame = frame.assign(
+        **{one: value if one != metric else [value, last[one], last[one]] for one, value in first.items()}
+    )
+    frame = frame.reindex(columns=["trial", "step", "episode", *NEEDED])
+    [shown] = diagnosis.hacking_of(frame, fake_store.SPEC.kl_budget)
+    told = diagnose(Course(frame.to_dict("records"), {**CONFIG, "total_episodes": 1000}, fake_store.SPEC))
+    assert (shown.verdict == "suspect") == beyond
+    assert [one.rule for one in told] == [sign.label] * beyond
+
+
+@pytest.mark.parametrize(("kl", "line"), [(9.99, None), (10.01, "budget"), (14.99, "budget"), (15.01, "limit")])
+def test_the_incident_the_diagnosis_and_the_guard_agree_on_a_kl_over_a_line(kl: float, line: str | None) -> None:
+    incident = diagnosis.find(steps([kl] * 6), limit=15, budget=10)
+    assert (incident and incident.line) == line
+    _, told = readings(total=6, objective__kl_exact=[kl] * 6)
+    assert [one.rule for one in told] == ["KL too high"] * (line is not None)
+    state, reason = GuardState(), None
+    for step in range(1, 7):
+        report = StepReport(step, step, {"objective/kl_exact": kl})
+        state, reason = observe(fake_store.SPEC.guard, state, report, 6)
+        if reason is not None:
+            break
+    assert (reason is not None) == (line == "limit")
+
+
+def test_a_trial_that_the_guard_ended_for_its_value_loss_is_not_ticked() -> None:
+    reason = Reason("value_divergence", "Value loss was over 250", "loss/value_avg", 300.0)
+    found, told = readings(reason, loss__value_avg=[1.0] * 10)
+    assert curves.health_rows({0: found})["loss/value_avg"].tolist() == ["▲ 1"]
+    assert [one.rule for one in told] == ["Critic diverges"] and "Value loss was over 250" in told[0].finding
 
 
 def test_the_same_advice_for_several_trials_is_said_once() -> None:
-    high = health.findings(readings(clip=[0.5]))
-    [line] = curves.advice({2: high, 5: high, 6: health.findings(readings(clip=[0.1]))})
-    assert line.startswith("Trials 2, 5: Clip fraction too high: a large part is clipped")
+    high, _ = readings(policy__clipfrac_avg=[0.5])
+    [line] = curves.advice({2: high, 5: high, 6: readings(policy__clipfrac_avg=[0.1])[0]})
+    assert line.startswith("Trials 2, 5: Updates too large. Clip fraction is to be at most 0.3")
     assert curves.health_rows({2: high})[CLIP].tolist() == ["▲ 0.5"]
 
 

@@ -11,7 +11,7 @@ from dashboard import analysis, figures, figures_mattered, style
 from dashboard.analysis import Checkpoint
 from ppo_core.metrics import METRICS
 from tests.dashboard.fake_store import SPEC
-from tuner.guard import RULES
+from tuner.rules import RULES
 from tuner.search.importance import Importance
 from tuner.status import Status
 

@@ -58,7 +58,7 @@ def test_a_proposal_is_of_one_study_and_holds_as_long_as_it_fits(store: Store, v
         ("stop", 0, {}, "trial 0 is completed"),
         ("retry", 2, {}, "trial 2 is interrupted, not failed"),
         ("stop", 9, {}, "no trial 9"),
-        ("enqueue", None, {"values": {"learning_rate": "1"}}, "1e-05 to 0.003 in this study"),
+        ("enqueue", None, {"values": {"seed": "1"}}, "seed is the same in all trials"),
         ("fork", 0, {"values": {"batch_size": "256"}}, "a fork cannot change it"),
         ("set", None, {"changes": {"trials": 0}}, "a whole number of at least 1"),
         ("set", None, {"changes": {}}, "set changes nothing"),

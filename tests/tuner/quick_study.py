@@ -5,6 +5,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tuner.events import Event, StudyWarned, TrialEnded, TrialStarted, TrialStep
 from tuner.run import run_study
 from tuner.spec import StudySpec
 from tuner.store import Store, TrialRow
+from tuner.store.connect import Database
 
 MODULE = "tests.tuner.quick_trainer"
 NAME = "quick"
@@ -30,6 +32,8 @@ ROOT = Path(__file__).parents[2]
 STORAGE_VARIABLE = "QUICK_STORAGE"
 CLOCK_VARIABLE = "QUICK_CLOCK"
 """Seconds by which the wall clock of a controller is off."""
+KILL_VARIABLE = "QUICK_KILL"
+"""A controller kills itself right after so many writes to its store."""
 HOST_VARIABLE = "QUICK_HOST"
 """The name of the host that a controller takes itself to be on."""
 
@@ -200,12 +204,29 @@ def _describe(event: Event) -> str:
     return type(event).__name__
 
 
+def _die_after(writes: int) -> None:
+    """Have this process killed as the kernel does right after so many writes to its store."""
+    change, done = Database._change, 0
+
+    def counted(self: Database, *arguments: Any, **keywords: Any) -> Any:
+        nonlocal done
+        result = change(self, *arguments, **keywords)
+        done += 1
+        if done == writes:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    Database._change = counted  # type: ignore[method-assign]
+
+
 def main(folder: Path, spec: StudySpec, keywords: dict[str, Any]) -> int:
     """Run the study; the exit status is 0 where it finished, else 3."""
     right, off = time.time, float(os.environ.get(CLOCK_VARIABLE, "0"))
     time.time = lambda: right() + off  # what reads the wall clock here reads a wrong one
     host = os.environ.get(HOST_VARIABLE) or socket.gethostname()
     socket.gethostname = lambda: host
+    if KILL_VARIABLE in os.environ:
+        _die_after(int(os.environ[KILL_VARIABLE]))
     plan, address = (keywords.pop(name, None) for name in ("plan", "ray"))
     with ExitStack() as stack:
         if address is not None:

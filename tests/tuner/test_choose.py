@@ -363,21 +363,21 @@ def test_a_trial_that_lost_its_checkpoints_starts_from_step_0_when_it_is_promote
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tuner.front.MOST_KEPT", 1)
-    spec = cut_spec(trials=8, budget=2.5)
+    spec = cut_spec()
     assert run(tmp_path, spec, workers=1)[0]
     paused = [row.number for row in rows(tmp_path) if row.is_resting]
     here = [n for n in paused if checkpoint.complete(tmp_path / "runs" / NAME / str(n))]
     assert len(paused) > len(here) >= 3
-    finished, events = run(tmp_path, spec, workers=1, budget=20)
+    finished, events = run(tmp_path, spec, workers=1, budget=30)
     assert finished and all(row.status is Status.COMPLETED for row in rows(tmp_path))
     begun = {event.row.number: event.resumed_step for event in events if isinstance(event, TrialStarted)}
     assert begun.keys() == set(paused)
     lost = sorted(number for number, step in begun.items() if step is None)
     told = sorted(event.message for event in events if isinstance(event, StudyWarned))
-    assert [text.partition(":")[0] for text in told] == [f"trial {number} restarts" for number in lost] != []
+    assert [text.partition(":")[0] for text in told] == sorted(f"trial {number} restarts" for number in lost) != []
     assert told[0] in trial_log.tail(tmp_path / "runs" / NAME / str(lost[0]), 1000)
     (tmp_path / "full").mkdir()
-    run(tmp_path / "full", cut_spec(trials=8, strategy="full"), workers=1)
+    run(tmp_path / "full", cut_spec(strategy="full"), workers=1)
     cut, whole = curves(tmp_path), curves(tmp_path / "full")
     assert all(without_rung_evaluations(cut[n]) == without_rung_evaluations(whole[n]) for n in cut)
 

@@ -2,15 +2,28 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ppo_core.hyperparameters import HYPERPARAMETERS
 from tests.tuner.invoke import Invoke
 from tests.tuner.quick_study import NAME, quick_spec, run, storage
 from tests.tuner.trial_rows import make_spec, trial_row
-from tuner.diagnose import RULES_OF_DIAGNOSIS, Course, Diagnosis, diagnose, enqueued, label, tried, try_it
+from tuner.diagnose import (
+    RULES_OF_DIAGNOSIS,
+    Course,
+    Diagnosis,
+    diagnose,
+    enqueued,
+    label,
+    tried,
+    try_it,
+    why_nothing,
+)
+from tuner.rules import RULES, SIGNS
 from tuner.status import Reason, Role
 
 SPEC = make_spec(search=dict.fromkeys(
@@ -33,6 +46,8 @@ HEALTHY = {
     "policy/approxkl_avg": lambda share: 0.01,
     "policy/clipfrac_avg": lambda share: 0.1,
     "val/var_explained": lambda share: 0.5,
+    "val/ratio": lambda share: 1.0,
+    "loss/value_avg": lambda share: 1.0,
 }
 
 
@@ -66,7 +81,7 @@ def change(one: Diagnosis) -> tuple[str, Any]:
 
 def test_a_healthy_run_trips_no_rule() -> None:
     assert found(steps()) == []
-    assert len(RULES_OF_DIAGNOSIS) == 6
+    assert len(RULES_OF_DIAGNOSIS) == 8
     assert found([]) == [], "nor does a trial without a step"
 
 
@@ -114,10 +129,106 @@ def test_large_updates_ask_for_fewer_epochs_and_then_for_a_tighter_clip() -> Non
 
 
 def test_a_critic_that_explains_nothing_asks_for_a_higher_value_rate() -> None:
-    assert change(only(steps(val__var_explained=lambda share: 0.01))) == ("value_learning_rate", 0.003)
-    assert found(steps(8, val__var_explained=lambda share: 0.01)) == [], "too few steps to learn"
+    assert change(only(steps(val__var_explained=lambda share: -0.01))) == ("value_learning_rate", 0.003)
+    assert found(steps(val__var_explained=lambda share: 0.033)) == [], "as the reference of reviews reads at its end"
+    assert found(steps(8, val__var_explained=lambda share: -0.01)) == [], "too few steps to learn"
     learns = steps(val__var_explained=lambda share: -0.5 if share < 0.4 else 0.4)
     assert found(learns) == []
+
+
+def test_a_value_loss_of_several_times_its_first_steps_asks_for_a_lower_value_rate() -> None:
+    one = only(steps(loss__value_avg=lambda share: 3.1 if share > 0.5 else 1.0))
+    assert (one.rule, change(one)) == ("Critic diverges", ("value_learning_rate", 0.0003))
+    assert found(steps(loss__value_avg=lambda share: 2.9 if share > 0.5 else 1.0)) == []
+
+
+LIMITS = {
+    "nonfinite": True, "kl_hard": 4, "kl_limit": True, "entropy_collapse": 0.02, "repetition_collapse": 0.8,
+    "value_divergence": 100, "sampler_mismatch": 1, "sampled_kl": 4, "nothing_learned": 0.01,
+    "approx_kl": 0.05, "clip_fraction": 0.3, "ratio_high": 1.1, "ratio_low": 0.9, "value_loss": 3, "var_explained": 0,
+    "kl_early": 1, "kl_end": 1, "kl_stuck": 0.1, "kl_unspent": 0.5,
+    "longer": 1.5, "shorter": 0.5, "repeats": 0.15, "narrows": 0.5,
+}  # fmt: skip
+BELOW = {
+    "entropy_collapse",
+    "nothing_learned",
+    "ratio_low",
+    "var_explained",
+    "kl_stuck",
+    "kl_unspent",
+    "shorter",
+    "narrows",
+}
+
+
+def test_every_limit_is_declared_once() -> None:
+    table = [*RULES.values(), *SIGNS.values()]
+    assert {rule.name: rule.limit for rule in table} == LIMITS and len(table) == len(LIMITS)
+    assert {rule.name for rule in table if rule.breaks_below} == BELOW
+    assert not [rule.name for rule in table if not rule.moves and not rule.name.startswith("sample")]
+    assert {name for rule in table for name, _ in rule.moves} <= set(HYPERPARAMETERS)
+
+
+# Curves that bring a sign's reading to `x`, and nothing else out of range. The KL signs are shares of 10 nats, or of 15.
+AT: dict[str, Callable[[float], dict[str, Any]]] = {
+    "approx_kl": lambda x: {"policy__approxkl_avg": lambda share: x},
+    "clip_fraction": lambda x: {"policy__clipfrac_avg": lambda share: x},
+    "ratio_high": lambda x: {"val__ratio": lambda share: x},
+    "ratio_low": lambda x: {"val__ratio": lambda share: x},
+    "value_loss": lambda x: {"loss__value_avg": lambda share: x if share > 0.5 else 1.0},
+    "var_explained": lambda x: {"val__var_explained": lambda share: x},
+    "kl_end": lambda x: {"eval__kl": lambda share: 10 * x * share},
+    "kl_stuck": lambda x: dict.fromkeys(("eval__kl", "objective__kl_exact"), lambda share: 10 * x * share),
+    "kl_unspent": lambda x: (
+        dict.fromkeys(("eval__kl", "objective__kl_exact"), lambda share: 10 * x * share)
+        | {"eval__reward": lambda share: 0.4 + share}
+    ),
+    "longer": lambda x: {"eval__length": lambda share: 20 * x if share else 20.0},
+    "shorter": lambda x: {"eval__length": lambda share: 20 * x if share else 20.0},
+    "repeats": lambda x: {"eval__repetition": lambda share: 0.1 + x if share else 0.1},
+    "narrows": lambda x: {"eval__entropy": lambda share: 2 * x if share else 2.0},
+}
+
+
+def at(name: str, is_out: bool) -> list[dict[str, Any]]:
+    """Return the steps of a trial that reads a sign just beyond its limit, or just within it."""
+    return steps(**AT[name](LIMITS[name] + (0.001 if is_out != (name in BELOW) else -0.001)))
+
+
+@pytest.mark.parametrize("name", AT)
+def test_just_beyond_a_limit_a_sign_speaks_and_advises_what_the_table_says(name: str) -> None:
+    assert found(at(name, is_out=False)) == []
+    one, sign = only(at(name, is_out=True)), SIGNS[name]
+    assert one.rule == sign.label
+    moved, factor = sign.moves[0]
+    assert (one.name, one.value > one.was) == (moved, factor > 1)
+
+
+def test_every_sign_is_tried_at_its_limit() -> None:
+    assert {*AT, "kl_early"} == set(SIGNS)
+
+
+def test_kl_over_the_limit_is_early_within_a_fifth_of_the_episodes() -> None:
+    """Over 15 nats at step 6 of 30."""
+    for kl, changed in ((15.01, "learning_rate"), (14.99, "kl_coef")):
+        early = steps(
+            eval__kl=lambda share: 14 * share, objective__kl_exact=lambda share, kl=kl: kl if share == 0.2 else 9
+        )
+        assert only(early).name == changed
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_the_guard_ends_is_never_said_to_be_fine(rule: str) -> None:
+    """The guard's own limits are far beyond those of the signs, so healthy curves are the hardest case."""
+    reason = Reason(rule, "made up", RULES[rule].metric, 72.0)
+    said = found(steps(), reason)
+    if rule in ("sampler_mismatch", "sampled_kl"):
+        assert said == [] and "made up" in why_nothing(trial_row(0, config=CONFIG, reason=reason))
+    else:
+        assert said[0].name in [name for name, _ in RULES[rule].moves]
+        (sign,) = [one for one in SIGNS.values() if one.metric == "loss/value_avg"]
+        readings = {one.sign.name: one.is_out for one in Course(steps(), CONFIG, SPEC, reason).readings}
+        assert readings[sign.name] == (rule == "value_divergence")
 
 
 def test_reward_that_rises_while_texts_repeat_or_shrink_asks_for_a_higher_beta() -> None:
@@ -132,13 +243,13 @@ def test_reward_that_rises_while_texts_repeat_or_shrink_asks_for_a_higher_beta()
 
 
 def test_a_stable_run_far_below_the_budget_that_still_rises_asks_for_a_lower_beta() -> None:
-    """(7.8 / 2) ** (1 / 0.8) = 5.48; where β is at its end, sqrt(0.8 x 10 / 2) = 2 times the rate."""
+    """(7.8 / 2) ** (1 / 0.8) = 5.48; where β is at its end, sqrt(5.48) = 2.34 times the rate."""
     slow = {"eval__kl": lambda share: 2 * share, "objective__kl_exact": lambda share: 2 * share,
             "eval__reward": lambda share: 0.4 + share}  # fmt: skip
     one = only(steps(**slow))
     assert (one.rule, change(one)) == ("Stable but slow", ("kl_coef", 0.01)), "the end of its range"
     assert change(only(steps(**slow), kl_coef=0.16)) == ("kl_coef", pytest.approx(0.16 / 5.48, rel=0.01))
-    assert change(only(steps(**slow), kl_coef=0.01)) == ("learning_rate", 4e-4)
+    assert change(only(steps(**slow), kl_coef=0.01)) == ("learning_rate", 4.68e-4)
     flat = slow | {"eval__reward": lambda share: min(1.0, 0.4 + 2 * share)}
     assert found(steps(**flat)) == [], "it rises no more"
     assert found(steps(15, **slow)) == [], "it is not at its end"
@@ -178,16 +289,23 @@ def test_values_stay_in_the_studys_range_and_are_whole_where_they_must() -> None
     assert isinstance(only(steps(policy__approxkl_avg=lambda share: 0.08), num_ppo_epochs=5).value, int)
 
 
-def test_a_change_is_tried_as_a_trial_of_the_study_or_as_a_run_where_the_study_fixes_it() -> None:
+def test_a_change_is_tried_as_a_trial_of_the_study_whether_it_is_searched_or_not() -> None:
     trial = trial_row(4, params={"kl_control": "fixed", "learning_rate": 2e-4, "kl_coef": 0.05}, config=CONFIG)
     one = Diagnosis("KL too high", "made up", "kl_coef", 0.05, 0.084)
-    assert enqueued(SPEC, trial, one) == {"learning_rate": 2e-4, "kl_coef": 0.084}
+    assert enqueued(trial, one) == {"learning_rate": 2e-4, "kl_coef": 0.084}
     assert label(trial, one) == "trial 4, kl_coef up"
     assert try_it(SPEC, trial, one) == [
         "enqueue", "mine", "--set", "learning_rate=0.0002", "kl_coef=0.084", "--label", "trial 4, kl_coef up"
     ]  # fmt: skip
     fixed = Diagnosis("Critic explains nothing", "made up", "vf_coef", 0.1, 0.3)
-    assert try_it(SPEC, trial, fixed) == ["train", "--from", "mine", "4", "--vf_coef", "0.3"]
+    assert try_it(SPEC, trial, fixed)[:6] == [
+        "enqueue",
+        "mine",
+        "--set",
+        "learning_rate=0.0002",
+        "kl_coef=0.05",
+        "vf_coef=0.3",
+    ]
 
 
 def test_the_command_names_the_change_and_the_enqueued_trial_runs(ppo_tuner: Invoke, own_folder: Path) -> None:

@@ -14,7 +14,8 @@ from ppo_core import agreement
 from ppo_core.errors import ConfigError
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
-from tuner.guard import CORE, READ, RULES, WATCHED, WINDOW, GuardSettings, GuardState, observe
+from tuner.guard import CORE, READ, WATCHED, WINDOW, GuardSettings, GuardState, observe
+from tuner.rules import RULES
 from tuner.status import Reason
 
 KL = "objective/kl_exact"

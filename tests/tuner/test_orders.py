@@ -173,9 +173,9 @@ def test_an_enqueued_configuration_runs_next_and_comes_on_top_of_the_total(tmp_p
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"learning_rate": 1.0}, r"learning_rate = 1.0 is not allowed; expected 1e-05 to 0.001 in this study"),
-        ({"lerning_rate": 1e-4}, r'lerning_rate is not searched.*did you mean "learning_rate"'),
-        ({"kl_coef": 0.1}, r"kl_coef is not searched in this study; available: learning_rate, cliprange"),
+        ({"learning_rate": 2.0}, r"learning_rate = 2.0 is not allowed; expected a number in \[0, 1\]"),
+        ({"lerning_rate": 1e-4}, r'unknown hyperparameter "lerning_rate"; did you mean "learning_rate"'),
+        ({"total_episodes": 64}, r"total_episodes is the same in all trials"),
         ({"cliprange": "wide"}, r"cliprange = 'wide' is not allowed; expected a number"),
         ({"seed": 3}, r"seed is the same in all trials"),
         ({}, r"trial 0 has these values already"),
@@ -190,6 +190,21 @@ def test_a_configuration_that_cannot_run_is_refused(tmp_path: Path, values: dict
     (order,) = decided(tmp_path)
     assert order.state is OrderState.REFUSED and order.outcome is not None
     assert len(rows(tmp_path)) == 1
+
+
+def test_an_enqueued_trial_may_have_values_of_its_own_whatever_the_study_searches_and_fixes(tmp_path: Path) -> None:
+    spec = quick_spec(trials=2, fixed={"lam": 0.9})
+    run(tmp_path, spec)
+    values = {"cliprange": 0.5, "lam": 0.8, "vf_coef": 0.3, "lr_scheduler_type": "cosine"}
+    placed(tmp_path, "enqueue", values=values)
+    run(tmp_path, spec)
+    asked = rows(tmp_path)[2]
+    assert (asked.status, asked.params) == (
+        Status.COMPLETED,
+        {"learning_rate": asked.config["learning_rate"], **values},
+    )
+    assert {name: asked.config[name] for name in values} == values
+    assert spec.search["cliprange"].high < 0.5 and rows(tmp_path)[0].config["lam"] == 0.9
 
 
 def test_orders_wait_for_a_controller_and_are_carried_out_once(tmp_path: Path) -> None:

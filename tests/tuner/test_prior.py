@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from ppo_core.declare import HyperValue, Range
+from ppo_core.declare import Choices, HyperValue, Range
 from tuner.search.prior import first_params, spread_params
 from tuner.space import ADAPTIVE, FIXED, Arm
 
@@ -112,3 +112,12 @@ def test_the_even_sequence_gives_each_whole_number_its_share() -> None:
     assert set(Counter(column("batch_size", points)).values()) == {100}
     assert all(73 <= count <= 77 for count in Counter(column("num_ppo_epochs", points)).values())
     assert all(isinstance(value, int) for params in points for value in params.values())
+
+
+def test_half_of_the_draws_from_a_list_are_the_references_value() -> None:
+    search = {"lr_scheduler_type": Choices(("linear", "cosine", "constant")), "lam": Choices((0.8, 0.9))}
+    draws = [first_params(search, {"lr_scheduler_type": "cosine", "lam": 0.95}, 0, n, None) for n in range(800)]
+    kinds = Counter(draw["lr_scheduler_type"] for draw in draws)
+    assert 0.4 < kinds["cosine"] / 800 < 0.53, "three in four draws, and a third of the even ones"
+    assert min(kinds["linear"], kinds["constant"]) > 160
+    assert 300 < Counter(draw["lam"] for draw in draws)[0.8] < 500, "the reference is none of them"

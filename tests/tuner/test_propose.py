@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,8 @@ from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
 from tuner.search import propose as proposing
+from tuner.search.choose import new_trial
+from tuner.search.matching import New
 from tuner.search.prior import first_params, spread_params
 from tuner.search.propose import as_read, propose, require_usable
 from tuner.space import arm_search, sampler_space
@@ -164,7 +167,7 @@ def test_a_sampler_of_ones_own_proposes_from_the_same_trials() -> None:
             "tests.tuner.test_propose:needs_more",
             "raised TypeError: needs_more() missing 1 required positional argument",
         ),
-        ("tests.tuner.test_propose:number", "which is not an optuna.samplers.BaseSampler"),
+        ("tests.tuner.test_propose:number", "which is not an optuna BaseSampler"),
         ("tests.tuner.test_propose:Failing", "proposing raised RuntimeError: no idea"),
     ],
 )
@@ -405,6 +408,18 @@ def test_a_fork_teaches_nothing_and_keeps_its_number() -> None:
     assert after(enqueued) == after(replace(enqueued, origin=Origin.SAMPLED)) != after(NOTHING)
 
 
+def test_an_enqueued_trial_with_a_value_that_is_not_searched_teaches_nothing() -> None:
+    spec, params = (
+        make_spec(search=ONE_ARM, startup_trials=1),
+        {"learning_rate": 1e-4, "batch_size": 64, "vf_coef": 0.7},
+    )
+    rows = [trial_row(n, params={**params, "learning_rate": 1e-5 * (n + 1)}, value=float(n)) for n in range(3)]
+    own = trial_row(3, params={**params, "lam": 0.5}, value=9.0, origin=Origin.ENQUEUED)
+    failed = replace(own, status=Status.FAILED)
+    assert propose(spec, [*rows, own], 4) == propose(spec, [*rows, failed], 4)
+    assert propose(spec, [*rows, replace(own, params=params)], 4) != propose(spec, [*rows, failed], 4)
+
+
 def test_a_waiting_trial_counts_as_one_that_runs_and_a_paused_one_by_its_value_so_far() -> None:
     runs = after(*[running(0, {})] * 9)
     assert after(*[trial_row(status=Status.WAITING, value=None, kl=None)] * 9) == runs != after(*[NOTHING] * 9)
@@ -420,3 +435,64 @@ def test_other_ranges_change_proposals() -> None:
     narrowed = propose(narrow, rows, 12)
     assert narrowed != propose(spec, rows, 12)
     assert 2e-4 <= float(narrowed["learning_rate"]) <= 5e-4  # type: ignore[arg-type]
+
+
+# Lists of values
+
+LISTS: dict[str, Any] = {
+    "learning_rate": "advised",
+    "lr_scheduler_type": ["linear", "cosine", "constant"],
+    "whiten_rewards": [True, False],
+    "kl_coef": [0.02, 0.05, 0.1],
+    "kl_target": "advised",
+}
+
+
+def with_lists(sampler: str = "tpe", **changes: Any) -> StudySpec:
+    return make_spec(sampler, **{"startup_trials": 2, "search": LISTS, **changes})
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "gp"])
+def test_a_list_of_values_is_searched_in_the_fields_types(sampler: str) -> None:
+    spec, rows = with_lists(sampler), list[TrialRow]()
+    for number in range(16):
+        params = propose(spec, rows, number) if rows else spec.reference_params()
+        config = spec.config(params).to_dict()
+        assert params["lr_scheduler_type"] in ("linear", "cosine", "constant")
+        assert type(params["whiten_rewards"]) is bool and params.get("kl_coef", 0.05) in (0.02, 0.05, 0.1)
+        rows.append(trial_row(number, params=params, config=config, value=float(number % 5)))
+    for name in ("lr_scheduler_type", "whiten_rewards", "kl_coef"):
+        assert len({row.params[name] for row in rows if name in row.params}) > 1, name
+
+
+def test_the_sampler_learns_which_of_a_list_is_good() -> None:
+    spec = make_spec(search={"lr_scheduler_type": ["linear", "cosine", "constant"], "lam": "advised"})
+    kinds = ("linear", "cosine", "constant")
+    rows = [
+        trial_row(n, params={"lr_scheduler_type": kinds[n % 3], "lam": 0.9 + n / 1000}, value=float(n % 3 == 1))
+        for n in range(24)
+    ]
+    proposed = [propose(replace(spec, seed=seed), rows, 24)["lr_scheduler_type"] for seed in range(12)]
+    assert proposed.count("cosine") >= 9
+
+
+def test_a_trial_whose_value_is_none_of_the_list_teaches_nothing() -> None:
+    spec = make_spec(search={"lam": [0.9, 1.0], "learning_rate": "advised"}, startup_trials=1)
+    rows = [trial_row(n, params={"lam": 0.9, "learning_rate": 1e-5 * (n + 1)}, value=float(n)) for n in range(3)]
+    other = trial_row(3, params={"lam": 0.95, "learning_rate": 9e-5}, value=9.0)
+    assert [trial.state for trial in as_read(spec, [*rows, other], None)] == [TrialState.COMPLETE] * 3 + [
+        TrialState.FAIL
+    ]
+
+
+def test_a_clipped_mini_batch_is_what_is_stored_and_learned_from() -> None:
+    sizes = {"low": 16, "high": 128, "scale": "log2"}
+    spec = make_spec("random", search={"batch_size": sizes, "mini_batch_size": sizes})
+    seen = 0
+    for number in range(1, 20):
+        rows = [trial_row(n) for n in range(number)]
+        drawn = propose(spec, rows, number)
+        made = new_trial(spec, rows, New(drawn, Origin.SAMPLED), 1)
+        assert made.params["mini_batch_size"] == made.config["mini_batch_size"] <= made.params["batch_size"]  # type: ignore[operator]
+        seen += drawn["mini_batch_size"] != made.params["mini_batch_size"]
+    assert seen > 2

@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner import scoring
-from tuner.guard import RULES
+from tuner.rules import RULES
 from tuner.scoring import best_within, extent, rung_score, to_optuna, violation
 from tuner.spec import StudySpec
 from tuner.status import Origin, PausedBy, Reason, Role, Status

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from ppo_core.declare import Range
-from tuner.space import arm_search, arms, for_people, for_sampler, in_arm, sampler_space, suggest
+from ppo_core.declare import Choices, HyperValue, Range
+from tuner.space import Search, arm_search, arms, decoded, for_people, for_sampler, in_arm, sampler_space
 
 SEARCH = {
     "learning_rate": Range(1e-5, 1e-3, "log"),
@@ -20,12 +20,15 @@ SEARCH = {
 }
 
 
-def ask(seed: int) -> optuna.Trial:
+def ask(seed: int, search: Search) -> tuple[dict[str, HyperValue], optuna.Trial]:
+    """Return what a sampler suggests as real values, and its trial."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)).ask()
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    trial = study.ask(sampler_space(search))
+    return decoded(search, trial.params), trial
 
 
-OWN = {"fixed": {"kl_coef"}, "adaptive": {"kl_target", "kl_horizon"}}
+OWN: dict[str, set[str]] = {"fixed": {"kl_coef"}, "adaptive": {"kl_target", "kl_horizon"}}
 """The dimensions that only one arm has."""
 
 
@@ -39,7 +42,7 @@ def test_both_kinds_of_beta_are_two_arms_and_one_is_none() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_every_suggestion_is_within_its_range_and_of_its_kind(arm: str, seed: int) -> None:
-    params = suggest(ask(seed), arm_search(SEARCH, arm))
+    params, _ = ask(seed, arm_search(SEARCH, arm))
     assert set(params) == {"learning_rate", "batch_size", "num_ppo_epochs", "lam"} | OWN[arm]
     assert params["batch_size"] in (32, 64, 128)
     assert params["num_ppo_epochs"] in range(1, 7)
@@ -51,8 +54,8 @@ def test_every_suggestion_is_within_its_range_and_of_its_kind(arm: str, seed: in
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_what_the_sampler_remembers_is_what_it_suggested(arm: str, seed: int) -> None:
-    trial = ask(seed)
-    params = {"kl_control": arm, **suggest(trial, arm_search(SEARCH, arm))}
+    suggested, trial = ask(seed, arm_search(SEARCH, arm))
+    params = {"kl_control": arm, **suggested}
     assert for_sampler(SEARCH, params)[0] == {"kl_control": arm, **trial.params}
     assert in_arm(SEARCH, arm, 3, params) == trial.params
     assert sampler_space(arm_search(SEARCH, arm)) == trial.distributions
@@ -84,7 +87,7 @@ def test_a_trial_of_the_other_arm_says_nothing_in_what_only_this_arm_has() -> No
 
 
 def test_each_power_of_two_is_as_likely_as_the_others() -> None:
-    drawn = [suggest(ask(seed), {"batch_size": Range(32, 128, "log2")})["batch_size"] for seed in range(300)]
+    drawn = [ask(seed, {"batch_size": Range(32, 128, "log2")})[0]["batch_size"] for seed in range(300)]
     assert all(80 <= drawn.count(size) <= 120 for size in (32, 64, 128))  # 100 each, give or take 2.5 deviations
 
 
@@ -123,3 +126,15 @@ def test_optuna_takes_what_is_encoded(encode: Callable[..., tuple[dict[str, obje
     params, distributions = encode(SEARCH, {"kl_control": "fixed", "kl_coef": 0.5, "batch_size": 64, "lam": 0.1})
     trial = optuna.trial.create_trial(value=0.0, params=params, distributions=distributions)  # type: ignore[arg-type]
     assert trial.params == params
+
+
+def test_a_list_is_a_categorical_dimension_for_the_sampler_and_for_people() -> None:
+    search: Search = {"lr_scheduler_type": Choices(("linear", "cosine")), "whiten_rewards": Choices((True, False))}
+    params = {"lr_scheduler_type": "cosine", "whiten_rewards": False}
+    for encode in (for_sampler, for_people):
+        kept, distributions = encode(search, params)
+        assert kept == params
+        assert distributions["lr_scheduler_type"] == CategoricalDistribution(("linear", "cosine"))
+        assert encode(search, {**params, "lr_scheduler_type": "constant"})[0] == {"whiten_rewards": False}
+    assert in_arm(search, None, 0, {**params, "lr_scheduler_type": "constant"}) is None
+    assert for_people({}, {"whiten_rewards": True, "lr_scheduler_type": "cosine", "lam": 0.9})[0] == {"lam": 0.9}

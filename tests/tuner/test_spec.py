@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from ppo_core import declare
-from ppo_core.declare import Range
+from ppo_core.declare import Choices, Range
 from ppo_core.errors import ConfigError
+from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.task_file import get_task
 from tuner.spec import PPO_TRAINER, SamplerSpec, StudySpec
 from tuner.worker_settings import WorkerSettings
@@ -101,6 +102,20 @@ def test_a_sampler_of_ones_own_is_named_by_its_path() -> None:
     assert StudySpec.from_dict(mine.to_dict(), "stored") == mine
 
 
+def test_a_pruner_is_a_name_or_a_table_and_stays_for_good() -> None:
+    assert spec().pruner is None and "pruner" not in spec().to_dict()
+    median = spec(pruner="median", strategy="full")
+    assert median.pruner == "median" and median == spec(pruner={"name": "median"}, strategy="full")
+    mine = spec(pruner="my_pruners:cautious", strategy="full")
+    for study in (median, mine):
+        assert StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "stored") == study
+    refused = spec(strategy="full").changes_to(median).refused, mine.changes_to(median).refused
+    assert refused == (
+        ["pruner: None, was median; give the study another name"],
+        ["pruner: my_pruners:cautious, was median; give the study another name"],
+    )
+
+
 def test_advised_is_the_tasks_range_else_the_declared_one() -> None:
     study = spec(search={"learning_rate": "advised", "lam": "advised"})
     assert study.search["learning_rate"].high > 5e-5  # the declared range, for 1B models, ends here
@@ -131,9 +146,9 @@ def test_the_file_decides_nothing_by_its_order() -> None:
         ({"fixed": {"learning_rate": 1e-4}}, "learning_rate is in both [fixed] and [search]"),
         ({"search": {}}, "[search] is empty"),
         (search(total_episodes={"low": 10, "high": 30}), "search.total_episodes: cannot be searched"),
-        (search(whiten_rewards="advised"), "search.whiten_rewards: cannot be searched | not a number"),
+        (search(whiten_rewards="advised"), "search.whiten_rewards: has no range | not a number | list the values"),
         (search(gamma="advised"), "search.gamma: no range is advised"),
-        (search(gamma="advise"), "search.gamma = 'advise' is not allowed | \"advised\" or a range"),
+        (search(gamma="advise"), "search.gamma = 'advise' is not allowed | \"advised\", a range | a list"),
         (search(gamma={"low": 0.9}), "search.gamma.high is missing"),
         (search(gamma={"low": 0.9, "high": 0.9}), "search.gamma: low = 0.9 must be below high = 0.9"),
         (search(gamma={"low": 0.9, "high": 1.5}), "search.gamma.high = 1.5 is not allowed | in [0, 1]"),
@@ -167,6 +182,15 @@ def test_the_file_decides_nothing_by_its_order() -> None:
             {"sampler": {"name": "tpee"}},
             'sampler.name = \'tpee\' is not allowed | tpe, gp, random, qmc, or "module:callable" | "tpe"?',
         ),
+        (
+            {"pruner": "medain", "strategy": "full"},
+            "pruner.name = 'medain' is not allowed | median, percentile, successive_halving, hyperband | \"median\"?",
+        ),
+        ({"pruner": 3, "strategy": "full"}, "pruner = 3 is not allowed | a table"),
+        ({"pruner": {}, "strategy": "full"}, "pruner.name is missing | median"),
+        ({"pruner": {"nam": "median"}, "strategy": "full"}, 'pruner.nam: unknown key | "name"?'),
+        ({"pruner": "median"}, 'pruner = "median" needs strategy = "full"'),
+        ({"pruner": "median", "trial": [{"lam": 0.9}], "search": None, "trials": None}, "pruner has no effect beside"),
         ({"sampler": {"name": ["tpe"]}}, "sampler.name = ['tpe'] is not allowed"),
     ],
 )
@@ -216,21 +240,42 @@ def test_an_unknown_key_of_any_table_is_named() -> None:
         assert message.startswith(asked), message
 
 
-def test_a_searched_mini_batch_must_fit_every_rollout_batch() -> None:
-    both = {"batch_size": {"low": 32, "high": 128}, "mini_batch_size": {"low": 8, "high": 64}}
-    assert error(search=both).startswith("search.mini_batch_size.high = 64 is over search.batch_size.low = 32;")
-    mini = {"mini_batch_size": {"low": 8, "high": 64}}
-    message = error(search=mini, fixed={"batch_size": 32})
-    assert message.startswith("search.mini_batch_size.high = 64 is over fixed.batch_size = 32;")
-    batch = {"batch_size": {"low": 16, "high": 64}}
-    message = error(search=batch, fixed={"mini_batch_size": 32})
-    assert message.startswith("fixed.mini_batch_size = 32 is over search.batch_size.low = 16;")
-    spec(search={"batch_size": {"low": 32, "high": 128}, "mini_batch_size": {"low": 8, "high": 32}})
+@pytest.mark.parametrize(
+    ("searched", "fixed", "params", "sizes"),
+    [
+        (("batch_size", "mini_batch_size"), {}, {"batch_size": 32, "mini_batch_size": 64}, (32, 32)),
+        (("batch_size", "mini_batch_size"), {}, {"batch_size": 64, "mini_batch_size": 16}, (64, 16)),
+        (("mini_batch_size",), {"batch_size": 16}, {"mini_batch_size": 64}, (16, 16)),
+        (("mini_batch_size",), {}, {"mini_batch_size": 128}, (64, 64)),  # the task's own batch
+        (("batch_size",), {"mini_batch_size": 64}, {"batch_size": 32}, (32, 32)),
+        (("batch_size",), {"mini_batch_size": 64}, {"batch_size": 128}, (128, 64)),
+    ],
+)
+def test_a_searched_mini_batch_is_at_most_its_rollout_batch(
+    searched: tuple[str, ...], fixed: dict[str, int], params: dict[str, int], sizes: tuple[int, int]
+) -> None:
+    ranges = {"batch_size": {"low": 32, "high": 128}, "mini_batch_size": {"low": 8, "high": 128}}
+    study = spec(search={name: ranges[name] for name in searched}, fixed=fixed)
+    config = study.config(params)
+    assert (config.batch_size, config.mini_batch_size) == sizes
+    assert StudySpec.from_dict(study.to_dict(), "stored") == study
+
+
+def test_a_searched_mini_batch_is_at_most_the_declared_rollout_batch_where_nothing_states_one() -> None:
+    study = spec(task=LONG_TASK_PATH, search={"mini_batch_size": {"low": 8, "high": 128}})
+    assert study.config({"mini_batch_size": 128}).mini_batch_size == 64
+
+
+def test_a_mini_batch_over_its_batch_is_an_error_where_both_are_stated_by_hand() -> None:
+    by_hand = {"batch_size": 32, "mini_batch_size": 64}
+    assert "mini_batch_size = 64 does not divide batch_size = 32" in error(fixed=by_hand)
+    listed: dict[str, Any] = {"search": None, "trials": None, "trial": [{"gamma": 0.9}, by_hand]}
+    assert error(**listed).startswith("trial 1: mini_batch_size = 64 does not divide batch_size = 32")
 
 
 def test_configurations_that_cannot_be_are_found_when_the_file_is_read() -> None:
-    message = error(search={"mini_batch_size": {"low": 16, "high": 128}})
-    assert message.startswith("all searched values at their high end: mini_batch_size = 128 does not divide batch_size")
+    message = error(search={"num_generations": {"low": 1, "high": 7}})
+    assert message.startswith("all searched values at their high end: num_generations = 7 does not divide batch_size")
     assert error(fixed={"batch_size": 40}).startswith("trial 0 (the reference): mini_batch_size = 16 does not divide")
 
 
@@ -255,10 +300,93 @@ def test_a_horizon_is_searched_beside_a_searched_target() -> None:
     assert list(study.search) == ["kl_target", "kl_horizon"]
 
 
+def test_what_is_searched_may_be_a_list_of_choices_in_the_fields_types() -> None:
+    study = spec(
+        search={
+            "lr_scheduler_type": ["linear", "cosine"],
+            "whiten_rewards": [True, False],
+            "lam": [1, 0.9, "0.95"],
+            "learning_rate": "advised",
+        }
+    )
+    assert study.search == {
+        "learning_rate": Range(1e-5, 3e-3, "log"),
+        "lr_scheduler_type": Choices(("linear", "cosine")),
+        "lam": Choices((1.0, 0.9, 0.95)),
+        "whiten_rewards": Choices((True, False)),
+    }
+    assert list(study.search) == [name for name in HYPERPARAMETERS if name in study.search]
+    assert study.to_dict()["search"]["lam"] == [1.0, 0.9, 0.95]
+    assert StudySpec.from_dict(json.loads(json.dumps(study.to_dict())), "stored") == study
+    reference = study.reference_params()
+    assert (reference["lr_scheduler_type"], reference["lam"]) == ("linear", 0.95)  # trial 0 stays the reference
+    assert study.config({"lr_scheduler_type": "cosine"}).lr_scheduler_type == "cosine"
+
+
+@pytest.mark.parametrize(
+    ("searched", "named"),
+    [
+        ({"lam": []}, "search.lam = [] is not allowed; expected at least two values, each once"),
+        ({"lam": [0.9]}, "search.lam = [0.9] is not allowed; expected at least two values, each once"),
+        ({"lam": [1, 0.9, 1.0]}, "search.lam = [1, 0.9, 1.0] is not allowed; expected at least two values, each once"),
+        ({"lam": [0.9, 1.5]}, "search.lam = 1.5 is not allowed; expected a number in [0, 1]"),
+        ({"num_ppo_epochs": [1, 1.5]}, "search.num_ppo_epochs = 1.5 is not allowed; expected a whole number"),
+        ({"whiten_rewards": [True, "maybe"]}, "search.whiten_rewards = 'maybe' is not allowed; expected true or false"),
+        ({"lr_scheduler_type": ["linear", "cosin"]}, "search.lr_scheduler_type = 'cosin' is not allowed; expected one"),
+        ({"seed": [1, 2]}, "search.seed: cannot be searched"),
+        ({"total_episodes": [256, 512]}, "search.total_episodes: cannot be searched"),
+        ({"eval_every_episodes": [64, 128]}, "search.eval_every_episodes: cannot be searched"),
+        # Each value is checked, and beside those of other lists
+        ({"batch_size": [32, 40, 64]}, "batch_size = 40: mini_batch_size = 16 does not divide batch_size = 40"),
+        (
+            {"lr_scheduler_type": ["linear", "constant"], "warmup_ratio": [0.0, 0.1]},
+            'lr_scheduler_type = "constant", all others at their high end: lr_scheduler_type = "constant" has no warm-up',
+        ),
+        (
+            {"batch_size": [48, 64], "mini_batch_size": {"low": 16, "high": 64}},
+            "batch_size = 48, mini_batch_size = 32: mini_batch_size = 32 does not divide batch_size = 48",
+        ),
+        (
+            {"advantage_estimator": ["gae", "rloo"]},
+            'advantage_estimator = "rloo": num_generations = 1 is not allowed with advantage_estimator = "rloo"',
+        ),
+    ],
+)
+def test_a_mistake_in_a_list_of_choices_names_the_value(searched: dict[str, Any], named: str) -> None:
+    assert error(search=searched).startswith(named)
+
+
+def test_a_changed_list_of_choices_takes_effect() -> None:
+    old, new = spec(search={"lam": [0.9, 1.0], "gamma": [0.9, 1.0]}), spec(search={"lam": [0.9, 0.95]})
+    changes = new.changes_to(old)
+    assert changes.allowed == [
+        "search.gamma: not searched, was one of 0.9, 1.0", "search.lam: one of 0.9, 0.95, was one of 0.9, 1.0"
+    ]  # fmt: skip
+    assert changes.refused == []
+
+
+def test_what_one_choice_needs_does_something_beside_it() -> None:
+    """A hyperparameter is searched where some trial uses it, and not where none does."""
+    adapters: dict[str, Any] = {"lora_r": {"low": 4, "high": 64, "scale": "log2"}}
+    assert list(spec(search={**adapters, "use_peft": [True, False]}).search) == ["use_peft", "lora_r"]
+    assert list(spec(search={**adapters, "learning_rate": "advised"}).search) == ["learning_rate"]
+    groups: dict[str, Any] = {"lam": "advised", "advantage_estimator": ["rloo", "grpo"]}
+    assert list(spec(search=groups, fixed={"num_generations": 2}).search) == ["advantage_estimator"]
+
+
+def test_what_a_study_takes_at_most_follows_from_each_choice() -> None:
+    study = spec(search={"value_model": ["shared", "separate"], "batch_size": [64, 32], "learning_rate": "advised"})
+    largest = {name: config for name, config in study.extreme_configs().items() if name.startswith("largest")}
+    assert [config.value_model for config in largest.values()] == ["shared", "separate"]
+    assert {config.batch_size for config in largest.values()} == {64}
+    assert 'largest values, value_model = "separate"' in largest
+
+
 def test_the_value_rate_reaches_the_head_alone_with_a_shared_trunk() -> None:
     shared = spec(**search(value_learning_rate="advised"))
     assert shared.notes == ('value_learning_rate reaches only the value head: value_model = "shared"',)
     assert spec(**search(value_learning_rate="advised"), fixed={"value_model": "separate"}).notes == ()
+    assert spec(**search(value_learning_rate="advised", value_model=["shared", "separate"])).notes == ()
 
 
 def test_config_layers_defaults_task_fixed_and_params() -> None:

@@ -77,6 +77,15 @@ def test_values_move_to_the_nearest_one_in_range_and_the_original_stands_beside(
     assert start.moves[1:] == ["batch_size 100 moved to 128", "num_ppo_epochs 4 moved to 3"]
 
 
+def test_a_start_has_the_nearest_of_a_list_of_numbers_and_one_of_other_choices() -> None:
+    lists: dict[str, Any] = {"lam": [0.9, 0.95, 1.0], "lr_scheduler_type": ["linear", "cosine"]}
+    study = spec(search=lists, start=[{"lam": 0.93, "lr_scheduler_type": "cosine"}], warm_start=["openrlhf"])
+    assert [start.params for start in study.starts] == [{"lr_scheduler_type": "cosine", "lam": 0.95}, {"lam": 1.0}]
+    assert study.starts[0].moves == ["lam 0.93 moved to 0.95"]
+    with pytest.raises(ConfigError, match=r"start 0\.lr_scheduler_type = .* is not allowed; expected one of"):
+        spec(search=lists, start=[{"lr_scheduler_type": "constant"}])
+
+
 def test_every_recipe_holds_what_may_be_searched_and_states_its_source() -> None:
     for name, recipe in RECIPES.items():
         assert re.search(r"\b20\d\d\b", recipe.source), name

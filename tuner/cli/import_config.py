@@ -10,7 +10,7 @@ from pathlib import Path
 import tomli_w
 
 from ppo_core import output
-from ppo_core.declare import require_searchable
+from ppo_core.declare import require_numeric, require_searchable
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import HYPERPARAMETERS, inert
 from tuner.export.table import Imported
@@ -66,6 +66,7 @@ def _why_not(imported: Imported, name: str) -> str | None:
     """Return why a start cannot set a value, or None where it can."""
     try:
         require_searchable(HYPERPARAMETERS[name], name)
+        require_numeric(HYPERPARAMETERS[name], name)
     except ConfigError as error:
         return str(error).removeprefix(f"{name}: ")
     return inert(name, {**imported.values, "value_model": "shared"})  # which critic there is, is for the study to say

@@ -13,7 +13,6 @@ from tuner.cli import storage, trust
 from tuner.confirmed import confirmations, longest_read, recommendation
 from tuner.environment import to_copy
 from tuner.forks import Answer
-from tuner.guard import RULES
 from tuner.paired import improvement
 from tuner.results import (
     LONGER,
@@ -27,6 +26,7 @@ from tuner.results import (
     spent,
     value_kl,
 )
+from tuner.rules import RULES
 from tuner.scoring import ends_within
 from tuner.status import Status
 from tuner.store import Store, TrialRow

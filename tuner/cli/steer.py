@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ppo_core import output
+from ppo_core.declare import Choices
 from ppo_core.errors import ConfigError, StudyError
 from tuner import order_checks
 from tuner.cli import storage
@@ -49,7 +50,10 @@ def assignments(texts: Sequence[str]) -> dict[str, str]:
 def _example(view: StudyView) -> str:
     """Return a command that enqueues a value which the study allows."""
     listed = {name: value for trial in view.spec.listed for name, value in trial.params.items()}
-    values = {name: output.short(span.low, 12) for name, span in view.spec.search.items()}
+    values = {
+        name: str(one.values[0]) if isinstance(one, Choices) else output.short(one.low, 12)
+        for name, one in view.spec.search.items()
+    }
     values |= {name: output.short(value, 12) for name, value in listed.items()}
     name, value = next(iter(values.items()), ("NAME", "VALUE"))
     return to_copy(["enqueue", view.row.name, "--set", f"{name}={value}"])

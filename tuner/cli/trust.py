@@ -96,7 +96,7 @@ def diagnose(args: argparse.Namespace) -> int:
     commands = [to_copy([*diagnoses.try_it(view.spec, trial, one), *flags]) for one in found]
     if args.json:
         pairs = zip(found, commands, strict=True)
-        print(output.dumps([diagnoses.diagnosis_data(view.spec, trial, one, command) for one, command in pairs]))
+        print(output.dumps([diagnoses.diagnosis_data(trial, one, command) for one, command in pairs]))
         return 0
     out = output.console()
     out.print(render.trial_line(trial), soft_wrap=True)
@@ -109,8 +109,7 @@ def diagnose(args: argparse.Namespace) -> int:
             value = output.short(there.config[one.name])
             out.print(f"  Tried already, with {one.name} = {value}: {render.trial_line(there)}", soft_wrap=True)
         else:
-            apart = "" if one.name in view.spec.search else ", in a run of its own, since the study does not search it"
-            out.print(f"  Try {one.advice}{apart}:\n  {command}", soft_wrap=True)
+            out.print(f"  Try {one.advice}:\n  {command}", soft_wrap=True)
     if not found:
         out.print(diagnoses.why_nothing(trial))
     elif diagnoses.is_choice(found):

@@ -84,10 +84,14 @@ def is_finished(spec: StudySpec, rows: Rows) -> bool:
 def new_trial(spec: StudySpec, rows: Rows, new: New, threads: int) -> NewTrial:
     """Return the trial to record for a choice; where it has no params, they are proposed."""
     number = len(rows)
-    params = dict(propose(spec, rows, number) if new.params is None else new.params)
-    return NewTrial(
-        number, new.origin, spec.config(params).to_dict(), params, threads, label=new.label, parent=new.parent
-    )
+    params = propose(spec, rows, number) if new.params is None else new.params
+    config = spec.config(params).to_dict()
+    return NewTrial(number, new.origin, config, as_stored(params, config), threads, label=new.label, parent=new.parent)
+
+
+def as_stored(params: Mapping[str, HyperValue], config: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
+    """Return a trial's searched values as its configuration has them: a mini-batch is at most its batch."""
+    return {name: config.get(name, value) for name, value in params.items()}
 
 
 def lengths(config: Mapping[str, HyperValue]) -> tuple[int, int | None]:

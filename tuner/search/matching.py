@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ppo_core.declare import HyperValue
+from ppo_core.declare import HyperValue, Range
 from tuner.space import FIXED, KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Origin, Status
@@ -109,7 +109,7 @@ def finished_by(trials: Iterable[TrialRow]) -> dict[int, int]:
 
 def is_matching(spec: StudySpec) -> bool:
     """Return whether a study's configurations are run at another β."""
-    return BETA in spec.search and not spec.listed and spec.sampler.name in LEARNERS
+    return isinstance(spec.search.get(BETA), Range) and not spec.listed and spec.sampler.name in LEARNERS
 
 
 def alike(spec: StudySpec, row: TrialRow) -> Alike:
@@ -168,6 +168,7 @@ def _points(runs: Iterable[TrialRow]) -> list[Point]:
 
 def _within(spec: StudySpec, log_beta: float) -> float:
     span = spec.search[BETA]
+    assert isinstance(span, Range)  # else nothing is run at another β
     return min(max(math.exp(log_beta), span.low), span.high)
 
 

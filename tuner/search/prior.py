@@ -5,6 +5,7 @@ Of the trials that begin a search three in four are drawn around the reference, 
     log       ln x ~ N(ln reference, 1.2²)
     linear       x ~ N(reference, ((high - low) / 4)²)
     log2    log2 x ~ N(log2 reference, 1²)
+    choices      x = the reference with probability 1/2, else any of the others
 
 each truncated to its range, and whole numbers rounded. Rates that work lie around the reference rather than anywhere
 in a range of three orders of magnitude. In case they do not, one in four is a point of a sequence that covers the whole
@@ -20,7 +21,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ppo_core.declare import HyperValue, Range
+from ppo_core.declare import Choices, Dimension, HyperValue, Range
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from tuner.space import ADAPTIVE, Arm, Search
 
@@ -93,14 +94,21 @@ def _value(name: str, span: Range, place: float) -> int | float:
     return min(max(value, span.low), span.high)
 
 
-def _at(name: str, span: Range, share: float) -> int | float:
-    """Return the value at a share of the range's axis."""
+def _at(name: str, span: Dimension, share: float) -> HyperValue:
+    """Return the value at a share of the range's axis, or of the list of choices."""
+    if isinstance(span, Choices):
+        return span.values[int(share * len(span.values))]
     low, high = _ends(name, span)
     return _value(name, span, low + share * (high - low))
 
 
-def _around(name: str, span: Range, reference: HyperValue, share: float) -> int | float:
-    """Return the quantile of a normal distribution around the reference, truncated to the range."""
+def _around(name: str, span: Dimension, reference: HyperValue, share: float) -> HyperValue:
+    """Return the quantile of a normal distribution around the reference, truncated to the range; or a choice."""
+    if isinstance(span, Choices):
+        others = [value for value in span.values if value != reference]
+        if len(others) == len(span.values):
+            return _at(name, span, share)
+        return reference if share < 0.5 else others[int((2 * share - 1) * len(others))]
     if not isinstance(reference, int | float):
         middle = sum(_ends(name, span)) / 2
     else:

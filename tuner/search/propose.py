@@ -20,14 +20,14 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.declare import HyperValue
-from ppo_core.errors import ConfigError, nearest
-from ppo_core.lookup import import_module
-from ppo_core.rewards.batch import cut, one_line
+from ppo_core.errors import ConfigError
+from ppo_core.rewards.batch import one_line
+from tuner.own_objects import made_by
 from tuner.scoring import Told, frozen, to_optuna
 from tuner.search.prior import first_params, spread_params
 from tuner.space import KL_CONTROL, Arm, arm_of, arm_search, arms, decoded, in_arm, sampler_space
 from tuner.spec import StudySpec
-from tuner.status import Status
+from tuner.status import Origin, Status
 from tuner.store import TrialRow
 
 MOST_READ, BEST_READ = 1000, 100
@@ -59,9 +59,10 @@ def require_usable(spec: StudySpec) -> None:
     if spec.sampler.is_own:
         arm = arms(spec.search)[0]
         space = sampler_space(arm_search(spec.search, arm))
-        ends = ({name: getattr(span, end) for name, span in space.items()} for end in ("low", "high"))
-        told = [Told(TrialState.COMPLETE, value, 0.0) for value in (0.0, 1.0)]
-        _ask(spec, arm, 2, [frozen(one, (params, space)) for one, params in zip(told, ends, strict=True)])
+        params = in_arm(spec.search, arm, 0, spread_params(arm_search(spec.search, arm), spec.seed, 0, arm))
+        assert params is not None
+        trials = [frozen(Told(TrialState.COMPLETE, value, 0.0), (params, space)) for value in (0.0, 1.0)]
+        _ask(spec, arm, len(trials), trials)
 
 
 def as_read(spec: StudySpec, rows: Rows, arm: Arm) -> list[FrozenTrial]:
@@ -80,6 +81,8 @@ def as_read(spec: StudySpec, rows: Rows, arm: Arm) -> list[FrozenTrial]:
 
 
 def _told(spec: StudySpec, row: TrialRow, gain: float) -> Told:
+    if row.origin is Origin.ENQUEUED and not row.params.keys() <= {*spec.search, KL_CONTROL}:
+        return Told(TrialState.FAIL)  # what a person set beside what is searched may be why it came out so
     told = to_optuna(row, spec)
     if told.value is None:
         return told
@@ -112,7 +115,7 @@ def _teachers(spec: StudySpec, rows: Rows, arm: Arm) -> int:
     """Return how many trials of an arm teach and have a value or a rung score."""
     found = 0
     for row in rows:
-        told, values = to_optuna(row, spec), {**row.config, **row.params}
+        told, values = _told(spec, row, 0.0), {**row.config, **row.params}
         has_something = told.state is not TrialState.FAIL and (told.value is not None or row.rung_score is not None)
         is_own = has_something and arm_of(spec.search, values) == arm
         found += is_own and in_arm(spec.search, arm, row.number, values) is not None
@@ -154,31 +157,6 @@ def _sampler(spec: StudySpec, number: int) -> BaseSampler:
     if name == "gp":  # imports torch and SciPy when it proposes
         return GPSampler(seed=seed, n_startup_trials=1)
     if spec.sampler.is_own:
-        return _own_sampler(name, seed)
+        made: BaseSampler = made_by(name, "sampler", BaseSampler, seed=seed)
+        return made
     return TPESampler(seed=seed, n_startup_trials=1, multivariate=True, constant_liar=True)
-
-
-def _own_sampler(path: str, seed: int) -> BaseSampler:
-    """Return what the user's `module:callable` makes of a seed.
-
-    Raises:
-        ConfigError: it cannot be imported or called, or what it returns is not a sampler.
-    """
-    who = f'sampler "{path}"'
-    try:
-        module, name = import_module(path, "sampler", ConfigError)
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever the user's module raises
-        raise ConfigError(f"{who}: importing it raised {one_line(error)}") from error
-    make = getattr(module, name, None)
-    if not callable(make):
-        there_are = [key for key, value in vars(module).items() if callable(value)]
-        raise ConfigError(f'{who}: module "{module.__name__}" has no callable "{name}"{nearest(name, there_are)}')
-    try:
-        made = make(seed=seed)
-    except Exception as error:
-        raise ConfigError(f"{who}: calling it with seed={seed} raised {one_line(error)}") from error
-    if not isinstance(made, BaseSampler):
-        raise ConfigError(f"{who} returned {cut(made)}, which is not an optuna.samplers.BaseSampler")
-    return made

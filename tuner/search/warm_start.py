@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppo_core import declare
-from ppo_core.declare import HyperValue, Range
+from ppo_core.declare import Choices, Dimension, HyperValue
 from ppo_core.errors import ConfigError, nearest
 from tuner import study_file
 from tuner.space import has_kl_choice, inside, require_one_control
@@ -114,7 +114,7 @@ def read_names(content: Mapping[str, Any], study: object, where: str) -> tuple[s
 
 
 def read_tables(
-    content: Mapping[str, Any], fixed: Mapping[str, HyperValue], search: Mapping[str, Range], where: str
+    content: Mapping[str, Any], fixed: Mapping[str, HyperValue], search: Mapping[str, Dimension], where: str
 ) -> tuple[list[ListedTrial], list[ListedTrial]]:
     """Return the `[[start]]` tables of a parsed study file: those that a stored study settled, and those to settle.
 
@@ -140,28 +140,46 @@ def read_tables(
                 hint = nearest(name, search)
                 raise ConfigError(f"{at}.{name}: it is not searched; a start may set: {', '.join(search)}{hint}")
         require_one_control(search, start.params, f"{at}: ")
-        asked.append(moved(start.params, search, start.label))
+        try:
+            asked.append(moved(start.params, search, start.label))
+        except ConfigError as error:
+            raise ConfigError(f"{at}.{error}") from None
     return settled, asked
 
 
-def recipe_start(name: str, search: Mapping[str, Range]) -> ListedTrial:
+def recipe_start(name: str, search: Mapping[str, Dimension]) -> ListedTrial:
     """Return the start that a recipe is in a study's ranges."""
     return moved(RECIPES[name].values, search, name, source=name)
 
 
 def moved(
-    values: Mapping[str, HyperValue], search: Mapping[str, Range], label: str, *, source: str = ""
+    values: Mapping[str, HyperValue], search: Mapping[str, Dimension], label: str, *, source: str = ""
 ) -> ListedTrial:
-    """Return a start with those of `values` that are searched, each at the nearest value of its range.
+    """Return a start with those of `values` that are searched, each at the nearest value of its range or choices.
 
     With a KL target β is not searched: it begins at the reference's.
+
+    Raises:
+        ConfigError: a value without an order is none of its choices.
     """
     is_adaptive = has_kl_choice(search) and values.get("kl_target") is not None
     asked = {
         name: value
         for name in search
-        if isinstance(value := values.get(name), int | float) and not (is_adaptive and name == "kl_coef")
+        if isinstance(value := values.get(name), int | float | str) and not (is_adaptive and name == "kl_coef")
     }
-    params = {name: inside(name, value, search[name]) for name, value in asked.items()}
+    params = {name: _nearest(name, value, search[name]) for name, value in asked.items()}
     moved_from = {name: value for name, value in asked.items() if value != params[name]}
     return ListedTrial(params, label, source, moved_from)
+
+
+def _nearest(name: str, value: float | str, dimension: Dimension) -> HyperValue:
+    if isinstance(dimension, Choices):
+        if value in dimension.values:
+            return value
+        choices = [one for one in dimension.values if isinstance(one, int | float) and not isinstance(one, bool)]
+        if isinstance(value, str | bool) or not choices:
+            raise ConfigError(f"{name} = {value!r} is not allowed; expected {dimension.text}, which is searched")
+        return min(choices, key=lambda choice: abs(choice - value))
+    assert isinstance(value, int | float)
+    return inside(name, value, dimension)

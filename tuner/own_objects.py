@@ -1,0 +1,40 @@
+"""What a study file names as `module:callable`: a sampler or a pruner of the user's own."""
+
+from typing import Any
+
+from ppo_core.errors import ConfigError, nearest
+from ppo_core.lookup import import_module
+from ppo_core.rewards.batch import cut, one_line
+
+
+def made_by(path: str, what: str, kind: Any, **arguments: Any) -> Any:
+    """Return what the user's `module:callable` makes of the arguments.
+
+    Args:
+        path: `module:callable`, as the study file says.
+        what: What it is, for errors: sampler, pruner.
+        kind: The class of what it must return.
+        arguments: What it is called with.
+
+    Raises:
+        ConfigError: it cannot be imported or called, or returns something else.
+    """
+    who = f'{what} "{path}"'
+    try:
+        module, name = import_module(path, what, ConfigError)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the user's module raises
+        raise ConfigError(f"{who}: importing it raised {one_line(error)}") from error
+    make = getattr(module, name, None)
+    if not callable(make):
+        there_are = [key for key, value in vars(module).items() if callable(value)]
+        raise ConfigError(f'{who}: module "{module.__name__}" has no callable "{name}"{nearest(name, there_are)}')
+    try:
+        made = make(**arguments)
+    except Exception as error:
+        given = ", ".join(f"{key}={value}" for key, value in arguments.items())
+        raise ConfigError(f"{who}: calling it with {given or 'nothing'} raised {one_line(error)}") from error
+    if not isinstance(made, kind):
+        raise ConfigError(f"{who} returned {cut(made)}, which is not an optuna {kind.__name__}")
+    return made

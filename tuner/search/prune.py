@@ -1,0 +1,125 @@
+"""Optuna's pruners, by name or one's own, over a study's stored evaluations.
+
+Successive halving and Hyperband keep state in their study. So for each decision all evaluations so far are replayed in
+the order in which they were stored, through one study in memory: 0.2 seconds for 200 trials of ten evaluations. What is
+reported is a trial's value within the KL budget so far, after so many episodes; never the reward alone, which rises
+with the KL.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, PercentilePruner, SuccessiveHalvingPruner
+from optuna.samplers import RandomSampler
+from optuna.trial import Trial, TrialState
+
+from ppo_core.errors import ConfigError
+from ppo_core.rewards.batch import one_line
+from tuner.own_objects import made_by
+from tuner.scoring import best_within
+from tuner.spec import PRUNERS, StudySpec
+from tuner.status import PRUNER, Origin, Reason, Status
+from tuner.store import TrialRow
+
+PERCENTILE = 25.0
+"""Of the trials that completed: a trial below the best so many is pruned by "percentile"."""
+
+Evaluations = Sequence[Mapping[str, Any]]
+
+
+def why_pruned(spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluations, number: int) -> Reason | None:
+    """Return why the study's pruner ends a trial after its last evaluation; None: it goes on.
+
+    What people asked for, the reference, and a configuration that is run again at another β run to their ends.
+
+    Args:
+        spec: The study's, with a pruner.
+        rows: The study's trials.
+        evaluations: All of theirs, as `Store.steps` returns them.
+        number: The trial's number.
+
+    Raises:
+        ConfigError: the study's own pruner cannot be used.
+    """
+    row = rows[number]
+    if spec.pruner is None or row.origin not in (Origin.SAMPLED, Origin.LISTED):
+        return None
+    try:
+        prunes, value, episode = _replayed(spec, rows, evaluations, number)
+    except ConfigError:
+        raise
+    except Exception as error:
+        if spec.pruner in PRUNERS:
+            raise
+        raise ConfigError(f'pruner "{spec.pruner}" raised {one_line(error)}') from error
+    if not prunes:
+        return None
+    message = f'the pruner "{spec.pruner}" ended it at episode {episode}, with a best reward of {value:.3g} so far'
+    return Reason(PRUNER, message, "eval/reward", value)
+
+
+def require_usable(spec: StudySpec) -> None:
+    """Raise ConfigError where a study's own pruner cannot be imported or made."""
+    if spec.pruner is not None:
+        _pruner(spec)
+
+
+def _replayed(
+    spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluations, number: int
+) -> tuple[bool, float, int]:
+    """Return what the pruner says of a trial's last report, and that report: its value and the episodes."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # Hyperband draws a trial's bracket from the study's name and its number.
+    study = optuna.create_study(
+        study_name=spec.name, direction="maximize", pruner=_pruner(spec), sampler=RandomSampler(seed=0)
+    )
+    trials = [study.ask() for _ in rows]
+    by_id = {row.id: row.number for row in rows}
+    seen: dict[int, list[Mapping[str, Any]]] = {}
+    answer = (False, 0.0, 0)
+    for event in _in_order(rows, evaluations):
+        if isinstance(event, TrialRow):
+            _tell(study, trials[event.number], event)
+            continue
+        which = by_id[event["trial_id"]]
+        so_far = seen.setdefault(which, [])
+        so_far.append(event)
+        value = best_within(so_far, spec.kl_budget).value
+        if value is not None and event["step"] > 0:  # all begin with the same SFT policy
+            trials[which].report(value, event["episode"])
+            prunes = trials[which].should_prune()
+            answer = (prunes, value, event["episode"]) if which == number else answer
+    return answer
+
+
+def _in_order(rows: Sequence[TrialRow], evaluations: Evaluations) -> Iterator[TrialRow | Mapping[str, Any]]:
+    """Yield evaluations, and the trials that ended, in the order in which they were stored."""
+    events: list[tuple[float, int, int, TrialRow | Mapping[str, Any]]] = [
+        (one["at"], one["trial_id"], one["step"], one) for one in evaluations
+    ]
+    events += [(row.ended_at, row.id, -1, row) for row in rows if row.ended_at is not None and row.status.is_final]
+    yield from (event for *_, event in sorted(events, key=lambda one: one[:3]))
+
+
+def _tell(study: optuna.Study, trial: Trial, row: TrialRow) -> None:
+    if row.status is Status.COMPLETED and row.value is not None and row.teaches:
+        study.tell(trial, row.value)
+    else:
+        study.tell(trial, state=TrialState.FAIL)
+
+
+def _pruner(spec: StudySpec) -> BasePruner:
+    config = spec.config({})
+    first, last = config.eval_interval, config.total_episodes
+    match spec.pruner:
+        case "median":
+            return MedianPruner()
+        case "percentile":
+            return PercentilePruner(PERCENTILE)
+        case "hyperband":
+            return HyperbandPruner(min_resource=first, max_resource=last)
+        case "successive_halving":
+            return SuccessiveHalvingPruner(min_resource=first)
+    made: BasePruner = made_by(str(spec.pruner), "pruner", BasePruner)
+    return made
