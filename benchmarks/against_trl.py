@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/against_trl.py
 
-Trains both on the reviews task, judges both policies by the same evaluation on held-out prompts, prints final reward
-and KL, draws both learning curves into an HTML file, and says whether they agree within the noise of the seeds.
+Trains both on the reviews task, judges both policies by the same evaluation on held-out prompts, prints reward and KL
+at each evaluation and at the end, and says whether they agree within the noise of the seeds.
 """
 
 import argparse
@@ -16,10 +16,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from importlib.util import find_spec
 from multiprocessing import get_context
-from pathlib import Path
 
 from support.curves import LIMIT, Curve, Difference, Measure, agree, differences
-from support.page import write_page
 
 OURS, TRL = "ours", "TRL"
 RULE = (
@@ -43,7 +41,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="of each side (at least 2)")
     parser.add_argument("--episodes", type=int, help="length of a run (default: the benchmark's)")
-    parser.add_argument("--output", type=Path, default=Path("runs/benchmarks/against_trl.html"))
     parser.add_argument("--json", action="store_true", help="print one line of JSON with all curves as well")
     arguments = parser.parse_args()
     if arguments.seeds < 2:
@@ -66,8 +63,6 @@ def main() -> None:
         print(f"  {side:5}", ",  ".join(ends))
     verdicts = {measure: verdict(measure, of_measure) for measure, of_measure in found.items()}
     print("", RULE, *verdicts.values(), "Known differences:", *(f"- {line}" for line in KNOWN_DIFFERENCES), sep="\n")
-    write_page(arguments.output, curves, verdicts)
-    print(f"\nCurves: {arguments.output}")
     if arguments.json:
         agreements = {measure: agree(of_measure) for measure, of_measure in found.items()}
         runs = [asdict(curve) for of_side in curves.values() for curve in of_side]

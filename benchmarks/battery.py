@@ -10,7 +10,6 @@ python benchmarks/battery.py check               # are the tasks of any use, by 
 import argparse
 import datetime
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ sys.path.insert(1, str(Path(__file__).parents[1]))  # for tools/
 
 from support.battery import report, runs
 from support.battery.recipes import GROUP_SEEDS, recipes
+from support.common import commit
 
 from ppo_core.errors import PPOTunerError
 
@@ -69,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
     found = _lines(arguments)
     if arguments.group == "sealed" and is_whole and runs.OURS in arms:
         with LEDGER.open("a") as ledger:
-            entry = {"date": f"{datetime.date.today()}", "commit": _commit(), "name": arguments.name, "lines": found}
+            entry = {"date": f"{datetime.date.today()}", "commit": commit(), "name": arguments.name, "lines": found}
             ledger.write(json.dumps(entry) + "\n")
     return 0 if is_whole else 1
 
@@ -105,11 +105,6 @@ def _check(arguments: argparse.Namespace) -> int:
     for name, why in refusals.items():
         print(f"{name}: {why or 'taken'}")
     return 1 if any(refusals.values()) else 0
-
-
-def _commit() -> str:
-    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    return subprocess.run(asked, cwd=runs.ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _tell(line: str) -> None:

@@ -158,16 +158,16 @@ def judge(read: Readings, rows: Mapping[int, TrialRow], studies: int) -> dict[st
         "configurations": len(read),
         "seeds": len(seeds),
         "studies": studies,
-        "over_reference": _claims(
-            [one.over_reference for one in drawn], [[o.over_reference for o in r] for r in resampled]
-        ),
-        "best_of_all": _claims([one.best_of_all for one in drawn], [[o.best_of_all for o in r] for r in resampled]),
+        **{
+            name: _claims(*([getattr(one, name) for one in some] for some in (drawn, *resampled)))
+            for name in ("over_reference", "best_of_all")
+        },
         "of_equals": float(np.mean(equals)),
         "which": dict(Counter(one.which for one in drawn).most_common()),
     }
 
 
-def _claims(drawn: Sequence[bool | None], resampled: Sequence[Sequence[bool | None]]) -> Claims:
+def _claims(drawn: Sequence[bool | None], *resampled: Sequence[bool | None]) -> Claims:
     shares = [share for one in resampled if not math.isnan(share := _held(one))]
     low, high = np.quantile(shares, [0.05, 0.95]) if shares else (math.nan, math.nan)
     return Claims(float(np.mean([one is not None for one in drawn])), _held(drawn), float(low), float(high))
@@ -210,9 +210,8 @@ def _draw_equals(
     order = [seeds[place] for place in random.permutation(len(seeds))]
     sets = order[:CONFIRMING_SEEDS], order[CONFIRMING_SEEDS : 2 * CONFIRMING_SEEDS]
     pair = [
-        Confirmed(row, by_seed, {}, t_interval(list(by_seed.values())), None)
+        _confirmed(row, dict(enumerate(own[seed] for seed in chosen)), range(len(chosen)))
         for row, chosen in zip(list(rows.values())[:2], sets, strict=True)
-        for by_seed in [{place: own[seed][1] for place, seed in enumerate(chosen)}]
     ]
     return not compared(0, pair, None).not_told_apart
 

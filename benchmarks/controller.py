@@ -1,123 +1,95 @@
-"""What a trial costs the controller, against Optuna's bare ask, suggest and tell, from 100 trials to 5,000.
+"""How long the controller takes to choose a trial and propose its values, from 100 trials to 2,000.
 
     .venv/bin/python benchmarks/controller.py
 
-Ours runs trials of 20 steps of a trainer that does nothing, on two local workers: pipes, store, sampler, guard's
-verdicts, checkpoints' upkeep. Optuna's side stores nothing but parameters and values. Both have the
-same sampler, the same six dimensions, and an SQLite file of their own that holds the same made-up finished trials to
-begin with. `benchmarks/README.md` says what is timed.
+Beside it Optuna's own ask over the same trials, which it holds in memory already; ours makes a study of the rows for
+each proposal. Both may take 150 ms together at 2,000 trials.
 """
 
 import argparse
-import json
 import os
+import random
 import statistics
-import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from multiprocessing import get_context
-from pathlib import Path
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from support import filled_stores
-from support.controller_sides import Block, ours, theirs
+import optuna
+from support.big_study import SEARCH
+from support.common import made_up
 
-COUNTS = (100, 500, 1000, 2000, 5000)
-OURS, OPTUNA = "ours", "optuna"
+from tuner.scoring import frozen, to_optuna
+from tuner.search.choose import ONE_IN, choose, lengths
+from tuner.search.matching import GOAL, New
+from tuner.search.prior import spread_params
+from tuner.search.propose import propose
+from tuner.space import in_arm, sampler_space
+from tuner.spec import StudySpec
+from tuner.status import PausedBy, Status
+from tuner.store import TrialRow
 
-
-@dataclass(frozen=True)
-class Result:
-    """What the JSON says: ratios are ours to Optuna's, times medians of seconds per trial, by trial count and side."""
-
-    ratio_at: dict[int, float]
-    """Of the time without waiting for workers."""
-    worst_ratio: float
-    cpu_ratio_at: dict[int, float]
-    """Of the controller's processor time."""
-    seconds_at: dict[int, dict[str, float]]
-    cpu_seconds_at: dict[int, dict[str, float]]
-    wall_seconds_at: dict[int, float]
-    """Ours with the waiting: how fast trials that do nothing follow each other."""
-    trials_a_block: int
-    rounds: int
+T = TypeVar("T")
+COUNTS = (100, 500, 1000, 2000)
+ROUNDS = 5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=COUNTS[-1], help="measure up to this many (default: 5000)")
-    parser.add_argument("--block", type=int, default=40, help="trials measured at a time")
-    parser.add_argument("--rounds", type=int, default=3, help="blocks of each side at each count, alternating")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the table")
-    arguments = parser.parse_args()
-    for name in ("trials", "block", "rounds"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name} = {getattr(arguments, name)} is not allowed; expected at least 1")
-    counts = [count for count in COUNTS if count <= arguments.trials] or [arguments.trials]
+    parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    result = compare(counts, arguments.block, arguments.rounds)
-    print(json.dumps(asdict(result)) if arguments.json else table(result))
+    table = {"name": "controller", "task": "reviews", "budget": float(COUNTS[-1]), "seed": 1, "search": SEARCH}
+    spec = StudySpec.from_dict(table, "benchmark")
+    rows = made_up_rows(spec, COUNTS[-1])
+    print(f"milliseconds of processor time, medians of {ROUNDS}")
+    print(f"{'trials':>7}{'choose':>9}{'propose':>9}{'together':>10}{'Optuna asks':>13}{'ratio':>7}")
+    for count in COUNTS:
+        choosing, proposing, asking = measure(spec, rows[:count])
+        ours = choosing + proposing
+        print(f"{count:7}{choosing:9.1f}{proposing:9.1f}{ours:10.1f}{asking:13.1f}{ours / asking:7.2f}")
 
 
-def compare(counts: Sequence[int], block: int, rounds: int) -> Result:
-    """Measure both sides at each count, in turns; every other round goes backwards."""
-    blocks: dict[int, dict[str, list[Block]]] = {count: {OURS: [], OPTUNA: []} for count in counts}
-    context = get_context("spawn")
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(1, mp_context=context) as our_process,
-        ProcessPoolExecutor(1, mp_context=context) as their_process,
-    ):
-        for count in counts:
-            paths = {OURS: Path(folder) / f"ours-{count}.db", OPTUNA: Path(folder) / f"optuna-{count}.db"}
-            spec = filled_stores.make_spec(count)
-            trials = filled_stores.made_up(spec, count)
-            our_process.submit(filled_stores.fill_ours, paths[OURS], spec, trials).result()
-            their_process.submit(filled_stores.fill_optuna, paths[OPTUNA], spec, trials).result()
-            for turn in range(rounds):
-                for side in (OURS, OPTUNA) if turn % 2 == 0 else (OPTUNA, OURS):
-                    process, run = (our_process, ours) if side == OURS else (their_process, theirs)
-                    blocks[count][side].append(process.submit(run, paths[side], count, block).result())
-    return _result(blocks, block, rounds)
+def made_up_rows(spec: StudySpec, count: int) -> list[TrialRow]:
+    """Return trials of which one in ONE_IN ran to its end, and the others are paused at the rung."""
+    chance, rows = random.Random(0), []
+    for number in range(count):
+        params = spread_params(spec.search, spec.seed, number, None)
+        config, score = spec.config(params).to_dict(), chance.gauss(1.0, 0.2)
+        whole, rung = lengths(config)
+        fields: dict[str, Any] = {"value": score, "kl": 5.0, "end_kl": GOAL * spec.kl_budget}
+        fields |= {"rung_episode": rung, "rung_score": score}
+        if number % ONE_IN:
+            fields |= {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "episodes": rung}
+        else:
+            fields |= {"status": Status.COMPLETED, "is_promoted": True, "episodes": whole}
+        rows.append(made_up(config, params, number=number, **fields))
+    return rows
 
 
-def _result(blocks: dict[int, dict[str, list[Block]]], block: int, rounds: int) -> Result:
-    def median(count: int, side: str, what: str) -> float:
-        return statistics.median(getattr(found, what) for found in blocks[count][side])
+def measure(spec: StudySpec, rows: list[TrialRow]) -> tuple[float, float, float]:
+    """Return the milliseconds of a choice, of a proposal, and of Optuna's ask, in turns."""
+    sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=1, multivariate=True, constant_liar=True)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study, space = optuna.create_study(direction="maximize", sampler=sampler), sampler_space(spec.search)
+    for row in rows:
+        params = in_arm(spec.search, None, row.number, {**row.config, **row.params})
+        study.add_trial(frozen(to_optuna(row, spec), (params or {}, space)))
+    taken: list[tuple[float, float, float]] = []
+    for _ in range(ROUNDS):
+        chosen, choosing = timed(lambda: choose(spec, rows, ()))
+        assert isinstance(chosen, New) and chosen.params is None, "a trial is to be proposed"
+        _, proposing = timed(lambda: propose(spec, rows, len(rows)))
+        asked, asking = timed(lambda: study.ask(dict(space)))
+        study.tell(asked, state=optuna.trial.TrialState.FAIL)
+        taken.append((choosing, proposing, asking))
+    choosing, proposing, asking = map(statistics.median, zip(*taken, strict=True))
+    return choosing, proposing, asking
 
-    seconds = {count: {side: median(count, side, "busy") for side in (OURS, OPTUNA)} for count in blocks}
-    cpu = {count: {side: median(count, side, "cpu") for side in (OURS, OPTUNA)} for count in blocks}
-    ratios = {count: found[OURS] / found[OPTUNA] for count, found in seconds.items()}
-    return Result(
-        ratio_at=ratios,
-        worst_ratio=max(ratios.values()),
-        cpu_ratio_at={count: found[OURS] / found[OPTUNA] for count, found in cpu.items()},
-        seconds_at=seconds,
-        cpu_seconds_at=cpu,
-        wall_seconds_at={count: median(count, OURS, "wall") for count in blocks},
-        trials_a_block=block,
-        rounds=rounds,
-    )
 
-
-def table(result: Result) -> str:
-    """Return the result as people read it."""
-    lines = [
-        f"milliseconds a trial, medians of {result.rounds} blocks of {result.trials_a_block} trials after as many as "
-        "stand in front;",
-        "these are made up, the same on both sides, and were written in bulk",
-        "",
-        f"{'trials':>7} {'ours':>8} {'Optuna':>8} {'ratio':>6}   {'ours CPU':>8} {'Optuna CPU':>10} {'ratio':>6}"
-        f"   {'with waiting':>12}",
-    ]
-    for count, seconds in result.seconds_at.items():
-        cpu = result.cpu_seconds_at[count]
-        lines.append(
-            f"{count:>7} {1e3 * seconds[OURS]:>8.1f} {1e3 * seconds[OPTUNA]:>8.1f} {result.ratio_at[count]:>6.2f}   "
-            f"{1e3 * cpu[OURS]:>8.1f} {1e3 * cpu[OPTUNA]:>10.1f} {result.cpu_ratio_at[count]:>6.2f}   "
-            f"{1e3 * result.wall_seconds_at[count]:>12.1f}"
-        )
-    return "\n".join([*lines, "", f"worst ratio: {result.worst_ratio:.2f}"])
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """Return what `work` returns, and its milliseconds."""
+    begin = time.process_time()
+    found = work()
+    return found, 1e3 * (time.process_time() - begin)
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ def _theirs(browser: Browser, path: Path) -> Side:
         link = f"{address}/dashboard/studies/1"
         page = browser.new_page(viewport={"width": 1400, "height": 1250})
         received = Received(page)
-        warm = _median_visit(browser, link, _their_chart)
+        warm = statistics.median(_timed_visit(browser, link, _their_chart) for _ in range(VISITS))
         _visit(page, link, _their_chart)
         begun, seen = time.monotonic(), len(received.by_http)
         page.wait_for_timeout(THEIR_POLL_SECONDS * 1_000)
@@ -231,10 +231,6 @@ def _timed_visit(browser: Browser, link: str, wait: Callable[[Page], None]) -> f
         return _timed(partial(_visit, page, link, wait))
     finally:
         page.close()
-
-
-def _median_visit(browser: Browser, link: str, wait: Callable[[Page], None]) -> float:
-    return statistics.median(_timed_visit(browser, link, wait) for _ in range(VISITS))
 
 
 def _our_chart(page: Page) -> None:

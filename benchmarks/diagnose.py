@@ -10,8 +10,6 @@ random, on the same seeds. What counts is the value: the best eval reward within
 
 import argparse
 import json
-import multiprocessing
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,14 +18,14 @@ from typing import Any
 
 import numpy as np
 from support import recorded
-from support.recorded import RecordedRun, Recording
-from support.recording import Planned, built_in_study, make_ppo, record_run
+from support.common import add_line, read_lines
+from support.recorded import RecordedRun, Recording, guarded
+from support.recording import Planned, built_in_study, train
 
 from ppo_core.declare import HyperValue
 from ppo_core.errors import PPOTunerError
 from tuner.confirmed import t_interval
 from tuner.diagnose import Course, Diagnosis, diagnose
-from tuner.guard import GuardState, observe
 from tuner.search.prior import spread_params
 from tuner.spec import StudySpec
 
@@ -36,6 +34,8 @@ FILE = Path("runs", "benchmarks", "diagnose", "runs.jsonl")
 CASES, SEEDS = 6, 1
 SEED = 17
 """Of the random changes."""
+Key = tuple[str, str, str, int]
+"""A run's name, a rule, the kind of a case, and its seed."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,14 @@ class Case:
     seed: int
 
     @property
+    def key(self) -> Key:
+        """Unique."""
+        return self.run, self.rule, self.kind, self.seed
+
+    @property
     def name(self) -> str:
         """Unique."""
-        return f"{self.run} {self.rule} {self.kind} seed {self.seed}"
+        return " ".join(map(str, self.key))
 
 
 def cases(recording: Recording, count: int, seeds: int) -> list[Case]:
@@ -76,12 +81,8 @@ def cases(recording: Recording, count: int, seeds: int) -> list[Case]:
 
 def spoken(run: RecordedRun, spec: StudySpec) -> list[Diagnosis]:
     """Return what is diagnosed of a run as a study would have had it: up to where the guard ends it."""
-    rows, state, reason = [], GuardState(), None
-    for report in run.reports(recorded.OF_A_TRIAL):
-        rows.append({"step": report.step, "episode": report.episode, **report.metrics})
-        state, reason = observe(spec.guard, state, report, run.total_episodes)
-        if reason is not None:
-            break
+    reports, reason = guarded(run, spec.guard)
+    rows = [{"step": one.step, "episode": one.episode, **one.metrics} for one in reports]
     return diagnose(Course(rows, run.config, spec, reason))
 
 
@@ -96,36 +97,21 @@ def _of(run: RecordedRun, one: Diagnosis, spec: StudySpec, seeds: int) -> Iterat
             yield Case(one.rule, run.name, "as it was", "", run.params, seed)
 
 
-def train(case: Case) -> dict[str, Any]:
-    """Train a case to its end, and return what it came to."""
-    import torch
-
-    spec = built_in_study(TASK)
-    torch.set_num_threads(spec.threads or 1)
-    run = record_run(spec, Planned(case.name, "random", 0, case.params, case.seed), make_ppo)
-    last = run.rows()[-1]
-    return asdict(case) | {"value": run.best_within(spec.kl_budget), "end_kl": last["eval/kl"], "stopped": run.stopped}
-
-
 def run(arguments: argparse.Namespace) -> None:
-    """Train what is missing."""
-    FILE.parent.mkdir(parents=True, exist_ok=True)
-    there = {(one["run"], one["rule"], one["kind"], one["seed"]) for one in _done()}
-    left = [
-        case
-        for case in cases(recorded.read(recorded.file_of(TASK)), arguments.cases, arguments.seeds)
-        if (case.run, case.rule, case.kind, case.seed) not in there
-    ]
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with multiprocessing.get_context("spawn").Pool(arguments.workers) as workers, FILE.open("a") as file:
-        for one in workers.imap_unordered(train, left):
-            file.write(json.dumps(one) + "\n")
-            file.flush()
-            print(f"{one['run']} {one['rule']}, {one['kind']}: {one['changed']}, value {one['value']}", flush=True)
+    """Train what is missing, each case to its end."""
+    spec, there = built_in_study(TASK), set(_done())
+    found = cases(recorded.read(recorded.file_of(TASK)), arguments.cases, arguments.seeds)
+    left = {case.name: case for case in found if case.key not in there}
+    planned = [Planned(name, "random", 0, case.params, case.seed) for name, case in left.items()]
+    for ended in train(spec, planned, arguments.workers):
+        case, value = left[ended.name], ended.best_within(spec.kl_budget)
+        end = {"value": value, "end_kl": ended.rows()[-1]["eval/kl"], "stopped": ended.stopped}
+        add_line(FILE, asdict(case) | end)
+        print(f"{case.run} {case.rule}, {case.kind}: {case.changed}, value {value}", flush=True)
 
 
-def _done() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
+def _done() -> dict[Key, float | None]:
+    return {(one["run"], one["rule"], one["kind"], one["seed"]): one["value"] for one in read_lines(FILE)}
 
 
 def show(arguments: argparse.Namespace) -> None:
@@ -133,20 +119,17 @@ def show(arguments: argparse.Namespace) -> None:
     was = {
         run.name: run.best_within(built_in_study(TASK).kl_budget) for run in recorded.read(recorded.file_of(TASK)).runs
     }
-    done = _done()
-    of = {(one["run"], one["rule"], one["kind"], one["seed"]): one["value"] for one in done}
-    found = {}
-    for rule in dict.fromkeys(one["rule"] for one in done):
-        pairs = [(name, r, seed) for name, r, kind, seed in of if r == rule and kind == "advised"]
+    of, found = _done(), {}
+    for rule in dict.fromkeys(r for _, r, _, _ in of):
         found[rule] = judged(
             [
                 (
                     _worth(of[(name, r, "advised", seed)]),
-                    _worth(of.get((name, r, "random", seed))),
+                    _worth(of[(name, r, "random", seed)]),
                     _worth(of.get((name, r, "as it was", seed), was[name])),
                 )
-                for name, r, seed in pairs
-                if (name, r, "random", seed) in of
+                for name, r, kind, seed in of
+                if r == rule and kind == "advised" and (name, r, "random", seed) in of
             ]
         )
     if arguments.json:

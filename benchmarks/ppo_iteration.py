@@ -12,7 +12,7 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -27,26 +27,19 @@ FEWEST_PAIRS = 5
 
 @dataclass(frozen=True)
 class Result:
-    """What the JSON says: times are medians in seconds, memory is each process's peak, by side where there are several.
+    """What a side took: medians over the rounds, in seconds, and the most memory that its process held."""
 
-    A floor is what the iteration's matrix multiplications alone take here; its share is of our time.
-    """
-
-    shared_trunk_ratio: float
-    separate_critic_ratio: float
-    seconds: dict[str, float]
-    fastest_seconds: dict[str, float]
-    slowest_seconds: dict[str, float]
-    cpu_seconds: dict[str, float]
-    phase_seconds: dict[str, dict[str, float]]
-    floor_seconds: dict[str, float]
-    floor_gflop: dict[str, float]
-    shared_trunk_floor_share: float
-    separate_critic_floor_share: float
-    peak_mib: dict[str, float]
-    optimizer_steps: dict[str, int]
-    response_tokens: dict[str, int]
-    pairs: int
+    ratio: float
+    """Of `seconds` to TRL's."""
+    seconds: float
+    fastest_seconds: float
+    slowest_seconds: float
+    cpu_seconds: float
+    phase_seconds: dict[str, float]
+    """Where the side tells."""
+    peak_mib: float
+    optimizer_steps: int
+    response_tokens: int
     threads: int
 
 
@@ -65,22 +58,18 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     shape = Shape()
-    result = compare(shape, arguments.pairs, arguments.threads)
-    print(json.dumps(asdict(result)) if arguments.json else table(shape, result))
+    with tempfile.TemporaryDirectory() as folder:
+        laps = run_sides(Path(folder), shape, arguments.pairs, arguments.threads)
+    found = {side: summarise(of_side, laps[TRL]) for side, of_side in laps.items()}
+    print(json.dumps({side: asdict(one) for side, one in found.items()}) if arguments.json else table(shape, found))
 
 
-def compare(shape: Shape, pairs: int, threads: int | None) -> Result:
-    """Return the comparison.
+def run_sides(folder: Path, shape: Shape, pairs: int, threads: int | None) -> dict[str, list[Lap]]:
+    """Return the laps of the three sides on models saved in `folder`.
 
     Raises:
         SystemExit: a side failed, or the sides did not do the same work.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        return summarise(shape, run_sides(Path(folder), shape, pairs, threads))
-
-
-def run_sides(folder: Path, shape: Shape, pairs: int, threads: int | None) -> dict[str, list[Lap]]:
-    """Return the laps of the three sides on models saved in `folder`."""
     from support import ours, trls
     from support.models import save_models
 
@@ -107,64 +96,40 @@ def require_same_work(shape: Shape, name: str, lap: Lap) -> None:
         )
 
 
-def summarise(shape: Shape, laps: dict[str, list[Lap]]) -> Result:
-    """Return the medians, and the floors as measured now."""
-    import torch
-    from support import floor
-
-    threads = laps[TRL][0].threads
-    torch.set_num_threads(threads)
-    seconds = {name: statistics.median(lap.seconds for lap in of_side) for name, of_side in laps.items()}
-    floors = {SHARED: floor.measure(shape, False), SEPARATE: floor.measure(shape, True)}
+def summarise(laps: Sequence[Lap], theirs: Sequence[Lap]) -> Result:
+    """Return what a side's laps come to, beside TRL's."""
+    seconds = statistics.median(lap.seconds for lap in laps)
+    last = laps[-1]
     return Result(
-        shared_trunk_ratio=seconds[SHARED] / seconds[TRL],
-        separate_critic_ratio=seconds[SEPARATE] / seconds[TRL],
+        ratio=seconds / statistics.median(lap.seconds for lap in theirs),
         seconds=seconds,
-        fastest_seconds={name: min(lap.seconds for lap in of_side) for name, of_side in laps.items()},
-        slowest_seconds={name: max(lap.seconds for lap in of_side) for name, of_side in laps.items()},
-        cpu_seconds={name: statistics.median(lap.cpu_seconds for lap in of_side) for name, of_side in laps.items()},
-        phase_seconds={name: _phases(of_side) for name, of_side in laps.items()},
-        floor_seconds={name: found.seconds for name, found in floors.items()},
-        floor_gflop={name: found.gflop for name, found in floors.items()},
-        shared_trunk_floor_share=floors[SHARED].seconds / seconds[SHARED],
-        separate_critic_floor_share=floors[SEPARATE].seconds / seconds[SEPARATE],
-        peak_mib={name: of_side[-1].peak_mib for name, of_side in laps.items()},
-        optimizer_steps={name: of_side[-1].optimizer_steps for name, of_side in laps.items()},
-        response_tokens={name: of_side[-1].response_tokens for name, of_side in laps.items()},
-        pairs=len(laps[TRL]),
-        threads=threads,
+        fastest_seconds=min(lap.seconds for lap in laps),
+        slowest_seconds=max(lap.seconds for lap in laps),
+        cpu_seconds=statistics.median(lap.cpu_seconds for lap in laps),
+        phase_seconds={name: statistics.median(lap.phases[name] for lap in laps) for name in last.phases},
+        peak_mib=last.peak_mib,
+        optimizer_steps=last.optimizer_steps,
+        response_tokens=last.response_tokens,
+        threads=last.threads,
     )
 
 
-def _phases(laps: Sequence[Lap]) -> dict[str, float]:
-    return {name: statistics.median(lap.phases[name] for lap in laps) for name in laps[0].phases}
-
-
-def table(shape: Shape, result: Result) -> str:
-    """Return the result for people."""
+def table(shape: Shape, found: Mapping[str, Result]) -> str:
+    """Return the results for people."""
     lines = [
-        f"{shape}; {result.threads} threads; medians of {result.pairs} rounds",
+        f"{shape}; {found[TRL].threads} threads; medians",
         "",
-        f"{'':18}{'seconds':>9}{'range':>17}{'CPU s':>8}{'over TRL':>10}{'floor share':>13}{'peak MiB':>10}{'steps':>7}"
-        f"{'tokens':>8}",
+        f"{'':18}{'seconds':>9}{'range':>17}{'CPU s':>8}{'over TRL':>10}{'peak MiB':>10}{'steps':>7}{'tokens':>8}",
     ]
-    ratios = {TRL: 1.0, SHARED: result.shared_trunk_ratio, SEPARATE: result.separate_critic_ratio}
-    shares = {SHARED: result.shared_trunk_floor_share, SEPARATE: result.separate_critic_floor_share}
-    names = {TRL: "TRL", SHARED: "ours, shared", SEPARATE: "ours, separate"}
-    for key, name in names.items():
-        span = f"{result.fastest_seconds[key]:.3f} to {result.slowest_seconds[key]:.3f}"
-        share = f"{shares[key]:.2f}" if key in shares else ""
+    for side, name in ((TRL, "TRL"), (SHARED, "ours, shared"), (SEPARATE, "ours, separate")):
+        one = found[side]
+        span = f"{one.fastest_seconds:.3f} to {one.slowest_seconds:.3f}"
         lines.append(
-            f"{name:18}{result.seconds[key]:9.3f}{span:>17}{result.cpu_seconds[key]:8.3f}{ratios[key]:10.2f}"
-            f"{share:>13}{result.peak_mib[key]:10.0f}{result.optimizer_steps[key]:7}{result.response_tokens[key]:8}"
+            f"{name:18}{one.seconds:9.3f}{span:>17}{one.cpu_seconds:8.3f}{one.ratio:10.2f}{one.peak_mib:10.0f}"
+            f"{one.optimizer_steps:7}{one.response_tokens:8}"
         )
-    lines.append("")
-    for key in (SHARED, SEPARATE):
-        phases = ", ".join(f"{name} {value:.3f}" for name, value in result.phase_seconds[key].items())
-        lines.append(
-            f"{names[key]:18}{phases}; its {result.floor_gflop[key]:.1f} GFLOP of matrix multiplications alone: "
-            f"{result.floor_seconds[key]:.3f} s"
-        )
+        if one.phase_seconds:
+            lines.append("  " + ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in one.phase_seconds.items()))
     return "\n".join(lines)
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from support import comparing, live, matching, recorded, recorded_summary, recording, replay_report
+from support.common import plain
 from support.recording import DEFAULT_AMOUNTS, OTHER_AMOUNT, Amount
 from support.replaying import MEASURED
-from support.rivals import rivals
 from support.traces import traces_of
 
 from ppo_core.errors import PPOTunerError
@@ -41,12 +41,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    record = commands.add_parser("record", help="train what is not recorded yet; may be killed, and run several times")
+    record = commands.add_parser("record", help="train what is not recorded yet; may be killed")
     record.add_argument("task", choices=BUILT_IN)
-    record.add_argument("--random", type=_whole, metavar="N", help="random configurations (reviews: 300, else 120)")
-    record.add_argument("--near-top", type=_whole, metavar="N", help="more of those near the top (reviews: 60, else 0)")
-    record.add_argument("--top", type=_whole, metavar="N", help="the best, to be repeated (reviews: 15, else 0)")
-    record.add_argument("--seeds", type=_whole, metavar="N", help="seeds of each of these, the first included (3)")
+    record.add_argument("--random", type=_positive, metavar="N", help="random configurations (reviews: 300, else 120)")
+    record.add_argument("--top", type=_positive, metavar="N", help="the best, to be repeated (reviews: 15, else 0)")
+    record.add_argument("--seeds", type=_positive, metavar="N", help="seeds of each of these, the first included (3)")
     record.add_argument("--workers", type=_positive, metavar="N", default=2, help="processes (2)")
     record.add_argument("--until", type=float, metavar="SECONDS", help="begin no run after this time")
     record.set_defaults(run=_record)
@@ -93,25 +92,17 @@ def _record(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    print(recorded_summary.summary(arguments.task))
+    print(recorded_summary.summary(recorded.read(recorded.file_of(arguments.task))))
     return 0
 
 
 def _replay(arguments: argparse.Namespace) -> int:
     runs = recorded.read(arguments.recording or recorded.file_of(arguments.task))
-    found = comparing.compare(
-        arguments.task,
-        traces_of(runs),
-        runs.spec,
-        rivals(),
-        MEASURED,
-        repeats=arguments.repeats,
-        workers=arguments.workers,
-        progress=_tell,
-    )
+    amount = {"repeats": arguments.repeats, "workers": arguments.workers}
+    found = comparing.compare(arguments.task, traces_of(runs), runs.spec, MEASURED, **amount, progress=_tell)
     print(replay_report.text(found))
     if arguments.json:
-        print(json.dumps(replay_report.as_json(found)))
+        print(json.dumps(plain(asdict(found))))
     return 0
 
 
@@ -145,7 +136,7 @@ def _restarts(arguments: argparse.Namespace) -> int:
     from support import restarting
 
     costs = restarting.measure(recording.built_in_study(arguments.task), arguments.rounds)
-    for name, seconds in asdict(costs).items():
+    for name, seconds in costs.items():
         print(f"{name:8}{seconds:8.3f} CPU-seconds")
     return 0
 
@@ -154,15 +145,9 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a whole number of at least 0")
-    return int(text)
-
-
 def _positive(text: str) -> int:
-    if _whole(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected at least 1")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a whole number of at least 1")
     return int(text)
 
 

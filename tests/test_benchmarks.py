@@ -1,13 +1,16 @@
-"""The benchmarks: each can be started, and `make gpu` measures what runs do."""
+"""The benchmarks: each can be started, a replay decides as a study does, and `make gpu` measures what runs do."""
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from ppo_core.errors import ConfigError
 from ppo_core.models import resolve_device
+from tuner.status import Status
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +18,8 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = sorted(BENCHMARKS.glob("*.py"))
 sys.path.insert(0, str(BENCHMARKS))  # as for the scripts there
 
-from support import cells  # noqa: E402
+from support import cells, comparing, recorded, recording, replaying  # noqa: E402
+from support.traces import traces_of  # noqa: E402
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -23,6 +27,63 @@ def test_a_benchmark_says_what_it_takes(script: Path) -> None:
     done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {script.name} ")
+
+
+@pytest.mark.parametrize(
+    ("rival", "best", "seconds", "completed", "paused"),
+    [
+        (replaying.ENDS, 0.818359375, 99.25475542199612, [0, 2, 3, 4, 5], 0),
+        (replaying.RANDOM, 0.828125, 101.07451973807812, [0, 2, 3, 4, 5], 0),
+        (replaying.OURS, 0.828125, 125.57422407057874, [2, 3, 6, 19], 17),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_replay_runs_recorded_trials_as_a_study_would(
+    rival: replaying.Rival, best: float, seconds: float, completed: list[int], paused: int
+) -> None:
+    recording = recorded.read(recorded.file_of("arithmetic"))
+    legs = replaying.Legs(rival, recording.spec, replaying.MEASURED)
+    course = replaying.replay(legs, traces_of(recording)[:30], budget=6)
+    statuses = list(course.statuses.values())
+    assert course.best == best
+    assert course.seconds == pytest.approx(seconds)
+    assert [number for number, status in enumerate(statuses) if status is Status.COMPLETED] == completed
+    assert statuses.count(Status.PAUSED) == paused
+
+
+def test_device_seconds_count_workers_that_wait() -> None:
+    recording = recorded.read(recorded.file_of("arithmetic"))
+    legs = replaying.Legs(replaying.RANDOM, recording.spec, replaying.MEASURED)
+    one, two = (replaying.replay(legs, traces_of(recording)[:3], workers=workers) for workers in (1, 2))
+    assert one.best == two.best
+    assert two.seconds > one.seconds
+
+
+def test_orders_draw_runs_by_their_weight() -> None:
+    pool = traces_of(recorded.read(recorded.file_of("reviews")))
+    drawn = [trace.name for order in comparing.orders(pool, 200) for trace in order]
+    light = [trace for trace in pool if trace.weight < 1]
+    share = sum(drawn.count(trace.name) for trace in light) / (200 * len(light))
+    assert share == pytest.approx(light[0].weight, abs=0.02)
+
+
+def test_a_recording_goes_on_with_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    study = recording.built_in_study("reviews")
+    tiny = replace(study, fixed={**study.fixed, "total_episodes": 64, "batch_size": 32})
+    monkeypatch.setattr(recording, "built_in_study", lambda task: tiny)
+    monkeypatch.setattr(recorded, "DATA", tmp_path)
+    assert recording.record("reviews", recording.Amount(random=1), 1, None) == 0
+    first = recorded.read(tmp_path / "reviews.parquet").runs
+    assert recording.record("reviews", recording.Amount(random=2, top=1, seeds=2), 1, None) == 0
+    runs = recorded.read(tmp_path / "reviews.parquet").runs
+    assert [run.name for run in first] == ["random-0000"]
+    assert [(run.kind, run.weight) for run in runs] == [("random", 1.0), ("random", 1.0), ("seed", 0.0)]
+    assert runs[0] == first[0]
+    assert runs[2].params == next(run for run in runs if run.name == runs[2].repeats).params
+    assert runs[2].seed == tiny.seed + 1
+    monkeypatch.setattr(recording, "built_in_study", lambda task: replace(tiny, seed=7))
+    with pytest.raises(ConfigError, match="another search space, seed"):
+        recording.record("reviews", recording.Amount(random=3), 1, None)
 
 
 def test_a_cell_is_measured_with_the_kernels_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """A store with one large made-up study, written in bulk: its last trial runs. Its trials in Optuna's storage, too."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -9,13 +11,21 @@ from sqlalchemy import create_engine, insert, select
 
 from ppo_core.report import StepReport
 from tuner.export.optuna import as_optuna, reference_config
+from tuner.search.prior import spread_params
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import Lease, Store, schema
 from tuner.store.trials import step_values
 
-from . import studies
-
+SEARCH: Mapping[str, Mapping[str, Any]] = {
+    "learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"},
+    "kl_coef": {"low": 0.01, "high": 0.3, "scale": "log"},
+    "lam": {"low": 0.8, "high": 1.0},
+    "cliprange": {"low": 0.1, "high": 0.3},
+    "vf_coef": {"low": 0.05, "high": 1.0},
+    "num_ppo_epochs": {"low": 1, "high": 8},
+}
+"""Six hyperparameters, β among them."""
 METRICS = (
     *("objective/kl_exact", "objective/kl", "objective/kl_coef", "objective/scores", "objective/scores_std"),
     *("objective/scores_q25", "objective/scores_q50", "objective/scores_q75", "objective/entropy"),
@@ -28,14 +38,10 @@ BATCH = 64
 _CHUNK = 100
 
 
-def make_spec(trials: int) -> StudySpec:
-    """Return a study of the reviews task."""
-    return studies.make_spec("large", trials, task="reviews")
-
-
 def write(path: Path, trials: int, steps: int) -> tuple[Store, Lease, int]:
     """Write the store and return it with the lease that this process holds, and the id of the trial that runs."""
-    spec = make_spec(trials)
+    table = {"name": "large", "task": "reviews", "trials": trials, "strategy": "full", "seed": 1, "search": SEARCH}
+    spec = StudySpec.from_dict(table, "benchmark")
     store = Store.open(str(path), create=True)
     study = store.create_study(spec.name, spec.to_dict())
     lease = store.acquire(spec.name)
@@ -89,14 +95,7 @@ def _alike(trial_id: int, rows: list[dict[str, object]]) -> list[dict[str, objec
 def _trial(
     study_id: int, spec: StudySpec, number: int, trials: int, steps: int, chance: np.random.Generator
 ) -> dict[str, object]:
-    params = {
-        "learning_rate": float(10 ** chance.uniform(-5, -3)),
-        "kl_coef": float(10 ** chance.uniform(-2, -0.5)),
-        "lam": float(chance.uniform(0.8, 1)),
-        "cliprange": float(chance.uniform(0.1, 0.3)),
-        "vf_coef": float(chance.uniform(0.05, 1)),
-        "num_ppo_epochs": int(chance.integers(1, 9)),
-    }
+    params = spread_params(spec.search, spec.seed, number, None)
     runs, now = number == trials - 1, time.time()
     kl = 4.0 + number % 13
     status = Status.RUNNING if runs else Status.PRUNED if kl > spec.kl_limit else Status.COMPLETED

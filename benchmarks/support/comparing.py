@@ -9,29 +9,24 @@ import numpy as np
 from scipy import stats
 
 from tuner.spec import StudySpec
+from tuner.status import Status
 
-from .replaying import Costs, Fate, Legs, Rival, begun, replay
-from .rivals import ENDS, OURS, RANDOM, prior_ratio
+from .replaying import ENDS, OURS, RANDOM, Costs, Legs, Rival, replay
 from .traces import Trace
 
+RIVALS = (ENDS, RANDOM, OURS)
 RANDOM_TRIALS = 32
 """Trials of the random search whose values are to be reached."""
 BUDGETS = (6, 12, 18, 32)
 """Of a study, in trials of full length."""
-STARTS = 8
-"""Trials that are drawn around the reference: four of each arm before the sampler has learned enough."""
 TOP_SHARE = 0.05
 """Share of the configurations that count as the best."""
-CONFIDENCE = 0.95
 RESAMPLES = 40
 """Pools of resampled runs for the intervals of the ratios."""
 RESAMPLE_REPEATS = 50
 """Orders of each of these pools."""
 LOSS_REPEATS = 8
 """Every so many repeats the whole pool is searched, for what a strategy never finishes."""
-
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,7 @@ class Spread:
     median: float
     low: float
     high: float
-    never: int = 0
+    never: int
     """Repeats in which it was never reached."""
 
     @classmethod
@@ -62,8 +57,8 @@ class Lost:
     """Share that is paused at a rung, over all repeats."""
     guard: float
     """Share that a rule ended, over all repeats."""
-    rung_bound: float
-    guard_bound: float
+    rung_at_most: float
+    guard_at_most: float
     """Highest share that so few configurations allow: see `upper_bound`, of those lost in most repeats."""
 
 
@@ -72,46 +67,17 @@ class Row:
     """One strategy. Device-seconds are in full-trial equivalents."""
 
     rival: Rival
-    to_ends: Spread
+    to_random_at_ends: Spread
     """To what the random search reaches at its trials' ends."""
-    to_best: Spread
+    to_random_at_best: Spread
     """To what it reaches at any checkpoint within the KL budget."""
-    at: dict[int, Spread]
+    value_at_budget: dict[int, Spread]
     """Best value at the end of a study, by its budget."""
-    spent: dict[int, float]
+    spent_at_budget: dict[int, float]
     """What that study took, by its budget: the median."""
-    lost: Lost
-    missing: int
+    never_finished: Lost
+    evaluations_missing: int
     """Evaluations that were asked for and not recorded, over all repeats."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All strategies over one pool."""
-
-    task: str
-    runs: int
-    repeats: int
-    workers: int
-    full_trial: float
-    """CPU-seconds of a trial of full length under the guard, with its evaluations: the median."""
-    targets: "Targets"
-    rows: tuple[Row, ...]
-    strategy_interval: Interval
-    total_interval: Interval
-    """Of the two ratios: see `ratio_intervals`."""
-
-    def row(self, rival: Rival) -> Row:
-        """Return a strategy's row."""
-        return next(row for row in self.rows if row.rival.name == rival.name)
-
-    def ratio_strategy(self, rival: Rival = OURS) -> float | None:
-        """Its device-seconds to the random search's median best, over random search's, both at the best checkpoint."""
-        return _ratio(self.row(rival).to_best.median, self.row(RANDOM).to_best.median)
-
-    def ratio_total(self, rival: Rival = OURS) -> float | None:
-        """Its device-seconds to what the random search's trials reach at their ends, over the cost of all of these."""
-        return _ratio(self.row(rival).to_ends.median, self.targets.cost / self.full_trial)
 
 
 @dataclass(frozen=True)
@@ -138,6 +104,39 @@ class Targets:
 
 
 @dataclass(frozen=True)
+class Ratio:
+    """Device-seconds of ours over a random search's, with the 90% interval over pools of resampled runs."""
+
+    ratio: float
+    """inf: what is to be reached is not reached in half of the orders."""
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, ratio: float, resampled: Sequence[float]) -> "Ratio":
+        """Return it with the interval of the resampled ones."""
+        return cls(ratio, *(float(np.quantile(resampled, q, method="inverted_cdf")) for q in (0.05, 0.95)))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All strategies over one pool."""
+
+    task: str
+    runs: int
+    repeats: int
+    workers: int
+    full_trial_seconds: float
+    """CPU-seconds of a trial of full length under the guard, with its evaluations: the median."""
+    random: Targets
+    strategies: tuple[Row, ...]
+    ratio_strategy: Ratio
+    """To the random search's median best, over random search's to the same, both at the best checkpoint."""
+    ratio_total: Ratio
+    """To what the random search's trials reach at their ends, over the cost of all of these."""
+
+
+@dataclass(frozen=True)
 class RandomSearch:
     """What a random search of the recorded runs takes, in device-seconds: medians over orders of them."""
 
@@ -148,16 +147,14 @@ class RandomSearch:
     """An episode of its trials."""
 
     @classmethod
-    def of(
-        cls, traces: Sequence[Trace], spec: StudySpec, costs: Costs, repeats: int = 100, seed: int = 0
-    ) -> "RandomSearch":
+    def of(cls, traces: Sequence[Trace], spec: StudySpec, costs: Costs, repeats: int = 100) -> "RandomSearch":
         """Return that of a pool."""
         full, at_ends = Legs(RANDOM, spec, costs), Legs(ENDS, spec, costs)
-        drawn = orders(traces, spec, None, repeats, seed)
+        drawn = orders(traces, repeats)
         targets = Targets.of(at_ends, full, drawn, workers=1)
         courses = [replay(full, order, workers=1, until=targets.best) for order in drawn]
-        walked = [full.of(trace, begun(0, trace.config, trace.params)) for trace in traces]
-        episode = sum(leg.seconds for leg in walked) / sum(leg.changes["episodes"] for leg in walked)
+        walked = [full.of(trace) for trace in traces]
+        episode = sum(leg.seconds for leg in walked) / sum(leg.left.episodes for leg in walked)
         return cls(targets, Spread.of(course.seconds_to(targets.best) for course in courses).median, episode)
 
 
@@ -165,41 +162,35 @@ def compare(
     task: str,
     traces: Sequence[Trace],
     spec: StudySpec,
-    rivals: Sequence[Rival],
     costs: Costs,
     *,
     repeats: int,
     workers: int,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None],
 ) -> Comparison:
-    """Return how strategies compare over the same `repeats` orders of the runs."""
-    full = Legs(RANDOM, spec, costs)
-    unit = weighted_median(
-        [full.of(trace, begun(0, trace.config, trace.params)).seconds for trace in traces],
-        [trace.weight for trace in traces],
-    )
-    at_ends, ours = Legs(ENDS, spec, costs), Legs(OURS, spec, costs)
-    even = orders(traces, spec, None, repeats, seed)
-    targets = Targets.of(at_ends, full, even, workers)
-    rows = []
-    for rival in rivals:
-        progress(rival.doc)
-        drawn = even if rival.prior is None else orders(traces, spec, rival.prior, repeats, seed)
-        rows.append(_row(Legs(rival, spec, costs), drawn, top(traces), targets, unit, workers))
+    """Return how RIVALS compare over the same `repeats` orders of the runs."""
+    at_ends, full, ours = legs = tuple(Legs(rival, spec, costs) for rival in RIVALS)
+    unit = weighted_median([full.of(trace).seconds for trace in traces], [trace.weight for trace in traces])
+    drawn = orders(traces, repeats)
+    targets = Targets.of(at_ends, full, drawn, workers)
+    rows, best = [], top(traces)
+    for one in legs:
+        progress(one.rival.doc)
+        rows.append(_row(one, drawn, best, targets, unit, workers))
     progress("the ratios over resampled runs")
-    intervals = ratio_intervals(traces, spec, (at_ends, full, ours), workers, resamples, seed)
-    return Comparison(task, len(traces), repeats, workers, unit, targets, tuple(rows), *intervals)
+    resampled = []
+    for sample in range(RESAMPLES):
+        chosen = np.random.default_rng([0, sample, 1]).integers(len(traces), size=len(traces))
+        pool = orders([traces[int(index)] for index in chosen], RESAMPLE_REPEATS, sample)
+        resampled.append(_ratios(at_ends, full, ours, pool, workers))
+    to_best = [row.to_random_at_best.median for row in rows]
+    found = _over(to_best[2], to_best[1]), _over(rows[2].to_random_at_ends.median, targets.cost / unit)
+    strategy, total = (Ratio.of(*both) for both in zip(found, zip(*resampled, strict=True), strict=True))
+    return Comparison(task, len(traces), repeats, workers, unit, targets, tuple(rows), strategy, total)
 
 
 def _row(
-    legs: Legs,
-    drawn: Sequence[Sequence[Trace]],
-    best: set[str],
-    targets: Targets,
-    unit: float,
-    workers: int,
+    legs: Legs, drawn: Sequence[Sequence[Trace]], best: set[str], targets: Targets, unit: float, workers: int
 ) -> Row:
     free = [replay(legs, order, workers=workers, until=max(targets.ends, targets.best)) for order in drawn]
     whole = [replay(legs, order, workers=workers) for order in drawn[::LOSS_REPEATS]]
@@ -210,57 +201,42 @@ def _row(
         Spread.of(course.seconds_to(targets.best) / unit for course in free),
         {budget: Spread.of(course.best for course in courses) for budget, courses in bounded.items()},
         {budget: Spread.of(c.seconds / unit for c in courses).median for budget, courses in bounded.items()},
-        lost([course.fates for course in whole], best),
+        lost([course.statuses for course in whole], best),
         sum(course.missing for course in whole),
     )
 
 
-def ratio_intervals(
-    traces: Sequence[Trace], spec: StudySpec, legs: tuple[Legs, Legs, Legs], workers: int, resamples: int, seed: int
-) -> tuple[Interval, Interval]:
-    """Return the 90% intervals of `ratio_strategy` and `ratio_total`: over pools resampled with replacement.
+def _ratios(
+    at_ends: Legs, full: Legs, ours: Legs, drawn: Sequence[Sequence[Trace]], workers: int
+) -> tuple[float, float]:
+    """Return `ratio_strategy` and `ratio_total` over some orders.
 
-    A pool holds few runs that reach the targets, so which of them it happens to hold decides much. `legs` are of the
-    random search read at its ends, of that read at its best checkpoints, and of ours.
+    A pool holds few runs that reach the targets, so which of them it happens to hold decides much.
     """
-    at_ends, full, ours = legs
-    found: list[tuple[float, float]] = []
-    for sample in range(resamples):
-        chosen = np.random.default_rng([seed, sample, 1]).integers(len(traces), size=len(traces))
-        drawn = orders([traces[int(index)] for index in chosen], spec, None, RESAMPLE_REPEATS, sample)
-        targets = Targets.of(at_ends, full, drawn, workers)
-        until = max(targets.ends, targets.best)
-        of_ours = [replay(ours, order, workers=workers, until=until) for order in drawn]
-        of_random = [replay(full, order, workers=workers, until=targets.best) for order in drawn]
-        to_best = Spread.of(course.seconds_to(targets.best) for course in of_ours).median
-        to_ends = Spread.of(course.seconds_to(targets.ends) for course in of_ours).median
-        random = Spread.of(course.seconds_to(targets.best) for course in of_random).median
-        found.append((_ratio(to_best, random) or math.inf, _ratio(to_ends, targets.cost) or math.inf))
-    strategy, total = (
-        tuple(float(np.quantile(ratios, q, method="inverted_cdf")) for q in (0.05, 0.95))
-        for ratios in zip(*found, strict=True)
-    )
-    return (strategy[0], strategy[1]), (total[0], total[1])
+    targets = Targets.of(at_ends, full, drawn, workers)
+    of_ours = [replay(ours, order, workers=workers, until=max(targets.ends, targets.best)) for order in drawn]
+    of_random = [replay(full, order, workers=workers, until=targets.best) for order in drawn]
+    to_best = Spread.of(course.seconds_to(targets.best) for course in of_ours).median
+    to_ends = Spread.of(course.seconds_to(targets.ends) for course in of_ours).median
+    random = Spread.of(course.seconds_to(targets.best) for course in of_random).median
+    return _over(to_best, random), _over(to_ends, targets.cost)
 
 
-def orders(traces: Sequence[Trace], spec: StudySpec, prior: float | None, repeats: int, seed: int) -> list[list[Trace]]:
+def _over(one: float, other: float) -> float:
+    return one / other if math.isfinite(one) and other > 0 else math.inf
+
+
+def orders(traces: Sequence[Trace], repeats: int, seed: int = 0) -> list[list[Trace]]:
     """Return the orders in which the repeats draw the runs, each without replacement.
 
     A run is in an order with a probability in proportion to its weight, so that each order is of a representative
-    sample. With a prior the first STARTS of an order are drawn in proportion to it, from the same sample.
+    sample.
     """
     weights = np.array([trace.weight for trace in traces])
-    ratios = None if prior is None else np.array([prior_ratio(spec, trace.params, prior) for trace in traces])
     found = []
     for repeat in range(repeats):
         random = np.random.default_rng([seed, repeat])
-        kept = np.flatnonzero(random.random(len(traces)) < weights / weights.max())
-        kept = random.permutation(kept)
-        if ratios is not None:
-            # Gumbel's noise on log-weights sorts as draws without replacement would.
-            noisy = np.log(ratios[kept]) + random.gumbel(size=len(kept))
-            starts = kept[np.argsort(-noisy)[:STARTS]]
-            kept = np.concatenate([starts, kept[~np.isin(kept, starts)]])
+        kept = random.permutation(np.flatnonzero(random.random(len(traces)) < weights / weights.max()))
         found.append([traces[int(index)] for index in kept])
     return found
 
@@ -283,23 +259,15 @@ def upper_bound(count: int, of: int) -> float:
     return 1.0 if count >= of else float(stats.beta.ppf(0.95, count + 1, of - count))
 
 
-def lost(fates: Sequence[Mapping[str, Fate]], best: set[str]) -> Lost:
+def lost(searches: Sequence[Mapping[str, Status]], best: set[str]) -> Lost:
     """Return what of the best configurations was never finished, over several searches of the whole pool."""
-    begun_, kinds = Counter[str](), {kind: Counter[str]() for kind in ("rung", "guard")}
-    for of_search in fates:
-        for name in best & of_search.keys():
-            begun_[name] += 1
-            if of_search[name] in kinds:
-                kinds[of_search[name]][name] += 1
-    total = begun_.total() or 1
-    mostly = {kind: sum(2 * found[name] > begun_[name] for name in begun_) for kind, found in kinds.items()}
-    return Lost(
-        len(begun_),
-        kinds["rung"].total() / total,
-        kinds["guard"].total() / total,
-        upper_bound(mostly["rung"], len(begun_)),
-        upper_bound(mostly["guard"], len(begun_)),
-    )
+    begun = Counter(name for search in searches for name in best & search.keys())
+    shares, bounds = [], []
+    for status in (Status.PAUSED, Status.PRUNED):
+        times = Counter(name for search in searches for name in best & search.keys() if search[name] is status)
+        shares.append(times.total() / (begun.total() or 1))
+        bounds.append(upper_bound(sum(2 * times[name] > begun[name] for name in begun), len(begun)))
+    return Lost(len(begun), *shares, *bounds)
 
 
 def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -307,7 +275,3 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
     ranked = np.argsort(values)
     mass = np.cumsum(np.asarray(weights)[ranked])
     return float(np.asarray(values)[ranked[np.searchsorted(mass, mass[-1] / 2)]])
-
-
-def _ratio(one: float, other: float) -> float | None:
-    return one / other if math.isfinite(one) and math.isfinite(other) and other > 0 else None

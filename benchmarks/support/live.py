@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
 from ppo_core.errors import ConfigError
@@ -31,11 +30,11 @@ from tuner.run import run_study
 from tuner.spec import StudySpec
 
 from .comparing import RandomSearch
+from .intervals import Interval
 
 RANDOM, PEER = "random search", "Optuna alone"
 FOLDER = Path("runs", "benchmarks", "search", "live")
 """Where results are kept, from the repository's root."""
-RESAMPLES = 2000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -68,46 +67,30 @@ class Result:
 
     def best(self, kl_budget: float, cpu_seconds: float = math.inf) -> float:
         """Return the best value of a trained checkpoint within the KL budget known by then; NaN without one."""
-        known = [
-            seen.reward
-            for seen in self.evaluations
-            if seen.step > 0 and seen.cpu_seconds <= cpu_seconds and is_within(seen.kl, seen.kl_se, kl_budget)
-        ]
+        known = (seen.reward for seen in self._within(kl_budget) if seen.cpu_seconds <= cpu_seconds)
         return max(known, default=math.nan)
 
     def reaches(self, value: float, kl_budget: float) -> float:
         """Return the CPU-seconds after which it knew a checkpoint within the KL budget worth `value`; inf: never."""
-        times = (
-            seen.cpu_seconds
-            for seen in self.evaluations
-            if seen.step > 0 and seen.reward >= value and is_within(seen.kl, seen.kl_se, kl_budget)
-        )
-        return min(times, default=math.inf)
+        return min((seen.cpu_seconds for seen in self._within(kl_budget) if seen.reward >= value), default=math.inf)
+
+    def _within(self, kl_budget: float) -> list[Seen]:
+        """Return the evaluations of trained checkpoints within the KL budget."""
+        return [seen for seen in self.evaluations if seen.step > 0 and is_within(seen.kl, seen.kl_se, kl_budget)]
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One side of the comparison."""
-
-    name: str
-    run: Callable[[StudySpec, Path, int, Path], Result]
-    """Given the study as its file says, that file, the seed, and an empty folder."""
-
-    @property
-    def folder(self) -> str:
-        """The name of the folder that its results are in."""
-        return self.name.replace(", ", "-").replace(" ", "-")
+Arms = Mapping[str, str | None]
+"""What is compared: by name its sampler; None: Optuna alone."""
 
 
-def arms(samplers: Sequence[str], peer: bool) -> list[Arm]:
+def arms(samplers: Sequence[str], peer: bool) -> Arms:
     """Return random search, ours with each sampler, and, where asked for, Optuna alone."""
-    ours = [Arm(f"ours, {name}", _Ours(f"ours, {name}", name, is_full=False)) for name in samplers]
-    others = [Arm(PEER, run_peer)] if peer else []
-    return [Arm(RANDOM, _Ours(RANDOM, "random", is_full=True)), *ours, *others]
+    ours = {f"ours, {name}": name for name in samplers}
+    return {RANDOM: "random", **ours, **({PEER: None} if peer else {})}
 
 
 def run_all(
-    sides: Sequence[Arm], spec: StudySpec, study: Path, studies: int, folder: Path, progress: Callable[[str], None]
+    sides: Arms, spec: StudySpec, study: Path, studies: int, folder: Path, progress: Callable[[str], None]
 ) -> dict[str, list[Result]]:
     """Return the results by arm; those that `folder` holds are not run again. The arms take turns.
 
@@ -120,20 +103,26 @@ def run_all(
         progress: Called for each study.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of all processes: CPU-seconds are compared
-    found: dict[str, list[Result]] = {arm.name: [] for arm in sides}
+    found: dict[str, list[Result]] = {arm: [] for arm in sides}
     for seed in range(studies):
-        for arm in sides:
-            path = folder / spec.name / f"budget-{spec.budget:g}" / arm.folder / f"{seed}.json"
+        for arm, sampler in sides.items():
+            name = arm.replace(", ", "-").replace(" ", "-")
+            path = folder / spec.name / f"budget-{spec.budget:g}" / name / f"{seed}.json"
             if not path.exists():
                 work = path.with_suffix("")
                 shutil.rmtree(work, ignore_errors=True)
                 work.mkdir(parents=True)
-                _write(path, arm.run(spec, study, seed, work))
+                if sampler is None:
+                    result = run_peer(spec, study, seed)
+                else:
+                    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+                        result = pool.submit(_run_ours, arm, _table(spec, arm, sampler, seed), seed, work).result()
+                _write(path, result)
                 shutil.rmtree(work)
             result = _read(path)
-            found[arm.name].append(result)
+            found[arm].append(result)
             value = result.best(spec.kl_budget)
-            progress(f"{arm.name}, seed {seed}: {value:.3f} in {result.cpu_seconds:.0f} CPU-seconds")
+            progress(f"{arm}, seed {seed}: {value:.3f} in {result.cpu_seconds:.0f} CPU-seconds")
     return found
 
 
@@ -151,46 +140,34 @@ def _read(path: Path) -> Result:
 # Ours and random search
 
 
-@dataclass(frozen=True)
-class _Ours:
-    """Runs a study of ours in a process of its own."""
+def _table(spec: StudySpec, arm: str, sampler: str, seed: int) -> dict[str, Any]:
+    """Return a study of ours: for its budget alone, on one thread, without starts of its own."""
+    left_out = ("trials", "start", "warm_start", "strategy")
+    table = {key: value for key, value in spec.to_dict().items() if key not in left_out}
+    table |= {"threads": 1, "device": "cpu", "seed": seed, "sampler": table["sampler"] | {"name": sampler}}
+    return table | ({"strategy": "full"} if arm == RANDOM else {})
 
-    arm: str
-    sampler: str
-    is_full: bool
-    """Whether every trial runs to its end, instead of the shipped strategy."""
 
-    def __call__(self, spec: StudySpec, study: Path, seed: int, folder: Path) -> Result:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(self.run, self.table(spec, seed), seed, folder).result()
+def _run_ours(arm: str, table: dict[str, Any], seed: int, folder: Path) -> Result:
+    """Run a study in this process, which does nothing else."""
+    spec = StudySpec.from_dict(table, "study")
+    seen: list[Seen] = []
+    trials: dict[int, int] = {}
 
-    def table(self, spec: StudySpec, seed: int) -> dict[str, Any]:
-        """Return the study's table: for its budget alone, on one thread, without starts of its own."""
-        left_out = ("trials", "start", "warm_start", "strategy")
-        found = {key: value for key, value in spec.to_dict().items() if key not in left_out}
-        found |= {"threads": 1, "device": "cpu", "seed": seed, "sampler": found["sampler"] | {"name": self.sampler}}
-        return found | ({"strategy": "full"} if self.is_full else {})
+    def note(event: Event) -> None:
+        if isinstance(event, TrialStepped):
+            trials[event.number] = event.report.episode
+            metrics = event.report.metrics
+            if event.report.is_evaluation:
+                numbers = (metrics["eval/reward"], metrics["eval/kl"], metrics["eval/kl_se"])
+                seen.append(Seen(_cpu_seconds(), event.number, event.report.step, *numbers))
 
-    def run(self, content: dict[str, Any], seed: int, folder: Path) -> Result:
-        """Run a study in this process, which does nothing else."""
-        spec = StudySpec.from_dict(content, "study")
-        seen: list[Seen] = []
-        trials: dict[int, int] = {}
-
-        def note(event: Event) -> None:
-            if isinstance(event, TrialStepped):
-                trials[event.number] = event.report.episode
-                metrics = event.report.metrics
-                if event.report.is_evaluation:
-                    numbers = (metrics["eval/reward"], metrics["eval/kl"], metrics["eval/kl_se"])
-                    seen.append(Seen(_cpu_seconds(), event.number, event.report.step, *numbers))
-
-        begin = time.monotonic()
-        storage = f"sqlite:///{folder / 'store.db'}"
-        if not run_study(spec, storage=storage, runs_folder=folder / "runs", workers=1, on_event=note):
-            raise ConfigError(f"{self.arm}, seed {seed}: the study was stopped before its end")
-        wall = time.monotonic() - begin
-        return Result(self.arm, seed, _cpu_seconds(), wall, sum(trials.values()), len(trials), tuple(seen))
+    begin = time.monotonic()
+    storage = f"sqlite:///{folder / 'store.db'}"
+    if not run_study(spec, storage=storage, runs_folder=folder / "runs", workers=1, on_event=note):
+        raise ConfigError(f"{arm}, seed {seed}: the study was stopped before its end")
+    wall = time.monotonic() - begin
+    return Result(arm, seed, _cpu_seconds(), wall, sum(trials.values()), len(trials), tuple(seen))
 
 
 def _cpu_seconds() -> float:
@@ -211,7 +188,7 @@ def _of_process(pid: int) -> float:
 # Optuna alone
 
 
-def run_peer(spec: StudySpec, study: Path, seed: int, folder: Path) -> Result:
+def run_peer(spec: StudySpec, study: Path, seed: int) -> Result:
     """Run `optuna_alone.py` in a process of its own."""
     script = Path(__file__).with_name("optuna_alone.py")
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
@@ -232,25 +209,6 @@ def run_peer(spec: StudySpec, study: Path, seed: int, folder: Path) -> Result:
 
 
 # What they came to
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean over studies with its 95% interval: percentiles of the means of resampled studies."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Interval":
-        """Return that of some values; NaN where one of them is."""
-        drawn = np.random.default_rng(0).choice(np.asarray(values, float), (RESAMPLES, len(values)))
-        low, high = np.quantile(drawn.mean(axis=1), (0.025, 0.975))
-        return cls(statistics.fmean(values), float(low), float(high))
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 @dataclass(frozen=True)
@@ -359,10 +317,10 @@ def table(moment: float, summaries: Sequence[Summary]) -> str:
     ]
     for one in summaries:
         lines.append(
-            f"{one.arm:20}{one.value!s:>24}{one.gain!s:>26}{one.speed:12.2f}{one.at_end!s:>26}"
+            f"{one.arm:20}{one.value.text(3):>24}{one.gain.text(3):>26}{one.speed:12.2f}{one.at_end.text(3):>26}"
             f"{one.cpu_seconds:8.0f}{one.trials:8g}"
         )
         if one.picked is not None:
-            lines.append(f"{'':20}{one.picked!s:>24}  as it picks: completed, within the budget at its end")
+            lines.append(f"{'':20}{one.picked.text(3):>24}  as it picks: completed, within the budget at its end")
     lines.append("time to it: median CPU-seconds to random search's mean value, as a share of the time that took.")
     return "\n".join(lines)

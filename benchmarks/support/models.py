@@ -5,19 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, pre_tokenizers
-from tokenizers.models import WordLevel
 from transformers import (
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
 )
 
 from .shape import Shape
+from .sizes import word_tokenizer
 
-PAD, EOS = "<pad>", "<eos>"
 _PROMPT_BATCHES = 4
 
 
@@ -32,7 +29,7 @@ class SavedModels:
 
 def save_models(folder: Path, shape: Shape) -> SavedModels:
     """Save a policy and a reward model of the shape with a word-level tokenizer; return them with random prompts."""
-    tokenizer = _tokenizer(shape)
+    tokenizer = word_tokenizer(shape.vocabulary)
     torch.manual_seed(0)
     models: dict[str, PreTrainedModel] = {
         "policy": GPT2LMHeadModel(gpt2_config(shape)),
@@ -62,16 +59,6 @@ def gpt2_config(shape: Shape) -> GPT2Config:
     )
 
 
-def _words(shape: Shape) -> list[str]:
-    return [f"w{i}" for i in range(2, shape.vocabulary)]
-
-
-def _tokenizer(shape: Shape) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(WordLevel({token: i for i, token in enumerate([PAD, EOS, *_words(shape)])}, unk_token=EOS))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS)
-
-
 def _prompts(shape: Shape) -> tuple[str, ...]:
-    rng, words = random.Random(0), _words(shape)
+    rng, words = random.Random(0), [f"w{i}" for i in range(2, shape.vocabulary)]
     return tuple(" ".join(rng.choices(words, k=shape.prompt_tokens)) for _ in range(_PROMPT_BATCHES * shape.episodes))

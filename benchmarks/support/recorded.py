@@ -1,33 +1,37 @@
 """Recorded runs: what runs of a task's search space reported, step by step, in one Parquet file. No torch.
 
-A row of the file is a step; what belongs to the run stands in each of its rows. The study that the runs are of, the
-region near the top and what the recording was made with are JSON in the file's metadata.
+A row of the file is a step; what belongs to the run stands in each of its rows. The study that the runs are of,
+and what the recording was made with, are JSON in the file's metadata.
 """
 
 import itertools
 import json
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.report import EvalReadings, StepReport
+from ppo_core.report import StepReport
+from tuner.guard import GuardSettings, GuardState, observe
 from tuner.scoring import Evaluations, best_within, is_finite
 from tuner.spec import StudySpec
+from tuner.status import Reason
 
 Kind = Literal["random", "near-top", "seed"]
-"""How a run came to be: drawn from the whole space, drawn from the region near the top, or another one's repeat."""
+"""How a run came to be: drawn from the whole space, or another one's repeat on another seed. The runs `near-top`, from
+the region where a surrogate had predicted the best, were drawn by an earlier version."""
 Cause = Literal["regular", "early", "watch"]
-"""Why an evaluation was made: by the trial's cadence, for a rung at 5% of the episodes, or by the budget's watch."""
+"""Why an evaluation was made: by the trial's cadence, after 5% of the episodes, or by the budget's watch."""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
+REGULAR: tuple[Cause, ...] = ("regular",)
+"""Why a trainer evaluates by itself."""
 OF_A_TRIAL: tuple[Cause, ...] = ("regular", "watch")
 """The evaluations that every trial has, whatever strategy runs it."""
 
@@ -43,9 +47,6 @@ class RecordedEvaluation:
     """Every reason that there was for it."""
     metrics: Mapping[str, float]
     """`eval/*`."""
-    rewards: tuple[float, ...]
-    """Of each eval prompt, in half precision, as the KLs."""
-    kls: tuple[float, ...]
     cpu_seconds: float
     """Of step 0: 0 where its process had evaluated the SFT policy before."""
 
@@ -60,7 +61,7 @@ class RecordedStep:
     """What the guard reads, but for `eval/*`."""
     cpu_seconds: float
     """Of training: without the evaluation."""
-    evaluation: RecordedEvaluation | None = None
+    evaluation: RecordedEvaluation | None
 
     def evaluation_for(self, causes: Collection[Cause]) -> RecordedEvaluation | None:
         """Return the step's evaluation if it was made for one of `causes`."""
@@ -70,10 +71,7 @@ class RecordedStep:
     def report(self, causes: Collection[Cause] = CAUSES) -> StepReport:
         """Return the step's report, with its evaluation if it was made for one of `causes`."""
         found = self.evaluation_for(causes)
-        if found is None:
-            return StepReport(self.step, self.episode, dict(self.metrics))
-        readings = EvalReadings(found.rewards, found.kls, ())
-        return StepReport(self.step, self.episode, {**self.metrics, **found.metrics}, readings=readings)
+        return StepReport(self.step, self.episode, {**self.metrics, **({} if found is None else found.metrics)})
 
 
 @dataclass(frozen=True)
@@ -91,16 +89,12 @@ class RecordedRun:
     config: Mapping[str, HyperValue]
     steps: tuple[RecordedStep, ...]
     """From step 0, the SFT policy's evaluation."""
-    stopped: str = ""
+    stopped: str
     """Why it came to no end: what it raised, or which metric was not finite; empty where it ran to the end."""
-    weight: float = 1.0
+    weight: float
     """How many runs of a random search it stands for; 0 for a repeat."""
-    repeats: str = ""
+    repeats: str
     """The name of the run that it repeats on another seed."""
-
-    def reports(self, causes: Collection[Cause] = CAUSES) -> Iterator[StepReport]:
-        """Yield the steps' reports, with the evaluations that were made for one of `causes`."""
-        return (step.report(causes) for step in self.steps)
 
     def rows(self, causes: Collection[Cause] = OF_A_TRIAL) -> Evaluations:
         """Return the evaluations that were made for one of `causes` as a store does."""
@@ -110,13 +104,13 @@ class RecordedRun:
             if (found := step.evaluation_for(causes)) is not None
         ]
 
-    def best_within(self, kl_budget: float, causes: Collection[Cause] = OF_A_TRIAL) -> float | None:
+    def best_within(self, kl_budget: float) -> float | None:
         """Return the highest eval reward within the budget, or None if there is none."""
-        return best_within(self.rows(causes), kl_budget).value
+        return best_within(self.rows(), kl_budget).value
 
     def value_at_end(self) -> float | None:
         """Return the mean eval reward of the last two regular evaluations."""
-        return mean_at_end(self.rows(("regular",)), "eval/reward")
+        return mean_at_end(self.rows(REGULAR), "eval/reward")
 
     @property
     def total_episodes(self) -> int:
@@ -129,26 +123,31 @@ class RecordedRun:
         return sum(s.cpu_seconds + (s.evaluation.cpu_seconds if s.evaluation else 0.0) for s in self.steps)
 
 
+def guarded(run: RecordedRun, settings: GuardSettings) -> tuple[list[StepReport], Reason | None]:
+    """Return a run's reports as a study would have had them, up to where the guard ends it, and why it does."""
+    seen, state, reason, total = list[StepReport](), GuardState(), None, run.total_episodes
+    for step in run.steps:
+        seen.append(step.report(OF_A_TRIAL))
+        state, reason = observe(settings, state, seen[-1], total)
+        if reason is not None:
+            break
+    return seen, reason
+
+
 @dataclass(frozen=True)
 class Recording:
     """The recorded runs of one task."""
 
     study: Mapping[str, Any]
     """The study whose space, seed, threads, KL budget and KL limit they are of: what `StudySpec.to_dict` returned."""
-    runs: tuple[RecordedRun, ...] = ()
-    region: Mapping[str, Any] | None = None
-    """Where the runs near the top were drawn from (see `support.pool.Region`)."""
-    provenance: tuple[Mapping[str, Any], ...] = field(default=())
+    runs: tuple[RecordedRun, ...]
+    provenance: tuple[Mapping[str, Any], ...]
     """What made it: an entry for each commit, command, machine or version of a library."""
 
     @property
     def spec(self) -> StudySpec:
         """The study."""
         return StudySpec.from_dict(self.study, "recording")
-
-    def named(self, name: str) -> RecordedRun:
-        """Return the run of this name; KeyError if there is none."""
-        return {run.name: run for run in self.runs}[name]
 
 
 # The file.
@@ -160,31 +159,11 @@ def file_of(task: str) -> Path:
 
 
 _METADATA = b"ppo_tuner_recording"
-_RUN = pa.schema(
-    [
-        ("run", pa.string()),
-        ("kind", pa.string()),
-        ("number", pa.int32()),
-        ("seed", pa.int64()),
-        ("weight", pa.float64()),
-        ("repeats", pa.string()),
-        ("stopped", pa.string()),
-        ("params", pa.string()),
-        ("config", pa.string()),
-    ]
-)
-_STEP = pa.schema(
-    [
-        ("step", pa.int32()),
-        ("episode", pa.int32()),
-        ("cpu_seconds", pa.float32()),
-        ("eval_causes", pa.list_(pa.string())),
-        ("eval_cpu_seconds", pa.float32()),
-        ("eval_rewards", pa.list_(pa.float16())),
-        ("eval_kls", pa.list_(pa.float16())),
-    ]
-)
-_FIXED = {*_RUN.names, *_STEP.names}
+_OF_RUN = ("kind", "number", "seed", "weight", "repeats", "stopped")
+"""The columns that hold a run as it is."""
+_OTHERS = {"run", "params", "config", "step", "episode", "cpu_seconds", "eval_causes", "eval_cpu_seconds"}
+_UNREAD = ("eval_rewards", "eval_kls")
+"""Columns of older recordings."""
 
 
 def mean_at_end(evaluations: Evaluations, metric: str) -> float | None:
@@ -199,19 +178,12 @@ def write(path: Path, recording: Recording) -> None:
     Two processes must not write the same file at once.
     """
     part = path.with_name(f".{path.name}.part")
-    metadata = {"study": recording.study, "region": recording.region, "provenance": recording.provenance}
-    table = _table(recording.runs).replace_schema_metadata({_METADATA: json.dumps(metadata, sort_keys=True).encode()})
-    floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
-    readings = [f"{name}.list.element" for name in ("eval_rewards", "eval_kls")]
+    metadata = {"study": recording.study, "provenance": recording.provenance}
+    rows = [row for run in recording.runs for row in _rows(run)]
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain.from_iterable(rows))}
+    table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(metadata, sort_keys=True).encode()})
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(
-        table,
-        part,
-        compression="zstd",
-        compression_level=19,
-        use_dictionary=[*_RUN.names, "eval_causes.list.element"],
-        use_byte_stream_split=[*(name for name in floats if name not in _RUN.names), *readings],
-    )
+    pq.write_table(table, part, compression="zstd", compression_level=19)
     part.replace(path)
 
 
@@ -233,36 +205,17 @@ def read(path: Path) -> Recording:
     if metadata is None:
         raise ConfigError(f"{path.name} is not a recording: its metadata says nothing of a study")
     about = json.loads(metadata)
-    return Recording(about["study"], tuple(_runs(table)), about["region"], tuple(about["provenance"]))
-
-
-def _table(runs: Sequence[RecordedRun]) -> pa.Table:
-    metrics = dict.fromkeys(name for run in runs for step in run.steps for name in _numbers(step))
-    schema = pa.schema([*_RUN, *_STEP, *((name, pa.float32()) for name in metrics)])
-    rows = [row for run in runs for row in _rows(run)]
-    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
+    return Recording(about["study"], tuple(_runs(table)), tuple(about["provenance"]))
 
 
 def _rows(run: RecordedRun) -> Iterator[dict[str, Any]]:
-    of_run = {
-        "run": run.name,
-        "kind": run.kind,
-        "number": run.number,
-        "seed": run.seed,
-        "weight": run.weight,
-        "repeats": run.repeats,
-        "stopped": run.stopped,
-        "params": json.dumps(dict(run.params)),
-        "config": json.dumps(dict(run.config)),
-    }
+    of_run = {name: getattr(run, name) for name in _OF_RUN}
+    of_run |= {"run": run.name, "params": json.dumps(dict(run.params)), "config": json.dumps(dict(run.config))}
     for step in run.steps:
         row = {**of_run, "step": step.step, "episode": step.episode, "cpu_seconds": step.cpu_seconds, **_numbers(step)}
         if step.evaluation is not None:
             row["eval_causes"] = list(step.evaluation.causes)
             row["eval_cpu_seconds"] = step.evaluation.cpu_seconds
-            row["eval_rewards"] = np.asarray(step.evaluation.rewards, np.float16)
-            row["eval_kls"] = np.asarray(step.evaluation.kls, np.float16)
         yield row
 
 
@@ -272,24 +225,17 @@ def _numbers(step: RecordedStep) -> Mapping[str, float]:
 
 def _runs(table: pa.Table) -> Iterator[RecordedRun]:
     """Yield the runs of a table, in which the steps of each stand together and in order."""
-    metrics = [name for name in table.column_names if name not in _FIXED]
-    plain = [name for name in table.column_names if name not in ("eval_rewards", "eval_kls")]
-    columns = {name: table.column(name).to_pylist() for name in plain}
-    columns |= {name: _lists(table.column(name)) for name in ("eval_rewards", "eval_kls")}
-    names = columns["run"]
-    start = 0
-    for end in range(1, len(names) + 1):
-        if end < len(names) and names[end] == names[start]:
-            continue
-        steps = tuple(_step(columns, metrics, row) for row in range(start, end))
+    columns = {name: table.column(name).to_pylist() for name in table.column_names if name not in _UNREAD}
+    metrics = [name for name in columns if name not in _OTHERS and name not in _OF_RUN]
+    for name, found in itertools.groupby(range(len(table)), key=columns["run"].__getitem__):
+        places = list(found)
         yield RecordedRun(
-            name=names[start],
-            params=json.loads(columns["params"][start]),
-            config=json.loads(columns["config"][start]),
-            steps=steps,
-            **{name: columns[name][start] for name in ("kind", "number", "seed", "weight", "repeats", "stopped")},
+            name=name,
+            params=json.loads(columns["params"][places[0]]),
+            config=json.loads(columns["config"][places[0]]),
+            steps=tuple(_step(columns, metrics, place) for place in places),
+            **{name: columns[name][places[0]] for name in _OF_RUN},
         )
-        start = end
 
 
 def _step(columns: Mapping[str, Sequence[Any]], metrics: Sequence[str], row: int) -> RecordedStep:
@@ -298,17 +244,6 @@ def _step(columns: Mapping[str, Sequence[Any]], metrics: Sequence[str], row: int
     causes = columns["eval_causes"][row]
     evaluation = None
     if causes is not None:
-        rewards, kls = columns["eval_rewards"][row], columns["eval_kls"][row]
-        evaluation = RecordedEvaluation(tuple(causes), evaluated, rewards, kls, columns["eval_cpu_seconds"][row])
+        evaluation = RecordedEvaluation(tuple(causes), evaluated, columns["eval_cpu_seconds"][row])
     trained = {name: value for name, value in numbers.items() if name not in evaluated}
     return RecordedStep(columns["step"][row], columns["episode"][row], trained, columns["cpu_seconds"][row], evaluation)
-
-
-def _lists(column: pa.ChunkedArray) -> list[tuple[float, ...]]:
-    """Return a column of lists of half-precision numbers as tuples; null is empty."""
-    lists: list[tuple[float, ...]] = []
-    for chunk in column.chunks:
-        numbers = chunk.values.to_numpy(zero_copy_only=False)
-        offsets = chunk.offsets.to_numpy()
-        lists += [tuple(numbers[low:high].tolist()) for low, high in itertools.pairwise(offsets)]
-    return lists

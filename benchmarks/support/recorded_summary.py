@@ -5,27 +5,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from tuner.strategies import rung_episodes
 
-from ppo_core.hyperparameters import PPOConfig
 from ppo_core.kl_budget import is_within
 from tuner.confirmed import LEAST_RANKED, rank_correlation
-from tuner.guard import GuardSettings, GuardState, observe
 from tuner.scoring import rung_score
 from tuner.spec import StudySpec
 
-from . import recorded
-from .recorded import RecordedRun, Recording
+from .recorded import CAUSES, RecordedRun, Recording, guarded
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
-def summary(task: str) -> str:
-    """Return what is recorded of a task, as lines; ConfigError where nothing is."""
-    return describe(recorded.read(recorded.file_of(task)))
-
-
-def describe(recording: Recording) -> str:
+def summary(recording: Recording) -> str:
     """Return what is recorded, as lines. Shares and quantiles are of the random runs alone."""
     spec = recording.spec
     randoms = [run for run in recording.runs if run.kind == "random"]
@@ -43,9 +34,8 @@ def describe(recording: Recording) -> str:
         f"  value at the end:       {_quantiles(end[run.name] for run in randoms if run.name in end)}",
     ]
     lines += _foretold(spec, [run for run in randoms if run.name in best], best)
-    if recording.region is not None:
-        near = [best[run.name] for run in recording.runs if run.kind == "near-top" and run.name in best]
-        lines.append(f"near the top ({recording.region['probability']:.0%} of the space): {_quantiles(near)}")
+    near = [best[run.name] for run in recording.runs if run.kind == "near-top" and run.name in best]
+    lines += [f"near the top: {_quantiles(near)}"] if near else []
     return "\n".join([*lines, *_spreads(recording.runs, best)])
 
 
@@ -62,16 +52,6 @@ def returns(run: RecordedRun, kl_budget: float) -> bool:
             return True
         was_over = was_over or row["eval/kl"] > kl_budget
     return False
-
-
-def stopped_by(guard: GuardSettings, run: RecordedRun) -> str | None:
-    """Return the rule by which the guard would have stopped the run, or None."""
-    state = GuardState()
-    for report in run.reports(recorded.OF_A_TRIAL):
-        state, reason = observe(guard, state, report, run.total_episodes)
-        if reason is not None:
-            return reason.rule
-    return None
 
 
 def seed_spreads(runs: Sequence[RecordedRun], values: dict[str, float]) -> list[float]:
@@ -124,12 +104,13 @@ def _rank(pairs: Sequence[tuple[float, float]]) -> str:
 
 
 def _rung(run: RecordedRun, share: float) -> int:
-    return rung_episodes(PPOConfig.from_dict(run.config), share) or run.total_episodes
+    """Return the episodes at a rung there: the first iteration's end at or after the share, the second's at least."""
+    return next(step.episode for step in run.steps[2:] if step.episode >= share * run.total_episodes - 1e-9)
 
 
 def _rung_score(spec: StudySpec, run: RecordedRun, share: float) -> float:
     until = _rung(run, share)
-    rows = [row for row in run.rows(recorded.CAUSES) if row["episode"] <= until]
+    rows = [row for row in run.rows(CAUSES) if row["episode"] <= until]
     return rung_score(rows, spec.kl_budget, run.total_episodes) or 0.0
 
 
@@ -148,7 +129,7 @@ def _kinds(runs: Sequence[RecordedRun]) -> str:
 
 
 def _stops(spec: StudySpec, runs: Sequence[RecordedRun]) -> str:
-    rules = Counter(rule for run in runs if (rule := stopped_by(spec.guard, run)) is not None)
+    rules = Counter(reason.rule for run in runs if (reason := guarded(run, spec.guard)[1]) is not None)
     by_rule = ", ".join(f"{rule} {count}" for rule, count in rules.most_common())
     return f"{rules.total()}" + (f" ({by_rule})" if by_rule else "")
 

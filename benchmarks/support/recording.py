@@ -1,52 +1,44 @@
-"""Records the runs of a task's search space to their ends, in several processes that may be killed at any moment.
+"""Trains configurations to their ends, whatever the guard would say, and records what they reported.
 
-Each finished run is a file in the working folder. A process claims a run by a lock on a file, which ends with the
-process, so a run that was interrupted is run again. The recording's file is rewritten from the finished runs as
-they come in; where the working folder is gone, the recording continues from it.
+A recording's file is rewritten every few runs, so a recording that is killed goes on with what is missing.
 """
 
 import datetime
-import json
+import functools
 import math
 import multiprocessing
 import os
 import platform
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any, get_args
 
-from filelock import FileLock, Timeout
-
 from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError
-from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import StepReport, Trainer
 from ppo_core.task_file import get_task
 from tuner.budget_watch import WatchState, watch
 from tuner.guard import CORE, READ
-from tuner.spec import StudySpec
+from tuner.search.propose import propose
+from tuner.spec import SamplerSpec, StudySpec
+from tuner.store import TrialRow
 
-from . import pool, recorded
+from . import recorded
+from .common import commit, made_up
 from .recorded import Cause, Kind, RecordedEvaluation, RecordedRun, RecordedStep, Recording
 
 ROOT = Path(__file__).parents[2]
 EARLY = 0.05
-"""Share of the episodes after which there is an evaluation for a strategy's rung."""
+"""Share of the episodes after which there is an early evaluation."""
 EVALUATIONS = 10
 """Regular evaluations after step 0's."""
 WRITE_EVERY = 10
 """Finished runs after which the recording's file is rewritten."""
-POLL_SECONDS = 5.0
-"""How often a process with nothing to claim looks whether others have finished."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +46,13 @@ class Amount:
     """How many runs are wanted."""
 
     random: int
-    near_top: int = 0
     top: int = 0
     """How many of the best are repeated on other seeds."""
     seeds: int = 3
     """Seeds of each of these, its first one included."""
 
 
-DEFAULT_AMOUNTS = {"reviews": Amount(random=300, near_top=60, top=15)}
+DEFAULT_AMOUNTS = {"reviews": Amount(random=300, top=15)}
 OTHER_AMOUNT = Amount(random=120)
 
 
@@ -75,17 +66,6 @@ class Planned:
     params: Mapping[str, HyperValue]
     seed: int
     repeats: str = ""
-
-
-MakeTrainer = Callable[[PPOConfig, str], Trainer]
-"""Makes the trainer of a configuration on a task."""
-
-
-def make_ppo(config: PPOConfig, task: str) -> Trainer:
-    """Return the PPO trainer of a configuration, on the CPU."""
-    from ppo_core.trainer import ppo_trainer  # imports torch
-
-    return ppo_trainer(config, task, device="cpu")
 
 
 def built_in_study(task: str) -> StudySpec:
@@ -107,15 +87,18 @@ def built_in_study(task: str) -> StudySpec:
 # One run.
 
 
-def record_run(spec: StudySpec, planned: Planned, make_trainer: MakeTrainer) -> RecordedRun:
+def record_run(spec: StudySpec, planned: Planned) -> RecordedRun:
     """Train one configuration to its end, whatever the guard would say, and return what it reported.
 
     It is evaluated at step 0 and every tenth of its episodes, also at the first step after EARLY of them, and where
     the watch on the KL budget says so. It stops where it raises, or where a core metric is not finite.
     """
-    config = run_config(spec, planned)
+    from ppo_core.trainer import ppo_trainer  # imports torch
+
+    config = replace(spec.config(planned.params), seed=planned.seed)
+    config = replace(config, eval_every_episodes=max(1, config.total_episodes // EVALUATIONS))
     early = math.ceil(EARLY * config.total_episodes)
-    trainer = make_trainer(config, spec.task)
+    trainer = ppo_trainer(config, spec.task, device="cpu")
     steps: list[RecordedStep] = []
     state, stopped = WatchState(), ""
     clock, reports = _Clock(trainer), iter(trainer)
@@ -153,14 +136,9 @@ def record_run(spec: StudySpec, planned: Planned, make_trainer: MakeTrainer) -> 
         config.to_dict(),
         tuple(steps),
         stopped,
-        repeats=planned.repeats,
+        0.0 if planned.repeats else 1.0,
+        planned.repeats,
     )
-
-
-def run_config(spec: StudySpec, planned: Planned) -> PPOConfig:
-    """Return a run's configuration."""
-    config = replace(spec.config(planned.params), seed=planned.seed)
-    return replace(config, eval_every_episodes=max(1, config.total_episodes // EVALUATIONS))
 
 
 class _Clock:
@@ -195,8 +173,7 @@ def _step(report: StepReport, causes: tuple[Cause, ...], seconds: float, evaluat
     evaluation = None
     if report.is_evaluation:
         metrics = {name: value for name, value in report.metrics.items() if name.startswith("eval/")}
-        rewards, kls = (report.readings.rewards, report.readings.kls) if report.readings else ((), ())
-        evaluation = RecordedEvaluation(causes, metrics, rewards, kls, evaluation_seconds)
+        evaluation = RecordedEvaluation(causes, metrics, evaluation_seconds)
     metrics = {name: report.metrics[name] for name in READ if name in report.metrics and not name.startswith("eval/")}
     return RecordedStep(report.step, report.episode, metrics, seconds, evaluation)
 
@@ -212,124 +189,87 @@ def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}"[:200]
 
 
-# The working folder.
+def train(spec: StudySpec, planned: Sequence[Planned], workers: int, until: float = math.inf) -> Iterator[RecordedRun]:
+    """Yield runs as they end, trained in so many processes of one thread; none begins after the time `until`."""
+    if not planned:
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        for run in pool.imap_unordered(functools.partial(_train, spec, until), planned):
+            if run is not None:
+                yield run
 
 
-@dataclass(frozen=True)
-class Workshop:
-    """A task's finished runs and claims, and the recording's file that is written from them."""
+def _train(spec: StudySpec, until: float, planned: Planned) -> RecordedRun | None:
+    import torch
 
-    spec: StudySpec
-    file: Path
-    """The recording."""
-    folder: Path
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    """What its runs are made with now."""
+    torch.set_num_threads(1)
+    return record_run(spec, planned) if time.time() < until else None
 
-    def open(self) -> None:
-        """Make the folder; where it lacks runs that the recording has, take them from there.
 
-        Raises:
-            ConfigError: the recording, or what the folder holds, is of another space.
-        """
-        (self.folder / "finished").mkdir(parents=True, exist_ok=True)
-        (self.folder / "claims").mkdir(exist_ok=True)
-        with self._lock("writing"):
-            finished = self.finished()
-            for path in (self._path(name) for name in sorted(finished)[:1]):
-                self._require_same_space(path, recorded.read(path))
-            if not self.file.exists():
-                return
-            old = recorded.read(self.file)
-            self._require_same_space(self.file, old)
-            for run in old.runs:
-                if run.name not in finished:
-                    self._write_one(run, old.provenance)
-            if old.region is not None and not self._region_file.exists():
-                _write_text(self._region_file, json.dumps(old.region))
+# A recording.
 
-    def finished(self) -> set[str]:
-        """Return the names of the finished runs."""
-        return {path.stem for path in (self.folder / "finished").glob("*.parquet")}
 
-    def runs(self) -> list[RecordedRun]:
-        """Return the finished runs."""
-        return [run for part in self._parts() for run in part.runs]
+def record(task: str, amount: Amount, workers: int, seconds: float | None) -> int:
+    """Record what is missing of a task's runs in `workers` processes, and return the exit status.
 
-    def region(self) -> pool.Region:
-        """Return the region near the top, which is found once, from the random runs that are finished then."""
-        with self._lock("region"):
-            found = self._known_region()
-            if found is None:
-                found = pool.find_region(self.spec, [run for run in self.runs() if run.kind == "random"])
-                _write_text(self._region_file, json.dumps(found.to_dict()))
-            return found
+    Begins no run after so many `seconds`, if they are given.
 
-    @contextmanager
-    def claimed(self, names: Iterable[str]) -> Iterator[str | None]:
-        """Hold the first of `names` that is neither finished nor held by another process; None if there is none."""
-        for name in names:
-            lock = self._lock(name)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                continue
-            try:
-                if name not in self.finished():
-                    yield name
-                    return
-            finally:
-                lock.release()
-        yield None
+    Raises:
+        ConfigError: there is a recording of another space, or one that must not grow.
+    """
+    spec, file = built_in_study(task), recorded.file_of(task)
+    old = recorded.read(file) if file.exists() else Recording(spec.to_dict(), (), ())
+    if _identity(old.study) != _identity(spec.to_dict()):
+        raise ConfigError(
+            f"{file.name} is of another search space, seed, KL budget or number of threads than the study has now; to "
+            "record again, move it away"
+        )
+    runs = {run.name: run for run in old.runs}
+    until = math.inf if seconds is None else time.time() + seconds
+    for plan in (_randoms, _repeats):
+        left = {one.name: one for one in plan(spec, amount, list(runs.values())) if one.name not in runs}
+        if left and any(run.kind == "near-top" for run in old.runs):
+            raise ConfigError(f"{file.name} has weights, which further runs would change; move it away to record again")
+        for run in train(spec, list(left.values()), workers, until):
+            print(_line(run, spec.kl_budget), flush=True)
+            del left[run.name]
+            runs[run.name] = run
+            if not left or len(runs) % WRITE_EVERY == 0:
+                _write(file, spec, old, runs.values())
+        if left:  # the time is over
+            _write(file, spec, old, runs.values())
+            break
+    print(f"{len(runs)} runs are recorded")
+    return 0
 
-    def finish(self, run: RecordedRun) -> None:
-        """Note a run as finished; at every WRITE_EVERY-th one rewrite the recording."""
-        self._write_one(run, (self.provenance,))
-        if len(self.finished()) % WRITE_EVERY == 0:
-            self.assemble()
 
-    def assemble(self) -> None:
-        """Write the recording from the finished runs, with their weights."""
-        with self._lock("writing"):
-            parts, region = self._parts(), self._known_region()
-            runs = sorted((run for part in parts for run in part.runs), key=_order)
-            weights = pool.weights(self.spec, region, runs)
-            made = {json.dumps(entry, sort_keys=True): entry for part in parts for entry in part.provenance}
-            recording = Recording(
-                self.spec.to_dict(),
-                tuple(replace(run, weight=weights[run.name]) for run in runs),
-                None if region is None else region.to_dict(),
-                tuple(made[key] for key in sorted(made)),
-            )
-            if runs:
-                recorded.write(self.file, recording)
+def _write(file: Path, spec: StudySpec, old: Recording, runs: Iterable[RecordedRun]) -> None:
+    made = _provenance(spec)
+    provenance = (*(one for one in old.provenance if one != made), made)
+    recorded.write(file, Recording(spec.to_dict(), tuple(sorted(runs, key=_order)), provenance))
 
-    def _require_same_space(self, path: Path, found: Recording) -> None:
-        if _identity(found.study) != _identity(self.spec.to_dict()):
-            raise ConfigError(
-                f"{path.name} is of another search space, seed, KL budget or number of threads than the study has "
-                f"now; to record again, move away {self.file.name} and the folder of finished runs, {self.folder}"
-            )
 
-    def _parts(self) -> list[Recording]:
-        return [recorded.read(self._path(name)) for name in sorted(self.finished())]
+def _randoms(spec: StudySpec, amount: Amount, runs: Sequence[RecordedRun]) -> list[Planned]:
+    """Return what a random search of the study proposes."""
+    random = replace(spec, sampler=SamplerSpec(name="random"))
+    rows, found = list[TrialRow](), list[Planned]()
+    for number in range(amount.random):
+        params = propose(random, rows, number)
+        rows.append(made_up({}, params, number=number))
+        found.append(Planned(f"random-{number:04d}", "random", number, params, spec.seed))
+    return found
 
-    def _write_one(self, run: RecordedRun, provenance: Sequence[Mapping[str, Any]]) -> None:
-        recorded.write(self._path(run.name), Recording(self.spec.to_dict(), (run,), None, tuple(provenance)))
 
-    def _known_region(self) -> pool.Region | None:
-        file = self._region_file
-        return pool.Region.from_dict(json.loads(file.read_text())) if file.exists() else None
-
-    def _path(self, name: str) -> Path:
-        return self.folder / "finished" / f"{name}.parquet"
-
-    @property
-    def _region_file(self) -> Path:
-        return self.folder / "region.json"
-
-    def _lock(self, name: str) -> FileLock:
-        return FileLock(self.folder / "claims" / f"{name}.lock")
+def _repeats(spec: StudySpec, amount: Amount, runs: Sequence[RecordedRun]) -> list[Planned]:
+    """Return the best within the budget on other seeds."""
+    values = [(run, run.best_within(spec.kl_budget)) for run in runs if run.kind != "seed"]
+    ranked = sorted((item for item in values if item[1] is not None), key=lambda item: (-(item[1] or 0), item[0].name))
+    return [
+        Planned(f"{run.name}-seed-{seed}", "seed", run.number, run.params, spec.seed + seed, run.name)
+        for seed in range(1, amount.seeds)
+        for run, _ in ranked[: amount.top]
+    ]
 
 
 def _order(run: RecordedRun) -> tuple[int, int, int, str]:
@@ -339,117 +279,6 @@ def _order(run: RecordedRun) -> tuple[int, int, int, str]:
 def _identity(study: Mapping[str, Any]) -> dict[str, Any]:
     """Return what runs of two recordings must share, to be of one."""
     return {key: study[key] for key in ("task", "seed", "threads", "fixed", "search", "kl")}
-
-
-def _write_text(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text)
-    part.replace(path)
-
-
-# What is still to be recorded, and by whom.
-
-
-class Plan:
-    """The wanted runs in three rounds, each planned by what the one before it found."""
-
-    def __init__(self, workshop: Workshop, amount: Amount) -> None:
-        self._workshop = workshop
-        self._amount = amount
-
-    def left(self) -> list[Planned]:
-        """Return the unfinished runs of the first round that is not finished, in order."""
-        for name in ("_random", "_near_top", "_repeats"):
-            finished = self._workshop.finished()
-            left = [planned for planned in getattr(self, name) if planned.name not in finished]
-            if left:
-                return left
-        return []
-
-    @cached_property
-    def _random(self) -> list[Planned]:
-        drawn = pool.random_params(self._workshop.spec, self._amount.random)
-        return [self._planned("random", number, params) for number, params in enumerate(drawn)]
-
-    @cached_property
-    def _near_top(self) -> list[Planned]:
-        if not self._amount.near_top:
-            return []
-        spec, region = self._workshop.spec, self._workshop.region()
-        randoms = [run for run in self._workshop.runs() if run.kind == "random"]
-        drawn = pool.near_params(spec, region, randoms, self._amount.near_top)
-        return [self._planned("near-top", number, params) for number, params in enumerate(drawn)]
-
-    @cached_property
-    def _repeats(self) -> list[Planned]:
-        if self._amount.seeds < 2 or not self._amount.top:
-            return []
-        spec = self._workshop.spec
-        best = pool.repeated(self._workshop.runs(), spec.kl_budget, self._amount.top)
-        return [
-            Planned(f"{run.name}-seed-{seed}", "seed", run.number, run.params, spec.seed + seed, run.name)
-            for seed in range(1, self._amount.seeds)
-            for run in best
-        ]
-
-    def _planned(self, kind: Kind, number: int, params: pool.Params) -> Planned:
-        return Planned(f"{kind}-{number:04d}", kind, number, params, self._workshop.spec.seed)
-
-
-def work(workshop: Workshop, amount: Amount, make_trainer: MakeTrainer, until: float = math.inf) -> None:
-    """Record what is left and not held by others; begin no run after the time `until`."""
-    plan = Plan(workshop, amount)
-    while time.time() < until and (left := plan.left()):
-        by_name = {planned.name: planned for planned in left}
-        with workshop.claimed(by_name) as name:
-            if name is not None:
-                run = record_run(workshop.spec, by_name[name], make_trainer)
-                workshop.finish(run)
-                print(_line(run, workshop.spec.kl_budget), flush=True)
-        if name is None:
-            time.sleep(POLL_SECONDS)
-
-
-def record(task: str, amount: Amount, workers: int, seconds: float | None) -> int:
-    """Record a task's runs in `workers` processes, and return the exit status.
-
-    Begins no run after so many `seconds`, if they are given.
-    """
-    spec = built_in_study(task)
-    workshop = Workshop(spec, recorded.file_of(task), ROOT / "runs" / "benchmarks" / "search" / task, _provenance(spec))
-    workshop.open()
-    until = math.inf if seconds is None else time.time() + seconds
-    os.environ["OMP_NUM_THREADS"] = str(spec.threads)
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_work, args=(workshop, amount, until)) for _ in range(workers)]
-    try:
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-    finally:
-        for process in processes:
-            process.terminate()
-    workshop.assemble()
-    left = Plan(workshop, amount).left()
-    print(f"{len(workshop.finished())} runs are recorded" + (f"; {len(left)} or more are left" if left else ""))
-    return max(abs(process.exitcode or 0) for process in processes)
-
-
-def _work(workshop: Workshop, amount: Amount, until: float) -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-    import torch
-
-    torch.set_num_threads(workshop.spec.threads or 1)
-    work(workshop, amount, make_ppo, until)
-
-
-def _end_with(sentinel: int) -> None:
-    """End this process when its parent ends, however that does."""
-    connection.wait([sentinel])
-    os._exit(1)
 
 
 def _line(run: RecordedRun, kl_budget: float) -> str:
@@ -465,25 +294,12 @@ def _provenance(spec: StudySpec) -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "command": " ".join(["benchmarks/search.py", *sys.argv[1:]]),
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "numpy")},
         "cpu": _cpu_model(),
         "threads": spec.threads,
     }
-
-
-def _commit() -> str:
-    """Return the commit of this checkout, with a plus where what trains was changed since."""
-    try:
-        head = _git("rev-parse", "HEAD").strip()
-        return head + ("+" if _git("status", "--porcelain", "--", "ppo_core", "tuner", "benchmarks/support") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def _cpu_model() -> str:

@@ -18,12 +18,12 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from ppo_core.kl_budget import is_within
+from support.intervals import Interval
 
 from .recipes import Recipe
 from .runs import ALL_STARTS, BUDGET, KEYS, OPTUNA, RANDOM, SMALL_BUDGET
 from .tasks import Start
 
-RESAMPLES = 2000
 POINTS = 60
 """Moments at which curves are drawn."""
 
@@ -77,30 +77,6 @@ def _study(
             times.append(speed * row.cpu)
             values.append(baseline if is_over else row.fresh_reward)
     return Study(task, start, budget, seed, np.array(times), np.array(values), speed * float(rows.cpu.max()))
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean, with 95% by bootstrap over tasks, and over seeds within each."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, by_task: Mapping[str, Sequence[float]]) -> "Interval":
-        """Return that of the values of each task."""
-        rng = np.random.default_rng(0)
-        groups = [np.asarray(values, float) for values in by_task.values()]
-        means = []
-        for _ in range(RESAMPLES):
-            drawn = (groups[i] for i in rng.integers(len(groups), size=len(groups)))
-            means.append(np.mean([rng.choice(values, len(values)).mean() for values in drawn]))
-        low, high = np.quantile(means, (0.025, 0.975))
-        return cls(float(np.mean([values.mean() for values in groups])), float(low), float(high))
-
-    def __str__(self) -> str:
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 @dataclass(frozen=True)
@@ -180,8 +156,8 @@ class Battery:
             start,
             budget,
             sum(map(len, values.values())),
-            Interval.of({task: list(of_task.values()) for task, of_task in values.items()}),
-            Interval.of(over) if over else None,
+            Interval.of_groups({task: list(of_task.values()) for task, of_task in values.items()}),
+            Interval.of_groups(over) if over else None,
             worst,
             self._speed(arm, start, budget),
             float(np.mean(list(gains.values())) / np.mean(list(fair_gains.values()))) if is_off else None,
@@ -232,11 +208,11 @@ def table(lines: Sequence[Line]) -> str:
     )
     rows = []
     for one in lines:
-        over = "" if one.over_optuna is None else str(one.over_optuna)
+        over = "" if one.over_optuna is None else one.over_optuna.text(2)
         worst = "" if one.worst is None else f"{one.worst[0]} {one.worst[1]:+.2f}"
         kept = "" if one.gain_kept is None else f"{one.gain_kept:.2f}"
         rows.append(
-            f"{one.start:12}{one.budget:7}  {one.arm:18}{one.studies:8}{one.value!s:>21}{over:>22}{worst:>18}"
+            f"{one.start:12}{one.budget:7}  {one.arm:18}{one.studies:8}{one.value.text(2):>21}{over:>22}{worst:>18}"
             f"{one.speed:16.2f}{kept:>11}"
         )
     return "\n".join([head, *rows])

@@ -1,0 +1,44 @@
+"""What several benchmarks need: rows of made-up trials, values in JSON, and which commit this is."""
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ppo_core.declare import HyperValue
+from tuner.status import Origin, Status
+from tuner.store import TrialRow
+
+
+def made_up(config: Mapping[str, HyperValue], params: Mapping[str, HyperValue], **more: Any) -> TrialRow:
+    """Return the row of a sampled trial that has just started, but for the fields in `more`."""
+    fields: dict[str, Any] = {
+        "id": 0, "study_id": 0, "number": 0, "origin": Origin.SAMPLED, "status": Status.RUNNING, "reason": None,
+        "value": None, "value_se": None, "kl": None, "violation": None, "episodes": 0, "seconds": 0.0, "attempts": 1,
+        "threads": 1, "started_at": 0.0, "ended_at": None,
+    }  # fmt: skip
+    return TrialRow(**fields | {"config": dict(config), "params": dict(params)} | more)
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON can hold: None for infinities and NaN."""
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the values of a file with one JSON object a line; none where there is no file."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def add_line(file: Path, value: Mapping[str, Any]) -> None:
+    """Add a JSON object to such a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as out:
+        out.write(json.dumps(value) + "\n")
+
+
+def commit() -> str:
+    """Return the commit of this checkout, and whether anything was changed since."""
+    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
