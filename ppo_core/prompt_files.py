@@ -376,6 +376,7 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
     rows = {role: rows_of(spec, splits, source) for role, spec in specs.items() if spec is not None}
     everything = [row for part in rows.values() for row in part]
     column = _column(everything, source)
+    notes = (*notes, *_missing_columns(rows))
     left_out: list[LeftOut] = []
     seen: set[str] = set()
     kept: dict[str, list[_Kept]] = {}
@@ -397,6 +398,20 @@ def read_prompts(source: PromptSource, tokenizer: "PreTrainedTokenizerBase") -> 
         *((f"prompts: {unused} rows are in no split",) if unused else ()),
         f'prompts: {sizes}, from the column "{column}"',
     )
+
+
+def _missing_columns(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    """Yield a note on each split that lacks a column of another one: a reward that reads it gets None there."""
+    names = {
+        role: dict.fromkeys(name for row in part if row.values is not None for name in row.values)
+        for role, part in rows.items()
+    }
+    everywhere = dict.fromkeys(name for own in names.values() for name in own)
+    for role, own in names.items():
+        missing = [f'"{name}"' for name in everywhere if name not in own]
+        if own and missing:
+            called = "train" if role == "pool" else role
+            yield f"prompts: no row of {called} has the column {', '.join(missing)}, which another split has"
 
 
 def _column(rows: Sequence[Row], source: PromptSource) -> str:

@@ -69,6 +69,11 @@ def enqueued_params(spec: StudySpec, rows: Sequence[TrialRow], values: Mapping[s
     same = next((row.number for row in rows if row.config == config), None)
     if same is not None:
         raise ConfigError(f"trial {same} has these values already")
+    if "mini_batch_size" in given and config["mini_batch_size"] != given["mini_batch_size"]:
+        raise ConfigError(
+            f"mini_batch_size = {given['mini_batch_size']} is not allowed; expected at most batch_size = "
+            f"{config['batch_size']}"
+        )
     return as_stored(params, config)
 
 

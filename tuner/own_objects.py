@@ -1,6 +1,9 @@
 """What a study file names as `module:callable`: a sampler or a pruner of the user's own."""
 
+import warnings
 from typing import Any
+
+from optuna.exceptions import ExperimentalWarning
 
 from ppo_core.errors import ConfigError, nearest
 from ppo_core.lookup import import_module
@@ -31,7 +34,9 @@ def made_by(path: str, what: str, kind: Any, **arguments: Any) -> Any:
         there_are = [key for key, value in vars(module).items() if callable(value)]
         raise ConfigError(f'{who}: module "{module.__name__}" has no callable "{name}"{nearest(name, there_are)}')
     try:
-        made = make(**arguments)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # of Optuna's own classes: the user chose them
+            made = make(**arguments)
     except Exception as error:
         given = ", ".join(f"{key}={value}" for key, value in arguments.items())
         raise ConfigError(f"{who}: calling it with {given or 'nothing'} raised {one_line(error)}") from error

@@ -43,6 +43,7 @@ STYLES = {
 }
 SOURCES: Mapping[Source, str] = {
     "searched": "* searched",
+    "enqueued": "* enqueued",
     "listed": "* listed",
     "study": "the study",
     "task": "the task's reference",
@@ -231,7 +232,7 @@ def config_table(trial: TrialRow, view: StudyView, title: str) -> Table:
     sources = value_sources(trial, view.spec)
     chosen = {name: source for name, source in sources.items() if source != "default"}
     for name, source in chosen.items():
-        style = "bold" if source in ("searched", "listed") else "dim" if source == "TRL" else ""
+        style = "bold" if source in ("searched", "listed", "enqueued") else "dim" if source == "TRL" else ""
         cells = (name, short(trial.config[name], 6), HYPERPARAMETERS[name].unit, SOURCES[source])
         table.add_row(*cells, style=style)
     table.caption = f"{len(sources) - len(chosen)} others have their defaults; --json prints all."

@@ -31,7 +31,7 @@ LONGER = 10
 """How many times longer the suggested training of a found configuration is."""
 
 State = Literal["running", "paused", "finished", "unfinished"]
-Source = Literal["searched", "listed", "study", "task", "TRL", "default"]
+Source = Literal["searched", "listed", "enqueued", "study", "task", "TRL", "default"]
 
 
 @dataclass(frozen=True)
@@ -229,14 +229,22 @@ def task_reference(task: str) -> Mapping[str, HyperValue]:
 def value_sources(trial: TrialRow, spec: StudySpec) -> dict[str, Source]:
     """Return where each value of a trial's configuration comes from, by hyperparameter.
 
-    `searched` by the sampler; `listed` for this trial, or for this start of a search; set by the `study`; the `task`'s
-    own reference; one of `TRL`'s values that do not depend on the model's size; or another declared `default`.
+    `searched` by the sampler; `listed` for this trial, or for this start of a search; `enqueued` by a person; set by
+    the `study`; the `task`'s own reference; one of `TRL`'s values that do not depend on the model's size; or another
+    declared `default`.
     """
     reference = task_reference(spec.task)
     is_listed = bool(spec.listed) or trial.origin is Origin.LISTED
     searched: Mapping[str, Source] = dict.fromkeys(trial.params, "listed" if is_listed else "searched")
-    if trial.origin == "reference":
-        searched = {name: _ORIGINS[origin] for name, origin in spec.origins().items()}
+    usual: Mapping[str, Source] = {name: _ORIGINS[origin] for name, origin in spec.origins().items()}
+    if trial.origin is Origin.REFERENCE:
+        searched = usual
+    elif trial.origin is Origin.ENQUEUED and not spec.listed:
+        trial_0 = spec.reference_params()
+        searched = {
+            name: usual[name] if name in usual and value == trial_0.get(name) else "enqueued"
+            for name, value in trial.params.items()
+        }
     return {
         name: searched.get(name) or _unsearched_source(name, trial, spec, reference)
         for name in HYPERPARAMETERS

@@ -60,7 +60,8 @@ KL: Mapping[str, str] = {
 }
 """The keys of the [kl] table."""
 SAMPLER: Mapping[str, str] = {
-    "name": "one of the samplers, or `module:callable`: called with `seed`, it returns an Optuna sampler",
+    "name": "one of the samplers, or `module:callable`: called with `seed`, it returns an Optuna sampler. "
+    "It is made anew for each trial and may keep nothing in the study",
     "startup_trials": "trials with a value or rung score that the sampler waits for, per kind of β control (default 4)",
 }
 """The keys of the [sampler] table."""

@@ -248,3 +248,14 @@ def test_a_source_checks_its_fields(fields: dict[str, Any], message: str) -> Non
     with pytest.raises(TaskError) as caught:
         PromptSource(**{"path": "rows.jsonl", **fields})
     assert str(caught.value) == message
+
+
+def test_a_column_that_one_split_lacks_is_told(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A reward that reads it would get None there, and would choose trials by that."""
+    for name, other in (("train", "thing"), ("eval", "item"), ("test", "thing")):
+        write_lines(tmp_path / f"{name}.jsonl", [{"prompt": f"{name} {n}", other: str(n)} for n in range(4)])
+    _, notes = read_prompts(PromptSource(str(tmp_path)), tokenizer)
+    told = [line for line in notes if "has the column" in line]
+    assert len(told) == 3 and sum("eval" in line and '"thing"' in line for line in told) == 1
+    write_lines(tmp_path / "eval.jsonl", [{"prompt": f"eval {n}", "thing": "x"} for n in range(4)])
+    assert not any("has the column" in line for line in read_prompts(PromptSource(str(tmp_path)), tokenizer)[1])

@@ -94,6 +94,8 @@ def test_what_is_not_a_matter_of_beta_is_left_alone() -> None:
     assert match_of(ended(0, 0.05, 20.0, role=Role.CONFIRM)) is None
     assert match_of(ended(0, 0.05, 20.0), ended(1, 0.1, None, status=Status.RUNNING)) is None, "one runs already"
     assert match_of(ended(0, 0.3, 20.0)) is None, "β is at the end of its range"
+    end = [ended(0, 0.012, 5.0), ended(1, 0.01, 5.1)]  # the nearer one would be run again at the range's end
+    assert closer_of(*end) is None and closer_of(*end[::-1]) is None, "it ran there already"
 
 
 @pytest.mark.parametrize(

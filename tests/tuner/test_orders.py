@@ -25,6 +25,7 @@ from tuner.events import (
     TrialStepped,
 )
 from tuner.order_checks import check_trial_order, enqueued_params
+from tuner.results import value_sources
 from tuner.run import run_study
 from tuner.scoring import to_optuna
 from tuner.status import STOPPED_BY_PERSON, Origin, Status
@@ -178,6 +179,7 @@ def test_an_enqueued_configuration_runs_next_and_comes_on_top_of_the_total(tmp_p
         ({"total_episodes": 64}, r"total_episodes is the same in all trials"),
         ({"cliprange": "wide"}, r"cliprange = 'wide' is not allowed; expected a number"),
         ({"seed": 3}, r"seed is the same in all trials"),
+        ({"batch_size": 32, "mini_batch_size": 64}, r"mini_batch_size = 64"),
         ({}, r"trial 0 has these values already"),
     ],
 )
@@ -204,6 +206,8 @@ def test_an_enqueued_trial_may_have_values_of_its_own_whatever_the_study_searche
         {"learning_rate": asked.config["learning_rate"], **values},
     )
     assert {name: asked.config[name] for name in values} == values
+    sources = value_sources(asked, spec)
+    assert {sources[name] for name in values} == {"enqueued"} and sources["learning_rate"] != "enqueued"
     assert spec.search["cliprange"].high < 0.5 and rows(tmp_path)[0].config["lam"] == 0.9
 
 

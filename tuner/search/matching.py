@@ -157,7 +157,8 @@ def _at(spec: StudySpec, goal: float, known: Sequence[Point]) -> New | None:
     if len(known) > 1 and known[1][1] != beta:
         slope = min(max((kl - known[1][2]) / (known[1][1] - beta), LEAST_SLOPE), MOST_SLOPE)
     wanted = _within(spec, beta + (kl - goal) / slope)
-    return None if abs(math.log(wanted) - beta) < WINDOW / MOST_SLOPE else _again(row, row.params, wanted)
+    is_known = any(abs(math.log(wanted) - ran_at) < WINDOW / MOST_SLOPE for _, ran_at, _ in known)
+    return None if is_known else _again(row, row.params, wanted)
 
 
 def _points(runs: Iterable[TrialRow]) -> list[Point]:

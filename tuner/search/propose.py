@@ -138,8 +138,8 @@ def _ask(spec: StudySpec, arm: Arm, number: int, trials: Sequence[FrozenTrial]) 
     changed = sorted(key for key, value in _attributes(study).items() if before.get(key) != value)
     if changed:
         raise ConfigError(
-            f'sampler "{spec.sampler.name}" keeps state in the study ({changed[0]}), which is made anew for each '
-            "trial: it would propose the same again; use one that looks at the trials alone"
+            f'sampler "{spec.sampler.name}" keeps state in the study ({changed[0].partition(":")[0]}), which is made '
+            'anew for each trial, so it would repeat itself; use one that looks at the trials alone, such as "qmc"'
         )
     return proposed
 
