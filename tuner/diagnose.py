@@ -312,7 +312,7 @@ def enqueued(trial: TrialRow, found: Diagnosis) -> dict[str, HyperValue]:
 
 def try_it(spec: StudySpec, trial: TrialRow, found: Diagnosis) -> list[str]:
     """Return the command that tries a change, as a trial of the study."""
-    changes = [f"{name}={value}" for name, value in enqueued(trial, found).items()]
+    changes = [f"{name}={short(value, 12)}" for name, value in enqueued(trial, found).items()]
     return ["enqueue", spec.name, "--set", *changes, "--label", label(trial, found)]
 
 

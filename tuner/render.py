@@ -58,7 +58,7 @@ def params_line(params: Mapping[str, HyperValue]) -> str:
 
 
 def trial_line(trial: TrialRow) -> str:
-    """Return one line on a trial: number, status, value ± SE, KL, seconds, reason, its values or what it confirms."""
+    """Return one line on a trial: number, status, value ± SE, KL, seconds, reason, label, and its values."""
     of = lineage(trial) if trial.role is Role.CONFIRM else params_line(trial.params)
     parts = [
         f"trial {trial.number:>3}",
@@ -71,6 +71,8 @@ def trial_line(trial: TrialRow) -> str:
         parts.append(f"score {measured(trial.rung_score)} at {measured(trial.end_kl)} nats")
     elif trial.reason is not None:
         parts.append(plain(trial.reason.message))
+    if trial.label:
+        parts.append(plain(trial.label))
     return "  ".join([*parts, of])
 
 
