@@ -192,8 +192,9 @@ def compare(
 def _row(
     legs: Legs, drawn: Sequence[Sequence[Trace]], best: set[str], targets: Targets, unit: float, workers: int
 ) -> Row:
-    free = [replay(legs, order, workers=workers, until=max(targets.ends, targets.best)) for order in drawn]
     whole = [replay(legs, order, workers=workers) for order in drawn[::LOSS_REPEATS]]
+    until, others = max(targets.ends, targets.best), (order for i, order in enumerate(drawn) if i % LOSS_REPEATS)
+    free = [*whole, *(replay(legs, order, workers=workers, until=until) for order in others)]
     bounded = {budget: [replay(legs, order, workers=workers, budget=budget) for order in drawn] for budget in BUDGETS}
     return Row(
         legs.rival,
