@@ -147,10 +147,10 @@ class RandomSearch:
     """An episode of its trials."""
 
     @classmethod
-    def of(cls, traces: Sequence[Trace], spec: StudySpec, costs: Costs, repeats: int = 100) -> "RandomSearch":
+    def of(cls, traces: Sequence[Trace], spec: StudySpec, costs: Costs) -> "RandomSearch":
         """Return that of a pool."""
         full, at_ends = Legs(RANDOM, spec, costs), Legs(ENDS, spec, costs)
-        drawn = orders(traces, repeats)
+        drawn = orders(traces, 100)
         targets = Targets.of(at_ends, full, drawn, workers=1)
         courses = [replay(full, order, workers=1, until=targets.best) for order in drawn]
         walked = [full.of(trace) for trace in traces]
