@@ -23,7 +23,8 @@ from support.traces import traces_of
 
 from ppo_core.errors import PPOTunerError
 from ppo_core.task import BUILT_IN
-from tuner.spec import SAMPLERS, SamplerSpec, StudySpec
+from tuner.spec import StudySpec
+from tuner.study_file import SAMPLERS, SamplerSpec
 
 
 def main() -> int:

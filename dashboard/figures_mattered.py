@@ -142,8 +142,8 @@ def parallel(
 
 def _dimension(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
     label = figures.title_of(name)
-    numbers = pd.to_numeric(values, errors="coerce")
-    if numbers.notna().sum() < values.notna().sum():  # words
+    numbers = _numbers(values)
+    if not is_number(values):
         words = sorted(values.dropna().unique())
         places = values.map({word: place for place, word in enumerate(words)}).astype(float)
         ticks, texts = [float(place) for place in range(len(words))], [str(word) for word in words]
@@ -156,6 +156,17 @@ def _dimension(values: pd.Series, name: str, spec: StudySpec) -> dict[str, Any]:
         unset = float(places.min() - 0.2 * width)
         places, ticks, texts = places.fillna(unset), [unset, *ticks], ["not set", *texts]
     return {"label": label, "values": places, "tickvals": ticks, "ticktext": texts}
+
+
+def is_number(values: pd.Series) -> bool:
+    """Return whether all values that are set are numbers, and not words, or true or false."""
+    return bool(_numbers(values).notna().sum() == values.notna().sum())
+
+
+def _numbers(values: pd.Series) -> pd.Series:
+    """Return values as numbers; NaN where one is a word, or true or false."""
+    is_truth = values.map(lambda value: isinstance(value, bool))
+    return pd.to_numeric(values.mask(is_truth), errors="coerce").astype(float)
 
 
 def _ticks(numbers: pd.Series, places: pd.Series) -> tuple[list[float], list[str]]:
@@ -248,7 +259,7 @@ def is_log_of(values: pd.Series, name: str, spec: StudySpec) -> bool:
 
 
 def _axis_type(values: pd.Series, name: str, spec: StudySpec) -> str:
-    numbers = pd.to_numeric(values, errors="coerce")
+    numbers = _numbers(values)
     if numbers.notna().sum() < len(values):
         return "category"
     return "log" if is_log_of(numbers, name, spec) else "linear"

@@ -31,9 +31,9 @@ from tuner.diagnose import LATEST
 from tuner.environment import PROG
 from tuner.guard import GuardSettings
 from tuner.rules import RULES, SIGNS
-from tuner.spec import PRUNERS, SAMPLERS, STRATEGIES
 from tuner.status import Origin, Role, Status
 from tuner.store.rows import INTERRUPTED
+from tuner.study_file import PRUNERS, SAMPLERS, STRATEGIES
 from tuner.worker_settings import SETTINGS as WORKER_SETTINGS
 
 FILE = Path(__file__).with_name("reference.md")

@@ -63,9 +63,9 @@ class Bounds:
 
     def __str__(self) -> str:
         if self.high == math.inf:
-            return f"{'over' if self.low_open else 'of at least'} {self.low:g}"
+            return f"{'over' if self.low_open else 'of at least'} {self.low:.10g}"
         left, right = "(" if self.low_open else "[", ")" if self.high_open else "]"
-        return f"in {left}{self.low:g}, {self.high:g}{right}"
+        return f"in {left}{self.low:.10g}, {self.high:.10g}{right}"
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _convert(value: object, kind: type) -> HyperValue:
         return None
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # no number, or a whole one that no float can hold
         return None
     if not math.isfinite(number):
         return None
@@ -209,7 +209,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise ConfigError(f"cannot read the {what} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text file in UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # bad syntax; more digits or nested lists than Python reads
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
@@ -237,10 +237,10 @@ def text(value: object, where: str, what: str = "a string in quotes") -> str:
 
 def number(value: object, bounds: Bounds | None, where: str) -> float:
     """Return `value` as a finite number within `bounds`, or raise ConfigError."""
-    is_number = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
-    if not is_number or (bounds is not None and value not in bounds):  # type: ignore[operator]
+    read = None if isinstance(value, str) else _convert(value, float)
+    if not isinstance(read, float) or (bounds is not None and read not in bounds):
         raise ConfigError(f"{where} = {value!r} is not allowed; expected a number{_within(bounds)}")
-    return float(value)  # type: ignore[arg-type]
+    return read
 
 
 def whole(value: object, bounds: Bounds | None, where: str) -> int:
@@ -255,6 +255,15 @@ def truth(value: object, where: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{where} = {value!r} is not allowed; expected true or false")
     return value
+
+
+def one_of(value: object, allowed: Iterable[str], where: str) -> str:
+    """Return `value` as one of the allowed texts, or raise ConfigError with the nearest."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        hint = nearest(str(value), allowed)
+        raise ConfigError(f"{where} = {value!r} is not allowed; expected one of {', '.join(allowed)}{hint}")
+    return str(value)
 
 
 def _within(bounds: Bounds | None) -> str:
@@ -310,9 +319,7 @@ def read_range(hyper: Hyperparameter, value: Mapping[str, Any], where: str) -> R
         if key not in value:
             raise ConfigError(f"{where}.{key} is missing; a range has a low and a high")
     scale = value.get("scale", hyper.search.scale if hyper.search else "linear")
-    if scale not in _SCALES:
-        allowed = f"one of {', '.join(_SCALES)}{nearest(str(scale), _SCALES)}"
-        raise ConfigError(f"{where}.scale = {scale!r} is not allowed; expected {allowed}")
+    one_of(scale, _SCALES, f"{where}.scale")
     span = Range(_end(hyper, value["low"], f"{where}.low"), _end(hyper, value["high"], f"{where}.high"), scale)
     _check_range(hyper, span, where)
     return span

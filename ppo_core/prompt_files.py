@@ -32,10 +32,9 @@ from ppo_core.prompts import (
 )
 from ppo_core.task import Prompt, Prompts
 
-if TYPE_CHECKING:  # importing it loads torch
-    from transformers import PreTrainedTokenizerBase
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # importing them loads torch, or takes a second
     from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
 
 
 # What the library `datasets` reads: Parquet files, folders that it saved, and datasets of the hub.
@@ -273,17 +272,30 @@ SPLIT_WORDS: Mapping[str, str] = {
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
+def is_data_file(choice: object) -> bool:
+    """Whether a split is given as the path of a file, by its suffix."""
+    return isinstance(choice, str) and Path(choice).suffix.lower() in READERS
+
+
 def load_splits(source: PromptSource) -> tuple[dict[str, Split], tuple[str, ...]]:
     """Return the source's splits by name (a single file is "train"), and notes for the user, one line each.
+
+    A split that is given as a file has its path as its name.
 
     Raises:
         TaskError: there is no such file, folder or dataset, or it cannot be read.
     """
+    files = [Path(choice) for choice in (source.eval, source.test) if is_data_file(choice)]  # type: ignore[arg-type]
+    splits, notes = _load(source, with_name=bool(files))
+    return splits | {str(file): read_file(file, f" of {file.name}", source) for file in files}, notes
+
+
+def _load(source: PromptSource, *, with_name: bool) -> tuple[dict[str, Split], tuple[str, ...]]:
     path = Path(source.path).expanduser()
     if path.is_dir():
         return (read_saved(path, source), ()) if is_saved(path) else _read_folder(path, source)
     if path.exists():
-        return {"train": read_file(path, "", source)}, ()
+        return {"train": read_file(path, f" of {path.name}" if with_name else "", source)}, ()
     if path.suffix.lower() in READERS or not HUB_ID.fullmatch(source.path):
         siblings = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         raise TaskError(f"{source.where}: no such file or folder{nearest(path.name, siblings)}")

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,8 +16,6 @@ from ppo_core.task import Prompt
 
 if TYPE_CHECKING:  # importing it loads torch
     from transformers import PreTrainedTokenizerBase
-if TYPE_CHECKING:  # importing it loads torch
-    from transformers import PreTrainedTokenizerBase
 
 
 # Where prompts come from, and how they are split: a declaration, checked when it is made.
@@ -26,7 +24,8 @@ PROMPT_COLUMNS = ("prompt", "query", "question", "instruction", "text", "message
 """Where no column is named, the first of these that the rows have is the prompt."""
 
 SplitChoice = str | float | int | None
-"""A split by name ("validation", "train[:90%]"), a share of the rows (0.1), a number of rows (256), or the default."""
+"""A split by name ("validation", "train[:90%]"), a share of the rows (0.1), a number of rows (256), or the default. Of
+eval and test also a data file's path."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +299,7 @@ def make_plan(source: PromptSource, names: Sequence[str]) -> Plan:
     """
     named = {choice for choice in (source.eval, source.test) if isinstance(choice, str)}
     pool = source.train if isinstance(source.train, str) else _default_pool(source, names, named)
-    taken = {name for spec in (pool, *named) for name in _split_names(spec)}
+    taken = {name for spec in (pool, *named) for name in _split_names(spec, names)}
     return Plan(pool, _named(source.eval, EVAL_NAMES, names, taken), _named(source.test, TEST_NAMES, names, taken))
 
 
@@ -310,7 +309,7 @@ def rows_of(spec: str, splits: Mapping[str, Split], source: PromptSource) -> lis
     Raises:
         TaskError: there is no such split, or it is no such text.
     """
-    for name in _split_names(spec):
+    for name in _split_names(spec, splits):
         if name not in splits:
             raise TaskError(
                 f'{source.where}: split "{name}" not found; available: {", ".join(splits)}{nearest(name, splits)}'
@@ -356,7 +355,7 @@ def draw(positions: Sequence[int], plan: Plan, source: PromptSource) -> dict[str
 def _default_pool(source: PromptSource, names: Sequence[str], named: set[str]) -> str:
     if "train" in names:
         return "train"
-    taken = {name for spec in named for name in _split_names(spec)}
+    taken = {name for spec in named for name in _split_names(spec, names)}
     free = [name for name in names if name not in taken] or list(names)
     if len(free) > 1:
         raise TaskError(f"{source.where}: no split is called train; name the training split, one of: {', '.join(free)}")
@@ -369,8 +368,8 @@ def _named(choice: SplitChoice, defaults: Sequence[str], names: Sequence[str], t
     return next((name for name in defaults if name in names and name not in taken), None)
 
 
-def _split_names(spec: str) -> list[str]:
-    return [part.split("[")[0].split("(")[0].strip() for part in spec.split("+")]
+def _split_names(spec: str, names: Collection[str]) -> list[str]:
+    return [spec] if spec in names else [part.split("[")[0].split("(")[0].strip() for part in spec.split("+")]
 
 
 def _size(choice: SplitChoice, count: int) -> int:

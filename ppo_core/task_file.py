@@ -13,21 +13,176 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from ppo_core import declare
 from ppo_core.declare import Bounds, HyperValue, read_range, require_numeric, require_searchable
 from ppo_core.errors import ConfigError, PPOTunerError, TaskError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
-from ppo_core.lookup import import_file
+from ppo_core.lookup import import_file, require_reachable
+from ppo_core.prompt_files import HUB_ID, READERS, is_data_file, read_prompts
 from ppo_core.prompts import PromptSource
 from ppo_core.rewards.endpoint import EndpointReward
 from ppo_core.rewards.function import load_function
-from ppo_core.task import BUILT_IN, Advice, RewardKind, RewardPart, Task, import_task
-from ppo_core.task_sources import Preparation, data_place, file_place, model_place, policy_place
+from ppo_core.task import BUILT_IN, Advice, Progress, RewardKind, RewardPart, Task, TaskAssets, import_task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+# Where a task file's models and data lie: beside the file, elsewhere on disk, or on a hub.
+
+TASK_PREFIX = "task:"
+"""`task:NAME` as a policy is the SFT policy of the built-in task NAME."""
+
+MODEL_CONFIGS = ("config.json", "adapter_config.json")
+
+
+def policy_place(value: object, folder: Path, where: str) -> str:
+    """Return the policy's absolute path or hub id, or `task:NAME` as it is.
+
+    Raises:
+        ConfigError: see `model_place`; or the built-in task does not exist.
+    """
+    if isinstance(value, str) and value.startswith(TASK_PREFIX):
+        name = value.removeprefix(TASK_PREFIX)
+        if name not in BUILT_IN:
+            raise ConfigError(f"{where} = {value!r} is not allowed; expected {_policies()}{nearest(name, BUILT_IN)}")
+        return value
+    return model_place(value, folder, where)
+
+
+def model_place(value: object, folder: Path, where: str) -> str:
+    """Return a model's absolute path, from `folder` on where it is relative, or its hub id.
+
+    Raises:
+        ConfigError: it looks like a path and does not exist, or it is not a saved model.
+    """
+    text = declare.text(value, where, "a model's folder or hub id")
+    path = _local(text, folder, where, is_path=False)
+    if path is None:
+        return text
+    if not path.is_dir():
+        raise ConfigError(f"{where} = {text!r} is a file; a model is a folder that save_pretrained wrote")
+    if not any((path / name).exists() for name in MODEL_CONFIGS):
+        raise ConfigError(f"{where} = {text!r} is not a saved model: {path} has no config.json")
+    return str(path)
+
+
+def data_place(value: object, folder: Path, where: str) -> str:
+    """Return the absolute path of a data file or folder, from `folder` on where it is relative, or a hub id.
+
+    Raises:
+        ConfigError: it looks like a path and does not exist.
+    """
+    text = declare.text(value, where, "a data file, a folder or a dataset's hub id")
+    path = _local(text, folder, where, is_path=Path(text).suffix.lower() in READERS)
+    return text if path is None else str(path)
+
+
+def split_place(value: object, folder: Path, where: str) -> str:
+    """Return the absolute path of the data file that holds a split, from `folder` on where it is relative.
+
+    Raises:
+        ConfigError: there is no such file, or it is no data file.
+    """
+    text = declare.text(value, where, f"a data file: {', '.join(READERS)}")
+    if not is_data_file(text):
+        raise ConfigError(f"{where} = {text!r} is not allowed; expected a data file: {', '.join(READERS)}")
+    return file_place(text, folder, where)
+
+
+def file_place(value: str, folder: Path, where: str) -> str:
+    """Return the absolute path of a file, from `folder` on where it is relative.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    path = _local(value, folder, where, is_path=True)
+    assert path is not None
+    if not path.is_file():
+        raise ConfigError(f"{where} = {value!r} is a folder, not a file")
+    return str(path)
+
+
+def _local(text: str, folder: Path, where: str, *, is_path: bool) -> Path | None:
+    """Return the absolute path of what is there, or None for a hub id; `is_path`: it cannot be a hub id."""
+    path = (folder / Path(text).expanduser()).absolute()
+    if path.exists():
+        return path
+    if not is_path and HUB_ID.fullmatch(text) and not _is_begun(text, folder):
+        return None
+    siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise ConfigError(f"{where} = {text!r}: {path} not found{nearest(path.name, siblings)}")
+
+
+def _is_begun(text: str, folder: Path) -> bool:
+    """Return whether `a/b` begins with a folder that is there, so that it names no user of a hub."""
+    first, slash, _ = text.partition("/")
+    return bool(slash) and (folder / first).is_dir()
+
+
+def _policies() -> str:
+    return "a model's folder or hub id, or " + " or ".join(f"{TASK_PREFIX}{name}" for name in BUILT_IN)
+
+
+# Prepares the task of a file: finds its policy and reads its prompts.
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a task file says of models and prompts; call it to have them, see `ppo_core.task.Task.prepare`."""
+
+    where: str = field(compare=False)
+    """Names the file in errors."""
+    policy: str
+    """A path, a hub id, or `task:NAME`."""
+    rewards: tuple[RewardPart, ...]
+    prompts: PromptSource
+    eval_prompts: int | None
+    """Most prompts of an evaluation; None: all that the source gives."""
+
+    @property
+    def models(self) -> list[tuple[str, str]]:
+        """The models by path or hub id, each with the key that states it."""
+        rewards = [("reward", part.where) for part in self.rewards if part.kind == "model"]
+        policy = [] if self.policy.startswith(TASK_PREFIX) else [("policy", self.policy)]
+        return policy + rewards
+
+    def __call__(self, progress: Progress | None = None) -> TaskAssets:
+        """Return where the task lies, with its prompts read; what was left out of them goes to `progress`.
+
+        Raises:
+            TaskError: a model is on a hub that cannot be reached, the policy's tokenizer cannot be loaded, or the
+                prompts cannot be read.
+        """
+        policy = self.policy
+        for key, model in self.models:
+            require_reachable(model, f"{self.where}: {key}")
+        if policy.startswith(TASK_PREFIX):
+            policy = import_task(BUILT_IN[policy.removeprefix(TASK_PREFIX)]).prepare(progress).policy
+        prompts, notes = read_prompts(self.prompts, self._tokenizer(policy))
+        for line in notes:
+            if progress is not None:
+                progress(line, 1.0)
+        return TaskAssets(policy, self.rewards, replace(prompts, eval=prompts.eval[: self.eval_prompts]))
+
+    def _tokenizer(self, policy: str) -> "PreTrainedTokenizerBase":
+        from transformers import AutoTokenizer  # takes seconds to import
+
+        try:
+            return AutoTokenizer.from_pretrained(policy)
+        except Exception as error:  # what a damaged folder or an unreachable hub raises is not of one class
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise TaskError(
+                f'{self.where}: the tokenizer of policy "{policy}" cannot be loaded ({first}); a policy is a folder '
+                f'that holds a model and its tokenizer, the id of one on a hub that can be reached, or "{TASK_PREFIX}'
+                'NAME" of a built-in task'
+            ) from error
+
 
 # A task file's reward: a text, a table or a list of them, read as the parts of a weighted sum.
 
@@ -75,7 +230,7 @@ def _part(value: object, folder: Path, where: str, running: Path | None) -> Rewa
     if callable(table["where"]):
         return _settled(table, reference_to(table["where"], key), "function", where)
     text = declare.text(table["where"], key, _FORMS)
-    kind = _kind(table.get("kind", _kind_of(text)), f"{where}.kind")
+    kind = cast(RewardKind, declare.one_of(table.get("kind", _kind_of(text)), KINDS, f"{where}.kind"))
     part = _settled(table, _place(text, kind, folder, key), kind, where)
     _require_usable(part, key, running)
     return part
@@ -98,15 +253,6 @@ def _settled(table: Mapping[str, Any], place: str, kind: RewardKind, where: str)
         batch_size=declare.whole(table.get("batch_size", RewardPart.batch_size), Bounds(1), f"{where}.batch_size"),
         concurrency=declare.whole(table.get("concurrency", RewardPart.concurrency), Bounds(1), f"{where}.concurrency"),
         append_eos=declare.truth(table.get("append_eos", RewardPart.append_eos), f"{where}.append_eos"),
-    )
-
-
-def _kind(value: object, where: str) -> RewardKind:
-    for kind in KINDS:
-        if value == kind:
-            return kind
-    raise ConfigError(
-        f"{where} = {value!r} is not allowed; expected one of {', '.join(KINDS)}{nearest(str(value), KINDS)}"
     )
 
 
@@ -167,7 +313,19 @@ def reference_to(function: Callable[..., Any], where: str) -> str:
 
 # Makes a `Task` of a task file's table, and checks all of it at once.
 
-KEYS = ("policy", "reward", "prompts", "doc", "kl_budget", "kl_limit", "eval", "reference", "search")
+KEYS = (
+    "policy",
+    "reward",
+    "prompts",
+    "eval_prompts",
+    "test_prompts",
+    "doc",
+    "kl_budget",
+    "kl_limit",
+    "eval",
+    "reference",
+    "search",
+)
 REQUIRED = KEYS[:3]
 EVAL_KEYS = ("temperature", "response_length", "seed", "prompts")
 PROMPT_KEYS = tuple(field.name for field in dataclasses.fields(PromptSource))
@@ -202,7 +360,7 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
         if key not in table:
             raise ConfigError(f"{prefix}{key} is missing; a task has {', '.join(REQUIRED)}")
     rewards = read_reward(table["reward"], file.parent, f"{prefix}reward", running)
-    prompts = _prompts(table["prompts"], file.parent, f"{prefix}prompts")
+    prompts = _prompts(table, file.parent, prefix)
     reference = _reference(table.get("reference", {}), f"{prefix}reference")
     evaluation = declare.table(table.get("eval", {}), f"{prefix}eval")
     declare.require_known(evaluation, EVAL_KEYS, f"{prefix}eval.")
@@ -227,17 +385,30 @@ def _task(table: Mapping[str, Any], file: Path, prefix: str, running: Path | Non
     )
 
 
-def _prompts(value: object, folder: Path, where: str) -> PromptSource:
-    """Return the source of a text (a path or hub id) or a table of PromptSource's fields."""
-    if not isinstance(value, Mapping):
-        return PromptSource(data_place(value, folder, where))
-    declare.require_known(value, PROMPT_KEYS, f"{where}.")
-    if "path" not in value:
+def _prompts(table: Mapping[str, Any], folder: Path, prefix: str) -> PromptSource:
+    """Return the source of `prompts`, a path, hub id or table of PromptSource's fields, and of the files beside it."""
+    where, given = f"{prefix}prompts", table["prompts"]
+    values = dict(given) if isinstance(given, Mapping) else {}
+    declare.require_known(values, PROMPT_KEYS, f"{where}.")
+    if not isinstance(given, Mapping):
+        values["path"] = data_place(given, folder, where)
+    elif "path" in values:
+        values["path"] = data_place(values["path"], folder, f"{where}.path")
+    else:
         raise ConfigError(f"{where}.path is missing: a data file, a folder or a dataset's hub id")
+    for name in ("eval", "test"):
+        key = f"{name}_prompts"
+        if key not in table:
+            if is_data_file(values.get(name)):
+                values[name] = split_place(values[name], folder, f"{where}.{name}")
+        elif values.get(name) is not None:
+            raise ConfigError(f"{prefix}{key}: prompts.{name} is given as well; remove one of them")
+        else:
+            values[name] = split_place(table[key], folder, f"{prefix}{key}")
     try:
-        return PromptSource(**{**value, "path": data_place(value["path"], folder, f"{where}.path")})
+        return PromptSource(**values)
     except TaskError as error:
-        raise ConfigError(f"{where.removesuffix('prompts')}{error}") from error
+        raise ConfigError(f"{prefix}{error}") from error
 
 
 def _reference(value: object, where: str) -> dict[str, HyperValue]:
@@ -344,6 +515,8 @@ def make_task(
     policy: Place,
     reward: Place | Function | Mapping[str, Any] | Sequence[Place | Function | Mapping[str, Any]],
     prompts: Place | Mapping[str, Any] | PromptSource,
+    eval_prompts: Place | None = None,
+    test_prompts: Place | None = None,
     doc: str | None = None,
     kl_budget: float = KL_BUDGET,
     kl_limit: float | None = None,
@@ -359,6 +532,8 @@ def make_task(
             has `where`, and may have `name`, `kind`, `weight`; of a model `append_eos`; of a URL `timeout`, `retries`,
             `batch_size` and `concurrency`: see `ppo_core.task.RewardPart`.
         prompts: A data file, a folder or a dataset's hub id; or all that a `PromptSource` has.
+        eval_prompts: A data file of the prompts that trials are judged on; unless given, `prompts` says.
+        test_prompts: A data file of the prompts of the final test; unless given, `prompts` says.
         doc: What the task is, in a sentence.
         kl_budget: Highest eval KL a recommended policy may have, in nats per response.
         kl_limit: Where the guard stops a trial, in nats per response. Default: 15, at least half more than the budget.
@@ -376,6 +551,8 @@ def make_task(
         "policy": _text(policy),
         "reward": [_text(one) for one in reward] if isinstance(reward, list | tuple) else _text(reward),
         "prompts": vars(source) if source else _text(prompts),
+        "eval_prompts": _text(eval_prompts),
+        "test_prompts": _text(test_prompts),
         "doc": doc,
         "kl_budget": kl_budget,
         "kl_limit": kl_limit,

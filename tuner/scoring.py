@@ -63,7 +63,7 @@ Evaluations = Sequence[Mapping[str, Any]]
 """Rows of a trial as `Store.steps` returns them, with EVALUATION_METRICS, in order of step."""
 
 
-def best_within(evaluations: Evaluations, kl_budget: float) -> TrialValue:
+def trial_value(evaluations: Evaluations, kl_budget: float) -> TrialValue:
     """Return the evaluation of the highest reward whose KL plus one standard error is within the budget.
 
     Step 0, the SFT baseline, is one of them. Of equal rewards the lower KL wins, then the earlier step.
@@ -90,7 +90,7 @@ def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) 
     or the best reward within the budget so far, where that is more. None: nothing can be read.
     """
     finite = [row for row in evaluations if is_finite(row["eval/reward"]) and is_finite(row["eval/kl"])]
-    within = best_within(finite, kl_budget).value
+    within = trial_value(finite, kl_budget).value
     if not finite or finite[-1]["episode"] <= 0:
         return within
     first, last = finite[0], finite[-1]
@@ -172,7 +172,7 @@ def evaluations_of(store: Store, row: TrialRow) -> Evaluations:
 
 def outcome(evaluations: Evaluations, spec: StudySpec, status: Status, reason: Reason | None) -> Outcome:
     """Return how a trial with these evaluations ended, or stands, that has `status` now, for `reason`."""
-    value, value_se, kl, step = best_within(evaluations, spec.kl_budget)
+    value, value_se, kl, step = trial_value(evaluations, spec.kl_budget)
     end = next((row for row in reversed(evaluations) if is_finite(row["eval/kl"])), {})
     over = violation(kl, spec.kl_budget, reason)
     return Outcome(status, reason, value, value_se, kl, over, step, end.get("eval/kl"), end.get("eval/kl_se"))

@@ -1,7 +1,7 @@
 """A study: what is searched (or which trials are run), for how long and under which KL. From a TOML file. No torch."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -10,16 +10,16 @@ from typing import Any, Literal
 from ppo_core import declare
 from ppo_core.batch_sizes import DEFAULT_BATCH_SIZE
 from ppo_core.declare import Bounds, Choices, Dimension, HyperValue
-from ppo_core.errors import ConfigError, TaskError, nearest
+from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, cautions
 from ppo_core.report import require_device
-from ppo_core.task import BUILT_IN, Task
-from ppo_core.task_file import get_task, is_task_path, read_table
+from ppo_core.task_file import get_task
 from tuner import study_file
 from tuner.guard import GuardSettings
 from tuner.search import warm_start
+from tuner.search.warm_start import ListedTrial
 from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
-from tuner.study_file import ListedTrial
+from tuner.study_file import SamplerSpec, Strategy
 from tuner.worker_settings import WorkerSettings, checked
 
 PPO_TRAINER = "ppo_core.trainer:ppo_trainer"
@@ -30,44 +30,7 @@ THREADS = Bounds(1, 1024)
 SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", "vf_coef", "kl_coef")
 """Hyperparameters whose declared default is TRL's: they do not depend on the size of the model."""
 
-SAMPLERS: Mapping[str, str] = {
-    "tpe": "learns where good trials lie, from all trials so far",
-    "gp": "models the value as a Gaussian process; loads torch, and gets slow from some hundred trials on",
-    "random": "draws evenly at random",
-    "qmc": "covers the space evenly",
-}
-"""What proposes new trials, by name. `module:callable` names your own sampler."""
-PRUNERS: Mapping[str, str] = {
-    "median": "stops a trial that is below the median of earlier ones at the same episode",
-    "percentile": "stops a trial that is outside the best quarter of earlier ones at the same episode",
-    "successive_halving": "lets the best share of the trials go on at each of several episodes",
-    "hyperband": "runs several brackets of successive halving, which begin at different episodes",
-}
-"""What stops trials early by their evaluations, by name. `module:callable` names your own pruner."""
 ValueSource = Literal["TRL default", "task reference", "study"]
-
-Strategy = Literal["early_cut", "full"]
-STRATEGIES: Mapping[str, str] = {
-    "early_cut": "pauses trials at a tenth of their episodes, and finishes the best sixth",
-    "full": "runs every trial to its end",
-}
-"""How the search spends its budget."""
-
-
-@dataclass(frozen=True)
-class SamplerSpec:
-    """Which sampler proposes, and when it begins to."""
-
-    name: str = "tpe"
-    """One of SAMPLERS, or `module:callable`: given `seed`, it returns an `optuna.samplers.BaseSampler`."""
-    startup_trials: int = 4
-    """Trials of an arm that must have a value or a rung score before the sampler proposes the arm's next one. Until
-    then they are drawn around the reference (see `tuner.search.prior`); `random` and `qmc` need none."""
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it is the user's own."""
-        return self.name not in SAMPLERS
 
 
 @dataclass(frozen=True)
@@ -174,39 +137,38 @@ class StudySpec:
         for key in study_file.REQUIRED_OF_LISTED if "trial" in content else study_file.REQUIRED:
             if key not in content:
                 raise ConfigError(f"{where}: {key} is missing")
-        task = _task(content["task"], where)
+        task = study_file.read_task(content["task"], where)
         fixed = study_file.read_fixed(declare.table(content.get("fixed", {}), f"{where}: fixed"), f"{where}: fixed")
         listed = study_file.read_listed(content, fixed, where)
         table = declare.table(content.get("search", {}), f"{where}: search")
         asked = study_file.read_search(table, task, f"{where}: search")
         search, idle = study_file.split_idle(asked, fixed)
-        names = warm_start.read_names(content, content["name"], where)
-        settled, starts = warm_start.read_tables(content, fixed, search, where)
+        names = study_file.read_warm_starts(content, content["name"], where)
+        settled, starts = study_file.read_starts(content, fixed, search, where)
         kl_budget, kl_limit = study_file.read_kl(
             content.get("kl", {}), task, study_file.response_length(task, fixed, asked, listed), f"{where}: kl"
         )
+        optional = partial(study_file.optional, content, where)
         guard = declare.table(content.get("guard", {}), f"{where}: guard")
-        strategy = _strategy(content, listed, where)
+        strategy = study_file.read_strategy(content, listed, where)
         spec = cls(
             name=study_file.matching(content["name"], study_file.NAME, f"{where}: name"),
             task=task.name,
             trainer=study_file.matching(content.get("trainer", PPO_TRAINER), study_file.TRAINER, f"{where}: trainer"),
-            trials=len(listed) or _optional(content, "trials", partial(declare.whole, bounds=Bounds(1)), where),
-            budget=_optional(content, "budget", partial(declare.number, bounds=declare.POSITIVE), where),
+            trials=len(listed) or optional("trials", partial(declare.whole, bounds=Bounds(1))),
+            budget=optional("budget", partial(declare.number, bounds=declare.POSITIVE)),
             strategy=strategy,
             seed=declare.whole(content.get("seed", 0), HYPERPARAMETERS["seed"].valid or Bounds(), f"{where}: seed"),
             device=require_device(content.get("device", "auto"), f"{where}: device"),
-            threads=None
-            if content.get("threads") is None
-            else declare.whole(content["threads"], THREADS, f"{where}: threads"),
+            threads=optional("threads", partial(declare.whole, bounds=THREADS)),
             gpus_per_trial=declare.whole(content.get("gpus_per_trial", 1), Bounds(1), f"{where}: gpus_per_trial"),
             fixed=fixed,
             search=search,
             idle=idle,
             kl_budget=kl_budget,
             guard=GuardSettings.from_dict(guard, kl_limit, f"{where}: guard"),
-            sampler=_sampler(content.get("sampler", {}), f"{where}: sampler"),
-            pruner=_optional(content, "pruner", partial(_pruner, strategy=strategy), where),
+            sampler=study_file.read_sampler(content.get("sampler", {}), f"{where}: sampler"),
+            pruner=optional("pruner", partial(study_file.read_pruner, strategy=strategy)),
             listed=listed,
             warm_start=names,
             workers=WorkerSettings.from_dict(content.get("workers", {}), f"{where}: workers"),
@@ -450,78 +412,12 @@ class StudySpec:
         return {KL_CONTROL: control, **{name: study_file.end(one, which) for name, one in self.search.items()}}
 
 
-def _task(value: object, where: str) -> Task:
-    """Return the task that the study file `where` names (a path begins at the file's folder) or states in a table."""
-    file = Path(where)
-    try:
-        if isinstance(value, Mapping):
-            return read_table(value, file, f"{where}: task.")
-        name = declare.text(value, f"{where}: task", "a string in quotes, or a [task] table")
-        is_own = name not in BUILT_IN and is_task_path(name, file.parent)
-        return get_task(str(file.parent / name) if is_own else name)
-    except TaskError as error:
-        message = str(error)
-        raise ConfigError(message if message.startswith(f"{where}: ") else f"{where}: task: {message}") from None
-
-
 def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:
     """Return the mini-batch size of a trial's values, at most the rollout batch that they state."""
     mini, batch = values.get("mini_batch_size"), values.get("batch_size")
     if batch is None and values.get("gradient_accumulation_steps") is None:
         batch = DEFAULT_BATCH_SIZE
     return min(mini, batch) if isinstance(mini, int) and isinstance(batch, int) else mini
-
-
-def _sampler(value: object, where: str) -> SamplerSpec:
-    values = {"name": value} if isinstance(value, str) else declare.table(value, where)
-    declare.require_known(values, study_file.SAMPLER, f"{where}.")
-    name = _name_or_own(values.get("name", SamplerSpec.name), SAMPLERS, where)
-    startup = values.get("startup_trials", SamplerSpec.startup_trials)
-    return SamplerSpec(name, declare.whole(startup, Bounds(1), f"{where}.startup_trials"))
-
-
-def _pruner(value: object, strategy: Strategy, where: str) -> str:
-    values = {"name": value} if isinstance(value, str) else declare.table(value, where)
-    declare.require_known(values, study_file.PRUNER, f"{where}.")
-    if "name" not in values:
-        raise ConfigError(f"{where}.name is missing; expected one of {', '.join(PRUNERS)}")
-    name = _name_or_own(values["name"], PRUNERS, where)
-    if strategy != "full":
-        raise ConfigError(f'{where} = "{name}" needs strategy = "full"; with "{strategy}" the strategy stops trials')
-    return name
-
-
-def _name_or_own(name: object, known: Mapping[str, str], where: str) -> str:
-    """Return a table's `name` where it is one of the known ones, or the path of the user's own."""
-    if not isinstance(name, str) or not (name in known or study_file.TRAINER[0].fullmatch(name)):
-        raise ConfigError(
-            f'{where}.name = {name!r} is not allowed; expected one of {", ".join(known)}, or "module:callable"'
-            f"{nearest(str(name), known)}"
-        )
-    return name
-
-
-def _one_of(value: object, allowed: Mapping[str, str], where: str) -> Any:
-    """Return `value` where it is one of the declared names, else raise ConfigError with what each means."""
-    if value not in allowed:
-        meanings = "; ".join(f'"{name}": {meaning}' for name, meaning in allowed.items())
-        raise ConfigError(f"{where} = {value!r} is not allowed; expected {meanings}{nearest(str(value), allowed)}")
-    return value
-
-
-def _strategy(content: Mapping[str, Any], listed: Sequence[ListedTrial], where: str) -> Strategy:
-    """Return the study's strategy; one that lists its trials runs all of them to the end."""
-    strategy: Strategy = _one_of(
-        content.get("strategy", "full" if listed else "early_cut"), STRATEGIES, f"{where}: strategy"
-    )
-    if listed and strategy != "full":
-        raise ConfigError(f'{where}: strategy = "{strategy}" needs a [search]; [[trial]] tables are run to their end')
-    return strategy
-
-
-def _optional(content: Mapping[str, Any], key: str, read: Callable[..., Any], where: str) -> Any:
-    """Return what `read` makes of a key's value, or None where the file lacks the key."""
-    return read(content[key], where=f"{where}: {key}") if content.get(key) is not None else None
 
 
 def _change(what: str, old: object, new: object) -> str:

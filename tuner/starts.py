@@ -10,10 +10,9 @@ from dataclasses import replace
 from ppo_core.errors import StudyError
 from ppo_core.hyperparameters import PPOConfig
 from tuner.results import read_study
-from tuner.search.warm_start import STUDY, moved
+from tuner.search.warm_start import STUDY, ListedTrial, moved
 from tuner.spec import StudySpec
 from tuner.store import Store
-from tuner.study_file import ListedTrial
 
 Resolve = Callable[[StudySpec, str], ListedTrial]
 """Returns the start of a study that one of its warm starts `study:NAME` is."""

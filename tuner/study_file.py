@@ -3,14 +3,16 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, cast
 
 from optuna.distributions import CategoricalDistribution
 
 from ppo_core import declare
 from ppo_core.declare import (
+    Bounds,
     Choices,
     Dimension,
     Hyperparameter,
@@ -20,10 +22,12 @@ from ppo_core.declare import (
     require_numeric,
     require_searchable,
 )
-from ppo_core.errors import ConfigError
+from ppo_core.errors import ConfigError, TaskError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, MAKES_INERT, inert, require_name
-from ppo_core.task import Task
-from tuner.space import Encoded
+from ppo_core.task import BUILT_IN, Task
+from ppo_core.task_file import get_task, is_task_path, read_table
+from tuner.search.warm_start import RECIPES, STUDY, ListedTrial, moved
+from tuner.space import Encoded, require_one_control
 
 TOP_LEVEL: Mapping[str, str] = {
     "name": "results are stored under this name, and found again by it",
@@ -65,6 +69,28 @@ PRUNER: Mapping[str, str] = {
 }
 """The keys of the [pruner] table."""
 
+SAMPLERS: Mapping[str, str] = {
+    "tpe": "learns where good trials lie, from all trials so far",
+    "gp": "models the value as a Gaussian process; loads torch, and gets slow from some hundred trials on",
+    "random": "draws evenly at random",
+    "qmc": "covers the space evenly",
+}
+"""What proposes new trials, by name. `module:callable` names your own sampler."""
+PRUNERS: Mapping[str, str] = {
+    "median": "stops a trial that is below the median of earlier ones at the same episode",
+    "percentile": "stops a trial that is outside the best quarter of earlier ones at the same episode",
+    "successive_halving": "lets the best share of the trials go on at each of several episodes",
+    "hyperband": "runs several brackets of successive halving, which begin at different episodes",
+}
+"""What stops trials early by their evaluations, by name. `module:callable` names your own pruner."""
+
+Strategy = Literal["early_cut", "full"]
+STRATEGIES: Mapping[str, str] = {
+    "early_cut": "pauses trials at a tenth of their episodes, and finishes the best sixth",
+    "full": "runs every trial to its end",
+}
+"""How the search spends its budget."""
+
 REQUIRED = ("name", "task", "search")
 REQUIRED_OF_LISTED = ("name", "task")
 """Of a study that lists its trials."""
@@ -73,6 +99,22 @@ NAME = (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), "letters, digits, dots, 
 PER_TOKEN = "_per_token"
 """What ends the names of the [kl] table's values in nats per token."""
 TRAINER = (re.compile(r"[\w.]+:\w+"), '"module:function"')
+
+
+@dataclass(frozen=True)
+class SamplerSpec:
+    """Which sampler proposes, and when it begins to."""
+
+    name: str = "tpe"
+    """One of SAMPLERS, or `module:callable`: given `seed`, it returns an `optuna.samplers.BaseSampler`."""
+    startup_trials: int = 4
+    """Trials of an arm that must have a value or a rung score before the sampler proposes the arm's next one. Until
+    then they are drawn around the reference (see `tuner.search.prior`); `random` and `qmc` need none."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the user's own."""
+        return self.name not in SAMPLERS
 
 
 def matching(value: object, pattern: tuple[re.Pattern[str], str], where: str) -> str:
@@ -219,52 +261,6 @@ _ONLY_SEARCHED = ("search", "sampler", "pruner", "start", "warm_start")
 """What does nothing beside listed trials."""
 
 
-@dataclass(frozen=True)
-class ListedTrial:
-    """One trial that a study file lists, or one of the starts of its search (see `tuner.search.warm_start`)."""
-
-    params: Mapping[str, HyperValue]
-    """Its own values, over the study's fixed ones."""
-    label: str = ""
-    """What people call it; empty: it has no name."""
-    source: str = ""
-    """The warm start that it is, as the study file names it; empty: the file states its values."""
-    moved_from: Mapping[str, HyperValue] | None = None
-    """Of a start: what was asked for in place of the values that were moved into their ranges. None: not a start."""
-
-    @property
-    def text(self) -> str:
-        """Its values in one line: `learning_rate = 0.001, kl_coef = 0.1`."""
-        return ", ".join(f"{name} = {value}" for name, value in self.params.items())
-
-    @property
-    def name(self) -> str:
-        """What a start is called in a note: `start "trl"`, or its values where it has no label."""
-        return f'start "{self.label}"' if self.label else f"the start {self.text}"
-
-    @property
-    def original(self) -> dict[str, HyperValue]:
-        """The values that were asked for."""
-        return {**self.params, **(self.moved_from or {})}
-
-    @property
-    def moves(self) -> list[str]:
-        """Which values were moved into their ranges, with the original beside each: `kl_coef 0 moved to 0.01`."""
-        return [f"{name} {old:g} moved to {self.params[name]:g}" for name, old in (self.moved_from or {}).items()]
-
-    @property
-    def title(self) -> str:
-        """One line for people: the label, and the first of the values that were moved."""
-        more = f" and {len(self.moves) - 1} more" if len(self.moves) > 1 else ""
-        return ": ".join(text for text in (self.label, "".join(self.moves[:1]) + more) if text)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the table that `read_listed` reads, or `tuner.search.warm_start` where it is a start."""
-        named = {key: text for key, text in (("label", self.label), ("warm_start", self.source)) if text}
-        moved = {} if self.moved_from is None else {"moved_from": dict(self.moved_from)}
-        return {**named, **moved, **self.params}
-
-
 def read_listed(content: Mapping[str, Any], fixed: Mapping[str, HyperValue], where: str) -> tuple[ListedTrial, ...]:
     """Return the `[[trial]]` tables of a parsed study file; none where it has no such key.
 
@@ -349,3 +345,128 @@ def read_trial(values: object, fixed: Mapping[str, HyperValue], where: str) -> L
         if name in fixed:
             raise ConfigError(f"{where}.{name}: it is also in [fixed]; remove it from one of them")
     return ListedTrial(params, label)
+
+
+# The starts of a search: `[[start]]` tables and `warm_start`.
+
+
+def read_warm_starts(content: Mapping[str, Any], study: object, where: str) -> tuple[str, ...]:
+    """Return what `warm_start` at the top of a study file names: recipes, and earlier studies as `study:NAME`.
+
+    Raises:
+        ConfigError: a name is unknown or stands there twice, or is of `study`, this one.
+    """
+    found = content.get("warm_start", [])
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ConfigError(f'{where}: warm_start = {found!r} is not allowed; expected a list of names such as ["trl"]')
+    at = f"{where}: warm_start"
+    for number, name in enumerate(found):
+        if name in found[:number]:
+            raise ConfigError(f'{at}: "{name}" is listed twice')
+        if name == f"{STUDY}{study}":
+            raise ConfigError(f'{at}: "{name}" is this study; name an earlier one')
+        if name.startswith(STUDY):
+            matching(name.removeprefix(STUDY), NAME, f"{at}: {STUDY}NAME with NAME")
+        elif name not in RECIPES:
+            there_are = f"available: {', '.join(RECIPES)}, and {STUDY}NAME for the best trial of an earlier study"
+            raise ConfigError(f'{at}: unknown recipe "{name}"; {there_are}{nearest(name, RECIPES)}')
+    return tuple(found)
+
+
+def read_starts(
+    content: Mapping[str, Any], fixed: Mapping[str, HyperValue], search: Mapping[str, Dimension], where: str
+) -> tuple[list[ListedTrial], list[ListedTrial]]:
+    """Return the `[[start]]` tables of a parsed study file: those that a stored study settled, and those to settle.
+
+    Raises:
+        ConfigError: one holds what is not allowed, is fixed, or is not searched.
+    """
+    found = content.get("start", [])
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        raise ConfigError(f"{where}: start = {found!r} is not allowed; expected [[start]] tables, one per start")
+    settled, asked = [], []
+    for number, values in enumerate(found):
+        at = f"{where}: start {number}"
+        own = dict(declare.table(values, at))
+        if "moved_from" in own:
+            moved_from = read_fixed(declare.table(own.pop("moved_from"), at), f"{at}.moved_from")
+            source = own.pop("warm_start", "")
+            stored = read_trial(own, fixed, at)
+            settled.append(ListedTrial(stored.params, stored.label, source, moved_from))
+            continue
+        start = read_trial(own, fixed, at)
+        for name in start.params:
+            if name not in search:
+                hint = nearest(name, search)
+                raise ConfigError(f"{at}.{name}: it is not searched; a start may set: {', '.join(search)}{hint}")
+        require_one_control(search, start.params, f"{at}: ")
+        try:
+            asked.append(moved(start.params, search, start.label))
+        except ConfigError as error:
+            raise ConfigError(f"{at}.{error}") from None
+    return settled, asked
+
+
+# The task, the sampler, the pruner and the strategy.
+
+
+def read_task(value: object, where: str) -> Task:
+    """Return the task that the study file `where` names (a path begins at the file's folder) or states in a table."""
+    file = Path(where)
+    try:
+        if isinstance(value, Mapping):
+            return read_table(value, file, f"{where}: task.")
+        name = declare.text(value, f"{where}: task", "a string in quotes, or a [task] table")
+        is_own = name not in BUILT_IN and is_task_path(name, file.parent)
+        return get_task(str(file.parent / name) if is_own else name)
+    except TaskError as error:
+        message = str(error)
+        raise ConfigError(message if message.startswith(f"{where}: ") else f"{where}: task: {message}") from None
+
+
+def read_sampler(value: object, where: str) -> SamplerSpec:
+    """Return the sampler of a name or of the [sampler] table, or raise ConfigError."""
+    values = {"name": value} if isinstance(value, str) else declare.table(value, where)
+    declare.require_known(values, SAMPLER, f"{where}.")
+    name = _name_or_own(values.get("name", SamplerSpec.name), SAMPLERS, where)
+    startup = values.get("startup_trials", SamplerSpec.startup_trials)
+    return SamplerSpec(name, declare.whole(startup, Bounds(1), f"{where}.startup_trials"))
+
+
+def read_pruner(value: object, strategy: Strategy, where: str) -> str:
+    """Return the pruner of a name or of the [pruner] table; ConfigError where the strategy stops trials itself."""
+    values = {"name": value} if isinstance(value, str) else declare.table(value, where)
+    declare.require_known(values, PRUNER, f"{where}.")
+    if "name" not in values:
+        raise ConfigError(f"{where}.name is missing; expected one of {', '.join(PRUNERS)}")
+    name = _name_or_own(values["name"], PRUNERS, where)
+    if strategy != "full":
+        raise ConfigError(f'{where} = "{name}" needs strategy = "full"; with "{strategy}" the strategy stops trials')
+    return name
+
+
+def _name_or_own(name: object, known: Mapping[str, str], where: str) -> str:
+    """Return a table's `name` where it is one of the known ones, or the path of the user's own."""
+    if not isinstance(name, str) or not (name in known or TRAINER[0].fullmatch(name)):
+        raise ConfigError(
+            f'{where}.name = {name!r} is not allowed; expected one of {", ".join(known)}, or "module:callable"'
+            f"{nearest(str(name), known)}"
+        )
+    return name
+
+
+def read_strategy(content: Mapping[str, Any], listed: Sequence[ListedTrial], where: str) -> Strategy:
+    """Return the study's strategy; one that lists its trials runs all of them to the end."""
+    strategy = content.get("strategy", "full" if listed else "early_cut")
+    if strategy not in tuple(STRATEGIES):
+        meanings = "; ".join(f'"{name}": {meaning}' for name, meaning in STRATEGIES.items())
+        hint = nearest(str(strategy), STRATEGIES)
+        raise ConfigError(f"{where}: strategy = {strategy!r} is not allowed; expected {meanings}{hint}")
+    if listed and strategy != "full":
+        raise ConfigError(f'{where}: strategy = "{strategy}" needs a [search]; [[trial]] tables are run to their end')
+    return cast(Strategy, strategy)
+
+
+def optional(content: Mapping[str, Any], where: str, key: str, read: Callable[..., Any]) -> Any:
+    """Return what `read` makes of a key's value, or None where the file lacks the key."""
+    return read(content[key], where=f"{where}: {key}") if content.get(key) is not None else None

@@ -20,7 +20,7 @@ from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.report import StepReport
 from tuner.guard import GuardSettings, GuardState, observe
-from tuner.scoring import Evaluations, best_within, is_finite
+from tuner.scoring import Evaluations, is_finite, trial_value
 from tuner.spec import StudySpec
 from tuner.status import Reason
 
@@ -106,7 +106,7 @@ class RecordedRun:
 
     def best_within(self, kl_budget: float) -> float | None:
         """Return the highest eval reward within the budget, or None if there is none."""
-        return best_within(self.rows(), kl_budget).value
+        return trial_value(self.rows(), kl_budget).value
 
     def value_at_end(self) -> float | None:
         """Return the mean eval reward of the last two regular evaluations."""

@@ -25,8 +25,9 @@ from ppo_core.task_file import get_task
 from tuner.budget_watch import WatchState, watch
 from tuner.guard import CORE, READ
 from tuner.search.propose import propose
-from tuner.spec import SamplerSpec, StudySpec
+from tuner.spec import StudySpec
 from tuner.store import TrialRow
+from tuner.study_file import SamplerSpec
 
 from . import recorded
 from .common import commit, made_up

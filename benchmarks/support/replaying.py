@@ -20,9 +20,10 @@ from tuner.rules import RULES
 from tuner.scoring import Evaluations, outcome, rung_score
 from tuner.search.choose import Promote, choose
 from tuner.search.matching import New
-from tuner.spec import SamplerSpec, Strategy, StudySpec
+from tuner.spec import StudySpec
 from tuner.status import PausedBy, Status
 from tuner.store import TrialRow
+from tuner.study_file import SamplerSpec, Strategy
 
 from .common import made_up
 from .recorded import mean_at_end

@@ -20,9 +20,9 @@ from ppo_core.errors import PPOTunerError, StoreError
 from ppo_core.output import counted
 from tuner.best import VALUE
 from tuner.results import StudyView
-from tuner.spec import STRATEGIES
 from tuner.status import Status
 from tuner.store import Store
+from tuner.study_file import STRATEGIES
 
 REFRESH_SECONDS = 2
 """How often a page looks again while a controller lives."""

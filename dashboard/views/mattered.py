@@ -149,7 +149,7 @@ def _slices(snapshot: Snapshot, at: Fidelity, names: list[str]) -> None:
     )
     if said := axes_left_out(snapshot.trials, names):
         st.caption(said)
-    numbers = [name for name in names if pd.api.types.is_numeric_dtype(snapshot.trials[figures.PARAMS + name])]
+    numbers = [name for name in names if figures_mattered.is_number(snapshot.trials[figures.PARAMS + name])]
     if len(numbers) > 1:
         _contour(snapshot, numbers)
 

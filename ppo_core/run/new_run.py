@@ -26,8 +26,7 @@ from ppo_core.run.hub import Push
 from ppo_core.run.run_folder import TASK_FILE, Origin, Run
 from ppo_core.run.trl import TrlFile
 from ppo_core.task import Progress, Task
-from ppo_core.task_file import get_task, read_table
-from ppo_core.task_sources import Preparation
+from ppo_core.task_file import Preparation, get_task, read_table
 
 # A task given by its parts (policy, reward, prompts), and the task file that says the same. Never imports torch.
 

@@ -50,14 +50,13 @@ class Fire:
     """Done before each."""
     done: Counter[str] = field(default_factory=Counter)
     losses: Counter[int] = field(default_factory=Counter)
-    """How often each trial lost its worker under the controller of now."""
+    """How often each trial lost its worker."""
 
     def run(self, workers: int) -> None:
         """Do it all, starting the controller again whenever it is gone, and let the study end."""
         self.rng.shuffle(self.targets)
         ended_by: str | None = None
         while True:
-            self.losses.clear()
             with ExitStack() as started:
                 held = started.enter_context(self._controller(workers, "first"))
                 if ended_by == RIVAL_START:

@@ -13,7 +13,7 @@ from dashboard import analysis, diagnosis
 from tests.dashboard.fake_store import CUT_SPEC, Course, cut_rung
 from tuner.hacking import Finding
 from tuner.rules import RULES
-from tuner.scoring import best_within
+from tuner.scoring import trial_value
 from tuner.search import fidelity
 from tuner.search.choose import lengths
 from tuner.search.fidelity import Rest
@@ -66,7 +66,7 @@ def test_the_highest_of_them_is_what_a_trial_is_judged_by(
         {"step": step, "eval/reward": reward, "eval/reward_se": 0.1, "eval/kl": kl, "eval/kl_se": 0.5}
         for step, reward, kl in points
     ]
-    judged, within = best_within(rows, budget), analysis.trained_within(frame, budget)
+    judged, within = trial_value(rows, budget), analysis.trained_within(frame, budget)
     assert within.empty == (judged.value is None)
     assert within.empty or within["reward"].max() == judged.value
 

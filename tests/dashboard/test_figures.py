@@ -191,6 +191,29 @@ def test_parallel_coordinates_show_real_values_on_log_axes_and_what_was_not_set(
     assert (list(kl["values"]), list(reward["values"])) == ([4, 9, 25], [1.0, 1.2, 0.8])
 
 
+def test_words_and_truths_have_an_axis_of_their_own_and_no_contour() -> None:
+    kinds = ["linear", "cosine", "constant", None]
+    frame = (
+        pd.concat([SEARCHED.dropna(subset=["value", "kl"])] * 4)
+        .head(4)
+        .assign(
+            **{
+                figures.PARAMS + "lr_scheduler_type": kinds,
+                figures.PARAMS + "whiten_rewards": [True, False, True, False],
+            }
+        )
+    )
+    [lines] = figures_mattered.parallel(frame, ["lr_scheduler_type", "whiten_rewards"], SPEC).data
+    schedule, whiten = lines.dimensions[:2]
+    assert list(schedule["ticktext"]) == ["not set", "constant", "cosine", "linear"]
+    assert list(whiten["ticktext"]) == ["False", "True"]
+    assert [
+        figures_mattered.is_number(frame[figures.PARAMS + name]) for name in ("learning_rate", "whiten_rewards")
+    ] == [True, False]
+    figure = figures_mattered.slice_points(frame, "whiten_rewards", "value", SPEC)
+    assert figure.layout.xaxis.type == "category"
+
+
 def test_an_axis_of_parallel_coordinates_has_its_ticks_at_values_that_occur() -> None:
     sizes = (64, 128, 128, 1024)
     frame = searched(*({"value": 1.0, "kl": 4.0, "params_batch_size": size} for size in sizes))

@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import huggingface_hub
+import pandas
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -43,6 +44,18 @@ def read(tokenizer: PreTrainedTokenizerBase, path: Path | str, **fields: Any) ->
 
 def all_rows(splits: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return sorted((row for part in splits.values() for row in part), key=lambda row: int(row["answer"]))
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows in the format of the path's suffix."""
+    table = pandas.DataFrame([{"question": row["question"], "answer": row["answer"]} for row in rows])
+    match path.suffix:
+        case ".parquet":
+            table.to_parquet(path)
+        case ".csv" | ".tsv":
+            table.to_csv(path, index=False, sep="," if path.suffix == ".csv" else "\t")
+        case _:
+            table.to_json(path, orient="records", lines=path.suffix == ".jsonl")
 
 
 def csv_text(delimiter: str) -> str:
@@ -189,6 +202,40 @@ def test_a_folders_files_are_splits_by_their_names(tokenizer: PreTrainedTokenize
     assert splits == {"train": ROWS[:4], "eval": ROWS[4:6], "test": ROWS[6:7]}
     assert "files with no split in their name left out: a.jsonl, b.jsonl" in told
     assert "1 empty (line 2 of test_en.jsonl first)" in told
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".json", ".parquet"])
+@pytest.mark.parametrize("second", ["eval", "validation"])
+def test_a_folder_of_three_files_is_three_splits(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, suffix: str, second: str
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    parts = {"train": ROWS[:6], second: ROWS[6:9], "test": ROWS[9:]}
+    for name, rows in parts.items():
+        write_rows(folder / f"{name}{suffix}", rows)
+    splits, _ = read(tokenizer, folder)
+    texts = {name: [row["question"] for row in rows] for name, rows in splits.items()}
+    assert texts == {
+        "train": [row["question"] for row in ROWS[:6]],
+        "eval": [row["question"] for row in ROWS[6:9]],
+        "test": [row["question"] for row in ROWS[9:]],
+    }
+
+
+def test_splits_may_be_files_of_their_own_with_any_characters_in_their_names(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    train, eval_, test = tmp_path / "all.jsonl", tmp_path / "a+b [1].csv", tmp_path / "c(2).jsonl"
+    for path, rows in ((train, ROWS[:6]), (eval_, ROWS[5:9]), (test, [*ROWS[9:], {"question": "", "answer": 0}])):
+        write_rows(path, rows)
+    splits, told = read(tokenizer, train, eval=str(eval_), test=str(test))
+    counts = {name: [int(row["answer"]) for row in rows] for name, rows in splits.items()}
+    answers = [int(row["answer"]) for row in ROWS]
+    assert counts == {"train": answers[:5], "eval": answers[5:9], "test": answers[9:]}  # a shared prompt is in eval
+    assert "1 repeating another prompt (line 6 of all.jsonl first)" in told
+    drawn, _ = read(tokenizer, train, eval=str(eval_), test=1)  # what has no file is drawn from the first
+    assert (len(drawn["train"]), len(drawn["eval"]), len(drawn["test"])) == (4, 4, 1)
 
 
 def test_a_dataset_of_the_hub_is_read_by_its_id(

@@ -139,6 +139,25 @@ def test_a_folder_is_its_task_file_and_a_table_called_task_is_the_task(
     assert get_task(study).reference == get_task(path).reference
 
 
+@pytest.mark.parametrize("in_table", [False, True])
+def test_eval_and_test_prompts_may_be_files_beside_the_task(folder: Path, in_table: bool) -> None:
+    for name, words in (("eval.csv", WORDS[:12]), ("test.csv", WORDS[12:16])):
+        (folder / name).write_text("prompt,word\n" + "".join(f"{word},{word}\n" for word in words))
+    beside = PLAIN + 'eval_prompts = "eval.csv"\ntest_prompts = "test.csv"\neval = { prompts = 10 }\n'
+    table = '{ path = "prompts.jsonl", eval = "eval.csv", test = "test.csv" }'
+    inside = PLAIN.replace('"prompts.jsonl"', table) + "eval = { prompts = 10 }\n"
+    splits = prepared(write(folder, inside if in_table else beside)).prompts
+    assert [prompt.text for prompt in splits.eval] == list(WORDS[:10])
+    assert [prompt.text for prompt in splits.test] == list(WORDS[12:16])
+    assert len(splits.train) == 80
+
+
+def test_a_task_in_python_names_its_three_files_too(folder: Path) -> None:
+    (folder / "eval.csv").write_text("prompt,word\nw1,w1\nw2,w2\n")
+    text = PYTHON.replace('prompts="prompts.jsonl"', 'prompts="prompts.jsonl", eval_prompts="eval.csv"')
+    assert [prompt.text for prompt in prepared(write(folder, text, "task.py")).prompts.eval] == ["w1", "w2"]
+
+
 def test_what_was_left_out_of_the_prompts_is_told(folder: Path) -> None:
     with (folder / "prompts.jsonl").open("a") as file:
         file.write("no JSON\n")
@@ -269,6 +288,13 @@ MISTAKES = [  # one of each class
     (PLAIN.replace('"model"', '"task:arithmatic"'), 'policy = .*task:reviews.*; did you mean "arithmetic"?'),
     (PLAIN.replace('"prompts.jsonl"', '{ column = "x" }'), "prompts.path is missing"),
     (PLAIN.replace('"prompts.jsonl"', '{ path = "prompts.jsonl", eval = 0 }'), "prompts: eval = 0 is not allowed"),
+    (PLAIN + 'eval_prompts = "evl.jsonl"\n', "eval_prompts = 'evl.jsonl': /.*/evl.jsonl not found"),
+    (PLAIN + 'eval_prompts = "reward.py"\n', "eval_prompts = 'reward.py' is not allowed; expected a data file: .jsonl"),
+    (PLAIN + "test_prompts = 3\n", "test_prompts = 3 is not allowed; expected a data file: .jsonl, .json, .csv"),
+    (
+        PLAIN.replace('"prompts.jsonl"', '{ path = "prompts.jsonl", eval = 9 }') + 'eval_prompts = "prompts.jsonl"\n',
+        "eval_prompts: prompts.eval is given as well; remove one of them",
+    ),
     (PLAIN + "reference = { lam = 2 }\n", "reference.lam = 2 is not allowed; expected a number in [0, 1]"),
     (PLAIN + "search = { kl_coef = { low = 1, high = 2, why = 3 } }\n", "search.kl_coef.why = 3 is not allowed"),
     (PLAIN + "eval = { prompts = 0 }\n", "eval.prompts = 0 is not allowed; expected a whole number of at least 1"),

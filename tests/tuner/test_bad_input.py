@@ -230,6 +230,77 @@ OTHERS: list[Case] = [
 ]
 
 
+RANGE = 'learning_rate = { low = 1e-5, high = 3e-3, scale = "log" }'
+END = "limit = 15.0\n"
+STUDY_FAULTS: list[tuple[str, str, str]] = [
+    # What stands in STUDY_FILE, what a mistake makes of it, and what the one line names: the key first
+    ('name = "made"\n', "", "name is missing"),
+    ('name = "made"', 'name = "a b"', "name = 'a b' | letters, digits"),
+    ('task = "reviews"\n', "", "task is missing"),
+    ('task = "reviews"', 'task = "review"', 'task: | "review" | did you mean "reviews"'),
+    ('task = "reviews"', 'task = "no/such.toml"', "task: | no/such.toml not found"),
+    ('task = "reviews"', "task = 3", "task = 3 | a string in quotes, or a [task] table"),
+    ("trials = 8", "trials = 1.5", "trials = 1.5 | a whole number of at least 1"),
+    ("trials = 8", "budget = 0.5", "budget = 0.5 | at least 1"),
+    ("trials = 8", "budget = nan", "budget = nan | a number over 0"),
+    ("trials = 8\n", "", "budget or trials is missing"),
+    ("trials = 8", 'trials = 8\ntrainer = "mine"', "trainer = 'mine' | module:function"),
+    ("trials = 8", 'trials = 8\ndevice = "gpu"', "device = 'gpu' | auto or cpu"),
+    ("trials = 8", "trials = 8\nthreads = 0", "threads = 0 | a whole number in [1, 1024]"),
+    ("trials = 8", "trials = 8\ngpus_per_trial = true", "gpus_per_trial = True | a whole number"),
+    ('strategy = "full"', 'strategy = "ful"', "strategy = 'ful' | early_cut | did you mean \"full\""),
+    ('strategy = "full"', 'strategy = ["full"]', "strategy = ['full'] | early_cut"),
+    ("trials = 8", f"budget = 1{'0' * 400}", "budget = 1000 | a number over 0"),
+    ("entropy_coef = 0.01", f"entropy_coef = 1{'0' * 400}", "fixed.entropy_coef = 1000 | a number of at least 0"),
+    ("trials = 8", f"trials = 1{'0' * 5000}", "not valid TOML"),
+    ("trials = 8", f"trials = {'[' * 9000}", "not valid TOML"),
+    ("seed = 3", "seed = -1", "seed = -1 | a whole number in [0, 4294967295]"),
+    ("seed = 3", 'seed = 3\npruner = "medain"', "pruner.name = 'medain' | hyperband | did you mean \"median\""),
+    ("seed = 3", "seed = 3\nwarm_start = [1]", "warm_start = [1] | a list of names"),
+    ("seed = 3", 'seed = 3\nwarm_start = ["tlr"]', 'warm_start: unknown recipe "tlr" | did you mean "trl"'),
+    ("seed = 3", 'seed = 3\nwarm_start = ["trl", "trl"]', 'warm_start: "trl" is listed twice'),
+    ("entropy_coef = 0.01", "entropy_coef = true", "fixed.entropy_coef = True | a number"),
+    ("entropy_coef = 0.01", "entropy_coef = nan", "fixed.entropy_coef = nan | a number"),
+    ("entropy_coef = 0.01", "entropy_coeff = 0.01", 'fixed: | "entropy_coeff" | did you mean "entropy_coef"'),
+    ("entropy_coef = 0.01", 'whiten_rewards = "yes"', "fixed.whiten_rewards = 'yes' | true or false"),
+    ("entropy_coef = 0.01", 'lr_scheduler_type = "cosin"', "fixed.lr_scheduler_type = 'cosin' | \"cosine\""),
+    ("entropy_coef = 0.01", "kl_coef = 0.01", "kl_coef is in both [fixed] and [search]"),
+    ("entropy_coef = 0.01", "seed = 4", "fixed.seed: the seed is set at the top"),
+    ("entropy_coef = 0.01", "num_generations = 3", "num_generations = 3 does not divide batch_size"),
+    (RANGE, "learning_rate = 1e-4", 'search.learning_rate = 0.0001 | "advised", a range'),
+    (RANGE, "learning_rate = { low = 1e-5 }", "search.learning_rate.high is missing"),
+    (RANGE, "learning_rate = { low = 1, high = 0.1 }", "search.learning_rate: low = 1 must be below high = 0.1"),
+    (RANGE, "learning_rate = { low = 0, high = 1 }", "search.learning_rate: a log scale needs a low over 0"),
+    (RANGE, 'learning_rate = { low = 1, high = 2, scal = "log" }', 'search.learning_rate.scal: | "scale"'),
+    (RANGE, "learning_rate = []", "search.learning_rate = [] | at least two values, each once"),
+    (RANGE, "learning_rate = [1e-4]", "search.learning_rate = [0.0001] | at least two values"),
+    (RANGE, "learning_rate = [1e-4, -1.0]", "search.learning_rate = -1.0 | a number in [0, 1]"),
+    (RANGE, "whiten_rewards = { low = 0, high = 1 }", "search.whiten_rewards: has no range | list the values"),
+    (RANGE, "eval_every_episodes = [64, 128]", "search.eval_every_episodes: cannot be searched"),
+    (RANGE, "batch = [32, 64]", 'search: | "batch" | did you mean "batch_size"'),
+    ("low = 32, high = 128", "low = 33, high = 128", "search.batch_size.low = 33 | 32 and 64"),
+    ("budget = 10.0", "budget = 20.0", "kl: limit = 15 is below budget = 20"),
+    ("budget = 10.0", 'budget = "10"', "kl.budget = '10' | a number over 0"),
+    (END, "limits = 15.0\n", 'kl.limits: | budget, limit | did you mean "limit"'),
+    (END, f"{END}[guard]\ngrace = 1.5\n", "guard.grace = 1.5 | a number in [0, 1)"),
+    (END, f'{END}[guard]\nkl_hard = "off"\n', "guard.kl_hard = 'off' | or false to switch the rule off"),
+    (END, f"{END}[guard]\npatience = 0\n", "guard.patience = 0 | a whole number of at least 1"),
+    (END, f'{END}[sampler]\nname = "tpee"\n', "sampler.name = 'tpee' | did you mean \"tpe\""),
+    (END, f"{END}[sampler]\nstartup_trials = 0\n", "sampler.startup_trials = 0 | at least 1"),
+    (END, f"{END}[workers]\nstep_second = 3\n", 'workers.step_second: | did you mean "step_seconds"'),
+    (END, f"{END}[workers]\nsave_seconds = inf\n", "workers.save_seconds = inf | a number over 0"),
+    (END, f"{END}[[start]]\nlam = 0.9\n", "start 0.lam: it is not searched"),
+    (END, f"{END}[[start]]\nkl_coef = 0.1\nkl_target = 6\n", "start 0: kl_coef and kl_target exclude each other"),
+    (END, f"{END}[[start]]\nlearning_rate = -1\n", "start 0.learning_rate = -1 | a number in [0, 1]"),
+    (END, f"{END}[[start]]\nlabel = 3\nkl_coef = 0.1\n", "start 0.label = 3 | a string in quotes"),
+    (END, f"{END}[[trial]]\nlam = 0.9\n", "search has no effect beside [[trial]]"),
+    (END, f"{END}[kl]\n", "not valid TOML | line"),
+    (END, f"{END}[guards]\n", 'guards: unknown key | did you mean "guard"'),
+    ("[search]", "[search.lam]", "search.lam.learning_rate: unknown key | low, high, scale"),
+    ("[fixed]", "[[fixed]]", "fixed = | a table of key = value lines"),
+]
+
+
 def make(folder: Path) -> Store:
     """Make the studies of the cases, their folders and files."""
     for name, content in FILES.items():
@@ -314,6 +385,26 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert (got, stdout) == (status, "")
     assert SECRET not in stderr
     assert contents(place) == before
+
+
+@pytest.mark.parametrize(("old", "new", "named"), STUDY_FAULTS, ids=[named[:50] for _, _, named in STUDY_FAULTS])
+def test_a_fault_in_a_study_file_is_one_line_that_names_the_file_and_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], old: str, new: str, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tuner.cli.run.run_study", lambda *_, **__: pytest.fail("it is run"))
+    Path("bad.toml").write_text(changed((old, new)))
+    status = cli.main(["run", "bad.toml", "--storage", "store.db"])
+    stdout, stderr = capsys.readouterr()
+    key, *others = named.split(" | ")
+    error = one_error(stderr)
+    assert error.startswith(f"bad.toml: {key}") or (error.startswith("bad.toml: ") and f": {key}" in error), error
+    assert all(text in error for text in others), error
+    assert (status, stdout, list(tmp_path.iterdir())) == (2, "", [tmp_path / "bad.toml"])
+
+
+def test_the_faults_of_study_files_are_of_many_kinds() -> None:
+    assert len({(old, new) for old, new, _ in STUDY_FAULTS}) == len(STUDY_FAULTS) >= 40
 
 
 def test_every_command_has_cases() -> None:

@@ -16,7 +16,7 @@ from tuner import trial_log
 from tuner.events import StudyStopped, StudyWarned, TrialStarted
 from tuner.judge import Action, judge, why_paused
 from tuner.protocol import Stepped
-from tuner.scoring import best_within, evaluations_of, extent, rung_score
+from tuner.scoring import evaluations_of, extent, rung_score, trial_value
 from tuner.search.choose import (
     Promote,
     Resume,
@@ -29,9 +29,10 @@ from tuner.search.choose import (
     promotions,
 )
 from tuner.search.matching import New
-from tuner.spec import STRATEGIES, Strategy, StudySpec
+from tuner.spec import StudySpec
 from tuner.status import Origin, PausedBy, Reason, Role, Status
 from tuner.store import Store, TrialRow
+from tuner.study_file import STRATEGIES, Strategy
 
 SEARCH = {"learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log"}, "num_ppo_epochs": {"low": 1, "high": 6}}
 
@@ -310,7 +311,7 @@ def at_rung(folder: Path, row: TrialRow) -> float:
     store = Store.open(storage(folder))
     before = [one for one in evaluations_of(store, row) if one["episode"] <= 32]
     store.close()
-    return best_within(before, 10.0).value or 0.0
+    return trial_value(before, 10.0).value or 0.0
 
 
 def cut_spec(**changes: Any) -> StudySpec:

@@ -13,8 +13,8 @@ from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.quick_run import QUICK_STUDY
 from tuner.events import StudyStarted
 from tuner.run import run_study
+from tuner.search.warm_start import ListedTrial
 from tuner.spec import StudySpec
-from tuner.study_file import ListedTrial
 
 BETAS: list[dict[str, Any]] = [
     {"label": "low", "kl_coef": "1e-2"},

@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 from tests.tuner.trial_rows import pruned, trial_row
 from tuner import scoring
 from tuner.rules import RULES
-from tuner.scoring import best_within, extent, rung_score, to_optuna, violation
+from tuner.scoring import extent, rung_score, to_optuna, trial_value, violation
 from tuner.spec import StudySpec
 from tuner.status import Origin, PausedBy, Reason, Role, Status
 from tuner.store import TrialRow
@@ -30,19 +30,19 @@ def evaluations(*rows: tuple[float | None, float | None]) -> list[dict[str, Any]
 
 def test_the_value_is_the_highest_reward_whose_kl_and_its_error_are_within_the_budget() -> None:
     rows = evaluations((0.0, 0.0), (1.5, 4.0), (2.0, 9.5), (9.0, 9.6), (1.0, 8.0))
-    assert best_within(rows, 10.0) == (2.0, pytest.approx(0.3), 9.5, 20)  # 9.5 + 0.5 is just within
-    assert best_within(rows, 9.0) == (1.5, 0.2, 4.0, 10)
-    assert best_within(rows, 0.5) == (0.0, 0.1, 0.0, 0)  # the SFT baseline
-    assert best_within(rows, 0.4) == (None, None, None, None)
-    assert best_within(evaluations((1.0, 3.0), (1.0, 2.0), (1.0, 2.0)), 10.0).step == 10  # the lower KL, the earlier
+    assert trial_value(rows, 10.0) == (2.0, pytest.approx(0.3), 9.5, 20)  # 9.5 + 0.5 is just within
+    assert trial_value(rows, 9.0) == (1.5, 0.2, 4.0, 10)
+    assert trial_value(rows, 0.5) == (0.0, 0.1, 0.0, 0)  # the SFT baseline
+    assert trial_value(rows, 0.4) == (None, None, None, None)
+    assert trial_value(evaluations((1.0, 3.0), (1.0, 2.0), (1.0, 2.0)), 10.0).step == 10  # the lower KL, the earlier
 
 
 @pytest.mark.parametrize("lost", [None, math.nan, math.inf])
 def test_a_checkpoint_whose_evaluation_was_no_finite_number_is_passed_over(lost: float | None) -> None:
-    assert best_within(evaluations((0.5, 0.0), (lost, 1.0), (3.0, lost)), 10.0).value == 0.5
+    assert trial_value(evaluations((0.5, 0.0), (lost, 1.0), (3.0, lost)), 10.0).value == 0.5
     without_error = [{**row, "eval/kl_se": lost} for row in evaluations((0.5, 0.0), (2.0, 10.0))]
-    assert best_within(without_error, 10.0).value == 2.0
-    assert best_within([], 10.0) == (None, None, None, None)
+    assert trial_value(without_error, 10.0).value == 2.0
+    assert trial_value([], 10.0) == (None, None, None, None)
 
 
 def test_a_rung_score_is_the_reward_that_a_trial_is_on_the_way_to_within_the_budget() -> None:

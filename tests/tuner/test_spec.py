@@ -10,7 +10,8 @@ from ppo_core.declare import Choices, Range
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.task_file import get_task
-from tuner.spec import PPO_TRAINER, SamplerSpec, StudySpec
+from tuner.spec import PPO_TRAINER, StudySpec
+from tuner.study_file import SamplerSpec
 from tuner.worker_settings import WorkerSettings
 
 SHIPPED = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))

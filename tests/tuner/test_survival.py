@@ -103,7 +103,7 @@ def test_a_trial_whose_worker_dies_time_after_time_fails(tmp_path: Path, monkeyp
     lost, other = rows(tmp_path)
     assert (lost.status, lost.attempts, other.status) == (Status.FAILED, 3, Status.COMPLETED)
     assert lost.reason is not None and lost.reason.rule == "worker_lost"
-    assert lost.reason.message == "worker lost 3 times, the last time killed by SIGKILL"
+    assert "SIGKILL" in lost.reason.message
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from tuner.spec import StudySpec
 from tuner.status import Origin, Status
 from tuner.store import TrialRow
 
-MOST_READ, BEST_READ = 1000, 100
+MOST_READ, BEST_READ = 500, 100
 """How many trials a sampler reads, beside those that run or wait, and how many of these are the best of the older ones.
 TPE proposes near the best, at most 25 of them, and the latest tell these from the rest."""
 

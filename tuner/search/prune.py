@@ -17,10 +17,11 @@ from optuna.trial import Trial, TrialState
 from ppo_core.errors import ConfigError
 from ppo_core.rewards.batch import one_line
 from tuner.own_objects import made_by
-from tuner.scoring import best_within
-from tuner.spec import PRUNERS, StudySpec
+from tuner.scoring import trial_value
+from tuner.spec import StudySpec
 from tuner.status import PRUNER, Origin, Reason, Status
 from tuner.store import TrialRow
+from tuner.study_file import PRUNERS
 
 PERCENTILE = 25.0
 """Of the trials that completed: a trial below the best so many is pruned by "percentile"."""
@@ -85,7 +86,7 @@ def _replayed(
         which = by_id[event["trial_id"]]
         so_far = seen.setdefault(which, [])
         so_far.append(event)
-        value = best_within(so_far, spec.kl_budget).value
+        value = trial_value(so_far, spec.kl_budget).value
         if value is not None and event["step"] > 0:  # all begin with the same SFT policy
             trials[which].report(value, event["episode"])
             prunes = trials[which].should_prune()

@@ -4,19 +4,62 @@ A recipe holds what its source states of what can be searched; what it leaves ou
 models of 1B to 7B, so in a study of a small one they move to the nearest end of the range. Batches count responses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ppo_core import declare
 from ppo_core.declare import Choices, Dimension, HyperValue
-from ppo_core.errors import ConfigError, nearest
-from tuner import study_file
-from tuner.space import has_kl_choice, inside, require_one_control
-from tuner.study_file import ListedTrial
+from ppo_core.errors import ConfigError
+from tuner.space import has_kl_choice, inside
 
 STUDY = "study:"
 """Before the name of an earlier study whose best trial is a warm start."""
+
+
+@dataclass(frozen=True)
+class ListedTrial:
+    """One trial that a study file lists, or one of the starts of its search."""
+
+    params: Mapping[str, HyperValue]
+    """Its own values, over the study's fixed ones."""
+    label: str = ""
+    """What people call it; empty: it has no name."""
+    source: str = ""
+    """The warm start that it is, as the study file names it; empty: the file states its values."""
+    moved_from: Mapping[str, HyperValue] | None = None
+    """Of a start: what was asked for in place of the values that were moved into their ranges. None: not a start."""
+
+    @property
+    def text(self) -> str:
+        """Its values in one line: `learning_rate = 0.001, kl_coef = 0.1`."""
+        return ", ".join(f"{name} = {value}" for name, value in self.params.items())
+
+    @property
+    def name(self) -> str:
+        """What a start is called in a note: `start "trl"`, or its values where it has no label."""
+        return f'start "{self.label}"' if self.label else f"the start {self.text}"
+
+    @property
+    def original(self) -> dict[str, HyperValue]:
+        """The values that were asked for."""
+        return {**self.params, **(self.moved_from or {})}
+
+    @property
+    def moves(self) -> list[str]:
+        """Which values were moved into their ranges, with the original beside each: `kl_coef 0 moved to 0.01`."""
+        return [f"{name} {old:g} moved to {self.params[name]:g}" for name, old in (self.moved_from or {}).items()]
+
+    @property
+    def title(self) -> str:
+        """One line for people: the label, and the first of the values that were moved."""
+        more = f" and {len(self.moves) - 1} more" if len(self.moves) > 1 else ""
+        return ": ".join(text for text in (self.label, "".join(self.moves[:1]) + more) if text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table that `read_listed` reads, or `tuner.study_file.read_starts` where it is a start."""
+        named = {key: text for key, text in (("label", self.label), ("warm_start", self.source)) if text}
+        moved = {} if self.moved_from is None else {"moved_from": dict(self.moved_from)}
+        return {**named, **moved, **self.params}
 
 
 @dataclass(frozen=True)
@@ -88,63 +131,6 @@ RECIPES: Mapping[str, Recipe] = {
     ),
 }  # fmt: skip
 """The published recipes that a study may begin with, by name."""
-
-
-def read_names(content: Mapping[str, Any], study: object, where: str) -> tuple[str, ...]:
-    """Return what `warm_start` at the top of a study file names: recipes, and earlier studies as `study:NAME`.
-
-    Raises:
-        ConfigError: a name is unknown or stands there twice, or is of `study`, this one.
-    """
-    found = content.get("warm_start", [])
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f'{where}: warm_start = {found!r} is not allowed; expected a list of names such as ["trl"]')
-    at = f"{where}: warm_start"
-    for number, name in enumerate(found):
-        if name in found[:number]:
-            raise ConfigError(f'{at}: "{name}" is listed twice')
-        if name == f"{STUDY}{study}":
-            raise ConfigError(f'{at}: "{name}" is this study; name an earlier one')
-        if name.startswith(STUDY):
-            study_file.matching(name.removeprefix(STUDY), study_file.NAME, f"{at}: {STUDY}NAME with NAME")
-        elif name not in RECIPES:
-            there_are = f"available: {', '.join(RECIPES)}, and {STUDY}NAME for the best trial of an earlier study"
-            raise ConfigError(f'{at}: unknown recipe "{name}"; {there_are}{nearest(name, RECIPES)}')
-    return tuple(found)
-
-
-def read_tables(
-    content: Mapping[str, Any], fixed: Mapping[str, HyperValue], search: Mapping[str, Dimension], where: str
-) -> tuple[list[ListedTrial], list[ListedTrial]]:
-    """Return the `[[start]]` tables of a parsed study file: those that a stored study settled, and those to settle.
-
-    Raises:
-        ConfigError: one holds what is not allowed, is fixed, or is not searched.
-    """
-    found = content.get("start", [])
-    if not isinstance(found, Sequence) or isinstance(found, str):
-        raise ConfigError(f"{where}: start = {found!r} is not allowed; expected [[start]] tables, one per start")
-    settled, asked = [], []
-    for number, values in enumerate(found):
-        at = f"{where}: start {number}"
-        own = dict(declare.table(values, at))
-        if "moved_from" in own:
-            moved_from = study_file.read_fixed(declare.table(own.pop("moved_from"), at), f"{at}.moved_from")
-            source = own.pop("warm_start", "")
-            stored = study_file.read_trial(own, fixed, at)
-            settled.append(ListedTrial(stored.params, stored.label, source, moved_from))
-            continue
-        start = study_file.read_trial(own, fixed, at)
-        for name in start.params:
-            if name not in search:
-                hint = nearest(name, search)
-                raise ConfigError(f"{at}.{name}: it is not searched; a start may set: {', '.join(search)}{hint}")
-        require_one_control(search, start.params, f"{at}: ")
-        try:
-            asked.append(moved(start.params, search, start.label))
-        except ConfigError as error:
-            raise ConfigError(f"{at}.{error}") from None
-    return settled, asked
 
 
 def recipe_start(name: str, search: Mapping[str, Dimension]) -> ListedTrial:

@@ -25,7 +25,7 @@ Hack = Literal["none", "length", "repetition"]
 
 GROUP_SEEDS: Mapping[Group, int] = {"open": 3, "sealed": 20_261_124}
 """All of a group's tasks follow from its seed. Nobody looks at what the sealed one draws."""
-ATTEMPTS: Mapping[Group, tuple[int, int, int, int]] = {"open": (1, 0, 0, 0), "sealed": (0, 0, 0, 0)}
+ATTEMPTS: Mapping[Group, tuple[int, int, int, int]] = {"open": (2, 0, 0, 0), "sealed": (0, 0, 0, 0)}
 """How many draws of each task were refused; see `battery.runs.refusal`."""
 WORDS = 160
 TARGETS = 0.35

@@ -96,7 +96,7 @@ class Line:
     speed: float
     """Median time to random search's mean value, as a share of what that takes; inf: most never reach it."""
     gain_kept: float | None
-    """Of an arm's gain over random search at the fair start, the share that is left at this one."""
+    """Of an arm's gain over random search at the fair start, the share that is left at this one; None: it has none."""
 
 
 class Battery:
@@ -147,7 +147,8 @@ class Battery:
         gains = {task: self._gain(values[task], task, budget) for task in values}
         fair = self.values(arm, "fair", budget)
         fair_gains = {task: self._gain(fair[task], task, budget) for task in values if task in fair}
-        is_off = arm != RANDOM and start != "fair" and len(fair_gains) == len(gains)
+        has_gain = len(fair_gains) == len(gains) and sum(fair_gains.values()) > 0
+        is_off = arm != RANDOM and start != "fair" and has_gain
         over = self._over_optuna(values, start, budget) if arm not in (RANDOM, OPTUNA) else {}
         means = {task: float(np.mean(found)) for task, found in over.items()}
         worst = min(means.items(), key=lambda each: each[1], default=None)

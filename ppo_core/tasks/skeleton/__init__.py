@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from ppo_core.errors import TaskError
-from ppo_core.task_sources import policy_place
+from ppo_core.task_file import policy_place
 from ppo_core.tasks.arithmetic import DATA
 
 DEFAULT_POLICY = "task:arithmetic"
