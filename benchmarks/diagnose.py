@@ -116,9 +116,8 @@ def _done() -> dict[Key, float | None]:
 
 def show(arguments: argparse.Namespace) -> None:
     """Print by rule what the advised change gained on the trial as it was, and on a random change."""
-    was = {
-        run.name: run.best_within(built_in_study(TASK).kl_budget) for run in recorded.read(recorded.file_of(TASK)).runs
-    }
+    recording = recorded.read(recorded.file_of(TASK))
+    was = {run.name: run.best_within(recording.spec.kl_budget) for run in recording.runs}
     of, found = _done(), {}
     for rule in dict.fromkeys(r for _, r, _, _ in of):
         found[rule] = judged(
