@@ -116,17 +116,16 @@ def _done() -> dict[Key, float | None]:
 
 def show(arguments: argparse.Namespace) -> None:
     """Print by rule what the advised change gained on the trial as it was, and on a random change."""
-    was = {
-        run.name: run.best_within(built_in_study(TASK).kl_budget) for run in recorded.read(recorded.file_of(TASK)).runs
-    }
+    recording = recorded.read(recorded.file_of(TASK))
+    was = {run.name: run.best_within(recording.spec.kl_budget) for run in recording.runs}
     of, found = _done(), {}
     for rule in dict.fromkeys(r for _, r, _, _ in of):
         found[rule] = judged(
             [
-                (
-                    _worth(of[(name, r, "advised", seed)]),
-                    _worth(of[(name, r, "random", seed)]),
-                    _worth(of.get((name, r, "as it was", seed), was[name])),
+                (  # a run with nothing within the budget is worth the least that there is: nothing gained
+                    of[(name, r, "advised", seed)] or 0.0,
+                    of[(name, r, "random", seed)] or 0.0,
+                    of.get((name, r, "as it was", seed), was[name]) or 0.0,
                 )
                 for name, r, kind, seed in of
                 if r == rule and kind == "advised" and (name, r, "random", seed) in of
@@ -139,11 +138,6 @@ def show(arguments: argparse.Namespace) -> None:
     for rule, one in found.items():
         gain, over = _text(one["gain"]), _text(one["over_random"])
         print(f"{rule:28}{one['n']:>4}  {gain:>26}  {over:>26}  {one['wins']} of {one['n']}")
-
-
-def _worth(value: float | None) -> float:
-    """Return a value; a run with nothing within the budget is worth the least that there is: nothing gained."""
-    return 0.0 if value is None else value
 
 
 def judged(triples: Sequence[tuple[float, float, float]]) -> dict[str, Any]:

@@ -58,7 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("task", choices=BUILT_IN)
     replay.add_argument("--repeats", type=_positive, metavar="N", default=200, help="orders of the runs (200)")
     replay.add_argument("--workers", type=_positive, metavar="N", default=1, help="trials at a time (1)")
-    replay.add_argument("--recording", type=Path, metavar="FILE", help="default: benchmarks/data/TASK.parquet")
     replay.add_argument("--json", action="store_true", help="print one line of JSON as well")
     replay.set_defaults(run=_replay)
 
@@ -97,7 +96,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    runs = recorded.read(arguments.recording or recorded.file_of(arguments.task))
+    runs = recorded.read(recorded.file_of(arguments.task))
     amount = {"repeats": arguments.repeats, "workers": arguments.workers}
     found = comparing.compare(arguments.task, traces_of(runs), runs.spec, MEASURED, **amount, progress=_tell)
     print(replay_report.text(found))

@@ -147,10 +147,10 @@ class RandomSearch:
     """An episode of its trials."""
 
     @classmethod
-    def of(cls, traces: Sequence[Trace], spec: StudySpec, costs: Costs, repeats: int = 100) -> "RandomSearch":
+    def of(cls, traces: Sequence[Trace], spec: StudySpec, costs: Costs) -> "RandomSearch":
         """Return that of a pool."""
         full, at_ends = Legs(RANDOM, spec, costs), Legs(ENDS, spec, costs)
-        drawn = orders(traces, repeats)
+        drawn = orders(traces, 100)
         targets = Targets.of(at_ends, full, drawn, workers=1)
         courses = [replay(full, order, workers=1, until=targets.best) for order in drawn]
         walked = [full.of(trace) for trace in traces]
@@ -192,8 +192,9 @@ def compare(
 def _row(
     legs: Legs, drawn: Sequence[Sequence[Trace]], best: set[str], targets: Targets, unit: float, workers: int
 ) -> Row:
-    free = [replay(legs, order, workers=workers, until=max(targets.ends, targets.best)) for order in drawn]
     whole = [replay(legs, order, workers=workers) for order in drawn[::LOSS_REPEATS]]
+    until, others = max(targets.ends, targets.best), (order for i, order in enumerate(drawn) if i % LOSS_REPEATS)
+    free = [*whole, *(replay(legs, order, workers=workers, until=until) for order in others)]
     bounded = {budget: [replay(legs, order, workers=workers, budget=budget) for order in drawn] for budget in BUDGETS}
     return Row(
         legs.rival,

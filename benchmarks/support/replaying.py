@@ -80,6 +80,10 @@ class _Row(TrialRow):
         return super().counts
 
     @cached_property
+    def teaches(self) -> bool:
+        return super().teaches
+
+    @cached_property
     def is_resting(self) -> bool:
         return super().is_resting
 
