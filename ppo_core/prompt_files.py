@@ -488,7 +488,9 @@ def _check_filled(
         if not part:
             sizes = ", ".join(f"{name} {len(rows)}" for name, rows in parts.items())
             why = f"; {_left_out_text(left_out, count, source)}" if left_out else ""
-            raise TaskError(f"{source.where}: no rows are left for {role} out of {count} rows ({sizes}){why}")
+            own = getattr(source, role)
+            where = f'prompts "{own}"' if is_data_file(own) else source.where
+            raise TaskError(f"{where}: no rows are left for {role} out of {count} rows ({sizes}){why}")
 
 
 def _left_out_text(left_out: Sequence[LeftOut], count: int, source: PromptSource) -> str:

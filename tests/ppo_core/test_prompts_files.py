@@ -238,6 +238,13 @@ def test_splits_may_be_files_of_their_own_with_any_characters_in_their_names(
     assert (len(drawn["train"]), len(drawn["eval"]), len(drawn["test"])) == (4, 4, 1)
 
 
+def test_a_split_that_has_no_rows_is_named_by_its_own_file(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    for name, rows in (("all", ROWS), ("none", [{"question": "", "answer": 0}])):
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    with pytest.raises(TaskError, match=r"none\.jsonl\": no rows are left for test"):
+        read(tokenizer, tmp_path / "all.jsonl", test=str(tmp_path / "none.jsonl"))
+
+
 def test_a_dataset_of_the_hub_is_read_by_its_id(
     tokenizer: PreTrainedTokenizerBase, datasets_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
