@@ -31,7 +31,8 @@ from tuner.space import Encoded, require_one_control
 
 TOP_LEVEL: Mapping[str, str] = {
     "name": "results are stored under this name, and found again by it",
-    "task": "a built-in task's name, a task file's or folder's path, `module:TASK`, or a table with a task file's keys",
+    "task": "a built-in task's name, the path of a task file or folder (it begins at the study file's folder), "
+    "`module:TASK`, or a table with a task file's keys",
     "trainer": "`module:function` of a trainer of your own; unset: PPO",
     "trials": "the most trials that the search starts, trial 0 included; this, `budget` or both",
     "budget": "what the search may spend, in trials of full length; this, `trials` or both",
