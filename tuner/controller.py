@@ -67,9 +67,10 @@ from tuner.search.choose import (
     is_finished,
     left_out,
     new_trial,
+    paused,
     promotable,
     promotions,
-    unended,
+    runnable,
 )
 from tuner.search.matching import New
 from tuner.search.prune import why_pruned
@@ -320,7 +321,7 @@ class TrialLoop:
     def _set_interrupted_aside(self) -> None:
         """Queue the trials that the last run left unfinished, or apply their pending orders."""
         study = self._study
-        for row in [row for row in unended(study.spec, study.rows) if row.status is not Status.PAUSED]:
+        for row in runnable(study.spec, study.rows):
             evaluations = evaluations_of(study.store, row)
             if row.wanted is not None:
                 self._reconcile(row)
@@ -379,9 +380,9 @@ class TrialLoop:
 
     def _note_paused_trials(self) -> None:
         """Say why the study is not finished though nothing is left to start."""
-        paused = [row for row in unended(self._study.spec, self._study.rows) if row.status is Status.PAUSED]
-        if paused and self._stopping is None:
-            numbers = ", ".join(str(row.number) for row in paused)
+        found = paused(self._study.spec, self._study.rows)
+        if found and self._stopping is None:
+            numbers = ", ".join(str(row.number) for row in found)
             self._stopping = f"{ONLY_PAUSED} ({numbers})"
 
     def _emit_end(self, row: TrialRow) -> None:

@@ -22,7 +22,7 @@ from tuner.order_checks import changed_spec
 from tuner.retry import StoreRetry
 from tuner.scoring import extent
 from tuner.search import propose, prune
-from tuner.search.choose import is_finished, unended
+from tuner.search.choose import is_finished, paused
 from tuner.spec import StudySpec
 from tuner.status import Role
 from tuner.store import OrderState, Store
@@ -144,8 +144,8 @@ def _run_held(
     finished = is_finished(study.spec, study.rows)
     study.store.set_finished(study.lease, finished)
     if not finished:
-        waiting = unended(study.spec, study.rows) if str(why).startswith(ONLY_PAUSED) else ()
-        emit(StudyStopped(extent(study.rows, study.spec), str(why), tuple(row.number for row in waiting)))
+        found = paused(study.spec, study.rows) if str(why).startswith(ONLY_PAUSED) else ()
+        emit(StudyStopped(extent(study.rows, study.spec), str(why), tuple(row.number for row in found)))
     return finished
 
 

@@ -60,7 +60,7 @@ def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | Promot
     What was interrupted comes first, then what waits, then a configuration to run again at another β, then a trial to
     promote or a new one, as far as the budget goes. `busy` are the trials that a worker has.
     """
-    due = [row for row in unended(spec, rows) if row.status is not Status.PAUSED and row.number not in busy]
+    due = [row for row in runnable(spec, rows) if row.number not in busy]
     if due:
         return Resume(min(due, key=lambda row: (row.status is Status.WAITING, row.number)).number)
     matched = _matched(spec, rows)
@@ -138,6 +138,16 @@ def unended(spec: StudySpec, rows: Rows) -> list[TrialRow]:
     """Return the trials that keep a study unfinished: they have not ended, and are not paused at a rung."""
     beyond = {row.number for row in left_out(spec, rows)}
     return [row for row in rows if not row.is_done and row.number not in beyond]
+
+
+def runnable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
+    """Return those of them that wait, or that were interrupted."""
+    return [row for row in unended(spec, rows) if row.status is not Status.PAUSED]
+
+
+def paused(spec: StudySpec, rows: Rows) -> list[TrialRow]:
+    """Return those of them that a person paused."""
+    return [row for row in unended(spec, rows) if row.status is Status.PAUSED]
 
 
 # What the budget allows, in episodes

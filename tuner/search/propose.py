@@ -13,10 +13,12 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
+from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ppo_core.declare import HyperValue
@@ -49,7 +51,7 @@ def propose(spec: StudySpec, rows: Rows, number: int) -> dict[str, HyperValue]:
     control: dict[str, HyperValue] = {} if arm is None else {KL_CONTROL: arm}
     if name == "qmc":
         return control | spread_params(search, spec.seed, number, arm)
-    if name != "random" and _teachers(spec, rows, arm) < spec.sampler.startup_trials:
+    if name != "random" and not _has_enough(spec, rows, arm):
         return control | first_params(search, spec.config({}).to_dict(), spec.seed, number, arm)
     return control | decoded(search, _ask(spec, arm, number, as_read(spec, rows, arm)))
 
@@ -111,23 +113,26 @@ def _selected(told: list[tuple[TrialRow, Told]]) -> list[tuple[TrialRow, Told]]:
     return sorted(best + running, key=lambda one: one[0].number) + latest
 
 
-def _teachers(spec: StudySpec, rows: Rows, arm: Arm) -> int:
-    """Return how many trials of an arm teach and have a value or a rung score."""
-    found = 0
-    for row in rows:
-        told, values = _told(spec, row, 0.0), {**row.config, **row.params}
-        has_something = told.state is not TrialState.FAIL and (told.value is not None or row.rung_score is not None)
-        is_own = has_something and arm_of(spec.search, values) == arm
-        found += is_own and in_arm(spec.search, arm, row.number, values) is not None
-    return found
+def _has_enough(spec: StudySpec, rows: Rows, arm: Arm) -> bool:
+    """Return whether as many trials of an arm as the sampler waits for teach and have a value or a rung score."""
+    least = spec.sampler.startup_trials
+    return sum(1 for _ in islice((row for row in rows if _teaches(spec, row, arm)), least)) == least
+
+
+def _teaches(spec: StudySpec, row: TrialRow, arm: Arm) -> bool:
+    told, values = _told(spec, row, 0.0), {**row.config, **row.params}
+    has_something = told.state is not TrialState.FAIL and (told.value is not None or row.rung_score is not None)
+    is_own = has_something and arm_of(spec.search, values) == arm
+    return is_own and in_arm(spec.search, arm, row.number, values) is not None
 
 
 def _ask(spec: StudySpec, arm: Arm, number: int, trials: Sequence[FrozenTrial]) -> dict[str, HyperValue]:
     """Return what the study's sampler proposes after these trials, in its own units."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=_sampler(spec, number))
+    storage = InMemoryStorage()
+    study = optuna.create_study(storage=storage, direction="maximize", sampler=_sampler(spec, number))
     study.add_trials(trials)
-    before, search = _attributes(study), arm_search(spec.search, arm)
+    before, search = _attributes(study, storage), arm_search(spec.search, arm)
     space = sampler_space(search)
     try:
         proposed = study.ask({name: space[name] for name in search}).params
@@ -135,7 +140,7 @@ def _ask(spec: StudySpec, arm: Arm, number: int, trials: Sequence[FrozenTrial]) 
         if not spec.sampler.is_own:
             raise
         raise ConfigError(f'sampler "{spec.sampler.name}": proposing raised {one_line(error)}') from error
-    changed = sorted(key for key, value in _attributes(study).items() if before.get(key) != value)
+    changed = sorted(key for key, value in _attributes(study, storage).items() if before.get(key) != value)
     if changed:
         raise ConfigError(
             f'sampler "{spec.sampler.name}" keeps state in the study ({changed[0].partition(":")[0]}), which is made '
@@ -144,8 +149,8 @@ def _ask(spec: StudySpec, arm: Arm, number: int, trials: Sequence[FrozenTrial]) 
     return proposed
 
 
-def _attributes(study: optuna.Study) -> dict[str, object]:
-    return {**study.user_attrs, **study._storage.get_study_system_attrs(study._study_id)}
+def _attributes(study: optuna.Study, storage: InMemoryStorage) -> dict[str, object]:
+    return {**study.user_attrs, **storage.get_study_system_attrs(storage.get_study_id_from_name(study.study_name))}
 
 
 def _sampler(spec: StudySpec, number: int) -> BaseSampler:

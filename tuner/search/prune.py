@@ -17,7 +17,7 @@ from optuna.trial import Trial, TrialState
 from ppo_core.errors import ConfigError
 from ppo_core.rewards.batch import one_line
 from tuner.own_objects import made_by
-from tuner.scoring import trial_value
+from tuner.scoring import Evaluations, trial_value
 from tuner.spec import StudySpec
 from tuner.status import PRUNER, Origin, Reason, Status
 from tuner.store import TrialRow
@@ -25,8 +25,6 @@ from tuner.study_file import PRUNERS
 
 PERCENTILE = 25.0
 """Of the trials that completed: a trial below the best so many is pruned by "percentile"."""
-
-Evaluations = Sequence[Mapping[str, Any]]
 
 
 def why_pruned(spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluations, number: int) -> Reason | None:
