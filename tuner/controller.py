@@ -16,7 +16,6 @@ from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import report_line
 from ppo_core.run.command_line import StopRequest
 from tuner import retry, study_folder, trial_log
-from tuner.answer import due_readings, reading
 from tuner.checkpoints import TrialFiles
 from tuner.confirm import Plan, missing
 from tuner.engine.base import Engine
@@ -77,6 +76,7 @@ from tuner.search.prune import why_pruned
 from tuner.spec import PPO_TRAINER
 from tuner.status import STOPPED_BY_PERSON, Reason, Status, Wanted
 from tuner.store import Order, OrderState, Outcome, TrialRow
+from tuner.test_readings import due_readings, reading
 
 NO_PLACE = "no place is left for a trial: the workers' processes cannot be killed"
 RENEW_SECONDS = 5.0

@@ -165,7 +165,7 @@ def kept_by_episode(study: StudyRow, trial: int) -> dict[int, Path]:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ValueCheckpoint:
     """The checkpoint whose policy has a trial's value."""
 
     step: int
@@ -175,7 +175,7 @@ class Answer:
     """The command that makes it again."""
 
 
-def answer(store: Store, study: StudyRow, trial: TrialRow) -> Answer | None:
+def value_checkpoint(store: Store, study: StudyRow, trial: TrialRow) -> ValueCheckpoint | None:
     """Return the checkpoint that a trial's value comes from; None: it has no value."""
     rows = store.steps([trial.id], ("eval/reward",), evaluations_only=True)
     found = next((row for row in rows if row["step"] == trial.value_step), None)
@@ -188,7 +188,7 @@ def answer(store: Store, study: StudyRow, trial: TrialRow) -> Answer | None:
         begun = next((row for row in store.steps([trial.id], ()) if row["step"] == trial.fork_step), None)
         parent = store.trial(study, trial.parent)
         again = fork_again(study.name, trial, parent, None if begun is None else int(begun["episode"]))
-    return Answer(step, episode, find(study, trial.number, step), again)
+    return ValueCheckpoint(step, episode, find(study, trial.number, step), again)
 
 
 def train_again(study: str, trial: TrialRow, episode: int) -> list[str]:

@@ -20,7 +20,7 @@ from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, PLAIN_WIDTH, counted, measured, plain, plus_minus, short
-from tuner.forks import Answer
+from tuner.forks import ValueCheckpoint
 from tuner.paired import Difference
 from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
 from tuner.rules import RULES
@@ -344,7 +344,7 @@ def _asked(order: Order) -> dict[str, Any]:
     return flat
 
 
-def answer_line(answer: Answer) -> str:
+def answer_line(answer: ValueCheckpoint) -> str:
     """Return one line on the checkpoint that stands for a trial's value: where it is, or why it is not kept."""
     at = f"of step {answer.step}, episode {answer.episode}"
     if answer.kept.path is not None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
-from tuner import answer
 from tuner.checkpoints import TrialFiles
 from tuner.confirm import Plan, cost_line, missing
 from tuner.controller import TrialLoop
@@ -26,6 +25,7 @@ from tuner.search.choose import is_finished, paused
 from tuner.spec import StudySpec
 from tuner.status import Role
 from tuner.store import OrderState, Store
+from tuner.test_readings import due_readings
 
 
 def run_study(
@@ -129,7 +129,7 @@ def _run_held(
     why: str | None = None
 
     has_orders = bool(study.store.orders(study.row, OrderState.WAITING))
-    if plan is not None or not is_finished(study.spec, study.rows) or has_orders or answer.due_readings(study):
+    if plan is not None or not is_finished(study.spec, study.rows) or has_orders or due_readings(study):
         study.store.update_study(study.lease, finished_at=None, workers=workers)
         try:
             with files.work, ExitStack() as stack:

@@ -83,7 +83,7 @@ def test_the_answer_is_the_checkpoint_that_the_value_was_read_at(view: StudyView
     # The reward is 1 + sqrt(KL): the highest is the closest below 10 - 0.25.
     points = {(number, one[0]): one[5] for number, curve in curves(finished).items() for one in evaluated(curve)}
     number, step = max((key for key, kl in points.items() if kl <= 9.75), key=lambda key: points[key])
-    answer = forks.answer(store, view.row, best)
+    answer = forks.value_checkpoint(store, view.row, best)
     assert answer is not None
     assert (best.number, answer.step, answer.episode) == (number, step, 16 * step)
     assert answer.kept.path == finished.absolute() / "runs" / NAME / str(number) / f"step-{step:06d}"
@@ -91,9 +91,9 @@ def test_the_answer_is_the_checkpoint_that_the_value_was_read_at(view: StudyView
 
 def test_the_command_that_makes_it_again_stops_where_it_was_read(view: StudyView, store: Store) -> None:
     for step, flags in ((6, ["--stop_at_episode", "96"]), (10, [])):
-        answer = forks.answer(store, view.row, replace(view.trials[1], value_step=step))
+        answer = forks.value_checkpoint(store, view.row, replace(view.trials[1], value_step=step))
         assert answer is not None and answer.again == ["train", "--from", NAME, "1", *flags]
-    assert forks.answer(store, view.row, replace(view.trials[1], value_step=None)) is None, "it has no value"
+    assert forks.value_checkpoint(store, view.row, replace(view.trials[1], value_step=None)) is None, "it has no value"
 
 
 @pytest.mark.slow
@@ -227,7 +227,7 @@ def test_the_answer_says_whether_its_configuration_ends_within_the_budget(store:
     best = view.best()
     assert best is not None
     data = results.best_data(store, view, best, view.spec.kl_budget)
-    answer = forks.answer(store, view.row, best)
+    answer = forks.value_checkpoint(store, view.row, best)
     assert answer is not None and (data["value_step"], data["kl_se"]) == (answer.step, 0.25)
     text = printed(store, view, best)
     assert f"\nCheckpoint of step {answer.step}, episode {answer.episode}: " in text
@@ -256,7 +256,7 @@ def test_where_the_end_is_over_the_budget_it_is_told_how_to_launch_it(store: Sto
     command = f"ppo-tuner train --from quick {over.number} --stop_at_episode {16 * over.value_step} --storage x.db"
     assert f"\nTo launch it up to there: {command}\n" in printed(store, view, over)
     gone = replace(over, value_step=3)
-    assert not forks.answer(store, view.row, gone).kept.path  # type: ignore[union-attr]
+    assert not forks.value_checkpoint(store, view.row, gone).kept.path  # type: ignore[union-attr]
     assert f"\nTo make it again: {command.replace(str(16 * over.value_step), '48')}\n" in printed(store, view, gone)
     (longer,) = [why for words, why in report._next_commands(view, over, over, "x.db") if "--total_episodes" in words]
     assert "it ends over the KL budget, so use best_model" in longer
@@ -344,7 +344,7 @@ def test_any_budget_finds_the_best_of_all_evaluations(store: Store, view: StudyV
     for point in kept:
         best = results.under_budget(store, view, point.budget).best()
         assert best is not None and (best.number, best.value_step) == (point.trial, point.step)
-        answer = forks.answer(store, view.row, best)
+        answer = forks.value_checkpoint(store, view.row, best)
         assert answer is not None and answer.kept.path == point.path
 
 
