@@ -69,6 +69,7 @@ TRIAL = {
     "seed": "of its trainer",
     "paused_by": "`person` or `strategy`; null: it is not paused",
     "value_step": "the step that its value comes from",
+    "end_reward": "eval reward of its last evaluation, whatever its KL",
     "end_kl": "eval KL of its last evaluation",
     "end_kl_se": "its standard error over the eval prompts",
     "rung_episode": "the episodes after which the strategy paused it at its rung; null: it did not",

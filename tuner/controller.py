@@ -56,6 +56,7 @@ from tuner.protocol import (
     Stepped,
     TrialSpec,
 )
+from tuner.readings import due_readings, reading
 from tuner.retention import kept_at_rung
 from tuner.retry import RoomWatch
 from tuner.scoring import EVALUATION_METRICS, Evaluations, evaluations_of, extent, judged, outcome, rung_score, so_far
@@ -76,7 +77,6 @@ from tuner.search.prune import why_pruned
 from tuner.spec import PPO_TRAINER
 from tuner.status import STOPPED_BY_PERSON, Reason, Status, Wanted
 from tuner.store import Order, OrderState, Outcome, TrialRow
-from tuner.test_readings import due_readings, reading
 
 NO_PLACE = "no place is left for a trial: the workers' processes cannot be killed"
 RENEW_SECONDS = 5.0

@@ -18,6 +18,7 @@ from tuner.environment import to_copy
 from tuner.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, StudyWarned
 from tuner.held_study import OpenStudy, open_study, reconcile
 from tuner.order_checks import changed_spec
+from tuner.readings import due_readings
 from tuner.retry import StoreRetry
 from tuner.scoring import extent
 from tuner.search import propose, prune
@@ -25,7 +26,6 @@ from tuner.search.choose import is_finished, paused
 from tuner.spec import StudySpec
 from tuner.status import Role
 from tuner.store import OrderState, Store
-from tuner.test_readings import due_readings
 
 
 def run_study(

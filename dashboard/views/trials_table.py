@@ -49,7 +49,7 @@ _HELP = (
 
 def _optional(snapshot: Snapshot) -> list[str]:
     """Return the columns that say something in this study alone."""
-    return ["value_step", "end_kl", *(["rung_score"] if snapshot.view.spec.pauses_trials else [])]
+    return ["value_step", "end_reward", "end_kl", *(["rung_score"] if snapshot.view.spec.pauses_trials else [])]
 
 
 def notes(view: StudyView) -> dict[int, str]:
@@ -127,6 +127,9 @@ def _trial_columns(trials: pd.DataFrame) -> dict[str, Any]:
         "value_se": number("± SE", format="%.3f", width=65, help=METRICS["eval/reward_se"].doc),
         "kl": number("KL (nats)", format="%.2f", width=85, help=METRICS["eval/kl"].doc),
         "value_step": number("At step", format="%d", width=65, help="The step of the checkpoint that has this value."),
+        "end_reward": number(
+            "End reward", format="%.3f", width=85, help="Eval reward of the trial's last evaluation, whatever its KL."
+        ),
         "end_kl": number("End KL", format="%.2f", width=70, help="Eval KL of the trial's last evaluation."),
         "rung_score": number("Rung score", format="%.3f", width=85, help="What the strategy ranks it by at its rung."),
         "progress": st.column_config.ProgressColumn(

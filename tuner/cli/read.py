@@ -16,6 +16,7 @@ from tuner.answer import answer_data, of_study
 from tuner.cli import report, storage
 from tuner.paired import over
 from tuner.results import StudyView, read_study
+from tuner.scoring import with_running
 from tuner.status import Status
 from tuner.store import Store, StudyRow, TrialRow
 
@@ -79,6 +80,7 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
         print(output.dumps(results.trial_detail(store, view.row, trial)))
         return
     out = output.console()
+    (trial,) = with_running(store, [trial], view.spec)
     title = f'Trial {trial.number} of study "{output.plain(view.row.name)}" ({render.lineage(trial)})'
     out.print(render.config_table(trial, view, title))
     out.print(render.outcome_line(trial, results.value_kl(store, trial)), style="bold")

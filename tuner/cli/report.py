@@ -23,6 +23,7 @@ from tuner.results import (
     spent,
 )
 from tuner.rules import RULES
+from tuner.scoring import with_running
 from tuner.status import Status
 from tuner.store import Store, TrialRow
 
@@ -38,7 +39,7 @@ def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = 
     if not view.trials:
         out.print("No trial has started yet.")
         return
-    listed = view.trials if is_all else _listed(view)
+    listed = with_running(store, view.trials if is_all else _listed(view), view.spec)
     out.print(render.trials_table(listed, view.best()))
     for table in render.params_tables(listed, view.spec):
         out.print(table)
