@@ -148,10 +148,10 @@ class Answer:
         """How far the trial was trained, and whether its end is within the budget."""
         end, trial = self.end, self.trial
         kl = "unknown" if end.kl is None else f"{plus_minus(end.kl.mean, end.kl.se)} {KL_UNIT}"
-        if end.is_within:
-            return f"Trained to its end its KL is {kl}: within the budget."
         until = self._stops_at
         stop = "" if until is None else f" The command stops at the checkpoint, episode {until}."
+        if end.is_within:
+            return f"Trained to its end its KL is {kl}: within the budget.{stop}"
         if not end.is_whole:
             how = {"paused": "paused by the strategy" if trial.is_resting else "paused by a person"}
             status = how.get(trial.shown_status, trial.shown_status)
@@ -192,12 +192,12 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
     if trial is None:
         return None
     checkpoint, end = forks.value_checkpoint(store, view.row, trial), results.end_of(store, trial, view.spec)
-    stop = _stop(trial, checkpoint, end) if confirmed is None else _confirmed_stop(confirmed)
-    length = trial.config.get("total_episodes") if confirmed is None else confirmed.length
-    words = ["train", "--from", view.row.name, str(trial.number)]
-    words += [] if length == trial.config.get("total_episodes") else ["--total_episodes", str(length)]
-    words += [] if stop is None else [STOP, str(stop)]
-    words += [] if view.spec.kl_budget == own.kl_budget else ["--kl_budget", short(view.spec.kl_budget, 6)]
+    if confirmed is None:
+        words = ["train", "--from", view.row.name, str(trial.number)] if checkpoint is None else checkpoint.again
+    else:
+        words = _launch_confirmed(view.row.name, confirmed)
+    if view.spec.kl_budget != own.kl_budget:
+        words = [*words, "--kl_budget", short(view.spec.kl_budget, 6)]
     return Answer(
         study=view.row.name,
         trial=trial,
@@ -228,24 +228,19 @@ def _is_newer(best: TrialRow, found: Confirmation, confirmed: Confirmed) -> bool
     return value is None or (best.value is not None and best.value > value)
 
 
-def _stop(trial: TrialRow, checkpoint: ValueCheckpoint | None, end: End) -> int | None:
-    """Return the episode to stop at where a trial's end is over the budget, or unknown; None: at its end."""
-    if end.is_within or checkpoint is None:
-        return None
-    return _before(checkpoint.episode, trial, None)
+def _launch_confirmed(study: str, one: Confirmed) -> list[str]:
+    """Return the words that train a configuration as its confirming runs were trained.
 
-
-def _confirmed_stop(one: Confirmed) -> int | None:
-    """Return the episode of the last checkpoint that was read, where not all runs ended within the budget."""
+    Where not all of them ended within the budget, up to the last of their checkpoints: what was read is of these.
+    """
+    words, length = ["train", "--from", study, str(one.trial.number)], one.trial.config.get("total_episodes")
+    if length != one.length:
+        words += ["--total_episodes", str(one.length)]
     if one.reward is None or one.ends_within >= one.reward.n:
-        return None
-    return _before(max(one.episodes.values()), one.trial, one.length)
-
-
-def _before(episode: int, trial: TrialRow, length: int | None) -> int | None:
-    """Return the episode, or None where there is nothing to stop at before the end."""
-    config = trial.config if length is None else {**trial.config, "total_episodes": length}
-    return episode if 0 < episode < PPOConfig.from_dict(config).whole_episodes() else None
+        return words
+    last = max(one.episodes.values())
+    whole = PPOConfig.from_dict({**one.trial.config, "total_episodes": one.length}).whole_episodes()
+    return [*words, STOP, str(last)] if 0 < last < whole else words
 
 
 def answer_data(one: Answer, launch: str) -> dict[str, Any]:

@@ -142,8 +142,8 @@ def new_table(*columns: str, title: str | None = None, right: Sequence[str] = ()
 
 def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Table:
     """Return the table of trials: value, KL, status and reason. The best one is marked."""
-    last = ("last eval\nreward", f"its KL\n{KL_UNIT}")
-    numbers = ("trial", "value ± SE\nreward", f"its KL\n{KL_UNIT} ", *last, "episodes", "seconds")
+    kl = f"eval KL\n{KL_UNIT}"
+    numbers = ("trial", "value ± SE\nreward", kl, "last reward\nand KL", "episodes", "seconds")
     table = new_table("trial", "status", *numbers[1:], "reason", title="Trials", right=numbers)
     by = finished_by(trials)
     for trial in trials:
@@ -154,8 +154,7 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
             _status(trial),
             plus_minus(trial.value, trial.value_se),
             measured(trial.kl),
-            measured(trial.end_reward),
-            measured(trial.end_kl),
+            NOTHING if trial.end_kl is None else f"{measured(trial.end_reward)}, {measured(trial.end_kl)}",
             str(trial.episodes),
             f"{trial.seconds:.0f}",
             "best" if mark else _why(trial) + ("" if finished is None else f"; finished as trial {finished}"),

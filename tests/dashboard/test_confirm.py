@@ -58,31 +58,31 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
 
 def test_a_confirmation_under_way_is_shown_as_far_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(path)
-    confirm(store, Plan(top=1, seeds=2), read=0)
+    confirm(store, Plan(top=1, seeds=3), read=0)
     store.close()
     app = page("confirm", path, monkeypatch)
     assert "**No confirming run has been evaluated on the test prompts yet.**" in [one.value for one in app.markdown]
     assert len(app.get("plotly_chart")) == 0
-    assert app.dataframe[0].value["note"].tolist() == ["2 not evaluated yet", "2 not evaluated yet"]
+    assert app.dataframe[0].value["note"].tolist() == ["3 not evaluated yet", "3 not evaluated yet"]
 
 
 def test_each_length_has_a_confirmation_of_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(path)
-    confirm(store, Plan(top=1, seeds=2))
-    confirm(store, Plan(top=1, seeds=2, total_episodes=9_600))
+    confirm(store, Plan(top=1, seeds=3))
+    confirm(store, Plan(top=1, seeds=3, total_episodes=9_600))
     store.close()
     app = page("confirm", path, monkeypatch)
     assert any("Confirmed at 9,600 episodes" in text for text in shown.texts(app)), "the longest first"
     assert any("--total_episodes 9600" in code for code in shown.codes(app))
     linked = page("confirm", path, monkeypatch, length="1,920")
-    assert any("Confirmed at 1,920 episodes" in text for text in shown.texts(linked))
+    assert any("Confirmed at 9,600 episodes" in text for text in shown.texts(linked)), "the answer is one"
 
 
 def test_the_first_page_says_what_to_launch_and_how_sure_that_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("overview", path, monkeypatch)
-    assert any("is not confirmed on fresh seeds." in one.value for one in app.markdown)
+    assert any("is not confirmed on fresh seeds." in one.value for one in app.text)
     store = opened(path)
     confirm(store, Plan(top=1, seeds=3))
     store.close()
     app = page("overview", path, monkeypatch)
-    assert any(one.value.startswith("On fresh seeds, 1,920 episodes each: Launch ") for one in app.markdown)
+    assert any(one.value.startswith("On fresh seeds, 1,920 episodes each: ") for one in app.text)

@@ -150,23 +150,23 @@ def test_a_confirming_run_that_a_person_stopped_is_left_out(confirmed: Path) -> 
 # The command
 
 
-def test_the_command_stops_at_the_checkpoint_unless_the_trial_ends_within_the_budget(
-    store: Store, view: StudyView
-) -> None:
+def test_the_command_stops_at_the_checkpoint_that_was_read(store: Store, view: StudyView) -> None:
     best = view.best()
     assert best is not None and best.value_step == 8 and best.end_kl == pytest.approx(11.53, abs=0.01)
     whole = ("train", "--from", NAME, str(best.number))
     at = (*whole, "--stop_at_episode", "128")
     rests = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "episodes": 144}
     pruned = {"status": Status.PRUNED, "reason": Reason("kl_limit", "KL 21 over 15"), "episodes": 144}
-    for changes, words in (({}, at), (rests, at), (pruned, at), ({"end_kl": 9.7, "end_kl_se": 0.25}, whole)):
+    within = {"end_kl": 9.7, "end_kl_se": 0.25}
+    last = within | {"value_step": 10}
+    for changes, words in (({}, at), (rests, at), (pruned, at), (within, at), (last, whole)):
         found = answer.of_study(store, only(view, **changes))
         assert found is not None and found.launch == words
         said = " ".join(found.cautions)
         assert ("The command stops at the checkpoint, episode 128." in said) == (words == at)
     roomy = replace(view, spec=replace(view.spec, kl_budget=13.0))
     found = answer.of_study(store, roomy)
-    assert found is not None and found.launch == (*whole, "--kl_budget", "13")
+    assert found is not None and found.launch == (*at, "--kl_budget", "13")
 
 
 def test_where_the_standard_error_decides_it_is_said(store: Store, view: StudyView) -> None:
@@ -193,10 +193,11 @@ def test_runs_that_end_over_the_budget_are_counted_and_the_command_stops_at_thei
     assert one is not None and one.reward is not None
     over = replace(found, confirmed=replace(one, ends_within=0))
     assert over.cautions[0].startswith("0 of 3 runs ended within the KL budget of 10")
-    last = max(one.episodes.values())
-    assert answer._confirmed_stop(replace(one, ends_within=0)) == (last if last < 160 else None)
-    assert answer._confirmed_stop(replace(one, ends_within=0, episodes={6: 96, 7: 48, 8: 0})) == 96
-    assert answer._confirmed_stop(replace(one, ends_within=3, episodes={6: 96})) is None
+    whole = ["train", "--from", NAME, str(found.number)]
+    some = replace(one, episodes={6: 96, 7: 48, 8: 0})
+    assert answer._launch_confirmed(NAME, replace(some, ends_within=0)) == [*whole, "--stop_at_episode", "96"]
+    assert answer._launch_confirmed(NAME, replace(some, ends_within=3)) == whole
+    assert answer._launch_confirmed(NAME, replace(some, ends_within=2, episodes={6: 160})) == whole
     kl = replace(one, kl=replace(one.kl, mean=10.4))  # type: ignore[type-var]
     assert (
         "On the test prompts the mean KL of 10.40 is over the KL budget of 10." in replace(found, confirmed=kl).cautions

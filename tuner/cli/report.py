@@ -100,7 +100,7 @@ def print_answer(out: Console, store: Store, view: StudyView, found: Answer, whe
     trial, one = found.trial, found.checkpoint
     title = f"To launch within {output.short(found.kl_budget)} {output.KL_UNIT}: trial {trial.number} ({found.badge})"
     out.print(render.config_table(trial, view, title))
-    out.print(f"Trial {trial.number}: {found.reading}", style="bold", soft_wrap=True)
+    out.print(f"Trial {trial.number}: {found.reading} It took {trial.seconds:.0f} s.", style="bold", soft_wrap=True)
     start, better = baseline(store, trial), improvement(store, trial)
     if found.confirmed is None and start is not None and better is not None:
         before = output.plus_minus(start.mean, start.se)
@@ -113,8 +113,6 @@ def print_answer(out: Console, store: Store, view: StudyView, found: Answer, whe
         if found.confirmed is None:
             out.print(_test_line(found))
         out.print(render.answer_line(one), soft_wrap=one.kept.path is not None)
-        if one.kept.path is None:
-            out.print(f"To make it again: {_command(one.again, where)}", soft_wrap=True)
     print_launch(out, found, where)
 
 
