@@ -89,7 +89,9 @@ def confirm(
         )
         row = store.begin_attempt(lease, row, None)
         store.finish_trial(
-            lease, row.id, Outcome(Status.COMPLETED, None, reward, 0.03, kl, -0.1, 5, 12.0 if seed == over else kl)
+            lease,
+            row.id,
+            Outcome(Status.COMPLETED, None, reward, 0.03, kl, -0.1, 5, end_kl=12.0 if seed == over else kl),
         )
         store.add_test_reading(lease, row.id, 5, SplitReading(256, reward, 0.03, kl, 0.1), None)
     store.add_test_reading(lease, store.trial(study, 0).id, 0, SplitReading(256, 0.4, 0.03, 0.0, 0.0), None)
@@ -228,7 +230,9 @@ def test_a_study_that_lists_its_trials_is_compared_with_its_first(tmp_path: Path
             row = store.begin_attempt(lease, store.add_trial(lease, trial), None)
             for step in fake_store.reports(number, COURSES[number]):
                 store.add_step(lease, row.id, step, 1.0)
-            store.finish_trial(lease, row.id, Outcome(Status.COMPLETED, None, 1.0 + number, 0.03, 5.0, -0.1, 30, 5.0))
+            store.finish_trial(
+                lease, row.id, Outcome(Status.COMPLETED, None, 1.0 + number, 0.03, 5.0, -0.1, 30, end_kl=5.0)
+            )
         store.release(lease)
         text = read(store).text
     assert "One run of each trial chose trial 1; it is not confirmed on fresh seeds." in text
