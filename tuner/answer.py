@@ -134,7 +134,7 @@ class Answer:
                 stop = "" if until is None else f", and the command stops at the last of these, episode {until}"
                 yield (
                     f"{one.ends_within} of {counted(one.reward.n, 'run')} ended within {budget}: the readings are of "
-                    f"each run's best checkpoint within it{stop}. Use best_model."
+                    f"each run's best checkpoint within it{stop}. Where the launch ends over it, use best_model."
                 )
             if one.kl is not None and one.kl.mean > self.kl_budget:
                 yield f"On the test prompts the mean KL of {one.kl.mean:.2f} is over {budget}."
