@@ -8,9 +8,11 @@ from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import CUT
 from tests.dashboard.shown import page
 from tests.tuner import made_study
+from tuner.answer import of_study
 from tuner.confirm import Plan
 from tuner.confirmed import confirmations
-from tuner.results import read_study
+from tuner.environment import to_copy
+from tuner.results import read_study, under_budget
 from tuner.store import Store
 
 
@@ -86,3 +88,22 @@ def test_the_first_page_says_what_to_launch_and_how_sure_that_is(path: Path, mon
     store.close()
     app = page("overview", path, monkeypatch)
     assert any(one.value.startswith("On fresh seeds, 1,920 episodes each: ") for one in app.text)
+
+
+@pytest.mark.parametrize("budget", [None, 3.0, 4.5, 6.5, 9.0, 14.0])
+def test_the_first_page_has_one_answer_under_any_budget(
+    path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None
+) -> None:
+    """The cards, what to launch, and what commands print agree, whatever was confirmed for the study's own budget."""
+    store = opened(path)
+    confirm(store, Plan(top=2, seeds=3))
+    view = read_study(store, CUT)
+    found = of_study(store, view if budget is None else under_budget(store, view, budget))
+    store.close()
+    assert found is not None
+    app = page("overview", path, monkeypatch, **({} if budget is None else {"budget": f"{budget:g}"}))
+    (card,) = [one for one in app.metric if one.label in ("Reward to launch", "Best eval reward")]
+    assert card.delta.startswith(f"trial {found.number}, {found.badge}")
+    assert any(one.value.startswith(f"**Trial {found.number}") for one in app.markdown)
+    assert f"{to_copy(found.launch)} --storage sqlite:///{path}" in shown.codes(app)
+    assert (found.confirmed is None) == (budget is not None)
