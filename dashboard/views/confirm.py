@@ -70,16 +70,16 @@ def _confirmation(store: Store, snapshot: Snapshot, found: Confirmation) -> None
                 alt="Reward on the test prompts: a point per seed, and each configuration's mean with its 95% interval",
             )
     with right:
-        st.subheader("What came of it", anchor=False)
-        st.markdown(f"**{found.verdict}**")
-        if not found.is_whole:
-            st.info("Some runs have not ended or were not evaluated yet; this is the result so far.")
-        for said in _beside(found):
-            st.text(said)
         launch = of_study(store, snapshot.view)
         if launch is not None:
             st.subheader("What to launch", anchor=False)
             what_to_launch(snapshot.view, launch)
+        if launch is None or launch.confirmation is None or launch.confirmation.verdict != found.verdict:
+            st.markdown(f"At {found.total_episodes:,} episodes: **{found.verdict}**")
+        if not found.is_whole:
+            st.info("Some runs have not ended or were not evaluated yet; this is the result so far.")
+        for said in _beside(found):
+            st.text(said)
     common.table(table(found), key="confirmed")
 
 

@@ -127,7 +127,7 @@ def _trial_columns(trials: pd.DataFrame) -> dict[str, Any]:
         "value_se": number("± SE", format="%.3f", width=65, help=METRICS["eval/reward_se"].doc),
         "kl": number("KL (nats)", format="%.2f", width=85, help=METRICS["eval/kl"].doc),
         "end_reward": number(
-            "End reward", format="%.3f", width=70, help="Eval reward of the trial's last evaluation, whatever its KL."
+            "End reward", format="%.3f", width=80, help="Eval reward of the trial's last evaluation, whatever its KL."
         ),
         "end_kl": number("End KL", format="%.2f", width=70, help="Eval KL of the trial's last evaluation."),
         "rung_score": number("Rung score", format="%.3f", width=85, help="What the strategy ranks it by at its rung."),
