@@ -110,5 +110,5 @@ def described(stages: Sequence[Stage], config: PPOConfig, trial: int) -> str:
 
 def _changes(before: PPOConfig, after: PPOConfig) -> str:
     old, new = before.to_dict(), after.to_dict()
-    changed = [f"{name} {short(old[name])} -> {short(new[name])}" for name in new if new[name] != old[name]]
+    changed = [f"{name} {short(old[name], 4)} -> {short(new[name], 4)}" for name in new if new[name] != old[name]]
     return f" ({', '.join(changed)})" if changed else ""
