@@ -16,7 +16,8 @@ from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.report import StepReport
 from ppo_core.stages import Stage
-from tests.tuner import quick_trainer
+from tests.tuner import quick_study, quick_trainer
+from tests.tuner.quick_study import quick_spec
 from tests.tuner.trial_rows import trial_row
 from tuner.checkpoints import fork_copy
 from tuner.engine.trial import run_trial
@@ -24,6 +25,7 @@ from tuner.forks import CHANGEABLE, check, choose, fork_files, stages
 from tuner.guard import GuardSettings, GuardState, observe
 from tuner.protocol import Answer, Ended, NoRoom, Stepped, TrialSpec
 from tuner.status import Reason, Role
+from tuner.store import Store
 from tuner.study_folder import resume_point
 
 pytestmark = pytest.mark.slow
@@ -353,6 +355,27 @@ def test_a_stage_begins_with_new_patience_and_its_checkpoint_is_that_of_a_fork(t
     assert run_reasons(tmp_path / "plain", LAST | config, guard) != reasons
     extras = [checkpoint.verify(path)["extra"] for path in (fork, checkpoint.step_folder(tmp_path / "one", 3))]
     assert extras[0] == extras[1]
+
+
+def test_a_fork_that_lost_its_checkpoints_begins_again_with_its_parents_values(tmp_path: Path) -> None:
+    study, given = quick_spec(trials=1), {"values": {"cliprange": 0.4, "learning_rate": 2e-4}, "episode": 96}
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        quick_study.run(tmp_path / name, study)
+        store = Store.open(quick_study.storage(tmp_path / name))
+        store.place_order(store.study(quick_study.NAME), "fork", 0, given)
+        store.close()
+    with quick_study.controller(tmp_path / "killed", study) as running:
+        running.read_until(lambda line: line == "TrialStepped 1 8")
+        running.kill()
+    for path in checkpoint.complete(tmp_path / "killed" / "runs" / "quick" / "1"):
+        checkpoint.remove(path)
+    found = []
+    for name in ("whole", "killed"):
+        assert quick_study.run(tmp_path / name, study)[0]
+        found.append([row for row in quick_study.curves(tmp_path / name)[1] if len(row) > 3])
+    assert len(found[0]) == 11 and found[0] == found[1]
+    assert quick_study.rows(tmp_path / "killed")[1].attempts == 2
 
 
 def test_where_a_stage_ends_there_is_a_checkpoint_and_a_fork_keeps_it(tmp_path: Path) -> None:

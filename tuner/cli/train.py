@@ -58,7 +58,7 @@ def build_parser() -> RunParser:
         metavar=("STUDY", "TRIAL"),
         dest="trial",
         nargs=2,
-        help="a trial's task, configuration, number of threads and device",
+        help="a trial's task, configuration, number of threads and device; a fork begins with its parent's values",
     )
     parser.run.add_argument("--storage", metavar="URL", help=STORAGE_HELP)
     return parser
