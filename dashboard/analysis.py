@@ -23,11 +23,12 @@ SAVING = (Status.PRUNED, Status.STOPPED)
 
 @dataclass(frozen=True)
 class Savings:
-    """What ending trials early saved against running them to their end, at each one's own pace."""
+    """What ending trials early saved against running them to their end."""
 
     trials: int
     episodes: int
     seconds: float
+    """NaN: no trial has completed whose pace could be taken."""
     share: float
     """Of the episodes that all trials that have ended would have taken to their end, failed ones left out."""
 
@@ -36,11 +37,13 @@ def ended_early(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the trials that were pruned or stopped, by number.
 
     `number`, `status`, `rule` (its label), `share` (of its episodes that it had run, 0 to 1), `episodes_saved`,
-    `seconds_saved` (at its own pace; NaN: unknown), `value`, `kl`.
+    `seconds_saved` (at the median pace of completed trials, since a short one's is mostly its start; NaN: none
+    completed), `value`, `kl`.
     """
     early = trials[trials["status"].isin(SAVING)].sort_values("number")
     left = (early["total_episodes"] - early["episodes"]).clip(lower=0)
-    pace = early["seconds"] / early["episodes"].where(early["episodes"] > 0)
+    whole = trials[(trials["status"] == Status.COMPLETED) & (trials["episodes"] > 0)]
+    pace = (whole["seconds"] / whole["episodes"]).median()
     return pd.DataFrame(
         {
             "number": early["number"],
@@ -60,7 +63,7 @@ def savings(trials: pd.DataFrame) -> Savings:
     early = ended_early(trials)
     ended = trials[trials["status"].isin((*SAVING, Status.COMPLETED))]
     whole, saved = float(ended["total_episodes"].sum()), int(early["episodes_saved"].sum())
-    return Savings(len(early), saved, float(early["seconds_saved"].sum()), saved / whole if whole else 0.0)
+    return Savings(len(early), saved, float(early["seconds_saved"].sum(skipna=False)), saved / whole if whole else 0.0)
 
 
 def by_rule(early: pd.DataFrame) -> pd.DataFrame:

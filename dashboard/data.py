@@ -106,9 +106,20 @@ def _frame(rows: list[tuple[object, ...]], numbers: dict[int, int], metrics: Seq
 
 _COLUMNS = [
     *("number", "id", "origin", "status", "kind", "shown_status", "rule", "reason", "stop_step"),
-    *("value", "value_se", "kl", "value_step", "end_kl", "rung_score", "episodes", "total_episodes", "seconds"),
+    *(
+        "value",
+        "value_se",
+        "kl",
+        "value_step",
+        "end_reward",
+        "end_kl",
+        "rung_score",
+        "episodes",
+        "total_episodes",
+        "seconds",
+    ),
 ]
-_NUMBERS = ("stop_step", "value", "value_se", "kl", "value_step", "end_kl", "rung_score")
+_NUMBERS = ("stop_step", "value", "value_se", "kl", "value_step", "end_reward", "end_kl", "rung_score")
 
 
 class TrialCache:
@@ -153,6 +164,7 @@ def _values(row: TrialRow) -> dict[str, Any]:
         "value_se": row.value_se,
         "kl": row.kl,
         "value_step": row.value_step,
+        "end_reward": row.end_reward,
         "end_kl": row.end_kl,
         "rung_score": row.rung_score,
         "episodes": row.episodes,
@@ -180,9 +192,9 @@ class Snapshot:
     view: StudyView
     trials: pd.DataFrame
     """One row per trial by number. `value` is eval reward, `kl` eval KL in nats per response, read at `value_step`;
-    `end_kl` is that of its last evaluation; `kind` is one of `style.KINDS`, and `shown_status` tells interrupted
-    trials from running ones, too; `rule`, `reason` and `stop_step` say why and where it ended early; `params_*` are
-    the searched values (missing: not searched here)."""
+    `end_reward` and `end_kl` are those of its last evaluation; `kind` is one of `style.KINDS`, and `shown_status`
+    tells interrupted trials from running ones, too; `rule`, `reason` and `stop_step` say why and where it ended early;
+    `params_*` are the searched values (missing: not searched here)."""
 
     @classmethod
     def of(cls, view: StudyView) -> "Snapshot":

@@ -18,6 +18,7 @@ from dashboard import data
 from dashboard.data import Snapshot
 from dashboard.health import Card
 from ppo_core.metrics import METRICS
+from tuner.answer import Answer
 from tuner.hacking import Finding, Verdict, check
 from tuner.results import StudyView
 from tuner.rules import KL
@@ -178,7 +179,7 @@ class Advice:
     """The words of the `ppo-tuner` command that does it, if one does."""
 
 
-def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> list[Advice]:
+def next_steps(snapshot: Snapshot, answer: Answer | None, cards: Sequence[Card]) -> list[Advice]:
     """Return the next steps, the most pressing first. Never empty for a study that has a trial."""
     view, name = snapshot.view, snapshot.view.row.name
     found = [*_of_state(snapshot), *_of_trials(cards, name)]
@@ -188,17 +189,18 @@ def next_steps(snapshot: Snapshot, cards: Sequence[Card]) -> list[Advice]:
     if done and all(row.status is Status.FAILED for row in done):
         text = "Every trial that ended has failed; the table of trials has the reasons. Fix the cause, then retry them:"
         found.insert(0, Advice("error", text, ("retry", name)))
-    elif is_over and view.best() is None:
+    elif is_over and answer is None:
         text = (
             "No checkpoint of any trial was evaluated within the KL budget. Search lower learning rates or a higher β, "
             "or accept a higher KL budget:"
         )
         found.append(Advice("warning", text, ("best", name, "--kl-budget", f"{2 * view.spec.kl_budget:g}")))
     elif view.state == "finished":
-        text = f"{_why_finished(view)} Read samples of the trial to launch."
-        if not view.confirming:
-            text = f"{_why_finished(view)} Read samples of the best trial, and confirm it on fresh seeds first:"
-        found.append(Advice("info", text, ("confirm", name, *(["--show"] if view.confirming else []))))
+        text = f"{_why_finished(view)} Read samples of the trial to launch"
+        if answer is not None and answer.confirm:
+            found.append(Advice("info", f"{text}, and confirm it on fresh seeds first:", answer.confirm))
+        else:
+            found.append(Advice("info", f"{text}."))
     if not found:
         what = "The first trials are running" if len(done) < 5 else "No problem found"
         found.append(Advice("info", f"{what}: nothing to do."))

@@ -26,10 +26,10 @@ from dashboard.views.confirm import table as confirmed_table
 from ppo_core import __version__, output
 from ppo_core.metrics import METRICS
 from tuner import forks, results
-from tuner.confirmed import confirmations, launch_words, longest_read, recommendation
+from tuner.answer import of_study
+from tuner.confirmed import confirmations
 from tuner.results import StudyView
 from tuner.rules import RULES
-from tuner.scoring import ends_within
 from tuner.search import importance
 from tuner.store import Store, TrialRow
 from tuner.store.schema import without_secrets
@@ -43,18 +43,16 @@ def report(store: Store, name: str) -> str:
     """Return a study's report as the text of an HTML file."""
     view = results.read_study(store, name)
     found = confirmations(store, view)
-    confirmation = longest_read(found)
-    best = None if confirmation is None else confirmation.best
-    answer = view.best() if best is None else best.trial
+    answer = of_study(store, view)
+    trial = None if answer is None else answer.trial
     return _template().render(
         store=store,
         view=view,
         spec=view.spec,
         answer=answer,
-        confirmation=confirmation,
         confirmations=found,
-        figures=_figures(store, view, answer),
-        samples=[] if answer is None else _samples(store, view, answer),
+        figures=_figures(store, view, trial),
+        samples=[] if trial is None else _samples(store, view, trial),
         study_file=tomli_w.dumps(stated(view.row.spec)),
     )
 
@@ -71,7 +69,6 @@ def _template() -> Template:
     environment.filters["cut"] = safe_text.visible
     environment.globals |= {"data": data, "output": output, "results": results, "style": style, "rules": RULES}
     environment.globals |= {"changed_settings": changed_settings, "confirmed_table": confirmed_table}
-    environment.globals |= {"ends_within": ends_within, "launch_words": launch_words, "recommendation": recommendation}
     environment.globals |= {"now": time.time(), "program": __version__, "nonce": secrets.token_urlsafe(16)}
     environment.globals["plotly"] = Markup(get_plotlyjs().replace("</script", "<\\/script"))
     return environment.get_template("report.html.jinja")
@@ -104,7 +101,7 @@ def _figures(store: Store, view: StudyView, answer: TrialRow | None) -> dict[str
 
 def _samples(store: Store, view: StudyView, answer: TrialRow) -> list[tuple[Any, Any]]:
     """Return samples of the recommended checkpoint, each with the SFT policy's of the same prompt, or None."""
-    at = forks.answer(store, view.row, answer)
+    at = forks.value_checkpoint(store, view.row, answer)
     rows = [row for row in store.samples([answer.id]) if at is None or row["step"] <= at.step]
     last = max((row["step"] for row in rows), default=0)
     before = {row["prompt_index"]: row for row in store.samples([view.trials[0].id, answer.id], 0) if last}

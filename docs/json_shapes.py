@@ -6,16 +6,16 @@ docs/reference.py writes it into the reference; tests/tuner/test_json_shapes.py 
 from collections.abc import Mapping
 
 COMMANDS: Mapping[str, str] = {
-    "demo": "a study",
-    "run": "a study",
-    "confirm": "a confirmation with `study`; with `--show` a list of them; null: nothing could be confirmed",
+    "demo": "a study with its `answer`",
+    "run": "a study with its `answer`",
+    "confirm": "a confirmation with `study` and its `answer`, or null; with `--show` a list of them",
     "train": "a training",
     "estimate": "an estimate",
     "doctor": "a list of findings",
     "list": "a list of summaries",
-    "show": "a study with a list `front` of front points and a list of `orders`; of one trial a trial's detail",
+    "show": "a study with its `answer`, lists `front` of front points and `orders`; of one trial a trial's detail",
     "compare": "a comparison",
-    "best": "an answer",
+    "best": "a best trial",
     "diagnose": "a list of diagnoses",
     "importance": "an importance",
     "stop": "an order",
@@ -69,6 +69,7 @@ TRIAL = {
     "seed": "of its trainer",
     "paused_by": "`person` or `strategy`; null: it is not paused",
     "value_step": "the step that its value comes from",
+    "end_reward": "eval reward of its last evaluation, whatever its KL",
     "end_kl": "eval KL of its last evaluation",
     "end_kl_se": "its standard error over the eval prompts",
     "rung_episode": "the episodes after which the strategy paused it at its rung; null: it did not",
@@ -124,6 +125,26 @@ SAMPLE = {
     "tokens": "null, or lists with an item a token",
 }
 ANSWER = {
+    "trial": "the number of the trial to launch",
+    "is_reference": "whether it is the reference",
+    "kl_budget": "that it is the answer for",
+    "badge": "`one seed`, `confirmed`, `not distinguishable` or `newer and not confirmed`",
+    "reward": "eval reward of its best checkpoint within the KL budget",
+    "reward_se": "its standard error over the eval prompts",
+    "kl": "eval KL of that checkpoint, in nats per response",
+    "kl_se": "its standard error",
+    "step": "of that checkpoint; null: there is none",
+    "episode": "of that checkpoint",
+    "end_kl": "eval KL of the trial's last evaluation",
+    "ends_within_budget": "whether the configuration itself ends within the KL budget; null: not known",
+    "test_reward": "of that checkpoint on the test prompts; null: not evaluated",
+    "test_kl": "the same of its KL",
+    "confirmed": "null, or on fresh seeds `total_episodes`, `reward`, `kl` (`mean`, `low`, `high`, `n`), `ends_within`",
+    "certainty": "how sure it is, in words",
+    "cautions": "a list of sentences: what to know of it",
+    "launch": "the command that launches it",
+}
+BEST = {
     **TRIAL,
     "study": "its name",
     "kl_budget": "that it is the best under",
@@ -135,6 +156,7 @@ ANSWER = {
     "ends_within_budget": "whether the configuration itself ends within the KL budget; null: not known",
     "test": "null, or `step`, `prompts`, `reward`, `reward_se`, `kl`, `kl_se`, `why_not` and `at`",
     "test_why_not": "why there is no test reading; null: there is one",
+    "answer": "the study's answer for that KL budget",
     "checkpoint": "null, or `step`, `episode`, `path`, `why_not`, and `again`, the command that makes it again",
 }
 COMPARISON = {
@@ -178,7 +200,7 @@ CONFIRMATION = {
     "configurations": "a list of configurations, the highest mean first",
     "rank_correlation": "of the search's values with the confirmed means; null: too few",
     "is_whole": "whether all runs have ended",
-    "launch": "the number of the trial to launch; null: not known",
+    "best": "the number of the trial with the highest mean; null: none was evaluated",
     "not_told_apart": "trials that the data do not distinguish from it",
     "verdict": "a sentence",
 }
@@ -194,6 +216,7 @@ CONFIGURATION = {
     "ends_within": "how many runs also end within the KL budget",
     "lost": "seeds with nothing within the KL budget",
     "failed": "seeds whose runs failed",
+    "stopped": "seeds whose runs a person stopped",
     "open": "seeds not evaluated yet",
 }
 ESTIMATE = {
@@ -234,6 +257,7 @@ OBJECTS: Mapping[str, Mapping[str, str]] = {
     "trial's detail": DETAIL,
     "sample": SAMPLE,
     "answer": ANSWER,
+    "best trial": BEST,
     "comparison": COMPARISON,
     "diagnosis": DIAGNOSIS,
     "importance": IMPORTANCE,

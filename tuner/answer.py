@@ -1,53 +1,276 @@
-"""What is evaluated on the test prompts: the study's answer, and the runs that confirm configurations, each once.
+"""A study's answer for a KL budget: which trial to launch, what is known of it, and the command that launches it.
 
-The highest of many readings is high by luck, also on prompts that no trial learned from. So what was chosen is read
-once more, on prompts that played no part in any choice.
+Every command, page and export that says what to launch prints from `of_study`. The answer is what was confirmed on
+fresh seeds, unless the search has found a better trial since, which was not confirmed; under another KL budget than
+the study's own nothing is confirmed.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
 
-from ppo_core import checkpoint
-from tuner import forks
-from tuner.best import best_trial
-from tuner.confirm import due_step
-from tuner.held_study import OpenStudy
-from tuner.protocol import ReadTest
-from tuner.status import Role
-from tuner.store import TrialRow
-
-
-def due_readings(study: OpenStudy) -> list[ReadTest]:
-    """Return the jobs that read what was not evaluated yet and whose checkpoint is here: the answer's first."""
-    wanted = list(_wanted(study))
-    read = study.store.test_readings([row.id for row, _ in wanted])
-    jobs = (reading(study, row, step) for row, step in wanted if (row.id, step) not in read)
-    return [job for job in jobs if job.checkpoint is None or (job.checkpoint / checkpoint.MANIFEST).exists()]
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.kl_budget import is_within
+from ppo_core.output import KL_UNIT, counted, plus_minus, short
+from tuner import forks, results
+from tuner.confirmed import LEAST_SEEDS, Confirmation, Confirmed, confirmations, longest_read
+from tuner.forks import ValueCheckpoint
+from tuner.results import End, Estimate, StudyView
+from tuner.spec import StudySpec
+from tuner.status import Origin, Role
+from tuner.store import OnTest, Store, TrialRow
 
 
-def _wanted(study: OpenStudy) -> Iterator[tuple[TrialRow, int]]:
-    spec = study.spec
-    best = best_trial(study.rows, spec.kl_budget)
-    found = None if best is None else forks.answer(study.store, study.row, best)
-    if best is not None and found is not None:
-        yield best, found.step
-    for row in study.rows:
-        step = due_step(row, spec) if row.role is Role.CONFIRM else None
-        if step is not None:
-            yield row, step
+class Badge(StrEnum):
+    """How sure a study's answer is."""
+
+    ONE_SEED = "one seed"
+    CONFIRMED = "confirmed"
+    NOT_DISTINGUISHABLE = "not distinguishable"
+    NEWER = "newer and not confirmed"
+
+    @property
+    def meaning(self) -> str:
+        """One sentence for tooltips and docs."""
+        return _MEANINGS[self]
 
 
-def reading(study: OpenStudy, row: TrialRow, step: int) -> ReadTest:
-    """Return the job that reads a trial's checkpoint, or at step 0 the SFT policy."""
-    spec, folder = study.spec, study.trial_folder(row.number)
-    path = checkpoint.step_folder(folder, step) if step > 0 else None
-    return ReadTest(
-        row.number,
-        row.config,
-        spec.task,
-        spec.trainer,
-        spec.device,
-        row.threads,
-        folder,
-        path,
-        spec.gpus_per_trial,
+_MEANINGS = {
+    Badge.ONE_SEED: "The best trial of the search, which ran on one seed. Confirm it before you rely on it.",
+    Badge.CONFIRMED: "The best configuration on fresh seeds and the test prompts.",
+    Badge.NOT_DISTINGUISHABLE: "The highest mean on fresh seeds, but others may be as good.",
+    Badge.NEWER: "A better trial than those that were confirmed, on one seed. Confirm it before you rely on it.",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to launch for a KL budget."""
+
+    study: str
+    trial: TrialRow
+    """As it is worth under the budget."""
+    kl_budget: float
+    """In nats per response."""
+    checkpoint: ValueCheckpoint | None
+    """The checkpoint that the trial's value is of; None: the trial has no value."""
+    kl: Estimate | None
+    """Eval KL of that checkpoint, in nats per response."""
+    end: End
+    test: OnTest | str
+    """How that checkpoint did on the test prompts, or why it was not read."""
+    badge: Badge
+    confirmed: Confirmed | None
+    """How the configuration did on fresh seeds; None: it was not confirmed for this budget."""
+    confirmation: Confirmation | None
+    """The longest confirmation with enough seeds, under the study's own KL budget; None: there is none."""
+    own_budget: float
+    """The study's own KL budget, which the confirmation is for."""
+    chose: str
+    """What chose the trial, where it is not confirmed."""
+    launch: tuple[str, ...]
+    """Words of the one command that launches it, without the storage's flags."""
+
+    @property
+    def number(self) -> int:
+        """The trial's number."""
+        return self.trial.number
+
+    @property
+    def confirm(self) -> tuple[str, ...]:
+        """Words of the command that confirms it; empty: it is confirmed, or this is not the study's own budget."""
+        is_open = self.confirmed is None and self.kl_budget == self.own_budget
+        return ("confirm", self.study) if is_open else ()
+
+    @property
+    def reading(self) -> str:
+        """Its reward and KL, in one sentence: on fresh seeds where it is confirmed, else those of its checkpoint."""
+        one, budget = self.confirmed, f"budget {short(self.kl_budget)}"
+        if one is not None and one.reward is not None and one.kl is not None:
+            return (
+                f"Reward {one.reward.text} on the test prompts at a KL of {one.kl.text} {KL_UNIT} ({budget}): the mean "
+                f"of {counted(one.reward.n, 'fresh seed')} and its 95% interval."
+            )
+        at = "" if self.kl is None else f" at a KL of {plus_minus(self.kl.mean, self.kl.se)} {KL_UNIT}"
+        return f"Eval reward {plus_minus(self.trial.value, self.trial.value_se)}{at} ({budget})."
+
+    @property
+    def certainty(self) -> str:
+        """How sure it is, in one to three sentences."""
+        found = self.confirmation
+        if self.badge in (Badge.CONFIRMED, Badge.NOT_DISTINGUISHABLE) and found is not None:
+            so_far = "" if found.is_whole else ", so far"
+            return f"On fresh seeds, {found.total_episodes:,} episodes each{so_far}: {found.verdict}"
+        if self.badge is Badge.NEWER and found is not None and found.best is not None:
+            was = found.best
+            reward = "" if was.reward is None else f", {was.reward.text} on {counted(was.reward.n, 'fresh seed')}"
+            return (
+                f"It is better in the search than what was confirmed ({was.label}{reward}), but ran on one seed and is "
+                "not confirmed."
+            )
+        said = f"{self.chose} chose trial {self.number}; it is not confirmed on fresh seeds"
+        if self.kl_budget == self.own_budget:
+            return f"{said}."
+        if found is None or found.best is None:
+            return f"{said} for this KL budget."
+        return (
+            f"{said} for this KL budget: what was confirmed is {found.best.label}, for the study's own of "
+            f"{short(self.own_budget)} {KL_UNIT}."
+        )
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What whoever launches it should know: about its end, and KL on the test prompts. A sentence each."""
+        return tuple(self._cautions())
+
+    def _cautions(self) -> Iterator[str]:
+        one, budget = self.confirmed, f"the KL budget of {short(self.kl_budget)}"
+        if one is not None and one.reward is not None:
+            if one.ends_within < one.reward.n:
+                until = self._stops_at
+                stop = "" if until is None else f", and the command stops at the last of these, episode {until}"
+                yield (
+                    f"{one.ends_within} of {counted(one.reward.n, 'run')} ended within {budget}: the readings are of "
+                    f"each run's best checkpoint within it{stop}. Where the launch ends over it, use best_model."
+                )
+            if one.kl is not None and one.kl.mean > self.kl_budget:
+                yield f"On the test prompts the mean KL of {one.kl.mean:.2f} is over {budget}."
+            yield f"Confirmed at {one.length:,} episodes; other lengths are not confirmed."
+            return
+        yield self._end()
+        if isinstance(self.test, OnTest) and not is_within(self.test.kl, self.test.kl_se, self.kl_budget):
+            yield f"On the test prompts the checkpoint's KL is {_sum(self.test.kl, self.test.kl_se, self.kl_budget)}."
+
+    def _end(self) -> str:
+        """How far the trial was trained, and whether its end is within the budget."""
+        end, trial = self.end, self.trial
+        kl = "unknown" if end.kl is None else f"{plus_minus(end.kl.mean, end.kl.se)} {KL_UNIT}"
+        until = self._stops_at
+        stop = "" if until is None else f" The command stops at the checkpoint, episode {until}."
+        if end.is_within:
+            return f"Trained to its end its KL is {kl}: within the budget.{stop}"
+        if not end.is_whole:
+            how = {"paused": "paused by the strategy" if trial.is_resting else "paused by a person"}
+            status = how.get(trial.shown_status, trial.shown_status)
+            of = short(trial.config.get("total_episodes"))
+            return f"It was not trained to its end: {status} at episode {trial.episodes} of {of}, KL {kl}.{stop}"
+        over = "over the budget" if end.kl is None else _sum(end.kl.mean, end.kl.se, self.kl_budget)
+        return f"Trained to its end its KL is {over}; only the checkpoint is within the budget.{stop}"
+
+    @property
+    def _stops_at(self) -> int | None:
+        words = self.launch
+        return int(words[words.index(STOP) + 1]) if STOP in words else None
+
+
+STOP = "--stop_at_episode"
+
+
+def _sum(kl: float | None, se: float | None, budget: float) -> str:
+    """Return a KL that is over the budget: `3.84, over 3`, or where its error decides `2.97 + 0.09, over 3`."""
+    if kl is None:
+        return "unknown"
+    error = f" + {se:.2f}" if se is not None and kl <= budget else ""
+    return f"{kl:.2f}{error}, over {short(budget)} {KL_UNIT}"
+
+
+def of_study(store: Store, view: StudyView) -> Answer | None:
+    """Return a study's answer under the view's KL budget; None: no trial is within it, and nothing is confirmed."""
+    own = StudySpec.from_dict(view.row.spec, f'study "{view.row.name}"')
+    found = longest_read(confirmations(store, replace(view, spec=own)), LEAST_SEEDS)
+    best, holds = view.best(), found if view.spec.kl_budget == own.kl_budget else None
+    confirmed = None if holds is None else holds.best
+    if holds is None or confirmed is None:
+        trial, badge = best, Badge.ONE_SEED
+    elif best is not None and _is_newer(best, holds, confirmed):
+        trial, badge, confirmed = best, Badge.NEWER, None
+    else:
+        trial, badge = confirmed.trial, Badge.CONFIRMED if holds.is_decided else Badge.NOT_DISTINGUISHABLE
+    if trial is None:
+        return None
+    checkpoint, end = forks.value_checkpoint(store, view.row, trial), results.end_of(store, trial, view.spec)
+    if confirmed is None:
+        words = ["train", "--from", view.row.name, str(trial.number)] if checkpoint is None else checkpoint.again
+    else:
+        words = _launch_confirmed(view.row.name, confirmed)
+    if view.spec.kl_budget != own.kl_budget:
+        words = [*words, "--kl_budget", short(view.spec.kl_budget, 6)]
+    return Answer(
+        study=view.row.name,
+        trial=trial,
+        kl_budget=view.spec.kl_budget,
+        checkpoint=checkpoint,
+        kl=results.value_kl(store, trial),
+        end=end,
+        test=results.on_test(store, view, trial),
+        badge=badge,
+        confirmed=confirmed,
+        confirmation=found,
+        own_budget=own.kl_budget,
+        chose="One run of each trial" if own.listed else "One search on one seed",
+        launch=tuple(words),
     )
+
+
+def _is_newer(best: TrialRow, found: Confirmation, confirmed: Confirmed) -> bool:
+    """Return whether the search's best trial is better there than what was confirmed, and was not confirmed itself."""
+
+    def is_same(other: TrialRow) -> bool:
+        is_fork = Role.FORK in (best.role, other.role)
+        return other.number == best.number or (not is_fork and other.config == best.config)
+
+    if any(is_same(one.trial) for one in found.configurations):
+        return False
+    value = confirmed.trial.value
+    return value is None or (best.value is not None and best.value > value)
+
+
+def _launch_confirmed(study: str, one: Confirmed) -> list[str]:
+    """Return the words that train a configuration as its confirming runs were trained.
+
+    Where not all of them ended within the budget, up to the last of their checkpoints: what was read is of these.
+    """
+    words, length = ["train", "--from", study, str(one.trial.number)], one.trial.config.get("total_episodes")
+    if length != one.length:
+        words += ["--total_episodes", str(one.length)]
+    if one.reward is None or one.ends_within >= one.reward.n:
+        return words
+    last = max(one.episodes.values())
+    whole = PPOConfig.from_dict({**one.trial.config, "total_episodes": one.length}).whole_episodes()
+    return [*words, STOP, str(last)] if 0 < last < whole else words
+
+
+def answer_data(one: Answer, launch: str) -> dict[str, Any]:
+    """Return the answer for JSON; `launch` is the command with the storage's flags."""
+    checkpoint, confirmed = one.checkpoint, one.confirmed
+    test = one.test if isinstance(one.test, OnTest) else None
+    return {
+        "trial": one.number,
+        "is_reference": one.trial.origin is Origin.REFERENCE,
+        "kl_budget": one.kl_budget,
+        "badge": one.badge.value,
+        "reward": one.trial.value,
+        "reward_se": one.trial.value_se,
+        "kl": None if one.kl is None else one.kl.mean,
+        "kl_se": None if one.kl is None else one.kl.se,
+        "step": None if checkpoint is None else checkpoint.step,
+        "episode": None if checkpoint is None else checkpoint.episode,
+        "end_kl": None if one.end.kl is None else one.end.kl.mean,
+        "ends_within_budget": one.end.is_within,
+        "test_reward": None if test is None else test.reward,
+        "test_kl": None if test is None else test.kl,
+        "confirmed": None
+        if confirmed is None
+        else {
+            "total_episodes": confirmed.length,
+            "reward": None if confirmed.reward is None else asdict(confirmed.reward),
+            "kl": None if confirmed.kl is None else asdict(confirmed.kl),
+            "ends_within": confirmed.ends_within,
+        },
+        "certainty": one.certainty,
+        "cautions": list(one.cautions),
+        "launch": launch,
+    }

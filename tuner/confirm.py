@@ -180,9 +180,10 @@ def _trial(number: int, parent: TrialRow, config: Mapping[str, HyperValue]) -> N
 def due_step(row: TrialRow, spec: StudySpec) -> int | None:
     """Return the step whose checkpoint stands for a confirming run, to be evaluated on test prompts; None: none does.
 
-    0 is the SFT policy: all that is left of a run that broke, or had nothing to show within the KL budget.
+    A run that failed or that a person stopped is left out. 0 is the SFT policy: all that is left of a run that broke,
+    or had nothing to show within the KL budget.
     """
-    if not row.status.is_final or row.status is Status.FAILED:
+    if not row.status.is_final or row.status in (Status.FAILED, Status.STOPPED):
         return None
     return (row.value_step or 0) if _is_within(row, spec) else 0
 

@@ -1,4 +1,4 @@
-"""The result of confirming a study: each configuration's mean on fresh seeds, the differences, and which one to launch.
+"""The result of confirming a study: each configuration's mean on fresh seeds, and the differences between them.
 
 A run's reading is a mean over the test prompts, which are the same for all runs. So n counts seeds, and what is said
 holds for prompts like these. With n readings x of a configuration, and y of another one on the same seeds s,
@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import counted
-from tuner import forks
 from tuner.confirm import due_step
 from tuner.results import StudyView
 from tuner.scoring import ends_within
@@ -30,6 +30,8 @@ from tuner.store import OnTest, Store, TrialRow
 ALPHA = 0.05
 LEAST_RANKED = 3
 """Pairs that a rank correlation needs."""
+LEAST_SEEDS = 3
+"""Seeds below which nothing is said of which configuration is better: two make an interval that is nearly endless."""
 LEAST_READ = 0.5
 """Share of the most seeds that a configuration has; one with fewer ranks after those with enough."""
 
@@ -83,10 +85,14 @@ class Confirmed:
 
     trial: TrialRow
     """The search's trial that had it."""
+    length: int
+    """Of its runs, in episodes."""
     rewards: Mapping[int, float]
     """By seed: on the test prompts, of the best checkpoint within the KL budget."""
     kls: Mapping[int, float]
     """By seed: that checkpoint's, in nats per response."""
+    episodes: Mapping[int, int]
+    """By seed: after how many episodes that checkpoint was saved; 0: it is the SFT policy."""
     reward: Interval | None
     """None: no run was read yet."""
     kl: Interval | None
@@ -98,6 +104,8 @@ class Confirmed:
     """Seeds whose runs broke, or had nothing to show within the KL budget: they count as the SFT policy."""
     failed: tuple[int, ...] = ()
     """Seeds whose runs failed: they are left out."""
+    stopped: tuple[int, ...] = ()
+    """Seeds whose runs a person stopped: they are left out, since they show only a part of a run."""
     open: tuple[int, ...] = ()
     """Seeds whose runs have not ended, or were not read."""
     ends_within: int = 0
@@ -134,9 +142,23 @@ class Confirmation:
 
     @property
     def best(self) -> Confirmed | None:
-        """The highest mean, which is to be launched; how sure that is, `verdict` says. None: no run was read yet."""
-        first = self.configurations[0]
-        return None if first.reward is None else first
+        """The highest mean; how sure that is, `verdict` says. None: no run was read yet."""
+        first = next(iter(self.configurations), None)
+        return None if first is None or first.reward is None else first
+
+    @property
+    def seeds(self) -> int:
+        """Seeds on which the best configuration was read."""
+        best = self.best
+        return 0 if best is None or best.reward is None else best.reward.n
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the best is better than the reference, or, where it is the reference or there is none, than all."""
+        best = self.best
+        if best is None or self.seeds < LEAST_SEEDS:
+            return False
+        return not self.not_told_apart if best.over_reference is None else best.over_reference.is_above_0
 
     @property
     def reference(self) -> Confirmed | None:
@@ -148,15 +170,6 @@ class Confirmation:
         """Whether every run was read, or failed."""
         return not any(one.open for one in self.configurations)
 
-    def launch_words(self, study: str) -> list[str]:
-        """Return the words of the command that launches the best configuration at the length of its runs."""
-        if self.best is None:
-            raise ValueError("no run was read yet")
-        trial = self.best.trial
-        is_own = trial.config.get("total_episodes") == self.total_episodes
-        length = [] if is_own else ["--total_episodes", str(self.total_episodes)]
-        return ["train", "--from", study, str(trial.number), *length]
-
     @property
     def not_told_apart(self) -> list[Confirmed]:
         """The others that may be as good as the best."""
@@ -165,27 +178,31 @@ class Confirmation:
 
     @property
     def verdict(self) -> str:
-        """Which configuration to launch, and how sure that is, in one or two sentences."""
-        best, reference = self.best, self.reference
+        """Which configuration is better, and how sure that is, in one or two sentences."""
+        best = self.best
         if best is None:
             return "No confirming run has been evaluated on the test prompts yet."
-        if best.reward is not None and best.reward.n == 1:
+        if self.seeds < LEAST_SEEDS:
             return (
-                f"One seed cannot separate luck from merit; {best.name} has the highest reward on it. Use more seeds."
+                f"{best.name.capitalize()} has the highest mean, of {counted(self.seeds, 'seed')}: too few to separate "
+                f"luck from merit. Confirm on at least {LEAST_SEEDS}."
             )
-        others = [one for one in self.not_told_apart if one.under_best is not None]
-        near = ", ".join(f"{one.name} ({_signed(one.under_best)})" for one in others if one.under_best is not None)
+        near = ", ".join(
+            f"{one.name} ({_signed(one.under_best)})" for one in self.not_told_apart if one.under_best is not None
+        )
         unsure = f" The data do not distinguish it from {near}." if near else ""
-        if reference is not None and best is reference:
-            return f"Launch the reference: no configuration that was confirmed has a higher mean.{unsure}"
-        if best.over_reference is not None and not best.over_reference.is_above_0:
+        if best.is_reference:
+            return f"No configuration that was confirmed has a higher mean than the reference.{unsure}"
+        over = best.over_reference
+        if over is not None and not over.is_above_0:
             return (
                 f"{best.name.capitalize()} has the highest mean, but the data do not distinguish it from the reference "
-                f"({_signed(best.over_reference)} reward). Confirm on more seeds before you rely on it."
+                f"({_signed(over)} reward). Confirm on more seeds before you rely on it."
             )
-        over = "" if best.over_reference is None else f": {_signed(best.over_reference)} reward over the reference"
-        better = " It is better than every other one that was confirmed." if len(self.configurations) > 2 else ""
-        return f"Launch {best.name}{over}.{unsure or better}"
+        if over is not None:
+            better = "" if len(self.configurations) < 3 else " It is better than every other one that was confirmed."
+            return f"{best.name.capitalize()} is better than the reference: {_signed(over)} reward.{unsure or better}"
+        return f"{best.name.capitalize()} has the highest mean of those that were confirmed.{unsure}"
 
 
 def _signed(interval: Interval) -> str:
@@ -205,72 +222,49 @@ def confirmations(store: Store, view: StudyView) -> list[Confirmation]:
         by_parent: dict[int, list[TrialRow]] = {}
         for run in runs:
             by_parent.setdefault(run.parent if run.parent is not None else -1, []).append(run)
-        read = [_confirmed(parents[number], own, tests, view.spec) for number, own in sorted(by_parent.items())]
+        read = [_confirmed(parents[number], length, own, tests, view.spec) for number, own in sorted(by_parent.items())]
         found.append(compared(length, read, baseline))
     return found
 
 
-def longest_read(found: Sequence[Confirmation]) -> Confirmation | None:
-    """Return the confirmation at the greatest length that was read; None: none was."""
-    return next((one for one in reversed(found) if one.best is not None), None)
-
-
-def launch_words(store: Store, view: StudyView, trial: TrialRow, found: Confirmation | None) -> list[str]:
-    """Return the words of the command that launches what a study recommends, confirmed or not.
-
-    Where only a checkpoint of an unconfirmed trial is within the KL budget, the command stops there.
-    """
-    if found is not None:
-        return found.launch_words(view.row.name)
-    if ends_within(trial, view.spec) is False:
-        answer = forks.answer(store, view.row, trial)
-        if answer is not None:
-            return answer.again
-    return ["train", "--from", view.row.name, str(trial.number)]
-
-
-def recommendation(store: Store, view: StudyView) -> str | None:
-    """Return what a study recommends and how sure that is, in one or two sentences; None: it has no best trial.
-
-    Of several lengths the longest counts that was read.
-    """
-    read = longest_read(confirmations(store, view))
-    if read is not None:
-        so_far = "" if read.is_whole else ", so far"
-        return f"On fresh seeds, {read.total_episodes:,} episodes each{so_far}: {read.verdict}"
-    best = view.best()
-    if best is None:
-        return None
-    chose = "One run of each trial" if view.spec.listed else "One search on one seed"
-    return f"{chose} chose trial {best.number}; it is not confirmed on fresh seeds."
+def longest_read(found: Sequence[Confirmation], least_seeds: int = 1) -> Confirmation | None:
+    """Return the confirmation at the greatest length whose best was read on so many seeds; None: there is none."""
+    return next((one for one in reversed(found) if one.seeds >= least_seeds), None)
 
 
 def _confirmed(
-    trial: TrialRow, runs: Sequence[TrialRow], tests: Mapping[tuple[int, int], OnTest], spec: StudySpec
+    trial: TrialRow, length: int, runs: Sequence[TrialRow], tests: Mapping[tuple[int, int], OnTest], spec: StudySpec
 ) -> Confirmed:
     rewards: dict[int, float] = {}
     kls: dict[int, float] = {}
-    lost, failed, unread = [], [], []
+    episodes: dict[int, int] = {}
+    lost, failed, stopped, unread = [], [], [], []
     for run in sorted(runs, key=lambda run: run.seed or 0):
         seed, step = run.seed or 0, due_step(run, spec)
         test = None if step is None else tests.get((run.id, step))
         if run.status is Status.FAILED:
             failed.append(seed)
+        elif run.status is Status.STOPPED:
+            stopped.append(seed)
         elif test is None or test.reward is None or test.kl is None:
             unread.append(seed)
         else:
             rewards[seed], kls[seed] = test.reward, test.kl
+            episodes[seed] = test.step * PPOConfig.from_dict(run.config).batch_sizes(1).batch_size
             if step == 0:
                 lost.append(seed)
     within = sum(ends_within(run, spec) is True for run in runs)
     return Confirmed(
         trial,
+        length,
         rewards,
         kls,
+        episodes,
         t_interval(list(rewards.values())),
         t_interval(list(kls.values()), least=0.0),
         lost=tuple(lost),
         failed=tuple(failed),
+        stopped=tuple(stopped),
         open=tuple(unread),
         ends_within=within,
     )
@@ -321,7 +315,7 @@ def confirmation_data(one: Confirmation) -> dict[str, Any]:
         "configurations": [_configuration_data(each) for each in one.configurations],
         "rank_correlation": one.rank_correlation,
         "is_whole": one.is_whole,
-        "launch": None if one.best is None else one.best.trial.number,
+        "best": None if one.best is None else one.best.trial.number,
         "not_told_apart": [each.trial.number for each in one.not_told_apart],
         "verdict": one.verdict,
     }
@@ -336,7 +330,7 @@ def _configuration_data(one: Confirmed) -> dict[str, Any]:
         "rewards": {str(seed): reward for seed, reward in one.rewards.items()},
         "kls": {str(seed): kl for seed, kl in one.kls.items()},
         "ends_within": one.ends_within,
-        **{name: list(getattr(one, name)) for name in ("lost", "failed", "open")},
+        **{name: list(getattr(one, name)) for name in ("lost", "failed", "stopped", "open")},
     }
 
 
@@ -345,6 +339,7 @@ def runs_text(one: Confirmed) -> str:
     parts = [
         f"{counted(len(one.lost), 'run')} with nothing within the budget" if one.lost else "",
         f"{len(one.failed)} failed" if one.failed else "",
+        f"{len(one.stopped)} stopped by a person" if one.stopped else "",
         f"{len(one.open)} not evaluated yet" if one.open else "",
     ]
     return ", ".join(part for part in parts if part)

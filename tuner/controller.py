@@ -16,7 +16,6 @@ from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import report_line
 from ppo_core.run.command_line import StopRequest
 from tuner import forks, retry, study_folder, trial_log
-from tuner.answer import due_readings, reading
 from tuner.checkpoints import TrialFiles
 from tuner.confirm import Plan, missing
 from tuner.engine.base import Engine
@@ -57,6 +56,7 @@ from tuner.protocol import (
     Stepped,
     TrialSpec,
 )
+from tuner.readings import due_readings, reading
 from tuner.retention import kept_at_rung
 from tuner.retry import RoomWatch
 from tuner.scoring import EVALUATION_METRICS, Evaluations, evaluations_of, extent, judged, outcome, rung_score, so_far

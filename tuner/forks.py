@@ -186,7 +186,7 @@ def kept_by_episode(study: StudyRow, trial: int) -> dict[int, Path]:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ValueCheckpoint:
     """The checkpoint whose policy has a trial's value."""
 
     step: int
@@ -196,14 +196,15 @@ class Answer:
     """The command that makes it again."""
 
 
-def answer(store: Store, study: StudyRow, trial: TrialRow) -> Answer | None:
+def value_checkpoint(store: Store, study: StudyRow, trial: TrialRow) -> ValueCheckpoint | None:
     """Return the checkpoint that a trial's value comes from; None: it has no value."""
     rows = store.steps([trial.id], ("eval/reward",), evaluations_only=True)
     found = next((row for row in rows if row["step"] == trial.value_step), None)
     if found is None:
         return None
     step, episode = int(found["step"]), int(found["episode"])
-    return Answer(step, episode, find(study, trial.number, step), train_again(study.name, trial, episode))
+    again = train_again(study.name, trial, episode)
+    return ValueCheckpoint(step, episode, find(study, trial.number, step), again)
 
 
 def train_again(study: str, trial: TrialRow, episode: int) -> list[str]:

@@ -36,8 +36,8 @@ class Difference:
         if self.se is None or self.se <= 0:
             return "its noise is not known"
         times = abs(self.mean) / self.se
-        exceeds = "more than the noise" if times > ERRORS else "within the noise"
-        return f"{exceeds} ({times:.1f} standard errors, {self.basis})"
+        exceeds = "more than the noise of the prompts" if times > ERRORS else "within the noise of the prompts"
+        return f"{exceeds} ({times:.1f} standard errors, {self.basis}; one seed each)"
 
     @property
     def basis(self) -> str:

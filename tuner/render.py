@@ -20,7 +20,7 @@ from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
 from ppo_core.output import KL_UNIT, NOTHING, PLAIN_WIDTH, counted, measured, plain, plus_minus, short
-from tuner.forks import Answer
+from tuner.forks import ValueCheckpoint
 from tuner.paired import Difference
 from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
 from tuner.rules import RULES
@@ -58,22 +58,30 @@ def params_line(params: Mapping[str, HyperValue]) -> str:
 
 
 def trial_line(trial: TrialRow) -> str:
-    """Return one line on a trial: number, status, value ± SE, KL, seconds, reason, label, and its values."""
+    """Return one line on a trial: number, status, its best reward within the KL budget, its last reward and KL,
+    seconds, reason, label, and its values.
+    """
     of = lineage(trial) if trial.role is Role.CONFIRM else params_line(trial.params)
     parts = [
         f"trial {trial.number:>3}",
         f"{trial.status:<9}",
-        f"value {plus_minus(trial.value, trial.value_se):<15}",
-        f"KL {measured(trial.kl):>5}",
+        f"best in budget {plus_minus(trial.value, trial.value_se):<13} at KL {measured(trial.kl):>5}",
         f"{trial.seconds:>5.0f} s",
     ]
+    if trial.end_reward is not None and trial.end_reward != trial.value:
+        parts.append(f"last {_last(trial)}")
     if trial.is_resting:
-        parts.append(f"score {measured(trial.rung_score)} at {measured(trial.end_kl)} nats")
+        parts.append(f"rung score {measured(trial.rung_score)}")
     elif trial.reason is not None:
         parts.append(plain(trial.reason.message))
     if trial.label:
         parts.append(plain(trial.label))
     return "  ".join([*parts, of])
+
+
+def _last(trial: TrialRow) -> str:
+    """Return the reward and KL of a trial's last evaluation, whatever the KL budget."""
+    return NOTHING if trial.end_kl is None else f"{measured(trial.end_reward)} at KL {measured(trial.end_kl)}"
 
 
 def study_line(view: StudyView) -> str:
@@ -87,9 +95,10 @@ def study_line(view: StudyView) -> str:
 
 def outcome_line(trial: TrialRow, kl: Estimate | None) -> str:
     """Return one line on how a trial ended, or stands."""
-    texts = [trial.shown_status, f"value {plus_minus(trial.value, trial.value_se)}"]
-    if kl is not None:
-        texts.append(f"eval KL {plus_minus(kl.mean, kl.se)} {KL_UNIT}")
+    at = "" if kl is None else f" at a KL of {plus_minus(kl.mean, kl.se)} {KL_UNIT}"
+    texts = [trial.shown_status, f"best within the KL budget {plus_minus(trial.value, trial.value_se)}{at}"]
+    if trial.end_kl is not None:
+        texts.append(f"last evaluation {_last(trial)}")
     total = short(trial.config.get("total_episodes"))
     texts += [f"{trial.episodes} of {total} episodes", f"{trial.seconds:.0f} s"]
     if trial.attempts > 1:
@@ -134,7 +143,7 @@ def new_table(*columns: str, title: str | None = None, right: Sequence[str] = ()
 def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Table:
     """Return the table of trials: value, KL, status and reason. The best one is marked."""
     kl = f"eval KL\n{KL_UNIT}"
-    numbers = ("trial", "value ± SE\nreward", kl, "episodes", "seconds")
+    numbers = ("trial", "value ± SE\nreward", kl, "last reward\nand KL", "episodes", "seconds")
     table = new_table("trial", "status", *numbers[1:], "reason", title="Trials", right=numbers)
     by = finished_by(trials)
     for trial in trials:
@@ -145,6 +154,7 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
             _status(trial),
             plus_minus(trial.value, trial.value_se),
             measured(trial.kl),
+            NOTHING if trial.end_kl is None else f"{measured(trial.end_reward)}, {measured(trial.end_kl)}",
             str(trial.episodes),
             f"{trial.seconds:.0f}",
             "best" if mark else _why(trial) + ("" if finished is None else f"; finished as trial {finished}"),
@@ -272,9 +282,10 @@ def comparison_tables(
     if any(_called(trial) for trial in trials):
         outcomes.add_row("label", *(_called(trial) for trial in trials))
     outcomes.add_row("status", *(_status(trial) for trial in trials))
-    outcomes.add_row("value ± SE (reward)", *(plus_minus(t.value, t.value_se) for t in trials))
-    outcomes.add_row(f"eval KL ({KL_UNIT})", *(measured(t.kl) for t in trials))
-    outcomes.add_row(f"eval KL at the end ({KL_UNIT})", *(measured(t.end_kl) for t in trials))
+    outcomes.add_row("best within the KL budget ± SE (reward)", *(plus_minus(t.value, t.value_se) for t in trials))
+    outcomes.add_row(f"KL there ({KL_UNIT})", *(measured(t.kl) for t in trials))
+    outcomes.add_row("last eval reward", *(measured(t.end_reward) for t in trials))
+    outcomes.add_row(f"its KL ({KL_UNIT})", *(measured(t.end_kl) for t in trials))
     outcomes.add_row(
         f"ends within {short(view.spec.kl_budget)} {KL_UNIT}",
         *({None: NOTHING, True: "yes", False: "no"}[ends_within(t, view.spec)] for t in trials),
@@ -344,7 +355,7 @@ def _asked(order: Order) -> dict[str, Any]:
     return flat
 
 
-def answer_line(answer: Answer) -> str:
+def answer_line(answer: ValueCheckpoint) -> str:
     """Return one line on the checkpoint that stands for a trial's value: where it is, or why it is not kept."""
     at = f"of step {answer.step}, episode {answer.episode}"
     if answer.kept.path is not None:

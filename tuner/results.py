@@ -136,7 +136,7 @@ def end_of(store: Store, trial: TrialRow, spec: StudySpec) -> End:
 
 def on_test(store: Store, view: StudyView, trial: TrialRow) -> OnTest | str:
     """Return how the best trial's checkpoint did on the test prompts, or why it was not read, as a clause."""
-    answer = forks.answer(store, view.row, trial)
+    answer = forks.value_checkpoint(store, view.row, trial)
     found = None if answer is None else store.on_test(trial.id, answer.step)
     if found is not None:
         return found if found.why_not is None else found.why_not

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import INTERRUPTED, StopRequest, stop_requests
-from tuner import answer
 from tuner.checkpoints import TrialFiles
 from tuner.confirm import Plan, cost_line, missing
 from tuner.controller import TrialLoop
@@ -19,6 +18,7 @@ from tuner.environment import to_copy
 from tuner.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, StudyWarned
 from tuner.held_study import OpenStudy, open_study, reconcile
 from tuner.order_checks import changed_spec
+from tuner.readings import due_readings
 from tuner.retry import StoreRetry
 from tuner.scoring import extent
 from tuner.search import propose, prune
@@ -129,7 +129,7 @@ def _run_held(
     why: str | None = None
 
     has_orders = bool(study.store.orders(study.row, OrderState.WAITING))
-    if plan is not None or not is_finished(study.spec, study.rows) or has_orders or answer.due_readings(study):
+    if plan is not None or not is_finished(study.spec, study.rows) or has_orders or due_readings(study):
         study.store.update_study(study.lease, finished_at=None, workers=workers)
         try:
             with files.work, ExitStack() as stack:

@@ -175,7 +175,19 @@ def outcome(evaluations: Evaluations, spec: StudySpec, status: Status, reason: R
     value, value_se, kl, step = trial_value(evaluations, spec.kl_budget)
     end = next((row for row in reversed(evaluations) if is_finite(row["eval/kl"])), {})
     over = violation(kl, spec.kl_budget, reason)
-    return Outcome(status, reason, value, value_se, kl, over, step, end.get("eval/kl"), end.get("eval/kl_se"))
+    reward = end.get("eval/reward")
+    return Outcome(
+        status,
+        reason,
+        value,
+        value_se,
+        kl,
+        over,
+        step,
+        reward if is_finite(reward) else None,
+        end.get("eval/kl"),
+        end.get("eval/kl_se"),
+    )
 
 
 def ends_within(row: TrialRow, spec: StudySpec) -> bool | None:
@@ -204,6 +216,12 @@ def judged_again(store: Store, rows: Iterable[TrialRow], spec: StudySpec) -> lis
     return [_with_judgement(row, found[row.id], spec) for row in chosen]
 
 
+def with_running(store: Store, rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
+    """Return the trials, those that run as they are worth by their evaluations so far."""
+    running = {row.number for row in rows if not row.is_done and row.episodes}
+    return [_with_judgement(row, evaluations_of(store, row), spec) if row.number in running else row for row in rows]
+
+
 def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) -> TrialRow:
     now = outcome(evaluations, spec, row.status, row.reason)
     at_rung = [one for one in evaluations if row.rung_episode is not None and one["episode"] <= row.rung_episode]
@@ -214,6 +232,7 @@ def _with_judgement(row: TrialRow, evaluations: Evaluations, spec: StudySpec) ->
         kl=now.kl,
         violation=now.violation,
         value_step=now.value_step,
+        end_reward=now.end_reward,
         end_kl=now.end_kl,
         end_kl_se=now.end_kl_se,
         rung_score=rung_score(at_rung, spec.kl_budget, spec.total_episodes) if at_rung else None,

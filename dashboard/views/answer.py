@@ -1,6 +1,7 @@
 """What to launch, on the Overview: the best trial and checkpoint, how sure that is, its settings, and its command."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import pandas as pd
 import streamlit as st
@@ -10,75 +11,79 @@ from dashboard.data import Snapshot
 from dashboard.figures import title_of
 from dashboard.health import Card
 from dashboard.views import by_beta, common
-from ppo_core.output import KL_UNIT, plus_minus, short
-from tuner import forks, results
-from tuner.confirmed import Confirmation, confirmations, launch_words, longest_read, recommendation
+from ppo_core.output import KL_UNIT, short
+from tuner import results
+from tuner.answer import Answer, Badge
 from tuner.results import StudyView
-from tuner.scoring import ends_within
 from tuner.status import Origin
-from tuner.store import Store, TrialRow
+from tuner.store import TrialRow
 
 
-def draw(store: Store, snapshot: Snapshot, baseline: float | None, running: Sequence[Card]) -> None:
-    """Draw the answer, and the next steps beside it."""
+def draw(snapshot: Snapshot, found: Answer | None, baseline: float | None, running: Sequence[Card]) -> None:
+    """Draw the study's answer, and the next steps beside it."""
     left, right = st.columns([3, 2], gap="medium")
     with left:
-        _answer(store, snapshot.view, baseline)
+        _answer(snapshot.view, found, baseline)
     with right:
-        next_steps(snapshot, running)
+        next_steps(snapshot, found, running)
 
 
-def next_steps(snapshot: Snapshot, running: Sequence[Card]) -> None:
+def next_steps(snapshot: Snapshot, found: Answer | None, running: Sequence[Card]) -> None:
     """Draw what to do next."""
     st.subheader("Next steps", anchor=False)
     boxes = {"error": st.error, "warning": st.warning, "info": st.info}
-    for one in diagnosis.next_steps(snapshot, running):
+    for one in diagnosis.next_steps(snapshot, found, running):
         boxes[one.level](one.text)
         if one.command:
             st.code(data.command(one.command), language=None, wrap_lines=True)
     by_beta.link(snapshot)
 
 
-def _answer(store: Store, view: StudyView, baseline: float | None) -> None:
-    confirmation = longest_read(confirmations(store, view))
-    launch = None if confirmation is None else confirmation.best
-    best = view.best() if launch is None else launch.trial
+def _answer(view: StudyView, found: Answer | None, baseline: float | None) -> None:
     st.subheader(
-        "What to launch" if view.state == "finished" or launch is not None else "Best so far",
+        "What to launch" if view.state == "finished" or view.confirming else "Best so far",
         anchor=False,
-        help="The trial with the highest eval reward whose eval KL is within the KL budget. ± is one standard error "
-        "over the eval prompts, of one run.",
+        help="What was confirmed on fresh seeds; else the trial with the highest eval reward whose eval KL is within "
+        "the KL budget. ± is one standard error over the eval prompts, of one run.",
     )
-    if best is None:
+    if found is None:
         st.info(f"No trial is within the KL budget of {view.spec.kl_budget:g} {KL_UNIT} yet.")
         return
-    st.markdown(_reads(best, baseline))
-    st.markdown(_certainty(store, view))
-    if ends_within(best, view.spec) is False:
-        st.markdown(
-            f":orange[▲] Trained to its end its KL is {best.end_kl:.2f}, over the budget; the command below "
-            "stops at the checkpoint."
-        )
-    changed = changed_settings(view, best)
+    what_to_launch(view, found, baseline)
+    changed = changed_settings(view, found.trial)
     if isinstance(changed, str):
         st.text(changed)
     else:
         common.table(changed, key="changed settings")
-    _commands(store, view, best, confirmation)
+    kept = None if found.checkpoint is None or found.confirmed is not None else found.checkpoint.kept.path
+    if kept is not None:
+        st.text("Its checkpoint:")
+        st.code(safe_text.one_line(str(kept), data.MOST_OF_A_COMMAND), language=None, wrap_lines=True)
 
 
-def _reads(best: TrialRow, baseline: float | None) -> str:
-    """Return which checkpoint it is and what it reads, in our own words."""
-    at = "" if best.value_step is None else f", step {best.value_step}"
-    gain = "" if baseline is None or best.value is None else f", {best.value - baseline:+.2f} over SFT"
-    kl = "" if best.kl is None else f" at a KL of **{best.kl:.2f}** {KL_UNIT}"
-    return f"**Trial {best.number}{at}**: eval reward **{plus_minus(best.value, best.value_se)}**{kl}{gain}."
+def what_to_launch(view: StudyView, found: Answer, baseline: float | None = None) -> None:
+    """Draw a study's answer: what it reaches, how sure that is, and the command that launches it."""
+    step = None if found.checkpoint is None or found.confirmed is not None else found.checkpoint.step
+    at = "" if step is None else f", step {step}"
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown(f"**Trial {found.number}{at}**", width="content")
+        st.badge(found.badge.value, color=_COLOURS[found.badge], help=found.badge.meaning)
+    value = found.trial.value
+    gain = "" if baseline is None or value is None or found.confirmed else f" {value - baseline:+.2f} over SFT."
+    st.text(f"{found.reading}{gain}")
+    st.text(found.certainty if view.state == "finished" or view.confirming else f"{found.certainty} {_UNFINISHED}")
+    for caution in found.cautions:
+        st.text(caution)
+    st.code(data.command(found.launch), language=None, wrap_lines=True)
 
 
-def _certainty(store: Store, view: StudyView) -> str:
-    """Return how sure the answer is, in our own words."""
-    said = recommendation(store, view) or ""
-    return said if view.state == "finished" or view.confirming else f"{said} The search is not finished."
+_UNFINISHED = "The search is not finished."
+_COLOURS: Mapping[Badge, Literal["green", "blue", "orange"]] = {
+    Badge.ONE_SEED: "orange",
+    Badge.CONFIRMED: "green",
+    Badge.NOT_DISTINGUISHABLE: "blue",
+    Badge.NEWER: "orange",
+}
 
 
 def changed_settings(view: StudyView, best: TrialRow) -> pd.DataFrame | str:
@@ -95,12 +100,3 @@ def changed_settings(view: StudyView, best: TrialRow) -> pd.DataFrame | str:
             name.capitalize(): [safe_text.cell(short(old, 4)) for old, _ in changed.values()],
         }
     )
-
-
-def _commands(store: Store, view: StudyView, best: TrialRow, confirmation: Confirmation | None) -> None:
-    """Draw the command that launches the configuration, and where its checkpoint is."""
-    st.code(data.command(launch_words(store, view, best, confirmation)), language=None, wrap_lines=True)
-    kept = forks.answer(store, view.row, best) if confirmation is None else None
-    if kept is not None and kept.kept.path is not None:
-        st.text("Its checkpoint:")
-        st.code(safe_text.one_line(str(kept.kept.path), data.MOST_OF_A_COMMAND), language=None, wrap_lines=True)

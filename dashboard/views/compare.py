@@ -102,6 +102,7 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dic
         "Value ± SE (reward)": [plus_minus(row.value, row.value_se) for row in rows],
         "Read at step": ["" if row.value_step is None else str(row.value_step) for row in rows],
         f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],
+        "Last eval reward": [measured(row.end_reward) for row in rows],
         f"Last eval KL ({KL_UNIT})": [measured(row.end_kl) for row in rows],
         f"Ends within {spec.kl_budget:g} {KL_UNIT}": [_WITHIN[ends_within(row, spec)] for row in rows],
         "Episodes": [f"{row.episodes:,}" for row in rows],

@@ -9,7 +9,9 @@ import streamlit as st
 from dashboard import data, figures, style
 from dashboard.data import Snapshot
 from dashboard.views import common
+from dashboard.views.answer import what_to_launch
 from ppo_core.output import KL_UNIT, plus_minus
+from tuner.answer import of_study
 from tuner.confirm import DEFAULT_SEEDS, DEFAULT_TOP
 from tuner.confirmed import Confirmation, Interval, confirmations, runs_text
 from tuner.store import Store
@@ -24,7 +26,7 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     common.line(store, snapshot)
     found = confirmations(store, snapshot.view)
     if found:
-        _confirmation(snapshot, _chosen(found))
+        _confirmation(store, snapshot, _chosen(found))
     else:
         _not_confirmed(snapshot)
 
@@ -57,7 +59,7 @@ def _chosen(found: Sequence[Confirmation]) -> Confirmation:
     return by_length[length]
 
 
-def _confirmation(snapshot: Snapshot, found: Confirmation) -> None:
+def _confirmation(store: Store, snapshot: Snapshot, found: Confirmation) -> None:
     left, right = st.columns([3, 2], gap="medium")
     with left:
         if found.best is not None:
@@ -68,12 +70,12 @@ def _confirmation(snapshot: Snapshot, found: Confirmation) -> None:
                 alt="Reward on the test prompts: a point per seed, and each configuration's mean with its 95% interval",
             )
     with right:
-        st.subheader("What to launch", anchor=False)
-        st.markdown(f"**{found.verdict}**")
-        if found.best is not None:
-            words = data.command(found.launch_words(snapshot.view.row.name))
-            st.code(words, language=None, wrap_lines=True)
-            st.text(f"Confirmed at {found.total_episodes:,} episodes, not at another length.")
+        launch = of_study(store, snapshot.view)
+        if launch is not None:
+            st.subheader("What to launch", anchor=False)
+            what_to_launch(snapshot.view, launch)
+        if launch is None or launch.confirmation is None or launch.confirmation.verdict != found.verdict:
+            st.markdown(f"At {found.total_episodes:,} episodes: **{found.verdict}**")
         if not found.is_whole:
             st.info("Some runs have not ended or were not evaluated yet; this is the result so far.")
         for said in _beside(found):

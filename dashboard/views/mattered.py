@@ -1,5 +1,6 @@
 """What mattered: importance, slices, parallel coordinates, a contour, and what was ended early."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
@@ -11,7 +12,7 @@ from dashboard import analysis, data, figures, figures_mattered, style
 from dashboard.data import Snapshot
 from dashboard.figures_mattered import Measure
 from dashboard.views import common
-from ppo_core.output import KL_UNIT, counted
+from ppo_core.output import KL_UNIT, NOTHING, counted
 from tuner.search import fidelity, importance
 from tuner.search.fidelity import Fidelity
 from tuner.search.importance import Importance, Outcome
@@ -217,7 +218,7 @@ def _ended_early(snapshot: Snapshot) -> None:
             ("Ended early", f"{saved.trials}", "Trials that a rule pruned or a person stopped."),
             ("Episodes saved", f"{saved.episodes:,} ({saved.share:.0%})",
              "Against running them to their end; the share is of all that the ended trials would have taken."),
-            ("Time saved", _time(saved.seconds), "Their episodes left, at each one's own pace."),
+            ("Time saved", _time(saved.seconds), "Their episodes left, at the median pace of completed trials."),
         ):  # fmt: skip
             st.metric(label, value, border=True, height="stretch", help=help_text)
     number = st.column_config.NumberColumn
@@ -243,6 +244,8 @@ def _ended_early(snapshot: Snapshot) -> None:
 
 
 def _time(seconds: float) -> str:
+    if math.isnan(seconds):
+        return NOTHING
     for unit, size in (("h", 3_600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

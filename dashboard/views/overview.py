@@ -9,6 +9,7 @@ from dashboard.views import answer, common, curve_charts, running, search, studi
 from dashboard.views.curve_charts import SHOWN_FIRST, Drawn
 from ppo_core.metrics import METRICS
 from ppo_core.output import counted
+from tuner.answer import Answer, of_study
 from tuner.best import RULE
 from tuner.results import StudyView
 from tuner.search.matching import finished_by
@@ -55,10 +56,11 @@ def _live(drawn: Snapshot, fresh: list[Snapshot], chosen: tuple[int, ...]) -> No
             common.not_begun(snapshot, "No trials yet", text)
             return
         baseline = _baseline(store, snapshot)
-        _cards(snapshot, baseline)
+        found = of_study(store, snapshot.view)
+        _cards(snapshot, found, baseline)
         _curves(store, snapshot, chosen)
         under_way = running.read(store, snapshot)
-        answer.draw(store, snapshot, baseline, under_way)
+        answer.draw(snapshot, found, baseline, under_way)
         running.draw(under_way, snapshot.view.spec.kl_limit)
         if not _is_large(drawn):
             trials_table.draw(snapshot, chosen)
@@ -84,11 +86,11 @@ def _baseline(store: Store, snapshot: Snapshot) -> float | None:
     return data.baseline(steps)
 
 
-# The cards: how far the study is, the best it has found, and what it cost.
+# The cards: how far the study is, its answer, and what it cost.
 
 
-def _cards(snapshot: Snapshot, baseline: float | None) -> None:
-    cards = (*_progress(snapshot), *_best(snapshot, baseline), _cost(snapshot.view))
+def _cards(snapshot: Snapshot, found: Answer | None, baseline: float | None) -> None:
+    cards = (*_progress(snapshot), *_launch(snapshot, found, baseline), _cost(snapshot.view))
     with st.grid(len(cards), min_column_width=130):
         for label, value, note, help_text in cards:
             st.metric(label, value, note, delta_color="off", delta_arrow="off", help=help_text)
@@ -148,28 +150,33 @@ def _promoted(view: StudyView) -> str:
     return f" Below: trials that the strategy paused at a rung. {promoted.capitalize()} promoted so far."
 
 
-def _best(snapshot: Snapshot, baseline: float | None) -> tuple[_Card, ...]:
-    view, best = snapshot.view, snapshot.view.best()
-    gained, budget = "none yet", f"budget {view.spec.kl_budget:g}"
-    if best is not None and best.value is not None:
-        gained = f"trial {best.number}"
-        if baseline is not None:
-            gained += f", {best.value - baseline:+.2f} over SFT"
-        if best.end_kl is not None and best.status is Status.COMPLETED:
-            budget += f", end {best.end_kl:.1f}"
+def _launch(snapshot: Snapshot, found: Answer | None, baseline: float | None) -> tuple[_Card, ...]:
+    """Return the cards of the answer: its reward, and its KL; on fresh seeds where it is confirmed."""
+    gained, budget = "none yet", f"budget {snapshot.view.spec.kl_budget:g}"
+    reward = kl = None
+    if found is not None:
+        one, trial = found.confirmed, found.trial
+        gained = f"trial {found.number}, {found.badge}"
+        reward = trial.value if one is None or one.reward is None else one.reward.mean
+        kl = trial.kl if one is None or one.kl is None else one.kl.mean
+        if baseline is not None and reward is not None and one is None:
+            gained += f", {reward - baseline:+.2f} over SFT"
+        if one is None and trial.end_kl is not None and trial.status is Status.COMPLETED:
+            budget += f", end {trial.end_kl:.1f}"
     return (
         (
-            "Best eval reward",
-            "–" if best is None or best.value is None else f"{best.value:.2f}",
+            "Reward to launch" if found is not None and found.confirmed else "Best eval reward",
+            "–" if reward is None else f"{reward:.2f}",
             gained,
-            f"{RULE} Below: which trial, and how far its reward is over the SFT policy's.",
+            f"What to launch has it; on fresh seeds and the test prompts where it is confirmed. {RULE} Below: which "
+            "trial, how sure that is, and how far its eval reward is over the SFT policy's.",
         ),
         (
-            "KL of best trial",
-            "–" if best is None or best.kl is None else f"{best.kl:.1f} nats",
+            "Its KL",
+            "–" if kl is None else f"{kl:.1f} nats",
             budget,
-            f"Eval KL of the best trial in {METRICS['eval/kl'].unit}, of the same evaluation "
-            "as its reward. Below: the KL budget, and the eval KL at the end of the trial.",
+            f"KL in {METRICS['eval/kl'].unit}, of the same evaluations as the reward. Below: the KL budget, and the "
+            "eval KL at the end of the trial.",
         ),
     )
 

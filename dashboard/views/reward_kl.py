@@ -11,6 +11,7 @@ from dashboard.data import Snapshot
 from dashboard.views import common
 from ppo_core.output import KL_UNIT
 from tuner import hacking
+from tuner.answer import of_study
 from tuner.best import RULE
 from tuner.results import StudyView
 from tuner.scoring import ends_within
@@ -34,7 +35,7 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         common.not_begun(snapshot, "No evaluation yet", text)
         return
     chosen = common.begun(snapshot, chosen)
-    best, at = snapshot.view.best(), answer(snapshot.view, evaluated)
+    best, at = snapshot.view.best(), best_checkpoint(snapshot.view, evaluated)
     left, right = st.columns([3, 1], gap="medium")
     with left:
         _figure(snapshot, evaluated, _highlighted(snapshot, chosen, at), at, best)
@@ -42,13 +43,16 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         _card(snapshot.view, at)
     if at is not None:
         _where(snapshot, at, evaluated)
+        found = of_study(store, snapshot.view)
+        if found is not None and found.number != at.trial:
+            st.text(f"To launch is trial {found.number} ({found.badge}), as Overview says.")
     with st.expander("The front as a table"):
         _front_table(analysis.front(evaluated))
     _hacking(store, snapshot, chosen)
 
 
-def answer(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | None:
-    """Return the checkpoint that is the study's answer."""
+def best_checkpoint(view: StudyView, evaluated: pd.DataFrame) -> Checkpoint | None:
+    """Return the best checkpoint of the search under the view's KL budget."""
     best = view.best()
     if best is None or best.value_step is None:
         return None

@@ -147,8 +147,8 @@ def section(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         default=["last"],
         key="when",
         bind="query-params",
-        help="Which of a trial's evaluations; several stand below each other. `best in the budget` is the one with "
-        "the highest mean reward of the kept samples whose mean KL is within the budget.",
+        help="Which of a trial's evaluations; several stand below each other. `best in the budget` is the one that the "
+        "trial's value is of.",
     )
     prompts = {int(index): str(text) for index, text in every.groupby("prompt_index")["prompt"].first().items()}
     with row:
@@ -164,36 +164,32 @@ def section(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
         with st.container(border=True):
             st.caption(f"Prompt {index}")
             st.text(safe_text.visible(prompts[index]))
-            for line in _lines(every, when, snapshot.view.spec.kl_budget):
+            for line in _lines(every, when, {row.number: row.value_step for row in trials}):
                 _side_by_side(own.merge(line, on=["trial", "step"]), trials)
                 if reading is not None:
                     _tokens(store, snapshot, own.merge(line, on=["trial", "step"]), trials, reading)
 
 
-def at_evaluation(samples: pd.DataFrame, when: str, kl_budget: float = float("inf")) -> pd.DataFrame:
+def at_evaluation(samples: pd.DataFrame, when: str, best: Mapping[int, int | None]) -> pd.DataFrame:
     """Return each trial's samples of one of its evaluations: its first, its middle one, its last, or its best.
 
-    The best is that with the highest mean reward of the kept samples, of those whose mean KL is within the budget; a
-    trial without one has none.
+    `best` has the step that each trial's value is of, by number: at step 0 or None it has no best.
     """
     kept = []
-    for _, own in samples.groupby("trial"):
-        step = _step(own, when, kl_budget)
-        kept.append(own[own["step"] == step])
+    for number, own in samples.groupby("trial"):
+        kept.append(own[own["step"] == _step(own, when, best.get(int(number)))])
     return pd.concat(kept) if kept else samples
 
 
-def _step(own: pd.DataFrame, when: str, kl_budget: float) -> int:
+def _step(own: pd.DataFrame, when: str, best: int | None) -> int:
     """Return the step of one trial's evaluation; -1: it has none such."""
-    steps = sorted(own["step"].unique())
     if when == "best in the budget":
-        means = own[own["step"] > 0].groupby("step")[["reward", "kl"]].mean()
-        within = means.loc[means["kl"] <= kl_budget, "reward"].dropna()
-        return -1 if within.empty else int(within.idxmax())
+        return best or -1
+    steps = sorted(own["step"].unique())
     return int(steps[{"before training": 0, "halfway": len(steps) // 2, "last": -1}[when]])
 
 
-def _lines(samples: pd.DataFrame, when: Sequence[str], kl_budget: float) -> list[pd.DataFrame]:
+def _lines(samples: pd.DataFrame, when: Sequence[str], best: Mapping[int, int | None]) -> list[pd.DataFrame]:
     """Return the lines that stand below each other: each names `trial` and `step` of what is shown beside each other.
 
     With `every`, trials are in line with each other by how many evaluations they have had.
@@ -208,7 +204,7 @@ def _lines(samples: pd.DataFrame, when: Sequence[str], kl_budget: float) -> list
             else [places[i * (len(places) - 1) // (MOST_STEPS - 1)] for i in range(MOST_STEPS)]
         )
         return [keys[turn == place] for place in shown]
-    chosen = [at_evaluation(samples, name, kl_budget) for name in WHEN if name in when]
+    chosen = [at_evaluation(samples, name, best) for name in WHEN if name in when]
     return [line[["trial", "step"]].drop_duplicates() for line in chosen]
 
 

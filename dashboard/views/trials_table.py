@@ -42,14 +42,14 @@ def draw(snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
 
 
 _HELP = (
-    "Value and KL are of a trial's best checkpoint within the KL budget, at the step beside them; the end KL "
-    "is that of its last evaluation. An empty cell was not searched in that trial."
+    "Value and KL are of a trial's best checkpoint within the KL budget; end reward and KL are those of its last "
+    "evaluation. An empty cell was not searched in that trial."
 )
 
 
 def _optional(snapshot: Snapshot) -> list[str]:
     """Return the columns that say something in this study alone."""
-    return ["value_step", "end_kl", *(["rung_score"] if snapshot.view.spec.pauses_trials else [])]
+    return ["end_reward", "end_kl", *(["rung_score"] if snapshot.view.spec.pauses_trials else [])]
 
 
 def notes(view: StudyView) -> dict[int, str]:
@@ -119,14 +119,16 @@ def _trial_columns(trials: pd.DataFrame) -> dict[str, Any]:
         "status": text("Status", width=110 if trials["kind"].ne(style.RESTING).all() else 130, help=statuses),
         "note": text(
             "Note and reason",
-            width=210,
+            width=200,
             help="The best trial within the KL budget, completed trials over it, forks; and why a trial ended early or "
             "is paused, with what its rule measured. Click for all.",
         ),
         "value": number("Value", format="%.3f", width=70, help=f"Eval reward: {VALUE}."),
         "value_se": number("± SE", format="%.3f", width=65, help=METRICS["eval/reward_se"].doc),
         "kl": number("KL (nats)", format="%.2f", width=85, help=METRICS["eval/kl"].doc),
-        "value_step": number("At step", format="%d", width=65, help="The step of the checkpoint that has this value."),
+        "end_reward": number(
+            "End reward", format="%.3f", width=80, help="Eval reward of the trial's last evaluation, whatever its KL."
+        ),
         "end_kl": number("End KL", format="%.2f", width=70, help="Eval KL of the trial's last evaluation."),
         "rung_score": number("Rung score", format="%.3f", width=85, help="What the strategy ranks it by at its rung."),
         "progress": st.column_config.ProgressColumn(

@@ -14,7 +14,7 @@ from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.output import short
 from ppo_core.report import DEVICES
-from ppo_core.run.command_line import Parser, positive_int, seconds
+from ppo_core.run.command_line import Parser, positive, positive_int
 from ppo_core.run.hub import Push
 from ppo_core.task import BUILT_IN
 
@@ -43,6 +43,7 @@ class Settings:
     save_every_episodes: int | None = None
     save_every_seconds: float | None = None
     stop_at_episode: int | None = None
+    kl_budget: float | None = None
 
     @property
     def inline(self) -> dict[str, object]:
@@ -96,7 +97,7 @@ UNSET = ("none", "unset")
 """What a flag says to unset a value that may be unset."""
 
 _OF_SETTINGS = ("task", "policy", "reward", "prompts", "prompt_column", "device", "output", "report_to", "run_name",
-                "save_every_episodes", "save_every_seconds", "stop_at_episode")  # fmt: skip
+                "save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")  # fmt: skip
 
 _OF_PUSH = ("push_to_hub", "hub_model_id", "hub_private_repo")
 
@@ -149,10 +150,12 @@ class RunParser(HyperparameterParser):
         add("--run_name", metavar="NAME", help="the run's name at trackers (default: the output's)")
         add("--save_every_episodes", metavar="N", type=positive_int,
             help="a checkpoint this often; a new best evaluation is saved anyway")  # fmt: skip
-        add("--save_every_seconds", metavar="S", type=seconds,
+        add("--save_every_seconds", metavar="S", type=positive,
             help=f"a checkpoint this often (default: {DEFAULT_SAVE_SECONDS:.0f})")  # fmt: skip
         add("--stop_at_episode", metavar="N", type=positive_int,
             help="end with the iteration that reaches N episodes; all else is as in the whole run")  # fmt: skip
+        add("--kl_budget", metavar="NATS", type=positive, help="nats per response that best_model is to be within "
+            "(default: the task's, or of a study's trial the study's)")  # fmt: skip
         add("--push_to_hub", metavar="REPO_ID", nargs="?", const="", help="push the model to the Hugging Face Hub when "
             "it is trained: best_model where there is one (default: a repository named like the output)")  # fmt: skip
         add("--hub_model_id", metavar="REPO_ID", help="the repository, as transformers names this flag")

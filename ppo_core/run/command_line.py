@@ -46,14 +46,14 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
-def seconds(text: str) -> float:
-    """Return a number of seconds over 0."""
+def positive(text: str) -> float:
+    """Return a number over 0."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a number of seconds over 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; expected a number over 0")
     return number
 
 

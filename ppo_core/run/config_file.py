@@ -29,7 +29,7 @@ _OTHER_WAY = {
 
 _TEXTS = ("task", "policy", "prompts", "prompt_column", "device", "output", "run_name")
 _LISTS = ("reward", "report_to")
-_NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode")
+_NUMBERS = ("save_every_episodes", "save_every_seconds", "stop_at_episode", "kl_budget")
 SETTINGS = tuple(item.name for item in fields(Settings) if item.name != "prompt_splits")
 """The settings that a config file may hold."""
 
@@ -85,7 +85,7 @@ def _setting(name: str, value: object, where: str) -> object:
     if name in _LISTS:
         return texts(value, f"{where}: {name}")
     if name in _NUMBERS and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-        if name == "save_every_seconds":
+        if "episode" not in name:
             return float(value)
         if float(value).is_integer():
             return int(value)

@@ -123,7 +123,7 @@ class Plan:
     trl: TrlFile | None
     threads: int | None
     kl_budget: float | None
-    """Of a study's trial: the study's; else the task's holds."""
+    """As the flag says, or of a study's trial the study's; None: the task's holds."""
     command: str
     push: Push | None = None
     """Whether and where the model is to be pushed."""
@@ -163,6 +163,7 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> Plan:
     name = start.name if start is not None else task_folder_name(settings)
     output = Path(settings.output) if settings.output else RUNS_FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     threads, budget, own = (None, None, None) if start is None else (start.threads, start.kl_budget, start.device)
+    budget = settings.kl_budget or budget
     device = require_device(settings.device or own or "auto", "--device")
     push = arguments.push_of(args)
     origin = _origin(start, first, stages)

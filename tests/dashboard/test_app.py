@@ -77,15 +77,14 @@ def test_a_study_is_shown_whole(built: Path, page: Page) -> None:
     assert cards(app) == {
         "Trials ended": ("13 of 14", "1 interrupted"),
         "Pruned for KL": ("2", "1 other pruned, 1 failed"),
-        "Best eval reward": ("1.74", "trial 9, +1.32 over SFT"),
-        "KL of best trial": ("9.6 nats", "budget 10, end 11.9"),
+        "Best eval reward": ("1.74", "trial 9, one seed, +1.32 over SFT"),
+        "Its KL": ("9.6 nats", "budget 10, end 11.9"),
         "Device time": ("4 min", "19 s per ended trial"),
     }
     assert next(card.help for card in app.metric if card.label == "Device time").endswith("trials took 16% of it.")
-    said = [markdown.value for markdown in app.markdown]
-    assert any(
-        one.startswith("**Trial 9, step 18**: eval reward **1.739 ± 0.035** at a KL of **9.56** nats") for one in said
-    )
+    said = [one.value for one in (*app.markdown, *app.text)]
+    assert "**Trial 9, step 18**" in said and ":orange-badge[one seed]" in said
+    assert any(one.startswith("Eval reward 1.739 ± 0.035 at a KL of 9.56 ± ") for one in said)
     assert (
         "One search on one seed chose trial 9; it is not confirmed on fresh seeds. The search is not finished." in said
     )
@@ -115,12 +114,12 @@ def test_a_study_with_a_budget_says_what_it_was_spent_on_and_what_it_found(cut: 
         "Trials ended": ("5", "1 paused, 1 interrupted"),
         "Budget spent": ("5.8 of 8", "21 paused at rung"),
         "Pruned for KL": ("2", "1 failed"),
-        "Best eval reward": ("1.74", "trial 5, +1.32 over SFT"),
-        "KL of best trial": ("9.7 nats", "budget 10, end 14.5"),
+        "Best eval reward": ("1.74", "trial 5, one seed, +1.32 over SFT"),
+        "Its KL": ("9.7 nats", "budget 10, end 14.5"),
         "Device time": ("3 min", "18 s per ended trial"),
     }
     assert "4 trials promoted so far" in next(card.help for card in app.metric if card.label == "Budget spent")
-    assert any("Trained to its end its KL is 14.51, over the budget" in one.value for one in app.markdown)
+    assert any("Trained to its end its KL is 14.51, over 10 nats/response" in one.value for one in app.text)
     told = app.text[0].help.replace("\\", "")
     assert "Strategy early_cut: pauses trials at a tenth of their episodes, and finishes the best sixth." in told
     assert "A trial's value is the best checkpoint within the KL budget." in told
@@ -141,7 +140,8 @@ def test_the_table_of_a_study_with_rungs_says_where_a_value_is_from(cut: Path, p
     assert shown["note"][5] == "best, ends over budget" and shown["note"][7] == ""
     assert shown["status"].tolist()[:3] == ["◇ paused at rung", "◇ paused at rung", "✕ pruned"]
     assert shown["status"][13] == "‖ paused"
-    assert (shown["value_step"][5], shown["end_kl"][5]) == (12, pytest.approx(14.51, abs=0.01))
+    assert shown["end_reward"][5] > shown["value"][5]
+    assert shown["end_kl"][5] == pytest.approx(14.51, abs=0.01)
     assert shown["rung_score"][0] == pytest.approx(1.87, abs=0.01)
     assert shown["note"][2].startswith("KL was over 60 nats"), "a reason is in sight"
     [heading] = [heading for heading in app.subheader if heading.value == "Trials"]
@@ -164,7 +164,7 @@ def test_a_finished_study_with_a_budget_says_what_more_could_be_had(tmp_path: Pa
     [told] = [info.value for info in app.info]
     assert told == (
         "The budget is spent: 5.1 of 8 full-length trials; the rest is too little to finish another trial. 21 trials are "
-        "paused at a rung; a higher budget finishes more of them (Control). Read samples of the best trial, and confirm "
+        "paused at a rung; a higher budget finishes more of them (Control). Read samples of the trial to launch, and confirm "
         "it on fresh seeds first:"
     )
     assert "What to launch" in subheaders(app)

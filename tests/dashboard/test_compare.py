@@ -39,7 +39,7 @@ def test_outcomes_are_told_with_the_difference_and_its_noise(built: Path, monkey
     said = [text for text in shown.texts(app) if " against trial 0" in text]
     assert len(said) == 2, "trial 8 has no value"
     assert said[0].startswith(
-        "Trial 7 against trial 0: +0.298 ± 0.049 reward, more than the noise (6.0 standard errors, not paired"
+        "Trial 7 against trial 0: +0.298 ± 0.049 reward, more than the noise of the prompts (6.0 standard errors, not paired"
     )
     assert any("One run of each trial" in (heading.help or "") for heading in app.subheader)
 

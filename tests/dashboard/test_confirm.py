@@ -8,9 +8,11 @@ from tests.dashboard import fake_store, shown
 from tests.dashboard.fake_store import CUT
 from tests.dashboard.shown import page
 from tests.tuner import made_study
+from tuner.answer import of_study
 from tuner.confirm import Plan
 from tuner.confirmed import confirmations
-from tuner.results import read_study
+from tuner.environment import to_copy
+from tuner.results import read_study, under_budget
 from tuner.store import Store
 
 
@@ -43,7 +45,7 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
     (found,) = confirmations(store, read_study(store, CUT))
     store.close()
     app = page("confirm", path, monkeypatch)
-    assert found.best is not None and f"**{found.verdict}**" in [one.value for one in app.markdown]
+    assert found.best is not None and any(text.endswith(found.verdict) for text in shown.texts(app))
     assert shown.codes(app) == [f"ppo-tuner train --from {CUT} {found.best.trial.number} --storage sqlite:///{path}"]
     table = app.dataframe[0].value
     assert table["configuration"].tolist()[0] == f"trial {found.best.trial.number}"
@@ -58,31 +60,50 @@ def test_a_confirmation_is_shown_with_its_verdict_intervals_and_command(
 
 def test_a_confirmation_under_way_is_shown_as_far_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(path)
-    confirm(store, Plan(top=1, seeds=2), read=0)
+    confirm(store, Plan(top=1, seeds=3), read=0)
     store.close()
     app = page("confirm", path, monkeypatch)
-    assert "**No confirming run has been evaluated on the test prompts yet.**" in [one.value for one in app.markdown]
+    assert any("No confirming run has been evaluated on the test prompts yet." in one.value for one in app.markdown)
     assert len(app.get("plotly_chart")) == 0
-    assert app.dataframe[0].value["note"].tolist() == ["2 not evaluated yet", "2 not evaluated yet"]
+    assert app.dataframe[0].value["note"].tolist() == ["3 not evaluated yet", "3 not evaluated yet"]
 
 
 def test_each_length_has_a_confirmation_of_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(path)
-    confirm(store, Plan(top=1, seeds=2))
-    confirm(store, Plan(top=1, seeds=2, total_episodes=9_600))
+    confirm(store, Plan(top=1, seeds=3))
+    confirm(store, Plan(top=1, seeds=3, total_episodes=9_600))
     store.close()
     app = page("confirm", path, monkeypatch)
     assert any("Confirmed at 9,600 episodes" in text for text in shown.texts(app)), "the longest first"
     assert any("--total_episodes 9600" in code for code in shown.codes(app))
     linked = page("confirm", path, monkeypatch, length="1,920")
-    assert any("Confirmed at 1,920 episodes" in text for text in shown.texts(linked))
+    assert any("Confirmed at 9,600 episodes" in text for text in shown.texts(linked)), "the answer is one"
 
 
 def test_the_first_page_says_what_to_launch_and_how_sure_that_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("overview", path, monkeypatch)
-    assert any("is not confirmed on fresh seeds." in one.value for one in app.markdown)
+    assert any("is not confirmed on fresh seeds." in one.value for one in app.text)
     store = opened(path)
     confirm(store, Plan(top=1, seeds=3))
     store.close()
     app = page("overview", path, monkeypatch)
-    assert any(one.value.startswith("On fresh seeds, 1,920 episodes each: Launch ") for one in app.markdown)
+    assert any(one.value.startswith("On fresh seeds, 1,920 episodes each: ") for one in app.text)
+
+
+@pytest.mark.parametrize("budget", [None, 3.0, 4.5, 6.5, 9.0, 14.0])
+def test_the_first_page_has_one_answer_under_any_budget(
+    path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None
+) -> None:
+    """The cards, what to launch, and what commands print agree, whatever was confirmed for the study's own budget."""
+    store = opened(path)
+    confirm(store, Plan(top=2, seeds=3))
+    view = read_study(store, CUT)
+    found = of_study(store, view if budget is None else under_budget(store, view, budget))
+    store.close()
+    assert found is not None
+    app = page("overview", path, monkeypatch, **({} if budget is None else {"budget": f"{budget:g}"}))
+    (card,) = [one for one in app.metric if one.label in ("Reward to launch", "Best eval reward")]
+    assert card.delta.startswith(f"trial {found.number}, {found.badge}")
+    assert any(one.value.startswith(f"**Trial {found.number}") for one in app.markdown)
+    assert f"{to_copy(found.launch)} --storage sqlite:///{path}" in shown.codes(app)
+    assert (found.confirmed is None) == (budget is not None)

@@ -319,13 +319,13 @@ def test_a_study_without_trials_has_empty_frames(tmp_path: Path) -> None:
 def test_samples_are_those_of_one_evaluation_of_each_trial(
     store: Store, snapshot: data.Snapshot, when: str, expected: dict[int, int]
 ) -> None:
-    kept = samples.at_evaluation(data.samples(store, snapshot, (0, 2)), when)
+    kept = samples.at_evaluation(data.samples(store, snapshot, (0, 2)), when, {})
     assert kept.groupby("trial")["step"].unique().map(list).to_dict() == {n: [step] for n, step in expected.items()}
     assert kept.groupby("trial").size().tolist() == [4, 4]
 
 
 def test_a_sample_is_read_as_it_was_written(store: Store, snapshot: data.Snapshot) -> None:
-    last = samples.at_evaluation(data.samples(store, snapshot, (2,)), "last").iloc[0]
+    last = samples.at_evaluation(data.samples(store, snapshot, (2,)), "last", {}).iloc[0]
     assert (last["prompt"], last["response"], last["length"]) == ("the film was", HOSTILE, len(HOSTILE.split()))
     assert last["reward"] == pytest.approx(1.538) and last["kl"] == pytest.approx(26.447)
     assert last["parts"] == {"liked": pytest.approx(1.638), "<b>brief</b>": -0.1}

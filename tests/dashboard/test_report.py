@@ -89,7 +89,9 @@ def confirm(
         )
         row = store.begin_attempt(lease, row, None)
         store.finish_trial(
-            lease, row.id, Outcome(Status.COMPLETED, None, reward, 0.03, kl, -0.1, 5, 12.0 if seed == over else kl)
+            lease,
+            row.id,
+            Outcome(Status.COMPLETED, None, reward, 0.03, kl, -0.1, 5, end_kl=12.0 if seed == over else kl),
         )
         store.add_test_reading(lease, row.id, 5, SplitReading(256, reward, 0.03, kl, 0.1), None)
     store.add_test_reading(lease, store.trial(study, 0).id, 0, SplitReading(256, 0.4, 0.03, 0.0, 0.0), None)
@@ -105,9 +107,9 @@ def test_a_finished_study_leads_with_its_best_trial_and_that_it_is_not_confirmed
         best = store.trial(store.study(STUDY), 9)
     text = page.text
     assert text.index("Study reviews: finished") < text.index("Recommendation") < text.index("Trials Trial Status")
-    assert f"Trial 9 has the highest eval reward within the KL budget: {best.value:.3f} ± 0.035" in text
+    assert f"Trial 9 (one seed). Eval reward {best.value:.3f} ± 0.035 at a KL of" in text
     assert "One search on one seed chose trial 9; it is not confirmed on fresh seeds." in text
-    assert "Only a checkpoint is within the KL budget" in text
+    assert "only the checkpoint is within the budget. The command stops at the checkpoint, episode" in text
     assert "To confirm it first ppo-tuner confirm reviews" in text
     assert "ppo-tuner train --from reviews 9 " in text
     assert "13 of 14 trials ended. Spent: 247 device-seconds" in text
@@ -125,19 +127,19 @@ def test_what_mattered_is_drawn_once_enough_trials_can_tell(tmp_path: Path) -> N
 
 def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(tmp_path: Path) -> None:
     with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
-        confirm(store, 7, [(8, 1.9, 6.0), (9, 2.0, 7.0), (10, 1.95, 6.5)])
+        confirm(store, 9, [(8, 1.9, 6.0), (9, 2.0, 7.0), (10, 1.95, 6.5)])
         confirm(store, 0, [(8, 1.4, 4.0), (9, 1.5, 4.5), (10, 1.45, 4.2)])
-        confirm(store, 7, [(8, 2.4, 8.0), (9, 2.5, 9.0), (10, 2.45, 8.5)], 9_600, over=9)
+        confirm(store, 9, [(8, 2.4, 8.0), (9, 2.5, 9.0), (10, 2.45, 8.5)], 9_600, over=9)
         text = read(store).text
     recommended = text.split("Confirmed on fresh seeds")[0]
-    assert "not confirmed" not in recommended and "To confirm it first" not in recommended
-    assert "On 256 test prompts and 3 fresh seeds it reaches 2.45 [2.33, 2.57]" in recommended
-    assert "2 of 3 runs ended within the KL budget." in recommended
-    assert "confirmed at 9600 episodes only" in recommended
-    assert "ppo-tuner train --from reviews 7 --total_episodes 9600" in recommended
+    assert "is not confirmed" not in recommended and "To confirm it first" not in recommended
+    assert "Reward 2.45 [2.33, 2.57] on the test prompts at a KL of" in recommended
+    assert "2 of 3 runs ended within the KL budget of 10" in recommended
+    assert "Confirmed at 9,600 episodes; other lengths are not confirmed." in recommended
+    assert "ppo-tuner train --from reviews 9 --total_episodes 9600" in recommended
     assert "1920 episodes each, evaluated on 256 test prompts" in text and "9600 episodes each" in text
     assert "reference (0) 3 1.45 [1.33, 1.57]" in text
-    assert "Launch trial 7: +0.50 [0.50, 0.50] reward over the reference." in text
+    assert "Trial 9 is better than the reference: +0.50 [0.50, 0.50] reward." in text
     assert "The SFT policy scores 0.400 ± 0.030 on the same prompts" in text
 
 
@@ -188,7 +190,7 @@ def test_a_study_that_pauses_trials_at_a_rung_has_its_best_checkpoint_and_only_t
         page = read(store, CUT)
     assert "paused at a rung" in page.text and "of a budget of 8 spent" in page.text
     assert "Strategy early_cut" in page.text
-    assert "Only a checkpoint is within the KL budget" in page.text
+    assert "only the checkpoint is within the budget" in page.text
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,9 @@ def test_a_study_that_lists_its_trials_is_compared_with_its_first(tmp_path: Path
             row = store.begin_attempt(lease, store.add_trial(lease, trial), None)
             for step in fake_store.reports(number, COURSES[number]):
                 store.add_step(lease, row.id, step, 1.0)
-            store.finish_trial(lease, row.id, Outcome(Status.COMPLETED, None, 1.0 + number, 0.03, 5.0, -0.1, 30, 5.0))
+            store.finish_trial(
+                lease, row.id, Outcome(Status.COMPLETED, None, 1.0 + number, 0.03, 5.0, -0.1, 30, end_kl=5.0)
+            )
         store.release(lease)
         text = read(store).text
     assert "One run of each trial chose trial 1; it is not confirmed on fresh seeds." in text
@@ -331,7 +335,7 @@ def test_it_opens_from_a_file_without_a_network_and_draws_its_charts(
 ) -> None:
     path = tmp_path / "report.html"
     with closing(fake_store.build(tmp_path / "s.db", courses=FINISHED)) as store:
-        confirm(store, 7, [(8, 1.9, 6.0), (9, 2.0, 7.0)])
+        confirm(store, 9, [(8, 1.9, 6.0), (9, 2.0, 7.0)])
         path.write_text(report.report(store, STUDY))
     with real.visit(browser, width=width, dark=dark) as visit:
         visit.page.context.set_offline(True)

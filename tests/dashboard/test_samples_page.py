@@ -51,12 +51,13 @@ def test_one_prompt_is_chosen_by_its_text_and_the_link_holds_its_number(
     assert len(steps_told(page("samples", built, monkeypatch, trial=["0"], prompt="99"))) == 3
 
 
-def test_the_best_evaluation_is_the_highest_mean_reward_within_the_budget() -> None:
+def test_the_best_evaluation_is_the_one_that_the_value_is_of() -> None:
+    """The kept samples are few: the highest mean of theirs may be another evaluation."""
     frame = pd.DataFrame(
-        [(0, 0, 9.0, 0.0), (0, 2, 1.0, 4.0), (0, 4, 2.0, 9.0), (0, 6, 3.0, 12.0), (1, 2, 1.0, 30.0)],
+        [(0, 0, 9.0, 0.0), (0, 2, 5.0, 4.0), (0, 4, 2.0, 9.0), (1, 0, 1.0, 0.0), (1, 2, 1.0, 30.0)],
         columns=["trial", "step", "reward", "kl"],
     )
-    kept = samples.at_evaluation(frame, "best in the budget", kl_budget=10)
+    kept = samples.at_evaluation(frame, "best in the budget", {0: 4, 1: 0})
     assert kept[["trial", "step"]].to_numpy().tolist() == [[0, 4]]
 
 

@@ -265,6 +265,21 @@ def test_a_run_that_is_to_stop_early_is_the_whole_run_up_to_there(run: Command, 
     assert len(steps(folder / "short")) == 2
 
 
+def test_best_model_keeps_to_the_kl_budget_that_is_given(run: Command, folder: Path) -> None:
+    flags = (*PARTS, *SMALL, "--total_episodes", "16", "--output")
+    status, stdout, _ = run(*flags, "given", "--kl_budget", "0.5")
+    assert status == 0 and "KL budget 0.5 nats/response" in stdout
+    assert json.loads((folder / "given" / "run.json").read_text())["ending"]["kl_budget"] == 0.5
+    (folder / "mine.toml").write_text("kl_budget = 0.25\n")
+    assert run(*flags, "file", "--config", "mine.toml")[0] == 0
+    assert json.loads((folder / "file" / "run.json").read_text())["kl_budget"] == 0.25
+    for wrong in ("0", "-1", "nan", "much"):
+        assert run(*flags, "never", "--kl_budget", wrong)[0] == 2
+    (folder / "mine.toml").write_text('kl_budget = "much"\n')
+    status, _, stderr = run(*flags, "never", "--config", "mine.toml")
+    assert status == 2 and "kl_budget = 'much' is not allowed" in stderr and not (folder / "never").exists()
+
+
 def test_a_module_of_the_working_folder_is_found_by_an_installed_command_too(run: Command, folder: Path) -> None:
     assert not {"", str(folder)} & set(sys.path), "as where a console script was started"
     (folder / "my_own_rewards.py").write_text((folder / "rewards.py").read_text())

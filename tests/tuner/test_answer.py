@@ -1,51 +1,53 @@
-"""A study's answer: its checkpoint, what is said of it, its reading on the test prompts, and the front that is kept."""
+"""A study's one answer: which trial, how sure that is, what to know of it, and the command, wherever it is printed."""
 
 import json
-import random
-import shlex
-import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+import yaml
 
-from ppo_core import checkpoint
-from ppo_core.hyperparameters import PPOConfig
-from ppo_core.kl_budget import Point, front
-from ppo_core.report import SplitReading
-from ppo_core.trainer import ppo_trainer
+from dashboard import report as html_report
 from tests.tuner.invoke import Invoke
-from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, run, storage
-from tests.tuner.quick_trainer import FOLDER_VARIABLE
-from tuner import forks, results
-from tuner.cli import report
-from tuner.confirmed import launch_words
-from tuner.events import Event, ReadingOnTest, StudyWarned
-from tuner.front import MOST_KEPT, StudyFront
+from tests.tuner.quick_study import NAME, quick_spec, rows, run, storage
+from tuner import answer, forks, results
+from tuner.answer import Answer, Badge
+from tuner.confirm import Plan
 from tuner.results import StudyView
 from tuner.spec import StudySpec
-from tuner.status import PausedBy, Reason, Status
-from tuner.store import OnTest, Store, TrialRow
+from tuner.status import Origin, PausedBy, Reason, Role, Status
+from tuner.store import OnTest, Store
+
+BUDGETS = (1.0, 3.0, 3.5, 4.0, 4.5, 6.5, 9.0, 10.0, 12.0, 40.0)
 
 
-def spec(trainer: str = "tested", **changes: Any) -> StudySpec:
-    return quick_spec(trainer, **({"trials": 2} | changes))
+def spec(**changes: Any) -> StudySpec:
+    return quick_spec("tested", **({"trials": 4} | changes))
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study of six trials that has ended; no test changes it."""
-    folder = tmp_path_factory.mktemp("finished")
+    folder = tmp_path_factory.mktemp("searched")
     assert run(folder, spec(trials=6), workers=1)[0]
     return folder
 
 
+@pytest.fixture(scope="module")
+def confirmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of four trials that was confirmed on three seeds; no test changes it."""
+    folder = tmp_path_factory.mktemp("confirmed")
+    run(folder, spec())
+    assert run(folder, spec(), plan=Plan(top=2, seeds=3), is_file=False)[0]
+    return folder
+
+
 @pytest.fixture
-def store(finished: Path) -> Iterator[Store]:
-    opened = Store.open(storage(finished))
+def store(searched: Path) -> Iterator[Store]:
+    opened = Store.open(storage(searched))
     yield opened
     opened.close()
 
@@ -55,337 +57,249 @@ def view(store: Store) -> StudyView:
     return results.read_study(store, NAME)
 
 
-def readings(folder: Path) -> dict[tuple[int, int], OnTest]:
-    """Return what was evaluated on the test prompts, by trial and step."""
+def of(folder: Path, kl_budget: float | None = None) -> Answer:
     store = Store.open(storage(folder))
     try:
-        found = {(row.number, step): store.on_test(row.id, step) for row in rows(folder) for step in range(11)}
-        return {key: on_test for key, on_test in found.items() if on_test is not None}
+        view = results.read_study(store, NAME)
+        found = answer.of_study(store, view if kl_budget is None else results.under_budget(store, view, kl_budget))
+        assert found is not None
+        return found
     finally:
         store.close()
 
 
-def evaluated(curve: list[Any]) -> list[Any]:
-    """Return the steps of a curve that were evaluated; the last item of each is its eval KL."""
-    return [one for one in curve if len(one) == 6 and one[5] is not None]
-
-
-def kinds(events: list[Event]) -> list[str]:
-    return [type(event).__name__ for event in events]
-
-
-# The checkpoint
-
-
-def test_the_answer_is_the_checkpoint_that_the_value_was_read_at(view: StudyView, store: Store, finished: Path) -> None:
+def only(view: StudyView, **changes: Any) -> StudyView:
+    """Return the study with nothing but its best trial, changed."""
     best = view.best()
-    assert best is not None and best.value_step is not None
-    # The reward is 1 + sqrt(KL): the highest is the closest below 10 - 0.25.
-    points = {(number, one[0]): one[5] for number, curve in curves(finished).items() for one in evaluated(curve)}
-    number, step = max((key for key, kl in points.items() if kl <= 9.75), key=lambda key: points[key])
-    answer = forks.answer(store, view.row, best)
-    assert answer is not None
-    assert (best.number, answer.step, answer.episode) == (number, step, 16 * step)
-    assert answer.kept.path == finished.absolute() / "runs" / NAME / str(number) / f"step-{step:06d}"
+    assert best is not None
+    return replace(view, trials=(replace(best, **changes),))
 
 
-def test_the_command_that_makes_it_again_stops_where_it_was_read(view: StudyView, store: Store) -> None:
-    for step, flags in ((6, ["--stop_at_episode", "96"]), (10, [])):
-        answer = forks.answer(store, view.row, replace(view.trials[1], value_step=step))
-        assert answer is not None and answer.again == ["train", "--from", NAME, "1", *flags]
-    assert forks.answer(store, view.row, replace(view.trials[1], value_step=None)) is None, "it has no value"
+# Which trial, and how sure that is
+
+
+def test_before_it_is_confirmed_it_is_the_best_trial_of_one_seed(store: Store, view: StudyView) -> None:
+    found, best = answer.of_study(store, view), view.best()
+    assert found is not None and best is not None
+    assert (found.number, found.badge, found.confirmed) == (best.number, Badge.ONE_SEED, None)
+    assert found.confirm == ("confirm", NAME)
+    assert answer.of_study(store, replace(view, trials=())) is None
+
+
+def test_what_was_confirmed_is_the_answer(confirmed: Path) -> None:
+    found = of(confirmed)
+    assert found.confirmation is not None and found.confirmed is found.confirmation.best
+    assert found.badge in (Badge.CONFIRMED, Badge.NOT_DISTINGUISHABLE)
+    assert (found.badge is Badge.CONFIRMED) == found.confirmation.is_decided
+    assert found.confirm == () and found.confirmation.verdict in found.certainty
+
+
+def test_a_better_trial_that_came_later_is_named_and_not_confirmed(tmp_path: Path) -> None:
+    """The quick trainer's reading on the test prompts is the step, so what is confirmed is not what is best later."""
+    run(tmp_path, spec(trials=1))
+    with Store.open(storage(tmp_path))._engine.begin() as connection:  # a reference that learned next to nothing
+        connection.exec_driver_sql("UPDATE ppo_trials SET value = 0.1")
+    before = rows(tmp_path)
+    run(tmp_path, spec(trials=2))
+    assert run(tmp_path, spec(trials=2), plan=Plan(top=1, seeds=3), is_file=False)[0]
+    was = of(tmp_path)
+    assert was.badge is not Badge.NEWER
+    run(tmp_path, spec(trials=6))
+    best = max((row for row in rows(tmp_path) if row.role is Role.SEARCH), key=lambda row: row.value or 0.0)
+    assert best.number > 2, "the search has found a better one"
+    found = of(tmp_path)
+    assert (found.number, found.badge, found.confirmed) == (best.number, Badge.NEWER, None)
+    assert found.confirm == ("confirm", NAME) and f"({was.confirmed.label}, " in found.certainty  # type: ignore[union-attr]
+    assert run(tmp_path, spec(trials=6), plan=Plan(top=1, seeds=3), is_file=False)[0]
+    assert of(tmp_path).badge is not Badge.NEWER and len(before) == 1
+
+
+def test_fewer_than_three_seeds_decide_nothing(tmp_path: Path) -> None:
+    run(tmp_path, spec())
+    before = of(tmp_path)
+    run(tmp_path, spec(), plan=Plan(top=1, seeds=2), is_file=False)
+    found = of(tmp_path)
+    assert (found.number, found.badge, found.launch) == (before.number, Badge.ONE_SEED, before.launch)
+
+
+def test_under_another_budget_nothing_is_confirmed_and_that_is_said(confirmed: Path) -> None:
+    own = of(confirmed)
+    for budget in (3.0, 6.5):
+        found = of(confirmed, budget)
+        assert (found.badge, found.confirmed, found.confirm) == (Badge.ONE_SEED, None, ())
+        assert own.confirmed is not None
+        assert f"what was confirmed is {own.confirmed.label}, for the study's own of 10 nats" in found.certainty
+        assert found.launch[-2:] == ("--kl_budget", f"{budget:g}")
+    assert "--kl_budget" not in own.launch
+
+
+def test_a_confirming_run_that_a_person_stopped_is_left_out(confirmed: Path) -> None:
+    store = Store.open(storage(confirmed))
+    view = results.read_study(store, NAME)
+    first = of(confirmed).confirmed
+    assert first is not None
+    number = next(row.number for row in view.confirming if row.parent == first.trial.number)
+    stopped = [
+        replace(row, status=Status.STOPPED, value_step=1) if row.number == number else row for row in view.confirming
+    ]
+    found = answer.of_study(store, replace(view, confirming=tuple(stopped)))
+    store.close()
+    assert found is not None and found.confirmation is None, "two of three seeds are left"
+
+
+# The command
+
+
+def test_the_command_stops_at_the_checkpoint_that_was_read(store: Store, view: StudyView) -> None:
+    best = view.best()
+    assert best is not None and best.value_step == 8 and best.end_kl == pytest.approx(11.53, abs=0.01)
+    whole = ("train", "--from", NAME, str(best.number))
+    at = (*whole, "--stop_at_episode", "128")
+    rests = {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "episodes": 144}
+    pruned = {"status": Status.PRUNED, "reason": Reason("kl_limit", "KL 21 over 15"), "episodes": 144}
+    within = {"end_kl": 9.7, "end_kl_se": 0.25}
+    last = within | {"value_step": 10}
+    for changes, words in (({}, at), (rests, at), (pruned, at), (within, at), (last, whole)):
+        found = answer.of_study(store, only(view, **changes))
+        assert found is not None and found.launch == words
+        said = " ".join(found.cautions)
+        assert ("The command stops at the checkpoint, episode 128." in said) == (words == at)
+    roomy = replace(view, spec=replace(view.spec, kl_budget=13.0))
+    found = answer.of_study(store, roomy)
+    assert found is not None and found.launch == (*at, "--kl_budget", "13")
+
+
+def test_where_the_standard_error_decides_it_is_said(store: Store, view: StudyView) -> None:
+    found = answer.of_study(store, only(view, end_kl=9.9))
+    assert found is not None and found.end.is_within is False
+    end = replace(found.end, kl=results.Estimate(9.9, 0.25))
+    assert "its KL is 9.90 + 0.25, over 10 nats/response" in replace(found, end=end)._end()
+    assert "its KL is 11.53, over 10 nats/response" in found._end()
+
+
+def test_a_test_kl_over_the_budget_is_said(store: Store, view: StudyView) -> None:
+    found = answer.of_study(store, view)
+    assert found is not None and isinstance(found.test, OnTest)
+    over = replace(found, test=replace(found.test, kl=9.9, kl_se=0.25))
+    assert "On the test prompts the checkpoint's KL is 9.90 + 0.25, over 10 nats/response." in over.cautions
+    assert not any(line.startswith("On the test prompts") for line in found.cautions)
+
+
+def test_runs_that_end_over_the_budget_are_counted_and_the_command_stops_at_their_last_checkpoint(
+    confirmed: Path,
+) -> None:
+    found = of(confirmed)
+    one = found.confirmed
+    assert one is not None and one.reward is not None
+    over = replace(found, confirmed=replace(one, ends_within=0))
+    assert over.cautions[0].startswith("0 of 3 runs ended within the KL budget of 10")
+    whole = ["train", "--from", NAME, str(found.number)]
+    some = replace(one, episodes={6: 96, 7: 48, 8: 0})
+    assert answer._launch_confirmed(NAME, replace(some, ends_within=0)) == [*whole, "--stop_at_episode", "96"]
+    assert answer._launch_confirmed(NAME, replace(some, ends_within=3)) == whole
+    assert answer._launch_confirmed(NAME, replace(some, ends_within=2, episodes={6: 160})) == whole
+    kl = replace(one, kl=replace(one.kl, mean=10.4))  # type: ignore[type-var]
+    assert (
+        "On the test prompts the mean KL of 10.40 is over the KL budget of 10." in replace(found, confirmed=kl).cautions
+    )
+
+
+def test_the_length_of_the_confirming_runs_is_in_the_command(tmp_path: Path) -> None:
+    run(tmp_path, spec())
+    assert run(tmp_path, spec(), plan=Plan(top=1, seeds=3, total_episodes=320), is_file=False)[0]
+    found = of(tmp_path)
+    words = found.launch
+    assert found.confirmed is not None and words[words.index("--total_episodes") + 1] == "320"
+
+
+# The places that print it
+
+
+def places(ppo_tuner: Invoke, folder: Path, kl_budget: float | None = None) -> dict[str, tuple[str, str]]:
+    """Return the trial and the command that each place tells to launch, once it was found in what it prints."""
+    found = of(folder, kl_budget)
+    where = ["--storage", storage(folder)]
+    under = [] if kl_budget is None else ["--kl-budget", f"{kl_budget:g}"]
+    told = {"best --json": ppo_tuner("best", NAME, *under, "--json", *where)[1]}
+    if kl_budget is None:
+        told["show --json"] = ppo_tuner("show", NAME, "--json", *where)[1]
+        for place, words in (("show", ["show", NAME]), ("run", ["run", NAME])):
+            told[place] = ppo_tuner(*words, *where)[1]
+        if found.confirmation is not None:
+            told["confirm --show"] = ppo_tuner("confirm", NAME, "--show", *where)[1]
+        told["export"] = ppo_tuner("export", NAME, "--to", "yaml", *where)[1]
+        with closing(Store.open(storage(folder))) as store:
+            told["report"] = html_report.report(store, NAME)
+    told["best"] = ppo_tuner("best", NAME, *under, *where)[1]
+    answers = {}
+    for place, text in told.items():
+        if place.endswith("--json"):
+            data = json.loads(text)["answer"]
+            answers[place] = (str(data["trial"]), data["launch"])
+            continue
+        lines = [line for line in text.replace("\n# ", "\n").splitlines() if "train --from" in line]
+        launch = next(line for line in lines if " ".join(found.launch) in line)
+        assert f"({found.badge}" in text, place
+        command = launch[launch.index("ppo-tuner") :].split(" --storage")[0].removesuffix("</pre>")
+        answers[place] = (command.split()[4], f"{command} --storage {storage(folder)}")
+    return answers
+
+
+def all_equal(answers: dict[str, tuple[str, str]], found: Answer) -> None:
+    for place, (number, launch) in answers.items():
+        assert number == str(found.number), place
+        assert launch.split(" --storage")[0] == "ppo-tuner " + " ".join(found.launch), place
 
 
 @pytest.mark.slow
-def test_the_command_makes_the_very_same_model_again(ppo_tuner: Invoke, own_folder: Path) -> None:
-    """Of a real trial, at a step between two regular evaluations: it was evaluated since its KL was near the budget."""
-    assert ppo_tuner("new-task", "sums")[0] == 0
-    study = own_folder / "sums" / "study.toml"
-    lines = [line for line in study.read_text().splitlines() if not line.startswith(("budget", "trials"))]
-    kl = "\n[kl]\nbudget = 0.4\nlimit = 15.0\n[fixed]\ntotal_episodes = 640\neval_every_episodes = 640\n"
-    study.write_text('trials = 1\ndevice = "cpu"\nthreads = 1\n' + "\n".join(lines) + kl)
-    assert ppo_tuner("run", str(study))[0] == 0
-    answer = json.loads(ppo_tuner("best", "sums", "--json")[1])
-    assert answer["checkpoint"]["episode"] not in (0, 640)
-    words = shlex.split(answer["checkpoint"]["again"])[1:]
-    data = json.loads(ppo_tuner(*words, "--output", "again", "--json")[1])
-    last = data["steps"][-1]
-    assert (last["step"], last["eval/reward"], last["eval/kl"]) == (answer["value_step"], answer["value"], answer["kl"])
-    config = PPOConfig.from_dict(answer["config"])
-    ppo_trainer(config, data["task"], device="cpu", resume_from=answer["checkpoint"]["path"]).save_model("saved")
-    weights = [(own_folder / name / "model.safetensors").read_bytes() for name in ("again/model", "saved")]
-    assert weights[0] == weights[1]
+def test_every_place_tells_the_same_whatever_came_after_confirming(ppo_tuner: Invoke, own_folder: Path) -> None:
+    run(own_folder, spec(trials=2))
+    all_equal(places(ppo_tuner, own_folder), of(own_folder))
+    run(own_folder, spec(trials=2), plan=Plan(top=1, seeds=3), is_file=False)
+    assert of(own_folder).confirmed is not None
+    all_equal(places(ppo_tuner, own_folder), of(own_folder))
+    for budget in BUDGETS:
+        all_equal(places(ppo_tuner, own_folder, budget), of(own_folder, budget))
+    run(own_folder, spec(trials=6))
+    assert of(own_folder).badge is Badge.NEWER
+    all_equal(places(ppo_tuner, own_folder), of(own_folder))
+    for budget in BUDGETS:
+        all_equal(places(ppo_tuner, own_folder, budget), of(own_folder, budget))
+    lower = spec(trials=6, kl={"budget": 4.0, "limit": 15.0})
+    run(own_folder, lower)
+    all_equal(places(ppo_tuner, own_folder), of(own_folder))
+    run(own_folder, lower, plan=Plan(top=1, seeds=3), is_file=False)
+    all_equal(places(ppo_tuner, own_folder), of(own_folder))
 
 
-# The reading on the test prompts
+def test_an_export_holds_what_the_answer_launches(ppo_tuner: Invoke, confirmed: Path) -> None:
+    text = ppo_tuner("export", NAME, "--to", "yaml", "--storage", storage(confirmed))[1]
+    found = of(confirmed)
+    assert yaml.safe_load(text)["learning_rate"] == found.trial.config["learning_rate"]
+    assert " ".join(found.launch) in text
 
 
-def test_the_answer_is_read_once_when_the_search_has_ended(tmp_path: Path) -> None:
-    done, events = run(tmp_path, spec())
-    assert done and kinds(events)[-1] == "ReadingOnTest"
-    (best,) = [event for event in events if isinstance(event, ReadingOnTest)]
-    ((key, found),) = readings(tmp_path).items()
-    kl = next(step[5] for step in curves(tmp_path)[best.trial] if step[0] == best.step)
-    assert key == (best.trial, best.step)
-    assert (found.prompts, found.reward, found.reward_se, found.kl, found.kl_se) == (4, best.step, 0.5, kl, 0.25)
-    done, events = run(tmp_path, spec())
-    assert done and kinds(events) == ["StudyStarted"], "a study that has ended and was read starts nothing"
-    assert readings(tmp_path) == {key: found}
+def test_the_answer_as_json_is_that_of_the_words(confirmed: Path) -> None:
+    found = of(confirmed)
+    data = json.loads(json.dumps(answer.answer_data(found, "the command")))
+    assert (data["trial"], data["badge"], data["launch"]) == (found.number, found.badge.value, "the command")
+    assert data["is_reference"] == (found.trial.origin is Origin.REFERENCE)
+    assert found.confirmed is not None and found.confirmed.reward is not None
+    assert data["confirmed"]["reward"]["mean"] == found.confirmed.reward.mean
+    assert data["confirmed"]["total_episodes"] == 160 and data["cautions"] == list(found.cautions)
 
 
-def test_another_answer_is_read_too(tmp_path: Path) -> None:
-    run(tmp_path, spec(trials=1))
-    (first,) = readings(tmp_path)
-    done, events = run(tmp_path, spec(trials=6))
-    assert done and kinds(events).count("ReadingOnTest") == 1
-    assert len(readings(tmp_path)) == 2 and first in readings(tmp_path)
-    store = Store.open(storage(tmp_path))
-    lowest = results.front(store, results.read_study(store, NAME))[0].budget
-    store.close()
-    done, events = run(tmp_path, spec(trials=6, kl={"budget": lowest, "limit": 15.0}))
-    assert done and kinds(events) == ["StudyStarted", "Preparing", "Preparing", "ReadingOnTest"], "no trial runs for it"
-    assert len(readings(tmp_path)) == 3
-
-
-def test_a_controller_that_is_killed_while_it_reads_leaves_that_to_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_answer_says_what_its_checkpoint_came_to_on_the_test_prompts(
+    store: Store, view: StudyView, ppo_tuner: Invoke, searched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    (tmp_path / "hold").touch()
-    with controller(tmp_path, spec(), workers=1) as running:
-        running.read_until(lambda line: line == "ReadingOnTest")
-        running.kill()
-    assert readings(tmp_path) == {} and all(row.status.is_final for row in rows(tmp_path))
-    before = curves(tmp_path)
-    (tmp_path / "hold").unlink()
-    done, events = run(tmp_path, spec())
-    assert done and kinds(events) == ["StudyStarted", "Preparing", "Preparing", "ReadingOnTest"]
-    assert len(readings(tmp_path)) == 1 and curves(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    ("trainer", "why"),
-    [("untested", "the task tests.tuner.quick_trainer:TASK has no test prompts"),
-     ("factory", "the trainer tests.tuner.quick_trainer:factory evaluates no test prompts")],
-)  # fmt: skip
-def test_what_cannot_be_read_is_said_and_not_tried_again(tmp_path: Path, trainer: str, why: str) -> None:
-    run(tmp_path, spec(trainer))
-    (found,) = readings(tmp_path).values()
-    assert (found.prompts, found.reward, found.kl, found.why_not) == (0, None, None, why)
-    assert kinds(run(tmp_path, spec(trainer))[1]) == ["StudyStarted"]
-
-
-def test_a_checkpoint_that_is_not_here_is_not_read(tmp_path: Path) -> None:
-    run(tmp_path, spec())
-    (key,) = readings(tmp_path)
-    with Store.open(storage(tmp_path))._engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM ppo_test_readings")
-    shutil.rmtree(tmp_path / "runs" / NAME / str(key[0]))
-    assert kinds(run(tmp_path, spec())[1]) == ["StudyStarted"] and readings(tmp_path) == {}
-
-
-def test_a_reading_that_fails_is_told_and_tried_again_in_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    (tmp_path / "no_memory").touch()
-    done, events = run(tmp_path, spec())
-    assert done and readings(tmp_path) == {}
-    (warned,) = [event.message for event in events if isinstance(event, StudyWarned)]
-    assert "could not be evaluated on the test prompts: RuntimeError: no memory left" in warned
-    (tmp_path / "no_memory").unlink()
-    run(tmp_path, spec())
-    assert len(readings(tmp_path)) == 1
-
-
-def test_a_trial_that_is_replayed_loses_the_reading_of_a_later_step(tmp_path: Path) -> None:
-    run(tmp_path, spec())
-    ((number, step),) = readings(tmp_path)
-    store = Store.open(storage(tmp_path))
-    lease, row = store.acquire(NAME), rows(tmp_path)[number]
-    store.begin_attempt(lease, row, step)
-    assert list(readings(tmp_path)) == [(number, step)], "it goes on from there"
-    store.add_test_reading(lease, row.id, step, SplitReading(4, 99.0, 0.0, 0.0, 0.0), None)
-    assert readings(tmp_path)[number, step].reward == step, "the first reading stays"
-    store.begin_attempt(lease, row, step - 1)
-    assert readings(tmp_path) == {}
-    store.release(lease)
-    store.close()
-
-
-# What is said
-
-
-def printed(store: Store, view: StudyView, row: Any) -> str:
-    out = Console(width=200, force_terminal=False)
-    with out.capture() as captured:
-        report.print_winner(out, store, view, row, view.spec.kl_budget, "x.db")
-    return captured.get()
-
-
-def test_the_answer_says_whether_its_configuration_ends_within_the_budget(store: Store, view: StudyView) -> None:
-    best = view.best()
-    assert best is not None
-    data = results.best_data(store, view, best, view.spec.kl_budget)
-    answer = forks.answer(store, view.row, best)
-    assert answer is not None and (data["value_step"], data["kl_se"]) == (answer.step, 0.25)
-    text = printed(store, view, best)
-    assert f"\nCheckpoint of step {answer.step}, episode {answer.episode}: " in text
-    whole = replace(best, status=Status.COMPLETED)
-    assert best.end_kl is not None
-    for budget, within in ((100.0, True), (best.end_kl + 0.25, True), (best.end_kl + 0.2, False)):
-        other = StudyView(view.row, replace(view.spec, kl_budget=budget), view.trials)
-        assert results.best_data(store, other, whole, budget)["ends_within_budget"] is within
-        line = f"Trained to its end it is at {best.end_kl:.2f} ± 0.25 nats/response: "
-        assert line + (
-            "within the budget." if within else "over the budget; only this checkpoint is within it."
-        ) in printed(store, other, whole)
-    rests = replace(best, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, episodes=48)
-    pruned = replace(best, status=Status.PRUNED, reason=Reason("kl_limit", "KL 21 over 15"), episodes=96)
-    for row, told in ((rests, "paused by the strategy at episode 48"), (pruned, "pruned at episode 96")):
-        assert f"It was not trained to its end: {told} of 160, at {best.end_kl:.2f}" in printed(store, view, row)
-        assert results.best_data(store, view, row, 10.0)["ends_within_budget"] is None
-
-
-def test_where_the_end_is_over_the_budget_it_is_told_how_to_launch_it(store: Store, view: StudyView) -> None:
-    over = next(row for row in view.trials if row.status is Status.COMPLETED and (row.end_kl or 0) > 9.75)
-    over = replace(
-        over, value_step=next(point.step for point in results.front(store, view) if point.trial == over.number)
-    )
-    assert over.value_step is not None and over.value_step < 10
-    command = f"ppo-tuner train --from quick {over.number} --stop_at_episode {16 * over.value_step} --storage x.db"
-    assert f"\nTo launch it up to there: {command}\n" in printed(store, view, over)
-    gone = replace(over, value_step=3)
-    assert not forks.answer(store, view.row, gone).kept.path  # type: ignore[union-attr]
-    assert f"\nTo make it again: {command.replace(str(16 * over.value_step), '48')}\n" in printed(store, view, gone)
-    (longer,) = [why for words, why in report._next_commands(view, over, over, "x.db") if "--total_episodes" in words]
-    assert "it ends over the KL budget, so use best_model" in longer
-
-
-def test_what_to_run_next_is_about_the_trial_that_a_confirmation_launches(store: Store, view: StudyView) -> None:
-    best, reference = view.best(), view.trials[0]
-    assert best is not None and best.number != 0
-
-    def next_ones(launch: TrialRow) -> list[str]:
-        return [words for words, _ in report._next_commands(view, best, launch, "x.db")]
-
-    assert f"ppo-tuner compare quick {best.number} 0 --storage x.db" in next_ones(best)
-    found = next_ones(reference)
-    assert "ppo-tuner train --from quick 0 --total_episodes 1600 --storage x.db" in found
-    assert not any(" compare " in words or f"--from quick {best.number} " in words for words in found)
-
-
-def test_a_launch_stops_at_the_checkpoint_only_where_the_end_is_over_the_budget(store: Store, view: StudyView) -> None:
-    best = view.best()
-    assert best is not None and best.value_step == 8 and best.end_kl == pytest.approx(11.53, abs=0.01)
-    whole = ["train", "--from", "quick", str(best.number)]
-    assert launch_words(store, view, best, None) == [*whole, "--stop_at_episode", "128"]
-    roomy = replace(view, spec=replace(view.spec, kl_budget=13.0))
-    assert launch_words(store, roomy, best, None) == whole
-
-
-def test_the_answer_says_what_it_came_to_on_the_test_prompts(
-    store: Store, view: StudyView, finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    best = view.best()
-    assert best is not None and best.kl is not None
-    step = best.value_step
-    line = f"On 4 test prompts: {step}.00 ± 0.50 at {best.kl:.2f} ± 0.25 nats/response (once, after the search)."
-    assert line in printed(store, view, best)
-    data = json.loads(json.dumps(results.best_data(store, view, best, 10.0)))
-    assert {name: data["test"][name] for name in ("step", "prompts", "reward", "kl_se")} == {
-        "step": step, "prompts": 4, "reward": step, "kl_se": 0.25,
-    }  # fmt: skip
-    assert data["test_why_not"] is None
-
-    smaller = results.under_budget(store, view, results.front(store, view)[0].budget)
-    other = smaller.best()
-    assert other is not None and (other.number, other.value_step) != (best.number, step)
-    assert "On the test prompts: not evaluated (only the answer under the study's own KL budget is)." in printed(
-        store, smaller, other
-    )
+    found = answer.of_study(store, view)
+    assert found is not None and isinstance(found.test, OnTest) and found.kl is not None
+    assert (found.test.prompts, found.test.reward, found.test.kl_se) == (4, found.trial.value_step, 0.25)
+    printed = ppo_tuner("best", NAME, "--storage", storage(searched))[1]
+    assert f"On 4 test prompts: {found.test.reward:.2f} ± 0.50 at {found.kl.mean:.2f} ± 0.25 nats/response" in printed
+    budgets = [results.front(store, view)[0].budget]
+    smaller = answer.of_study(store, results.under_budget(store, view, budgets[0]))
+    assert smaller is not None and smaller.test == "only the answer under the study's own KL budget is"
     monkeypatch.setattr(forks, "find", lambda *_: forks.Kept(None, "gone"))
-    assert "On the test prompts: not evaluated (the checkpoint is not kept here)." in printed(store, smaller, other)
-    assert results.best_data(store, smaller, other, smaller.spec.kl_budget)["test"] is None
-
-
-# The front
-
-
-def on_disk(folder: Path) -> dict[int, list[int]]:
-    found = (folder / "runs" / NAME).glob("*/")
-    return {
-        int(path.name): [checkpoint.step_of(one) for one in checkpoint.complete(path)]
-        for path in found
-        if path.name.isdecimal()
-    }
-
-
-def test_the_checkpoints_of_the_front_are_kept_and_nothing_else(store: Store, view: StudyView, finished: Path) -> None:
-    kept = results.front(store, view)
-    assert len(kept) == MOST_KEPT
-    assert [point.budget for point in kept] == sorted(point.budget for point in kept)
-    assert [point.reward.mean for point in kept] == sorted(point.reward.mean for point in kept)
-    assert all(point.step > 0 for point in kept)
-    expected: dict[int, set[int]] = {}
-    for row in view.trials:
-        folder = finished / "runs" / NAME / str(row.number)
-        best, newest = checkpoint.best(folder, 10.0), checkpoint.latest(folder)
-        expected[row.number] = {checkpoint.step_of(path) for path in (best, newest) if path is not None}
-    for point in kept:
-        expected[point.trial].add(point.step)
-    assert {number: set(steps) for number, steps in on_disk(finished).items()} == expected
-    there_were = [one for curve in curves(finished).values() for one in evaluated(curve)]
-    assert len(there_were) > 3 * MOST_KEPT, "all of which are on the front"
-
-
-def test_any_budget_finds_the_best_of_all_evaluations(store: Store, view: StudyView) -> None:
-    kept = results.front(store, view)
-    for point in kept:
-        best = results.under_budget(store, view, point.budget).best()
-        assert best is not None and (best.number, best.value_step) == (point.trial, point.step)
-        answer = forks.answer(store, view.row, best)
-        assert answer is not None and answer.kept.path == point.path
-
-
-def test_the_front_is_told(store: Store, view: StudyView) -> None:
-    out = Console(width=100, force_terminal=False)
-    with out.capture() as captured:
-        report.print_front(out, store, view, "x.db")
-    text = captured.get()
-    assert text.count("/step-0000") == len(results.front(store, view))
-    assert "For any budget X: ppo-tuner best quick --kl-budget X --storage x.db" in text
-    first = results.front_data(store, view)[0]
-    assert set(first) == {"trial", "step", "episode", "budget", "reward", "reward_se", "kl", "kl_se", "path"}
-    assert first["budget"] == pytest.approx(first["kl"] + 0.25)
-
-
-def test_a_study_that_is_gone_on_with_drops_what_later_trials_beat(tmp_path: Path) -> None:
-    """Trial after trial in runs of their own: what is kept is the same as in one run."""
-    for trials in (2, 3, 6):
-        run(tmp_path, spec(trials=trials), workers=1)
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    run(whole, spec(trials=6), workers=1)
-    assert on_disk(tmp_path) == on_disk(whole)
-
-
-def test_the_front_is_the_same_however_it_became_known() -> None:
-    """A front that trials are put into one by one, some twice and one of them to fail, is that of all at once."""
-    drawn = random.Random(7)
-    own = {
-        number: front([Point(drawn.random(), drawn.uniform(0.5, 9.0), number, step) for step in range(1, 6)])
-        for number in range(60)
-    }
-    one_by_one = StudyFront({}, lambda _: True)
-    for number, points in own.items():
-        one_by_one.put(number, points[: len(points) // 2])
-        one_by_one.put(number, points)
-    best = one_by_one.kept()[-1]
-    own[best.trial] = []
-    one_by_one.put(best.trial, [])
-    kept = one_by_one.kept()
-    assert best not in kept and kept == StudyFront(own, lambda _: True).kept()
-    assert 3 < len(kept) <= MOST_KEPT
-    here = {kept[0], kept[3]}
-    assert StudyFront(own, here.__contains__).kept() == [kept[0], kept[3]], "what is gone is not kept"
+    smaller = answer.of_study(store, results.under_budget(store, view, budgets[0]))
+    assert smaller is not None and smaller.test == "the checkpoint is not kept here"

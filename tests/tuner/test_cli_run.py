@@ -36,7 +36,9 @@ def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_
         "[3/4",
         "[4/4",
     ]
-    assert re.search(r"\[1/4\] trial +0  completed +value 0\.650 ± 0\.050 +KL 0\.800 .*learning_rate=0\.0002", stdout)
+    assert re.search(
+        r"\[1/4\] trial +0  completed +best in budget 0\.650 ± 0\.050 +at KL 0\.800 .*learning_rate=0\.0002", stdout
+    )
     assert "preparing: making nothing" in stdout
     assert "it is not confirmed on fresh seeds." in stdout
     assert re.search(r"ppo-tuner train --from quick \d --total_episodes 2560", stdout)
@@ -70,7 +72,7 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
         "note: search.lam: not searched, was 0.9 to 1",
         r"preparing: the \x1b[31mmodels",
         "trial 0 resumes after step 2",
-        "[5/8] trial   0  pruned     value 1.00 ± 0.10      KL  5.00     10 s  made up: kl_limit  lam=0.95",
+        "[5/8] trial   0  pruned     best in budget 1.00 ± 0.10   at KL  5.00     10 s  made up: kl_limit  lam=0.95",
         "stopping: interrupted; running trials save a checkpoint first",
     ):
         assert line in text
@@ -175,7 +177,7 @@ def test_finished_demo_prints_its_result(ppo_tuner: Invoke, own_folder: Path) ->
     status, stdout, stderr = ppo_tuner("demo", "--trials", str(len(ended)))
     assert (status, stderr) == (0, "")
     assert packaged.kl_budget == 6, "within it a checkpoint of the made-up trial 4, which the guard ended, is the best"
-    assert "Best trial within 6 nats/response: trial 4" in stdout
+    assert "To launch within 6 nats/response: trial 4" in stdout
     assert "ppo-tuner compare reviews 4 0" in stdout
-    assert "On fresh seeds, 1920 episodes each, evaluated on 64 test prompts" in stdout and "Launch " in stdout
+    assert "On fresh seeds, 1920 episodes each, evaluated on 64 test prompts" in stdout and "To launch it: " in stdout
     assert "preparing" not in stdout

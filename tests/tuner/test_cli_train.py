@@ -108,7 +108,7 @@ def test_the_card_says_which_trial_it_is_and_what_confirms_it(
         config = {**parent.config, "seed": seed}
         new = NewTrial(number, parent.origin, config, {}, 1, parent=2, role=Role.CONFIRM)
         row = store.begin_attempt(lease, store.add_trial(lease, new), None)
-        store.finish_trial(lease, row.id, Outcome(Status.COMPLETED, None, reward, 0.1, kl, -0.1, 4, kl))
+        store.finish_trial(lease, row.id, Outcome(Status.COMPLETED, None, reward, 0.1, kl, -0.1, 4, end_kl=kl))
         store.add_test_reading(lease, row.id, 4, SplitReading(64, reward, 0.1, kl, 0.1), None)
     store.add_test_reading(
         lease, store.trials(store.study(quick_made))[0].id, 0, SplitReading(64, 0.1, 0.1, 0, 0), None

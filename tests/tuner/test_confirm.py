@@ -173,7 +173,7 @@ def test_what_confirming_takes_is_said_before() -> None:
 def confirmation(rewards: Mapping[int, list[float]], **changes: Any) -> Confirmation:
     """Return what configurations with these rewards, by the number of their trial, come to; 0 is the reference."""
     read = [
-        Confirmed(ROWS[number], by_seed, by_seed, t_interval(list(by_seed.values())), None)
+        Confirmed(ROWS[number], 1_920, by_seed, by_seed, {}, t_interval(list(by_seed.values())), None)
         for number, values in rewards.items()
         if (by_seed := dict(enumerate(values, 8))) or True
     ]
@@ -187,16 +187,13 @@ def around(mean: float, factor: float = 1.0) -> list[float]:
     return [mean + factor * noise for noise in NOISE]
 
 
-def test_a_clear_winner_is_the_one_to_launch() -> None:
+def test_a_clear_winner_is_said_to_be_one() -> None:
     found = confirmation({2: around(1.9), 3: around(1.5, -1.0), 0: around(1.0, 2.0)})
     assert [one.trial.number for one in found.configurations] == [2, 3, 0]
     assert found.best is not None and found.best.trial.number == 2
-    assert found.launch_words("mine") == ["train", "--from", "mine", "2"]
-    longer = replace(found, total_episodes=9_600).launch_words("mine")
-    assert longer == ["train", "--from", "mine", "2", "--total_episodes", "9600"]
-    assert found.not_told_apart == []
+    assert found.not_told_apart == [] and found.is_decided
     assert found.verdict == (
-        "Launch trial 2: +0.90 [0.88, 0.92] reward over the reference. It is better than every other one that was "
+        "Trial 2 is better than the reference: +0.90 [0.88, 0.92] reward. It is better than every other one that was "
         "confirmed."
     )
 
@@ -211,22 +208,30 @@ def test_a_configuration_on_few_seeds_does_not_pass_one_on_many() -> None:
 
 def test_what_the_data_do_not_tell_apart_is_said_to_be_so() -> None:
     near = confirmation({2: around(1.52), 3: around(1.5, -1.0), 0: around(1.0)})
-    assert near.verdict.startswith("Launch trial 2: +0.52")
+    assert near.verdict.startswith("Trial 2 is better than the reference: +0.52") and near.is_decided
     assert near.verdict.endswith("The data do not distinguish it from trial 3 (+0.02 [-0.03, 0.07]).")
     luck = confirmation({2: around(1.02, 3.0), 0: around(1.0, -3.0)})
-    assert luck.best is not None and luck.best is not luck.reference
+    assert luck.best is not None and luck.best is not luck.reference and not luck.is_decided
     assert luck.verdict.startswith(
         "Trial 2 has the highest mean, but the data do not distinguish it from the reference ("
     )
     assert luck.verdict.endswith(" reward). Confirm on more seeds before you rely on it.")
     worse = confirmation({2: around(0.5), 0: around(1.0)})
-    assert worse.verdict == "Launch the reference: no configuration that was confirmed has a higher mean."
+    assert worse.verdict == "No configuration that was confirmed has a higher mean than the reference."
+    assert worse.is_decided
     equal = confirmation({2: around(1.0), 0: around(1.01, -1.0)})
-    assert equal.verdict.endswith(
-        "has a higher mean. The data do not distinguish it from trial 2 (+0.01 [-0.03, 0.05])."
-    )
-    single = confirmation({2: [1.5], 0: [1.0]})
-    assert single.verdict.startswith("One seed cannot separate luck from merit; trial 2 has the highest reward on it.")
+    assert equal.verdict.endswith(" The data do not distinguish it from trial 2 (+0.01 [-0.03, 0.05]).")
+    assert not equal.is_decided
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_fewer_than_three_seeds_give_no_verdict(seeds: int) -> None:
+    few = confirmation({2: around(1.5)[:seeds], 0: around(1.0)[:seeds]})
+    assert few.seeds == seeds and not few.is_decided
+    assert few.verdict.startswith("Trial 2 has the highest mean, of ") and few.verdict.endswith("on at least 3.")
+
+
+def test_without_a_run_that_was_read_there_is_no_verdict() -> None:
     assert confirmation({2: [], 0: []}).verdict == "No confirming run has been evaluated on the test prompts yet."
 
 
@@ -401,24 +406,22 @@ def test_the_command_prints_the_verdict_and_what_launches_it(ppo_tuner: Invoke, 
     where = ["--storage", storage(own_folder)]
     status, _, err = ppo_tuner("confirm", NAME, "--show", *where)
     assert status == 1 and err.endswith(f'nothing of study "{NAME}" is confirmed yet; run: ppo-tuner confirm {NAME}\n')
-    status, out, err = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "2", *where)
+    status, out, err = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "3", *where)
     assert status == 0 and err == ""
     assert "160 episodes will confirm trial" in out
     assert "On fresh seeds, 160 episodes each, evaluated on 4 test prompts" in out
     assert "other lengths are not confirmed." in out
     told = " ".join(out.split())
-    status, out, _ = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "2", "--json", *where)
+    status, out, _ = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "3", "--json", *where)
     data = json.loads(out)
     assert status == 0 and data["study"] == NAME and data["is_whole"] is True
-    assert data["verdict"] in told and f"train --from quick {data['launch']} " in told
+    assert data["verdict"] in told and data["answer"]["launch"] in told
     before = rows(own_folder)
     status, shown, _ = ppo_tuner("confirm", NAME, "--show", *where)
     assert status == 0 and data["verdict"] in " ".join(shown.split()) and rows(own_folder) == before
     [again] = json.loads(ppo_tuner("confirm", NAME, "--show", "--json", *where)[1])
     assert again == data
     assert data["verdict"] in " ".join(ppo_tuner("best", NAME, *where)[1].split())
-    exported = ppo_tuner("export", NAME, str(data["launch"]), "--to", "yaml", *where)[1]
-    assert "Confirmed on 2 fresh seeds" in exported
     status, out, _ = ppo_tuner("show", NAME, "5", *where)
     assert status == 0 and "confirms trial" in out
     status, _, err = ppo_tuner("confirm", NAME, "--top", "9", *where)

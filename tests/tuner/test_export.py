@@ -104,7 +104,7 @@ def test_the_docs_name_every_column() -> None:
 def test_texts_that_are_empty_are_told_from_values_that_are_not_there(store: Store, tmp_path: Path) -> None:
     export_study(store, "made", tmp_path / "a", "csv")
     last = (tmp_path / "a" / "trials.csv").read_text().splitlines()[-1]
-    assert last.endswith(',,"",1,2,"pause","fork",3,,,,,,,false,0')  # from ended_at to retries
+    assert last.endswith(',,"",1,2,"pause","fork",3,,,,,,,,false,0')  # from ended_at to retries
 
 
 def test_other_tools_read_it(store: Store, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from ppo_core.task_file import get_task
 from tests.tuner import made_study
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.trial_rows import trial_row
+from tuner import answer
 from tuner.confirmed import Confirmation, Confirmed, Interval
-from tuner.export import TRAINERS, chosen
+from tuner.export import TRAINERS
 from tuner.export.chosen import Chosen, choose
 from tuner.export.table import effective
 from tuner.export.table import write as write_table
@@ -276,9 +277,15 @@ def test_without_a_number_the_best_trial_is_taken_and_what_it_came_to_is_said(tm
     view = read_study(with_store, "made")
     found = choose(with_store, view, None)
     assert found is not None and found.trial.number == 2 and found.config.learning_rate == 5e-4
-    first, second = found.facts
+    first, second, *_ = found.facts
     assert first.startswith('Study "made", task reviews, trial 2, by PPO Tuner 0.')
-    assert second == "Eval reward 2.000 ± 0.030, eval KL 9.00 ± 0.20 nats/response; the KL budget is 10 nats/response."
+    assert second == (
+        "It is what the study says to launch (one seed). Eval reward 2.000 ± 0.030 at a KL of 9.00 ± 0.20 "
+        "nats/response (budget 10)."
+    )
+    assert found.facts[-1] == "The same here: ppo-tuner train --from made 2"
+    other = choose(with_store, view, 0)
+    assert other is not None and other.facts[1].startswith("Eval reward 1.000 ± 0.030, eval KL 4.00 ± 0.20")
     assert found.last_kl_coef == 0.05
     running = choose(with_store, view, 7)
     assert running is not None and running.facts[1].startswith("It has no value yet (status ")
@@ -289,8 +296,11 @@ def test_a_best_checkpoint_before_the_end_is_told_with_its_place_in_the_run(tmp_
     store = stored(tmp_path, {})
     found = choose(store, read_study(store, "made"), 2)
     assert found is not None
-    assert found.facts[2].startswith("That was evaluated after 128 of 256 episodes (iteration 2 of 4), before its end.")
-    assert found.facts[3].endswith("train --from made 2 --stop_at_episode 128")
+    assert any(
+        one.startswith("That was evaluated after 128 of 256 episodes (iteration 2 of 4), before its end.")
+        for one in found.facts
+    )
+    assert found.facts[-1].endswith("train --from made 2 --stop_at_episode 128")
     store.close()
 
 
@@ -328,16 +338,26 @@ def test_a_confirmation_says_which_to_launch_and_at_which_length(
     store = stored(tmp_path, {})
     view = read_study(store, "made")
     reward = Interval(1.5, 1.25, 1.75, 3)
-    launch = Confirmed(view.trials[3], {8: 1.5}, {8: 5.0}, reward, Interval(5.0, 4.0, 6.0, 3), ends_within=2)
+    seeds = {8: 128, 9: 192, 10: 64}
+    launch = Confirmed(
+        view.trials[3],
+        512,
+        dict.fromkeys(seeds, 1.5),
+        dict.fromkeys(seeds, 5.0),
+        seeds,
+        reward,
+        Interval(5.0, 4.0, 6.0, 3),
+        ends_within=2,
+    )
     found = Confirmation(512, 64, None, (launch,), None)
     unread = Confirmation(1024, 0, None, (replace(launch, reward=None),), None)
-    monkeypatch.setattr(chosen, "confirmations", lambda *_: [found, unread])
+    monkeypatch.setattr(answer, "confirmations", lambda *_: [found, unread])
+    view = replace(view, trials=view.trials[:2] + view.trials[3:])
     told = choose(store, view, None)
     assert told is not None and told.trial.number == 3 and told.config.total_episodes == 512
-    assert told.facts[1].startswith(
-        "Confirmed on 3 fresh seeds: reward 1.50 [1.25, 1.75] on the test prompts, KL 5.00 ["
-    )
-    assert told.facts[2].startswith("2 of 3 runs end within the KL budget")
+    assert "(confirmed). Reward 1.50 [1.25, 1.75] on the test prompts at a KL of 5.00 [" in told.facts[1]
+    assert any(one.startswith("2 of 3 runs ended within the KL budget") for one in told.facts)
+    assert told.facts[-1].endswith("train --from made 3 --total_episodes 512 --stop_at_episode 192")
     by_number = choose(store, view, 2)
     assert by_number is not None and by_number.trial.number == 2 and by_number.config.total_episodes == 256
     store.close()

@@ -55,7 +55,8 @@ def test_every_command_with_json_has_its_shape() -> None:
 def test_studies(said: Callable[..., Any], enriched: str) -> None:
     assert keys(said("list")[0]) == keys(shapes.SUMMARY)
     study = said("show", enriched)
-    assert keys(study) == keys(shapes.STUDY) | {"front", "orders"}
+    assert keys(study) == keys(shapes.STUDY) | {"front", "orders", "answer"}
+    assert keys(study["answer"]) == keys(shapes.ANSWER)
     assert all(keys(trial) == keys(shapes.TRIAL) for trial in study["trials"])
     assert keys(study["trials"][5]["reason"]) == keys(shapes.REASON)
 
@@ -64,7 +65,7 @@ def test_trials(said: Callable[..., Any], enriched: str) -> None:
     detail = said("show", enriched, "0")
     assert keys(detail) == keys(shapes.DETAIL)
     assert keys(detail["samples"][0]) == keys(shapes.SAMPLE)
-    assert keys(said("best", enriched)) == keys(shapes.ANSWER)
+    assert keys(said("best", enriched)) == keys(shapes.BEST)
     assert keys(said("compare", enriched, "0", "2")) == keys(shapes.COMPARISON)
 
 
@@ -97,5 +98,5 @@ def test_what_takes_minutes_to_print() -> None:
     assert returned(training._data) | {"hub"} == keys(shapes.TRAINING)
     assert returned(estimate._data) == keys(shapes.ESTIMATE)
     assert returned(confirmed.confirmation_data) == keys(shapes.CONFIRMATION)
-    by_name = {"reward", "kl", "over_reference", "under_best", "lost", "failed", "open"}
+    by_name = {"reward", "kl", "over_reference", "under_best", "lost", "failed", "stopped", "open"}
     assert returned(confirmed._configuration_data) | by_name == keys(shapes.CONFIGURATION)

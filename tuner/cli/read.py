@@ -12,10 +12,11 @@ from ppo_core import output
 from ppo_core.errors import ConfigError, StudyError
 from ppo_core.run.command_line import EXIT_INTERRUPTED
 from tuner import forks, render, results, trial_log, upkeep
+from tuner.answer import answer_data, of_study
 from tuner.cli import report, storage
-from tuner.confirmed import recommendation
 from tuner.paired import over
 from tuner.results import StudyView, read_study
+from tuner.scoring import with_running
 from tuner.status import Status
 from tuner.store import Store, StudyRow, TrialRow
 
@@ -48,23 +49,24 @@ def show(args: argparse.Namespace) -> int:
 
 
 def _show_study(store: Store, view: StudyView, args: argparse.Namespace) -> None:
-    placed = store.orders(view.row)
+    placed, where = store.orders(view.row), storage.location(args.storage)
     if args.json:
-        more = {"front": results.front_data(store, view), "orders": [results.order_data(order) for order in placed]}
+        more = {
+            "front": results.front_data(store, view),
+            "orders": [results.order_data(order) for order in placed],
+            "answer": report.data_of_answer(store, view, where),
+        }
         print(output.dumps(results.study_data(view) | more))
         return
     out = output.console()
     out.print(render.study_line(view), style="bold")
     out.print()
     report.print_trials(out, store, view, is_all=args.all)
-    best = view.best()
-    if best is not None or view.ended:
+    found = of_study(store, view)
+    if found is not None or view.ended:
         out.print()
-    if best is not None:
-        where = storage.location(args.storage)
-        report.print_winner(out, store, view, best, view.spec.kl_budget, where)
-        if view.confirming:
-            out.print(recommendation(store, view), soft_wrap=True)
+    if found is not None:
+        report.print_answer(out, store, view, found, where)
         report.print_front(out, store, view, where)
     elif view.ended:
         out.print(report.no_winner(view, view.spec.kl_budget))
@@ -78,6 +80,7 @@ def _show_trial(store: Store, view: StudyView, trial: TrialRow, as_json: bool) -
         print(output.dumps(results.trial_detail(store, view.row, trial)))
         return
     out = output.console()
+    (trial,) = with_running(store, [trial], view.spec)
     title = f'Trial {trial.number} of study "{output.plain(view.row.name)}" ({render.lineage(trial)})'
     out.print(render.config_table(trial, view, title))
     out.print(render.outcome_line(trial, results.value_kl(store, trial)), style="bold")
@@ -127,22 +130,22 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def best(args: argparse.Namespace) -> int:
-    """Show the best trial within the study's KL budget or another; an error if there is none."""
+    """Show what to launch within the study's KL budget or another; an error if there is nothing."""
     with storage.opened(args.storage) as store:
         view = read_study(store, args.study)
         if args.kl_budget is not None:
             view = results.under_budget(store, view, args.kl_budget)
-        trial, where, kl_budget = view.best(), storage.location(args.storage), view.spec.kl_budget
-        if trial is None:
+        found, where, kl_budget = of_study(store, view), storage.location(args.storage), view.spec.kl_budget
+        if found is None:
             raise StudyError(report.no_winner(view, kl_budget))
         if args.json:
-            kept = {"checkpoint": report.checkpoint_data(store, view, trial, where)}
-            print(output.dumps(results.best_data(store, view, trial, kl_budget) | kept))
+            more = {
+                "checkpoint": report.checkpoint_data(store, view, found.trial, where),
+                "answer": answer_data(found, report.launch_command(found, where)),
+            }
+            print(output.dumps(results.best_data(store, view, found.trial, kl_budget) | more))
         else:
-            report.print_winner(output.console(), store, view, trial, kl_budget, where)
-            sure = recommendation(store, view) if args.kl_budget is None else None
-            if sure is not None:
-                output.console().print(sure, soft_wrap=True)
+            report.print_answer(output.console(), store, view, found, where)
     return 0
 
 

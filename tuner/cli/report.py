@@ -8,26 +8,22 @@ from rich.console import Console
 from ppo_core import output
 from ppo_core.run.command_line import EXIT_ERROR, EXIT_OK
 from tuner import forks, render
+from tuner.answer import Answer, answer_data, of_study
 from tuner.best import best_rank
 from tuner.cli import storage, trust
-from tuner.confirmed import confirmations, longest_read, recommendation
+from tuner.confirmed import confirmations, longest_read
 from tuner.environment import to_copy
-from tuner.forks import Answer
 from tuner.paired import improvement
 from tuner.results import (
     LONGER,
-    Estimate,
     StudyView,
     baseline,
-    end_of,
     front,
     kl_prunings,
-    on_test,
     spent,
-    value_kl,
 )
 from tuner.rules import RULES
-from tuner.scoring import ends_within
+from tuner.scoring import with_running
 from tuner.status import Status
 from tuner.store import Store, TrialRow
 
@@ -43,7 +39,7 @@ def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = 
     if not view.trials:
         out.print("No trial has started yet.")
         return
-    listed = view.trials if is_all else _listed(view)
+    listed = with_running(store, view.trials if is_all else _listed(view), view.spec)
     out.print(render.trials_table(listed, view.best()))
     for table in render.params_tables(listed, view.spec):
         out.print(table)
@@ -76,87 +72,76 @@ def _listed(view: StudyView) -> Sequence[TrialRow]:
 
 
 def print_outcome(out: Console, store: Store, view: StudyView, where: str) -> None:
-    """Print the winner with its whole configuration and what it improved, or why there is none; then what to do next.
+    """Print the study's answer, what confirmed it, or why there is none; then what to do next.
 
     `where` is the storage, which the suggested commands name unless they find it by themselves.
     """
-    best = launch = view.best()
+    found = of_study(store, view)
     out.print()
-    if best is None:
+    if found is None:
         out.print(no_winner(view, view.spec.kl_budget), style="bold")
     else:
-        print_winner(out, store, view, best, view.spec.kl_budget, where)
         read = longest_read(confirmations(store, view))
         if read is not None:
+            trust.print_confirmation(out, read)
             out.print()
-            trust.print_confirmation(out, view, read, where)
-            launch = best if read.best is None else read.best.trial
-        else:
-            out.print(recommendation(store, view), soft_wrap=True)
+        print_answer(out, store, view, found, where)
     out.print()
     out.print("Next:", style="bold")
-    for command, purpose in _next_commands(view, best, launch, where):
+    for command, purpose in _next_commands(view, found, where):
         out.print(f"  {command}\n      {purpose}")
 
 
-def print_winner(out: Console, store: Store, view: StudyView, trial: TrialRow, kl_budget: float, where: str) -> None:
-    """Print the trial's whole configuration, its value and KL, the improvement on the SFT baseline, and its checkpoint.
+def print_answer(out: Console, store: Store, view: StudyView, found: Answer, where: str) -> None:
+    """Print a study's answer: its whole configuration, what it reaches, how sure that is, and how to launch it.
 
-    And whether the configuration itself ends within the budget, and how the checkpoint did on the test prompts.
     `where` is the storage, which the suggested commands name unless they find it by themselves.
     """
-    title = f"Best trial within {output.short(kl_budget)} {output.KL_UNIT}: trial {trial.number}"
+    trial, one = found.trial, found.checkpoint
+    title = f"To launch within {output.short(found.kl_budget)} {output.KL_UNIT}: trial {trial.number} ({found.badge})"
     out.print(render.config_table(trial, view, title))
-    start, kl = baseline(store, trial), value_kl(store, trial)
-    answer = forks.answer(store, view.row, trial)
-    value = f"eval reward {output.plus_minus(trial.value, trial.value_se)}"
-    at = "" if kl is None else f" at a KL of {output.plus_minus(kl.mean, kl.se)} {output.KL_UNIT}"
-    spent = f"in {trial.seconds:.0f} s"
-    out.print(f"Trial {trial.number}: {value}{at} (budget {output.short(kl_budget)}), {spent}.", style="bold")
-    better = improvement(store, trial)
-    if start is not None and better is not None:
+    out.print(f"Trial {trial.number}: {found.reading} It took {trial.seconds:.0f} s.", style="bold", soft_wrap=True)
+    start, better = baseline(store, trial), improvement(store, trial)
+    if found.confirmed is None and start is not None and better is not None:
         before = output.plus_minus(start.mean, start.se)
         out.print(
             f"Improvement on the SFT baseline: {output.plus_minus(better.mean, better.se)} reward "
             f"(baseline {before}; ± is one standard error, {better.basis}).",
             style="bold",
         )
-    if answer is not None:
-        for line in _end_lines(store, view, trial, answer, where):
-            out.print(line, soft_wrap=True)
-        out.print(_test_line(store, view, trial))
-        out.print(render.answer_line(answer), soft_wrap=answer.kept.path is not None)
-        if answer.kept.path is None:
-            out.print(f"To make it again: {_command(answer.again, where)}", soft_wrap=True)
+    if one is not None:
+        if found.confirmed is None:
+            out.print(_test_line(found))
+        out.print(render.answer_line(one), soft_wrap=one.kept.path is not None)
+    print_launch(out, found, where)
 
 
-def _end_lines(store: Store, view: StudyView, trial: TrialRow, answer: Answer, where: str) -> list[str]:
-    """Return whether the configuration itself ends within the budget or only the checkpoint is within it, in lines."""
-    end = end_of(store, trial, view.spec)
-    kl = "at an unknown KL" if end.kl is None else f"at {_estimate(end.kl)}"
-    if not end.is_whole:
-        how = {"paused": "paused by the strategy" if trial.is_resting else "paused by a person"}
-        status = how.get(trial.shown_status, trial.shown_status)
-        of = output.short(trial.config.get("total_episodes"))
-        return [f"It was not trained to its end: {status} at episode {trial.episodes} of {of}, {kl}."]
-    if end.is_within:
-        return [f"Trained to its end it is {kl}: within the budget."]
-    text = f"Trained to its end it is {kl}: over the budget; only this checkpoint is within it."
-    if trial.parent is not None or answer.kept.path is None:  # then how to make it again is said below
-        return [text]
-    return [text, f"To launch it up to there: {_command(answer.again, where)}"]
+def print_launch(out: Console, found: Answer, where: str) -> None:
+    """Print how sure a study's answer is, what to know of it, and the commands that confirm and launch it."""
+    for line in (found.certainty, *found.cautions):
+        out.print(line, soft_wrap=True)
+    if found.confirm:
+        out.print(f"To confirm it: {_command(found.confirm, where)}", soft_wrap=True)
+    out.print(f"To launch it: {_command(found.launch, where)}", style="bold", soft_wrap=True)
 
 
-def _test_line(store: Store, view: StudyView, trial: TrialRow) -> str:
-    test = on_test(store, view, trial)
+def launch_command(found: Answer, where: str) -> str:
+    """Return the command that launches a study's answer."""
+    return _command(found.launch, where)
+
+
+def data_of_answer(store: Store, view: StudyView, where: str) -> dict[str, Any] | None:
+    """Return the study's answer for JSON; None: it has none."""
+    found = of_study(store, view)
+    return None if found is None else answer_data(found, launch_command(found, where))
+
+
+def _test_line(found: Answer) -> str:
+    test = found.test
     if isinstance(test, str):
         return f"On the test prompts: not evaluated ({output.plain(test)})."
     reward, kl = output.plus_minus(test.reward, test.reward_se), output.plus_minus(test.kl, test.kl_se)
     return f"On {test.prompts} test prompts: {reward} at {kl} {output.KL_UNIT} (once, after the search)."
-
-
-def _estimate(kl: Estimate) -> str:
-    return f"{output.plus_minus(kl.mean, kl.se)} {output.KL_UNIT}"
 
 
 def print_front(out: Console, store: Store, view: StudyView, where: str) -> None:
@@ -173,7 +158,7 @@ def checkpoint_data(store: Store, view: StudyView, trial: TrialRow, where: str) 
 
     `path` is null where it is not kept on this machine: `why_not` says so, and the command `again` makes it again.
     """
-    answer = forks.answer(store, view.row, trial)
+    answer = forks.value_checkpoint(store, view.row, trial)
     if answer is None:
         return None
     path = answer.kept.path
@@ -248,13 +233,8 @@ def _moves(view: StudyView, advice: tuple[str, Mapping[str, str]]) -> str:
     return f"{end}: {', or '.join(fixed)}."
 
 
-def _next_commands(
-    view: StudyView, best: TrialRow | None, launch: TrialRow | None, where: str
-) -> list[tuple[str, str]]:
-    """Return commands worth running next, each with what it does.
-
-    `best` is the search's best trial and `launch` the one to launch, which a confirmation may have changed.
-    """
+def _next_commands(view: StudyView, found: Answer | None, where: str) -> list[tuple[str, str]]:
+    """Return commands worth running next, each with what it does."""
     name = view.row.name
     failed = _all_failed(view)
     if failed:
@@ -265,27 +245,25 @@ def _next_commands(
         ]
         return [(_command(words, where), purpose) for words, purpose in commands]
     commands = [(["dashboard"], "curves, trials and samples in the browser")]
-    if best is not None and launch is not None:
-        number = str(launch.number)
-        episodes = int(launch.config.get("total_episodes") or 0) * LONGER
-        if launch.number != 0:
+    if found is not None:
+        number, config = str(found.number), found.trial.config
+        if found.number != 0:
             first = "trial 0" if view.spec.listed else "the reference"
-            commands.append((["compare", name, number, "0"], f"where the winner differs from {first}"))
+            commands.append((["compare", name, number, "0"], f"where it differs from {first}"))
         commands.append((["show", name, number], "its curve and samples"))
-        if not view.confirming:
-            again = "run it and the reference again on fresh seeds: does it hold?"
-            commands.append((["confirm", name], again))
+        if found.confirm:
+            commands.append(([*found.confirm], "it and the reference again on fresh seeds: does it hold?"))
+        commands.append(([*found.launch], "launch it"))
+        episodes = int(config.get("total_episodes") or 0) * LONGER
         longer = ["train", "--from", name, number, "--total_episodes", str(episodes)]
-        over = ends_within(launch, view.spec) is False
         is_confirmed = any(run.config.get("total_episodes") == episodes for run in view.confirming)
         why = "train it longer" if is_confirmed else "train it longer (not confirmed at that length)"
-        keep = "it ends over the KL budget, so use best_model, the best checkpoint within it" if over else ""
-        commands.append((longer, f"{why}; {keep or 'it keeps the last model and the best within the KL budget'}"))
-        half = view.spec.kl_budget / 2
-        if best.kl is not None and best.kl > half:  # else the answer is the same
+        commands.append((longer, f"{why}; it keeps the last model, and as best_model the best within the KL budget"))
+        half, best = view.spec.kl_budget / 2, view.best()
+        if best is not None and best.kl is not None and best.kl > half:  # else the answer is the same
             commands.append((["best", name, "--kl-budget", output.short(half)], "the best within half the KL budget"))
     return [(_command(words, where), purpose) for words, purpose in commands]
 
 
-def _command(words: list[str], where: str) -> str:
+def _command(words: Sequence[str], where: str) -> str:
     return to_copy([*words, *storage.flags(where)])

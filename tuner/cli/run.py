@@ -19,10 +19,11 @@ from ppo_core.errors import NO_ROOM, ConfigError, StudyError, nearest
 from ppo_core.report import StepReport
 from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK
 from tuner import render, results, study_file
+from tuner.answer import of_study
 from tuner.cli import report, storage, trust
 from tuner.cli.arguments import LOCAL, RAY
 from tuner.confirm import Plan, candidates
-from tuner.confirmed import confirmation_data, confirmations
+from tuner.confirmed import Confirmation, confirmation_data, confirmations
 from tuner.engine.base import MakeEngine
 from tuner.engine.gpu import require_gpus, visible_gpus
 from tuner.engine.local import LocalEngine, cores, threads_per_worker
@@ -329,12 +330,13 @@ def confirm(args: argparse.Namespace) -> int:
     plan = Plan(args.top, args.seeds, args.total_episodes)
     stopped = _train(spec, args, where, is_file=False, plan=plan)
     with closing(Store.open(where)) as store:
-        view = read_study(store, spec.name)
-        found = [one for one in confirmations(store, view) if one.total_episodes == plan.length(spec)]
+        found = [
+            one for one in confirmations(store, read_study(store, spec.name)) if one.total_episodes == plan.length(spec)
+        ]
         if args.json:
-            print(output.dumps(None if not found else confirmation_data(found[0]) | {"study": spec.name}))
-        elif found:
-            trust.print_confirmation(output.console(), view, found[0], where)
+            print(output.dumps(_confirmed_data(store, spec.name, found, where)[0] if found else None))
+        else:
+            _print_confirmed(store, spec.name, found, where)
     if stopped is None:
         return EXIT_OK
     length = [] if args.total_episodes is None else ["--total-episodes", str(args.total_episodes)]
@@ -346,17 +348,32 @@ def confirm(args: argparse.Namespace) -> int:
 def _show_confirmed(args: argparse.Namespace, where: str) -> int:
     """Print what was confirmed so far, and run nothing."""
     with closing(Store.open(where)) as store:
-        view = read_study(store, args.study)
-        found = [one for one in confirmations(store, view) if one.best is not None]
+        found = [one for one in confirmations(store, read_study(store, args.study)) if one.best is not None]
         if args.json:
-            print(output.dumps([confirmation_data(one) | {"study": args.study} for one in found]))
+            print(output.dumps(_confirmed_data(store, args.study, found, where)))
         elif not found:
             confirm_it = to_copy(["confirm", args.study])
             raise StudyError(f'nothing of study "{args.study}" is confirmed yet; run: {confirm_it}')
         else:
-            for one in found:
-                trust.print_confirmation(output.console(), view, one, where)
+            _print_confirmed(store, args.study, found, where)
     return EXIT_OK
+
+
+def _print_confirmed(store: Store, name: str, found: Sequence[Confirmation], where: str) -> None:
+    """Print confirmations, and then the study's answer, which follows from all of them."""
+    out = output.console()
+    for one in found:
+        trust.print_confirmation(out, one)
+    answer = of_study(store, read_study(store, name))
+    if answer is not None:
+        out.print()
+        out.print(f"To launch: trial {answer.number} ({answer.badge}). {answer.reading}", style="bold", soft_wrap=True)
+        report.print_launch(out, answer, where)
+
+
+def _confirmed_data(store: Store, name: str, found: Sequence[Confirmation], where: str) -> list[dict[str, Any]]:
+    answer = report.data_of_answer(store, read_study(store, name), where)
+    return [confirmation_data(one) | {"study": name, "answer": answer} for one in found]
 
 
 def _run(
@@ -474,7 +491,7 @@ def _print_result(name: str, where: str, as_json: bool) -> int:
     try:
         view = read_study(store, name)
         if as_json:
-            print(output.dumps(results.study_data(view)))
+            print(output.dumps(results.study_data(view) | {"answer": report.data_of_answer(store, view, where)}))
         else:
             out = output.console()
             report.print_trials(out, store, view)

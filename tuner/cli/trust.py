@@ -19,7 +19,7 @@ from tuner import render
 from tuner.cli import storage
 from tuner.confirmed import Confirmation, runs_text
 from tuner.environment import to_copy
-from tuner.results import StudyView, read_study
+from tuner.results import read_study
 
 if TYPE_CHECKING:  # its libraries take a second to load
     from tuner.search.importance import Importance
@@ -27,17 +27,12 @@ if TYPE_CHECKING:  # its libraries take a second to load
 # Confirming
 
 
-def print_confirmation(out: Console, view: StudyView, found: Confirmation, where: str) -> None:
-    """Print the result of confirming a study: each configuration, the verdict, and the command that launches it."""
+def print_confirmation(out: Console, found: Confirmation) -> None:
+    """Print the result of confirming a study at one length: each configuration, and which one is better."""
     out.print(confirmation_table(found))
     for line in confirmation_lines(found):
         out.print(line, soft_wrap=True)
     out.print(found.verdict, style="bold", soft_wrap=True)
-    if found.best is not None:
-        words = [*found.launch_words(view.row.name), *storage.flags(where)]
-        out.print(f"To launch it: {to_copy(words)}", soft_wrap=True)
-        length = f"{found.total_episodes} episodes"
-        out.print(f"Confirmed at {length} only; other lengths are not confirmed.", soft_wrap=True)
 
 
 def confirmation_table(found: Confirmation) -> Table:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ppo_core import __version__
 from ppo_core.hyperparameters import PPOConfig
-from ppo_core.output import KL_UNIT, counted, plus_minus, short
+from ppo_core.output import KL_UNIT, plus_minus, short
 from tuner import forks, results
-from tuner.confirmed import Confirmation, Confirmed, confirmations, longest_read
+from tuner.answer import Answer, of_study
 from tuner.environment import to_copy
 from tuner.results import StudyView
 from tuner.status import Role
@@ -29,44 +29,43 @@ class Chosen:
 
 
 def choose(store: Store, view: StudyView, number: int | None) -> Chosen | None:
-    """Return the configuration of a trial; without a number what a confirmation says to launch, else the best trial.
+    """Return the configuration of a trial; without a number that of the study's answer.
 
-    None: no number is given, and no trial is the best.
+    None: no number is given, and the study has no answer.
 
     Raises:
         StudyError: there is no such trial, or its stored configuration is not whole.
         ConfigError: its stored configuration is not allowed in this version.
     """
-    confirmation = longest_read(confirmations(store, view))
-    launch = None if confirmation is None else confirmation.best
-    if number is not None and (launch is None or launch.trial.number != number):
-        confirmation = None
-    if number is not None:
-        trial: TrialRow | None = store.trial(view.row, number)
-    else:
-        trial = view.best() if launch is None else launch.trial
-    if trial is None:
+    found = of_study(store, view)
+    if number is not None and (found is None or found.number != number):
+        found, trial = None, store.trial(view.row, number)
+    elif found is None:
         return None
-    values = dict(trial.config)
-    if confirmation is not None:
-        values["total_episodes"] = confirmation.total_episodes
+    else:
+        trial = found.trial
+    confirmed = None if found is None else found.confirmed
+    values = dict(trial.config) | ({} if confirmed is None else {"total_episodes": confirmed.length})
     config = PPOConfig.from_dict(values, f'trial {trial.number} of study "{view.row.name}"')
     facts = (
         f'Study "{view.row.name}", task {view.spec.task}, trial {trial.number}, by PPO Tuner {__version__}.',
-        *_outcome(store, view, trial, config, confirmation),
+        *(_of_trial(store, view, trial, config) if found is None else _of_answer(store, view, found, config)),
         *_fork(view.row.name, trial),
     )
     return Chosen(view.row.name, trial, config, facts, _last_kl_coef(store, trial))
 
 
-def _outcome(
-    store: Store, view: StudyView, trial: TrialRow, config: PPOConfig, confirmation: Confirmation | None
-) -> Iterator[str]:
+def _of_answer(store: Store, view: StudyView, found: Answer, config: PPOConfig) -> Iterator[str]:
+    yield f"It is what the study says to launch ({found.badge}). {found.reading}"
+    yield found.certainty
+    yield from found.cautions
+    if found.confirmed is None:
+        yield from _checkpoint(store, view, found.trial, config)
+    yield f"The same here: {to_copy(found.launch)}"
+
+
+def _of_trial(store: Store, view: StudyView, trial: TrialRow, config: PPOConfig) -> Iterator[str]:
     budget = f"the KL budget is {short(view.spec.kl_budget)} {KL_UNIT}"
-    launch = None if confirmation is None else confirmation.best
-    if confirmation is not None and launch is not None:
-        yield from _confirmed(confirmation, launch, budget)
-        return
     if trial.value is None or not math.isfinite(trial.value):
         yield f"It has no value yet (status {trial.shown_status}); {budget}."
         return
@@ -74,24 +73,14 @@ def _outcome(
     kl_text = "unknown" if kl is None else f"{plus_minus(kl.mean, kl.se)} {KL_UNIT}"
     yield f"Eval reward {plus_minus(trial.value, trial.value_se)}, eval KL {kl_text}; {budget}."
     yield from _checkpoint(store, view, trial, config)
-
-
-def _confirmed(confirmation: Confirmation, launch: Confirmed, budget: str) -> Iterator[str]:
-    if launch.reward is not None:
-        kl = "" if launch.kl is None else f", KL {launch.kl.text} {KL_UNIT}"
-        seeds = counted(launch.reward.n, "fresh seed")
-        yield f"Confirmed on {seeds}: reward {launch.reward.text} on the test prompts{kl}; {budget}."
-        if launch.ends_within < launch.reward.n:
-            yield (
-                f"{launch.ends_within} of {launch.reward.n} runs end within the KL budget; the readings are of each "
-                "run's best checkpoint within it, so evaluate on the way and keep that one."
-            )
-    yield confirmation.verdict
+    found = forks.value_checkpoint(store, view.row, trial)
+    if found is not None and 0 < found.episode < config.whole_episodes():
+        yield f"The same here: {to_copy(found.again)}"
 
 
 def _checkpoint(store: Store, view: StudyView, trial: TrialRow, config: PPOConfig) -> Iterator[str]:
     """Yield where in the run that was read, if not at its end, and how far the trial was trained at all."""
-    answer, whole = forks.answer(store, view.row, trial), config.whole_episodes()
+    answer, whole = forks.value_checkpoint(store, view.row, trial), config.whole_episodes()
     batch, is_whole = config.batch_sizes(1).batch_size, results.end_of(store, trial, view.spec).is_whole
     if not is_whole:
         yield (
@@ -108,7 +97,6 @@ def _checkpoint(store: Store, view: StudyView, trial: TrialRow, config: PPOConfi
         f"{config.num_iterations()}), before its end. The rates follow the whole length: keep the length, and save and "
         "stop there."
     )
-    yield f"The same here: {to_copy(answer.again)}"
 
 
 def _fork(study: str, trial: TrialRow) -> Iterator[str]:

@@ -167,6 +167,8 @@ class TrialRow:
     """Who paused it; None: it is not paused."""
     value_step: int | None = None
     """The step whose evaluation `value` is."""
+    end_reward: float | None = None
+    """Eval reward of its last evaluation, whatever its KL."""
     end_kl: float | None = None
     """Eval KL of its last evaluation, in nats per response: whether the configuration itself ends within a budget."""
     end_kl_se: float | None = None
@@ -237,5 +239,6 @@ class Outcome:
     kl: float | None = None
     violation: float | None = None
     value_step: int | None = None
+    end_reward: float | None = None
     end_kl: float | None = None
     end_kl_se: float | None = None

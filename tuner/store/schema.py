@@ -26,7 +26,7 @@ from sqlalchemy.exc import ArgumentError
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 """Raised with every change of the tables: a store of another version is refused."""
 
 _SECRETS = (
@@ -88,6 +88,7 @@ trials = Table(
     Column("seed", Integer),
     Column("paused_by", String(16)),
     Column("value_step", Integer),
+    Column("end_reward", Float),
     Column("end_kl", Float),
     Column("end_kl_se", Float),
     Column("rung_episode", Integer),

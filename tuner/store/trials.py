@@ -159,7 +159,7 @@ def step_values(report: StepReport) -> dict[str, Any]:
 
 # Trials: added, started, recorded step by step, and finished, each in one transaction.
 
-JUDGEMENT = ("value", "value_se", "kl", "violation", "value_step", "end_kl", "end_kl_se")
+JUDGEMENT = ("value", "value_se", "kl", "violation", "value_step", "end_reward", "end_kl", "end_kl_se")
 """What follows from a trial's evaluations, and is judged again where the KL budget changes."""
 
 _CONSTANT = ("config", "params")

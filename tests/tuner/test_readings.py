@@ -1,0 +1,293 @@
+"""The checkpoint of a trial's value, its reading on the test prompts, and the front that is kept."""
+
+import json
+import random
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ppo_core import checkpoint
+from ppo_core.hyperparameters import PPOConfig
+from ppo_core.kl_budget import Point, front
+from ppo_core.report import SplitReading
+from ppo_core.trainer import ppo_trainer
+from tests.tuner.invoke import Invoke
+from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, run, storage
+from tests.tuner.quick_trainer import FOLDER_VARIABLE
+from tuner import forks, results
+from tuner.cli import report
+from tuner.events import Event, ReadingOnTest, StudyWarned
+from tuner.front import MOST_KEPT, StudyFront
+from tuner.results import StudyView
+from tuner.spec import StudySpec
+from tuner.store import OnTest, Store
+
+
+def spec(trainer: str = "tested", **changes: Any) -> StudySpec:
+    return quick_spec(trainer, **({"trials": 2} | changes))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of six trials that has ended; no test changes it."""
+    folder = tmp_path_factory.mktemp("finished")
+    assert run(folder, spec(trials=6), workers=1)[0]
+    return folder
+
+
+@pytest.fixture
+def store(finished: Path) -> Iterator[Store]:
+    opened = Store.open(storage(finished))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def view(store: Store) -> StudyView:
+    return results.read_study(store, NAME)
+
+
+def readings(folder: Path) -> dict[tuple[int, int], OnTest]:
+    """Return what was evaluated on the test prompts, by trial and step."""
+    store = Store.open(storage(folder))
+    try:
+        found = {(row.number, step): store.on_test(row.id, step) for row in rows(folder) for step in range(11)}
+        return {key: on_test for key, on_test in found.items() if on_test is not None}
+    finally:
+        store.close()
+
+
+def evaluated(curve: list[Any]) -> list[Any]:
+    """Return the steps of a curve that were evaluated; the last item of each is its eval KL."""
+    return [one for one in curve if len(one) == 6 and one[5] is not None]
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+# The checkpoint
+
+
+def test_the_answer_is_the_checkpoint_that_the_value_was_read_at(view: StudyView, store: Store, finished: Path) -> None:
+    best = view.best()
+    assert best is not None and best.value_step is not None
+    # The reward is 1 + sqrt(KL): the highest is the closest below 10 - 0.25.
+    points = {(number, one[0]): one[5] for number, curve in curves(finished).items() for one in evaluated(curve)}
+    number, step = max((key for key, kl in points.items() if kl <= 9.75), key=lambda key: points[key])
+    answer = forks.value_checkpoint(store, view.row, best)
+    assert answer is not None
+    assert (best.number, answer.step, answer.episode) == (number, step, 16 * step)
+    assert answer.kept.path == finished.absolute() / "runs" / NAME / str(number) / f"step-{step:06d}"
+
+
+def test_the_command_that_makes_it_again_stops_where_it_was_read(view: StudyView, store: Store) -> None:
+    for step, flags in ((6, ["--stop_at_episode", "96"]), (10, [])):
+        answer = forks.value_checkpoint(store, view.row, replace(view.trials[1], value_step=step))
+        assert answer is not None and answer.again == ["train", "--from", NAME, "1", *flags]
+    assert forks.value_checkpoint(store, view.row, replace(view.trials[1], value_step=None)) is None, "it has no value"
+
+
+@pytest.mark.slow
+def test_the_command_makes_the_very_same_model_again(ppo_tuner: Invoke, own_folder: Path) -> None:
+    """Of a real trial, at a step between two regular evaluations: it was evaluated since its KL was near the budget."""
+    assert ppo_tuner("new-task", "sums")[0] == 0
+    study = own_folder / "sums" / "study.toml"
+    lines = [line for line in study.read_text().splitlines() if not line.startswith(("budget", "trials"))]
+    kl = "\n[kl]\nbudget = 0.4\nlimit = 15.0\n[fixed]\ntotal_episodes = 640\neval_every_episodes = 640\n"
+    study.write_text('trials = 1\ndevice = "cpu"\nthreads = 1\n' + "\n".join(lines) + kl)
+    assert ppo_tuner("run", str(study))[0] == 0
+    answer = json.loads(ppo_tuner("best", "sums", "--json")[1])
+    assert answer["checkpoint"]["episode"] not in (0, 640)
+    words = shlex.split(answer["checkpoint"]["again"])[1:]
+    data = json.loads(ppo_tuner(*words, "--output", "again", "--json")[1])
+    last = data["steps"][-1]
+    assert (last["step"], last["eval/reward"], last["eval/kl"]) == (answer["value_step"], answer["value"], answer["kl"])
+    config = PPOConfig.from_dict(answer["config"])
+    ppo_trainer(config, data["task"], device="cpu", resume_from=answer["checkpoint"]["path"]).save_model("saved")
+    weights = [(own_folder / name / "model.safetensors").read_bytes() for name in ("again/model", "saved")]
+    assert weights[0] == weights[1]
+
+
+# The reading on the test prompts
+
+
+def test_the_answer_is_read_once_when_the_search_has_ended(tmp_path: Path) -> None:
+    done, events = run(tmp_path, spec())
+    assert done and kinds(events)[-1] == "ReadingOnTest"
+    (best,) = [event for event in events if isinstance(event, ReadingOnTest)]
+    ((key, found),) = readings(tmp_path).items()
+    kl = next(step[5] for step in curves(tmp_path)[best.trial] if step[0] == best.step)
+    assert key == (best.trial, best.step)
+    assert (found.prompts, found.reward, found.reward_se, found.kl, found.kl_se) == (4, best.step, 0.5, kl, 0.25)
+    done, events = run(tmp_path, spec())
+    assert done and kinds(events) == ["StudyStarted"], "a study that has ended and was read starts nothing"
+    assert readings(tmp_path) == {key: found}
+
+
+def test_another_answer_is_read_too(tmp_path: Path) -> None:
+    run(tmp_path, spec(trials=1))
+    (first,) = readings(tmp_path)
+    done, events = run(tmp_path, spec(trials=6))
+    assert done and kinds(events).count("ReadingOnTest") == 1
+    assert len(readings(tmp_path)) == 2 and first in readings(tmp_path)
+    store = Store.open(storage(tmp_path))
+    lowest = results.front(store, results.read_study(store, NAME))[0].budget
+    store.close()
+    done, events = run(tmp_path, spec(trials=6, kl={"budget": lowest, "limit": 15.0}))
+    assert done and kinds(events) == ["StudyStarted", "Preparing", "Preparing", "ReadingOnTest"], "no trial runs for it"
+    assert len(readings(tmp_path)) == 3
+
+
+def test_a_controller_that_is_killed_while_it_reads_leaves_that_to_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    (tmp_path / "hold").touch()
+    with controller(tmp_path, spec(), workers=1) as running:
+        running.read_until(lambda line: line == "ReadingOnTest")
+        running.kill()
+    assert readings(tmp_path) == {} and all(row.status.is_final for row in rows(tmp_path))
+    before = curves(tmp_path)
+    (tmp_path / "hold").unlink()
+    done, events = run(tmp_path, spec())
+    assert done and kinds(events) == ["StudyStarted", "Preparing", "Preparing", "ReadingOnTest"]
+    assert len(readings(tmp_path)) == 1 and curves(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("trainer", "why"),
+    [("untested", "the task tests.tuner.quick_trainer:TASK has no test prompts"),
+     ("factory", "the trainer tests.tuner.quick_trainer:factory evaluates no test prompts")],
+)  # fmt: skip
+def test_what_cannot_be_read_is_said_and_not_tried_again(tmp_path: Path, trainer: str, why: str) -> None:
+    run(tmp_path, spec(trainer))
+    (found,) = readings(tmp_path).values()
+    assert (found.prompts, found.reward, found.kl, found.why_not) == (0, None, None, why)
+    assert kinds(run(tmp_path, spec(trainer))[1]) == ["StudyStarted"]
+
+
+def test_a_checkpoint_that_is_not_here_is_not_read(tmp_path: Path) -> None:
+    run(tmp_path, spec())
+    (key,) = readings(tmp_path)
+    with Store.open(storage(tmp_path))._engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM ppo_test_readings")
+    shutil.rmtree(tmp_path / "runs" / NAME / str(key[0]))
+    assert kinds(run(tmp_path, spec())[1]) == ["StudyStarted"] and readings(tmp_path) == {}
+
+
+def test_a_reading_that_fails_is_told_and_tried_again_in_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    (tmp_path / "no_memory").touch()
+    done, events = run(tmp_path, spec())
+    assert done and readings(tmp_path) == {}
+    (warned,) = [event.message for event in events if isinstance(event, StudyWarned)]
+    assert "could not be evaluated on the test prompts: RuntimeError: no memory left" in warned
+    (tmp_path / "no_memory").unlink()
+    run(tmp_path, spec())
+    assert len(readings(tmp_path)) == 1
+
+
+def test_a_trial_that_is_replayed_loses_the_reading_of_a_later_step(tmp_path: Path) -> None:
+    run(tmp_path, spec())
+    ((number, step),) = readings(tmp_path)
+    store = Store.open(storage(tmp_path))
+    lease, row = store.acquire(NAME), rows(tmp_path)[number]
+    store.begin_attempt(lease, row, step)
+    assert list(readings(tmp_path)) == [(number, step)], "it goes on from there"
+    store.add_test_reading(lease, row.id, step, SplitReading(4, 99.0, 0.0, 0.0, 0.0), None)
+    assert readings(tmp_path)[number, step].reward == step, "the first reading stays"
+    store.begin_attempt(lease, row, step - 1)
+    assert readings(tmp_path) == {}
+    store.release(lease)
+    store.close()
+
+
+# The front
+
+
+def on_disk(folder: Path) -> dict[int, list[int]]:
+    found = (folder / "runs" / NAME).glob("*/")
+    return {
+        int(path.name): [checkpoint.step_of(one) for one in checkpoint.complete(path)]
+        for path in found
+        if path.name.isdecimal()
+    }
+
+
+def test_the_checkpoints_of_the_front_are_kept_and_nothing_else(store: Store, view: StudyView, finished: Path) -> None:
+    kept = results.front(store, view)
+    assert len(kept) == MOST_KEPT
+    assert [point.budget for point in kept] == sorted(point.budget for point in kept)
+    assert [point.reward.mean for point in kept] == sorted(point.reward.mean for point in kept)
+    assert all(point.step > 0 for point in kept)
+    expected: dict[int, set[int]] = {}
+    for row in view.trials:
+        folder = finished / "runs" / NAME / str(row.number)
+        best, newest = checkpoint.best(folder, 10.0), checkpoint.latest(folder)
+        expected[row.number] = {checkpoint.step_of(path) for path in (best, newest) if path is not None}
+    for point in kept:
+        expected[point.trial].add(point.step)
+    assert {number: set(steps) for number, steps in on_disk(finished).items()} == expected
+    there_were = [one for curve in curves(finished).values() for one in evaluated(curve)]
+    assert len(there_were) > 3 * MOST_KEPT, "all of which are on the front"
+
+
+def test_any_budget_finds_the_best_of_all_evaluations(store: Store, view: StudyView) -> None:
+    kept = results.front(store, view)
+    for point in kept:
+        best = results.under_budget(store, view, point.budget).best()
+        assert best is not None and (best.number, best.value_step) == (point.trial, point.step)
+        answer = forks.value_checkpoint(store, view.row, best)
+        assert answer is not None and answer.kept.path == point.path
+
+
+def test_the_front_is_told(store: Store, view: StudyView) -> None:
+    out = Console(width=100, force_terminal=False)
+    with out.capture() as captured:
+        report.print_front(out, store, view, "x.db")
+    text = captured.get()
+    assert text.count("/step-0000") == len(results.front(store, view))
+    assert "For any budget X: ppo-tuner best quick --kl-budget X --storage x.db" in text
+    first = results.front_data(store, view)[0]
+    assert set(first) == {"trial", "step", "episode", "budget", "reward", "reward_se", "kl", "kl_se", "path"}
+    assert first["budget"] == pytest.approx(first["kl"] + 0.25)
+
+
+def test_a_study_that_is_gone_on_with_drops_what_later_trials_beat(tmp_path: Path) -> None:
+    """Trial after trial in runs of their own: what is kept is the same as in one run."""
+    for trials in (2, 3, 6):
+        run(tmp_path, spec(trials=trials), workers=1)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    run(whole, spec(trials=6), workers=1)
+    assert on_disk(tmp_path) == on_disk(whole)
+
+
+def test_the_front_is_the_same_however_it_became_known() -> None:
+    """A front that trials are put into one by one, some twice and one of them to fail, is that of all at once."""
+    drawn = random.Random(7)
+    own = {
+        number: front([Point(drawn.random(), drawn.uniform(0.5, 9.0), number, step) for step in range(1, 6)])
+        for number in range(60)
+    }
+    one_by_one = StudyFront({}, lambda _: True)
+    for number, points in own.items():
+        one_by_one.put(number, points[: len(points) // 2])
+        one_by_one.put(number, points)
+    best = one_by_one.kept()[-1]
+    own[best.trial] = []
+    one_by_one.put(best.trial, [])
+    kept = one_by_one.kept()
+    assert best not in kept and kept == StudyFront(own, lambda _: True).kept()
+    assert 3 < len(kept) <= MOST_KEPT
+    here = {kept[0], kept[3]}
+    assert StudyFront(own, here.__contains__).kept() == [kept[0], kept[3]], "what is gone is not kept"

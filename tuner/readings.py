@@ -1,0 +1,53 @@
+"""What is evaluated on the test prompts: the study's answer, and the runs that confirm configurations, each once.
+
+The highest of many readings is high by luck, also on prompts that no trial learned from. So what was chosen is read
+once more, on prompts that played no part in any choice.
+"""
+
+from collections.abc import Iterator
+
+from ppo_core import checkpoint
+from tuner import forks
+from tuner.best import best_trial
+from tuner.confirm import due_step
+from tuner.held_study import OpenStudy
+from tuner.protocol import ReadTest
+from tuner.status import Role
+from tuner.store import TrialRow
+
+
+def due_readings(study: OpenStudy) -> list[ReadTest]:
+    """Return the jobs that read what was not evaluated yet and whose checkpoint is here: the answer's first."""
+    wanted = list(_wanted(study))
+    read = study.store.test_readings([row.id for row, _ in wanted])
+    jobs = (reading(study, row, step) for row, step in wanted if (row.id, step) not in read)
+    return [job for job in jobs if job.checkpoint is None or (job.checkpoint / checkpoint.MANIFEST).exists()]
+
+
+def _wanted(study: OpenStudy) -> Iterator[tuple[TrialRow, int]]:
+    spec = study.spec
+    best = best_trial(study.rows, spec.kl_budget)
+    found = None if best is None else forks.value_checkpoint(study.store, study.row, best)
+    if best is not None and found is not None:
+        yield best, found.step
+    for row in study.rows:
+        step = due_step(row, spec) if row.role is Role.CONFIRM else None
+        if step is not None:
+            yield row, step
+
+
+def reading(study: OpenStudy, row: TrialRow, step: int) -> ReadTest:
+    """Return the job that reads a trial's checkpoint, or at step 0 the SFT policy."""
+    spec, folder = study.spec, study.trial_folder(row.number)
+    path = checkpoint.step_folder(folder, step) if step > 0 else None
+    return ReadTest(
+        row.number,
+        row.config,
+        spec.task,
+        spec.trainer,
+        spec.device,
+        row.threads,
+        folder,
+        path,
+        spec.gpus_per_trial,
+    )
