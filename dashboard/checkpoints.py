@@ -6,17 +6,12 @@ from tuner.forks import find
 from tuner.results import LONGER
 from tuner.store import TrialRow
 
-__all__ = ["find", "fork_again", "go_on", "train_again", "train_for_real"]
+__all__ = ["find", "go_on", "train_again", "train_for_real"]
 
 
 def train_again(study: str, trial: TrialRow, episode: int) -> str:
     """Return the command that trains a trial again up to `episode`, and saves the model."""
     return data.command(forks.train_again(study, trial, episode))
-
-
-def fork_again(study: str, fork: TrialRow, parent: TrialRow, episode: int | None) -> str:
-    """Return the command that forks `parent` as `fork` was, at `episode`; None: at its newest checkpoint."""
-    return data.command(forks.fork_again(study, fork, parent, episode))
 
 
 def train_for_real(study: str, trial: TrialRow) -> str:

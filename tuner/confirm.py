@@ -11,12 +11,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import counted, duration
+from ppo_core.stages import Stage, require_reached
 from tuner.best import ended_well
 from tuner.status import Origin, Role, Status
 
@@ -49,21 +50,25 @@ def candidates(rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
     """Return the trials whose configurations could be confirmed, the best first: see `tuner.best`.
 
     They have ended, so that their values are of whole runs or of what a rule left of them. The reference is confirmed
-    anyway, and a fork has no configuration that a fresh run could begin with.
+    anyway. A fork whose best checkpoint lies before its fork is left out: that is its parent's.
     """
     ended = [
         row
         for row in rows
         if row.status.is_final
-        and row.role is Role.SEARCH
+        and row.role is not Role.CONFIRM
+        and (row.value_step or 0) > (row.fork_step or 0)
         and row.origin is not Origin.REFERENCE
         and _is_within(row, spec)
     ]
     ended.sort(key=lambda row: (-(row.value or 0.0), row.kl, row.number))
     chosen: list[TrialRow] = []
+    runs: list[_Run] = []
     for row in ended:
-        if all(row.config != other.config for other in chosen):
+        run = _run(rows, row)
+        if run not in runs:
             chosen.append(row)
+            runs.append(run)
     return chosen
 
 
@@ -93,9 +98,9 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
     """Return the runs of a plan that the study does not have yet, seed by seed, numbered on from its last trial.
 
     Raises:
-        ConfigError: see `chosen`; or the runs would be shorter than a rollout batch.
+        ConfigError: see `chosen`; or the runs would be shorter than a rollout batch, or end before a fork.
     """
-    there = [row.config for row in rows if row.role is Role.CONFIRM]
+    there = [_run(rows, row) for row in rows if row.role is Role.CONFIRM]
     wanted: list[NewTrial] = []
     parents = chosen(rows, spec, plan.top)
     least = max(PPOConfig.from_dict(parent.config).batch_sizes(world_size=1).batch_size for parent in parents)
@@ -106,9 +111,25 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
     for seed in fresh_seeds(spec, plan.seeds):
         for parent in parents:
             config = confirming(parent.config, seed, plan.length(spec))
-            if config not in there:
-                wanted.append(_trial(len(rows) + len(wanted), parent, config))
+            trial = _trial(len(rows) + len(wanted), parent, config)
+            run = _run(rows, trial)
+            require_reached(run.stages, PPOConfig.from_dict(config), parent.number)
+            if run not in there:
+                wanted.append(trial)
     return wanted
+
+
+class _Run(NamedTuple):
+    """All that a trial trains with from its start."""
+
+    stages: Sequence[Stage]
+    config: Mapping[str, HyperValue]
+
+
+def _run(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> _Run:
+    from tuner import forks
+
+    return _Run(forks.stages(rows, trial), trial.config)
 
 
 def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int) -> str:

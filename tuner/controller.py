@@ -15,7 +15,7 @@ from ppo_core.errors import PPOTunerError, StudyError, TaskError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import report_line
 from ppo_core.run.command_line import StopRequest
-from tuner import retry, study_folder, trial_log
+from tuner import forks, retry, study_folder, trial_log
 from tuner.checkpoints import TrialFiles
 from tuner.confirm import Plan, missing
 from tuner.engine.base import Engine
@@ -452,6 +452,7 @@ class TrialLoop:
                 resume_from=resume_from,
                 checkpoint_seconds=study.spec.workers.checkpoint_seconds,
                 fork_step=row.fork_step,
+                stages=forks.stages(study.rows, row),
                 ranks=study.spec.gpus_per_trial,
             )
         )

@@ -2,15 +2,14 @@
 
 A fork's folder begins with a copy of its parent's checkpoint, so that it resumes like any interrupted trial, but with
 another config. Each hyperparameter's declaration says whether a checkpoint fixes it; `PPOTrainer.restore` says what the
-others do from there on.
+others do from there on. From its start, a fork is a run in stages (see `ppo_core.stages`): its parent's, then its own.
 
 The guard keeps what it remembers of the parent (first readings, highest KL, evidence), since the fork's curve
 up to there is its parent's. Only its patience starts again: the changed values are given their own steps to correct
 what the old ones broke.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +19,11 @@ from ppo_core.checkpoint import EPISODE
 from ppo_core.declare import HyperValue
 from ppo_core.errors import CheckpointError, ConfigError, nearest
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig, require_name
+from ppo_core.stages import Stage
 from tuner import study_folder
 from tuner.guard import GUARD, GuardState
 from tuner.status import Role
-from tuner.store import Store, StudyRow, TrialRow
+from tuner.store import NewTrial, Store, StudyRow, TrialRow
 
 CHANGEABLE = tuple(name for name, declared in HYPERPARAMETERS.items() if not declared.fixed_by_checkpoint)
 """The hyperparameters that a fork may change."""
@@ -84,16 +84,12 @@ def fork_files(source: Path, fork_folder: Path) -> Path:
     """
     extra = checkpoint.read_manifest(source)["extra"]
     if GUARD in extra:
-        extra = {**extra, GUARD: _with_new_patience(GuardState.from_dict(extra[GUARD])).to_dict()}
+        extra = {**extra, GUARD: GuardState.from_dict(extra[GUARD]).with_new_patience().to_dict()}
     for left in list(fork_folder.glob("step-*")):
         checkpoint.remove(left)
     target = fork_folder / source.name
     checkpoint.copy(source, target, extra=extra)
     return target
-
-
-def _with_new_patience(state: GuardState) -> GuardState:
-    return replace(state, broken={})
 
 
 def by_episode(folder: Path) -> dict[int, Path]:
@@ -123,6 +119,31 @@ def _require_episodes_left(config: PPOConfig, episode: int) -> None:
             f"total_episodes = {config.total_episodes} leaves a fork at episode {episode} nothing to do: fork at an "
             f"earlier one, or set total_episodes over {episode}"
         )
+
+
+# What a trial trains from its start.
+
+
+def stages(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> tuple[Stage, ...]:
+    """Return the stages of a trial before its own values hold; empty: they hold from the start.
+
+    A run that confirms a trial has that trial's stages, with its own seed and length.
+
+    Args:
+        rows: The study's trials, the trial's ancestors among them.
+        trial: One of them, or one that is to be added.
+    """
+    if trial.parent is None or trial.role is Role.SEARCH:
+        return ()
+    parent = next(row for row in rows if row.number == trial.parent)
+    earlier = stages(rows, parent)
+    if trial.role is Role.CONFIRM:
+        own = {name: trial.config[name] for name in ("seed", "total_episodes")}
+        return tuple(replace(stage, values={**stage.values, **own}) for stage in earlier)
+    episode = (trial.fork_step or 0) * PPOConfig.from_dict(parent.config).batch_sizes(world_size=1).batch_size
+    if earlier and earlier[-1].until_episode == episode:  # the parent was forked where it began
+        return earlier
+    return (*earlier, Stage(parent.config, episode, parent.number))
 
 
 # Where a trial's checkpoints are kept, and the commands that make one again. No torch.
@@ -182,32 +203,15 @@ def value_checkpoint(store: Store, study: StudyRow, trial: TrialRow) -> ValueChe
     if found is None:
         return None
     step, episode = int(found["step"]), int(found["episode"])
-    if trial.role is not Role.FORK or trial.parent is None:
-        again = train_again(study.name, trial, episode)
-    else:
-        begun = next((row for row in store.steps([trial.id], ()) if row["step"] == trial.fork_step), None)
-        parent = store.trial(study, trial.parent)
-        again = fork_again(study.name, trial, parent, None if begun is None else int(begun["episode"]))
+    again = train_again(study.name, trial, episode)
     return ValueCheckpoint(step, episode, find(study, trial.number, step), again)
 
 
 def train_again(study: str, trial: TrialRow, episode: int) -> list[str]:
     """Return the command that trains a trial again from the start up to `episode`, and keeps the model.
 
-    All schedules are as they were, and the same seed, threads and device give the same run. A fork's own way began
-    elsewhere: see `fork_again`.
+    All schedules are as they were, and the same seed, threads and device give the same run.
     """
     whole = ["train", "--from", study, str(trial.number)]
     is_end = episode >= PPOConfig.from_dict(trial.config).whole_episodes()
     return whole if is_end else [*whole, "--stop_at_episode", str(episode)]
-
-
-def fork_again(study: str, fork: TrialRow, parent: TrialRow, episode: int | None) -> list[str]:
-    """Return the command that forks `parent` as `fork` was, at `episode`; None: at its newest checkpoint."""
-    changed = [
-        f"{name}={json.dumps(value) if isinstance(value, bool) else value}"
-        for name, value in fork.config.items()
-        if value is not None and value != parent.config.get(name)
-    ]
-    at = [] if episode is None else ["--at", str(episode)]
-    return ["fork", study, str(parent.number), *at, "--set", *changed]

@@ -113,6 +113,10 @@ class GuardState:
         """Return the state that `to_dict` gave."""
         return cls(**{**values, "window": tuple(values["window"])})
 
+    def with_new_patience(self) -> "GuardState":
+        """Return the state where values change: the new ones get their own steps to correct what the old ones broke."""
+        return replace(self, broken={})
+
 
 def observe(
     settings: GuardSettings, state: GuardState, report: StepReport, total_episodes: int

@@ -11,6 +11,7 @@ from ppo_core.declare import HyperValue
 from ppo_core.errors import PPOTunerError, causes, is_out_of_memory, is_outage, raised_at
 from ppo_core.leading import Answer as Answer
 from ppo_core.report import SplitReading, StepReport
+from ppo_core.stages import Stage
 from tuner.guard import GuardSettings
 from tuner.status import Reason
 from tuner.worker_settings import WorkerSettings
@@ -63,6 +64,8 @@ class TrialSpec:
     """The longest time between two checkpoints; there is one at every evaluation, too."""
     fork_step: int | None = None
     """Of a fork the step of the checkpoint that it began at, which it keeps."""
+    stages: tuple[Stage, ...] = ()
+    """Those before `config` holds, see `tuner.forks.stages`."""
     ranks: int = 1
     """Processes that train it together, on a GPU each where the engine has any."""
 

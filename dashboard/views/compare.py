@@ -183,7 +183,7 @@ def _lineage(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
 
 def _commands(snapshot: Snapshot, rows: Sequence[TrialRow]) -> None:
     forked = any(row.role is Role.FORK for row in rows)
-    from_start = " A fork's command trains its settings from the start, without its parent's steps." if forked else ""
+    from_start = " A fork's command trains with its parent's values up to the fork's episode." if forked else ""
     st.subheader(
         "Train one of them longer",
         anchor=False,

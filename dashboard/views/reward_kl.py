@@ -16,7 +16,6 @@ from tuner.best import RULE
 from tuner.results import StudyView
 from tuner.scoring import ends_within
 from tuner.spec import StudySpec
-from tuner.status import Role
 from tuner.store import Store, TrialRow
 
 WAYS, VALUES = "trajectories", "values"
@@ -43,7 +42,7 @@ def _study(store: Store, snapshot: Snapshot, chosen: tuple[int, ...]) -> None:
     with right:
         _card(snapshot.view, at)
     if at is not None:
-        _where(store, snapshot, at, evaluated)
+        _where(snapshot, at, evaluated)
         found = of_study(store, snapshot.view)
         if found is not None and found.number != at.trial:
             st.text(f"To launch is trial {found.number} ({found.badge}), as Overview says.")
@@ -75,10 +74,10 @@ def _with_error(value: float, error: float | None) -> str:
     return f"{value:.3f}" if error is None or math.isnan(error) else f"{value:.3f} ± {error:.3f}"
 
 
-def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataFrame) -> None:
+def _where(snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataFrame) -> None:
     """Draw whether the best checkpoint is kept and how to get it, and how lucky it may be."""
-    study, row_of = snapshot.view.row, {row.number: row for row in snapshot.view.trials}
-    trial, kept = row_of[at.trial], checkpoints.find(snapshot.view.row, at.trial, at.step)
+    study, kept = snapshot.view.row, checkpoints.find(snapshot.view.row, at.trial, at.step)
+    trial = next(row for row in snapshot.view.trials if row.number == at.trial)
     count = len(analysis.trained_within(evaluated, snapshot.view.spec.kl_budget))
     lucky = (
         f"It is the highest of {count:,} evaluations within the budget, and the highest of many is partly luck: "
@@ -91,11 +90,6 @@ def _where(store: Store, snapshot: Snapshot, at: Checkpoint, evaluated: pd.DataF
         st.code(str(kept.path), language=None, wrap_lines=True)
         st.text("To continue training from it, with other values where you like:")
         st.code(checkpoints.go_on(study.name, trial, at.episode), language=None, wrap_lines=True)
-    elif trial.role is Role.FORK and trial.parent in row_of:
-        st.text(f"Not kept here: {kept.why_not}. The trial is a fork; to fork its parent again:")
-        episode = _fork_episode(store, snapshot, trial)
-        again = checkpoints.fork_again(study.name, trial, row_of[trial.parent], episode)
-        st.code(again, language=None, wrap_lines=True)
     else:
         st.text(f"Not kept here: {kept.why_not}. To train its model again, from the same seed:")
         st.code(checkpoints.train_again(study.name, trial, at.episode), language=None, wrap_lines=True)
@@ -109,12 +103,6 @@ def _end_note(view: StudyView, trial: TrialRow) -> str:
         f"Trial {trial.number} itself ends over the budget, at a KL of {trial.end_kl:.2f}: its configuration is "
         "good up to this step, and not to its end."
     )
-
-
-def _fork_episode(store: Store, snapshot: Snapshot, fork: TrialRow) -> int | None:
-    steps = data.curves(store, snapshot, ("objective/kl_exact",), numbers=[fork.number])
-    found = steps.loc[steps["step"] == fork.fork_step, "episode"]
-    return None if found.empty else int(found.iloc[0])
 
 
 def _highlighted(snapshot: Snapshot, chosen: tuple[int, ...], at: Checkpoint | None) -> tuple[int, ...]:

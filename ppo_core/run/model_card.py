@@ -47,6 +47,11 @@ def write(
         _results(task, steps),
         *_warnings(model, run, ending),
         *([] if run.origin is None else ["## Where the configuration comes from", _origin(run.origin)]),
+        *(
+            []
+            if run.stages_text is None
+            else [f"The trial is a fork: {run.stages_text}. The table has the last values."]
+        ),
         "## PPO settings other than the defaults",
         "\n".join(
             ["| setting | value |", "|---|---|", *(f"| `{n}` | {_code(short(v, 6))} |" for n, v in changed.items())]

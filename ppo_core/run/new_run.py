@@ -7,7 +7,7 @@ import time
 import uuid
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from ppo_core.run.arguments import DEFAULT_SAVE_SECONDS, DEFAULT_TASK, Settings,
 from ppo_core.run.hub import Push
 from ppo_core.run.run_folder import TASK_FILE, Origin, Run
 from ppo_core.run.trl import TrlFile
+from ppo_core.stages import Stage, require_reached
 from ppo_core.task import Progress, Task
 from ppo_core.task_file import Preparation, get_task, read_table
 
@@ -101,6 +102,8 @@ class Start:
     """The study's."""
     origin: Origin | None = None
     """The trial and its results, for the model card."""
+    stages: tuple[Stage, ...] = ()
+    """Those before `values` hold, where the trial is a fork."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,8 @@ class Plan:
     push: Push | None = None
     """Whether and where the model is to be pushed."""
     origin: Origin | None = None
+    stages: tuple[Stage, ...] = ()
+    """Those before `first`, as far as it is known."""
 
     @property
     def task_path(self) -> Path:
@@ -151,26 +156,39 @@ def plan(args: Namespace, command: str, start: Start | None = None) -> Plan:
     flags = arguments.hyperparameters_of(vars(args))
     reference = {} if settings.inline else _task(settings.task or DEFAULT_TASK).reference
     first = config_file.layered(reference, values, flags)
+    stages = tuple(
+        replace(stage, values=config_file.layered(reference, stage.values, flags).to_dict())
+        for stage in (() if start is None else start.stages)
+    )
     name = start.name if start is not None else task_folder_name(settings)
     output = Path(settings.output) if settings.output else RUNS_FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     threads, budget, own = (None, None, None) if start is None else (start.threads, start.kl_budget, start.device)
     budget = settings.kl_budget or budget
     device = require_device(settings.device or own or "auto", "--device")
     push = arguments.push_of(args)
-    origin = _origin(start, first)
-    return Plan(settings, parts, first, device, output, values, flags, trl, threads, budget, command, push, origin)
+    origin = _origin(start, first, stages)
+    if origin is not None:
+        require_reached(stages, first, origin.trial)
+    return Plan(
+        settings, parts, first, device, output, values, flags, trl, threads, budget, command, push, origin, stages
+    )
 
 
 _OF_A_RUN = ("total_episodes", "seed")
 """Hyperparameters that say how long a run is and which one of many, not what it does."""
 
 
-def _origin(start: Start | None, config: PPOConfig) -> Origin | None:
-    """Return where a configuration comes from, with what the run has otherwise."""
+def _origin(start: Start | None, config: PPOConfig, stages: Sequence[Stage]) -> Origin | None:
+    """Return where a configuration comes from, with what the run has otherwise in any of its stages."""
     if start is None or start.origin is None:
         return None
-    mine = config.to_dict()
-    changed = (name for name, value in start.values.items() if name not in _OF_A_RUN and mine[name] != value)
+    theirs, mine = [start.values, *(s.values for s in start.stages)], [config.to_dict(), *(s.values for s in stages)]
+    changed = {
+        name: None
+        for before, after in zip(theirs, mine, strict=True)
+        for name, value in before.items()
+        if name not in _OF_A_RUN and after[name] != value
+    }
     return replace(start.origin, changed=tuple(changed))
 
 
@@ -187,11 +205,10 @@ def resolve(plan: Plan, progress: Progress) -> Run:
         name = str(plan.task_path)
     task = get_task(name)
     config, save_every = _config(plan, task, progress)
-    config = config.spread_over(launched.size())
-    config = replace(config, **launched.fsdp())
+    stages = tuple(replace(stage, values=_launched(stage.config).to_dict()) for stage in plan.stages)
     return Run(
         task=name,
-        config=config,
+        config=_launched(config),
         device=plan.device,
         output=plan.output,
         threads=plan.threads,
@@ -204,7 +221,13 @@ def resolve(plan: Plan, progress: Progress) -> Run:
         kl_budget=plan.kl_budget,
         stop_at_episode=settings.stop_at_episode,
         origin=plan.origin,
+        stages=stages,
     )
+
+
+def _launched(config: PPOConfig) -> PPOConfig:
+    """Return the config as this launch's processes share it."""
+    return replace(config.spread_over(launched.size()), **launched.fsdp())
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A run's output folder: what it holds, and how an interrupted run is found in it again. Never imports torch.
 
 run.json           what the run is; says at last that it is finished, and how it ended
-ppo_config.json    its hyperparameters, as `--config` reads them
+ppo_config.json    its hyperparameters, as `--config` reads them; of a run in stages those of the last one
 task.toml          its task, where that was given by its parts
 steps.jsonl        one line of metrics a step
 checkpoints/       while it runs
@@ -26,6 +26,7 @@ from ppo_core.kl_budget import Stay, course, is_within
 from ppo_core.output import KL_UNIT, dumps, plus_minus, short
 from ppo_core.report import StepReport
 from ppo_core.run.hub import HubRepo
+from ppo_core.stages import Stage, described
 
 # How a run's end compares with its start, its KL budget and its best checkpoint, in one line. Never imports torch.
 
@@ -229,6 +230,20 @@ class Run:
     """Where the model is pushed once it is trained; None: nowhere."""
     origin: Origin | None = None
     """None: the configuration is not a study's."""
+    stages: tuple[Stage, ...] = ()
+    """Those before `config` holds: the trial is a fork. Empty: it holds from the start."""
+
+    @property
+    def configs(self) -> list[PPOConfig]:
+        """Those of all its stages."""
+        return [*(stage.config for stage in self.stages), self.config]
+
+    @property
+    def stages_text(self) -> str | None:
+        """Which values it has when (see `ppo_core.stages.described`); None: the same all the way."""
+        if not self.stages or self.origin is None:
+            return None
+        return described(self.stages, self.config, self.origin.trial)
 
     @property
     def last_step(self) -> int:
@@ -292,6 +307,7 @@ def write(run: Run, ending: Ending | None = None) -> None:
     stored = {name: getattr(run, name) for name in _STORED}
     stored |= {"kl_budget": run.kl_budget, "stop_at_episode": run.stop_at_episode}
     stored |= {name: None if (one := getattr(run, name)) is None else asdict(one) for name in ("hub", "origin")}
+    stored |= {"stages": [asdict(stage) for stage in run.stages]}
     stored |= {"ending": None if ending is None else ending.to_dict()}
     content = {"format": _FORMAT, "finished": ending is not None, **stored, "config": run.config.to_dict()}
     _replace(run.output / RUN_FILE, dumps(content) + "\n")
@@ -318,6 +334,7 @@ def resumed(folder: Path) -> Run:
     values |= {name: stored.get(name) for name in ("kl_budget", "stop_at_episode")}  # older runs do not say it
     values["hub"] = HubRepo(**stored["hub"]) if stored.get("hub") else None
     values["origin"] = Origin.of(stored["origin"]) if stored.get("origin") else None
+    values["stages"] = tuple(Stage(**stage) for stage in stored.get("stages", ()))
     return Run(config=config, output=folder, resume_from=newest, first_step=step + 1, **values)
 
 

@@ -27,6 +27,7 @@ from ppo_core.run.command_line import EXIT_INTERRUPTED, EXIT_OK, StopRequest, st
 from ppo_core.run.new_run import Start
 from ppo_core.run.run_folder import Ending, Run, judge
 from ppo_core.run.trackers import Trackers
+from ppo_core.stages import StagedTrainer
 from ppo_core.task import Progress, TaskAssets
 from ppo_core.task_file import get_task
 
@@ -39,6 +40,7 @@ def lines(run: Run, kl_budget: float, room: DiskUse | None) -> list[str]:
     said = [
         f"task {plain(run.task)}, KL budget {short(kl_budget)} {KL_UNIT}, output {run.output}",
         _length(run),
+        *([] if run.stages_text is None else [run.stages_text]),
         *([f"{launched.size()} processes"] if launched.size() > 1 else []),
         f"other than the defaults: {params_line(changed)}" if changed else "all hyperparameters have their defaults",
         *(f"note: {line}" for line in cautions(run.config)),
@@ -152,17 +154,17 @@ class _Session:
     def report(self, as_json: bool) -> int:
         """Train, say how it ended, and return the exit status."""
         leading.by_first(self._prepare)
-        trainer = self._trainer()
+        staged = self._staged()
         try:
-            stopped = self._steps(trainer)
+            stopped = self._steps(staged)
         except PPOTunerError as error:
             raise self._with_way_on(error) from error
         if stopped is not None:
             if launched.rank() == 0:
                 print(f"{self._program.name}: {stopped}; to resume: {self._way_on}", file=sys.stderr)
             return EXIT_INTERRUPTED
-        self._save_model(trainer, self._run.model)
-        del trainer  # before another one is loaded
+        self._save_model(staged.trainer, self._run.model)
+        del staged  # before another trainer is loaded
         ending, kept = leading.by_first(self._judged)
         if ending.best is not None:
             best = make_trainer(self._run.config, self._run.task, device=self._run.device, resume_from=kept)
@@ -177,20 +179,25 @@ class _Session:
         self._assets = self._task.prepare(self._progress)
         if self._run.config.shards_weights(launched.size()):
             return
-        line = memory_line([self._run.config.share_of(launched.size())], self._task, self._assets, self._run.device)
+        shares = [config.share_of(launched.size()) for config in self._run.configs]
+        line = memory_line(shares, self._task, self._assets, self._run.device)
         if line is not None:
             self._print(line)
 
-    def _trainer(self) -> Trainer:
+    def _staged(self) -> StagedTrainer:
         run = self._run
         if run.threads is not None:
             _torch().set_num_threads(run.threads)
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()  # its bars for writing weights would run into our lines
-        return make_trainer(run.config, run.task, device=run.device, resume_from=run.resume_from)
 
-    def _steps(self, trainer: Trainer) -> str | None:
+        def make(config: PPOConfig, resume_from: Path | None) -> Trainer:
+            return make_trainer(config, run.task, device=run.device, resume_from=resume_from)
+
+        return StagedTrainer(run.stages, run.config, make, run.checkpoints, run.resume_from)
+
+    def _steps(self, staged: StagedTrainer) -> str | None:
         """Go through the steps until the last one, or until a stop is asked for; return why, or None."""
         run, last = self._run, self._run.last_step
         keeper = CheckpointKeeper(
@@ -199,15 +206,15 @@ class _Session:
             every_episodes=run.save_every_episodes,
             every_seconds=run.save_every_seconds,
         )
-        leading.by_first(lambda: self._begin(trainer))
+        leading.by_first(lambda: self._begin(staged.trainer))
         try:
-            for made in trainer:
+            for made in staged:
                 is_early_end = made.step == last and not made.is_evaluation
-                report = trainer.evaluated(made) if is_early_end else made
+                report = staged.trainer.evaluated(made) if is_early_end else made
                 stop = leading.of_any(self._stop.why)
                 answer = leading.by_first(partial(self._answer, report, keeper, stop))
-                if answer in (Answer.SAVE, Answer.LEAVE):
-                    keeper.save(trainer, report)
+                if answer in (Answer.SAVE, Answer.LEAVE) or (answer is Answer.GO_ON and staged.ends_stage(report)):
+                    keeper.save(staged.trainer, report)
                 if answer is Answer.LEAVE:
                     return stop
                 if answer is Answer.STOP:

@@ -67,7 +67,7 @@ def test_a_forks_lineage_is_told_literally(built: Path, monkeypatch: pytest.Monk
     assert "Trial 7 was forked into trial 14" in told
     assert app.dataframe[1].value.set_index("outcome").loc["Label", "trial 14"] == safe_text.cell("<b>gentler</b>")
     assert shown.kinds_with(app, "<b>gentler</b>") == {"dataframe"}
-    assert any("from the start" in (heading.help or "") for heading in app.subheader)
+    assert any("with its parent's values" in (heading.help or "") for heading in app.subheader)
 
 
 def test_each_trial_has_the_command_that_trains_it_for_real(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,15 +93,6 @@ def test_a_kept_checkpoint_is_shown_with_what_goes_on_from_it(tmp_path: Path, mo
     assert "not on this machine" in checkpoints.find(store.study(STUDY), 0, 12).why_not
 
 
-def test_a_fork_is_made_again_by_its_own_fork(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    store = fake_store.build(path, courses=(GOOD,))
-    shown.fork(store, STUDY, 1, 0, 6, learning_rate=5e-5)
-    parent, fork = store.trials(store.study(STUDY))
-    command = checkpoints.fork_again(STUDY, fork, parent, 768)
-    assert " fork reviews 0 --at 768 --set learning_rate=5e-05" in command
-
-
 def test_a_password_never_stands_in_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     store = fake_store.build(tmp_path / "store.db", courses=(GOOD,))
     monkeypatch.setenv("PPO_TUNER_STORAGE", "postgresql://me:hidden@host/db")

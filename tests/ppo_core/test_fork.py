@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 
 from ppo_core import PPOConfig, checkpoint
-from ppo_core.errors import CheckpointError
+from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.experience import RewardStatistics
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.kl import KLController
 from ppo_core.models import TaskModels
+from ppo_core.stages import Stage, StagedTrainer, described, require_reached
 from ppo_core.trainer import PPOTrainer
 from tests.ppo_core.test_trainer import without_seconds
 
@@ -129,6 +131,52 @@ def test_a_fork_that_is_itself_resumed_keeps_what_its_beta_has_become(tiny: Task
     resumed = fork(config, tiny, tmp_path / "fork")
     assert resumed.state.kl_controller.coef == unbroken.state.kl_controller.coef
     assert steps(resumed, 2) == steps(unbroken, 2)
+
+
+# A fork from the start: a run in stages
+
+
+def staged(stages: list[Stage], config: PPOConfig, models: TaskModels, folder: Path) -> StagedTrainer:
+    def make(config: PPOConfig, resume_from: Path | None) -> PPOTrainer:
+        return PPOTrainer(config, models) if resume_from is None else fork(config, models, resume_from)
+
+    return StagedTrainer(stages, config, make, folder, None)
+
+
+def test_a_run_in_stages_equals_parent_and_forks_to_the_last_digit(tiny: TaskModels, tmp_path: Path) -> None:
+    second = replace(BASE, **ADAPTIVE | {"kl_coef": 0.2, "total_episodes": 48})
+    last = replace(second, learning_rate=1e-3, total_episodes=72)
+    first = PPOTrainer(BASE, tiny)
+    reports = [without_seconds(report) for report in islice(first, AT + 1)]
+    first.save(tmp_path / "step-000002")
+    forked = fork(second, tiny, tmp_path / "step-000002")
+    reports += [without_seconds(report) for report in islice(forked, 3)]
+    forked.save(tmp_path / "step-000005")
+    whole = fork(last, tiny, tmp_path / "step-000005")
+    reports += [without_seconds(report) for report in whole]
+
+    stages = [Stage(BASE.to_dict(), 8 * AT, 0), Stage(second.to_dict(), 40, 1)]
+    run, found = staged(stages, last, tiny, tmp_path / "run"), []
+    for report in run:
+        found.append(without_seconds(report))
+        if run.ends_stage(report):
+            run.trainer.save(checkpoint.step_folder(tmp_path / "run", report.step))
+    assert [report.step for report in found] == list(range(10)) and found == reports
+    assert isinstance(run.trainer, PPOTrainer) and run.trainer.config == last
+    for name, weight in whole.network.state_dict().items():
+        assert torch.equal(weight, run.trainer.network.state_dict()[name]), name
+
+
+def test_what_a_run_in_stages_does_is_said_in_words() -> None:
+    second = replace(BASE, kl_coef=0.1, total_episodes=128)
+    stages = [Stage(BASE.to_dict(), 16, 3), Stage(second.to_dict(), 40, 7)]
+    assert described(stages, replace(second, lam=0.9), 9) == (
+        "episodes 0 to 16 with the values of trial 3, up to 40 with those of trial 7 (total_episodes 64 -> "
+        "128, kl_coef 0.05 -> 0.1), then with those of trial 9 (lam 0.95 -> 0.9)"
+    )
+    require_reached(stages, replace(second, total_episodes=41), 9)
+    with pytest.raises(ConfigError, match=r"^total_episodes = 40 is not allowed: trial 9 is a fork at episode 40; "):
+        require_reached(stages, replace(second, total_episodes=40), 9)
 
 
 # Every hyperparameter

@@ -158,14 +158,16 @@ def test_show_tells_the_seconds_and_where_checkpoints_are(ppo_tuner: Invoke, mad
     assert json.loads(ppo_tuner("show", made, "--json")[1])["seconds"] == 60.0
 
 
-def test_the_checkpoint_of_a_fork_is_made_again_by_a_fork(ppo_tuner: Invoke, made: str, own_folder: Path) -> None:
+def test_the_checkpoint_of_a_fork_is_made_again_as_that_of_any_trial(
+    ppo_tuner: Invoke, made: str, own_folder: Path
+) -> None:
     with sqlite3.connect(own_folder / "made.db") as connection:
         connection.execute(
             "UPDATE ppo_trials SET origin = 'forked', role = 'fork', parent = 0, fork_step = 2 WHERE number = 2"
         )
     connection.close()
     found = json.loads(ppo_tuner("best", made, "--json")[1])["checkpoint"]
-    assert found["again"] == "ppo-tuner fork made 0 --at 128 --set learning_rate=0.0005 kl_coef=0.1"
+    assert found["again"] == "ppo-tuner train --from made 2"
 
 
 def test_compare_shows_only_what_differs(ppo_tuner: Invoke, made: str) -> None:

@@ -2,22 +2,29 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sqlalchemy import update
 
-from ppo_core import output
+from ppo_core import PPOConfig, output
 from ppo_core.report import SplitReading
+from ppo_core.run.run_folder import step_data
+from ppo_core.trainer import ppo_trainer
+from tests.ppo_core import command_folder
+from tests.ppo_core.conformance import small_policy
 from tests.tuner import made_study, quick_run
-from tests.tuner.invoke import Invoke, one_error
+from tests.tuner.invoke import Invoke, one_error, process
 from tuner.cli import report
 from tuner.results import read_study
 from tuner.spec import StudySpec
-from tuner.status import Reason, Role, Status
-from tuner.store import NewTrial, Outcome, Store
+from tuner.status import Origin, Reason, Role, Status
+from tuner.store import NewTrial, Outcome, Store, schema
 
 pytestmark = pytest.mark.slow
 
@@ -291,3 +298,163 @@ def test_a_mistake_in_train_is_one_line(
     assert stdout == ""
     assert message in one_error(stderr)
     assert not (own_folder / "runs").exists()
+
+
+# A fork trains from the start, with its parent's values first
+
+
+@pytest.fixture
+def fork_made(quick_made: str, own_folder: Path) -> str:
+    """The study whose trial 2 (learning rate 5e-4) is a fork of trial 1 (1e-3) at step 2, and trial 8 confirms that."""
+    store = Store.open(f"sqlite:///{own_folder / 'quick.db'}")
+    with store._engine.begin() as connection:
+        fork = {"role": Role.FORK, "origin": Origin.FORKED, "parent": 1, "fork_step": 2}
+        connection.execute(update(schema.trials).where(schema.trials.c.number == 2).values(**fork))
+    lease = store.acquire(quick_made)
+    config = store.trial(store.study(quick_made), 2).config | {"seed": 4, "total_episodes": 384}
+    store.add_trial(lease, NewTrial(8, Origin.FORKED, config, {}, 1, parent=2, role=Role.CONFIRM))
+    store.release(lease)
+    store.close()
+    return quick_made
+
+
+def kls(data: dict[str, Any]) -> list[float]:
+    """A quick run's KLs: 1000 times the learning rate and the step."""
+    return [pytest.approx(step["objective/kl_exact"]) for step in data["steps"]]
+
+
+def test_from_a_fork_trains_with_its_parents_values_up_to_where_it_was_forked(
+    quick_train: Callable[..., dict[str, Any]], fork_made: str, own_folder: Path
+) -> None:
+    data = quick_train("--from", fork_made, "2", "--output", "out")
+    assert kls(data) == [0, 1, 2, 1.5, 2]
+    assert data["config"]["learning_rate"] == 5e-4
+    assert (own_folder / "out" / "model" / "model.txt").read_text() == "0.0005 4"
+    (stage,) = json.loads((own_folder / "out" / "run.json").read_text())["stages"]
+    assert (stage["until_episode"], stage["trial"], stage["values"]["learning_rate"]) == (128, 1, 1e-3)
+    card = (own_folder / "out" / "model" / "README.md").read_text()
+    assert "trial 2 of the study `made`. One search run chose it" in card
+    assert "episodes 0 to 128 with the values of trial 1, then with those of trial 2 (" in card
+    assert "learning_rate 0.001 -> 0.0005" in card
+
+
+def test_a_run_says_before_it_begins_that_it_is_a_forks(
+    ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, fork_made: str
+) -> None:
+    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
+    lines = ppo_tuner("train", "--from", fork_made, "2")[1].splitlines()
+    (said,) = [line for line in lines if line.startswith("episodes 0 to 128 with the values of trial 1, then with")]
+    assert lines.index(said) < next(place for place, line in enumerate(lines) if line.startswith("step "))
+
+
+def test_flags_hold_in_every_stage_of_a_fork(
+    quick_train: Callable[..., dict[str, Any]], fork_made: str, own_folder: Path
+) -> None:
+    assert kls(quick_train("--from", fork_made, "2", "--learning_rate", "2e-3", "--output", "rate")) == [0, 2, 4, 6, 8]
+    card = (own_folder / "rate" / "model" / "README.md").read_text()
+    assert "with other values of `learning_rate`: the trial's results do not apply" in card
+    same = quick_train("--from", fork_made, "2", "--learning_rate", "5e-4", "--output", "same")
+    assert kls(same) == [0, 0.5, 1, 1.5, 2], "its own last value, from the start"
+    assert "with other values of `learning_rate`" in (own_folder / "same" / "model" / "README.md").read_text()
+    longer = quick_train("--from", fork_made, "2", "--total_episodes", "320", "--seed", "9", "--output", "longer")
+    assert kls(longer) == [0, 1, 2, 1.5, 2, 2.5]
+    (stage,) = json.loads((own_folder / "longer" / "run.json").read_text())["stages"]
+    assert (stage["values"]["total_episodes"], stage["values"]["seed"]) == (320, 9)
+
+
+@pytest.mark.parametrize(("stop", "read", "model"), [(64, [0, 1], "0.001 1"), (192, [0, 1, 2, 1.5], "0.0005 3")])
+def test_a_forks_run_may_end_in_any_stage(
+    quick_train: Callable[..., dict[str, Any]],
+    fork_made: str,
+    own_folder: Path,
+    stop: int,
+    read: list[float],
+    model: str,
+) -> None:
+    assert kls(quick_train("--from", fork_made, "2", "--stop_at_episode", str(stop), "--output", "out")) == read
+    assert (own_folder / "out" / "model" / "model.txt").read_text() == model
+
+
+def test_a_run_too_short_for_its_fork_is_refused_in_one_line(ppo_tuner: Invoke, fork_made: str) -> None:
+    status, _, stderr = ppo_tuner("train", "--from", fork_made, "2", "--total_episodes", "128")
+    assert status == 2
+    assert one_error(stderr) == (
+        "total_episodes = 128 is not allowed: trial 2 is a fork at episode 128; expected more than that"
+    )
+
+
+def test_from_a_confirming_run_trains_what_that_trained(
+    quick_train: Callable[..., dict[str, Any]], fork_made: str, own_folder: Path
+) -> None:
+    data = quick_train("--from", fork_made, "8", "--output", "out")
+    assert kls(data) == [0, 1, 2, 1.5, 2, 2.5, 3]
+    (stage,) = json.loads((own_folder / "out" / "run.json").read_text())["stages"]
+    for values in (data["config"], stage["values"]):
+        assert (values["seed"], values["total_episodes"]) == (4, 384)
+    assert (
+        "episodes 0 to 128 with the values of trial 1, then with those of trial 2 ("
+        in (own_folder / "out" / "model" / "README.md").read_text()
+    )
+
+
+def test_a_forks_run_that_is_interrupted_where_a_stage_ends_resumes_in_the_next(
+    ppo_tuner: Invoke, monkeypatch: pytest.MonkeyPatch, fork_made: str, own_folder: Path
+) -> None:
+    monkeypatch.setattr("ppo_core.run.training.make_trainer", quick_run.quick_trainer)
+    monkeypatch.setenv(quick_run.INTERRUPT_ONCE, str(own_folder / "marker"))
+    assert ppo_tuner("train", "--from", fork_made, "2", "--output", "out")[0] == 130
+    status, stdout, _ = ppo_tuner("train", "--resume", "out", "--json")
+    assert status == 0 and kls(json.loads(stdout)) == [1.5, 2]
+    assert "episodes 0 to 128 with" in (own_folder / "out" / "model" / "README.md").read_text()
+
+
+def test_a_forks_run_equals_parent_and_fork_to_the_last_digit_also_where_it_is_killed(
+    own_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    policy = tmp_path_factory.mktemp("policy")
+    for part in small_policy():
+        part.save_pretrained(policy)
+    command_folder.fill(own_folder, policy)
+    (own_folder / "task.toml").write_text(
+        'policy = "policy"\nreward = "rewards.py:count"\nprompts = "prompts.jsonl"\neval = { response_length = 6 }\n'
+    )
+    task = str(own_folder / "task.toml")
+    parent = PPOConfig(
+        total_episodes=48, batch_size=8, response_length=6, learning_rate=3e-3, eval_every_episodes=16, num_ppo_epochs=2
+    )
+    fork = replace(parent, kl_coef=0.2, kl_target=1.0, num_ppo_epochs=1)
+    store = Store.open(f"sqlite:///{own_folder / 's.db'}", create=True)
+    table = {"name": "s", "task": task, "trials": 2, "search": {"kl_coef": {"low": 0.01, "high": 0.3}}, "device": "cpu"}
+    spec = StudySpec.from_dict({**table, "kl": {"budget": 10.0, "limit": 15.0}}, "s")
+    store.create_study("s", spec.to_dict())
+    lease = store.acquire("s")
+    store.add_trial(lease, NewTrial(0, Origin.REFERENCE, parent.to_dict(), {}, 1))
+    forked = NewTrial(1, Origin.FORKED, fork.to_dict(), {}, 1, parent=0, fork_step=3, role=Role.FORK)
+    store.add_trial(lease, forked)
+    store.release(lease)
+    store.close()
+
+    torch.set_num_threads(1)
+    first = ppo_trainer(parent, task, device="cpu")
+    reports = list(islice(first, 4))
+    first.save(own_folder / "step-000003")
+    reports += ppo_trainer(fork, task, device="cpu", resume_from=own_folder / "step-000003")
+    (own_folder / "expected").mkdir()
+    lines = [output.dumps(step_data(report), indent=None) for report in reports]
+    (own_folder / "expected" / "steps.jsonl").write_text("\n".join(lines))
+    expected = command_folder.steps(own_folder / "expected")
+
+    train = ["train", "--from", "s", "1", "--storage", f"sqlite:///{own_folder / 's.db'}", "--save_every_episodes", "8"]
+    whole = process(*train, "--output", "whole")
+    assert whole.returncode == 0, whole.stderr
+    assert command_folder.steps(own_folder / "whole") == expected
+    # Calls: step 0; steps 1, 2 and its evaluation; step 3, after which it is forked; 4 and its evaluation; 5; 6 twice.
+    for call, resumed_at in ((4, 1), (6, 3), (8, 4)):
+        name = f"killed-{call}"
+        assert process(*train, "--output", name, **{command_folder.KILL_AT: str(call)}).returncode == -9
+        resumed = process("train", "--resume", name)
+        assert resumed.returncode == 0, resumed.stderr
+        assert f"resuming from {name}/checkpoints/step-{resumed_at:06}" in resumed.stdout
+        assert command_folder.steps(own_folder / name) == expected
+        weights = [(own_folder / run / "model" / "model.safetensors").read_bytes() for run in ("whole", name)]
+        assert weights[0] == weights[1]

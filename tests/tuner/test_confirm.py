@@ -38,7 +38,7 @@ ROWS = [
     searched(2, 1.9),
     searched(3, 1.7),
     searched(4, 2.5, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_score=2.5),
-    searched(5, 2.6, role=Role.FORK, parent=1),
+    searched(5, 2.6, role=Role.FORK, parent=1, fork_step=3),
     searched(6, 2.7, value_step=0),
     searched(7, 2.8, status=Status.FAILED),
     searched(8, 1.9, config=searched(2, 1.9).config),
@@ -101,6 +101,28 @@ def test_a_run_that_broke_or_has_nothing_within_the_budget_leaves_the_untrained_
     assert due_step(replace(run, value_step=0), SPEC) == 0
     assert due_step(replace(run, status=Status.FAILED), SPEC) is None
     assert due_step(replace(run, status=Status.RUNNING), SPEC) is None
+
+
+def test_a_fork_is_another_configuration_than_its_last_values_from_the_start() -> None:
+    fork = searched(9, 2.6, role=Role.FORK, parent=1, fork_step=2, origin=Origin.FORKED)
+    again, alone = replace(fork, number=10), replace(searched(11, 2.5), config=fork.config)
+    elsewhere = replace(fork, number=12, fork_step=1)
+    rows = [*ROWS, fork, again, alone, elsewhere]
+    assert [row.number for row in candidates(rows, SPEC)] == [9, 12, 11, 2, 3, 1], "not 5, whose best is its parent's"
+    first = missing(rows, SPEC, Plan(top=1, seeds=1))
+    assert [(new.parent, new.config["learning_rate"]) for new in first] == [(9, 1e-4), (0, 1e-5)]
+    there = [*rows, *(trial_row(n.number, config=n.config, role=Role.CONFIRM, parent=n.parent) for n in first)]
+    assert [new.parent for new in missing(there, SPEC, Plan(top=3, seeds=1))] == [12, 11]
+
+
+def test_runs_that_would_end_before_a_fork_are_refused_in_one_line() -> None:
+    parent = SPEC.config({"learning_rate": 2e-5, "batch_size": 64}).to_dict()
+    fork = replace(searched(9, 2.6, role=Role.FORK, parent=1, fork_step=30), value_step=32)
+    rows = [*ROWS[:1], replace(ROWS[1], config=parent), *ROWS[2:], replace(fork, config=parent | {"kl_coef": 0.1})]
+    refused = r"^total_episodes = 1900 is not allowed: trial 9 is a fork at episode 1920; expected more than that$"
+    with pytest.raises(ConfigError, match=refused):
+        missing(rows, SPEC, Plan(top=1, seeds=1, total_episodes=1_900))
+    assert missing(rows, SPEC, Plan(top=1, seeds=1, total_episodes=1_921))
 
 
 # Intervals
@@ -322,6 +344,58 @@ def test_a_study_that_goes_on_or_cannot_be_read_is_refused_in_one_line(
         StudyError, match="cannot be confirmed: the SFT policy could not be evaluated on the test prompts"
     ):
         run(tmp_path / "memory", spec(), plan=PLAN, is_file=False)
+
+
+def forked(folder: Path) -> StudySpec:
+    """Run a study of the reference alone, a fork of it at step 6, and a fork of that at step 9, which is the best."""
+    one = spec(trials=1)
+    run(folder, one)
+    # KL ends at 4, 9.6 and 9.68 nats.
+    for parent, episode, values in (
+        (0, 96, {"learning_rate": 2.4e-4, "cliprange": 0.3}),
+        (1, 144, {"learning_rate": 2.42e-4, "cliprange": 0.25}),
+    ):
+        store = Store.open(storage(folder))
+        store.place_order(store.study(NAME), "fork", parent, {"values": values, "episode": episode})
+        store.close()
+        assert run(folder, one)[0]
+    assert [(row.role, row.value_step) for row in rows(folder)] == [
+        (Role.SEARCH, 10), (Role.FORK, 10), (Role.FORK, 10)
+    ]  # fmt: skip
+    assert read_best(folder) == 2
+    return one
+
+
+def test_forks_are_confirmed_from_the_start_with_their_parents_values_first(tmp_path: Path) -> None:
+    one = forked(tmp_path)
+    assert run(tmp_path, one, plan=PLAN, is_file=False)[0]
+    # Of a trainer that no seed changes; a fork has its parent's steps, but not its samples.
+    steps = {number: [row for row in rows if len(row) > 3] for number, rows in curves(tmp_path).items()}
+    assert [(row.parent, row.seed) for row in rows(tmp_path)[3:]] == [(2, 6), (1, 6), (0, 6), (2, 7), (1, 7), (0, 7)]
+    for row in rows(tmp_path)[3:]:
+        assert row.parent is not None and steps[row.number] == steps[row.parent]
+    (seen,) = found(tmp_path)
+    assert seen.is_whole and {c.trial.number: round(c.kl.mean, 3) for c in seen.configurations if c.kl} == {
+        0: 4.0, 1: 9.6, 2: 9.68
+    }  # fmt: skip
+    assert run(tmp_path, one, plan=PLAN, is_file=False)[0] and len(rows(tmp_path)) == 9, "each once"
+
+
+@pytest.mark.slow
+def test_a_kill_in_any_stage_of_a_confirming_run_loses_nothing(tmp_path: Path) -> None:
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        one = forked(tmp_path / name)
+    plan = Plan(top=1, seeds=1)
+    run(tmp_path / "whole", one, plan=plan, is_file=False)
+    for wanted in ("TrialStepped 3 4", "TrialStepped 3 7", "TrialStepped 3 10"):
+        given = {"plan": {"top": 1, "seeds": 1}, "is_file": False, "workers": 1}
+        with controller(tmp_path / "killed", one, **given) as running:
+            running.read_until(lambda line, wanted=wanted: line == wanted)  # type: ignore[misc]
+            running.kill()
+    run(tmp_path / "killed", one, plan=plan, is_file=False)
+    assert curves(tmp_path / "killed") == curves(tmp_path / "whole")
+    assert rows(tmp_path / "killed")[3].attempts > 1
 
 
 # The command

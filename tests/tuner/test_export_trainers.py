@@ -321,6 +321,7 @@ def test_how_far_a_trial_was_trained_is_said(tmp_path: Path) -> None:
     assert fork is not None and fork.facts[-1].startswith(
         "It is a fork: it resumed from a checkpoint of trial 1 (step 4)"
     )
+    assert fork.facts[-1].endswith("ppo-tuner train --from made 2")
     store.close()
 
 

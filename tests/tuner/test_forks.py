@@ -14,12 +14,18 @@ import pytest
 from ppo_core import PPOConfig, checkpoint
 from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.hyperparameters import HYPERPARAMETERS
-from tests.tuner import quick_trainer
+from ppo_core.report import StepReport
+from ppo_core.stages import Stage
+from tests.tuner import quick_study, quick_trainer
+from tests.tuner.quick_study import quick_spec
+from tests.tuner.trial_rows import trial_row
 from tuner.checkpoints import fork_copy
 from tuner.engine.trial import run_trial
-from tuner.forks import CHANGEABLE, check, choose, fork_files
+from tuner.forks import CHANGEABLE, check, choose, fork_files, stages
 from tuner.guard import GuardSettings, GuardState, observe
-from tuner.protocol import Answer, Ended, Stepped, TrialSpec
+from tuner.protocol import Answer, Ended, NoRoom, Stepped, TrialSpec
+from tuner.status import Reason, Role
+from tuner.store import Store
 from tuner.study_folder import resume_point
 
 pytestmark = pytest.mark.slow
@@ -204,19 +210,50 @@ def test_a_copy_that_is_killed_leaves_nothing_that_counts(tmp_path: Path) -> Non
 # A whole fork
 
 
-def run(folder: Path, config: dict[str, Any], resume_from: Path | None = None, stop_at: int | None = None) -> list[Any]:
-    """Run a trial of the quick trainer and return its reports; with `stop_at` it saves there and leaves."""
-    spec = TrialSpec(0, config, "quick", f"{quick_trainer.__name__}:factory", "cpu", 1, folder,
-                     GuardSettings(15.0), 10.0, resume_from=resume_from)  # fmt: skip
-    reports = []
+def trial_spec(folder: Path, config: dict[str, Any], trainer: str = "factory", **changes: Any) -> TrialSpec:
+    spec = TrialSpec(
+        0, config, "quick", f"{quick_trainer.__name__}:{trainer}", "cpu", 1, folder, GuardSettings(15.0), 10.0
+    )
+    return replace(spec, **changes)
 
-    def ask(stepped: Stepped) -> Answer:
-        reports.append(stepped.report)
+
+def steps_of(spec: TrialSpec, stop_at: int | None) -> list[Stepped]:
+    """Run a trial and return its steps; with `stop_at` it saves there and leaves."""
+    steps: list[Stepped] = []
+
+    def ask(stepped: Stepped | NoRoom) -> Answer:
+        assert isinstance(stepped, Stepped)
+        steps.append(stepped)
         return Answer.LEAVE if stepped.report.step == stop_at else Answer.GO_ON
 
     ended = run_trial(spec, ask)
     assert (ended == Ended()) == (stop_at is None)
-    return reports
+    return steps
+
+
+def run(
+    folder: Path,
+    config: dict[str, Any],
+    resume_from: Path | None = None,
+    stop_at: int | None = None,
+    **changes: Any,
+) -> list[StepReport]:
+    """Run a trial of the quick trainer and return its reports; with `stop_at` it saves there and leaves."""
+    steps = steps_of(trial_spec(folder, config, resume_from=resume_from, **changes), stop_at)
+    return [step.report for step in steps]
+
+
+def run_reasons(
+    folder: Path,
+    config: dict[str, Any],
+    guard: GuardSettings,
+    resume_from: Path | None = None,
+    stop_at: int | None = None,
+    **changes: Any,
+) -> list[Reason | None]:
+    """Run a trial of the quick trainer past what its guard says, and return that of each step."""
+    steps = steps_of(trial_spec(folder, config, guard=guard, resume_from=resume_from, **changes), stop_at)
+    return [step.reason for step in steps]
 
 
 def test_a_fork_goes_on_as_its_parent_would_under_the_changed_values(tmp_path: Path) -> None:
@@ -238,7 +275,7 @@ def test_a_fork_goes_on_as_its_parent_would_under_the_changed_values(tmp_path: P
 def test_the_changed_values_get_their_own_patience(tmp_path: Path) -> None:
     """Two steps over the limit, a fork, and two more: the parent's third would end it, the fork's third does."""
     settings = GuardSettings(kl_limit=1.0, grace=0.0)
-    report = quick_trainer.StepReport(7, 112, {"objective/kl_exact": 1.5})
+    report = StepReport(7, 112, {"objective/kl_exact": 1.5})
     save(tmp_path / "3", 6)
     state = GuardState.from_dict(checkpoint.verify(tmp_path / "3" / "step-000006")["extra"]["guard"])
     assert observe(settings, state, report, 160)[1] is not None
@@ -248,3 +285,118 @@ def test_the_changed_values_get_their_own_patience(tmp_path: Path) -> None:
         state, reason = observe(settings, state, report, 160)
         reasons.append(reason is not None)
     assert reasons == [False, False, True]
+
+
+# From the start: the parent's values, then the fork's
+
+
+def of(values: dict[str, Any], until_episode: int) -> Stage:
+    return Stage(values, until_episode, 0)
+
+
+def test_a_forks_stages_are_those_of_its_ancestors_up_to_where_each_was_forked() -> None:
+    second, third = CONFIG | {"kl_coef": 0.1}, CONFIG | {"kl_coef": 0.2}
+    rows = [
+        trial_row(0, config=CONFIG),
+        trial_row(1, config=second, role=Role.FORK, parent=0, fork_step=3),
+        trial_row(2, config=third, role=Role.FORK, parent=1, fork_step=5),
+        trial_row(3, config=third, role=Role.FORK, parent=1, fork_step=3),  # where its parent began
+        trial_row(4, config=third | {"seed": 9, "total_episodes": 320}, role=Role.CONFIRM, parent=2),
+        trial_row(5, config=second, parent=2),  # at another β, from the start
+    ]
+    found = [stages(rows, row) for row in rows]
+    assert found[0] == found[5] == ()
+    assert found[1] == found[3] == (of(CONFIG, 48),)
+    assert found[2] == (of(CONFIG, 48), of(second, 80))
+    assert [stage.trial for stage in found[2]] == [0, 1]
+    own = {"seed": 9, "total_episodes": 320}
+    assert found[4] == (of(CONFIG | own, 48), of(second | own, 80))
+
+
+LAST = CONFIG | {"cliprange": 0.3}
+STAGES = (of(CONFIG, 48), of(CONFIG | {"cliprange": 0.4, "learning_rate": 2e-4}, 80))
+"""Of a fork of a fork: at step 3, where there is an evaluation, and at step 5, where there is none."""
+
+
+@pytest.fixture
+def forked(tmp_path: Path) -> list[StepReport]:
+    """The reports of a run that is forked at step 3, and its fork at step 5."""
+    reports: list[StepReport] = []
+    resume_from = None
+    for number, (config, stop_at) in enumerate([(CONFIG, 3), (dict(STAGES[1].values), 5), (LAST, None)]):
+        reports += run(tmp_path / str(number), config, resume_from, stop_at)
+        if stop_at is not None:
+            resume_from = fork_files(choose(tmp_path / str(number), None)[0], tmp_path / str(number + 1))
+    return reports
+
+
+def test_a_run_through_the_stages_of_a_fork_of_a_fork_equals_parent_and_forks(
+    tmp_path: Path, forked: list[StepReport]
+) -> None:
+    assert run(tmp_path / "one", LAST, stages=STAGES) == forked
+    assert run(tmp_path / "last", LAST) != forked, "the last values from the start"
+
+
+@pytest.mark.parametrize("left_at", range(1, 10))
+def test_a_run_that_is_left_in_any_stage_resumes_in_it(tmp_path: Path, forked: list[StepReport], left_at: int) -> None:
+    reports = run(tmp_path / "one", LAST, stop_at=left_at, stages=STAGES)
+    resume_from = checkpoint.latest(tmp_path / "one")
+    assert reports + run(tmp_path / "one", LAST, resume_from, stages=STAGES) == forked
+
+
+def test_a_stage_begins_with_new_patience_and_its_checkpoint_is_that_of_a_fork(tmp_path: Path) -> None:
+    """At 1e-3 KL is 4 nats a step: over a limit of 9 from step 3 on, where it is forked."""
+    guard = GuardSettings(kl_limit=9.0, grace=0.0, patience=2)
+    config = CONFIG | {"learning_rate": 1e-3}
+    reasons = run_reasons(tmp_path / "0", config, guard, stop_at=3)
+    fork = fork_files(checkpoint.step_folder(tmp_path / "0", 3), tmp_path / "1")
+    reasons += run_reasons(tmp_path / "1", LAST | config, guard, fork)
+    assert run_reasons(tmp_path / "one", LAST | config, guard, stages=(of(config, 48),)) == reasons
+    assert run_reasons(tmp_path / "plain", LAST | config, guard) != reasons
+    extras = [checkpoint.verify(path)["extra"] for path in (fork, checkpoint.step_folder(tmp_path / "one", 3))]
+    assert extras[0] == extras[1]
+
+
+def test_a_fork_that_lost_its_checkpoints_begins_again_with_its_parents_values(tmp_path: Path) -> None:
+    study, given = quick_spec(trials=1), {"values": {"cliprange": 0.4, "learning_rate": 2e-4}, "episode": 96}
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        quick_study.run(tmp_path / name, study)
+        store = Store.open(quick_study.storage(tmp_path / name))
+        store.place_order(store.study(quick_study.NAME), "fork", 0, given)
+        store.close()
+    with quick_study.controller(tmp_path / "killed", study) as running:
+        running.read_until(lambda line: line == "TrialStepped 1 8")
+        running.kill()
+    for path in checkpoint.complete(tmp_path / "killed" / "runs" / "quick" / "1"):
+        checkpoint.remove(path)
+    found = []
+    for name in ("whole", "killed"):
+        assert quick_study.run(tmp_path / name, study)[0]
+        found.append([row for row in quick_study.curves(tmp_path / name)[1] if len(row) > 3])
+    assert len(found[0]) == 11 and found[0] == found[1]
+    assert quick_study.rows(tmp_path / "killed")[1].attempts == 2
+
+
+def test_where_a_stage_ends_there_is_a_checkpoint_and_a_fork_keeps_it(tmp_path: Path) -> None:
+    for name, fork_step in (("fork", 5), ("confirming", None)):
+        run(tmp_path / name, LAST, stages=STAGES, fork_step=fork_step)
+        kept = [checkpoint.step_of(path) for path in checkpoint.complete(tmp_path / name)]
+        assert (5 in kept) == (name == "fork") and kept[-2:] == [9, 10]
+
+
+def test_a_full_disk_where_a_stage_ends_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(quick_trainer.FOLDER_VARIABLE, str(tmp_path))
+    (tmp_path / quick_trainer.FULL).touch()
+    heard: list[Stepped | NoRoom] = []
+
+    def ask(message: Stepped | NoRoom) -> Answer:
+        heard.append(message)
+        if isinstance(message, NoRoom):
+            (tmp_path / quick_trainer.FULL).unlink()
+        return Answer.GO_ON
+
+    whole = run(tmp_path / "whole", LAST, stages=(of(CONFIG, 112),))
+    spec = trial_spec(tmp_path / "one", LAST, "cramped", stages=(of(CONFIG, 112),))
+    assert run_trial(spec, ask) == Ended()
+    assert [message.report for message in heard if isinstance(message, Stepped)] == whole

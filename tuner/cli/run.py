@@ -474,7 +474,7 @@ def _ray_cluster(engine: str) -> "RayCluster":
 def _has_candidates(name: str, where: str) -> bool:
     with closing(Store.open(where)) as store:
         view = read_study(store, name)
-        return bool(candidates(view.trials, view.spec))
+        return bool(candidates((*view.trials, *view.confirming), view.spec))
 
 
 def _engine_flag(args: argparse.Namespace) -> list[str]:

@@ -15,7 +15,7 @@ from ppo_core.run.run_folder import ConfirmedReading, Origin
 from ppo_core.run.training import Program
 from ppo_core.task_file import get_task
 from ppo_core.tasks import skeleton
-from tuner import results
+from tuner import forks, results
 from tuner.cli import storage
 from tuner.cli.arguments import STORAGE_HELP, trial_number
 from tuner.confirmed import Confirmation, Confirmed, confirmations
@@ -58,14 +58,14 @@ def build_parser() -> RunParser:
         metavar=("STUDY", "TRIAL"),
         dest="trial",
         nargs=2,
-        help="a trial's task, configuration, number of threads and device",
+        help="a trial's task, configuration, number of threads and device; a fork begins with its parent's values",
     )
     parser.run.add_argument("--storage", metavar="URL", help=STORAGE_HELP)
     return parser
 
 
 def _start(where: str, study: str, number: str) -> Start:
-    """Return a trial's task, configuration, threads and device."""
+    """Return a trial's task, configuration, threads and device; of a fork also what it had before."""
     try:
         wanted = trial_number(number)
     except argparse.ArgumentTypeError as error:
@@ -77,7 +77,8 @@ def _start(where: str, study: str, number: str) -> Start:
         name = f"{study}-{number}"
         spec = view.spec
         origin = _origin(store, view, trial)
-        return Start(spec.task, dict(trial.config), trial.threads, name, spec.kl_budget, spec.device, origin)
+        stages = forks.stages((*view.trials, *view.confirming), trial)
+        return Start(spec.task, dict(trial.config), trial.threads, name, spec.kl_budget, spec.device, origin, stages)
     finally:
         store.close()
 

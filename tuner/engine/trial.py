@@ -17,6 +17,7 @@ from ppo_core.hyperparameters import PPOConfig
 from ppo_core.leading import by_first
 from ppo_core.lookup import import_module
 from ppo_core.report import StepReport, Trainer
+from ppo_core.stages import StagedTrainer
 from tuner.budget_watch import WatchState, watch
 from tuner.engine.gpu import limit_memory, require_own_gpu
 from tuner.guard import GUARD, GuardState, observe
@@ -44,32 +45,33 @@ def run_trial(spec: TrialSpec, ask: Ask, enter: Callable[[Phase], None] = lambda
 
     clock = _Clock()
     config = PPOConfig.from_dict(spec.config)
-    total_episodes = config.whole_episodes()
-    trainer = _make_trainer(spec, config, spec.resume_from)
-    keeper = _with_room(lambda: _make_keeper(spec, trainer), asked)
+    staged = StagedTrainer(spec.stages, config, partial(_make_trainer, spec), spec.folder, spec.resume_from)
+    keeper = _with_room(lambda: _make_keeper(spec, staged.trainer), asked)
     if keeper is None:
         return Left()
     state, watched = _restored(spec)
     has_raised = False
     clock.begin_step()
-    for step_report in trainer:
+    for step_report in staged:
         report = with_plain_floats(step_report)
-        state, reason = observe(spec.guard, state, report, total_episodes)
+        state, reason = observe(spec.guard, state, report, staged.config.whole_episodes())
         watched, is_near = watch(watched, report, spec.kl_budget)
         answer = asked(Stepped(report, clock.lap(), clock.step(), reason, is_near_budget=is_near))
         if answer is Answer.EVALUATE:
             clock.begin_step()
-            report, has_raised = with_evaluation(trainer, report)
+            report, has_raised = with_evaluation(staged.trainer, report)
             report = with_plain_floats(report)
             answer = asked(Stepped(report, clock.lap(), clock.step(), reason, is_again=True))
+        if ends_stage := staged.ends_stage(report):
+            state = state.with_new_patience()
         extra = {GUARD: state.to_dict(), WATCH: watched.to_dict()}
         if answer is Answer.STOP:
             if by_first(partial(keeper.is_new_best, report)):
-                _save_last(keeper, trainer, report, extra, enter)
+                _save_last(keeper, staged.trainer, report, extra, enter)
             break
-        is_due = answer in (Answer.SAVE, Answer.LEAVE) or report.is_evaluation
+        is_due = answer in (Answer.SAVE, Answer.LEAVE) or report.is_evaluation or ends_stage
         if is_due or by_first(partial(keeper.is_due, report)):
-            if _with_room(partial(_save, keeper, trainer, report, extra, enter), asked) is None:
+            if _with_room(partial(_save, keeper, staged.trainer, report, extra, enter), asked) is None:
                 return Left()
             if answer is Answer.LEAVE:
                 return Left()

@@ -50,7 +50,7 @@ def choose(store: Store, view: StudyView, number: int | None) -> Chosen | None:
     facts = (
         f'Study "{view.row.name}", task {view.spec.task}, trial {trial.number}, by PPO Tuner {__version__}.',
         *(_of_trial(store, view, trial, config) if found is None else _of_answer(store, view, found, config)),
-        *_fork(trial),
+        *_fork(view.row.name, trial),
     )
     return Chosen(view.row.name, trial, config, facts, _last_kl_coef(store, trial))
 
@@ -99,11 +99,12 @@ def _checkpoint(store: Store, view: StudyView, trial: TrialRow, config: PPOConfi
     )
 
 
-def _fork(trial: TrialRow) -> Iterator[str]:
+def _fork(study: str, trial: TrialRow) -> Iterator[str]:
     if trial.role is Role.FORK:
         yield (
-            f"It is a fork: it resumed from a checkpoint of trial {trial.parent} (step {trial.fork_step}), so this "
-            "configuration alone, from the start, is another run."
+            f"It is a fork: it resumed from a checkpoint of trial {trial.parent} (step {trial.fork_step}). This file "
+            "has the values after that, so a trainer that starts with them trains another run; to train both parts "
+            f"here: {to_copy(['train', '--from', study, str(trial.number)])}"
         )
 
 
