@@ -87,6 +87,7 @@ REASON = {
     "step": "at which step",
     "evidence": "a list of the last steps' readings",
     "log": "the end of the trial's log, where an error ended it",
+    "cause": "of an error its type, file and line: the same where trials fail for one cause",
 }
 STUDY = {
     **SUMMARY,

@@ -621,5 +621,7 @@ class TrialLoop:
         trial_log.note(study.trial_folder(trial.number), f"the trial is {outcome.status}{why}")
         row = study.refresh(trial.number)
         self._files.settle(row, self._at_rung())
-        self._verdict = self._verdict or retry.failing(self._study.rows)
+        if row.status is Status.FAILED:
+            rows = study.store.trials(study.row)  # how far the others are by now
+            self._verdict = self._verdict or retry.failing(rows, row.number)
         self._emit_end(row)

@@ -3,6 +3,7 @@
 import errno
 import inspect
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,11 @@ from tuner.store import TrialRow
 
 def told_by(rows: list[TrialRow]) -> list[str | None]:
     """What is told after each of the trials has ended."""
-    return [failing(rows[: count + 1]) for count in range(len(rows))]
+    return [failing(rows[: count + 1], row.number) for count, row in enumerate(rows)]
 
 
-def failed(number: int, message: str) -> TrialRow:
-    return trial_row(number, status=Status.FAILED, reason=Reason("error", message))
+def failed(number: int, cause: str, **values: Any) -> TrialRow:
+    return trial_row(number, status=Status.FAILED, reason=Reason("error", f"told of {number}", cause=cause), **values)
 
 
 def pruned(number: int) -> TrialRow:
@@ -35,8 +36,6 @@ def pruned(number: int) -> TrialRow:
         ([failed(0, "no disk"), failed(1, "no disk"), pruned(2), failed(3, "no disk")], None),
         ([failed(0, "no disk"), failed(1, "no net"), failed(2, "no disk")], None),
         ([failed(0, "no net"), failed(1, "no disk"), failed(2, "no disk"), failed(3, "no disk")], 3),
-        ([failed(0, "20 MiB in runs/0"), failed(1, "3.5 MiB in runs/1"), failed(2, "1 MiB in runs/2")], None),
-        ([failed(0, "2.5 MiB at 0xab1"), failed(1, "3.5 MiB at 0x7f"), failed(2, "1.0 MiB at 0xc")], 2),
         ([pruned(0), pruned(1), pruned(2)], None),
     ],
 )
@@ -77,36 +76,56 @@ def test_workers_lost_in_the_same_way_are_one_cause_whatever_they_printed(rows: 
 def test_trials_that_a_person_ended_neither_count_nor_begin_anew() -> None:
     rows = [failed(0, "no disk"), stopped(1), failed(2, "no disk"), stopped(3), stopped(4)]
     assert told_by(rows) == [None] * 5
-    assert failing([*rows, failed(5, "no disk")]) is not None
+    assert failing([*rows, failed(5, "no disk")], 5) is not None
 
 
-def test_trials_are_in_a_row_as_they_ended() -> None:
-    times = {0: 5.0, 1: 1.0, 2: 2.0, 3: 3.0}
-    rows = [replace(failed(n, "no disk") if n else trial_row(n), ended_at=at) for n, at in times.items()]
-    assert failing(rows) is None, "trial 0 ended last, and well"
-    assert failing([replace(rows[0], ended_at=0.5), *rows[1:]]) is not None
+def rested(number: int, **values: Any) -> TrialRow:
+    return trial_row(number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, **values)
 
 
-def rested(number: int, started_at: float) -> TrialRow:
-    return trial_row(number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, started_at=started_at)
+def running(number: int, episodes: int, **values: Any) -> TrialRow:
+    return trial_row(number, status=Status.RUNNING, episodes=episodes, **values)
 
 
-def test_a_trial_that_came_to_its_rung_meanwhile_shows_that_the_study_is_well() -> None:
-    rows = [replace(failed(n, "no disk"), started_at=float(n), ended_at=n + 0.5) for n in range(3)]
-    assert failing(rows) is not None
-    assert failing([*rows, rested(3, 1.5)]) is None
-    assert failing([rested(3, -1.0), *rows]) is not None, "it says nothing of what came later"
+@pytest.mark.parametrize(
+    ("between", "stops"),
+    [
+        (rested(1), False),
+        (rested(1, episodes=120), False),
+        (rested(1, episodes=80), True),
+        (running(1, 120, is_promoted=True, rung_episode=100), False),
+        (running(1, 120), False),
+        (running(1, 100), True),
+        (trial_row(1, status=Status.WAITING, episodes=0), True),
+        (trial_row(1, status=Status.PAUSED, paused_by=PausedBy.PERSON, episodes=120), False),
+        (stopped(1), True),
+        (pruned(1), False),
+        (trial_row(1), False),
+    ],
+)
+def test_a_trial_that_has_come_further_than_those_that_failed_breaks_the_row(between: TrialRow, stops: bool) -> None:
+    """They failed at episode 100; one that is still on its way there may fail, too."""
+    rows = [failed(0, "no disk"), between, failed(2, "no disk"), failed(3, "no disk")]
+    assert (failing(rows, 3) is not None) == stops
+    after = [*(replace(row, number=number) for number, row in enumerate((rows[0], rows[2], rows[3], between)))]
+    assert (failing(after, 2) is not None) == stops, "it was started after them, and they failed first"
+    before = [*(replace(row, number=number) for number, row in enumerate((between, rows[0], rows[2], rows[3])))]
+    assert failing(before, 3) is not None, "it was started before them: it says nothing of what is started now"
 
 
-def raised(number: int, message: str, cause: str) -> TrialRow:
-    return trial_row(number, status=Status.FAILED, reason=Reason("error", message, cause=cause))
+def test_trials_that_fail_beyond_the_rung_are_in_a_row_though_others_came_to_it() -> None:
+    rows = [rested(n, episodes=100) for n in range(9)]
+    for number in (2, 5, 8):
+        rows[number] = failed(number, "no disk", episodes=300)
+    assert failing(rows, 5) is not None
+    assert failing([*rows[:8], failed(8, "no disk", episodes=50)], 5) is None, "where that one failed others came past"
 
 
-def test_the_cause_is_the_errors_type_and_place_whatever_its_message() -> None:
-    """A message may quote the sample that it met."""
-    rows = [raised(n, f"KeyError: 'score' on {text!r}", "KeyError at r.py:3") for n, text in enumerate("abc")]
-    assert failing(rows) is not None
-    assert failing([*rows[:2], raised(2, "KeyError: 'score' on 'c'", "KeyError at r.py:9")]) is None
+def test_only_the_failure_that_completes_the_row_stops_the_study() -> None:
+    rows = [failed(n, "no disk") for n in range(3)]
+    assert failing([*rows, failed(3, "no net")], 3) is None
+    old = [failed(0, "no net", episodes=300), *rows[1:], failed(3, "no disk")]
+    assert failing(old, 0) is None
 
 
 def score(text: str) -> float:
@@ -133,6 +152,10 @@ def test_the_cause_of_a_failure_is_the_error_that_came_first() -> None:
     assert Failed.of(error_of("bad", wrap=False)).cause == one.cause
     assert one.message != other.message and error_reason(one, None).cause == one.cause
     assert Failed.of(ValueError("never raised")).cause == "ValueError"
+    rows = [
+        trial_row(n, status=Status.FAILED, reason=error_reason(each, None)) for n, each in enumerate((one, other, one))
+    ]
+    assert failing(rows, 2) is not None, "whatever the messages quote of the samples"
 
 
 @pytest.mark.parametrize(
