@@ -234,6 +234,21 @@ def raising(
     return RaisingTrainer(config, resume_from)
 
 
+class CornerTrainer(RaisingTrainer, GatedTrainer):
+    """As `raising`, once another trial has come to the gate, where all others wait."""
+
+    def advance(self) -> StepReport:
+        while self.config.cliprange < 0.2 and not any(_folder().glob("waiting-*")):
+            time.sleep(0.01)
+        return super().advance()
+
+
+def corner(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> CornerTrainer:
+    return CornerTrainer(config, resume_from)
+
+
 class OutOfMemoryError(RuntimeError):
     """Named as torch names its own."""
 

@@ -13,7 +13,7 @@ import pytest
 
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError, TaskError
-from tests.tuner.quick_study import MODULE, curves, outcomes, quick_spec, rows, run, storage
+from tests.tuner.quick_study import MODULE, curves, outcomes, quick_spec, quick_table, rows, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tuner import study_folder
 from tuner.events import (
@@ -30,6 +30,7 @@ from tuner.events import (
 from tuner.retry import TrialWatch
 from tuner.run import run_study
 from tuner.scoring import Extent
+from tuner.spec import StudySpec
 from tuner.status import Status
 from tuner.store import Store
 
@@ -161,6 +162,24 @@ def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -
     trials = rows(tmp_path)
     assert [(row.status, row.reason.rule) for row in trials if row.reason] == [(FAILED, "out_of_memory")] * 3
     assert [row.attempts for row in trials] == [3, 3, 3]
+
+
+@pytest.mark.slow
+def test_a_corner_that_cannot_run_does_not_end_a_study_that_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trial 1 is beyond where the others fail, and has not ended."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+
+    def open_gate(event: Event) -> None:
+        if isinstance(event, TrialEnded) and event.row.number == 3:
+            (tmp_path / "gate").touch()
+
+    table = {key: value for key, value in quick_table("corner").items() if key not in ("search", "sampler", "trials")}
+    trials = [{"cliprange": value} for value in (0.1, 0.3, 0.11, 0.12)]
+    spec = StudySpec.from_dict({**table, "trial": trials}, "test")
+    assert run_study(spec, workers=2, on_event=open_gate, **paths_in(tmp_path))
+    assert [row.status for row in rows(tmp_path)] == [FAILED, COMPLETED, FAILED, FAILED]
 
 
 @pytest.fixture
