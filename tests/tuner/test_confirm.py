@@ -37,7 +37,7 @@ ROWS = [
     searched(1, 1.5),
     searched(2, 1.9),
     searched(3, 1.7),
-    searched(4, 2.5, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_score=2.5),
+    searched(4, 1.6, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_score=2.5),
     searched(5, 2.6, role=Role.FORK, parent=1, fork_step=3),
     searched(6, 2.7, value_step=0),
     searched(7, 2.8, status=Status.FAILED),
@@ -48,11 +48,11 @@ ROWS = [
 # Which configurations
 
 
-def test_candidates_are_whole_runs_of_different_configurations_the_best_first() -> None:
-    assert [row.number for row in candidates(ROWS, SPEC)] == [2, 3, 1]
+def test_candidates_are_different_configurations_the_best_first() -> None:
+    assert [row.number for row in candidates(ROWS, SPEC)] == [2, 3, 4, 1]
     blown = replace(pruned(9, value=1.8, value_step=2), config=searched(9, 0).config)
     broken = replace(pruned(10, rule="nonfinite", value=1.8, value_step=2), config=searched(10, 0).config)
-    assert [row.number for row in candidates([*ROWS, blown, broken], SPEC)] == [2, 9, 3, 1]
+    assert [row.number for row in candidates([*ROWS, blown, broken], SPEC)] == [2, 9, 3, 4, 1]
 
 
 def test_every_configuration_and_the_reference_run_on_seeds_that_the_search_did_not_use() -> None:
@@ -87,9 +87,9 @@ def test_a_run_is_at_least_one_rollout_batch_long() -> None:
 
 def test_where_there_are_not_so_many_that_is_one_line() -> None:
     assert len(missing(ROWS, SPEC, Plan(seeds=1))) == 4, "up to three where it is not said how many"
-    with pytest.raises(ConfigError, match=r"^top = 4 is not allowed: 3 trials of the study ended with a checkpoint"):
-        missing(ROWS, SPEC, Plan(top=4))
-    with pytest.raises(ConfigError, match="nothing to confirm: no trial ended with a checkpoint within the KL budget"):
+    with pytest.raises(ConfigError, match=r"^top = 5 is not allowed: the study has 4 trials with a checkpoint within the KL budget"):
+        missing(ROWS, SPEC, Plan(top=5))
+    with pytest.raises(ConfigError, match="nothing to confirm: no trial has a checkpoint within the KL budget"):
         missing(ROWS[:1], SPEC, Plan())
 
 
@@ -108,7 +108,7 @@ def test_a_fork_is_another_configuration_than_its_last_values_from_the_start() -
     again, alone = replace(fork, number=10), replace(searched(11, 2.5), config=fork.config)
     elsewhere = replace(fork, number=12, fork_step=1)
     rows = [*ROWS, fork, again, alone, elsewhere]
-    assert [row.number for row in candidates(rows, SPEC)] == [9, 12, 11, 2, 3, 1], "not 5, whose best is its parent's"
+    assert [row.number for row in candidates(rows, SPEC)] == [9, 12, 11, 2, 3, 4, 1], "not 5, whose best is its parent's"
     first = missing(rows, SPEC, Plan(top=1, seeds=1))
     assert [(new.parent, new.config["learning_rate"]) for new in first] == [(9, 1e-4), (0, 1e-5)]
     there = [*rows, *(trial_row(n.number, config=n.config, role=Role.CONFIRM, parent=n.parent) for n in first)]
