@@ -1,10 +1,14 @@
 """Every error a user's mistake can cause. Each message is one line: what, where, what is allowed."""
 
 import errno
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """What the system calls a full disk, and a user's full quota."""
+OUTAGES = (*NO_ROOM, errno.EIO, errno.ESTALE, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED,
+           errno.ECONNRESET, errno.ETIMEDOUT)  # fmt: skip
+"""What it calls that a disk, a file server or another host does not answer for now."""
 
 
 OUT_OF_MEMORY = (
@@ -31,6 +35,29 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return says_so or is_out_of_memory(error.__context__)  # a graph's capture fails in its own way after that
 
 
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, what it was raised from, and so on to the first."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return whether an error came of something that may soon be well: a host that does not answer, a full disk."""
+    return any(isinstance(one, RewardOutage) or getattr(one, "errno", None) in OUTAGES for one in causes(error))
+
+
+def raised_at(error: BaseException, file: str = "") -> str:
+    """Return where an error was raised, `path/to/file.py:12`; empty: it was not raised.
+
+    It is the innermost line of `file`, where that was on the way.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    found = [frame for frame in frames if frame.filename == file] or frames
+    return f"{found[-1].filename}:{found[-1].lineno}" if found else ""
+
+
 class PPOTunerError(Exception):
     """Base of all errors whose message is meant for the user, not for a traceback."""
 
@@ -45,6 +72,10 @@ class TaskError(PPOTunerError, ValueError):
 
 class RewardError(PPOTunerError, RuntimeError):
     """A reward failed: it raised, or did not return one finite number per response."""
+
+
+class RewardOutage(RewardError):
+    """An endpoint of a reward cannot be reached, or says that it cannot answer now."""
 
 
 class OutOfMemory(PPOTunerError, MemoryError):

@@ -58,7 +58,7 @@ from tuner.protocol import (
 )
 from tuner.readings import due_readings, reading
 from tuner.retention import kept_at_rung
-from tuner.retry import RoomWatch
+from tuner.retry import FIRST_OUTAGE_WAIT, LONGEST_OUTAGE_WAIT, TrialWatch
 from tuner.scoring import EVALUATION_METRICS, Evaluations, evaluations_of, extent, judged, outcome, rung_score, so_far
 from tuner.search.choose import (
     Promote,
@@ -120,7 +120,15 @@ class TrialLoop:
         self._desk = OrderDesk(study, files, limits, lambda number: number in self._taken(), self._after)
         self._running: dict[int, _Running] = {}
         self._starting: set[int] = set()
-        self._room = RoomWatch(lambda line: emit(StudyWarned(line)))
+        self._room = TrialWatch(lambda line: emit(StudyWarned(line)), "there is disk space again")
+        self._outages = TrialWatch(
+            lambda line: emit(StudyWarned(line)),
+            "it goes on",
+            first_wait=FIRST_OUTAGE_WAIT,
+            longest_wait=LONGEST_OUTAGE_WAIT,
+        )
+        self._reached: dict[int, int] = {}
+        """The episode that each trial had reached at its last outage."""
         self._verdict: str | None = None
         self._stopping: str | None = None
         self._renewed_at = time.monotonic()
@@ -258,7 +266,8 @@ class TrialLoop:
         if limits.deadline is not None and time.monotonic() >= limits.deadline:
             return self._verdict or self._stop.why or f"{TIME_LIMIT} of {limits.timeout:g} s has passed"
         exhausted = NO_PLACE if self._engine.is_exhausted else None
-        return self._verdict or self._stop.why or self._room.why_give_up() or exhausted
+        waited = self._room.why_give_up() or self._outages.why_give_up()
+        return self._verdict or self._stop.why or waited or exhausted
 
     # The task
 
@@ -338,7 +347,8 @@ class TrialLoop:
     def _start_trials(self) -> bool:
         """Start as many trials as there are workers free; return whether to wait for anything."""
         is_paused = self._study.row.paused_at is not None
-        while not self._is_stopping() and not is_paused and self._engine.free > len(self._starting):
+        is_held = self._has_outage()
+        while not (self._is_stopping() or is_paused or is_held) and self._engine.free > len(self._starting):
             chosen = choose(self._study.spec, self._study.rows, self._taken())
             if chosen is None:
                 break
@@ -350,7 +360,7 @@ class TrialLoop:
         if self._running:
             self._is_idle = False
             return True
-        if self._starting or self._desk.is_forking:
+        if self._starting or self._desk.is_forking or (is_held and not self._is_stopping()):
             return True
         if self._is_stopping() or not is_paused or self.is_finished:
             self._note_paused_trials()
@@ -459,6 +469,8 @@ class TrialLoop:
             case Entered():
                 pass  # for the engine's watch over the worker
             case Stepped():
+                if message.report.episode > self._reached.get(number, -1):
+                    self._outages.found(number)
                 self._record(number, message)
             case NoRoom():
                 trial_log.note(self._study.trial_folder(number), message.message)
@@ -469,7 +481,9 @@ class TrialLoop:
                 self._leave(number)
             case Failed():
                 where = study_folder.write_error(self._study.trial_folder(number), message.traceback)
-                if message.is_for_user:
+                if message.is_outage:
+                    self._wait_out(number, message.message)
+                elif message.is_for_user:
                     self._fail(number, partial(retry.error_reason, message, where))
                 else:
                     self._retry(number, message.message, partial(retry.error_reason, message, where))
@@ -555,6 +569,25 @@ class TrialLoop:
             return
         status, reason = (Status.PRUNED, running.decision.reason) if is_stopped else (Status.COMPLETED, None)
         self._finish(number, judged(study.store, running.row, study.spec, status, reason))
+
+    def _wait_out(self, number: int, what: str) -> None:
+        """Have a trial that an outage ended resume from its checkpoint after a while; until then none is started."""
+        trial_log.note(self._study.trial_folder(number), what)
+        del self._running[number]
+        if self._is_stopping():
+            self._emit(StudyWarned(f"trial {number}: {what}; the next run of the study resumes it"))
+            return
+        self._reached[number] = self._study.refresh(number).episodes
+        self._outages.lacks(number, what)
+
+    def _has_outage(self) -> bool:
+        """Return whether a trial waits for an outage to be over; those whose time has come resume."""
+        for number in self._outages.waiting:
+            if self._study.rows[number].status.is_final:  # by an order
+                self._outages.forget(number)
+            elif self._outages.is_due(number):
+                self._outages.answered(number)
+        return bool(self._outages.waiting)
 
     def _retry(self, number: int, what: str, reason: Callable[[str], Reason]) -> None:
         """Have a trial resume from its checkpoint in another worker; after too many attempts it fails, see `_fail`."""

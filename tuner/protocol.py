@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ppo_core import checkpoint
 from ppo_core.declare import HyperValue
-from ppo_core.errors import PPOTunerError, is_out_of_memory
+from ppo_core.errors import PPOTunerError, causes, is_out_of_memory, is_outage, raised_at
 from ppo_core.leading import Answer as Answer
 from ppo_core.report import SplitReading, StepReport
 from ppo_core.stages import Stage
@@ -184,19 +184,25 @@ class Failed:
     out_of_memory: bool = False
     is_for_user: bool = False
     """Whether the message is one of ours, meant to stand alone: then another attempt would end the same way."""
+    is_outage: bool = False
+    """Whether something outside failed that may soon be well."""
+    cause: str = ""
+    """Type and place of the error that came first: see `Reason`."""
 
     @classmethod
     def of(cls, error: Exception) -> "Failed":
         """Return the message that reports `error`."""
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         name = type(error).__name__
-        is_for_user = isinstance(error, PPOTunerError)
+        is_for_user, first = isinstance(error, PPOTunerError), list(causes(error))[-1]
         lines = "".join(traceback.format_exception(error)).splitlines()
         return cls(
             message=first_line if is_for_user and first_line else f"{name}: {first_line}" if first_line else name,
             traceback="\n".join(lines[-_TRACEBACK_LINES:]),
             out_of_memory=is_out_of_memory(error),
             is_for_user=is_for_user,
+            is_outage=is_outage(error),
+            cause=" at ".join(filter(None, (type(first).__name__, raised_at(first)))),
         )
 
 

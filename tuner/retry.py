@@ -73,44 +73,54 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
-# Trials whose checkpoint found no room on the disk: when each tries again, and when to give up.
+# Trials that wait for something outside to be well again: when each tries again, and when to give up.
+
+FIRST_OUTAGE_WAIT, LONGEST_OUTAGE_WAIT = 10.0, 600.0
+"""Seconds before a trial that an outage ended is resumed, which double each time, and the most they become."""
 
 
-class RoomWatch:
-    """Over the trials that wait for room. Each tries again after a wait that doubles every time.
+class TrialWatch:
+    """Over the trials that wait. Each tries again after a wait that doubles every time.
 
     Args:
-        emit: Takes one line when a trial begins to wait and one when it found room.
+        emit: Takes one line when a trial begins to wait and one when that is over.
+        over: What to say then.
         limit: Seconds after which to give up.
         first_wait: Seconds until a trial tries again for the first time.
+        longest_wait: The most that they become.
         clock: Seconds, from any beginning.
     """
 
     def __init__(
         self,
         emit: Callable[[str], None],
+        over: str,
         *,
         limit: float = LIMIT_SECONDS,
         first_wait: float = FIRST_WAIT,
+        longest_wait: float = LONGEST_WAIT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._emit, self._limit, self._first_wait, self._clock = emit, limit, first_wait, clock
+        self._emit, self._over, self._limit, self._clock = emit, over, limit, clock
+        self._first_wait, self._longest_wait = first_wait, longest_wait
+        self._why: dict[int, str] = {}
         self._began: dict[int, float] = {}
         self._waits: dict[int, float] = {}
         self._due: dict[int, float] = {}
 
     def lacks(self, number: int, why: str) -> None:
-        """Note that a trial found no room, once more or for the first time, and waits for an answer."""
+        """Note that a trial has to wait, once more or for the first time, for `why`."""
         now = self._clock()
+        self._why[number] = why
         if number not in self._began:
             self._began[number], self._waits[number] = now, self._first_wait
             self._emit(f"trial {number}: {why}; trying again for up to {duration(self._limit)}")
         self._due[number] = now + self._waits[number]
-        self._waits[number] = min(2 * self._waits[number], LONGEST_WAIT)
+        self._waits[number] = min(2 * self._waits[number], self._longest_wait)
 
     @property
     def waiting(self) -> list[int]:
-        """The trials that wait for an answer."""
+        """The trials that wait."""
         return list(self._due)
 
     def is_due(self, number: int) -> bool:
@@ -118,27 +128,26 @@ class RoomWatch:
         return self._clock() >= self._due[number]
 
     def answered(self, number: int) -> None:
-        """Note that a trial that waited was answered."""
+        """Note that a trial that waited tries again."""
         del self._due[number]
 
     def found(self, number: int) -> None:
-        """Note that a trial is running again, whether or not it waited before."""
+        """Note that a trial is well, whether or not it waited before."""
         if number in self._began:
-            self._emit(
-                f"trial {number}: there is disk space again after {duration(self._clock() - self._began[number])}"
-            )
+            self._emit(f"trial {number}: {self._over} after {duration(self._clock() - self._began[number])}")
         self.forget(number)
 
     def forget(self, number: int) -> None:
-        """Note that a trial has no worker any more."""
+        """Note that a trial waits no more."""
         for times in (self._began, self._waits, self._due):
             times.pop(number, None)
+        self._why.pop(number, None)
 
     def why_give_up(self) -> str | None:
         """Return what to say if a trial waited for too long, or None."""
         for number, began in self._began.items():
             if self._clock() - began >= self._limit:
-                return f"trial {number} found no disk space for a checkpoint for {duration(self._limit)}"
+                return f"trial {number} waited for {duration(self._limit)}: {self._why[number]}"
         return None
 
 
@@ -159,7 +168,8 @@ def error_reason(failed: Failed, where: object | None, log: str = "") -> Reason:
     `log` is its log's end.
     """
     rule = "out_of_memory" if failed.out_of_memory else "error"
-    return Reason(rule, failed.message if failed.is_for_user else with_traceback(failed.message, where), log=log)
+    message = failed.message if failed.is_for_user else with_traceback(failed.message, where)
+    return Reason(rule, message, log=log, cause=failed.cause)
 
 
 def with_traceback(message: str, where: object | None) -> str:
@@ -177,18 +187,25 @@ def lost_reason(how: str, retries: int, log: str = "") -> Reason:
 def failing(rows: Iterable[TrialRow]) -> str | None:
     """Return why a study should stop: the last trials that ended failed for one cause; None: they did not.
 
-    Trials that a person ended do not count.
+    A trial that was started later than one of them and came to its rung shows that the study is well. Trials that a
+    person ended do not count.
     """
+    rows = list(rows)
     ended = [row for row in rows if row.status.is_final and row.status is not Status.STOPPED]
     last = sorted(ended, key=lambda row: (row.ended_at or 0.0, row.number))[-SAME_IN_A_ROW:]
     causes = {_cause(row.reason) if row.status is Status.FAILED and row.reason is not None else None for row in last}
     if len(last) < SAME_IN_A_ROW or len(causes) > 1 or None in causes or last[-1].reason is None:
+        return None
+    began = min(row.started_at for row in last)
+    if any(row.is_resting and row.started_at > began for row in rows):
         return None
     why = f"trial {last[-1].number}: {last[-1].reason.message}"
     return f"{SAME_IN_A_ROW} trials in a row failed for the same cause; {why}"
 
 
 def _cause(reason: Reason) -> str:
-    """Return what is the same in the messages of trials that failed for one cause."""
+    """Return what is the same in the reasons of trials that failed for one cause."""
+    if reason.cause:
+        return reason.cause
     message = reason.message.partition(_LAST_PRINTED)[0] if reason.rule == WORKER_LOST else reason.message
     return _NUMBER.sub("#", message)  # sizes and paths differ from trial to trial

@@ -97,6 +97,8 @@ class Reason:
     """The last steps' readings: `step`, `episode` and the metrics that were watched."""
     log: str = ""
     """The end of the trial's log, where an error or a lost worker ended it."""
+    cause: str = ""
+    """Of an error its type, and the file and line that raised it: the same for trials that fail for one cause."""
 
 
 PERSON = "person"

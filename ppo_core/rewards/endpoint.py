@@ -25,7 +25,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from ppo_core.errors import RewardError, TaskError
+from ppo_core.errors import RewardError, RewardOutage, TaskError
 from ppo_core.rewards.batch import Answer, Batch, cut, one_line, read_answer
 from ppo_core.task import RewardPart
 
@@ -71,7 +71,8 @@ class EndpointReward:
         """Score the batch.
 
         Raises:
-            RewardError: the endpoint cannot be reached, refuses, or answers with something else than numbers.
+            RewardOutage: the endpoint cannot be reached, or fails for now.
+            RewardError: it refuses, or answers with something else than numbers.
         """
         size = self.part.batch_size
         return Answer(self._ask_all([batch.rows(start, start + size) for start in range(0, len(batch), size)]))
@@ -135,7 +136,7 @@ class EndpointReward:
                 problem, wait = f"answered {error.code} {error.reason}", _retry_after(error.headers)
                 cause: Exception = error
                 if error.code != TOO_MANY_REQUESTS and error.code < SERVER_ERROR:
-                    break
+                    raise RewardError(f"{self.who} {problem}, after {_times(attempt)}") from error
             except (OSError, HTTPException) as error:  # unreachable, cut off or timed out
                 problem, wait, cause = self._trouble(error), None, error
             if attempt < attempts and not over.is_set():
@@ -144,8 +145,7 @@ class EndpointReward:
                 (self._sleep or over.wait)(pause)
             if over.is_set():
                 break
-        times = "1 attempt" if attempt == 1 else f"{attempt} attempts"
-        raise RewardError(f"{self.who} {problem}, after {times}") from cause
+        raise RewardOutage(f"{self.who} {problem}, after {_times(attempt)}") from cause
 
     def _send(self, request: Request) -> bytes:
         deadline = time.monotonic() + self.part.timeout
@@ -165,6 +165,10 @@ class EndpointReward:
         if isinstance(reason, TimeoutError):
             return f"gave no answer within {self.part.timeout:g} s"
         return f"cannot be reached ({one_line(reason) if isinstance(reason, BaseException) else reason})"
+
+
+def _times(attempts: int) -> str:
+    return "1 attempt" if attempts == 1 else f"{attempts} attempts"
 
 
 def _retry_after(headers: Message) -> float | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from ppo_core.errors import RewardError, TaskError, nearest
+from ppo_core.errors import RewardError, TaskError, nearest, raised_at
 from ppo_core.lookup import import_file, import_module
 from ppo_core.rewards.batch import Answer, Batch, one_line, read_answer
 from ppo_core.task import RewardPart
@@ -58,7 +58,9 @@ class FunctionReward:
         try:
             raw = self._call(batch)
         except Exception as error:
-            raise RewardError(f"{self.who} raised {one_line(error)}; {self._culprit(batch)}") from error
+            code = getattr(inspect.unwrap(self.function), "__code__", None)
+            raised = f"{one_line(error)} at {raised_at(error, code.co_filename if code is not None else '')}"
+            raise RewardError(f"{self.who} raised {raised}; {self._culprit(batch)}") from error
         return read_answer(raw, batch, self.who, tokenwise=True)
 
     def _call(self, batch: Batch) -> Any:

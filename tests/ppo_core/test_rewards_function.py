@@ -164,8 +164,8 @@ def test_what_it_raises_is_chained_and_names_the_sample_that_is_to_blame(write: 
     with pytest.raises(RewardError) as caught:
         score(part)
     assert str(caught.value) == (
-        f"reward part \"exact\": {part.where} raised ValueError: invalid literal for int() with base 10: ''; "
-        "on sample 2 (prompt '1+1=', response '')"
+        f"reward part \"exact\": {part.where} raised ValueError: invalid literal for int() with base 10: '' "
+        f"at {part.where.removesuffix(':score')}:2; on sample 2 (prompt '1+1=', response '')"
     )
     assert isinstance(caught.value.__cause__, ValueError)
     assert caught.value.__cause__.__traceback__ is not None
@@ -176,7 +176,7 @@ def test_where_only_the_batch_raises_the_error_says_so(write: Write) -> None:
     with pytest.raises(RewardError) as caught:
         score(part)
     assert str(caught.value) == (
-        f'reward part "exact": {part.where} raised AssertionError: one at a time; '
+        f'reward part "exact": {part.where} raised AssertionError: one at a time at {part.where.removesuffix(":score")}:2; '
         f"on 3 samples together but on none of them alone; the first is {FIRST}"
     )
 

@@ -263,6 +263,24 @@ def killed(
     return KilledTrainer(config, resume_from)
 
 
+class CutOffTrainer(QuickTrainer):
+    """Cannot reach its host in step 5 as often as the file `kills` says."""
+
+    def advance(self) -> StepReport:
+        kills = _folder() / "kills"
+        left = int(kills.read_text())
+        if self.step == 4 and left:
+            kills.write_text(str(left - 1))
+            raise RuntimeError("no answer") from ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+        return super().advance()
+
+
+def cut_off(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> CutOffTrainer:
+    return CutOffTrainer(config, resume_from)
+
+
 class PoisonedTrainer(QuickTrainer):
     """In step 5, as often as the file `kills` says, raises an error that every later trial of the process meets, too.
 

@@ -1,5 +1,6 @@
 """Whole studies through real spawned workers, with the quick trainer."""
 
+import functools
 import math
 import os
 import signal
@@ -21,10 +22,12 @@ from tuner.events import (
     StudyStarted,
     StudyStopped,
     StudyStopping,
+    StudyWarned,
     TrialEnded,
     TrialStarted,
     TrialStepped,
 )
+from tuner.retry import TrialWatch
 from tuner.run import run_study
 from tuner.scoring import Extent
 from tuner.status import Status
@@ -158,6 +161,64 @@ def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -
     trials = rows(tmp_path)
     assert [(row.status, row.reason.rule) for row in trials if row.reason] == [(FAILED, "out_of_memory")] * 3
     assert [row.attempts for row in trials] == [3, 3, 3]
+
+
+@pytest.fixture
+def outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that says how often a host cannot be reached; trials wait only a moment for it."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr("tuner.controller.FIRST_OUTAGE_WAIT", 0.01)
+    monkeypatch.setattr("tuner.controller.LONGEST_OUTAGE_WAIT", 0.02)
+    return tmp_path / "kills"
+
+
+@pytest.mark.slow
+def test_an_outage_is_waited_for_and_costs_no_trial_nor_its_retries(tmp_path: Path, outage: Path) -> None:
+    outage.write_text("7")
+    finished, events = run(tmp_path, quick_spec("cut_off", trials=3))
+    assert finished and outage.read_text() == "0"
+    assert [(row.status, row.retries) for row in rows(tmp_path)] == [(COMPLETED, 0)] * 3
+    told = [event.message for event in of_kind(events, StudyWarned)]
+    assert any(line.endswith("RuntimeError: no answer; trying again for up to 60 min") for line in told)
+    assert any(": it goes on after " in line for line in told)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    run(whole, quick_spec(trials=3))
+    assert curves(tmp_path) == curves(whole)
+
+
+@pytest.mark.slow
+def test_an_outage_that_does_not_end_stops_the_study_and_fails_no_trial(
+    tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage.write_text("1000000")
+    with monkeypatch.context() as patched:
+        patched.setattr("tuner.controller.TrialWatch", functools.partial(TrialWatch, limit=0.2))
+        finished, events = run(tmp_path, quick_spec("cut_off", trials=3), workers=1)
+    (stopped,) = of_kind(events, StudyStopped)
+    assert not finished and stopped.why == "trial 0 waited for 0 s: RuntimeError: no answer"
+    assert [row.status for row in rows(tmp_path)] == [Status.RUNNING], "and nothing new was started meanwhile"
+    outage.write_text("0")
+    assert run(tmp_path, quick_spec("cut_off", trials=3))[0]
+    assert [row.status for row in rows(tmp_path)] == [COMPLETED] * 3
+
+
+@pytest.mark.slow
+def test_orders_are_obeyed_while_an_outage_is_waited_for(
+    tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.controller.FIRST_OUTAGE_WAIT", 3600.0)
+    outage.write_text("1")
+
+    def order(event: Event) -> None:
+        if isinstance(event, StudyWarned) and "trying again" in event.message:
+            store = Store.open(storage(tmp_path))
+            store.place_order(store.study("quick"), "stop", 0, {})
+            store.close()
+
+    spec = quick_spec("cut_off", trials=2)
+    assert run_study(spec, workers=1, on_event=order, **paths_in(tmp_path))
+    assert [row.status for row in rows(tmp_path)] == [Status.STOPPED, COMPLETED]
 
 
 def test_another_controller_is_refused_while_one_lives(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from ppo_core.errors import StoreError
 from ppo_core.report import Sample, StepReport
 from tests.processes import spawned
 from tests.tuner import stores
-from tuner.retry import RoomWatch, StoreRetry
+from tuner.retry import StoreRetry, TrialWatch
 from tuner.status import Origin, Reason, Status, Wanted
 from tuner.store import Lease, NewTrial, Outcome, Store, schema
 
@@ -264,7 +264,7 @@ def test_a_stop_ends_the_wait_early() -> None:
 
 def test_a_trial_without_room_tries_again_ever_later_and_gives_up_at_the_limit() -> None:
     clock, told = Clock(), list[str]()
-    room = RoomWatch(told.append, limit=150, clock=lambda: clock.now)
+    room = TrialWatch(told.append, "there is disk space again", limit=150, clock=lambda: clock.now)
     waits = []
     while room.why_give_up() is None:
         room.lacks(3, "no space")
@@ -276,7 +276,7 @@ def test_a_trial_without_room_tries_again_ever_later_and_gives_up_at_the_limit()
         assert room.waiting == []
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30]
     assert told == ["trial 3: no space; trying again for up to 2 min"]
-    assert room.why_give_up() == "trial 3 found no disk space for a checkpoint for 2 min"
+    assert room.why_give_up() == "trial 3 waited for 2 min: no space"
     room.found(3)
     room.found(4)  # which never waited
     assert told[1:] == ["trial 3: there is disk space again after 3 min"] and room.why_give_up() is None

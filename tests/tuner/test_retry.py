@@ -1,13 +1,16 @@
 """When failures stop a study."""
 
+import errno
+import inspect
 from dataclasses import replace
 
 import pytest
 
+from ppo_core.errors import CheckpointError, ConfigError, RewardError, RewardOutage
 from tests.tuner.trial_rows import trial_row
 from tuner.protocol import Failed
 from tuner.retry import error_reason, failing, lost_reason
-from tuner.status import STOPPED_BY_PERSON, Reason, Status
+from tuner.status import STOPPED_BY_PERSON, PausedBy, Reason, Status
 from tuner.store import TrialRow
 
 
@@ -82,6 +85,74 @@ def test_trials_are_in_a_row_as_they_ended() -> None:
     rows = [replace(failed(n, "no disk") if n else trial_row(n), ended_at=at) for n, at in times.items()]
     assert failing(rows) is None, "trial 0 ended last, and well"
     assert failing([replace(rows[0], ended_at=0.5), *rows[1:]]) is not None
+
+
+def rested(number: int, started_at: float) -> TrialRow:
+    return trial_row(number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, started_at=started_at)
+
+
+def test_a_trial_that_came_to_its_rung_meanwhile_shows_that_the_study_is_well() -> None:
+    rows = [replace(failed(n, "no disk"), started_at=float(n), ended_at=n + 0.5) for n in range(3)]
+    assert failing(rows) is not None
+    assert failing([*rows, rested(3, 1.5)]) is None
+    assert failing([rested(3, -1.0), *rows]) is not None, "it says nothing of what came later"
+
+
+def raised(number: int, message: str, cause: str) -> TrialRow:
+    return trial_row(number, status=Status.FAILED, reason=Reason("error", message, cause=cause))
+
+
+def test_the_cause_is_the_errors_type_and_place_whatever_its_message() -> None:
+    """A message may quote the sample that it met."""
+    rows = [raised(n, f"KeyError: 'score' on {text!r}", "KeyError at r.py:3") for n, text in enumerate("abc")]
+    assert failing(rows) is not None
+    assert failing([*rows[:2], raised(2, "KeyError: 'score' on 'c'", "KeyError at r.py:9")]) is None
+
+
+def score(text: str) -> float:
+    return {"good": 1.0}[text]
+
+
+def error_of(text: str, wrap: bool = True) -> Exception:
+    try:
+        try:
+            score(text)
+        except KeyError as error:
+            if not wrap:
+                raise
+            raise RewardError(f"the reward raised on {text}") from error
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def test_the_cause_of_a_failure_is_the_error_that_came_first() -> None:
+    one, other = Failed.of(error_of("bad")), Failed.of(error_of("worse"))
+    line = inspect.getsourcelines(score)[1] + 1
+    assert one.cause == other.cause == f"KeyError at {__file__}:{line}"
+    assert Failed.of(error_of("bad", wrap=False)).cause == one.cause
+    assert one.message != other.message and error_reason(one, None).cause == one.cause
+    assert Failed.of(ValueError("never raised")).cause == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.EIO, "input/output error"), True),
+        (OSError(errno.ESTALE, "stale file handle"), True),
+        (OSError(errno.ENOSPC, "no space left on device"), True),
+        (RewardOutage("cannot be reached, after 3 attempts"), True),
+        (RewardError("answered with words"), False),
+        (OSError(errno.ENOENT, "no such file"), False),
+        (RuntimeError("CUDA error"), False),
+        (ConfigError("not allowed"), False),
+    ],
+)
+def test_an_outage_is_told_from_other_errors_also_where_it_is_only_the_cause(error: Exception, expected: bool) -> None:
+    assert Failed.of(error).is_outage is expected
+    outer = CheckpointError("cannot be written")
+    outer.__cause__ = error
+    assert Failed.of(outer).is_outage is expected
 
 
 def test_reasons_hold_the_end_of_the_log_and_a_lost_workers_its_last_words() -> None:

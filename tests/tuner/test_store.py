@@ -314,3 +314,28 @@ def test_a_process_is_known_by_what_no_clock_changes(
             assert processes.is_alive(theirs) is False
     finally:
         processes.pid_space.cache_clear()
+
+
+# What a model or a person wrote, and numbers that do not fit
+
+
+def test_any_text_and_any_number_is_stored(store: Store) -> None:
+    """PostgreSQL holds no NUL in a text, no number over 2^31 - 1 in an Integer, and no infinity in JSON."""
+    study, lease = store.study("a"), store.acquire("a")
+    config = {"seed": 2**31 + 5, "run": "\0"}
+    row = store.add_trial(lease, NewTrial(0, Origin.SAMPLED, config, {}, 1, label="a\0b"))
+    row = store.begin_attempt(lease, row, None)
+    readings = TokenReadings(("\0", "b"), *[(0.5, 0.5)] * 5)
+    sample = Sample(0, "pro\0mpt", "re\0sponse", 1.0, 0.5, 2, parts={"\0": 1.0}, tokens=readings)
+    store.add_step(lease, row.id, StepReport(0, 0, {"objective/kl_exact": math.inf}, samples=(sample,)), 1.0)
+    evidence = ({"step": 1.0, "objective/kl_exact": math.nan}, {"step": 2.0, "objective/kl_exact": -math.inf})
+    reason = Reason("nonfinite", "KL is \0", "objective/kl_exact", math.inf, -math.inf, 1, 2, evidence, log="\0")
+    store.finish_trial(lease, row.id, Outcome(Status.PRUNED, reason))
+    store.place_order(study, "enqueue", None, {"values": {}, "label": "c\0d"})
+    (found,) = store.trials(study)
+    assert found.label == "a\ufffdb" and found.seed == 2**31 + 5
+    assert found.reason is not None and (found.reason.value, found.reason.limit) == (math.inf, -math.inf)
+    assert str(found.reason.evidence) == str(evidence)
+    (kept,) = store.samples([row.id])
+    assert (kept["prompt"], kept["response"]) == ("pro\ufffdmpt", "re\ufffdsponse")
+    assert store.sample_tokens(row.id, 0, 0) is not None

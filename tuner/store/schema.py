@@ -4,10 +4,14 @@ Times are seconds since the epoch (UTC), durations seconds. The columns of `ppo_
 `ppo_core.metrics`, so that a page reads just the columns it draws.
 """
 
+import math
 import re
+from collections.abc import Callable
+from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     Float,
@@ -18,9 +22,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
     UniqueConstraint,
 )
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, Dialect, make_url
 from sqlalchemy.exc import ArgumentError
 
 from ppo_core.errors import StoreError
@@ -35,6 +40,41 @@ _SECRETS = (
 )
 
 metadata = MetaData()
+
+
+class PlainText(TypeDecorator[str]):
+    """A text from anywhere. PostgreSQL holds no NUL: it is stored as U+FFFD, on SQLite, too."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Return the text as it is stored."""
+        return None if value is None else value.replace("\0", "\ufffd")
+
+
+class ReasonColumn(TypeDecorator[dict[str, Any]]):
+    """A reason. JSON has no NaN and no infinities, and PostgreSQL refuses them: they are stored as texts."""
+
+    impl = JSON
+    cache_ok = True
+
+    def process_bind_param(self, value: dict[str, Any] | None, dialect: Dialect) -> dict[str, Any] | None:
+        """Return the reason as it is stored."""
+        return _with_numbers(value, lambda one: one if math.isfinite(one) else str(one))
+
+    def process_result_value(self, value: dict[str, Any] | None, dialect: Dialect) -> dict[str, Any] | None:
+        """Return the reason as it was."""
+        return _with_numbers(value, float)
+
+
+def _with_numbers(reason: dict[str, Any] | None, change: Callable[[Any], Any]) -> dict[str, Any] | None:
+    if reason is None:
+        return None
+    numbers = {name: None if (one := reason.get(name)) is None else change(one) for name in ("value", "limit")}
+    evidence = [{name: change(one) for name, one in reading.items()} for reading in reason.get("evidence", ())]
+    return {**reason, **numbers, "evidence": evidence}
+
 
 meta = Table("ppo_meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
 
@@ -54,7 +94,7 @@ studies = Table(
     Column("lease_pid_space", String(255)),
     Column("lease_renewed_at", Float),
     Column("paused_at", Float),
-    Column("folder", Text),
+    Column("folder", PlainText),
     Column("workers", Integer),
     Column("overrides", JSON(none_as_null=True)),
 )
@@ -67,7 +107,7 @@ trials = Table(
     Column("number", Integer, nullable=False),
     Column("origin", String(32), nullable=False),
     Column("status", String(16), nullable=False),
-    Column("reason", JSON),
+    Column("reason", ReasonColumn),
     Column("config", JSON, nullable=False),
     Column("params", JSON, nullable=False),
     Column("value", Float),
@@ -80,12 +120,12 @@ trials = Table(
     Column("threads", Integer, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
-    Column("label", Text, nullable=False, default=""),
+    Column("label", PlainText, nullable=False, default=""),
     Column("parent", Integer),
     Column("fork_step", Integer),
     Column("wanted", String(16)),
     Column("role", String(16), nullable=False, default="search"),
-    Column("seed", Integer),
+    Column("seed", BigInteger),
     Column("paused_by", String(16)),
     Column("value_step", Integer),
     Column("end_reward", Float),
@@ -116,8 +156,8 @@ samples = Table(
     Column("trial_id", ForeignKey("ppo_trials.id", ondelete="CASCADE"), primary_key=True),
     Column("step", Integer, primary_key=True),
     Column("prompt_index", Integer, primary_key=True),
-    Column("prompt", Text, nullable=False),
-    Column("response", Text, nullable=False),
+    Column("prompt", PlainText, nullable=False),
+    Column("response", PlainText, nullable=False),
     Column("reward", Float),
     Column("kl", Float),
     Column("length", Integer, nullable=False),
@@ -148,7 +188,7 @@ test_readings = Table(
     Column("reward_se", Float),
     Column("kl", Float),
     Column("kl_se", Float),
-    Column("why_not", Text),
+    Column("why_not", PlainText),
     Column("at", Float, nullable=False),
 )
 
@@ -173,7 +213,7 @@ orders = Table(
     Column("placed_by", String(255), nullable=False),
     Column("placed_at", Float, nullable=False),
     Column("state", String(16), nullable=False),
-    Column("outcome", Text),
+    Column("outcome", PlainText),
     Column("decided_at", Float),
 )
 
