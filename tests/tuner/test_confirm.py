@@ -87,7 +87,9 @@ def test_a_run_is_at_least_one_rollout_batch_long() -> None:
 
 def test_where_there_are_not_so_many_that_is_one_line() -> None:
     assert len(missing(ROWS, SPEC, Plan(seeds=1))) == 4, "up to three where it is not said how many"
-    with pytest.raises(ConfigError, match=r"^top = 5 is not allowed: the study has 4 trials with a checkpoint within the KL budget"):
+    with pytest.raises(
+        ConfigError, match=r"^top = 5 is not allowed: the study has 4 trials with a checkpoint within the KL budget"
+    ):
         missing(ROWS, SPEC, Plan(top=5))
     with pytest.raises(ConfigError, match="nothing to confirm: no trial has a checkpoint within the KL budget"):
         missing(ROWS[:1], SPEC, Plan())
@@ -108,7 +110,9 @@ def test_a_fork_is_another_configuration_than_its_last_values_from_the_start() -
     again, alone = replace(fork, number=10), replace(searched(11, 2.5), config=fork.config)
     elsewhere = replace(fork, number=12, fork_step=1)
     rows = [*ROWS, fork, again, alone, elsewhere]
-    assert [row.number for row in candidates(rows, SPEC)] == [9, 12, 11, 2, 3, 4, 1], "not 5, whose best is its parent's"
+    assert [row.number for row in candidates(rows, SPEC)] == [9, 12, 11, 2, 3, 4, 1], (
+        "not 5, whose best is its parent's"
+    )
     first = missing(rows, SPEC, Plan(top=1, seeds=1))
     assert [(new.parent, new.config["learning_rate"]) for new in first] == [(9, 1e-4), (0, 1e-5)]
     there = [*rows, *(trial_row(n.number, config=n.config, role=Role.CONFIRM, parent=n.parent) for n in first)]
