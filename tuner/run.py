@@ -18,7 +18,7 @@ from tuner.environment import to_copy
 from tuner.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, StudyWarned
 from tuner.held_study import OpenStudy, open_study, reconcile
 from tuner.order_checks import changed_spec
-from tuner.readings import due_readings
+from tuner.readings import due_readings, why_unread
 from tuner.retry import StoreRetry
 from tuner.scoring import extent
 from tuner.search import propose, prune
@@ -144,6 +144,8 @@ def _run_held(
     if not finished:
         found = paused(study.spec, study.rows) if str(why).startswith(ONLY_PAUSED) else ()
         emit(StudyStopped(extent(study.rows, study.spec), str(why), tuple(row.number for row in found)))
+    elif (unread := why_unread(study)) is not None:
+        emit(StudyWarned(unread))
     return finished
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.tuner.trial_rows import make_spec, pruned, trial_row
 from tuner import confirmed
 from tuner.confirm import Plan, candidates, cost_line, due_step, missing
 from tuner.confirmed import Confirmation, Confirmed, confirmations, difference, t_interval
+from tuner.events import StudyWarned
 from tuner.results import as_view, read_study
 from tuner.scoring import to_optuna
 from tuner.spec import StudySpec
@@ -325,6 +327,41 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path, monkeypatch: pytest.
     assert found(tmp_path / "killed") == [replace(one, baseline=other.baseline, configurations=tuple(
         replace(mine, trial=theirs.trial) for mine, theirs in zip(one.configurations, other.configurations, strict=True)
     )) for one, other in zip(found(tmp_path / "whole"), found(tmp_path / "killed"), strict=True)]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_another_hosts_controller_goes_on_with_what_confirms_and_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told `run`, not `confirm`, and shares the folder and the store."""
+    (tmp_path / "whole").mkdir()
+    run(tmp_path / "whole", spec())
+    run(tmp_path / "whole", spec(), plan=PLAN, is_file=False)
+    (tmp_path / "moved").mkdir()
+    run(tmp_path / "moved", spec())
+    plan = {"plan": {"top": 2, "seeds": 2}, "is_file": False}
+    with controller(tmp_path / "moved", spec(), host="one", **plan) as running:
+        running.read_until(lambda line: line.startswith("TrialStepped 5"))
+        running.kill()
+    with controller(tmp_path / "moved", spec(), role="second", host="two", clock=120.0) as running:
+        running.read_until(lambda line: line == "ReadingOnTest")
+        assert running.process.wait(60) == 0
+    (one,), (other,) = found(tmp_path / "whole"), found(tmp_path / "moved")
+    assert other.is_whole and [c.rewards for c in other.configurations] == [c.rewards for c in one.configurations]
+
+
+def test_runs_whose_checkpoints_are_gone_are_named_where_they_cannot_be_read(tmp_path: Path) -> None:
+    run(tmp_path, spec())
+    run(tmp_path, spec(), plan=PLAN, is_file=False)
+    lost = next(row for row in rows(tmp_path) if row.role is Role.CONFIRM)
+    with Store.open(storage(tmp_path))._engine.begin() as connection:
+        connection.exec_driver_sql(f"DELETE FROM ppo_test_readings WHERE trial_id = {lost.id}")
+    shutil.rmtree(tmp_path / "runs" / NAME / str(lost.number))
+    for plan in (PLAN, None):
+        finished, events = run(tmp_path, spec(), plan=plan, is_file=False)
+        told = [event.message for event in events if isinstance(event, StudyWarned)]
+        assert finished and len(told) == 1 and told[0].startswith(f"trial {lost.number}: not evaluated")
+        assert f"ppo-tuner confirm {NAME} --seeds 6" in told[0]
 
 
 def test_a_study_that_goes_on_or_cannot_be_read_is_refused_in_one_line(
