@@ -16,11 +16,12 @@ from ppo_core.hyperparameters import PPOConfig
 from ppo_core.kl_budget import is_within
 from ppo_core.output import KL_UNIT, counted, plus_minus, short
 from tuner import forks, results
+from tuner.confirm import whole_run
 from tuner.confirmed import LEAST_SEEDS, Confirmation, Confirmed, confirmations, longest_read
 from tuner.forks import ValueCheckpoint
 from tuner.results import End, Estimate, StudyView
 from tuner.spec import StudySpec
-from tuner.status import Origin, Role
+from tuner.status import Origin
 from tuner.store import OnTest, Store, TrialRow
 
 
@@ -185,7 +186,7 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
     confirmed = None if holds is None else holds.best
     if holds is None or confirmed is None:
         trial, badge = best, Badge.ONE_SEED
-    elif best is not None and _is_newer(best, holds, confirmed):
+    elif best is not None and _is_newer(view, best, holds, confirmed):
         trial, badge, confirmed = best, Badge.NEWER, None
     else:
         trial, badge = confirmed.trial, Badge.CONFIRMED if holds.is_decided else Badge.NOT_DISTINGUISHABLE
@@ -215,14 +216,10 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
     )
 
 
-def _is_newer(best: TrialRow, found: Confirmation, confirmed: Confirmed) -> bool:
+def _is_newer(view: StudyView, best: TrialRow, found: Confirmation, confirmed: Confirmed) -> bool:
     """Return whether the search's best trial is better there than what was confirmed, and was not confirmed itself."""
-
-    def is_same(other: TrialRow) -> bool:
-        is_fork = Role.FORK in (best.role, other.role)
-        return other.number == best.number or (not is_fork and other.config == best.config)
-
-    if any(is_same(one.trial) for one in found.configurations):
+    own = whole_run(view.trials, best)
+    if any(whole_run(view.trials, one.trial) == own for one in found.configurations):
         return False
     value = confirmed.trial.value
     return value is None or (best.value is not None and best.value > value)

@@ -18,7 +18,7 @@ from ppo_core.errors import ConfigError
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import counted, duration
 from ppo_core.stages import Stage, require_reached
-from tuner.best import ended_well
+from tuner.best import best_rank, ended_well
 from tuner.status import Origin, Role, Status
 
 if TYPE_CHECKING:  # the command line's --help quotes the defaults, and should not wait for the store's libraries
@@ -49,23 +49,15 @@ class Plan:
 def candidates(rows: Sequence[TrialRow], spec: StudySpec) -> list[TrialRow]:
     """Return the trials whose configurations could be confirmed, the best first: see `tuner.best`.
 
-    They have ended, so that their values are of whole runs or of what a rule left of them. The reference is confirmed
-    anyway. A fork whose best checkpoint lies before its fork is left out: that is its parent's.
+    The reference is confirmed anyway. A fork whose best checkpoint lies before its fork is left out: that is its
+    parent's.
     """
-    ended = [
-        row
-        for row in rows
-        if row.status.is_final
-        and row.role is not Role.CONFIRM
-        and (row.value_step or 0) > (row.fork_step or 0)
-        and row.origin is not Origin.REFERENCE
-        and _is_within(row, spec)
-    ]
-    ended.sort(key=lambda row: (-(row.value or 0.0), row.kl, row.number))
+    ranks = {row.number: best_rank(row, spec.kl_budget) for row in rows if row.origin is not Origin.REFERENCE}
+    able = [row for row in rows if ranks.get(row.number) is not None and (row.value_step or 0) > (row.fork_step or 0)]
     chosen: list[TrialRow] = []
-    runs: list[_Run] = []
-    for row in ended:
-        run = _run(rows, row)
+    runs: list[WholeRun] = []
+    for row in sorted(able, key=lambda row: ranks[row.number] or ()):
+        run = whole_run(rows, row)
         if run not in runs:
             chosen.append(row)
             runs.append(run)
@@ -81,13 +73,13 @@ def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[T
     """Return the trials whose configurations are confirmed: the best, then the reference.
 
     Raises:
-        ConfigError: fewer than `top` trials have ended within the KL budget.
+        ConfigError: fewer than `top` trials have a checkpoint within the KL budget.
     """
     best = candidates(rows, spec)
     beside = "" if reference(rows) is None else " other than the reference"
-    there_are = f"{counted(len(best), 'trial')} of the study ended with a checkpoint within the KL budget{beside}"
+    there_are = f"the study has {counted(len(best), 'trial')} with a checkpoint within the KL budget{beside}"
     if not best:
-        raise ConfigError(f"nothing to confirm: no trial ended with a checkpoint within the KL budget{beside}")
+        raise ConfigError(f"nothing to confirm: no trial has a checkpoint within the KL budget{beside}")
     if top is not None and len(best) < top:
         raise ConfigError(f"top = {top} is not allowed: {there_are}")
     first = reference(rows)
@@ -100,7 +92,7 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
     Raises:
         ConfigError: see `chosen`; or the runs would be shorter than a rollout batch, or end before a fork.
     """
-    there = [_run(rows, row) for row in rows if row.role is Role.CONFIRM]
+    there = [whole_run(rows, row) for row in rows if row.role is Role.CONFIRM]
     wanted: list[NewTrial] = []
     parents = chosen(rows, spec, plan.top)
     least = max(PPOConfig.from_dict(parent.config).batch_sizes(world_size=1).batch_size for parent in parents)
@@ -112,24 +104,25 @@ def missing(rows: Sequence[TrialRow], spec: StudySpec, plan: Plan) -> list[NewTr
         for parent in parents:
             config = confirming(parent.config, seed, plan.length(spec))
             trial = _trial(len(rows) + len(wanted), parent, config)
-            run = _run(rows, trial)
+            run = whole_run(rows, trial)
             require_reached(run.stages, PPOConfig.from_dict(config), parent.number)
             if run not in there:
                 wanted.append(trial)
     return wanted
 
 
-class _Run(NamedTuple):
+class WholeRun(NamedTuple):
     """All that a trial trains with from its start."""
 
     stages: Sequence[Stage]
     config: Mapping[str, HyperValue]
 
 
-def _run(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> _Run:
+def whole_run(rows: Sequence[TrialRow], trial: TrialRow | NewTrial) -> WholeRun:
+    """Return all that a trial trains with from its start: equal for trials of one configuration."""
     from tuner import forks
 
-    return _Run(forks.stages(rows, trial), trial.config)
+    return WholeRun(forks.stages(rows, trial), trial.config)
 
 
 def cost_line(wanted: Sequence[NewTrial], rows: Sequence[TrialRow], workers: int) -> str:

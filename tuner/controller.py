@@ -4,7 +4,7 @@ It carries out what the study's trials and orders ask for; `tuner.run` has the s
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from ppo_core.run.command_line import StopRequest
 from tuner import forks, retry, study_folder, trial_log
 from tuner.checkpoints import TrialFiles
 from tuner.confirm import Plan, missing
-from tuner.engine.base import Engine
+from tuner.engine.base import Engine, JobId
 from tuner.events import (
     ONLY_PAUSED,
     ORDERED,
@@ -129,6 +129,9 @@ class TrialLoop:
         )
         self._reached: dict[int, int] = {}
         """The episode that each trial had reached at its last outage."""
+        self._reading: dict[int, ReadTest] = {}
+        self._tried: set[tuple[int, int]] = set()
+        """Trials and steps that were given to a worker to evaluate on the test prompts."""
         self._verdict: str | None = None
         self._stopping: str | None = None
         self._renewed_at = time.monotonic()
@@ -151,20 +154,12 @@ class TrialLoop:
         """
         self._set_interrupted_aside()
         self._obey()
-        if self._prepare_task() and self._add_confirming():
-            while self._start_trials() or self._obey():
-                for job, message in self._engine.events(self._longest_wait()):
+        if self._prepare_task():
+            while self._start_due() or self._obey():
+                for job, message in self._messages():
                     assert job is not None
                     self._handle(job, message)
-                    self._stay_alive()  # the end of a worker that hardly dies takes a while
-                self._files.work.collect()
-                self._stay_alive()
                 self._answer_without_room()
-                if time.monotonic() - self._looked_at >= LOOK_SECONDS:
-                    self._obey()
-            if self.is_finished:
-                self._finish_files()
-                self._read_on_test(due_readings(self._study))
         self._finish_files()
         if self._verdict is not None:
             name = self._study.row.name
@@ -174,6 +169,16 @@ class TrialLoop:
         return self._stopping
 
     # Waiting
+
+    def _messages(self) -> Iterator[tuple[JobId, Message]]:
+        """Yield what workers say in one wait; then do what is due beside them, orders among it."""
+        for job, message in self._engine.events(self._longest_wait()):
+            yield job, message
+            self._stay_alive()  # the end of a worker that hardly dies takes a while
+        self._files.work.collect()
+        self._stay_alive()
+        if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self._obey()
 
     def _longest_wait(self) -> float:
         deadline = self._limits.deadline
@@ -188,58 +193,6 @@ class TrialLoop:
             list(self._engine.events(ORDER_SECONDS))  # no worker is busy; it ends when a piece of work is done
             self._files.work.collect()
             self._stay_alive()
-
-    def _add_confirming(self) -> bool:
-        """Add the runs that the plan asks for and the study lacks; return False if a stop was asked for meanwhile.
-
-        The SFT policy is evaluated on the test prompts first: what it comes to is the baseline of all of them.
-
-        Raises:
-            StudyError: the task has no test prompts.
-        """
-        study = self._study
-        if self._plan is None:
-            return True
-        wanted, first = missing(study.rows, study.spec, self._plan), study.rows[0]
-        if study.store.on_test(first.id, 0) is None:
-            self._read_on_test([reading(study, first, 0)])
-        found = study.store.on_test(first.id, 0)
-        if found is not None and found.why_not is not None:
-            raise StudyError(f'study "{study.spec.name}" cannot be confirmed: {found.why_not}')
-        if found is None and not self._is_stopping():
-            why = "the SFT policy could not be evaluated on the test prompts"
-            raise StudyError(f'study "{study.spec.name}" cannot be confirmed: {why}')
-        if found is not None:
-            for trial in wanted:
-                study.put(study.store.add_trial(study.lease, trial))
-        return found is not None
-
-    def _read_on_test(self, jobs: Sequence[ReadTest]) -> None:
-        """Have checkpoints evaluated on the test prompts, each once; where that fails, the next run tries again."""
-        waiting, under_way = list(jobs), dict[int, ReadTest]()
-        while (waiting or under_way) and not self._is_stopping():
-            while waiting and self._engine.free:
-                job = next((job for job in waiting if job.number not in under_way), None)
-                if job is None:
-                    break
-                waiting.remove(job)
-                under_way[job.number] = job
-                self._emit(ReadingOnTest(job.number, job.step))
-                self._engine.start(job)
-            for number, message in self._engine.events(self._longest_wait()):
-                assert number is not None
-                self._note_reading(under_way.pop(number), message)
-            self._files.work.collect()
-            self._stay_alive()
-
-    def _note_reading(self, job: ReadTest, message: Message) -> None:
-        study = self._study
-        if isinstance(message, Read):
-            row = study.rows[job.number]
-            study.store.add_test_reading(study.lease, row.id, job.step, message.reading, message.why_not)
-            return
-        why = message.message if isinstance(message, Failed) else str(message)
-        self._emit(StudyWarned(f"trial {job.number} could not be evaluated on the test prompts: {why}"))
 
     def tell_retired(self) -> None:
         """Say which places get no further trial, each once."""
@@ -278,14 +231,13 @@ class TrialLoop:
         configs = tuple(config.to_dict() for config in spec.configs_of_one_process().values()) if is_known else ()
         self._engine.start(PrepareTask(spec.task, self._study.folder, configs, spec.device))
         while not self._is_stopping():
-            for _, message in self._engine.events(self._longest_wait()):
+            for _, message in self._messages():
                 if isinstance(message, Prepared):
                     return True
                 if isinstance(message, Progress):
                     self._emit(Preparing(message.what, message.share))
                 else:
                     raise self._preparation_error(message)
-            self._stay_alive()
         return False
 
     def _preparation_error(self, message: Message) -> PPOTunerError:
@@ -344,11 +296,32 @@ class TrialLoop:
             numbers = ", ".join(str(row.number) for row in left)
             self._emit(StudyWarned(f"trial {numbers} is left as it is: the total is now {study.spec.trials}"))
 
-    def _start_trials(self) -> bool:
-        """Start as many trials as there are workers free; return whether to wait for anything."""
+    def _start_due(self) -> bool:
+        """Start what is due on the workers that are free; return whether to wait for anything."""
         is_paused = self._study.row.paused_at is not None
+        if not self._is_stopping():
+            self._add_confirming()
         is_held = self._has_outage()
-        while not (self._is_stopping() or is_paused or is_held) and self._engine.free > len(self._starting):
+        if not (is_paused or is_held):
+            self._start_trials()
+            self._start_readings()
+        if self._running or (self._reading and not self._is_stopping()):
+            self._is_idle = False
+            return True
+        if self._starting or self._files.work.is_busy:  # a fork's checkpoint may be copied, and add a trial
+            return True
+        if is_held and not self._is_stopping():
+            return True
+        if self._is_stopping() or not is_paused or (self.is_finished and not self._due_readings()):
+            self._note_paused_trials()
+            return False
+        if not self._is_idle:
+            self._is_idle = True
+            self._emit(StudyPaused(self._study.row.name))
+        return True
+
+    def _start_trials(self) -> None:
+        while self._engine.free > len(self._starting) and not self._is_stopping():
             chosen = choose(self._study.spec, self._study.rows, self._taken())
             if chosen is None:
                 break
@@ -357,18 +330,6 @@ class TrialLoop:
                 self._start(row)
             else:
                 self._reconcile(row)
-        if self._running:
-            self._is_idle = False
-            return True
-        if self._starting or self._desk.is_forking or (is_held and not self._is_stopping()):
-            return True
-        if self._is_stopping() or not is_paused or self.is_finished:
-            self._note_paused_trials()
-            return False
-        if not self._is_idle:
-            self._is_idle = True
-            self._emit(StudyPaused(self._study.row.name))
-        return True
 
     def _row_of(self, chosen: Resume | Promote | New) -> TrialRow:
         """Return the trial that was chosen: recorded, if it is new, or promoted, if it was paused at a rung."""
@@ -410,8 +371,8 @@ class TrialLoop:
         self._emit(TrialSetAside(row))
 
     def _taken(self) -> Collection[int]:
-        """Return the numbers of the trials that a worker runs or that are about to start."""
-        return self._running.keys() | self._starting
+        """Return the numbers of the trials that a worker runs or reads, or that are about to start."""
+        return self._running.keys() | self._reading.keys() | self._starting
 
     def _start(self, row: TrialRow) -> None:
         """Look up a trial's last checkpoint beside the loop; the trial starts when that is done."""
@@ -458,9 +419,61 @@ class TrialLoop:
         )
         self._emit(TrialStarted(row, step))
 
+    # Test prompts
+
+    def _start_readings(self) -> None:
+        for job in [] if self._is_stopping() else self._due_readings():
+            if self._engine.free > len(self._starting) and job.number not in self._taken():
+                self._tried.add((job.number, job.step))
+                self._reading[job.number] = job
+                self._emit(ReadingOnTest(job.number, job.step))
+                self._engine.start(job)
+
+    def _due_readings(self) -> list[ReadTest]:
+        """Return what is to be evaluated now, each once in this run: where it failed, the next run tries again."""
+        study = self._study
+        jobs = []
+        if self._plan is not None:  # what the SFT policy comes to is the baseline of all runs that confirm
+            jobs = [reading(study, study.rows[0], 0)]
+        elif self.is_finished and not self._files.work.is_busy:
+            jobs = due_readings(study)
+        return [job for job in jobs if (job.number, job.step) not in self._tried]
+
+    def _add_confirming(self) -> None:
+        """Add the runs that the plan asks for and the study lacks, once the SFT policy was evaluated.
+
+        Raises:
+            StudyError: the task has no test prompts, or they could not be evaluated.
+        """
+        study = self._study
+        if self._plan is None:
+            return
+        first = study.rows[0]
+        found = study.store.on_test(first.id, 0)
+        if found is None and (first.number in self._reading or (first.number, 0) not in self._tried):
+            return
+        why_not = "the SFT policy could not be evaluated on the test prompts" if found is None else found.why_not
+        if why_not is not None:
+            raise StudyError(f'study "{study.spec.name}" cannot be confirmed: {why_not}')
+        for trial in missing(study.rows, study.spec, self._plan):
+            study.put(study.store.add_trial(study.lease, trial))
+        self._plan = None
+
+    def _note_reading(self, job: ReadTest, message: Message) -> None:
+        study = self._study
+        if isinstance(message, Read):
+            row = study.rows[job.number]
+            study.store.add_test_reading(study.lease, row.id, job.step, message.reading, message.why_not)
+            return
+        why = message.message if isinstance(message, Failed) else str(message)
+        self._emit(StudyWarned(f"trial {job.number} could not be evaluated on the test prompts: {why}"))
+
     # What workers say
 
     def _handle(self, number: int, message: Message) -> None:
+        if number in self._reading:
+            self._note_reading(self._reading.pop(number), message)
+            return
         if isinstance(message, Stepped | Ended):
             self._room.found(number)
         elif not isinstance(message, NoRoom | Entered):

@@ -49,11 +49,6 @@ class OrderDesk:
         self._forking: set[int] = set()
         self._changed: list[int] = []
 
-    @property
-    def is_forking(self) -> bool:
-        """Whether a fork's checkpoint is being copied: a trial that may be added."""
-        return bool(self._forking)
-
     def is_under_way(self, order: Order) -> bool:
         """Return whether the order is a fork whose checkpoint is being copied."""
         return order.id in self._forking

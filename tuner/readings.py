@@ -4,12 +4,13 @@ The highest of many readings is high by luck, also on prompts that no trial lear
 once more, on prompts that played no part in any choice.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ppo_core import checkpoint
 from tuner import forks
 from tuner.best import best_trial
-from tuner.confirm import due_step
+from tuner.confirm import DEFAULT_SEEDS, due_step
+from tuner.environment import to_copy
 from tuner.held_study import OpenStudy
 from tuner.protocol import ReadTest
 from tuner.status import Role
@@ -18,10 +19,30 @@ from tuner.store import TrialRow
 
 def due_readings(study: OpenStudy) -> list[ReadTest]:
     """Return the jobs that read what was not evaluated yet and whose checkpoint is here: the answer's first."""
-    wanted = list(_wanted(study))
+    return [job for job in _unread(study, _wanted(study)) if _is_here(job)]
+
+
+def why_unread(study: OpenStudy) -> str | None:
+    """Return why runs that confirm the study are not evaluated on the test prompts, and never will be from here."""
+    runs = ((row, step) for row, step in _wanted(study) if row.role is Role.CONFIRM)
+    lost = [str(job.number) for job in _unread(study, runs) if not _is_here(job)]
+    if not lost:
+        return None
+    again = to_copy(["confirm", study.spec.name, "--seeds", str(DEFAULT_SEEDS + len(lost))])
+    return (
+        f"trial {', '.join(lost)}: not evaluated on the test prompts, since the checkpoint is not in {study.folder}; "
+        f"run the study where it is, or add runs: {again}"
+    )
+
+
+def _unread(study: OpenStudy, wanted: Iterable[tuple[TrialRow, int]]) -> list[ReadTest]:
+    wanted = list(wanted)
     read = study.store.test_readings([row.id for row, _ in wanted])
-    jobs = (reading(study, row, step) for row, step in wanted if (row.id, step) not in read)
-    return [job for job in jobs if job.checkpoint is None or (job.checkpoint / checkpoint.MANIFEST).exists()]
+    return [reading(study, row, step) for row, step in wanted if (row.id, step) not in read]
+
+
+def _is_here(job: ReadTest) -> bool:
+    return job.checkpoint is None or (job.checkpoint / checkpoint.MANIFEST).exists()
 
 
 def _wanted(study: OpenStudy) -> Iterator[tuple[TrialRow, int]]:

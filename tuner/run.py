@@ -18,14 +18,14 @@ from tuner.environment import to_copy
 from tuner.events import ONLY_PAUSED, Emit, Limits, StudyStarted, StudyStopped, StudyWarned
 from tuner.held_study import OpenStudy, open_study, reconcile
 from tuner.order_checks import changed_spec
-from tuner.readings import due_readings
+from tuner.readings import due_readings, why_unread
 from tuner.retry import StoreRetry
 from tuner.scoring import extent
 from tuner.search import propose, prune
 from tuner.search.choose import is_finished, paused
 from tuner.spec import StudySpec
 from tuner.status import Role
-from tuner.store import OrderState, Store
+from tuner.store import Store
 
 
 def run_study(
@@ -104,7 +104,6 @@ def run_study(
                 deadline=None if timeout is None else time.monotonic() + timeout,
                 timeout=timeout,
             )
-            files = TrialFiles(study)
             changes = tuple(reconcile(study, flags, is_file=is_file))
             cost = () if plan is None else (cost_line(wanted, study.rows, count),)
             processes = (f"each trial has {each} processes",) if each > 1 else ()
@@ -112,12 +111,11 @@ def run_study(
             notes = (*study.spec.notes, *processes, *sharing, *changes, *cost)
             on_event(StudyStarted(study.spec, extent(study.rows, study.spec), notes))
             engine = partial(make_engine, needs)
-            return _run_held(study, files, engine, needs.workers, stop, limits, on_event, plan)
+            return _run_held(study, engine, needs.workers, stop, limits, on_event, plan)
 
 
 def _run_held(
     study: OpenStudy,
-    files: TrialFiles,
     engine: Callable[[], Engine],
     workers: int,
     stop: StopRequest,
@@ -127,10 +125,11 @@ def _run_held(
 ) -> bool:
     """Run what is left of a study that this process holds, and return whether it is finished."""
     why: str | None = None
-
-    has_orders = bool(study.store.orders(study.row, OrderState.WAITING))
-    if plan is not None or not is_finished(study.spec, study.rows) or has_orders or due_readings(study):
+    is_due = plan is not None or not is_finished(study.spec, study.rows) or bool(due_readings(study))
+    finished = not is_due and study.store.set_finished(study.lease)
+    while not finished and why is None:  # also where an order came in the last moment
         study.store.update_study(study.lease, finished_at=None, workers=workers)
+        files = TrialFiles(study)
         try:
             with files.work, ExitStack() as stack:
                 running = engine()
@@ -141,11 +140,12 @@ def _run_held(
                 why = loop.run()
         except KeyboardInterrupt:
             why = INTERRUPTED
-    finished = is_finished(study.spec, study.rows)
-    study.store.set_finished(study.lease, finished)
+        finished = is_finished(study.spec, study.rows) and study.store.set_finished(study.lease)
     if not finished:
         found = paused(study.spec, study.rows) if str(why).startswith(ONLY_PAUSED) else ()
         emit(StudyStopped(extent(study.rows, study.spec), str(why), tuple(row.number for row in found)))
+    elif (unread := why_unread(study)) is not None:
+        emit(StudyWarned(unread))
     return finished
 
 

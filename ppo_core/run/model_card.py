@@ -50,7 +50,7 @@ def write(
         *(
             []
             if run.stages_text is None
-            else [f"The trial is a fork: {run.stages_text}. The table has the last values."]
+            else [f"The trial is a fork: {run.stages_text}. The table below has the last values."]
         ),
         "## PPO settings other than the defaults",
         "\n".join(

@@ -129,7 +129,7 @@ class Plan:
     """Whether and where the model is to be pushed."""
     origin: Origin | None = None
     stages: tuple[Stage, ...] = ()
-    """Those before `first`, as far as it is known."""
+    """Those before `first`, where the trial is a fork."""
 
     @property
     def task_path(self) -> Path:

@@ -174,7 +174,8 @@ def build(path: Path, *, courses: tuple[Course, ...] = COURSES, held: bool = Fal
     for number, course in enumerate(courses):
         _run(store, lease, number, course)
     finished = all(course.status.is_final for course in courses)
-    store.set_finished(lease, bool(courses) and finished)
+    if courses and finished:
+        store.set_finished(lease)
     if not held:
         store.release(lease)
     return store
@@ -200,7 +201,8 @@ def build_cut(path: Path, *, courses: tuple[Course, ...] = CUT_COURSES, held: bo
             promoted, own = store.trial(store.study(CUT), one.number), courses[one.number]
             _cut_run(store, lease, store.begin_attempt(lease, promoted, cut_rung(own)), own)
         waiting = waiting[due:]
-    store.set_finished(lease, bool(courses) and all(row.is_done for row in store.trials(store.study(CUT))))
+    if courses and all(row.is_done for row in store.trials(store.study(CUT))):
+        store.set_finished(lease)
     if not held:
         store.release(lease)
     return store
@@ -363,7 +365,7 @@ def _main() -> None:
         time.sleep(1)
     if arguments.live:
         lease = Lease(store.study(STUDY).id, 1)
-        store.set_finished(lease, True)
+        store.set_finished(lease)
         store.release(lease)
 
 

@@ -381,7 +381,7 @@ def one_error(result: tuple[int, str, str], status: int) -> str:
         ([*PARTS, "--report_to", "tensorbord"], 2, 'unknown tracker "tensorbord"'),
         ([*PARTS, "--report_to", "wandb"], 2, 'tracker "wandb" is not installed; install it with: pip install wandb'),
         ([*PARTS, "--device", "gpu"], 2, "--device = 'gpu' is not allowed; expected auto or cpu"),
-        ([*PARTS, "--save_every_seconds", "soon"], 2, "'soon' is not allowed; expected a number of seconds over 0"),
+        ([*PARTS, "--save_every_seconds", "soon"], 2, "'soon' is not allowed; expected a number over 0"),
         ([*PARTS, "--response_length", "40"], 2, "response_length = 40 is not allowed: the policy has 32 positions"),
         (["--config", "typo.yaml"], 2, 'typo.yaml: unknown hyperparameter "polcy"; did you mean "policy"?'),
         (

@@ -96,7 +96,8 @@ def make(path: Path, spec: StudySpec | None = None, outcomes: Sequence[Outcome |
             store.finish_trial(lease, trial.id, ended)
         if number == 2:
             store.add_test_reading(lease, trial.id, 4, SplitReading(2, 1.75, 0.05, 8.5, math.nan), None)
-    store.set_finished(lease, None not in outcomes)
+    if None not in outcomes:
+        store.set_finished(lease)
     store.release(lease)
     return store
 

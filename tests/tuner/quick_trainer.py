@@ -37,6 +37,13 @@ def _prepare(progress: Progress | None) -> TaskAssets:
     return TaskAssets("", "", Prompts((), (), ()))
 
 
+def _prepare_at_gate(progress: Progress | None) -> TaskAssets:
+    if progress:
+        progress("counting to two", 0.5)
+        wait_at_gate()
+    return _prepare(progress)
+
+
 def _fail(progress: Progress | None) -> TaskAssets:
     raise TaskError("the words are missing")
 
@@ -53,6 +60,7 @@ TASK = Task(
     eval_seed=0,
     prepare=_prepare,
 )
+GATED_TASK = replace(TASK, prepare=_prepare_at_gate)
 BROKEN_TASK = replace(TASK, prepare=_fail)
 
 

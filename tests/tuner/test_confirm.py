@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.tuner.trial_rows import make_spec, pruned, trial_row
 from tuner import confirmed
 from tuner.confirm import Plan, candidates, cost_line, due_step, missing
 from tuner.confirmed import Confirmation, Confirmed, confirmations, difference, t_interval
+from tuner.events import StudyWarned
 from tuner.results import as_view, read_study
 from tuner.scoring import to_optuna
 from tuner.spec import StudySpec
@@ -37,7 +39,7 @@ ROWS = [
     searched(1, 1.5),
     searched(2, 1.9),
     searched(3, 1.7),
-    searched(4, 2.5, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_score=2.5),
+    searched(4, 1.6, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_score=2.5),
     searched(5, 2.6, role=Role.FORK, parent=1, fork_step=3),
     searched(6, 2.7, value_step=0),
     searched(7, 2.8, status=Status.FAILED),
@@ -48,11 +50,11 @@ ROWS = [
 # Which configurations
 
 
-def test_candidates_are_whole_runs_of_different_configurations_the_best_first() -> None:
-    assert [row.number for row in candidates(ROWS, SPEC)] == [2, 3, 1]
+def test_candidates_are_different_configurations_the_best_first() -> None:
+    assert [row.number for row in candidates(ROWS, SPEC)] == [2, 3, 4, 1]
     blown = replace(pruned(9, value=1.8, value_step=2), config=searched(9, 0).config)
     broken = replace(pruned(10, rule="nonfinite", value=1.8, value_step=2), config=searched(10, 0).config)
-    assert [row.number for row in candidates([*ROWS, blown, broken], SPEC)] == [2, 9, 3, 1]
+    assert [row.number for row in candidates([*ROWS, blown, broken], SPEC)] == [2, 9, 3, 4, 1]
 
 
 def test_every_configuration_and_the_reference_run_on_seeds_that_the_search_did_not_use() -> None:
@@ -87,9 +89,11 @@ def test_a_run_is_at_least_one_rollout_batch_long() -> None:
 
 def test_where_there_are_not_so_many_that_is_one_line() -> None:
     assert len(missing(ROWS, SPEC, Plan(seeds=1))) == 4, "up to three where it is not said how many"
-    with pytest.raises(ConfigError, match=r"^top = 4 is not allowed: 3 trials of the study ended with a checkpoint"):
-        missing(ROWS, SPEC, Plan(top=4))
-    with pytest.raises(ConfigError, match="nothing to confirm: no trial ended with a checkpoint within the KL budget"):
+    with pytest.raises(
+        ConfigError, match=r"^top = 5 is not allowed: the study has 4 trials with a checkpoint within the KL budget"
+    ):
+        missing(ROWS, SPEC, Plan(top=5))
+    with pytest.raises(ConfigError, match="nothing to confirm: no trial has a checkpoint within the KL budget"):
         missing(ROWS[:1], SPEC, Plan())
 
 
@@ -108,7 +112,9 @@ def test_a_fork_is_another_configuration_than_its_last_values_from_the_start() -
     again, alone = replace(fork, number=10), replace(searched(11, 2.5), config=fork.config)
     elsewhere = replace(fork, number=12, fork_step=1)
     rows = [*ROWS, fork, again, alone, elsewhere]
-    assert [row.number for row in candidates(rows, SPEC)] == [9, 12, 11, 2, 3, 1], "not 5, whose best is its parent's"
+    assert [row.number for row in candidates(rows, SPEC)] == [9, 12, 11, 2, 3, 4, 1], (
+        "not 5, whose best is its parent's"
+    )
     first = missing(rows, SPEC, Plan(top=1, seeds=1))
     assert [(new.parent, new.config["learning_rate"]) for new in first] == [(9, 1e-4), (0, 1e-5)]
     there = [*rows, *(trial_row(n.number, config=n.config, role=Role.CONFIRM, parent=n.parent) for n in first)]
@@ -321,6 +327,41 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path, monkeypatch: pytest.
     assert found(tmp_path / "killed") == [replace(one, baseline=other.baseline, configurations=tuple(
         replace(mine, trial=theirs.trial) for mine, theirs in zip(one.configurations, other.configurations, strict=True)
     )) for one, other in zip(found(tmp_path / "whole"), found(tmp_path / "killed"), strict=True)]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_another_hosts_controller_goes_on_with_what_confirms_and_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told `run`, not `confirm`, and shares the folder and the store."""
+    (tmp_path / "whole").mkdir()
+    run(tmp_path / "whole", spec())
+    run(tmp_path / "whole", spec(), plan=PLAN, is_file=False)
+    (tmp_path / "moved").mkdir()
+    run(tmp_path / "moved", spec())
+    plan = {"plan": {"top": 2, "seeds": 2}, "is_file": False}
+    with controller(tmp_path / "moved", spec(), host="one", **plan) as running:
+        running.read_until(lambda line: line.startswith("TrialStepped 5"))
+        running.kill()
+    with controller(tmp_path / "moved", spec(), role="second", host="two", clock=120.0) as running:
+        running.read_until(lambda line: line == "ReadingOnTest")
+        assert running.process.wait(60) == 0
+    (one,), (other,) = found(tmp_path / "whole"), found(tmp_path / "moved")
+    assert other.is_whole and [c.rewards for c in other.configurations] == [c.rewards for c in one.configurations]
+
+
+def test_runs_whose_checkpoints_are_gone_are_named_where_they_cannot_be_read(tmp_path: Path) -> None:
+    run(tmp_path, spec())
+    run(tmp_path, spec(), plan=PLAN, is_file=False)
+    lost = next(row for row in rows(tmp_path) if row.role is Role.CONFIRM)
+    with Store.open(storage(tmp_path))._engine.begin() as connection:
+        connection.exec_driver_sql(f"DELETE FROM ppo_test_readings WHERE trial_id = {lost.id}")
+    shutil.rmtree(tmp_path / "runs" / NAME / str(lost.number))
+    for plan in (PLAN, None):
+        finished, events = run(tmp_path, spec(), plan=plan, is_file=False)
+        told = [event.message for event in events if isinstance(event, StudyWarned)]
+        assert finished and len(told) == 1 and told[0].startswith(f"trial {lost.number}: not evaluated")
+        assert f"ppo-tuner confirm {NAME} --seeds 6" in told[0]
 
 
 def test_a_study_that_goes_on_or_cannot_be_read_is_refused_in_one_line(

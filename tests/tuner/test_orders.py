@@ -14,12 +14,16 @@ from tests.tuner.quick_study import NAME, controller, curves, quick_spec, rows, 
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, GATED_STEP
 from tests.tuner.test_survival import go_on
 from tests.tuner.trial_rows import trial_row
+from tuner.confirm import Plan
 from tuner.events import (
     Event,
     OrderDecided,
+    Preparing,
+    ReadingOnTest,
     StudyPaused,
     StudyStarted,
     StudyStopped,
+    TrialEnded,
     TrialSetAside,
     TrialStarted,
     TrialStepped,
@@ -28,6 +32,7 @@ from tuner.order_checks import check_trial_order, enqueued_params
 from tuner.results import value_sources
 from tuner.run import run_study
 from tuner.scoring import to_optuna
+from tuner.spec import StudySpec
 from tuner.status import STOPPED_BY_PERSON, Origin, Status
 from tuner.store import Order, OrderState, Store
 
@@ -438,6 +443,88 @@ def test_what_is_ordered_after_a_worker_was_told_to_end_its_trial_is_done(
         placed(tmp_path, "resume", 0)
         run(tmp_path, quick_spec(trials=1))
     assert curves(tmp_path)[0] == curves(unbroken)[0]
+
+
+# Orders while no trial runs
+
+
+def run_at_gate(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, spec: StudySpec, at: type[Event], kind: str, **keywords: Any
+) -> tuple[bool, list[Event]]:
+    """Run a study that stays at the gate from an event `at` on; order `kind` then, and open the gate once it is done.
+
+    An enqueued configuration comes to its end before the gate opens where trials can run.
+    """
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    events: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        is_first = isinstance(event, at) and not any(isinstance(other, at) for other in events)
+        events.append(event)
+        if is_first:
+            placed(folder, kind, **({"values": {"cliprange": 0.15}} if kind == "enqueue" else {}))
+        is_trial_due = kind == "enqueue" and at is ReadingOnTest
+        if isinstance(event, TrialEnded if is_trial_due else OrderDecided):
+            (folder / "gate").touch()
+        if isinstance(event, StudyPaused):
+            placed(folder, "resume")
+
+    finished = run_study(
+        spec,
+        storage=storage(folder),
+        runs_folder=folder / "runs",
+        on_event=on_event,
+        timeout=60,
+        **({"workers": 2} | keywords),
+    )
+    return finished, events
+
+
+def test_orders_are_obeyed_while_the_task_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("stop", "enqueue", "pause"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        spec = quick_spec(task="tests.tuner.quick_trainer:GATED_TASK", trials=1)
+        finished, events = run_at_gate(folder, monkeypatch, spec, Preparing, kind)
+        assert [order.state for order in decided(folder)] == [OrderState.DONE] * (2 if kind == "pause" else 1)
+        assert finished is (kind != "stop")
+        assert len(rows(folder)) == {"stop": 0, "enqueue": 2, "pause": 1}[kind]
+        stops = [event.why for event in events if isinstance(event, StudyStopped)]
+        assert stops == (["stopped by an order"] if kind == "stop" else [])
+
+
+@pytest.mark.parametrize("plan", [None, Plan(top=1, seeds=1)], ids=["answer", "baseline"])
+def test_orders_are_obeyed_while_test_prompts_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan | None
+) -> None:
+    for kind in ("stop", "enqueue", "pause"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        spec = quick_spec("tested", trials=2)
+        if plan is not None:
+            run(folder, spec)
+        (folder / "hold").touch()
+        finished, _ = run_at_gate(folder, monkeypatch, spec, ReadingOnTest, kind, plan=plan)
+        assert decided(folder)[0].state is OrderState.DONE
+        assert finished and len(rows(folder)) == 2 + (kind == "enqueue") + (2 if plan and kind != "stop" else 0)
+        assert all(row.status in (Status.COMPLETED, Status.PRUNED) for row in rows(folder))
+        assert (folder / "gate").exists()
+
+
+def test_an_order_of_the_last_moment_is_carried_out_before_the_study_counts_as_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Store.set_finished
+
+    def with_an_order(store: Store, *arguments: Any) -> bool:
+        monkeypatch.setattr(Store, "set_finished", real)
+        place(store, "enqueue", values={"cliprange": 0.15})
+        return real(store, *arguments)
+
+    monkeypatch.setattr(Store, "set_finished", with_an_order)
+    assert run(tmp_path, quick_spec(trials=1))[0]
+    assert [order.state for order in decided(tmp_path)] == [OrderState.DONE]
+    assert [row.status for row in rows(tmp_path)] == [Status.COMPLETED] * 2
 
 
 # What is known of a paused trial

@@ -71,7 +71,7 @@ def write_everything(store: Store) -> None:
     done, refused = store.orders(store.study("a"))
     store.decide(lease, done, lambda _: "paused")
     store.refuse(lease, refused, "no")
-    store.set_finished(lease, True)
+    store.set_finished(lease)
     store.renew(lease)
     store.release(lease)
 

@@ -129,7 +129,7 @@ def test_differences_leave_out_what_is_equal(view: StudyView) -> None:
 def test_states_of_a_study(store: Store, view: StudyView) -> None:
     assert view.state == "unfinished"
     lease = store.acquire(made_study.NAME)
-    store.set_finished(lease, True)
+    store.set_finished(lease)
     assert results.read_study(store, made_study.NAME).state == "running"  # by this process
     store.release(lease)
     assert results.read_study(store, made_study.NAME).state == "finished"

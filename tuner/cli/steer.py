@@ -78,7 +78,7 @@ def _decided(store: Store, view: StudyView, order: Order) -> Order:
     deadline = time.monotonic() + WAIT_SECONDS
     while order.state is OrderState.WAITING and time.monotonic() < deadline:
         if not store.study(view.row.name).is_held:
-            break
+            return store.order(order.id)  # it may have been decided just before
         time.sleep(POLL_SECONDS)
         order = store.order(order.id)
     return order

@@ -55,16 +55,16 @@ class Studies(Database):
         query = update(schema.studies).where(schema.studies.c.id == lease.study_id).values(**values)
         self._write(lease, lambda connection: connection.execute(query))
 
-    def set_finished(self, lease: Lease, finished: bool) -> None:
-        """Record that the study reached its total of trials, or resumes."""
+    def set_finished(self, lease: Lease) -> bool:
+        """Record that the study reached its total of trials; return False, and do not, where an order waits."""
+        table, orders = schema.studies, schema.orders
+        waits = and_(orders.c.study_id == lease.study_id, orders.c.state == OrderState.WAITING)
 
-        def change(connection: Connection) -> None:
-            at = now(connection) if finished else None
-            connection.execute(
-                update(schema.studies).where(schema.studies.c.id == lease.study_id).values(finished_at=at)
-            )
+        def change(connection: Connection) -> bool:
+            free = and_(table.c.id == lease.study_id, ~select(orders.c.id).where(waits).exists())
+            return connection.execute(update(table).where(free).values(finished_at=now(connection))).rowcount == 1
 
-        self._write(lease, change)
+        return self._write(lease, change)
 
     def delete_study(self, lease: Lease) -> None:
         """Remove the study with its trials, steps, samples and orders; the lease ends with it."""
