@@ -48,7 +48,7 @@ TRIAL = {
     "number": "from 0, in the order of their making",
     "origin": "where its configuration comes from",
     "status": "its status, or `interrupted`: not ended, and nothing runs its study",
-    "reason": "a reason; null: it did not end early",
+    "reason": "a reason; null: it did not end early, and waits for nothing",
     "config": "all hyperparameters by name",
     "params": "the searched or listed ones",
     "value": "in reward; null: it has none yet",
@@ -78,7 +78,7 @@ TRIAL = {
     "retries": "how often it was resumed after its worker was lost or had raised an error",
 }
 REASON = {
-    "rule": "a guard rule, `early_cut`, `pruner`, `person`, `error`, `out_of_memory` or `worker_lost`",
+    "rule": "a guard rule, `early_cut`, `pruner`, `person`, `error`, `out_of_memory`, `worker_lost`, or of a trial that waits `outage`",
     "message": "one line",
     "metric": "which metric the rule read",
     "value": "what it read",

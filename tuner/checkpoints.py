@@ -137,7 +137,11 @@ class TrialFiles:
         What is found is a StoreError where the folder cannot be used.
         """
         folder = self._folder(row.number)
-        if not any(folder.glob("step-*")):  # a new trial waits for no other one's files
+        try:
+            is_new = not any(folder.glob("step-*"))
+        except OSError:  # what is wrong with it is found below
+            is_new = False
+        if is_new:  # a new trial waits for no other one's files
             nothing: Future[tuple[Path, int] | None] = Future()
             nothing.set_result(None)
             then(nothing)

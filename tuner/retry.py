@@ -103,19 +103,21 @@ class TrialWatch:
     ) -> None:
         self._emit, self._over, self._limit, self._clock = emit, over, limit, clock
         self._first_wait, self._longest_wait = first_wait, longest_wait
-        self._why: dict[int, str] = {}
         self._began: dict[int, float] = {}
         self._waits: dict[int, float] = {}
         self._due: dict[int, float] = {}
+        self.why_give_up: str | None = None
+        """What to say where a trial tried again for the whole time and still has to wait."""
 
     def lacks(self, number: int, why: str) -> None:
         """Note that a trial has to wait, once more or for the first time, for `why`."""
         now = self._clock()
-        self._why[number] = why
         if number not in self._began:
             self._began[number], self._waits[number] = now, self._first_wait
             self._emit(f"trial {number}: {why}; trying again for up to {duration(self._limit)}")
-        self._due[number] = now + self._waits[number]
+        elif now - self._began[number] >= self._limit:
+            self.why_give_up = f"trial {number} waited for {duration(self._limit)}: {why}"
+        self._due[number] = min(now + self._waits[number], max(now, self._began[number] + self._limit))
         self._waits[number] = min(2 * self._waits[number], self._longest_wait)
 
     @property
@@ -128,8 +130,8 @@ class TrialWatch:
         return self._clock() >= self._due[number]
 
     def answered(self, number: int) -> None:
-        """Note that a trial that waited tries again."""
-        del self._due[number]
+        """Note that a trial tries again, if it waited."""
+        self._due.pop(number, None)
 
     def found(self, number: int) -> None:
         """Note that a trial is well, whether or not it waited before."""
@@ -141,14 +143,6 @@ class TrialWatch:
         """Note that a trial waits no more."""
         for times in (self._began, self._waits, self._due):
             times.pop(number, None)
-        self._why.pop(number, None)
-
-    def why_give_up(self) -> str | None:
-        """Return what to say if a trial waited for too long, or None."""
-        for number, began in self._began.items():
-            if self._clock() - began >= self._limit:
-                return f"trial {number} waited for {duration(self._limit)}: {self._why[number]}"
-        return None
 
 
 # Failures of trials: their reasons, and when they concern the whole study.

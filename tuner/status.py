@@ -102,6 +102,8 @@ class Reason:
     worker was lost."""
 
 
+OUTAGE = "outage"
+"""The rule of a trial that waits for something outside to be well again."""
 PERSON = "person"
 """The rule of a trial that a person ended."""
 PRUNER = "pruner"

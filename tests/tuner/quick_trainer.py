@@ -304,6 +304,24 @@ def cut_off(
     return CutOffTrainer(config, resume_from)
 
 
+class UnsavedTrainer(QuickTrainer):
+    """Its disk fails at its last checkpoint as often as the file `kills` says."""
+
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        kills = _folder() / "kills"
+        left = int(kills.read_text())
+        if self.step == self.config.num_iterations() and left:
+            kills.write_text(str(left - 1))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().save(folder, extra)
+
+
+def unsaved(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> UnsavedTrainer:
+    return UnsavedTrainer(config, resume_from)
+
+
 class PoisonedTrainer(QuickTrainer):
     """In step 5, as often as the file `kills` says, raises an error that every later trial of the process meets, too.
 

@@ -1,5 +1,6 @@
 """Whole studies through real spawned workers, with the quick trainer."""
 
+import errno
 import functools
 import math
 import os
@@ -19,6 +20,7 @@ from tuner import study_folder
 from tuner.events import (
     Event,
     Preparing,
+    StudyPaused,
     StudyStarted,
     StudyStopped,
     StudyStopping,
@@ -32,7 +34,7 @@ from tuner.run import run_study
 from tuner.scoring import Extent
 from tuner.spec import StudySpec
 from tuner.status import Status
-from tuner.store import Store
+from tuner.store import Store, TrialRow
 
 COMPLETED, PRUNED, FAILED = Status.COMPLETED, Status.PRUNED, Status.FAILED
 
@@ -216,28 +218,85 @@ def test_an_outage_that_does_not_end_stops_the_study_and_fails_no_trial(
         finished, events = run(tmp_path, quick_spec("cut_off", trials=3), workers=1)
     (stopped,) = of_kind(events, StudyStopped)
     assert not finished and stopped.why == "trial 0 waited for 0 s: RuntimeError: no answer"
-    assert [row.status for row in rows(tmp_path)] == [Status.RUNNING], "and nothing new was started meanwhile"
+    assert [row.status for row in rows(tmp_path)] == [Status.WAITING], "and nothing new was started meanwhile"
     outage.write_text("0")
     assert run(tmp_path, quick_spec("cut_off", trials=3))[0]
-    assert [row.status for row in rows(tmp_path)] == [COMPLETED] * 3
+    assert [(row.status, row.reason) for row in rows(tmp_path)] == [(COMPLETED, None)] * 3
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("kind", "status"), [("stop", Status.STOPPED), ("pause", Status.PAUSED)])
 def test_orders_are_obeyed_while_an_outage_is_waited_for(
-    tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: Status
 ) -> None:
+    monkeypatch.setattr("tuner.controller.FIRST_OUTAGE_WAIT", 3600.0)
+    outage.write_text("1")
+    seen: list[TrialRow] = []
+
+    def order(event: Event) -> None:
+        if isinstance(event, StudyWarned) and "trying again" in event.message:
+            seen.extend(rows(tmp_path))
+            place_order(tmp_path, kind, 0)
+
+    spec = quick_spec("cut_off", trials=2)
+    assert run_study(spec, workers=1, on_event=order, **paths_in(tmp_path)) is (kind == "stop")
+    assert [row.status for row in rows(tmp_path)] == [status, COMPLETED]
+    (waited,) = seen
+    assert waited.status is Status.WAITING and waited.reason is not None
+    assert (waited.reason.rule, waited.reason.message) == ("outage", "RuntimeError: no answer")
+
+
+@pytest.mark.slow
+def test_a_paused_study_waits_for_no_outage(tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.controller.TrialWatch", functools.partial(TrialWatch, limit=3600.0))
     monkeypatch.setattr("tuner.controller.FIRST_OUTAGE_WAIT", 3600.0)
     outage.write_text("1")
 
     def order(event: Event) -> None:
         if isinstance(event, StudyWarned) and "trying again" in event.message:
-            store = Store.open(storage(tmp_path))
-            store.place_order(store.study("quick"), "stop", 0, {})
-            store.close()
+            place_order(tmp_path, "pause", None)
+        elif isinstance(event, StudyPaused):
+            place_order(tmp_path, "stop", None)
 
-    spec = quick_spec("cut_off", trials=2)
-    assert run_study(spec, workers=1, on_event=order, **paths_in(tmp_path))
-    assert [row.status for row in rows(tmp_path)] == [Status.STOPPED, COMPLETED]
+    assert not run_study(quick_spec("cut_off", trials=2), workers=1, on_event=order, **paths_in(tmp_path))
+    assert [row.status for row in rows(tmp_path)] == [Status.WAITING]
+
+
+@pytest.mark.slow
+def test_an_outage_that_is_over_is_forgotten_where_no_step_follows_it(
+    tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trial 0's disk fails at its last checkpoint, which is made by the next attempt."""
+    monkeypatch.setattr("tuner.controller.TrialWatch", functools.partial(TrialWatch, limit=0.05))
+    outage.write_text("1")
+    finished, events = run(tmp_path, quick_spec("unsaved", trials=6), workers=1)
+    assert finished and [row.status for row in rows(tmp_path)] == [COMPLETED] * 5 + [PRUNED]
+    told = [event.message for event in of_kind(events, StudyWarned)]
+    assert len(told) == 2 and "Input/output error; trying again" in told[0] and "trial 0: it goes on after" in told[1]
+
+
+@pytest.mark.slow
+def test_a_folder_that_a_file_server_does_not_give_is_waited_for(
+    tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage.write_text("1")
+    find, asked = study_folder.resume_point, list[Path]()
+
+    def stale(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
+        asked.append(folder)
+        if len(asked) < 3:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(folder))
+        return find(folder, last_step)
+
+    monkeypatch.setattr(study_folder, "resume_point", stale)
+    assert run(tmp_path, quick_spec("cut_off", trials=1))[0]
+    assert [row.status for row in rows(tmp_path)] == [COMPLETED] and len(asked) == 3
+
+
+def place_order(folder: Path, kind: str, trial: int | None) -> None:
+    store = Store.open(storage(folder))
+    store.place_order(store.study("quick"), kind, trial, {})
+    store.close()
 
 
 def test_another_controller_is_refused_while_one_lives(tmp_path: Path) -> None:
