@@ -293,6 +293,27 @@ def test_a_folder_that_a_file_server_does_not_give_is_waited_for(
     assert [row.status for row in rows(tmp_path)] == [COMPLETED] and len(asked) == 3
 
 
+@pytest.mark.slow
+def test_checkpoints_that_cannot_be_looked_through_end_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_rank, asked = checkpoint.by_rank, list[Path]()
+
+    def failing(folder: Path, kl_budget: float) -> list[Path]:
+        asked.append(folder)
+        if len(asked) < 3:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return by_rank(folder, kl_budget)
+
+    monkeypatch.setattr(checkpoint, "by_rank", failing)
+    assert run(tmp_path, quick_spec(trials=2), workers=1)[0] and len(asked) > 3
+    kept = {
+        number: sorted(path.name for path in (tmp_path / f"runs/quick/{number}").glob("step-*")) for number in (0, 1)
+    }
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    run(whole, quick_spec(trials=2), workers=1)
+    assert kept == {n: sorted(path.name for path in (whole / f"runs/quick/{n}").glob("step-*")) for n in (0, 1)}
+
+
 def place_order(folder: Path, kind: str, trial: int | None) -> None:
     store = Store.open(storage(folder))
     store.place_order(store.study("quick"), kind, trial, {})
