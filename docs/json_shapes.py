@@ -78,7 +78,7 @@ TRIAL = {
     "retries": "how often it was resumed after its worker was lost or had raised an error",
 }
 REASON = {
-    "rule": "a guard rule, `early_cut`, `pruner`, `person`, `error`, `out_of_memory` or `worker_lost`; `outage`: it waits",
+    "rule": "a guard rule, `early_cut`, `pruner`, `person`, `error`, `out_of_memory`, `worker_lost`; `outage`: waits",
     "message": "one line",
     "metric": "which metric the rule read",
     "value": "what it read",

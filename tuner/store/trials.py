@@ -139,8 +139,14 @@ class Curves(Database):
 
 
 def to_reason(stored: Mapping[str, Any]) -> Reason:
-    """Return a reason as it was stored."""
-    return Reason(**{**stored, "evidence": tuple(stored["evidence"])})
+    """Return a reason as it was stored: there, what is not a finite number is a text."""
+    numbers = {name: _number(stored.get(name)) for name in ("value", "limit")}
+    evidence = tuple({name: _number(value) for name, value in reading.items()} for reading in stored["evidence"])
+    return Reason(**{**stored, **numbers, "evidence": evidence})
+
+
+def _number(stored: Any) -> Any:
+    return float(stored) if isinstance(stored, str) else stored
 
 
 def step_values(report: StepReport) -> dict[str, Any]:
