@@ -1,6 +1,7 @@
 """Every error a user's mistake can cause. Each message is one line: what, where, what is allowed."""
 
 import errno
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 
@@ -48,13 +49,17 @@ def is_outage(error: BaseException) -> bool:
     return any(isinstance(one, RewardOutage) or getattr(one, "errno", None) in OUTAGES for one in causes(error))
 
 
+_LIBRARIES = ("<", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
 def raised_at(error: BaseException, file: str = "") -> str:
     """Return where an error was raised, `path/to/file.py:12`; empty: it was not raised.
 
-    It is the innermost line of `file`, where that was on the way.
+    It is the innermost line of `file`, else of what is no library's, where there was one on the way.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    found = [frame for frame in frames if frame.filename == file] or frames
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    found = [frame for frame in frames if frame.filename == file] or own or frames
     return f"{found[-1].filename}:{found[-1].lineno}" if found else ""
 
 

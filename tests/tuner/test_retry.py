@@ -2,6 +2,8 @@
 
 import errno
 import inspect
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -156,6 +158,39 @@ def test_the_cause_of_a_failure_is_the_error_that_came_first() -> None:
         trial_row(n, status=Status.FAILED, reason=error_reason(each, None)) for n, each in enumerate((one, other, one))
     ]
     assert failing(rows, 2) is not None, "whatever the messages quote of the samples"
+
+
+def read(text: str) -> object:
+    return json.loads(text)
+
+
+def read_again(text: str) -> object:
+    return json.loads(text)
+
+
+def caught(work: Callable[[], object]) -> Exception:
+    try:
+        work()
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def test_the_place_of_a_failure_is_the_innermost_line_that_is_no_librarys() -> None:
+    places = [Failed.of(caught(lambda each=each: each("no"))).cause for each in (read, read_again)]
+    lines = [inspect.getsourcelines(each)[1] + 1 for each in (read, read_again)]
+    assert places == [f"JSONDecodeError at {__file__}:{line}" for line in lines]
+    assert Failed.of(caught(lambda: bytearray(-1))).cause.startswith(f"ValueError at {__file__}:")
+
+
+def test_memory_that_runs_out_in_different_places_is_one_cause() -> None:
+    def first() -> None:
+        raise MemoryError
+
+    def second() -> None:
+        raise MemoryError
+
+    assert Failed.of(caught(first)).cause == Failed.of(caught(second)).cause == "MemoryError"
 
 
 @pytest.mark.parametrize(
