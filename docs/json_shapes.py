@@ -75,7 +75,7 @@ TRIAL = {
     "rung_episode": "the episodes after which the strategy paused it at its rung; null: it did not",
     "rung_score": "what it is ranked by there; null: nothing could be read",
     "is_promoted": "whether it was to run on past its rung",
-    "retries": "how often it was resumed after its worker was lost or had raised an error",
+    "retries": "how often it was resumed after a lost worker or an error without a new checkpoint in between",
 }
 REASON = {
     "rule": "a guard rule, `early_cut`, `pruner`, `person`, `error`, `out_of_memory`, `worker_lost`; `outage`: waits",

@@ -48,6 +48,7 @@ from tuner.protocol import (
     Lost,
     Message,
     NoRoom,
+    Phase,
     Prepared,
     PrepareTask,
     Progress,
@@ -99,6 +100,8 @@ class _Running:
     """On its last report."""
     wanted: Wanted | None = None
     """What an order asked of it, once its worker has received it."""
+    has_saved: bool = False
+    """Whether this attempt has saved a checkpoint."""
 
 
 class TrialLoop:
@@ -489,8 +492,8 @@ class TrialLoop:
         elif isinstance(message, Lost) or (isinstance(message, Failed) and not message.is_outage):
             self._outages.forget(number)
         match message:
-            case Entered():
-                pass  # for the engine's watch over the worker
+            case Entered():  # for the engine's watch over the worker, too
+                self._running[number].has_saved |= message.phase is Phase.STEPPING
             case Stepped():
                 self._record(number, message)
             case NoRoom():
@@ -619,12 +622,13 @@ class TrialLoop:
             self._emit(StudyWarned(f"trial {number}: {what}; the next run of the study resumes it"))
             del self._running[number]
             return
-        row = self._running[number].row
-        if row.retries >= retry.RETRIES:
+        running = self._running[number]
+        row, retries = running.row, 0 if running.has_saved else running.row.retries
+        if retries >= retry.RETRIES:
             self._fail(number, reason)
             return
-        self._study.store.set_retries(self._study.lease, row.id, row.retries + 1)
-        which = f"retry {row.retries + 1} of {retry.RETRIES}"
+        self._study.store.set_retries(self._study.lease, row.id, retries + 1)
+        which = f"retry {retries + 1} of {retry.RETRIES}"
         self._emit(StudyWarned(f"trial {number}: {what}; resuming from its last checkpoint ({which})"))
         del self._running[number]
         self._study.refresh(number)

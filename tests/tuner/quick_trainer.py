@@ -242,6 +242,23 @@ def raising(
     return RaisingTrainer(config, resume_from)
 
 
+class StumblingTrainer(QuickTrainer):
+    """Raises an error in several steps, in each of them once."""
+
+    def advance(self) -> StepReport:
+        stumbled = _folder() / f"stumbled-{self.step + 1}"
+        if self.step + 1 in (2, 5, 8, 10) and not stumbled.exists():
+            stumbled.touch()
+            raise RuntimeError("once")
+        return super().advance()
+
+
+def stumbling(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> StumblingTrainer:
+    return StumblingTrainer(config, resume_from)
+
+
 class CornerTrainer(RaisingTrainer, GatedTrainer):
     """As `raising`, once another trial has come to the gate, where all others wait."""
 

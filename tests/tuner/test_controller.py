@@ -167,6 +167,17 @@ def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_a_trial_that_gets_on_between_its_failures_uses_up_no_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saves at steps 0, 3, 6 and 9."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    assert run(tmp_path, quick_spec("stumbling", trials=1))[0]
+    (row,) = rows(tmp_path)
+    assert (row.status, row.attempts, row.retries) == (COMPLETED, 5, 1)
+
+
+@pytest.mark.slow
 def test_a_corner_that_cannot_run_does_not_end_a_study_that_is_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
