@@ -162,7 +162,7 @@ def error_reason(failed: Failed, where: object | None, log: str = "") -> Reason:
     """
     rule = "out_of_memory" if failed.out_of_memory else "error"
     message = failed.message if failed.is_for_user else with_traceback(failed.message, where)
-    return Reason(rule, message, log=log, cause=failed.cause)
+    return Reason(rule, message, log=log, cause=failed.cause or _NUMBER.sub("#", failed.message))
 
 
 def with_traceback(message: str, where: object | None) -> str:

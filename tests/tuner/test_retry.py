@@ -220,4 +220,5 @@ def test_reasons_hold_the_end_of_the_log_and_a_lost_workers_its_last_words() -> 
     assert reason.log == log and lost_reason("exit code 1", 2).message.endswith("exit code 1")
     error = error_reason(Failed("ValueError: no", "Traceback"), "runs/x/error.txt", log)
     assert (error.message, error.log) == ("ValueError: no (traceback in runs/x/error.txt)", log)
-    assert error_reason(Failed("ValueError: no", "Traceback"), None).message == "ValueError: no"
+    unplaced = error_reason(Failed("node 10.0.0.7 lacks it", "Traceback"), None)
+    assert (unplaced.message, unplaced.cause) == ("node 10.0.0.7 lacks it", "node #.#.#.# lacks it")
