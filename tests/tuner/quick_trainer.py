@@ -25,6 +25,8 @@ from ppo_core.task import Advice, Progress, Prompts, Task, TaskAssets
 
 FOLDER_VARIABLE = "QUICK_FOLDER"
 GATED_STEP = 7
+DOWN = "down"
+"""The file that keeps the host of the trainer `cramped` from answering for as long as it is there."""
 FULL = "full"
 """The file that fills the disk of the trainer `cramped` for as long as it is there."""
 STATE = "state.json"
@@ -156,7 +158,12 @@ def gated_save(
 
 
 class CrampedTrainer(QuickTrainer):
-    """Finds the disk full from step 6 on for as long as the file FULL is there."""
+    """Finds the disk full from step 6 on while the file FULL is there, and no host while the file DOWN is."""
+
+    def advance(self) -> StepReport:
+        if (_folder() / DOWN).exists():
+            raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        return super().advance()
 
     def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         if self.step >= 6 and (_folder() / FULL).exists():

@@ -3,9 +3,12 @@
 import errno
 import inspect
 import json
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from urllib.error import URLError
+from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
@@ -211,6 +214,19 @@ def test_an_outage_is_told_from_other_errors_also_where_it_is_only_the_cause(err
     outer = CheckpointError("cannot be written")
     outer.__cause__ = error
     assert Failed.of(outer).is_outage is expected
+
+
+def test_a_host_that_a_reward_function_asks_in_vain_is_an_outage() -> None:
+    """Here as in most libraries the error that is raised does not name its cause."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        no_proxy = build_opener(ProxyHandler({}))
+        error = caught(lambda: no_proxy.open(url))
+    outer = RewardError("the function raised")
+    outer.__cause__ = error
+    assert isinstance(error, URLError) and error.errno is None and error.__cause__ is None
+    assert Failed.of(error).is_outage and Failed.of(outer).is_outage
 
 
 def test_reasons_hold_the_end_of_the_log_and_a_lost_workers_its_last_words() -> None:
