@@ -66,6 +66,8 @@ HOSTILE = (
     "<script>alert(1)</script>![x](http://127.0.0.1:9/x.png) **bold** $x^2$ \u202etxt.exe\u202c \x1b[31mred\x00 end"
 )
 """Markup, Markdown, a right-to-left override and control characters: all of it must be shown literally."""
+STORED = HOSTILE.replace("\0", "\N{REPLACEMENT CHARACTER}")
+"""The same as a store holds it."""
 PROMPTS = (
     "the film was",
     "we waited an hour and the food",

@@ -16,7 +16,7 @@ from dashboard.views import curve_charts, samples, studies, trials_table
 from ppo_core.errors import StoreError, StudyError
 from ppo_core.report import StepReport, TokenReadings
 from tests.dashboard import fake_store
-from tests.dashboard.fake_store import CUT, HOSTILE, STUDY, Course
+from tests.dashboard.fake_store import CUT, HOSTILE, STORED, STUDY, Course
 from tuner.status import Origin, Status
 from tuner.store import Lease, NewTrial, Outcome, Store
 
@@ -326,7 +326,7 @@ def test_samples_are_those_of_one_evaluation_of_each_trial(
 
 def test_a_sample_is_read_as_it_was_written(store: Store, snapshot: data.Snapshot) -> None:
     last = samples.at_evaluation(data.samples(store, snapshot, (2,)), "last", {}).iloc[0]
-    assert (last["prompt"], last["response"], last["length"]) == ("the film was", HOSTILE, len(HOSTILE.split()))
+    assert (last["prompt"], last["response"], last["length"]) == ("the film was", STORED, len(HOSTILE.split()))
     assert last["reward"] == pytest.approx(1.538) and last["kl"] == pytest.approx(26.447)
     assert last["parts"] == {"liked": pytest.approx(1.638), "<b>brief</b>": -0.1}
     assert "tokens" not in last
@@ -334,7 +334,7 @@ def test_a_sample_is_read_as_it_was_written(store: Store, snapshot: data.Snapsho
 
 def test_the_tokens_of_one_sample_are_read(store: Store, snapshot: data.Snapshot) -> None:
     read = data.tokens(store, snapshot, 2, 13, 0)
-    assert read is not None and list(read.texts) == HOSTILE.split()
+    assert read is not None and list(read.texts) == STORED.split()
     assert sum(read.kls) == pytest.approx(26.447, abs=0.01)
     assert data.tokens(store, snapshot, 3, 0, 0) is None and data.tokens(store, snapshot, 99, 0, 0) is None
 

@@ -11,7 +11,7 @@ from dashboard import safe_text
 from dashboard.views import samples
 from ppo_core.report import TokenReadings
 from tests.dashboard import fake_store, shown
-from tests.dashboard.fake_store import HOSTILE, PROMPTS
+from tests.dashboard.fake_store import HOSTILE, PROMPTS, STORED
 from tests.dashboard.shown import GOOD, page
 
 pytestmark = pytest.mark.slow
@@ -112,7 +112,7 @@ def test_hostile_texts_are_shown_literally_and_nowhere_interpreted(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = page("samples", built, monkeypatch, trial=["2"], tokens="KL", when="last")
-    assert safe_text.visible(HOSTILE) in shown.texts(app)
+    assert safe_text.visible(STORED) in shown.texts(app)
     assert shown.kinds_with(app, "<script>") == {"text", "dataframe"}
     assert shown.kinds_with(app, "<b>the new phone</b>") == {"text", "selectbox"}
     assert shown.kinds_with(app, "<b>brief</b>") == {"text"}
