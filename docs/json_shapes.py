@@ -48,7 +48,7 @@ TRIAL = {
     "number": "from 0, in the order of their making",
     "origin": "where its configuration comes from",
     "status": "its status, or `interrupted`: not ended, and nothing runs its study",
-    "reason": "a reason; null: it did not end early",
+    "reason": "a reason; null: it did not end early, and waits for nothing",
     "config": "all hyperparameters by name",
     "params": "the searched or listed ones",
     "value": "in reward; null: it has none yet",
@@ -75,10 +75,10 @@ TRIAL = {
     "rung_episode": "the episodes after which the strategy paused it at its rung; null: it did not",
     "rung_score": "what it is ranked by there; null: nothing could be read",
     "is_promoted": "whether it was to run on past its rung",
-    "retries": "how often it was resumed after its worker was lost or had raised an error",
+    "retries": "how often it was resumed after a lost worker or an error without a new checkpoint in between",
 }
 REASON = {
-    "rule": "a guard rule, `early_cut`, `pruner`, `person`, `error`, `out_of_memory` or `worker_lost`",
+    "rule": "a guard rule, `early_cut`, `pruner`, `person`, `error`, `out_of_memory`, `worker_lost`; `outage`: waits",
     "message": "one line",
     "metric": "which metric the rule read",
     "value": "what it read",
@@ -87,6 +87,7 @@ REASON = {
     "step": "at which step",
     "evidence": "a list of the last steps' readings",
     "log": "the end of the trial's log, where an error ended it",
+    "cause": "of an error its type, file and line: the same where trials fail for one cause",
 }
 STUDY = {
     **SUMMARY,

@@ -1,13 +1,15 @@
 """Every error a user's mistake can cause. Each message is one line: what, where, what is allowed."""
 
 import errno
+import socket
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """What the system calls a full disk, and a user's full quota."""
 OUTAGES = (*NO_ROOM, errno.EIO, errno.ESTALE, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED,
-           errno.ECONNRESET, errno.ETIMEDOUT)  # fmt: skip
+           errno.ECONNRESET, errno.ETIMEDOUT, socket.EAI_AGAIN)  # fmt: skip
 """What it calls that a disk, a file server or another host does not answer for now."""
 
 
@@ -45,16 +47,22 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def is_outage(error: BaseException) -> bool:
     """Return whether an error came of something that may soon be well: a host that does not answer, a full disk."""
-    return any(isinstance(one, RewardOutage) or getattr(one, "errno", None) in OUTAGES for one in causes(error))
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    is_one = isinstance(error, RewardOutage) or getattr(error, "errno", None) in OUTAGES
+    return is_one or (before is not None and is_outage(before))  # many libraries raise their own while they handle it
+
+
+_LIBRARIES = ("<", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
 def raised_at(error: BaseException, file: str = "") -> str:
     """Return where an error was raised, `path/to/file.py:12`; empty: it was not raised.
 
-    It is the innermost line of `file`, where that was on the way.
+    It is the innermost line of `file`, else of what is no library's, where there was one on the way.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    found = [frame for frame in frames if frame.filename == file] or frames
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    found = [frame for frame in frames if frame.filename == file] or own or frames
     return f"{found[-1].filename}:{found[-1].lineno}" if found else ""
 
 

@@ -94,8 +94,8 @@ class RewardPart:
     weight: float = 1.0
     timeout: float = 30.0
     """Seconds until an HTTP request is given up."""
-    retries: int = 3
-    """How often a failed HTTP request is sent again."""
+    retries: int = 2
+    """How often a failed HTTP request is sent again: in a study, an outage is found before a step counts as hung."""
     batch_size: int = 64
     """Most responses of one HTTP request."""
     concurrency: int = 4

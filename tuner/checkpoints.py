@@ -3,6 +3,7 @@
 What takes time is done by `FileWork`; what follows from it is done when the loop collects it.
 """
 
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +16,7 @@ from typing import TypeVar
 
 from ppo_core import checkpoint
 from ppo_core.declare import HyperValue
-from ppo_core.errors import CheckpointError, PPOTunerError, StoreError
+from ppo_core.errors import CheckpointError, PPOTunerError, StoreError, is_outage
 from ppo_core.kl_budget import Point
 from tuner import forks, study_folder
 from tuner.best import best_trial
@@ -105,6 +106,7 @@ class FileWork:
 
 # The files of a study's trials: where one resumes, what a fork starts from, and what is removed.
 
+_log = logging.getLogger(__name__)
 FORK_ATTEMPTS = 3
 """How often a fork looks for a checkpoint of a running parent, which may remove one while it is copied."""
 
@@ -137,7 +139,11 @@ class TrialFiles:
         What is found is a StoreError where the folder cannot be used.
         """
         folder = self._folder(row.number)
-        if not any(folder.glob("step-*")):  # a new trial waits for no other one's files
+        try:
+            is_new = not any(folder.glob("step-*"))
+        except OSError:  # what is wrong with it is found below
+            is_new = False
+        if is_new:  # a new trial waits for no other one's files
             nothing: Future[tuple[Path, int] | None] = Future()
             nothing.set_result(None)
             then(nothing)
@@ -162,7 +168,7 @@ class TrialFiles:
             front.put(number, own)
             self._saved[number] = self._look(number, is_new=True)
 
-        self.work.give(note, Future.result)
+        self.work.give(note, _unless_outage)
         self.tidy(at_rung)
 
     def tidy(self, at_rung: Collection[int]) -> None:
@@ -187,7 +193,7 @@ class TrialFiles:
                     steps = tuple(each for each in self._saved[number].steps if each != step)
                     self._saved[number] = Saved(steps, self._saved[number].best)
 
-        self.work.give(tidy, Future.result)
+        self.work.give(tidy, _unless_outage)
 
     def _look(self, number: int, *, is_new: bool) -> Saved:
         """Return what lies in a trial's folder, and remove what was never finished or is half removed there.
@@ -258,6 +264,15 @@ class TrialFiles:
 
     def _folder(self, number: int) -> Path:
         return self._study.trial_folder(number)
+
+
+def _unless_outage(outcome: Future[None]) -> None:
+    """Raise what a piece of work raised; an outage of the disk is passed over: the next piece looks again."""
+    error = outcome.exception()
+    if error is not None and is_outage(error):
+        _log.warning("checkpoints are not looked through: %s", error)
+    else:
+        outcome.result()
 
 
 def fork_copy(

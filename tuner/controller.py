@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
-from ppo_core.errors import PPOTunerError, StudyError, TaskError
+from ppo_core.errors import PPOTunerError, StudyError, TaskError, is_outage
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.output import report_line
 from ppo_core.run.command_line import StopRequest
@@ -48,6 +48,7 @@ from tuner.protocol import (
     Lost,
     Message,
     NoRoom,
+    Phase,
     Prepared,
     PrepareTask,
     Progress,
@@ -75,7 +76,7 @@ from tuner.search.choose import (
 from tuner.search.matching import New
 from tuner.search.prune import why_pruned
 from tuner.spec import PPO_TRAINER
-from tuner.status import STOPPED_BY_PERSON, Reason, Status, Wanted
+from tuner.status import OUTAGE, STOPPED_BY_PERSON, Reason, Status, Wanted
 from tuner.store import Order, OrderState, Outcome, TrialRow
 
 NO_PLACE = "no place is left for a trial: the workers' processes cannot be killed"
@@ -99,6 +100,8 @@ class _Running:
     """On its last report."""
     wanted: Wanted | None = None
     """What an order asked of it, once its worker has received it."""
+    has_saved: bool = False
+    """Whether this attempt has saved a checkpoint."""
 
 
 class TrialLoop:
@@ -219,7 +222,7 @@ class TrialLoop:
         if limits.deadline is not None and time.monotonic() >= limits.deadline:
             return self._verdict or self._stop.why or f"{TIME_LIMIT} of {limits.timeout:g} s has passed"
         exhausted = NO_PLACE if self._engine.is_exhausted else None
-        waited = self._room.why_give_up() or self._outages.why_give_up()
+        waited = self._room.why_give_up or self._outages.why_give_up
         return self._verdict or self._stop.why or waited or exhausted
 
     # The task
@@ -301,7 +304,7 @@ class TrialLoop:
         is_paused = self._study.row.paused_at is not None
         if not self._is_stopping():
             self._add_confirming()
-        is_held = self._has_outage()
+        is_held = self._has_outage() and not is_paused
         if not (is_paused or is_held):
             self._start_trials()
             self._start_readings()
@@ -382,6 +385,10 @@ class TrialLoop:
     def _begin(self, number: int, found: Future[tuple[Path, int] | None]) -> None:
         """Start a trial from its last checkpoint, or from the beginning where it has none; unless it is not to run."""
         self._starting.discard(number)
+        error = found.exception()
+        if error is not None and is_outage(error):
+            self._wait_out(number, str(error))
+            return
         resume_from, step = found.result() or (None, None)
         study, row = self._study, self._study.refresh(number)
         if row.wanted is not None or study.row.paused_at is not None:
@@ -396,6 +403,7 @@ class TrialLoop:
             text = f"trial {row.number} restarts: it has no checkpoint left, and {row.episodes} episodes are lost"
             trial_log.note(study.trial_folder(row.number), text)
             self._emit(StudyWarned(text))
+        self._outages.answered(row.number)
         row = study.put(study.store.begin_attempt(study.lease, row, step))
         config = PPOConfig.from_dict(row.config)
         self._running[row.number] = _Running(row, config.whole_episodes(), config.num_iterations())
@@ -478,12 +486,15 @@ class TrialLoop:
             self._room.found(number)
         elif not isinstance(message, NoRoom | Entered):
             self._room.forget(number)
+        is_beyond = isinstance(message, Stepped) and message.report.episode > self._reached.get(number, -1)
+        if is_beyond or isinstance(message, Ended | Left):
+            self._outages.found(number)
+        elif isinstance(message, Lost) or (isinstance(message, Failed) and not message.is_outage):
+            self._outages.forget(number)
         match message:
-            case Entered():
-                pass  # for the engine's watch over the worker
+            case Entered():  # for the engine's watch over the worker, too
+                self._running[number].has_saved |= message.phase is Phase.STEPPING
             case Stepped():
-                if message.report.episode > self._reached.get(number, -1):
-                    self._outages.found(number)
                 self._record(number, message)
             case NoRoom():
                 trial_log.note(self._study.trial_folder(number), message.message)
@@ -584,23 +595,25 @@ class TrialLoop:
         self._finish(number, judged(study.store, running.row, study.spec, status, reason))
 
     def _wait_out(self, number: int, what: str) -> None:
-        """Have a trial that an outage ended resume from its checkpoint after a while; until then none is started."""
-        trial_log.note(self._study.trial_folder(number), what)
-        del self._running[number]
+        """Have a trial that an outage ended wait and resume from its checkpoint; until then none is started."""
+        study = self._study
+        trial_log.note(study.trial_folder(number), what)
+        self._running.pop(number, None)
         if self._is_stopping():
             self._emit(StudyWarned(f"trial {number}: {what}; the next run of the study resumes it"))
             return
-        self._reached[number] = self._study.refresh(number).episodes
-        self._outages.lacks(number, what)
+        row = study.refresh(number)
+        self._reached[number] = row.episodes
+        study.store.set_aside(study.lease, row.id, so_far(study.store, row, study.spec), Reason(OUTAGE, what))
+        if study.refresh(number).status is Status.WAITING:  # no order wants something else of it
+            self._outages.lacks(number, what)
 
     def _has_outage(self) -> bool:
-        """Return whether a trial waits for an outage to be over; those whose time has come resume."""
+        """Return whether a trial waits for an outage to be over."""
         for number in self._outages.waiting:
-            if self._study.rows[number].status.is_final:  # by an order
+            if self._study.rows[number].status is not Status.WAITING:  # by an order
                 self._outages.forget(number)
-            elif self._outages.is_due(number):
-                self._outages.answered(number)
-        return bool(self._outages.waiting)
+        return not all(map(self._outages.is_due, self._outages.waiting))
 
     def _retry(self, number: int, what: str, reason: Callable[[str], Reason]) -> None:
         """Have a trial resume from its checkpoint in another worker; after too many attempts it fails, see `_fail`."""
@@ -609,12 +622,13 @@ class TrialLoop:
             self._emit(StudyWarned(f"trial {number}: {what}; the next run of the study resumes it"))
             del self._running[number]
             return
-        row = self._running[number].row
-        if row.retries >= retry.RETRIES:
+        running = self._running[number]
+        row, retries = running.row, 0 if running.has_saved else running.row.retries
+        if retries >= retry.RETRIES:
             self._fail(number, reason)
             return
-        self._study.store.set_retries(self._study.lease, row.id, row.retries + 1)
-        which = f"retry {row.retries + 1} of {retry.RETRIES}"
+        self._study.store.set_retries(self._study.lease, row.id, retries + 1)
+        which = f"retry {retries + 1} of {retry.RETRIES}"
         self._emit(StudyWarned(f"trial {number}: {what}; resuming from its last checkpoint ({which})"))
         del self._running[number]
         self._study.refresh(number)
@@ -634,5 +648,7 @@ class TrialLoop:
         trial_log.note(study.trial_folder(trial.number), f"the trial is {outcome.status}{why}")
         row = study.refresh(trial.number)
         self._files.settle(row, self._at_rung())
-        self._verdict = self._verdict or retry.failing(self._study.rows)
+        if row.status is Status.FAILED:
+            rows = study.store.trials(study.row)  # how far the others are by now
+            self._verdict = self._verdict or retry.failing(rows, row.number)
         self._emit_end(row)

@@ -195,6 +195,7 @@ class Failed:
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         name = type(error).__name__
         is_for_user, first = isinstance(error, PPOTunerError), list(causes(error))[-1]
+        place = "" if is_out_of_memory(error) else raised_at(first)  # memory may run out anywhere
         lines = "".join(traceback.format_exception(error)).splitlines()
         return cls(
             message=first_line if is_for_user and first_line else f"{name}: {first_line}" if first_line else name,
@@ -202,7 +203,7 @@ class Failed:
             out_of_memory=is_out_of_memory(error),
             is_for_user=is_for_user,
             is_outage=is_outage(error),
-            cause=" at ".join(filter(None, (type(first).__name__, raised_at(first)))),
+            cause=" at ".join(filter(None, (type(first).__name__, place))),
         )
 
 

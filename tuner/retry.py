@@ -103,19 +103,21 @@ class TrialWatch:
     ) -> None:
         self._emit, self._over, self._limit, self._clock = emit, over, limit, clock
         self._first_wait, self._longest_wait = first_wait, longest_wait
-        self._why: dict[int, str] = {}
         self._began: dict[int, float] = {}
         self._waits: dict[int, float] = {}
         self._due: dict[int, float] = {}
+        self.why_give_up: str | None = None
+        """What to say where a trial tried again for the whole time and still has to wait."""
 
     def lacks(self, number: int, why: str) -> None:
         """Note that a trial has to wait, once more or for the first time, for `why`."""
         now = self._clock()
-        self._why[number] = why
         if number not in self._began:
             self._began[number], self._waits[number] = now, self._first_wait
             self._emit(f"trial {number}: {why}; trying again for up to {duration(self._limit)}")
-        self._due[number] = now + self._waits[number]
+        elif now - self._began[number] >= self._limit:
+            self.why_give_up = f"trial {number} waited for {duration(self._limit)}: {why}"
+        self._due[number] = min(now + self._waits[number], max(now, self._began[number] + self._limit))
         self._waits[number] = min(2 * self._waits[number], self._longest_wait)
 
     @property
@@ -128,8 +130,8 @@ class TrialWatch:
         return self._clock() >= self._due[number]
 
     def answered(self, number: int) -> None:
-        """Note that a trial that waited tries again."""
-        del self._due[number]
+        """Note that a trial tries again, if it waited."""
+        self._due.pop(number, None)
 
     def found(self, number: int) -> None:
         """Note that a trial is well, whether or not it waited before."""
@@ -141,14 +143,6 @@ class TrialWatch:
         """Note that a trial waits no more."""
         for times in (self._began, self._waits, self._due):
             times.pop(number, None)
-        self._why.pop(number, None)
-
-    def why_give_up(self) -> str | None:
-        """Return what to say if a trial waited for too long, or None."""
-        for number, began in self._began.items():
-            if self._clock() - began >= self._limit:
-                return f"trial {number} waited for {duration(self._limit)}: {self._why[number]}"
-        return None
 
 
 # Failures of trials: their reasons, and when they concern the whole study.
@@ -158,8 +152,7 @@ RETRIES = 2
 WORKER_LOST = "worker_lost"
 SAME_IN_A_ROW = 3
 """So many trials in a row that fail for the same cause stop the study."""
-_NUMBER = re.compile("0x[0-9a-f]+|[0-9]+")
-_LAST_PRINTED = "; the last it printed: "
+_NUMBER = re.compile("[0-9]+")
 
 
 def error_reason(failed: Failed, where: object | None, log: str = "") -> Reason:
@@ -169,7 +162,7 @@ def error_reason(failed: Failed, where: object | None, log: str = "") -> Reason:
     """
     rule = "out_of_memory" if failed.out_of_memory else "error"
     message = failed.message if failed.is_for_user else with_traceback(failed.message, where)
-    return Reason(rule, message, log=log, cause=failed.cause)
+    return Reason(rule, message, log=log, cause=failed.cause or _NUMBER.sub("#", failed.message))
 
 
 def with_traceback(message: str, where: object | None) -> str:
@@ -181,31 +174,30 @@ def lost_reason(how: str, retries: int, log: str = "") -> Reason:
     """Return why a trial failed whose worker died like `how`, after so many retries; `log` is its log's end."""
     words = last_words(log)
     message = f"worker lost after {retries} retries: {how}"
-    return Reason(WORKER_LOST, message + (f"{_LAST_PRINTED}{words}" if words else ""), log=log)
+    printed = f"; the last it printed: {words}" if words else ""
+    return Reason(WORKER_LOST, message + printed, log=log, cause=_NUMBER.sub("#", how))
 
 
-def failing(rows: Iterable[TrialRow]) -> str | None:
-    """Return why a study should stop: the last trials that ended failed for one cause; None: they did not.
+def failing(rows: Iterable[TrialRow], number: int) -> str | None:
+    """Return why a study should stop after trial `number` failed: it is one of the last few in a row; None: it is not.
 
-    A trial that was started later than one of them and came to its rung shows that the study is well. Trials that a
-    person ended do not count.
+    In a row are failures for one cause, in the order of trials' numbers. A trial that was started later than the first
+    of them and has come further than one of them, ended or not, breaks the row. Trials that a person ended do not.
     """
     rows = list(rows)
-    ended = [row for row in rows if row.status.is_final and row.status is not Status.STOPPED]
-    last = sorted(ended, key=lambda row: (row.ended_at or 0.0, row.number))[-SAME_IN_A_ROW:]
-    causes = {_cause(row.reason) if row.status is Status.FAILED and row.reason is not None else None for row in last}
-    if len(last) < SAME_IN_A_ROW or len(causes) > 1 or None in causes or last[-1].reason is None:
+    last = [row for row in rows if row.status is Status.FAILED][-SAME_IN_A_ROW:]
+    reason = next((row.reason for row in last if row.number == number), None)
+    is_same = reason is not None and all(row.reason is not None and row.reason.cause == reason.cause for row in last)
+    if reason is None or not is_same or len(last) < SAME_IN_A_ROW:
         return None
-    began = min(row.started_at for row in last)
-    if any(row.is_resting and row.started_at > began for row in rows):
+    reached = min(row.episodes for row in last)
+    if any(row.number > last[0].number and _has_passed(row, reached) for row in rows):
         return None
-    why = f"trial {last[-1].number}: {last[-1].reason.message}"
-    return f"{SAME_IN_A_ROW} trials in a row failed for the same cause; {why}"
+    return f"{SAME_IN_A_ROW} trials in a row failed for the same cause; trial {number}: {reason.message}"
 
 
-def _cause(reason: Reason) -> str:
-    """Return what is the same in the reasons of trials that failed for one cause."""
-    if reason.cause:
-        return reason.cause
-    message = reason.message.partition(_LAST_PRINTED)[0] if reason.rule == WORKER_LOST else reason.message
-    return _NUMBER.sub("#", message)  # sizes and paths differ from trial to trial
+def _has_passed(row: TrialRow, episodes: int) -> bool:
+    """Return whether a trial is well beyond so many episodes, or came to its rung or its end there."""
+    if row.status in (Status.FAILED, Status.STOPPED):
+        return False
+    return row.episodes > episodes or (row.is_done and row.episodes == episodes)

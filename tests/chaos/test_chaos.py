@@ -1,4 +1,4 @@
-"""200 kills and 89 other disturbances at random points of studies: no finished trial is lost or counted twice, no
+"""200 kills and 99 other disturbances at random points of studies: no finished trial is lost or counted twice, no
 order is carried out twice, and each curve equals that of a run that nobody disturbed.
 
 All that is drawn comes from one seed, which is printed; the variable CHAOS_SEED names another.
@@ -22,6 +22,7 @@ from tests.chaos.killing import (
     DISK,
     HALT_CONTROLLER,
     HALT_WORKER,
+    HOST,
     KILLS,
     PAUSE,
     PAUSE_TRIAL,
@@ -63,6 +64,7 @@ DISTURBANCES = {
     PAUSE: 10,
     PAUSE_TRIAL: 30,
     DISK: 10,
+    HOST: 10,
 }
 PPO_DISTURBANCES = {WORKER: 3, CONTROLLER: 2, HALT_WORKER: 1, PAUSE_TRIAL: 3}
 METRICS = ("objective/kl_exact", "objective/scores", "eval/reward", "eval/kl")

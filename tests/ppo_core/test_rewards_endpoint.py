@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from ppo_core.errors import RewardError, TaskError
+from ppo_core.errors import RewardError, RewardOutage, TaskError
 from ppo_core.rewards.batch import Batch
 from ppo_core.rewards.combined import load_reward
 from ppo_core.rewards.endpoint import EndpointReward
@@ -134,6 +134,15 @@ def refused(part: RewardPart, waits: list[float] | None = None) -> str:
     with pytest.raises(RewardError) as caught:
         EndpointReward(part, sleep=(waits if waits is not None else []).append)(BATCH)
     return str(caught.value)
+
+
+@pytest.mark.parametrize(("status", "is_outage"), [(503, True), (429, True), (404, False), (200, False)])
+def test_only_what_may_pass_is_an_outage(server: Server, status: int, is_outage: bool) -> None:
+    for _ in range(3):
+        server.will({"rewards": ["no number"] * len(BATCH)}, status)
+    with pytest.raises(RewardError) as caught:
+        EndpointReward(server.part, sleep=lambda _: None)(BATCH)
+    assert isinstance(caught.value, RewardOutage) is is_outage
 
 
 # --- asking and answering

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import tomli_w
 
+import tuner.controller
 from tests.processes import end_family
 from tuner.confirm import Plan
 from tuner.events import Event, StudyWarned, TrialEnded, TrialStarted, TrialStepped
@@ -227,6 +228,7 @@ def main(folder: Path, spec: StudySpec, keywords: dict[str, Any]) -> int:
     socket.gethostname = lambda: host
     if KILL_VARIABLE in os.environ:
         _die_after(int(os.environ[KILL_VARIABLE]))
+    tuner.controller.FIRST_OUTAGE_WAIT, tuner.controller.LONGEST_OUTAGE_WAIT = 0.05, 0.2
     plan, address = (keywords.pop(name, None) for name in ("plan", "ray"))
     with ExitStack() as stack:
         if address is not None:

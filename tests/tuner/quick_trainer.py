@@ -25,6 +25,8 @@ from ppo_core.task import Advice, Progress, Prompts, Task, TaskAssets
 
 FOLDER_VARIABLE = "QUICK_FOLDER"
 GATED_STEP = 7
+DOWN = "down"
+"""The file that keeps the host of the trainer `cramped` from answering for as long as it is there."""
 FULL = "full"
 """The file that fills the disk of the trainer `cramped` for as long as it is there."""
 STATE = "state.json"
@@ -156,7 +158,12 @@ def gated_save(
 
 
 class CrampedTrainer(QuickTrainer):
-    """Finds the disk full from step 6 on for as long as the file FULL is there."""
+    """Finds the disk full from step 6 on while the file FULL is there, and no host while the file DOWN is."""
+
+    def advance(self) -> StepReport:
+        if (_folder() / DOWN).exists():
+            raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        return super().advance()
 
     def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         if self.step >= 6 and (_folder() / FULL).exists():
@@ -242,6 +249,38 @@ def raising(
     return RaisingTrainer(config, resume_from)
 
 
+class StumblingTrainer(QuickTrainer):
+    """Raises an error in several steps, in each of them once."""
+
+    def advance(self) -> StepReport:
+        stumbled = _folder() / f"stumbled-{self.step + 1}"
+        if self.step + 1 in (2, 5, 8, 10) and not stumbled.exists():
+            stumbled.touch()
+            raise RuntimeError("once")
+        return super().advance()
+
+
+def stumbling(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> StumblingTrainer:
+    return StumblingTrainer(config, resume_from)
+
+
+class CornerTrainer(RaisingTrainer, GatedTrainer):
+    """As `raising`, once another trial has come to the gate, where all others wait."""
+
+    def advance(self) -> StepReport:
+        while self.config.cliprange < 0.2 and not any(_folder().glob("waiting-*")):
+            time.sleep(0.01)
+        return super().advance()
+
+
+def corner(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> CornerTrainer:
+    return CornerTrainer(config, resume_from)
+
+
 class OutOfMemoryError(RuntimeError):
     """Named as torch names its own."""
 
@@ -287,6 +326,24 @@ def cut_off(
     config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
 ) -> CutOffTrainer:
     return CutOffTrainer(config, resume_from)
+
+
+class UnsavedTrainer(QuickTrainer):
+    """Its disk fails at its last checkpoint as often as the file `kills` says."""
+
+    def save(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        kills = _folder() / "kills"
+        left = int(kills.read_text())
+        if self.step == self.config.num_iterations() and left:
+            kills.write_text(str(left - 1))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().save(folder, extra)
+
+
+def unsaved(
+    config: PPOConfig, task_name: str, *, device: str = "auto", resume_from: Path | None = None
+) -> UnsavedTrainer:
+    return UnsavedTrainer(config, resume_from)
 
 
 class PoisonedTrainer(QuickTrainer):

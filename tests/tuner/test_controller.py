@@ -1,5 +1,6 @@
 """Whole studies through real spawned workers, with the quick trainer."""
 
+import errno
 import functools
 import math
 import os
@@ -13,12 +14,13 @@ import pytest
 
 from ppo_core import checkpoint
 from ppo_core.errors import ConfigError, StudyError, TaskError
-from tests.tuner.quick_study import MODULE, curves, outcomes, quick_spec, rows, run, storage
+from tests.tuner.quick_study import MODULE, curves, outcomes, quick_spec, quick_table, rows, run, storage
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tuner import study_folder
 from tuner.events import (
     Event,
     Preparing,
+    StudyPaused,
     StudyStarted,
     StudyStopped,
     StudyStopping,
@@ -30,8 +32,9 @@ from tuner.events import (
 from tuner.retry import TrialWatch
 from tuner.run import run_study
 from tuner.scoring import Extent
+from tuner.spec import StudySpec
 from tuner.status import Status
-from tuner.store import Store
+from tuner.store import Store, TrialRow
 
 COMPLETED, PRUNED, FAILED = Status.COMPLETED, Status.PRUNED, Status.FAILED
 
@@ -163,6 +166,35 @@ def test_the_same_failure_three_times_in_a_row_stops_the_study(tmp_path: Path) -
     assert [row.attempts for row in trials] == [3, 3, 3]
 
 
+@pytest.mark.slow
+def test_a_trial_that_gets_on_between_its_failures_uses_up_no_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saves at steps 0, 3, 6 and 9."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    assert run(tmp_path, quick_spec("stumbling", trials=1))[0]
+    (row,) = rows(tmp_path)
+    assert (row.status, row.attempts, row.retries) == (COMPLETED, 5, 1)
+
+
+@pytest.mark.slow
+def test_a_corner_that_cannot_run_does_not_end_a_study_that_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trial 1 is beyond where the others fail, and has not ended."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+
+    def open_gate(event: Event) -> None:
+        if isinstance(event, TrialEnded) and event.row.number == 3:
+            (tmp_path / "gate").touch()
+
+    table = {key: value for key, value in quick_table("corner").items() if key not in ("search", "sampler", "trials")}
+    trials = [{"cliprange": value} for value in (0.1, 0.3, 0.11, 0.12)]
+    spec = StudySpec.from_dict({**table, "trial": trials}, "test")
+    assert run_study(spec, workers=2, on_event=open_gate, **paths_in(tmp_path))
+    assert [row.status for row in rows(tmp_path)] == [FAILED, COMPLETED, FAILED, FAILED]
+
+
 @pytest.fixture
 def outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that says how often a host cannot be reached; trials wait only a moment for it."""
@@ -197,28 +229,106 @@ def test_an_outage_that_does_not_end_stops_the_study_and_fails_no_trial(
         finished, events = run(tmp_path, quick_spec("cut_off", trials=3), workers=1)
     (stopped,) = of_kind(events, StudyStopped)
     assert not finished and stopped.why == "trial 0 waited for 0 s: RuntimeError: no answer"
-    assert [row.status for row in rows(tmp_path)] == [Status.RUNNING], "and nothing new was started meanwhile"
+    assert [row.status for row in rows(tmp_path)] == [Status.WAITING], "and nothing new was started meanwhile"
     outage.write_text("0")
     assert run(tmp_path, quick_spec("cut_off", trials=3))[0]
-    assert [row.status for row in rows(tmp_path)] == [COMPLETED] * 3
+    assert [(row.status, row.reason) for row in rows(tmp_path)] == [(COMPLETED, None)] * 3
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("kind", "status"), [("stop", Status.STOPPED), ("pause", Status.PAUSED)])
 def test_orders_are_obeyed_while_an_outage_is_waited_for(
-    tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: Status
 ) -> None:
+    monkeypatch.setattr("tuner.controller.FIRST_OUTAGE_WAIT", 3600.0)
+    outage.write_text("1")
+    seen: list[TrialRow] = []
+
+    def order(event: Event) -> None:
+        if isinstance(event, StudyWarned) and "trying again" in event.message:
+            seen.extend(rows(tmp_path))
+            place_order(tmp_path, kind, 0)
+
+    spec = quick_spec("cut_off", trials=2)
+    assert run_study(spec, workers=1, on_event=order, **paths_in(tmp_path)) is (kind == "stop")
+    assert [row.status for row in rows(tmp_path)] == [status, COMPLETED]
+    (waited,) = seen
+    assert waited.status is Status.WAITING and waited.reason is not None
+    assert (waited.reason.rule, waited.reason.message) == ("outage", "RuntimeError: no answer")
+
+
+@pytest.mark.slow
+def test_a_paused_study_waits_for_no_outage(tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.controller.TrialWatch", functools.partial(TrialWatch, limit=3600.0))
     monkeypatch.setattr("tuner.controller.FIRST_OUTAGE_WAIT", 3600.0)
     outage.write_text("1")
 
     def order(event: Event) -> None:
         if isinstance(event, StudyWarned) and "trying again" in event.message:
-            store = Store.open(storage(tmp_path))
-            store.place_order(store.study("quick"), "stop", 0, {})
-            store.close()
+            place_order(tmp_path, "pause", None)
+        elif isinstance(event, StudyPaused):
+            place_order(tmp_path, "stop", None)
 
-    spec = quick_spec("cut_off", trials=2)
-    assert run_study(spec, workers=1, on_event=order, **paths_in(tmp_path))
-    assert [row.status for row in rows(tmp_path)] == [Status.STOPPED, COMPLETED]
+    assert not run_study(quick_spec("cut_off", trials=2), workers=1, on_event=order, **paths_in(tmp_path))
+    assert [row.status for row in rows(tmp_path)] == [Status.WAITING]
+
+
+@pytest.mark.slow
+def test_an_outage_that_is_over_is_forgotten_where_no_step_follows_it(
+    tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trial 0's disk fails at its last checkpoint, which is made by the next attempt."""
+    monkeypatch.setattr("tuner.controller.TrialWatch", functools.partial(TrialWatch, limit=0.05))
+    outage.write_text("1")
+    finished, events = run(tmp_path, quick_spec("unsaved", trials=6), workers=1)
+    assert finished and [row.status for row in rows(tmp_path)] == [COMPLETED] * 5 + [PRUNED]
+    told = [event.message for event in of_kind(events, StudyWarned)]
+    assert len(told) == 2 and "Input/output error; trying again" in told[0] and "trial 0: it goes on after" in told[1]
+
+
+@pytest.mark.slow
+def test_a_folder_that_a_file_server_does_not_give_is_waited_for(
+    tmp_path: Path, outage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage.write_text("1")
+    find, asked = study_folder.resume_point, list[Path]()
+
+    def stale(folder: Path, last_step: int | None) -> tuple[Path, int] | None:
+        asked.append(folder)
+        if len(asked) < 3:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(folder))
+        return find(folder, last_step)
+
+    monkeypatch.setattr(study_folder, "resume_point", stale)
+    assert run(tmp_path, quick_spec("cut_off", trials=1))[0]
+    assert [row.status for row in rows(tmp_path)] == [COMPLETED] and len(asked) == 3
+
+
+@pytest.mark.slow
+def test_checkpoints_that_cannot_be_looked_through_end_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_rank, asked = checkpoint.by_rank, list[Path]()
+
+    def failing(folder: Path, kl_budget: float) -> list[Path]:
+        asked.append(folder)
+        if len(asked) < 3:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return by_rank(folder, kl_budget)
+
+    monkeypatch.setattr(checkpoint, "by_rank", failing)
+    assert run(tmp_path, quick_spec(trials=2), workers=1)[0] and len(asked) > 3
+    kept = {
+        number: sorted(path.name for path in (tmp_path / f"runs/quick/{number}").glob("step-*")) for number in (0, 1)
+    }
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    run(whole, quick_spec(trials=2), workers=1)
+    assert kept == {n: sorted(path.name for path in (whole / f"runs/quick/{n}").glob("step-*")) for n in (0, 1)}
+
+
+def place_order(folder: Path, kind: str, trial: int | None) -> None:
+    store = Store.open(storage(folder))
+    store.place_order(store.study("quick"), kind, trial, {})
+    store.close()
 
 
 def test_another_controller_is_refused_while_one_lives(tmp_path: Path) -> None:

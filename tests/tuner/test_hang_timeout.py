@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from ppo_core.report import StepReport
+from ppo_core.rewards import endpoint
+from ppo_core.task import RewardPart
 from tests.processes import spawned
 from tests.tuner.quick_study import ROOT, quick_spec, rows, run
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
@@ -107,6 +109,12 @@ def test_a_preparation_is_bounded_from_word_to_word(tmp_path: Path) -> None:
     watch = HangTimeout(SETTINGS, PrepareTask("reviews", tmp_path), now=0.0)
     watch.heard(Progress("training", 0.5), now=400.0)
     assert watch.deadline == 900.0
+
+
+def test_an_endpoint_that_says_nothing_is_an_outage_before_its_step_counts_as_hung() -> None:
+    part = RewardPart("judge", "http", "http://host")
+    waits = sum(endpoint.FIRST_WAIT * 2**attempt for attempt in range(part.retries))
+    assert part.timeout * (part.retries + 1) + waits < WorkerSettings().step_seconds
 
 
 class Clock:

@@ -2,7 +2,13 @@
 
 import errno
 import inspect
+import json
+import socket
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+from urllib.error import URLError
+from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
@@ -16,11 +22,11 @@ from tuner.store import TrialRow
 
 def told_by(rows: list[TrialRow]) -> list[str | None]:
     """What is told after each of the trials has ended."""
-    return [failing(rows[: count + 1]) for count in range(len(rows))]
+    return [failing(rows[: count + 1], row.number) for count, row in enumerate(rows)]
 
 
-def failed(number: int, message: str) -> TrialRow:
-    return trial_row(number, status=Status.FAILED, reason=Reason("error", message))
+def failed(number: int, cause: str, **values: Any) -> TrialRow:
+    return trial_row(number, status=Status.FAILED, reason=Reason("error", f"told of {number}", cause=cause), **values)
 
 
 def pruned(number: int) -> TrialRow:
@@ -35,8 +41,6 @@ def pruned(number: int) -> TrialRow:
         ([failed(0, "no disk"), failed(1, "no disk"), pruned(2), failed(3, "no disk")], None),
         ([failed(0, "no disk"), failed(1, "no net"), failed(2, "no disk")], None),
         ([failed(0, "no net"), failed(1, "no disk"), failed(2, "no disk"), failed(3, "no disk")], 3),
-        ([failed(0, "20 MiB in runs/0"), failed(1, "3.5 MiB in runs/1"), failed(2, "1 MiB in runs/2")], None),
-        ([failed(0, "2.5 MiB at 0xab1"), failed(1, "3.5 MiB at 0x7f"), failed(2, "1.0 MiB at 0xc")], 2),
         ([pruned(0), pruned(1), pruned(2)], None),
     ],
 )
@@ -77,36 +81,56 @@ def test_workers_lost_in_the_same_way_are_one_cause_whatever_they_printed(rows: 
 def test_trials_that_a_person_ended_neither_count_nor_begin_anew() -> None:
     rows = [failed(0, "no disk"), stopped(1), failed(2, "no disk"), stopped(3), stopped(4)]
     assert told_by(rows) == [None] * 5
-    assert failing([*rows, failed(5, "no disk")]) is not None
+    assert failing([*rows, failed(5, "no disk")], 5) is not None
 
 
-def test_trials_are_in_a_row_as_they_ended() -> None:
-    times = {0: 5.0, 1: 1.0, 2: 2.0, 3: 3.0}
-    rows = [replace(failed(n, "no disk") if n else trial_row(n), ended_at=at) for n, at in times.items()]
-    assert failing(rows) is None, "trial 0 ended last, and well"
-    assert failing([replace(rows[0], ended_at=0.5), *rows[1:]]) is not None
+def rested(number: int, **values: Any) -> TrialRow:
+    return trial_row(number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, **values)
 
 
-def rested(number: int, started_at: float) -> TrialRow:
-    return trial_row(number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, started_at=started_at)
+def running(number: int, episodes: int, **values: Any) -> TrialRow:
+    return trial_row(number, status=Status.RUNNING, episodes=episodes, **values)
 
 
-def test_a_trial_that_came_to_its_rung_meanwhile_shows_that_the_study_is_well() -> None:
-    rows = [replace(failed(n, "no disk"), started_at=float(n), ended_at=n + 0.5) for n in range(3)]
-    assert failing(rows) is not None
-    assert failing([*rows, rested(3, 1.5)]) is None
-    assert failing([rested(3, -1.0), *rows]) is not None, "it says nothing of what came later"
+@pytest.mark.parametrize(
+    ("between", "stops"),
+    [
+        (rested(1), False),
+        (rested(1, episodes=120), False),
+        (rested(1, episodes=80), True),
+        (running(1, 120, is_promoted=True, rung_episode=100), False),
+        (running(1, 120), False),
+        (running(1, 100), True),
+        (trial_row(1, status=Status.WAITING, episodes=0), True),
+        (trial_row(1, status=Status.PAUSED, paused_by=PausedBy.PERSON, episodes=120), False),
+        (stopped(1), True),
+        (pruned(1), False),
+        (trial_row(1), False),
+    ],
+)
+def test_a_trial_that_has_come_further_than_those_that_failed_breaks_the_row(between: TrialRow, stops: bool) -> None:
+    """They failed at episode 100; one that is still on its way there may fail, too."""
+    rows = [failed(0, "no disk"), between, failed(2, "no disk"), failed(3, "no disk")]
+    assert (failing(rows, 3) is not None) == stops
+    after = [*(replace(row, number=number) for number, row in enumerate((rows[0], rows[2], rows[3], between)))]
+    assert (failing(after, 2) is not None) == stops, "it was started after them, and they failed first"
+    before = [*(replace(row, number=number) for number, row in enumerate((between, rows[0], rows[2], rows[3])))]
+    assert failing(before, 3) is not None, "it was started before them: it says nothing of what is started now"
 
 
-def raised(number: int, message: str, cause: str) -> TrialRow:
-    return trial_row(number, status=Status.FAILED, reason=Reason("error", message, cause=cause))
+def test_trials_that_fail_beyond_the_rung_are_in_a_row_though_others_came_to_it() -> None:
+    rows = [rested(n, episodes=100) for n in range(9)]
+    for number in (2, 5, 8):
+        rows[number] = failed(number, "no disk", episodes=300)
+    assert failing(rows, 5) is not None
+    assert failing([*rows[:8], failed(8, "no disk", episodes=50)], 5) is None, "where that one failed others came past"
 
 
-def test_the_cause_is_the_errors_type_and_place_whatever_its_message() -> None:
-    """A message may quote the sample that it met."""
-    rows = [raised(n, f"KeyError: 'score' on {text!r}", "KeyError at r.py:3") for n, text in enumerate("abc")]
-    assert failing(rows) is not None
-    assert failing([*rows[:2], raised(2, "KeyError: 'score' on 'c'", "KeyError at r.py:9")]) is None
+def test_only_the_failure_that_completes_the_row_stops_the_study() -> None:
+    rows = [failed(n, "no disk") for n in range(3)]
+    assert failing([*rows, failed(3, "no net")], 3) is None
+    old = [failed(0, "no net", episodes=300), *rows[1:], failed(3, "no disk")]
+    assert failing(old, 0) is None
 
 
 def score(text: str) -> float:
@@ -133,6 +157,43 @@ def test_the_cause_of_a_failure_is_the_error_that_came_first() -> None:
     assert Failed.of(error_of("bad", wrap=False)).cause == one.cause
     assert one.message != other.message and error_reason(one, None).cause == one.cause
     assert Failed.of(ValueError("never raised")).cause == "ValueError"
+    rows = [
+        trial_row(n, status=Status.FAILED, reason=error_reason(each, None)) for n, each in enumerate((one, other, one))
+    ]
+    assert failing(rows, 2) is not None, "whatever the messages quote of the samples"
+
+
+def read(text: str) -> object:
+    return json.loads(text)
+
+
+def read_again(text: str) -> object:
+    return json.loads(text)
+
+
+def caught(work: Callable[[], object]) -> Exception:
+    try:
+        work()
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def test_the_place_of_a_failure_is_the_innermost_line_that_is_no_librarys() -> None:
+    places = [Failed.of(caught(lambda each=each: each("no"))).cause for each in (read, read_again)]
+    lines = [inspect.getsourcelines(each)[1] + 1 for each in (read, read_again)]
+    assert places == [f"JSONDecodeError at {__file__}:{line}" for line in lines]
+    assert Failed.of(caught(lambda: bytearray(-1))).cause.startswith(f"ValueError at {__file__}:")
+
+
+def test_memory_that_runs_out_in_different_places_is_one_cause() -> None:
+    def first() -> None:
+        raise MemoryError
+
+    def second() -> None:
+        raise MemoryError
+
+    assert Failed.of(caught(first)).cause == Failed.of(caught(second)).cause == "MemoryError"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +216,19 @@ def test_an_outage_is_told_from_other_errors_also_where_it_is_only_the_cause(err
     assert Failed.of(outer).is_outage is expected
 
 
+def test_a_host_that_a_reward_function_asks_in_vain_is_an_outage() -> None:
+    """Here as in most libraries the error that is raised does not name its cause."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        no_proxy = build_opener(ProxyHandler({}))
+        error = caught(lambda: no_proxy.open(url))
+    outer = RewardError("the function raised")
+    outer.__cause__ = error
+    assert isinstance(error, URLError) and error.errno is None and error.__cause__ is None
+    assert Failed.of(error).is_outage and Failed.of(outer).is_outage
+
+
 def test_reasons_hold_the_end_of_the_log_and_a_lost_workers_its_last_words() -> None:
     log = "=== attempt\nCUDA error: no kernel\n--- worker lost"
     reason = lost_reason("exit code 1", 2, log)
@@ -162,4 +236,5 @@ def test_reasons_hold_the_end_of_the_log_and_a_lost_workers_its_last_words() -> 
     assert reason.log == log and lost_reason("exit code 1", 2).message.endswith("exit code 1")
     error = error_reason(Failed("ValueError: no", "Traceback"), "runs/x/error.txt", log)
     assert (error.message, error.log) == ("ValueError: no (traceback in runs/x/error.txt)", log)
-    assert error_reason(Failed("ValueError: no", "Traceback"), None).message == "ValueError: no"
+    unplaced = error_reason(Failed("node 10.0.0.7 lacks it", "Traceback"), None)
+    assert (unplaced.message, unplaced.cause) == ("node 10.0.0.7 lacks it", "node #.#.#.# lacks it")

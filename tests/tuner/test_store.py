@@ -320,22 +320,29 @@ def test_a_process_is_known_by_what_no_clock_changes(
 
 
 def test_any_text_and_any_number_is_stored(store: Store) -> None:
-    """PostgreSQL holds no NUL in a text, no number over 2^31 - 1 in an Integer, and no infinity in JSON."""
+    """PostgreSQL holds no NUL in a text, no number over 2^31 - 1 in an Integer, and no infinity in JSON; no database
+    holds half a character of UTF-16."""
     study, lease = store.study("a"), store.acquire("a")
     config = {"seed": 2**31 + 5, "run": "\0"}
-    row = store.add_trial(lease, NewTrial(0, Origin.SAMPLED, config, {}, 1, label="a\0b"))
+    row = store.add_trial(lease, NewTrial(0, Origin.SAMPLED, config, {}, 1, label="a\0b\udcff"))
     row = store.begin_attempt(lease, row, None)
     readings = TokenReadings(("\0", "b"), *[(0.5, 0.5)] * 5)
     sample = Sample(0, "pro\0mpt", "re\0sponse", 1.0, 0.5, 2, parts={"\0": 1.0}, tokens=readings)
     store.add_step(lease, row.id, StepReport(0, 0, {"objective/kl_exact": math.inf}, samples=(sample,)), 1.0)
-    evidence = ({"step": 1.0, "objective/kl_exact": math.nan}, {"step": 2.0, "objective/kl_exact": -math.inf})
+    evidence = ({"step": 1, "objective/kl_exact": math.nan}, {"step": 2, "objective/kl_exact": -math.inf})
     reason = Reason("nonfinite", "KL is \0", "objective/kl_exact", math.inf, -math.inf, 1, 2, evidence, log="\0")
     store.finish_trial(lease, row.id, Outcome(Status.PRUNED, reason))
-    store.place_order(study, "enqueue", None, {"values": {}, "label": "c\0d"})
+    store.place_order(study, "enqueue", None, {"values": {"kl_coef": math.inf}, "label": "c\0d"})
+    (order,) = store.orders(study)
+    assert order.arguments == {"values": {"kl_coef": "inf"}, "label": "c\ufffdd"}
     (found,) = store.trials(study)
-    assert found.label == "a\ufffdb" and found.seed == 2**31 + 5
+    assert found.label == "a\ufffdb\ufffd" and found.seed == 2**31 + 5
     assert found.reason is not None and (found.reason.value, found.reason.limit) == (math.inf, -math.inf)
     assert str(found.reason.evidence) == str(evidence)
     (kept,) = store.samples([row.id])
     assert (kept["prompt"], kept["response"]) == ("pro\ufffdmpt", "re\ufffdsponse")
-    assert store.sample_tokens(row.id, 0, 0) is not None
+    tokens = store.sample_tokens(row.id, 0, 0)
+    assert tokens is not None and tokens.texts == ("\ufffd", "b")
+    known = KnownTrials()
+    (first,), (again,) = store.trials(study, known), store.trials(study, known)
+    assert again is first, "it did not change, so it is not read again"

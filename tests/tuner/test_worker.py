@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ppo_core import checkpoint
-from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, TaskError
+from ppo_core.errors import CheckpointError, ConfigError, PPOTunerError, RewardOutage, TaskError
 from ppo_core.report import SplitReading, StepReport
 from tests.tuner.quick_study import MODULE, quick_spec
 from tests.tuner.quick_trainer import FOLDER_VARIABLE, QuickTrainer
@@ -240,6 +240,22 @@ def test_a_stop_by_the_guard_comes_with_an_evaluation_of_that_very_step(tmp_path
     assert last.reason == before.reason and last.reason is not None and last.reason.rule == "kl_limit"
     assert last.report.metrics["eval/kl"] == pytest.approx(7 * 3.556)
     assert last.report.samples[0].response == "step 7"
+
+
+def test_an_evaluation_that_an_outage_keeps_from_being_made_ends_the_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the trial would be judged by an earlier one."""
+    evaluated = QuickTrainer.evaluated
+
+    def cut_off(self: QuickTrainer, report: StepReport) -> StepReport:
+        if self.step == 7:
+            raise RewardOutage("cannot be reached")
+        return evaluated(self, report)
+
+    monkeypatch.setattr(QuickTrainer, "evaluated", cut_off)
+    with pytest.raises(RewardOutage):
+        run_trial(trial_spec(tmp_path, learning_rate=OVER_THE_LIMIT), Script())
 
 
 def test_the_guard_remembers_across_a_checkpoint(tmp_path: Path) -> None:

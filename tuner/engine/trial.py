@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ppo_core import checkpoint, launched
 from ppo_core.checkpoint import CheckpointKeeper, disk_use
-from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, PPOTunerError, nearest
+from ppo_core.errors import CheckpointError, ConfigError, NoRoomError, PPOTunerError, is_outage, nearest
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.leading import by_first
 from ppo_core.lookup import import_module
@@ -140,8 +140,8 @@ def with_evaluation(trainer: Trainer, report: StepReport) -> tuple[StepReport, b
     try:
         evaluated = trainer.evaluated(report)
     except Exception as error:  # a broken policy is no reason of its own: it is asked for where a rule ends the trial
-        if launched.size() > 1 and not isinstance(error, PPOTunerError):
-            raise  # the other processes may have come through, or wait for this one
+        if is_outage(error) or (launched.size() > 1 and not isinstance(error, PPOTunerError)):
+            raise  # it is made later; or the other processes may have come through, or wait for this one
         traceback.print_exc()
         return report, True
     readings = (evaluated.metrics.get(name, math.nan) for name in ("eval/reward", "eval/kl"))

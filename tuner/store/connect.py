@@ -35,7 +35,16 @@ _KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_coun
 _SETUP_LOCK = 7_067_111  # any number that no one else locks in the same PostgreSQL database
 _SQLITE_HEADER = b"SQLite format 3\x00"
 _READ_VERSION = select(meta.c.value).where(meta.c.key == "schema_version")
-_compact = partial(json.dumps, separators=(",", ":"))
+_compact = partial(json.dumps, separators=(",", ":"), allow_nan=False)
+
+
+def _json(value: Any) -> str:
+    """Return JSON that every database takes; most values are so as they are, and looking through them takes longer."""
+    try:
+        text = _compact(value)
+    except ValueError:  # a number that is not finite
+        return _compact(schema.storable(value))
+    return _compact(schema.storable(value)) if "\\u0000" in text or "\\ud" in text else text
 
 
 class NoStoreError(StoreError):
@@ -50,7 +59,7 @@ def connect(url: URL) -> Engine:
     """
     is_sqlite = url.get_backend_name() == "sqlite"
     try:
-        engine = create_engine(url, pool_pre_ping=not is_sqlite, json_serializer=_compact)
+        engine = create_engine(url, pool_pre_ping=not is_sqlite, json_serializer=_json)
     except ModuleNotFoundError as error:
         install = "leave the driver out of the URL" if is_sqlite else 'pip install "ppo-tuner[postgres]"'
         raise StoreError(f"{redacted(url)} needs a driver: {install}") from error

@@ -179,7 +179,7 @@ class TrialRow:
     is_promoted: bool = False
     """Whether it was to run on past its rung, whatever became of it."""
     retries: int = 0
-    """How often it was resumed after its worker was lost or had raised an error, since it was last asked for."""
+    """How often it was resumed after a lost worker or an error without a new checkpoint in between."""
     is_interrupted: bool = False
     """Whether it has not ended and no controller lives that would end it. Not stored: the study's lease says so."""
 

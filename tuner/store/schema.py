@@ -6,7 +6,7 @@ Times are seconds since the epoch (UTC), durations seconds. The columns of `ppo_
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import (
@@ -42,38 +42,32 @@ _SECRETS = (
 metadata = MetaData()
 
 
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+def storable(value: Any) -> Any:
+    """Return a text, a number or what JSON is made of as every database takes it.
+
+    NUL and halves of a UTF-16 pair become U+FFFD; in JSON, what is not a finite number is a text.
+    """
+    if isinstance(value, str):
+        return _UNSTORABLE.sub("\ufffd", value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {storable(name): storable(each) for name, each in value.items()}
+    return [storable(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 class PlainText(TypeDecorator[str]):
-    """A text from anywhere. PostgreSQL holds no NUL: it is stored as U+FFFD, on SQLite, too."""
+    """A text from anywhere, stored as `storable` makes it."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         """Return the text as it is stored."""
-        return None if value is None else value.replace("\0", "\ufffd")
-
-
-class ReasonColumn(TypeDecorator[dict[str, Any]]):
-    """A reason. JSON has no NaN and no infinities, and PostgreSQL refuses them: they are stored as texts."""
-
-    impl = JSON
-    cache_ok = True
-
-    def process_bind_param(self, value: dict[str, Any] | None, dialect: Dialect) -> dict[str, Any] | None:
-        """Return the reason as it is stored."""
-        return _with_numbers(value, lambda one: one if math.isfinite(one) else str(one))
-
-    def process_result_value(self, value: dict[str, Any] | None, dialect: Dialect) -> dict[str, Any] | None:
-        """Return the reason as it was."""
-        return _with_numbers(value, float)
-
-
-def _with_numbers(reason: dict[str, Any] | None, change: Callable[[Any], Any]) -> dict[str, Any] | None:
-    if reason is None:
-        return None
-    numbers = {name: None if (one := reason.get(name)) is None else change(one) for name in ("value", "limit")}
-    evidence = [{name: change(one) for name, one in reading.items()} for reading in reason.get("evidence", ())]
-    return {**reason, **numbers, "evidence": evidence}
+        return None if value is None else str(storable(value))
 
 
 meta = Table("ppo_meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
@@ -107,7 +101,7 @@ trials = Table(
     Column("number", Integer, nullable=False),
     Column("origin", String(32), nullable=False),
     Column("status", String(16), nullable=False),
-    Column("reason", ReasonColumn),
+    Column("reason", JSON),
     Column("config", JSON, nullable=False),
     Column("params", JSON, nullable=False),
     Column("value", Float),

@@ -139,8 +139,14 @@ class Curves(Database):
 
 
 def to_reason(stored: Mapping[str, Any]) -> Reason:
-    """Return a reason as it was stored."""
-    return Reason(**{**stored, "evidence": tuple(stored["evidence"])})
+    """Return a reason as it was stored: there, what is not a finite number is a text."""
+    numbers = {name: _number(stored.get(name)) for name in ("value", "limit")}
+    evidence = tuple({name: _number(value) for name, value in reading.items()} for reading in stored["evidence"])
+    return Reason(**{**stored, **numbers, "evidence": evidence})
+
+
+def _number(stored: Any) -> Any:
+    return float(stored) if isinstance(stored, str) else stored
 
 
 def step_values(report: StepReport) -> dict[str, Any]:
@@ -223,7 +229,9 @@ _KEPT_EPISODES = select(func.coalesce(func.max(schema.steps.c.episode), 0)).wher
 _BEGIN = (
     update(schema.trials)
     .where(_THIS_TRIAL)
-    .values(attempts=bindparam("attempt"), status=Status.RUNNING, episodes=_KEPT_EPISODES.scalar_subquery())
+    .values(
+        attempts=bindparam("attempt"), status=Status.RUNNING, reason=None, episodes=_KEPT_EPISODES.scalar_subquery()
+    )
 )
 
 
@@ -365,11 +373,11 @@ class Trials(Database):
         mine = update(schema.trials).where(schema.trials.c.id == trial_id).values(retries=retries)
         self._write(lease, lambda connection: connection.execute(mine))
 
-    def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome) -> bool:
+    def set_aside(self, lease: Lease, trial_id: int, so_far: Outcome, reason: Reason | None = None) -> bool:
         """Record that a trial has no worker: it is PAUSED if an order wants that by now, else WAITING for another one.
 
         Where an order wants the trial to end, nothing changes and False is returned: ending it is left to the caller.
-        `so_far` is how the trial stands if it is paused.
+        `so_far` is how the trial stands if it is paused, `reason` why it waits for more than a worker.
         """
         mine = schema.trials.c.id == trial_id
 
@@ -380,7 +388,8 @@ class Trials(Database):
             if row.wanted == Wanted.PAUSE:
                 write_pause(connection, trial_id, so_far)
             elif row.status == Status.RUNNING:
-                connection.execute(update(schema.trials).where(mine).values(status=Status.WAITING))
+                values = {"status": Status.WAITING, "reason": None if reason is None else asdict(reason)}
+                connection.execute(update(schema.trials).where(mine).values(**values))
             return True
 
         return self._write(lease, leave)
