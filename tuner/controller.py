@@ -242,8 +242,8 @@ class TrialLoop:
         self._emit(StudyWarned(f"trial {job.number} could not be evaluated on the test prompts: {why}"))
 
     def tell_retired(self) -> None:
-        """Say which places get no further trial, each once."""
-        for line in self._engine.retired[self._told :]:
+        """Say what the engine has to tell, such as which places get no further trial, each once."""
+        for line in self._engine.notices[self._told :]:
             self._told += 1
             self._emit(StudyWarned(line))
 

@@ -115,7 +115,7 @@ class LocalEngine:
         return max(0, min(self._limit, self._room) - len(self._busy))
 
     @property
-    def retired(self) -> Sequence[str]:
+    def notices(self) -> Sequence[str]:
         """One line for each place that gets no further job: the process there cannot be killed."""
         return [f"{worker.stuck}; its place gets no further trial in this run" for worker in self._stuck]
 
