@@ -198,8 +198,8 @@ class TrialLoop:
             self._stay_alive()
 
     def tell_retired(self) -> None:
-        """Say which places get no further trial, each once."""
-        for line in self._engine.retired[self._told :]:
+        """Say what the engine has to tell, such as which places get no further trial, each once."""
+        for line in self._engine.notices[self._told :]:
             self._told += 1
             self._emit(StudyWarned(line))
 

@@ -345,6 +345,19 @@ def test_only_gpus_that_torch_does_not_see_are_refused(monkeypatch: pytest.Monke
         gpu.require_gpus(("0", "7"))
 
 
+def test_gpus_for_which_torch_does_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = "import os, time; os.environ['CUDA_VISIBLE_DEVICES'] == '0' or time.sleep(600)"
+    monkeypatch.setattr(gpu, "_SEES_A_GPU", hangs)
+    monkeypatch.setattr(gpu, "_COUNT_GPUS", "import time; time.sleep(600)")
+    monkeypatch.setattr(gpu, "_SEES_SECONDS", 10.0, raising=False)
+    with pytest.raises(ConfigError, match="torch does not answer within 10 s whether it sees GPUs 5, 7; see: nvidia"):
+        gpu.require_gpus(("0", "5", "7"))
+    assert not workers()
+    monkeypatch.setattr(gpu, "_SEES_SECONDS", 0.0)
+    with pytest.raises(ConfigError, match="torch does not answer within 0 s whether it sees this machine's GPUs"):
+        gpu.visible_gpus()
+
+
 def test_a_worker_keeps_what_it_loaded_from_trial_to_trial(engine: LocalEngine, tmp_path: Path) -> None:
     for number in range(3):
         engine.start(own_spec(tmp_path / str(number), "loading", number=number))

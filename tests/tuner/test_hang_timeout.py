@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing import connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -239,7 +240,7 @@ def test_a_worker_that_cannot_be_killed_is_left_and_its_gpu_gets_no_further_tria
         ((job, lost),) = engine.events(SECONDS)
         assert job == 0 and isinstance(lost, Lost) and stuck.is_running()
         assert engine.free == 1 and not engine.is_exhausted
-        (line,) = engine.retired
+        (line,) = engine.notices
         assert f"process {stuck.pid} on GPU 4 cannot be killed" in line
         for number in (1, 2):
             engine.start(own_spec(tmp_path / str(number), "loading", number=number))
@@ -249,7 +250,27 @@ def test_a_worker_that_cannot_be_killed_is_left_and_its_gpu_gets_no_further_tria
         clock.now += 13.0
         ((job, lost),) = engine.events(SECONDS)
         assert job == 3 and isinstance(lost, Lost)
-        assert engine.free == 0 and engine.is_exhausted and len(engine.retired) == 2
+        assert engine.free == 0 and engine.is_exhausted and len(engine.notices) == 2
+
+
+@pytest.mark.usefixtures("unkillable")
+def test_workers_that_cannot_be_killed_are_waited_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    engine, clock = LocalEngine(3), Clock()
+    for number in range(3):
+        engine.start(own_spec(tmp_path / str(number), "nursing", number=number))
+
+    def wait(_: object, seconds: float = 0.0) -> list[object]:
+        clock.now += seconds
+        return []
+
+    monkeypatch.setattr("tuner.engine.process._EXIT_SECONDS", 5.0)
+    monkeypatch.setattr("tuner.engine.process._KILL_SECONDS", 20.0)
+    monkeypatch.setattr("tuner.engine.process.connection", SimpleNamespace(wait=wait))
+    monkeypatch.setattr("tuner.engine.process.time", SimpleNamespace(monotonic=clock), raising=False)
+    before = clock.now
+    engine.close()
+    assert clock.now - before == 25.0 and len(engine.notices) == 3
 
 
 def test_a_rank_that_outlives_its_killed_worker_keeps_their_gpus_from_the_next_trial(
@@ -268,7 +289,7 @@ def test_a_rank_that_outlives_its_killed_worker_keeps_their_gpus_from_the_next_t
             ((_, lost),) = engine.events(SECONDS)
             assert isinstance(lost, Lost) and not is_alive(worker)
             assert all(map(is_alive, ranks)) and engine.is_exhausted
-            (line,) = engine.retired
+            (line,) = engine.notices
             assert f"process {worker.pid} on GPU 4,7 cannot be killed" in line
         finally:
             for rank in ranks:
@@ -304,7 +325,7 @@ if __name__ == "__main__":
     with LocalEngine(1) as engine:
         engine.start(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()))
         ((_, message),) = engine.events(240.0)
-    print(int(message.report.metrics["quick/pid"]), *engine.retired, sep="\n")
+    print(int(message.report.metrics["quick/pid"]), *engine.notices, sep="\n")
 """
 
 

@@ -19,11 +19,13 @@ from tests.tuner.conformance import check_engine
 from tests.tuner.quick_study import controller, curves, outcomes, quick_spec, rows, run, write_study
 from tests.tuner.quick_trainer import FOLDER_VARIABLE
 from tests.tuner.ray_nodes import ROOT, Nodes, nodes
+from tests.tuner.test_hang_timeout import Clock
+from tests.tuner.test_orders import placed
 from tests.tuner.test_worker import trial_spec
 from tests.waiting import until
 from tuner.engine.base import Engine, EngineNeeds
-from tuner.engine.ray import RayCluster
-from tuner.protocol import Answer, Lost, Message, Stepped
+from tuner.engine.ray import RayCluster, RayEngine
+from tuner.protocol import Answer, Ended, Lost, Message, Stepped
 from tuner.spec import PPO_TRAINER, StudySpec
 from tuner.worker_settings import WorkerSettings
 
@@ -150,6 +152,76 @@ def test_a_cluster_that_is_not_ready_is_tried_again(monkeypatch: pytest.MonkeyPa
     unready.append(TypeError("expected bytes, NoneType found"))
     with pytest.raises(ConfigError, match="expected bytes"), RayCluster("10.0.0.1:6379"):
         pass
+
+
+# What a study holds of the cluster
+
+
+def test_a_study_waits_for_room_until_another_one_is_paused(tmp_path: Path, unbroken: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with (
+        nodes("only") as made,
+        controller(tmp_path, quick_spec("gated"), ray=made.address, workers=1) as first,
+    ):
+        until(lambda: waiting(tmp_path))  # in the middle of a step
+        with controller(tmp_path / "other", quick_spec(), ray=made.address, workers=1) as second:
+            warned = second.read_until(lambda line: line.startswith("StudyWarned"))
+            assert "waiting for the cluster: the task's preparation needs 1 CPU of node only on " in warned
+            assert "0 of 1 CPUs are free" in warned
+            placed(tmp_path, "pause")
+            first.read_until(lambda line: line == "OrderDecided")
+            (tmp_path / "gate").touch()
+            first.read_until(lambda line: line == "StudyPaused")
+            assert second.end() == 0, second.errors.read_text()
+        placed(tmp_path, "resume")
+        assert first.end() == 0, first.errors.read_text()
+    assert_as_unbroken(tmp_path / "other", unbroken)
+    assert_as_unbroken(tmp_path, unbroken)
+
+
+def test_what_jobs_wait_for_is_told_once_and_idle_actors_are_ended(tmp_path: Path) -> None:
+    import ray  # which reads the token
+
+    said: list[Message] = []
+    clock = Clock()
+
+    def hear(engine: Engine) -> None:
+        for number, message in engine.events(0.1):
+            said.append(message)
+            if isinstance(message, Stepped):
+                engine.answer(number or 0, Answer.GO_ON)
+
+    def heard(engine: Engine, ended: int) -> bool:
+        hear(engine)
+        return said.count(Ended()) == ended
+
+    def at_gate(engine: Engine) -> bool:
+        hear(engine)
+        return bool(waiting(tmp_path))
+
+    needs = EngineNeeds(3, (), WorkerSettings())
+    with nodes("only") as made, RayCluster(made.address) as cluster, RayEngine(cluster, needs, clock=clock) as engine:
+        engine.start(trial_spec(tmp_path / "0", "gated"))
+        until(lambda: at_gate(engine))
+        for number in (1, 2):
+            engine.start(trial_spec(tmp_path / str(number), number=number))
+        hear(engine)
+        assert engine.notices == []
+        for _ in range(2):
+            clock.now += 10.0
+            hear(engine)
+            (line,) = engine.notices
+        assert "waiting for the cluster: trial 1 needs 1 CPU of one node; 0 of 1 CPUs are free" in line
+        (tmp_path / "gate").touch()
+        until(lambda: heard(engine, 3))
+        assert len(engine.notices) == 1  # another one may wait soon
+        assert ray.available_resources().get("CPU", 0) == 0  # its actor is kept for the next trial
+        clock.now += 10.0
+        hear(engine)
+        assert len(engine.notices) == 2
+        until(lambda: ray.available_resources().get("CPU") == 1)
+        engine.start(trial_spec(tmp_path / "3", number=3))
+        until(lambda: heard(engine, 4))
 
 
 # Nodes that do not see the runs folder

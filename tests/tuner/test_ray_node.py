@@ -11,6 +11,7 @@ import pytest
 from tests.tuner.invoke import Invoke, one_error
 from tests.tuner.test_worker import trial_spec
 from tuner import trial_log
+from tuner.engine import gpu
 from tuner.engine.ray_node import TOKEN, NodeSetup, NodeWorker, sources
 from tuner.protocol import Answer, Ended, Failed, Lost, Message, Stepped
 
@@ -51,6 +52,15 @@ def test_what_a_node_lacks_is_named(setup: NodeSetup, tmp_path: Path) -> None:
     )
     (tmp_path / "runs" / "quick" / TOKEN).unlink()
     assert str(problem()).startswith(f"does not see the controller's runs folder {tmp_path}/runs;")
+
+
+def test_a_gpu_for_which_torch_does_not_answer_is_named(setup: NodeSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(gpu, "_SEES_A_GPU", "import time; time.sleep(600)")
+    monkeypatch.setattr(gpu, "_SEES_SECONDS", 0.0, raising=False)
+    problem = NodeWorker(replace(setup, has_gpus=True, needs_torch=True)).greet().problem
+    assert problem is not None and problem.startswith("cannot be used: torch does not answer within 0 s whether it ")
+    assert "GPU 3" in problem
 
 
 @pytest.mark.slow

@@ -27,8 +27,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def retired(self) -> Sequence[str]:
-        """One line for each place that gets no further job: the process there cannot be killed."""
+    def notices(self) -> Sequence[str]:
+        """What a person should know of the engine so far, a line each: which places are lost, what jobs wait for."""
         ...
 
     @property

@@ -9,6 +9,7 @@ reports it to the others on that GPU, too, and what it ends resumes from its che
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 from ppo_core.errors import ConfigError
@@ -16,35 +17,63 @@ from tuner.protocol import GPU_VARIABLE, SHARED_BY_VARIABLE
 
 _SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
+_SEES_SECONDS = 120.0
+"""How long torch may take to answer: its first import from a network file system is slow."""
 _MPS_CONTROL = "nvidia-cuda-mps-control"
 _MPS_SECONDS = 10.0
 
 
 def require_gpus(gpus: Sequence[str]) -> None:
-    """Raise ConfigError where torch does not see one of the GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    """Raise ConfigError where torch does not see one of the GPUs, as CUDA_VISIBLE_DEVICES names them, or is silent."""
     unseen = unseen_gpus(gpus)
     if unseen:
-        which = f"GPU{'s' if len(unseen) > 1 else ''} {', '.join(unseen)}"
-        raise ConfigError(f"--gpus {','.join(gpus)} is not allowed: torch does not see {which} on this machine")
+        raise ConfigError(
+            f"--gpus {','.join(gpus)} is not allowed: torch does not see {_named(unseen)} on this machine"
+        )
 
 
 def unseen_gpus(gpus: Sequence[str]) -> list[str]:
     """Return those of the GPUs that torch does not see, as CUDA_VISIBLE_DEVICES names them.
 
     A process for each of them asks, with that GPU alone, as a worker has it: this one loads neither torch nor CUDA.
+
+    Raises:
+        ConfigError: torch does not answer, as where the driver hangs.
     """
     command = [sys.executable, "-c", _SEES_A_GPU]
     asked = {
         gpu: subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu}, stderr=subprocess.DEVNULL)
         for gpu in gpus
     }
-    return [gpu for gpu, process in asked.items() if process.wait() != 0]
+    until = time.monotonic() + _SEES_SECONDS
+    try:
+        return [gpu for gpu, process in asked.items() if process.wait(max(0.0, until - time.monotonic())) != 0]
+    except subprocess.TimeoutExpired:
+        raise _silent(_named([gpu for gpu, process in asked.items() if process.poll() is None])) from None
+    finally:
+        for process in asked.values():
+            process.kill()
+
+
+def _silent(which: str) -> ConfigError:
+    return ConfigError(f"torch does not answer within {_SEES_SECONDS:g} s whether it sees {which}; see: nvidia-smi")
+
+
+def _named(gpus: Sequence[str]) -> str:
+    return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)}"
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Return the GPUs that torch sees, as CUDA_VISIBLE_DEVICES names them; none where it sees none."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    counted = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True).stdout.strip()
+    """Return the GPUs that torch sees, as CUDA_VISIBLE_DEVICES names them; none where it sees none.
+
+    Raises:
+        ConfigError: torch does not answer, as where the driver hangs.
+    """
+    named, command = os.environ.get("CUDA_VISIBLE_DEVICES"), [sys.executable, "-c", _COUNT_GPUS]
+    try:
+        counted = subprocess.run(command, capture_output=True, text=True, timeout=_SEES_SECONDS).stdout.strip()
+    except subprocess.TimeoutExpired:
+        raise _silent("this machine's GPUs") from None
     count = int(counted) if counted.isdigit() else 0
     names = [name.strip() for name in named.split(",")] if named else [str(index) for index in range(count)]
     return tuple(names[:count])

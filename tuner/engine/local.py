@@ -15,7 +15,7 @@ from typing import Any
 from ppo_core.errors import ConfigError
 from tuner.engine.base import EngineNeeds, JobId
 from tuner.engine.hang import LATE_SECONDS, HangTimeout
-from tuner.engine.process import WorkerProcess
+from tuner.engine.process import WorkerProcess, end_all
 from tuner.protocol import (
     Answer,
     Ended,
@@ -115,7 +115,7 @@ class LocalEngine:
         return max(0, min(self._limit, self._room) - len(self._busy))
 
     @property
-    def retired(self) -> Sequence[str]:
+    def notices(self) -> Sequence[str]:
         """One line for each place that gets no further job: the process there cannot be killed."""
         return [f"{worker.stuck}; its place gets no further trial in this run" for worker in self._stuck]
 
@@ -189,10 +189,10 @@ class LocalEngine:
         busy = [busy.worker for busy in self._busy.values()]
         for worker in busy:
             worker.kill()
-        for worker in self._idle:
-            worker.pipe.close()
-        for worker in (*self._idle, *busy):
-            self._end(worker)
+        workers = [*self._idle, *busy]
+        end_all(workers)
+        for worker in workers:
+            self._retire_if_stuck(worker)
         self._idle, self._busy = [], {}
 
     def _end(self, worker: WorkerProcess) -> None:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import connection
@@ -131,11 +132,11 @@ class WorkerProcess:
 
         One that cannot be killed is left, and `stuck` says so.
         """
-        self.pipe.close()
-        self.is_dead(_EXIT_SECONDS)
-        self.kill()  # its children, too, before it is reaped
-        is_dead = self.is_dead(_KILL_SECONDS)
-        if not is_dead or not connection.wait([self._gone], _KILL_SECONDS):
+        return end_all([self])[0]
+
+    def _reap(self, until: float) -> str:
+        is_dead = self.is_dead(_left(until))
+        if not is_dead or not connection.wait([self._gone], _left(until)):
             what = f"process {self._process.pid}" if not is_dead else f"a rank of process {self._process.pid}"
             where = "" if self.gpu is None else f" on GPU {self.gpu}"
             self.stuck = f"{what}{where} cannot be killed"
@@ -147,6 +148,23 @@ class WorkerProcess:
         if self._pidfd is not None:
             os.close(self._pidfd)
         return f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
+
+
+def end_all(workers: Sequence[WorkerProcess]) -> list[str]:
+    """End several processes as `WorkerProcess.end` does, waiting for all of them at once; return how each ended."""
+    for worker in workers:
+        worker.pipe.close()
+    until = time.monotonic() + _EXIT_SECONDS
+    for worker in workers:
+        worker.is_dead(_left(until))
+    for worker in workers:
+        worker.kill()  # its children, too, before it is reaped
+    until = time.monotonic() + _KILL_SECONDS
+    return [worker._reap(until) for worker in workers]
+
+
+def _left(until: float) -> float:
+    return max(0.0, until - time.monotonic())
 
 
 def _pidfd(pid: int) -> int | None:

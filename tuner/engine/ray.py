@@ -57,6 +57,10 @@ _CONNECT_SECONDS, _CONNECT_AGAIN_SECONDS = 20.0, 1.0
 """How long a connection is tried again, and after which pauses."""
 _LONGEST = 400
 """Characters of an error that is shown whole."""
+_IDLE_SECONDS = 5.0
+"""How long an actor without a job keeps its share of the cluster."""
+_TELL_SECONDS = 5.0
+"""How long a job waits for room in the cluster, or none does, before that is told."""
 _STARTS = 20
 """How often an actor is asked for before none is expected to come up: Ray may still count on a node that has died."""
 
@@ -178,6 +182,9 @@ class _Relay:
     share: _Share
     node: str
     """What to call the node; empty: Ray has not said yet."""
+    up: "Future[Any]"
+    """Done once the actor has its share, or has died."""
+    idle_since: float = 0.0
 
 
 @dataclass(eq=False)
@@ -188,7 +195,7 @@ class _Busy:
     job: Job
     relay: _Relay
     watch: HangTimeout | None = None
-    """None: its actor waits for room in the cluster."""
+    """None: its actor waits for room in the cluster, or its node is examined."""
     call: Any = None
     """What its actor was asked last."""
     starts: int = 1
@@ -230,7 +237,12 @@ class RayEngine:
         self._token: Path | None = None
         self._prepares_on = 0
         self._idle: list[_Relay] = []
+        """The one that has been idle for longest first."""
         self._busy: list[_Busy] = []
+        self._notices: list[str] = []
+        self._is_waiting = False
+        """Whether jobs wait for room, as was told last; `_right_at`: when that was last so."""
+        self._right_at = clock()
         self._heard: SimpleQueue[_Outcome | None] = SimpleQueue()
         self.resize(needs.workers)
 
@@ -246,9 +258,9 @@ class RayEngine:
         return max(0, self._limit - len({busy.id for busy in self._busy}))
 
     @property
-    def retired(self) -> Sequence[str]:
-        """None: what cannot be killed on a node is Ray's matter."""
-        return ()
+    def notices(self) -> Sequence[str]:
+        """What jobs waited for, and that they no longer do; what cannot be killed on a node is Ray's matter."""
+        return self._notices
 
     @property
     def is_exhausted(self) -> bool:
@@ -308,6 +320,9 @@ class RayEngine:
                 message = self._ended(busy, Lost(silence))
                 if message is not None:
                     yield busy.id, message
+        while self._idle and self._clock() - self._idle[0].idle_since >= _IDLE_SECONDS:
+            _kill(self._idle.pop(0))
+        self._note_waiting()
 
     def wake(self) -> None:
         """Make a waiting `events` call, or the next one, return at once. Signal handlers may call it."""
@@ -326,15 +341,16 @@ class RayEngine:
     def _share(self, job: Job) -> _Share:
         ranks = 1 if isinstance(job, PrepareTask) else job.ranks
         threads = self._threads if isinstance(job, PrepareTask) else job.threads
-        who = "the task's preparation" if isinstance(job, PrepareTask) else f"trial {job.number}"
         cpus = min(threads * ranks, int(self._most.cpus))  # threads may share a core: the weights are the same
         shared_by = self._needs.trials_per_gpu
         if not self._has_gpus or job.device == "cpu":
             return _Share(cpus, 0.0)
         if ranks > self._most.gpus:
-            raise ConfigError(f"{who} needs {ranks} GPUs of one node, and no node has more than {self._most.gpus:g}")
+            raise ConfigError(
+                f"{_who(job)} needs {ranks} GPUs of one node, and no node has more than {self._most.gpus:g}"
+            )
         if ranks > 1 and shared_by > 1:
-            raise ConfigError(f"--trials-per-gpu is not allowed: {who} needs {ranks} GPUs of its own")
+            raise ConfigError(f"--trials-per-gpu is not allowed: {_who(job)} needs {ranks} GPUs of its own")
         return _Share(cpus, float(ranks) if shared_by == 1 else math.floor(10_000 / shared_by) / 10_000)
 
     def _write_token(self, folder: Path) -> None:
@@ -355,7 +371,8 @@ class RayEngine:
         if node is not None:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.id, soft=False)
         setup = replace(self._setup, has_gpus=share.gpus > 0)
-        return _Relay(ray.remote(NodeWorker).options(**options).remote(setup), share, "" if node is None else node.name)
+        actor = ray.remote(NodeWorker).options(**options).remote(setup)
+        return _Relay(actor, share, "" if node is None else node.name, actor.__ray_ready__.remote().future())
 
     def _give(self, job_id: JobId, job: Job, share: _Share) -> None:
         others = [relay for relay in self._idle if relay.share != share]
@@ -461,6 +478,7 @@ class RayEngine:
         """Have a worker that is free do a job that waits for room, which this worker's may be, or keep it for later."""
         waiting = next((busy for busy in self._busy if busy.watch is None and busy.id is not None), None)
         if waiting is None:
+            relay.idle_since = self._clock()
             self._idle.append(relay)
             self.resize(self._limit)
         elif waiting.relay.share == relay.share:
@@ -469,6 +487,15 @@ class RayEngine:
             self._begin(waiting)
         else:
             _kill(relay)
+
+    def _note_waiting(self) -> None:
+        """Note that jobs wait for room in the cluster, or no longer do, once that was so for a while."""
+        waiting = next((busy for busy in self._busy if busy.watch is None and not busy.relay.up.done()), None)
+        if (waiting is not None) == self._is_waiting:
+            self._right_at = self._clock()
+        elif self._clock() - self._right_at >= _TELL_SECONDS:
+            self._is_waiting = waiting is not None
+            self._notices.append("the cluster has room again" if waiting is None else _lack(waiting))
 
     def _lost(self, busy: _Busy, error: RayError) -> Failed | Lost:
         """Return what to report of an actor that did not answer."""
@@ -508,6 +535,20 @@ def _kill(relay: _Relay) -> None:
         ray.kill(relay.actor)
     except (RayError, PPOTunerError, ValueError):
         _log.debug("an actor on %s could not be ended", relay.node)
+
+
+def _who(job: Job) -> str:
+    return "the task's preparation" if isinstance(job, PrepareTask) else f"trial {job.number}"
+
+
+def _lack(busy: _Busy) -> str:
+    """Return what a job needs of the cluster and what is free there, in one line."""
+    share, free, total = busy.relay.share, ray.available_resources(), ray.cluster_resources()
+    amounts = (("CPU", share.cpus), ("GPU", share.gpus))
+    needs = " and ".join(f"{count:g} {unit}{'' if count == 1 else 's'}" for unit, count in amounts if count)
+    rest = " and ".join(f"{free.get(unit, 0):g} of {total.get(unit, 0):g} {unit}s" for unit, count in amounts if count)
+    where = f"node {busy.relay.node}" if busy.relay.node else "one node"
+    return f"waiting for the cluster: {_who(busy.job)} needs {needs} of {where}; {rest} are free in the cluster"
 
 
 def _needed_packages() -> Sequence[str]:

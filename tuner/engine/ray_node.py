@@ -21,6 +21,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 from ppo_core import __version__
+from ppo_core.errors import ConfigError
 from tuner.engine.gpu import unseen_gpus
 from tuner.engine.process import WorkerProcess
 from tuner.protocol import (
@@ -133,7 +134,10 @@ class NodeWorker:
         if module and not _is_module(module):
             return f'lacks the module "{module}" of the trainer'
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if setup.has_gpus and setup.needs_torch else []
-        unseen = unseen_gpus(gpus)
+        try:
+            unseen = unseen_gpus(gpus)
+        except ConfigError as error:
+            return f"cannot be used: {error}"
         if unseen:
             return f"has no GPU {', '.join(unseen)} that torch sees, though Ray counts one; see: ppo-tuner doctor"
         return None if setup.folder is None else self._folder_problem(setup.folder)

@@ -28,7 +28,7 @@ from ppo_core.hyperparameters import PPOConfig
 from ppo_core.task_file import get_task
 from tuner import trial_log
 from tuner.engine.gpu import limit_memory
-from tuner.engine.process import WorkerProcess
+from tuner.engine.process import WorkerProcess, end_all
 from tuner.engine.trial import read_test, run_trial
 from tuner.protocol import (
     Answer,
@@ -265,8 +265,7 @@ def _supervise(job: TrialSpec | ReadTest, controller: Controller, held: Sequence
     finally:
         for each in ranks:
             each.kill()
-        for each in ranks:
-            each.end()
+        end_all(ranks)
 
 
 def _free_port() -> int:
