@@ -17,8 +17,8 @@ from ppo_core.declare import HyperValue
 from ppo_core.metrics import METRICS
 from ppo_core.report import StepReport
 
-PLAIN_WIDTH = 100
-"""Columns where the output is not a terminal."""
+PIPE_WIDTH = 1_000_000
+"""Columns where the output is not a terminal: more than any line has, so that nothing is cut or wrapped."""
 NOTHING = "-"
 
 KL_UNIT = METRICS["eval/kl"].unit.replace(" per ", "/")
@@ -52,7 +52,7 @@ def console(stream: IO[str] | None = None, *, outlives_reader: bool = False) -> 
     stderr once and prints nothing more.
     """
     file = stream or sys.stdout
-    width = None if file.isatty() else PLAIN_WIDTH
+    width = None if file.isatty() else PIPE_WIDTH
     made = _Console(file=file, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
     made.outlives_reader = outlives_reader
     return made

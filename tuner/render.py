@@ -1,4 +1,4 @@
-"""What a study looks like in a terminal: tables and short texts, readable at 100 columns.
+"""What a study looks like in a terminal, readable at 100 columns, and in a pipe: tables and short texts.
 
 Whatever comes from a model, a study file or an error is shown with its control characters escaped,
 and never as markup.
@@ -6,6 +6,8 @@ and never as markup.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from rich.text import Text
 from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import HYPERPARAMETERS
 from ppo_core.metrics import METRICS
-from ppo_core.output import KL_UNIT, NOTHING, PLAIN_WIDTH, counted, measured, plain, plus_minus, short
+from ppo_core.output import KL_UNIT, NOTHING, PIPE_WIDTH, counted, measured, plain, plus_minus, short
 from tuner.forks import ValueCheckpoint
 from tuner.paired import Difference
 from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
@@ -31,6 +33,7 @@ from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Role, Status
 from tuner.store import Order, TrialRow
 
+READABLE_WIDTH = 100
 CURVE_ROWS = 12
 STYLES = {
     Status.WAITING: "cyan",
@@ -111,9 +114,11 @@ MOST_WHOLE = 24
 
 
 class _Whole(Table):
-    """A table that breaks no value and no word, as far as the terminal has room for that."""
+    """A table that breaks no value and no word as far as the terminal has room; in a pipe it breaks nothing."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width >= PIPE_WIDTH:
+            return Table.__rich_console__(self._unbroken(), console, options)
         count = len(self.columns)
         for narrowest in (self._narrowest(str.splitlines), self._narrowest(str.split), [0] * count):
             if sum(narrowest) + 2 * count + 1 <= options.max_width:  # a gap of two around each column
@@ -121,6 +126,22 @@ class _Whole(Table):
         for column, width in zip(self.columns, narrowest, strict=True):
             column.min_width = width
         return super().__rich_console__(console, options)
+
+    def _unbroken(self) -> Table:
+        """Return the table with its title, its caption, each header and each cell on one line."""
+        table = copy(self)
+        table.title, table.caption = (
+            text and Text(str(text), no_wrap=True, overflow="ignore") for text in (self.title, self.caption)
+        )
+        table.columns = [
+            replace(
+                column,
+                header=str(column.header).replace("_\n", "_").replace("\n", " "),
+                _cells=[cell.replace("\n", ", ") if isinstance(cell, str) else cell for cell in column.cells],
+            )
+            for column in self.columns
+        ]
+        return table
 
     def _narrowest(self, parts: Callable[[str], list[str]]) -> list[int]:
         """Return how wide each column is with its words, and of a column of values these parts, on one line."""
@@ -192,15 +213,15 @@ def _called(trial: TrialRow) -> str:
 _ADDED = {Origin.ENQUEUED: "enqueued"}
 
 
-def params_tables(trials: Sequence[TrialRow], spec: StudySpec) -> list[Table]:
-    """Return the searched or listed values, one row per trial, as tables none of which breaks a number to be narrow."""
+def params_tables(trials: Sequence[TrialRow], spec: StudySpec, width: int = READABLE_WIDTH) -> list[Table]:
+    """Return the searched or listed values, one row per trial, as tables of a width that break no number."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.params if name != KL_CONTROL))
     columns = {_broken(name): [_cell(trial, name) for trial in trials] for name in names}
     called = [_called(trial) for trial in trials]
     labels = {"label": called} if any(called) else {}
     title = "Listed values" if spec.listed else "Searched values"
     tables = []
-    for number, chosen in enumerate(_in_widths(columns, PLAIN_WIDTH - 8 - _width(labels))):
+    for number, chosen in enumerate(_in_widths(columns, width - 8 - _width(labels))):
         head = ("trial", *labels, *chosen)
         table = new_table(*head, title=title if number == 0 else None, right=("trial", *chosen))
         for row, trial in enumerate(trials):

@@ -281,7 +281,7 @@ class Extent:
     @property
     def done(self) -> float:
         """How much of it is done, from 0 to 1, for a bar."""
-        if self.confirming:
+        if self.confirmed < self.confirming:
             return self.confirmed / self.confirming
         if self.budget is not None:
             return min(1.0, self.spent / self.budget)

@@ -272,6 +272,33 @@ def test_every_place_tells_the_same_whatever_came_after_confirming(ppo_tuner: In
     all_equal(places(ppo_tuner, own_folder), of(own_folder))
 
 
+@pytest.mark.slow
+def test_every_place_tells_the_same_where_a_fork_wins_and_where_a_confirming_run_was_stopped(
+    ppo_tuner: Invoke, own_folder: Path
+) -> None:
+    run(own_folder, spec(trials=1))
+    run(own_folder, spec(trials=2), plan=None)
+    run(own_folder, spec(trials=2), plan=Plan(top=1, seeds=3), is_file=False)
+    with closing(Store.open(storage(own_folder))) as store:
+        values = {"learning_rate": 2.42e-4, "cliprange": 0.3}
+        store.place_order(store.study(NAME), "fork", 0, {"values": values, "episode": 96})
+    run(own_folder, spec(trials=2))
+    fork = rows(own_folder)[-1]
+    found = of(own_folder)
+    assert (fork.role, found.number, found.badge) == (Role.FORK, fork.number, Badge.NEWER)
+    all_equal(places(ppo_tuner, own_folder), found)
+    run(own_folder, spec(trials=2), plan=Plan(top=1, seeds=3), is_file=False)
+    found = of(own_folder)
+    assert found.confirmed is not None and found.badge is not Badge.NEWER
+    all_equal(places(ppo_tuner, own_folder), found)
+    first = next(row for row in rows(own_folder) if row.role is Role.CONFIRM and row.parent == found.number)
+    with Store.open(storage(own_folder))._engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE ppo_trials SET status = 'stopped', value_step = 1 WHERE id = {first.id}")
+    stopped = of(own_folder)
+    assert stopped.confirmation is None or first.seed not in (stopped.confirmation.best or found.confirmed).rewards
+    all_equal(places(ppo_tuner, own_folder), stopped)
+
+
 def test_an_export_holds_what_the_answer_launches(ppo_tuner: Invoke, confirmed: Path) -> None:
     text = ppo_tuner("export", NAME, "--to", "yaml", "--storage", storage(confirmed))[1]
     found = of(confirmed)

@@ -21,6 +21,7 @@ from tests.tuner.invoke import CONTROL, REPOSITORY, Invoke, one_error, process
 from tests.waiting import SECONDS, until
 from tuner.cli import main as cli
 from tuner.cli import storage
+from tuner.confirm import Plan
 from tuner.environment import to_copy
 from tuner.store import Store
 from tuner.study_folder import claim
@@ -82,12 +83,83 @@ def test_best_json(ppo_tuner: Invoke, made: str, flags: list[str], number: int) 
 # What people read
 
 
-def test_tables_fit_100_columns_and_obey_no_text(ppo_tuner: Invoke, made: str) -> None:
-    for argv in (["list"], ["show", made], ["show", made, "4"], ["show", made, "6"], ["compare", made, "0", "3", "6"]):
+LISTINGS = (
+    ["list"],
+    ["show", "made"],
+    ["show", "made", "4"],
+    ["show", "made", "6"],
+    ["compare", "made", "0", "3", "6"],
+)
+
+
+def test_texts_are_not_obeyed(ppo_tuner: Invoke, made: str) -> None:
+    for argv in LISTINGS:
         status, stdout, stderr = ppo_tuner(*argv)
         assert (status, stderr) == (0, "")
         assert not CONTROL.search(stdout), argv
+
+
+def test_in_a_terminal_tables_fit_its_columns(ppo_tuner: Invoke, made: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    for argv in LISTINGS:
+        stdout = re.sub(r"\x1b\[[\d;]*m", "", ppo_tuner(*argv)[1])
         assert max(len(line) for line in stdout.splitlines()) <= 100, argv
+
+
+PIPED = {
+    "list": (
+        "study|task|state|trials ended|best trial|best value reward|its KL nats/response",
+        "made|reviews|unfinished|7/8|2|2.00|9.00",
+    ),
+    "show made": (
+        "trial|status|value ± SE reward|eval KL nats/response|last reward and KL|episodes|seconds|reason",
+        "4|pruned|0.900 ± 0.030|3.00|0.900, 3.00|256|8|KL 21.5 over the limit 15 for 3 steps, at step 3",
+        "trial|learning_rate|batch_size|kl_coef|kl_target",
+        "3|0.0003|32|-|6",
+        "hyperparameter|value|unit|from",
+        "Latest 10 of 11 orders (--all lists them all)",
+        "order|placed|asks|state|outcome",
+        "fork trial 2 learning_rate=0.0001, kl_coef=0.3, cliprange=0.3, num_ppo_epochs=8|waiting",
+    ),
+    "show made 4": (
+        "hyperparameter|value|unit|from",
+        "eval_every_episodes|128|episodes|the study",
+        "55 others have their defaults; --json prints all.",
+        "step|episode|eval reward ± SE|eval KL ± SE nats/response|score reward|KL nats/resp.|β|clip fraction|length tokens",
+        "4|256|0.900 ± 0.030|3.00 ± 0.20|0.900|3.00|0.0500|-|-",
+    ),
+    "compare made 0 1 2 3 4 5 6 7": (
+        "outcome|trial 0|trial 1|trial 2|trial 3|trial 4|trial 5|trial 6|trial 7",
+        "best within the KL budget ± SE (reward)"
+        "|1.000 ± 0.030|0.250 ± 0.030|2.000 ± 0.030|1.500 ± 0.030|0.900 ± 0.030|0.250 ± 0.030|-|-",
+        "learning_rate|0.0002|0.001|0.0005|0.0003|0.003|0.0025|1e-05|2e-05",
+    ),
+    "best made": ("hyperparameter|value|unit|from", "value_learning_rate|0.001|the task's reference"),
+    "confirm made --show": (
+        "On fresh seeds, 256 episodes each, evaluated on 64 test prompts",
+        "configuration|seeds|reward|KL, nats/response|over the reference|end within budget",
+        "trial 2, 2 not evaluated yet|1|1.98|3.98|0.99|1 of 1",
+        "each run's best checkpoint; the last column counts the runs that also end within the KL budget.",
+    ),
+}
+"""What some commands print of a study where stdout is a pipe: whole lines of tables, with | for a gap, and ends of lines."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", PIPED)
+def test_in_a_pipe_each_header_and_each_row_of_a_table_is_one_line(command: str, made: str, own_folder: Path) -> None:
+    store = Store.open(str(own_folder / "made.db"))
+    made_study.confirm(store, made, Plan(top=1, seeds=3), read=2)
+    values = {"learning_rate": 1e-4, "kl_coef": 0.3, "cliprange": 0.3, "num_ppo_epochs": 8}
+    for _ in range(11):
+        store.place_order(store.study(made), "fork", 2, {"values": values})
+    store.close()
+    done = process(*command.split())
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [re.sub(" {2,}", "|", line.strip()) for line in done.stdout.splitlines()]
+    for expected in PIPED[command]:
+        assert any(line.endswith(expected) for line in lines), expected
 
 
 def test_show_study_tells_all_kinds_of_trials(ppo_tuner: Invoke, made: str) -> None:

@@ -19,7 +19,7 @@ from tuner.cli.run import DEMO_PLAN, StudyProgress
 from tuner.events import Preparing, StudyStarted, StudyStopped, StudyStopping, TrialEnded, TrialStarted, TrialStepped
 from tuner.scoring import Extent
 from tuner.spec import StudySpec
-from tuner.status import Status
+from tuner.status import Role, Status
 from tuner.store import Outcome, Store
 
 pytestmark = pytest.mark.slow
@@ -79,6 +79,30 @@ def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
     assert bool(CONTROL.search(text)) == is_terminal
     assert ("5 of 8 trials" in text) == is_terminal
     assert "\x1b[33mstudy" not in text  # the line's colour is not the bar's
+
+
+def test_the_count_is_of_the_search_or_of_what_confirms_it_whichever_the_trial_belongs_to() -> None:
+    out, spec = io.StringIO(), StudySpec.from_dict(made_study.SPEC, "made")
+    confirming = trial_row(9, role=Role.CONFIRM, parent=0)
+    with StudyProgress(Console(file=out, width=200)) as progress:
+        progress(StudyStarted(spec, Extent(4, 0, 4, 4.0, None), ()))
+        progress(TrialEnded(trial_row(3), Extent(4, 0, 4, 4.0, None)))
+        for confirmed in (1, 10):
+            progress(TrialEnded(confirming, Extent(4, 0, 4, 4.0, None, 10, confirmed)))
+        progress(TrialEnded(trial_row(10), Extent(5, 0, 6, 5.0, None, 10, 10)))
+        progress(TrialEnded(trial_row(11), Extent(1, 3, None, 0.84, 6.0)))
+        progress(TrialEnded(trial_row(12), Extent(12, 3, None, 6.96, 7.5, 10, 10)))
+    counts = [line[: line.index("]") + 1] for line in out.getvalue().splitlines() if line.startswith("[")]
+    assert counts == [
+        "[4/4]", "[confirmed  1/10]", "[confirmed 10/10]", "[5/6]", "[1 ended, 0.8 of 6]", "[12 ended, 7.0 of 7.5]"
+    ]  # fmt: skip
+
+
+def test_the_bar_of_a_search_that_goes_on_after_its_confirmation_is_the_searchs() -> None:
+    searched = [Extent(4, 0, 4, 4.0, None), Extent(6, 0, 8, 6.0, None), Extent(9, 2, None, 3.0, 6.0)]
+    assert [extent.done for extent in searched] == [1.0, 0.75, 0.5]
+    assert [replace(extent, confirming=10, confirmed=4).done for extent in searched] == [0.4, 0.4, 0.4]
+    assert [replace(extent, confirming=10, confirmed=10).done for extent in searched] == [1.0, 0.75, 0.5]
 
 
 def test_a_study_of_a_module_in_the_working_folder_runs_in_its_workers(ppo_tuner: Invoke, own_folder: Path) -> None:

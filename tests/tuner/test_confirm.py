@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -450,6 +451,7 @@ def test_the_command_prints_the_verdict_and_what_launches_it(ppo_tuner: Invoke, 
     status, out, err = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "3", *where)
     assert status == 0 and err == ""
     assert "160 episodes will confirm trial" in out
+    assert re.findall(r"^\[(.*?)\]", out, re.MULTILINE) == [f"confirmed {ended}/6" for ended in range(1, 7)]
     assert "On fresh seeds, 160 episodes each, evaluated on 4 test prompts" in out
     assert "other lengths are not confirmed." in out
     told = " ".join(out.split())

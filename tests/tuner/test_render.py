@@ -1,15 +1,19 @@
 """What a study's tables and lines say, in right English and whole numbers."""
 
 import io
+import re
 from collections.abc import Sequence
 
 import pytest
 from rich.table import Table
 
-from ppo_core.output import console, counted, measured
+from ppo_core.hyperparameters import HYPERPARAMETERS
+from ppo_core.output import PIPE_WIDTH, console, counted, measured
+from tests.tuner import made_study
 from tests.tuner.trial_rows import trial_row
 from tuner import render
 from tuner.scoring import Extent
+from tuner.spec import StudySpec
 from tuner.status import Origin, PausedBy, Status
 
 
@@ -65,10 +69,10 @@ def test_values_and_words_stay_whole_as_far_as_there_is_room() -> None:
         "trial 8\n1 run had none", "3", "1.83 [1.68, 1.97]", "4.68 [3.97, 15.39]", "0.64 [-0.12, 1.40]", "3 of 3"
     )
 
-    def printed(width: int) -> str:
+    def printed(width: int | None) -> str:
         file = io.StringIO()
         out = console(file)
-        out.width = width
+        out.width = width or out.width
         out.print(table)
         return file.getvalue()
 
@@ -76,3 +80,23 @@ def test_values_and_words_stay_whole_as_far_as_there_is_room() -> None:
         assert whole in printed(94), "where headings take two lines"
     assert "1.97]" in printed(80) and "configuration" in printed(80), "a value in two lines, at its gap"
     assert max(map(len, printed(40).splitlines())) == 40, "nothing is cut off where there is too little room"
+    piped = [re.split(" {2,}", line.strip()) for line in printed(None).splitlines()]
+    assert list(columns) in piped
+    assert ["trial 8, 1 run had none", "3", "1.83 [1.68, 1.97]", "4.68 [3.97, 15.39]", "0.64 [-0.12, 1.40]", "3 of 3"] in piped  # fmt: skip
+
+
+def test_in_a_pipe_all_searched_values_are_in_one_table_with_their_whole_names() -> None:
+    params = {name: 0.001 for name in HYPERPARAMETERS if name not in ("kl_control", "batch_size")} | {"batch_size": 64}
+    trials, spec = [trial_row(0, params=params)], StudySpec.from_dict(made_study.SPEC, "made")
+    assert len(render.params_tables(trials, spec)) > 1
+    (table,) = render.params_tables(trials, spec, PIPE_WIDTH)
+    assert ["trial", *params] in [line.split() for line in printed(table)]
+    assert max(map(len, printed(table))) > 1000
+
+
+def test_a_title_and_a_caption_longer_than_the_table_are_one_line_in_a_pipe() -> None:
+    table = render.new_table("a", "b", title="A title of many words, " * 20 + "its end")
+    table.caption = "A caption of many words, " * 20 + "its end"
+    table.add_row("1", "2")
+    lines = [line.rstrip() for line in printed(table)]
+    assert table.title in lines and table.caption in lines

@@ -41,7 +41,8 @@ def print_trials(out: Console, store: Store, view: StudyView, *, is_all: bool = 
         return
     listed = with_running(store, view.trials if is_all else _listed(view), view.spec)
     out.print(render.trials_table(listed, view.best()))
-    for table in render.params_tables(listed, view.spec):
+    width = out.width if out.width >= output.PIPE_WIDTH else render.READABLE_WIDTH
+    for table in render.params_tables(listed, view.spec, width):
         out.print(table)
     if len(listed) < len(view.trials):
         which = f"the {LISTED_EACH} best, the {LISTED_EACH} latest, and those that have not ended"

@@ -47,7 +47,7 @@ from tuner.results import read_study
 from tuner.run import run_study
 from tuner.scoring import Extent
 from tuner.spec import PPO_TRAINER, StudySpec
-from tuner.status import Status
+from tuner.status import Role, Status
 from tuner.store import Order, Store, TrialRow
 from tuner.store.connect import file_of as store_file
 from tuner.store.schema import parse_url, redacted
@@ -196,8 +196,9 @@ class StudyProgress:
     def _end_trial(self, event: TrialEnded) -> None:
         row = event.row
         self._forget(row.number)
-        self.say(f"[{_count(event.extent)}] {render.trial_line(row)}", render.STYLES[row.status])
-        if row.status is Status.COMPLETED:  # one that a rule ended says nothing of the others
+        self.say(f"[{_count(row, event.extent)}] {render.trial_line(row)}", render.STYLES[row.status])
+        is_whole = row.status is Status.COMPLETED  # one that a rule ended says nothing of the others
+        if is_whole and row.role is not Role.CONFIRM:  # a note says before what confirming takes
             self._tell_time_left(event.extent)
         self._show(event.extent)
 
@@ -234,12 +235,15 @@ class StudyProgress:
             self._bars.remove_task(bar)
 
 
-def _count(extent: Extent) -> str:
-    """Return ` 3/18`, or `12` where the budget bounds the number of trials; once they are confirmed, that count."""
-    if extent.confirming:
-        return f"{extent.confirmed:>{len(str(extent.confirming))}}/{extent.confirming}"
+def _count(row: TrialRow, extent: Extent) -> str:
+    """Return ` 3/18` of the search, `2 ended, 0.8 of 6` where a budget bounds it, or `confirmed 2/9` of what confirms.
+
+    Which of them depends on the trial that ended.
+    """
+    if row.role is Role.CONFIRM:
+        return f"confirmed {extent.confirmed:>{len(str(extent.confirming))}}/{extent.confirming}"
     if extent.total is None:
-        return str(extent.ended)
+        return f"{extent.ended} ended, {extent.spent:.1f} of {extent.budget:g}"
     total = max(extent.total, extent.ended)
     return f"{extent.ended:>{len(str(total))}}/{total}"
 
