@@ -108,7 +108,7 @@ class StudyStopping:
 
 @dataclass(frozen=True)
 class StudyStopped:
-    """The study stopped short of its total; running it again resumes it."""
+    """The study stopped before all its trials ended, or were read on the test prompts; running it again resumes it."""
 
     extent: Extent
     why: str

@@ -141,7 +141,8 @@ def _run_held(
         except KeyboardInterrupt:
             why = INTERRUPTED
         finished = is_finished(study.spec, study.rows) and study.store.set_finished(study.lease)
-    if not finished:
+    is_unread = why is not None and (due_readings(study) or (plan and missing(study.rows, study.spec, plan)))
+    if not finished or is_unread:
         found = paused(study.spec, study.rows) if str(why).startswith(ONLY_PAUSED) else ()
         emit(StudyStopped(extent(study.rows, study.spec), str(why), tuple(row.number for row in found)))
     elif (unread := why_unread(study)) is not None:

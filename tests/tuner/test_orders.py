@@ -504,11 +504,13 @@ def test_orders_are_obeyed_while_test_prompts_are_read(
         if plan is not None:
             run(folder, spec)
         (folder / "hold").touch()
-        finished, _ = run_at_gate(folder, monkeypatch, spec, ReadingOnTest, kind, plan=plan)
+        finished, events = run_at_gate(folder, monkeypatch, spec, ReadingOnTest, kind, plan=plan)
         assert decided(folder)[0].state is OrderState.DONE
         assert finished and len(rows(folder)) == 2 + (kind == "enqueue") + (2 if plan and kind != "stop" else 0)
         assert all(row.status in (Status.COMPLETED, Status.PRUNED) for row in rows(folder))
         assert (folder / "gate").exists()
+        stops = [event.why for event in events if isinstance(event, StudyStopped)]
+        assert stops == (["stopped by an order"] if kind == "stop" else []), "what is left to read is no secret"
 
 
 def test_an_order_of_the_last_moment_is_carried_out_before_the_study_counts_as_finished(
