@@ -19,6 +19,7 @@ from tuner import forks, results
 from tuner.confirm import whole_run
 from tuner.confirmed import LEAST_SEEDS, Confirmation, Confirmed, confirmations, longest_read
 from tuner.forks import ValueCheckpoint
+from tuner.paired import over
 from tuner.results import End, Estimate, StudyView
 from tuner.spec import StudySpec
 from tuner.status import Origin
@@ -68,6 +69,10 @@ class Answer:
     """How the configuration did on fresh seeds; None: it was not confirmed for this budget."""
     confirmation: Confirmation | None
     """The longest confirmation with enough seeds, under the study's own KL budget; None: there is none."""
+    seeds: int
+    """Fresh seeds that were read, whether or not they are enough."""
+    newer_by: str
+    """Of a newer trial how much its lead in the search is worth, as a clause; else empty."""
     own_budget: float
     """The study's own KL budget, which the confirmation is for."""
     chose: str
@@ -81,10 +86,21 @@ class Answer:
         return self.trial.number
 
     @property
+    def name(self) -> str:
+        """`trial 17`, or `trial 0, the reference`."""
+        return f"trial {self.number}{', the reference' if self.trial.origin is Origin.REFERENCE else ''}"
+
+    @property
     def confirm(self) -> tuple[str, ...]:
-        """Words of the command that confirms it; empty: it is confirmed, or this is not the study's own budget."""
-        is_open = self.confirmed is None and self.kl_budget == self.own_budget
-        return ("confirm", self.study) if is_open else ()
+        """Words of the command that makes it surer; empty: it is confirmed, or this is not the study's own budget."""
+        if self.badge is Badge.CONFIRMED or self.kl_budget != self.own_budget:
+            return ()
+        found = self.confirmation
+        if self.badge is Badge.NOT_DISTINGUISHABLE and found is not None:
+            length = () if found.total_episodes == self.trial.config.get("total_episodes") else found.total_episodes
+            more = ("--total-episodes", str(length)) if length else ()
+            return ("confirm", self.study, "--seeds", str(2 * found.seeds), *more)
+        return ("confirm", self.study)
 
     @property
     def reading(self) -> str:
@@ -107,18 +123,20 @@ class Answer:
             return f"On fresh seeds, {found.total_episodes:,} episodes each{so_far}: {found.verdict}"
         if self.badge is Badge.NEWER and found is not None and found.best is not None:
             was = found.best
-            reward = "" if was.reward is None else f", {was.reward.text} on {counted(was.reward.n, 'fresh seed')}"
+            own, other = (plus_minus(row.value, row.value_se) for row in (self.trial, was.trial))
+            reward = "" if was.reward is None else f" ({was.reward.text} on {counted(was.reward.n, 'fresh seed')})"
             return (
-                f"It is better in the search than what was confirmed ({was.label}{reward}), but ran on one seed and is "
-                "not confirmed."
+                f"It is better in the search than what ran on fresh seeds, {was.label}{reward}: {own} against {other} "
+                f"on the eval prompts, one seed each{self.newer_by}. It is not confirmed itself."
             )
         said = f"{self.chose} chose trial {self.number}; it is not confirmed on fresh seeds"
         if self.kl_budget == self.own_budget:
-            return f"{said}."
+            few = f": {counted(self.seeds, 'fresh seed')} ran, and {LEAST_SEEDS} are needed" if self.seeds else ""
+            return f"{said}{few}."
         if found is None or found.best is None:
             return f"{said} for this KL budget."
         return (
-            f"{said} for this KL budget: what was confirmed is {found.best.label}, for the study's own of "
+            f"{said} for this KL budget: what ran on fresh seeds is {found.best.label}, for the study's own of "
             f"{short(self.own_budget)} {KL_UNIT}."
         )
 
@@ -131,7 +149,7 @@ class Answer:
         one, budget = self.confirmed, f"the KL budget of {short(self.kl_budget)}"
         if one is not None and one.reward is not None:
             if one.ends_within < one.reward.n:
-                until = self._stops_at
+                until = forks.stop_of(self.launch)
                 stop = "" if until is None else f", and the command stops at the last of these, episode {until}"
                 yield (
                     f"{one.ends_within} of {counted(one.reward.n, 'run')} ended within {budget}: the readings are of "
@@ -139,7 +157,7 @@ class Answer:
                 )
             if one.kl is not None and one.kl.mean > self.kl_budget:
                 yield f"On the test prompts the mean KL of {one.kl.mean:.2f} is over {budget}."
-            yield f"Confirmed at {one.length:,} episodes; other lengths are not confirmed."
+            yield f"It ran on fresh seeds at {one.length:,} episodes; nothing is known of other lengths."
             return
         yield self._end()
         if isinstance(self.test, OnTest) and not is_within(self.test.kl, self.test.kl_se, self.kl_budget):
@@ -149,7 +167,7 @@ class Answer:
         """How far the trial was trained, and whether its end is within the budget."""
         end, trial = self.end, self.trial
         kl = "unknown" if end.kl is None else f"{plus_minus(end.kl.mean, end.kl.se)} {KL_UNIT}"
-        until = self._stops_at
+        until = forks.stop_of(self.launch)
         stop = "" if until is None else f" The command stops at the checkpoint, episode {until}."
         if end.is_within:
             return f"Trained to its end its KL is {kl}: within the budget.{stop}"
@@ -160,14 +178,6 @@ class Answer:
             return f"It was not trained to its end: {status} at episode {trial.episodes} of {of}, KL {kl}.{stop}"
         over = "over the budget" if end.kl is None else _sum(end.kl.mean, end.kl.se, self.kl_budget)
         return f"Trained to its end its KL is {over}; only the checkpoint is within the budget.{stop}"
-
-    @property
-    def _stops_at(self) -> int | None:
-        words = self.launch
-        return int(words[words.index(STOP) + 1]) if STOP in words else None
-
-
-STOP = "--stop_at_episode"
 
 
 def _sum(kl: float | None, se: float | None, budget: float) -> str:
@@ -181,7 +191,8 @@ def _sum(kl: float | None, se: float | None, budget: float) -> str:
 def of_study(store: Store, view: StudyView) -> Answer | None:
     """Return a study's answer under the view's KL budget; None: no trial is within it, and nothing is confirmed."""
     own = StudySpec.from_dict(view.row.spec, f'study "{view.row.name}"')
-    found = longest_read(confirmations(store, replace(view, spec=own)), LEAST_SEEDS)
+    every = confirmations(store, replace(view, spec=own))
+    found = longest_read(every, LEAST_SEEDS)
     best, holds = view.best(), found if view.spec.kl_budget == own.kl_budget else None
     confirmed = None if holds is None else holds.best
     if holds is None or confirmed is None:
@@ -210,6 +221,8 @@ def of_study(store: Store, view: StudyView) -> Answer | None:
         badge=badge,
         confirmed=confirmed,
         confirmation=found,
+        seeds=0 if (read := longest_read(every)) is None else read.seeds,
+        newer_by=_newer_by(store, holds, trial) if badge is Badge.NEWER else "",
         own_budget=own.kl_budget,
         chose="One run of each trial" if own.listed else "One search on one seed",
         launch=tuple(words),
@@ -225,6 +238,11 @@ def _is_newer(view: StudyView, best: TrialRow, found: Confirmation, confirmed: C
     return value is None or (best.value is not None and best.value > value)
 
 
+def _newer_by(store: Store, found: Confirmation | None, trial: TrialRow) -> str:
+    lead = None if found is None or found.best is None else over(store, found.best.trial, trial)
+    return "" if lead is None else f" ({lead.verdict})"
+
+
 def _launch_confirmed(study: str, one: Confirmed) -> list[str]:
     """Return the words that train a configuration as its confirming runs were trained.
 
@@ -237,7 +255,7 @@ def _launch_confirmed(study: str, one: Confirmed) -> list[str]:
         return words
     last = max(one.episodes.values())
     whole = PPOConfig.from_dict({**one.trial.config, "total_episodes": one.length}).whole_episodes()
-    return [*words, STOP, str(last)] if 0 < last < whole else words
+    return [*words, forks.STOP, str(last)] if 0 < last < whole else words
 
 
 def answer_data(one: Answer, launch: str) -> dict[str, Any]:

@@ -70,19 +70,20 @@ def reference(rows: Sequence[TrialRow]) -> TrialRow | None:
 
 
 def chosen(rows: Sequence[TrialRow], spec: StudySpec, top: int | None) -> list[TrialRow]:
-    """Return the trials whose configurations are confirmed: the best, then the reference.
+    """Return the trials whose configurations are confirmed: the best, then the reference; or it alone.
 
     Raises:
-        ConfigError: fewer than `top` trials have a checkpoint within the KL budget.
+        ConfigError: none, or fewer than `top` trials have a checkpoint within the KL budget.
     """
-    best = candidates(rows, spec)
-    beside = "" if reference(rows) is None else " other than the reference"
+    best, first = candidates(rows, spec), reference(rows)
+    if not best and top is None and first is not None and best_rank(first, spec.kl_budget) is not None:
+        return [first]  # it is the study's answer
+    beside = "" if first is None else " other than the reference"
     there_are = f"the study has {counted(len(best), 'trial')} with a checkpoint within the KL budget{beside}"
-    if not best:
-        raise ConfigError(f"nothing to confirm: no trial has a checkpoint within the KL budget{beside}")
+    if not best and top is None:
+        raise ConfigError("nothing to confirm: no trial has a checkpoint within the KL budget")
     if top is not None and len(best) < top:
         raise ConfigError(f"top = {top} is not allowed: {there_are}")
-    first = reference(rows)
     return [*best[: top or DEFAULT_TOP], *([] if first is None else [first])]
 
 

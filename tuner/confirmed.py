@@ -195,9 +195,12 @@ class Confirmation:
             return f"No configuration that was confirmed has a higher mean than the reference.{unsure}"
         over = best.over_reference
         if over is not None and not over.is_above_0:
+            others = [f"{one.name} ({_signed(one.under_best)})" for one in self.not_told_apart
+                      if one.under_best is not None and not one.is_reference]  # fmt: skip
+            and_from = f", nor from {', '.join(others)}" if others else ""
             return (
                 f"{best.name.capitalize()} has the highest mean, but the data do not distinguish it from the reference "
-                f"({_signed(over)} reward). Confirm on more seeds before you rely on it."
+                f"({_signed(over)} reward){and_from}. Confirm on more seeds before you rely on it."
             )
         if over is not None:
             better = "" if len(self.configurations) < 3 else " It is better than every other one that was confirmed."

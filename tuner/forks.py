@@ -214,4 +214,12 @@ def train_again(study: str, trial: TrialRow, episode: int) -> list[str]:
     """
     whole = ["train", "--from", study, str(trial.number)]
     is_end = episode >= PPOConfig.from_dict(trial.config).whole_episodes()
-    return whole if is_end else [*whole, "--stop_at_episode", str(episode)]
+    return whole if is_end else [*whole, STOP, str(episode)]
+
+
+STOP = "--stop_at_episode"
+
+
+def stop_of(words: Sequence[str]) -> int | None:
+    """Return the episode that a command of `train` stops at; None: at its end."""
+    return int(words[list(words).index(STOP) + 1]) if STOP in words else None

@@ -135,7 +135,7 @@ def test_confirmed_lengths_all_have_a_table_and_the_longest_one_is_recommended(t
     assert "is not confirmed" not in recommended and "To confirm it first" not in recommended
     assert "Reward 2.45 [2.33, 2.57] on the test prompts at a KL of" in recommended
     assert "2 of 3 runs ended within the KL budget of 10" in recommended
-    assert "Confirmed at 9,600 episodes; other lengths are not confirmed." in recommended
+    assert "It ran on fresh seeds at 9,600 episodes; nothing is known of other lengths." in recommended
     assert "ppo-tuner train --from reviews 9 --total_episodes 9600" in recommended
     assert "1920 episodes each, evaluated on 256 test prompts" in text and "9600 episodes each" in text
     assert "reference (0) 3 1.45 [1.33, 1.57]" in text

@@ -91,7 +91,8 @@ def test_what_was_confirmed_is_the_answer(confirmed: Path) -> None:
     assert found.confirmation is not None and found.confirmed is found.confirmation.best
     assert found.badge in (Badge.CONFIRMED, Badge.NOT_DISTINGUISHABLE)
     assert (found.badge is Badge.CONFIRMED) == found.confirmation.is_decided
-    assert found.confirm == () and found.confirmation.verdict in found.certainty
+    assert found.confirmation.verdict in found.certainty
+    assert found.confirm == (() if found.badge is Badge.CONFIRMED else ("confirm", NAME, "--seeds", "6"))
 
 
 def test_a_better_trial_that_came_later_is_named_and_not_confirmed(tmp_path: Path) -> None:
@@ -109,7 +110,8 @@ def test_a_better_trial_that_came_later_is_named_and_not_confirmed(tmp_path: Pat
     assert best.number > 2, "the search has found a better one"
     found = of(tmp_path)
     assert (found.number, found.badge, found.confirmed) == (best.number, Badge.NEWER, None)
-    assert found.confirm == ("confirm", NAME) and f"({was.confirmed.label}, " in found.certainty  # type: ignore[union-attr]
+    assert was.confirmed is not None and found.confirm == ("confirm", NAME)
+    assert f"{was.confirmed.label} (" in found.certainty and "on the eval prompts, one seed each (" in found.certainty
     assert run(tmp_path, spec(trials=6), plan=Plan(top=1, seeds=3), is_file=False)[0]
     assert of(tmp_path).badge is not Badge.NEWER and len(before) == 1
 
@@ -120,6 +122,7 @@ def test_fewer_than_three_seeds_decide_nothing(tmp_path: Path) -> None:
     run(tmp_path, spec(), plan=Plan(top=1, seeds=2), is_file=False)
     found = of(tmp_path)
     assert (found.number, found.badge, found.launch) == (before.number, Badge.ONE_SEED, before.launch)
+    assert found.certainty.endswith("2 fresh seeds ran, and 3 are needed.")
 
 
 def test_under_another_budget_nothing_is_confirmed_and_that_is_said(confirmed: Path) -> None:
@@ -128,7 +131,7 @@ def test_under_another_budget_nothing_is_confirmed_and_that_is_said(confirmed: P
         found = of(confirmed, budget)
         assert (found.badge, found.confirmed, found.confirm) == (Badge.ONE_SEED, None, ())
         assert own.confirmed is not None
-        assert f"what was confirmed is {own.confirmed.label}, for the study's own of 10 nats" in found.certainty
+        assert f"what ran on fresh seeds is {own.confirmed.label}, for the study's own of 10 nats" in found.certainty
         assert found.launch[-2:] == ("--kl_budget", f"{budget:g}")
     assert "--kl_budget" not in own.launch
 
@@ -304,6 +307,23 @@ def test_an_export_holds_what_the_answer_launches(ppo_tuner: Invoke, confirmed: 
     found = of(confirmed)
     assert yaml.safe_load(text)["learning_rate"] == found.trial.config["learning_rate"]
     assert " ".join(found.launch) in text
+
+
+def test_an_exported_file_stops_where_the_answer_does_and_has_its_budget(
+    ppo_tuner: Invoke, searched: Path, store: Store, view: StudyView
+) -> None:
+    found = answer.of_study(store, view)
+    content = yaml.safe_load(ppo_tuner("export", NAME, "--to", "yaml", "--storage", storage(searched))[1])
+    assert found is not None and found.launch[-2:] == ("--stop_at_episode", "128")
+    assert (content["stop_at_episode"], content["kl_budget"]) == (128, 10.0)
+
+
+def test_where_the_reference_wins_it_is_confirmed_alone(tmp_path: Path) -> None:
+    run(tmp_path, spec(trials=1))
+    found = of(tmp_path)
+    assert (found.number, found.badge, found.name) == (0, Badge.ONE_SEED, "trial 0, the reference")
+    assert run(tmp_path, spec(trials=1), plan=Plan(seeds=3), is_file=False)[0]
+    assert [row.parent for row in rows(tmp_path)[1:]] == [0, 0, 0] and of(tmp_path).badge is Badge.CONFIRMED
 
 
 def test_the_answer_as_json_is_that_of_the_words(confirmed: Path) -> None:

@@ -204,7 +204,7 @@ def test_best_tells_its_checkpoint_and_the_seconds(ppo_tuner: Invoke, made: str,
     """Trial 2 was last evaluated at step 4, its end."""
     again = "ppo-tuner train --from made 2"
     stdout = ppo_tuner("best", made)[1]
-    assert "(budget 10). It took 8 s." in stdout  # five steps of 1.5 s
+    assert "It ran in 8 s, evaluations included." in stdout  # five steps of 1.5 s
     assert "\nCheckpoint of step 4, episode 256: not kept here (" in stdout
     assert f"\nTo launch it: {again}\n" in stdout
     data = json.loads(ppo_tuner("best", made, "--json")[1])

@@ -95,7 +95,8 @@ def test_where_there_are_not_so_many_that_is_one_line() -> None:
     ):
         missing(ROWS, SPEC, Plan(top=5))
     with pytest.raises(ConfigError, match="nothing to confirm: no trial has a checkpoint within the KL budget"):
-        missing(ROWS[:1], SPEC, Plan())
+        missing([replace(ROWS[0], value_step=0)], SPEC, Plan())
+    assert [new.parent for new in missing(ROWS[:1], SPEC, Plan(seeds=2))] == [0, 0], "the reference is the answer"
 
 
 def test_a_run_that_broke_or_has_nothing_within_the_budget_leaves_the_untrained_policy() -> None:
@@ -453,7 +454,7 @@ def test_the_command_prints_the_verdict_and_what_launches_it(ppo_tuner: Invoke, 
     assert "160 episodes will confirm trial" in out
     assert re.findall(r"^\[(.*?)\]", out, re.MULTILINE) == [f"confirmed {ended}/6" for ended in range(1, 7)]
     assert "On fresh seeds, 160 episodes each, evaluated on 4 test prompts" in out
-    assert "other lengths are not confirmed." in out
+    assert "nothing is known of other lengths." in out
     told = " ".join(out.split())
     status, out, _ = ppo_tuner("confirm", NAME, "--top", "1", "--seeds", "3", "--json", *where)
     data = json.loads(out)

@@ -36,7 +36,7 @@ ACTOR = "actor_rollout_ref.actor"
 
 def of(**values: HyperValue) -> Chosen:
     """Return a configuration of the reviews task with some values changed."""
-    return Chosen("s", trial_row(3), config_file.layered(REVIEWS.reference, values), ("Trial 3.",), None)
+    return Chosen("s", trial_row(3), config_file.layered(REVIEWS.reference, values), ("Trial 3.",), 10.0, None, None)
 
 
 def export(config: Chosen, target: str) -> tuple[str, dict[str, Any], dict[str, str]]:

@@ -99,9 +99,15 @@ def print_answer(out: Console, store: Store, view: StudyView, found: Answer, whe
     `where` is the storage, which the suggested commands name unless they find it by themselves.
     """
     trial, one = found.trial, found.checkpoint
-    title = f"To launch within {output.short(found.kl_budget)} {output.KL_UNIT}: trial {trial.number} ({found.badge})"
+    title = f"To launch within {output.short(found.kl_budget)} {output.KL_UNIT}: {found.name} ({found.badge})"
     out.print(render.config_table(trial, view, title))
-    out.print(f"Trial {trial.number}: {found.reading} It took {trial.seconds:.0f} s.", style="bold", soft_wrap=True)
+    took = f"in {trial.seconds:.0f} s"
+    out.print(f"{found.name.capitalize()}: {found.reading}", style="bold", soft_wrap=True)
+    if found.confirmed is not None:
+        at = "" if found.kl is None else f" at a KL of {output.plus_minus(found.kl.mean, found.kl.se)} {output.KL_UNIT}"
+        out.print(f"Its run in the search: eval reward {output.plus_minus(trial.value, trial.value_se)}{at}, {took}.")
+    else:
+        out.print(f"It ran {took}, evaluations included.")
     start, better = baseline(store, trial), improvement(store, trial)
     if found.confirmed is None and start is not None and better is not None:
         before = output.plus_minus(start.mean, start.se)
@@ -253,13 +259,18 @@ def _next_commands(view: StudyView, found: Answer | None, where: str) -> list[tu
             commands.append((["compare", name, number, "0"], f"where it differs from {first}"))
         commands.append((["show", name, number], "its curve and samples"))
         if found.confirm:
-            commands.append(([*found.confirm], "it and the reference again on fresh seeds: does it hold?"))
+            commands.append(([*found.confirm], "on fresh seeds, beside the reference: does it hold?"))
         commands.append(([*found.launch], "launch it"))
         episodes = int(config.get("total_episodes") or 0) * LONGER
         longer = ["train", "--from", name, number, "--total_episodes", str(episodes)]
         is_confirmed = any(run.config.get("total_episodes") == episodes for run in view.confirming)
         why = "train it longer" if is_confirmed else "train it longer (not confirmed at that length)"
-        commands.append((longer, f"{why}; it keeps the last model, and as best_model the best within the KL budget"))
+        commands.append(
+            (
+                longer,
+                f"{why}; it keeps the last model, and as best_model the best evaluated within the KL budget, if any",
+            )
+        )
         half, best = view.spec.kl_budget / 2, view.best()
         if best is not None and best.kl is not None and best.kl > half:  # else the answer is the same
             commands.append((["best", name, "--kl-budget", output.short(half)], "the best within half the KL budget"))

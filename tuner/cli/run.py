@@ -371,7 +371,7 @@ def _print_confirmed(store: Store, name: str, found: Sequence[Confirmation], whe
     answer = of_study(store, read_study(store, name))
     if answer is not None:
         out.print()
-        out.print(f"To launch: trial {answer.number} ({answer.badge}). {answer.reading}", style="bold", soft_wrap=True)
+        out.print(f"To launch: {answer.name} ({answer.badge}). {answer.reading}", style="bold", soft_wrap=True)
         report.print_launch(out, answer, where)
 
 

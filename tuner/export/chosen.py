@@ -24,6 +24,10 @@ class Chosen:
     config: PPOConfig
     facts: tuple[str, ...]
     """Lines on where it comes from and how it did."""
+    kl_budget: float
+    """The study's, in nats per response."""
+    stop_at_episode: int | None
+    """Where the run that was read ends; None: at its end."""
     last_kl_coef: float | None
     """β at the end of the trial; None: it was never reported."""
 
@@ -52,7 +56,11 @@ def choose(store: Store, view: StudyView, number: int | None) -> Chosen | None:
         *(_of_trial(store, view, trial, config) if found is None else _of_answer(store, view, found, config)),
         *_fork(view.row.name, trial),
     )
-    return Chosen(view.row.name, trial, config, facts, _last_kl_coef(store, trial))
+    at = forks.value_checkpoint(store, view.row, trial)
+    words = at.again if found is None and at is not None else [] if found is None else found.launch
+    return Chosen(
+        view.row.name, trial, config, facts, view.spec.kl_budget, forks.stop_of(words), _last_kl_coef(store, trial)
+    )
 
 
 def _of_answer(store: Store, view: StudyView, found: Answer, config: PPOConfig) -> Iterator[str]:

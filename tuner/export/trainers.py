@@ -155,7 +155,9 @@ def write(chosen: Chosen, target: str, task: str) -> Written:
     to, facts = TARGETS[target], [*chosen.facts]
     if to.table is not None:
         return _write_theirs(chosen, to, to.table, [*facts, f"Names are those of {to.title}.", *to.launch])
-    content = {"task": task, **chosen.config.to_dict()}
+    content = {"task": task, "kl_budget": chosen.kl_budget, **chosen.config.to_dict()}
+    if chosen.stop_at_episode is not None:
+        content["stop_at_episode"] = chosen.stop_at_episode
     if target == "json":
         return Written(json.dumps(content, indent=2, ensure_ascii=False) + "\n", tuple(facts))
     return Written(f"{_comments([*facts, *to.launch])}\n{_yaml(content)}")
