@@ -510,6 +510,7 @@ class TrialLoop:
                 elif message.is_for_user:
                     self._fail(number, partial(retry.error_reason, message, where))
                 else:
+                    self._running[number].has_saved &= not message.out_of_memory  # the next attempt has no more of it
                     self._retry(number, message.message, partial(retry.error_reason, message, where))
             case Lost():
                 reason = partial(retry.lost_reason, message.how, self._running[number].row.retries)

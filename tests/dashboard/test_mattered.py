@@ -77,7 +77,7 @@ def figures_of(app: AppTest) -> dict[str, Any]:
 def test_what_was_ended_early_and_what_it_saved(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = page("compare", built, monkeypatch, tab=TAB)
     cards = shown.cards(app)
-    assert (cards["Ended early"][0], cards["Episodes saved"][0], cards["Time saved"][0]) == ("3", "2,560 (11%)", "34 s")
+    assert (cards["Ended early"][0], cards["Episodes saved"][0], cards["Time saved"][0]) == ("3", "2,560 (11%)", "33 s")
     rules, each = (table.value for table in app.dataframe)
     assert rules[["rule", "trials"]].to_numpy().tolist() == [["KL over the limit", 2], ["Not a number", 1]]
     assert each["number"].tolist() == [2, 6, 10] and each["status"][0] == "✕ pruned"

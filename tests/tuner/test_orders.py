@@ -586,11 +586,6 @@ def test_more_workers_than_gpus_are_refused_and_nothing_changes(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("kind", "arguments", "message"),
     [
-        (
-            "enqueue",
-            {"values": {"cliprange": 0.15}, "label": "caf\udce9"},
-            "it cannot be carried out: UnicodeEncodeError",
-        ),
         ("enqueue", {"values": [1]}, "it cannot be carried out: AttributeError"),
         ("set", {"changes": 3}, "it cannot be carried out: AttributeError"),
         ("fork", {"values": {"cliprange": 0.25}}, "fork names no trial"),
