@@ -332,26 +332,21 @@ def test_the_command_runs_a_study_on_a_remote_cluster(tmp_path: Path, unbroken: 
     with nodes(ray_client_server_port=port) as made:
         made.add("first")
         until(lambda: is_open(port))
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "tuner.cli.main",
-                "run",
-                "study.toml",
-                "--engine",
-                f"ray://127.0.0.1:{port}",
-                "--json",
-            ],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_remotely(tmp_path, port)
+        for _ in range(2):  # on a machine with much else to do Ray may fail to start its server for a client
+            if "Starting Ray client server failed" in done.stderr:
+                done = run_remotely(tmp_path, port)
     assert done.returncode == 0, done.stderr
     assert [trial["status"] for trial in json.loads(done.stdout)["trials"]] == [
         str(row.status) for row in rows(unbroken)
     ]
+
+
+def run_remotely(folder: Path, port: int) -> subprocess.CompletedProcess[str]:
+    command = ["run", "study.toml", "--engine", f"ray://127.0.0.1:{port}", "--json"]
+    return subprocess.run(
+        [sys.executable, "-m", "tuner.cli.main", *command], cwd=folder, capture_output=True, text=True, check=False
+    )
 
 
 def is_open(port: int) -> bool:
