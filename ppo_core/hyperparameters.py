@@ -207,8 +207,12 @@ class PPOConfig:
         "Set: β adapts so that the exact KL of a response goes to this. Unset: β is fixed.",
         source=f"{ZIEGLER}, section 2.2 (6 nats for 24 tokens)", unit="nats per response", valid=POSITIVE,
         search=Range(3, 12, "log"))
+    kl_controller: Literal["adaptive", "landing"] = hyper("adaptive", "KL controller",
+        "How β moves where kl_target is set. adaptive: up while the KL is over the target, down while it is under it. "
+        "landing: so that the KL, as it rises, is forecast to end the run at the target.",
+        source=f"{ZIEGLER}, section 2.2 (adaptive); this project (landing)")
     kl_horizon: int | None = hyper(None, "KL horizon",
-        "Episodes over which β can adapt by a factor of about e^0.2. Unset: a tenth of total_episodes (the "
+        "Episodes over which an adaptive β can adapt by a factor of about e^0.2. Unset: a tenth of total_episodes (the "
         "classic 10,000 does nothing in a short trial).",
         source=f"{ZIEGLER}, section 2.2", unit="episodes", valid=COUNT)
     kl_estimator: Literal["k1", "k2", "k3", "abs"] = hyper("k1", "KL estimator",
@@ -519,7 +523,7 @@ def _texts(stop_strings: str | None) -> tuple[str, ...]:
     )
 
 
-MAKES_INERT = ("advantage_estimator", "value_model", "kl_target", "use_peft", "overlong_buffer")
+MAKES_INERT = ("advantage_estimator", "value_model", "kl_target", "kl_controller", "use_peft", "overlong_buffer")
 """The hyperparameters whose values decide whether others do anything: those that `inert` reads."""
 
 
@@ -529,8 +533,10 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
         return f'advantage_estimator = "{fixed["advantage_estimator"]}" has no critic'
     if name == "vf_coef" and fixed.get("value_model", "shared") == "separate":
         return "with a separate critic AdamW cancels the weight of its loss; search value_learning_rate instead"
-    if name == "kl_horizon" and fixed.get("kl_target", None) is None:
-        return "the horizon belongs to an adaptive β; set kl_target"
+    if name in ("kl_controller", "kl_horizon") and fixed.get("kl_target") is None:
+        return "it belongs to a β that moves; set kl_target"
+    if name == "kl_horizon" and fixed.get("kl_controller") == "landing":
+        return 'kl_controller = "landing" has no horizon'
     if name in _NEEDS_LORA and not fixed.get("use_peft", False):
         return "there are no adapters; set use_peft = true"
     if name == "overlong_penalty" and fixed.get("overlong_buffer") is None:
@@ -549,7 +555,8 @@ def inert(name: str, fixed: Mapping[str, HyperValue]) -> str | None:
 def cautions(config: PPOConfig) -> list[str]:
     """Return what is allowed but will hardly do what it says, one line each."""
     lines = []
-    if config.kl_target is not None and config.horizon > config.total_episodes:
+    is_adaptive = config.kl_target is not None and config.kl_controller == "adaptive"
+    if is_adaptive and config.horizon > config.total_episodes:
         lines.append(
             f"kl_horizon = {config.horizon} is longer than the run ({config.total_episodes} episodes), so β can move "
             f"by at most {20 * config.total_episodes / config.horizon:.2g}% towards kl_target"

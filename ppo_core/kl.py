@@ -1,4 +1,4 @@
-"""KL(policy ‖ reference): sampled estimates, the exact value, and the controller of its coefficient β.
+"""KL(policy ‖ reference): sampled estimates and the exact value.
 
 With r = log π(a) - log π_ref(a) for a token a sampled from π:
 
@@ -15,7 +15,6 @@ that equals the reference, too. The means of k1 and the exact KL agree as before
 Source: J. Schulman, Approximating KL Divergence (2020); abs as in verl. All in nats per token.
 """
 
-from collections.abc import Mapping
 from typing import Literal, assert_never
 
 import torch
@@ -109,31 +108,3 @@ def kl_gap(
     kl = world.gather((kl_exact * mask).sum(-1).double()).mean()
     variance = apart.var(correction=1) if len(apart) > 1 else torch.zeros_like(kl)
     return apart.mean(), ((variance + RARE * kl) / len(apart) + ROUNDING**2).sqrt()
-
-
-class KLController:
-    """β, fixed or adaptive towards a target: β *= 1 + clip(KL / target - 1, ±0.2) · n / horizon.
-
-    KL is the exact KL in nats per response, which budgets and guards read too; n and horizon count episodes.
-    Source: Ziegler et al. 2019, arXiv 1909.08593, section 2.2.
-    """
-
-    def __init__(self, coef: float, target: float | None, horizon: int) -> None:
-        self.coef = coef
-        self.target = target
-        self.horizon = horizon
-
-    def update(self, kl: float, episodes: int) -> None:
-        """Move β after a rollout batch of `episodes` whose mean exact KL was `kl`; a fixed β stays."""
-        if self.target is None:
-            return
-        error = min(max(kl / self.target - 1, -0.2), 0.2)
-        self.coef *= 1 + error * min(episodes / self.horizon, 1.0)
-
-    def state_dict(self) -> dict[str, float]:
-        """Return what changes over a run, for a checkpoint's JSON; target and horizon are the config's."""
-        return {"coef": self.coef}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue from what `state_dict` returned."""
-        self.coef = state["coef"]

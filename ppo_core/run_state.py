@@ -19,7 +19,7 @@ from ppo_core.batch_sizes import BatchSizes
 from ppo_core.errors import CheckpointError
 from ppo_core.experience import RewardStatistics
 from ppo_core.hyperparameters import HYPERPARAMETERS, PPOConfig
-from ppo_core.kl import KLController
+from ppo_core.kl_controller import KLController, controller_of
 from ppo_core.memory import ChunkRows
 from ppo_core.models import TaskModels
 from ppo_core.networks import build_network
@@ -29,7 +29,7 @@ from ppo_core.world import ONE_PROCESS, World, from_first, together
 
 NETWORK_FILE = "network.safetensors"
 OPTIMIZERS_FILE = "optimizers.pt"
-_BETA = {"kl_coef", "kl_target", "kl_horizon"}
+_BETA = {"kl_coef", "kl_target", "kl_horizon", "kl_controller"}
 """β restarts where a run continues with another value of one of these."""
 
 
@@ -96,7 +96,7 @@ class RunState:
             models.task.name,
             network,
             Optimizers(network, config),
-            KLController(config.kl_coef, config.kl_target, config.horizon),
+            controller_of(config, config.num_iterations(world.size) - config.critic_warmup),
             RewardStatistics(config.normalize_rewards, world),
             Chunks.of(config, world),
             world,

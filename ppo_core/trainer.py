@@ -130,7 +130,7 @@ def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str,
         state.network, state.optimizers, experience, config, state.step, state.chunks.training, state.world
     )
     if state.step >= config.critic_warmup:  # before, the policy stands still whatever β is
-        state.kl_controller.update(kl_exact, state.sizes.batch_size)
+        state.kl_controller.update(kl_exact, state.sizes.batch_size, _rates_ahead(state))
     state.optimizer_steps += update.steps - update.skipped
     state.step += 1
     return update.metrics() | rates | {"optimizer_steps": state.optimizer_steps}
@@ -139,14 +139,27 @@ def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str,
 def _set_rates(state: RunState) -> dict[str, float]:
     """Set the iteration's learning rates, and return them as metrics."""
     config, total = state.config, state.iterations
-    late = config.critic_warmup
-    floor = config.min_lr_rate
-    policy = lr_factor(config.lr_scheduler_type, state.step - late, total - late, config.warmup_ratio, floor)
     ratio = config.warmup_ratio if config.value_warmup_ratio is None else config.value_warmup_ratio
-    value = lr_factor(config.value_lr_scheduler_type or config.lr_scheduler_type, state.step, total, ratio, floor)
-    rates = {"lr": config.learning_rate * policy, "value/lr": config.value_learning_rate * value}
+    kind = config.value_lr_scheduler_type or config.lr_scheduler_type
+    value = lr_factor(kind, state.step, total, ratio, config.min_lr_rate)
+    rates = {
+        "lr": config.learning_rate * _policy_factor(state, state.step),
+        "value/lr": config.value_learning_rate * value,
+    }
     state.optimizers.set_rates(rates["lr"], rates["value/lr"])
     return rates if config.has_critic else {"lr": rates["lr"]}
+
+
+def _policy_factor(state: RunState, iteration: int) -> float:
+    config, late = state.config, state.config.critic_warmup
+    ends = state.iterations - late
+    return lr_factor(config.lr_scheduler_type, iteration - late, ends, config.warmup_ratio, config.min_lr_rate)
+
+
+def _rates_ahead(state: RunState) -> float:
+    """Return the sum of the policy's learning rates after this iteration, as a multiple of the present one."""
+    ahead = sum(_policy_factor(state, iteration) for iteration in range(state.step + 1, state.iterations))
+    return ahead / _policy_factor(state, state.step)
 
 
 # What drives them.

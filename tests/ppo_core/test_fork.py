@@ -14,7 +14,7 @@ from ppo_core import PPOConfig, checkpoint
 from ppo_core.errors import CheckpointError, ConfigError
 from ppo_core.experience import RewardStatistics
 from ppo_core.hyperparameters import HYPERPARAMETERS
-from ppo_core.kl import KLController
+from ppo_core.kl_controller import controller_of
 from ppo_core.models import TaskModels
 from ppo_core.stages import Stage, StagedTrainer, described, require_reached
 from ppo_core.trainer import PPOTrainer
@@ -63,8 +63,7 @@ def steps(trainer: PPOTrainer, count: int) -> list[Any]:
 
 
 def _beta(trainer: PPOTrainer) -> None:
-    config = trainer.config
-    trainer.state.kl_controller = KLController(config.kl_coef, config.kl_target, config.horizon)
+    trainer.state.kl_controller = controller_of(trainer.config, trainer.state.iterations)
 
 
 def _adam(trainer: PPOTrainer) -> None:
@@ -95,6 +94,8 @@ def _nothing(trainer: PPOTrainer) -> None:
         (ADAPTIVE, {"kl_target": 3.0}, _beta),
         (ADAPTIVE, {"kl_horizon": 64}, _beta),
         (ADAPTIVE, {"kl_target": None, "kl_horizon": None}, _beta),
+        (ADAPTIVE, {"kl_controller": "landing"}, _beta),
+        (ADAPTIVE | {"kl_controller": "landing"}, {"lam": 0.9}, _nothing),  # with its forecast
         (ADAPTIVE, {"learning_rate": 1e-3, "lr_scheduler_type": "cosine"}, _nothing),  # the adapted β goes on
         ({"kl_target": 1.0}, {"total_episodes": 128}, _horizon),  # a tenth of the run, by default
         ({}, {"adam_beta2": 0.9, "adam_epsilon": 1e-3, "weight_decay": 0.1}, _adam),
@@ -197,6 +198,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "whiten_rewards": ({}, {"whiten_rewards": True}),
     "kl_coef": ({}, {"kl_coef": 0.5}),
     "kl_target": ({}, {"kl_target": 6.0}),
+    "kl_controller": (ADAPTIVE, {"kl_controller": "landing"}),
     "kl_horizon": (ADAPTIVE, {"kl_horizon": 100}),
     "kl_estimator": ({}, {"kl_estimator": "k3"}),
     "use_kl_loss": ({}, {"use_kl_loss": True}),

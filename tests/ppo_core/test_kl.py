@@ -1,4 +1,3 @@
-import json
 import math
 
 import pytest
@@ -6,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppo_core.kl import Estimator, KLController, exact_kl, kl_gap, kl_loss, sampled_kl
+from ppo_core.kl import Estimator, exact_kl, kl_gap, kl_loss, sampled_kl
 
 
 @pytest.mark.parametrize(
@@ -80,44 +79,6 @@ def test_a_token_neither_takes_adds_nothing() -> None:
 @given(st.lists(st.floats(-8, 8), min_size=3, max_size=3), st.lists(st.floats(-8, 8), min_size=3, max_size=3))
 def test_exact_kl_is_never_negative(p: list[float], q: list[float]) -> None:
     assert exact_kl(torch.tensor(p).log_softmax(-1), torch.tensor(q).log_softmax(-1)).item() >= 0
-
-
-@pytest.mark.parametrize(
-    ("kl", "expected"),
-    [
-        (6.0, 0.05),  # on target: stays
-        (6.6, 0.05 * (1 + 0.1 * 0.5)),  # 10% over, half a horizon
-        (60.0, 0.05 * (1 + 0.2 * 0.5)),  # clipped at +20%
-        (0.0, 0.05 * (1 - 0.2 * 0.5)),  # clipped at -20%
-    ],
-)
-def test_adaptive_controller(kl: float, expected: float) -> None:
-    controller = KLController(0.05, target=6.0, horizon=128)
-    controller.update(kl, episodes=64)
-    assert controller.coef == pytest.approx(expected)
-
-
-def test_fixed_controller_stays() -> None:
-    controller = KLController(0.05, target=None, horizon=128)
-    controller.update(60.0, episodes=64)
-    assert controller.coef == 0.05
-
-
-def test_a_batch_over_the_horizon_cannot_turn_the_price_negative() -> None:
-    controller = KLController(0.05, target=6.0, horizon=1)
-    controller.update(0.0, episodes=64)
-    assert controller.coef == pytest.approx(0.04)
-
-
-def test_a_controller_continues_from_json_as_if_never_stopped() -> None:
-    whole, first = (KLController(0.05, target=6.0, horizon=128) for _ in range(2))
-    for controller in (whole, first):
-        controller.update(6.7, episodes=48)
-    second = KLController(0.05, target=6.0, horizon=128)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    for controller in (whole, second):
-        controller.update(5.1, episodes=48)
-    assert second.coef == whole.coef != 0.05
 
 
 def test_the_gap_of_sampled_and_exact_kl_against_numbers_by_hand() -> None:

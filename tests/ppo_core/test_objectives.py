@@ -218,6 +218,7 @@ EFFECTS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "whiten_rewards": (True, {}),
     "kl_coef": (0.5, {}),
     "kl_target": (0.5, {}),
+    "kl_controller": ("landing", {"kl_target": 0.5}),
     "kl_horizon": (1000, {"kl_target": 0.5}),
     "kl_estimator": ("k3", {}),
     "use_kl_loss": (True, {"kl_estimator": "k3"}),

@@ -1,0 +1,97 @@
+"""β over a run: numbers by hand, and what a checkpoint keeps of it."""
+
+import json
+import math
+
+import pytest
+
+from ppo_core import PPOConfig
+from ppo_core.kl_controller import AdaptiveController, KLController, LandingController, controller_of
+
+CONTROLLERS = {
+    "fixed": lambda: KLController(0.05),
+    "adaptive": lambda: AdaptiveController(0.05, target=6.0, horizon=128),
+    "landing": lambda: LandingController(0.05, target=6.0, iterations=40),
+}
+
+
+def test_a_fixed_beta_stays() -> None:
+    controller = KLController(0.05)
+    controller.update(60.0, 64, 20.0)
+    assert controller.coef == 0.05
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [
+        (6.0, 0.05),  # on target: stays
+        (6.6, 0.05 * (1 + 0.1 * 0.5)),  # 10% over, half a horizon
+        (60.0, 0.05 * (1 + 0.2 * 0.5)),  # clipped at +20%
+        (0.0, 0.05 * (1 - 0.2 * 0.5)),  # clipped at -20%
+    ],
+)
+def test_an_adaptive_beta_follows_zieglers_formula(kl: float, expected: float) -> None:
+    controller = AdaptiveController(0.05, target=6.0, horizon=128)
+    controller.update(kl, 64, 20.0)
+    assert controller.coef == pytest.approx(expected)
+
+
+def test_a_batch_over_the_horizon_cannot_turn_the_price_negative() -> None:
+    controller = AdaptiveController(0.05, target=6.0, horizon=1)
+    controller.update(0.0, 64, 20.0)
+    assert controller.coef == pytest.approx(0.04)
+
+
+def test_a_landing_beta_follows_the_forecast() -> None:
+    controller = LandingController(0.1, target=5.0, iterations=60)  # pace 18 / 60 = 0.3, weight 9 / 60 = 0.15
+    controller.update(1.0, 32, 4.0)
+    assert controller.coef == pytest.approx(0.1)  # forecast 1 + 1 · 4, on target
+    controller.update(2.0, 32, 13.0)
+    assert controller.coef == pytest.approx(0.1 * math.exp(0.3))  # 2 + 1 · 13: three times the target, cut at e times
+    controller.update(2.0, 32, 2.0)
+    # The rise falls to 1 + 0.15 · (0 - 1) = 0.85, and the forecast is 2 + 0.85 · 2 = 3.7.
+    assert controller.coef == pytest.approx(0.1 * math.exp(0.3 + 0.3 * math.log(3.7 / 5)))
+    controller.update(0.0, 32, 1.0)
+    # 0.85 + 0.15 · (-2 - 0.85) = 0.4225 is a tenth of the target: cut at e^-½.
+    assert controller.coef == pytest.approx(0.1 * math.exp(0.3 + 0.3 * math.log(3.7 / 5) - 0.15))
+
+
+def test_a_landing_beta_has_a_floor_and_a_fastest_pace() -> None:
+    controller = LandingController(0.1, target=5.0, iterations=4)
+    controller.update(0.0, 32, 3.0)
+    assert controller.coef == pytest.approx(0.1 * math.exp(-0.5 * 0.6))
+    for _ in range(40):
+        controller.update(0.0, 32, 1.0)
+    assert controller.coef == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("iterations", [30, 300])
+@pytest.mark.parametrize("first", [0.01, 0.1, 1.0])
+def test_a_landing_beta_brings_a_rising_kl_down_to_the_target(iterations: int, first: float) -> None:
+    """A made-up policy: its KL approaches 0.5 / β, by a share of the way that falls with the learning rate."""
+    controller, kl = LandingController(first, target=5.0, iterations=iterations), 0.0
+    for step in range(iterations):
+        rate = 1 - step / iterations
+        kl += min(6 / iterations * rate, 1.0) * (0.5 / controller.coef - kl)
+        ahead = (iterations - step - 1) / 2
+        controller.update(kl, 32, ahead)
+    assert kl == pytest.approx(5.0, rel=0.2)
+
+
+@pytest.mark.parametrize("kind", CONTROLLERS)
+def test_a_controller_continues_from_json_as_if_never_stopped(kind: str) -> None:
+    whole, first, second = (CONTROLLERS[kind]() for _ in range(3))
+    for controller in (whole, first):
+        controller.update(6.7, 48, 30.0)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for controller in (whole, second):
+        controller.update(7.9, 48, 29.0)
+    assert second.coef == whole.coef
+    assert kind == "fixed" or second.coef != 0.05
+
+
+def test_the_configuration_decides_which_one() -> None:
+    assert type(controller_of(PPOConfig(), 10)) is KLController
+    assert type(controller_of(PPOConfig(kl_target=6.0), 10)) is AdaptiveController
+    landing = controller_of(PPOConfig(kl_target=6.0, kl_controller="landing"), 10)
+    assert isinstance(landing, LandingController) and (landing.target, landing.iterations) == (6.0, 10)
