@@ -73,10 +73,7 @@ def legend_entry(kind: str) -> go.Scatter:
 
 def title_of(name: str) -> str:
     """Return a hyperparameter's label with its unit, by its declaration; a name that is not declared is left as `?`."""
-    return HYPERPARAMETERS[name].title if name in HYPERPARAMETERS else _OTHERS.get(name, "?")
-
-
-_OTHERS = {"kl_control": "KL control"}
+    return HYPERPARAMETERS[name].title if name in HYPERPARAMETERS else "?"
 
 
 def is_log(name: str, spec: StudySpec) -> bool:
@@ -94,7 +91,7 @@ def searched(trials: pd.DataFrame) -> list[str]:
 
 def all_searched(trials: pd.DataFrame) -> list[str]:
     """Return the declared hyperparameters that were searched in some trial, in the order of their declaration."""
-    return [name for name in (*HYPERPARAMETERS, *_OTHERS) if PARAMS + name in trials.columns]
+    return [name for name in HYPERPARAMETERS if PARAMS + name in trials.columns]
 
 
 def colours(numbers: Sequence[int]) -> list[str]:

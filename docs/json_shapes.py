@@ -62,7 +62,7 @@ TRIAL = {
     "started_at": "a time",
     "ended_at": "a time; null: it has not ended",
     "label": "its name in the study file or an order, or empty",
-    "parent": "of a fork, a confirming run, or a trial at another β: the trial that it comes from",
+    "parent": "of a fork or a confirming run: the trial that it comes from",
     "fork_step": "of a fork: the step of the parent's checkpoint",
     "wanted": "what an order still wants of it: `stop` or `pause`",
     "role": "`search`, `confirm` or `fork`",

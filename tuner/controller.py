@@ -62,6 +62,7 @@ from tuner.retention import kept_at_rung
 from tuner.retry import FIRST_OUTAGE_WAIT, LONGEST_OUTAGE_WAIT, TrialWatch
 from tuner.scoring import EVALUATION_METRICS, Evaluations, evaluations_of, extent, judged, outcome, rung_score, so_far
 from tuner.search.choose import (
+    New,
     Promote,
     Resume,
     choose,
@@ -73,7 +74,6 @@ from tuner.search.choose import (
     promotions,
     runnable,
 )
-from tuner.search.matching import New
 from tuner.search.prune import why_pruned
 from tuner.spec import PPO_TRAINER
 from tuner.status import OUTAGE, STOPPED_BY_PERSON, Reason, Status, Wanted

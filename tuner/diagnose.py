@@ -17,8 +17,6 @@ from ppo_core.output import KL_UNIT, short
 from tuner import hacking
 from tuner.hacking import Step, values
 from tuner.rules import EARLY, HEALTH, KL, RULES, SIGNS, Blame, Rule
-from tuner.search.matching import GOAL, SLOPE
-from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Reason, Role, Status
 from tuner.store import Store, TrialRow
@@ -29,6 +27,8 @@ NEEDED = (*hacking.NEEDED, KL, "objective/kl_coef", *HEALTH_METRICS)
 
 LATEST = 10
 """Steps that a reading is the median of: one odd batch says nothing."""
+GOAL, SLOPE = 0.78, 0.8
+"""Share of the KL budget where a KL should end, and how steeply log KL falls in log β."""
 LEAST_EVALUATIONS = 4
 """Evaluations under which nothing is said of how reward went."""
 
@@ -128,6 +128,8 @@ class Course:
             open_factor = math.sqrt(factor) if name == "learning_rate" else factor
             times = {math.inf: open_factor, 0.0: 1 / open_factor}.get(declared, declared)
             if name == "kl_coef" and self.config.get("kl_target") is not None:
+                if times < 1 and self.config.get("kl_controller") == "landing":
+                    continue  # β was lowered as far as it helped
                 name, times = "kl_target", 1 / times
             was = self.config.get(name)
             if not isinstance(was, int | float) or isinstance(was, bool) or inert(name, self.config):
@@ -232,7 +234,7 @@ def stable_but_slow(course: Course) -> Diagnosis | None:
 
 
 def _to_the_goal(kl: float, budget: float) -> float:
-    """Return by how much to change β for a KL to end just within the budget (see `tuner.search.matching`)."""
+    """Return by how much to change β for a KL to end just within the budget: log KL falls by SLOPE in log β."""
     return min(max(math.exp(abs(math.log(kl / (GOAL * budget))) / SLOPE), 1.5), 8.0)
 
 
@@ -306,7 +308,7 @@ def why_nothing(trial: TrialRow) -> str:
 
 def enqueued(trial: TrialRow, found: Diagnosis) -> dict[str, HyperValue]:
     """Return the values of a trial that tries a change."""
-    others = {name: value for name, value in trial.params.items() if name != KL_CONTROL and value is not None}
+    others = {name: value for name, value in trial.params.items() if value is not None}
     return {**others, found.name: found.value}
 
 

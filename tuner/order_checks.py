@@ -11,7 +11,6 @@ from tuner import forks, upkeep
 from tuner.orders import KINDS, SETTINGS
 from tuner.results import StudyView
 from tuner.search.choose import as_stored
-from tuner.space import require_one_control
 from tuner.spec import StudySpec
 from tuner.status import Role, Status
 from tuner.store import Store, StudyRow, TrialRow
@@ -63,7 +62,6 @@ def enqueued_params(spec: StudySpec, rows: Sequence[TrialRow], values: Mapping[s
     for name in given:
         if name in RUN_LENGTH:
             raise ConfigError(f"{name} is the same in all trials of a study, which are compared by what they come to")
-    require_one_control(spec.search, given)
     params = dict(given) if spec.listed else spec.params_with(given)
     config = spec.config(params).to_dict()
     same = next((row.number for row in rows if row.config == config), None)

@@ -27,8 +27,6 @@ from tuner.paired import Difference
 from tuner.results import Estimate, FrontPoint, Source, StudyView, value_sources
 from tuner.rules import RULES
 from tuner.scoring import ends_within
-from tuner.search.matching import finished_by
-from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Role, Status
 from tuner.store import Order, TrialRow
@@ -56,8 +54,8 @@ SOURCES: Mapping[Source, str] = {
 
 
 def params_line(params: Mapping[str, HyperValue]) -> str:
-    """Return values on one line; which control β is under is seen from kl_coef or kl_target."""
-    return " ".join(f"{plain(name)}={short(value)}" for name, value in params.items() if name != KL_CONTROL)
+    """Return values on one line."""
+    return " ".join(f"{plain(name)}={short(value)}" for name, value in params.items())
 
 
 def trial_line(trial: TrialRow) -> str:
@@ -166,9 +164,7 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
     kl = f"eval KL\n{KL_UNIT}"
     numbers = ("trial", "value ± SE\nreward", kl, "last reward\nand KL", "episodes", "seconds")
     table = new_table("trial", "status", *numbers[1:], "reason", title="Trials", right=numbers)
-    by = finished_by(trials)
     for trial in trials:
-        finished = by.get(trial.number)
         mark = "* " if best is not None and trial.number == best.number else ""
         table.add_row(
             f"{mark}{trial.number}",
@@ -178,7 +174,7 @@ def trials_table(trials: Sequence[TrialRow], best: TrialRow | None = None) -> Ta
             NOTHING if trial.end_kl is None else f"{measured(trial.end_reward)}, {measured(trial.end_kl)}",
             str(trial.episodes),
             f"{trial.seconds:.0f}",
-            "best" if mark else _why(trial) + ("" if finished is None else f"; finished as trial {finished}"),
+            "best" if mark else _why(trial),
         )
     return table
 
@@ -215,7 +211,7 @@ _ADDED = {Origin.ENQUEUED: "enqueued"}
 
 def params_tables(trials: Sequence[TrialRow], spec: StudySpec, width: int = READABLE_WIDTH) -> list[Table]:
     """Return the searched or listed values, one row per trial, as tables of a width that break no number."""
-    names = list(dict.fromkeys(name for trial in trials for name in trial.params if name != KL_CONTROL))
+    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
     columns = {_broken(name): [_cell(trial, name) for trial in trials] for name in names}
     called = [_called(trial) for trial in trials]
     labels = {"label": called} if any(called) else {}

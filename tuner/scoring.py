@@ -16,8 +16,8 @@
 A value is of a checkpoint within the KL budget, so a constraint that is satisfied is log(KL / budget) of that, at most
 0.
 
-A trial at a rung is reported with a predicted value: its rung score plus the median of what finished trials gained
-after theirs. To the study's own sampler every trial with a value is reported as COMPLETE: TPE puts all COMPLETE
+A trial at a rung is reported with a predicted value: its value so far, plus its rung score times what finished trials
+gained in the median. To the study's own sampler every trial with a value is reported as COMPLETE: TPE puts all COMPLETE
 trials before all PRUNED ones, and ranks those by their last step, so a poor finisher would outrank the best prediction.
 The states of the table are those of an exported study, but a trial paused at a rung is RUNNING there.
 
@@ -44,6 +44,10 @@ CONSTRAINT = "kl"
 """The constraint's name in Optuna: log(KL / budget), see `violation`."""
 LEAST_VIOLATION = -5.0
 BROKEN_VIOLATION = 1.0
+
+
+SLOWEST, FASTEST = 0.5, 3.0
+"""Shares of the KL budget that a trial on course may have spent at a rung, as multiples of its share of episodes."""
 
 
 class TrialValue(NamedTuple):
@@ -80,26 +84,20 @@ def trial_value(evaluations: Evaluations, kl_budget: float) -> TrialValue:
 
 
 def rung_score(evaluations: Evaluations, kl_budget: float, total_episodes: int) -> float | None:
-    """Return what a trial is ranked by at a rung: the reward that it is on the way to within the KL budget.
+    """Return what a trial is ranked by at a rung, from 0 to 1: how near its KL is to its course.
 
-    Reward grows about as sqrt(KL) (Gao et al. 2023, arXiv 2210.10760), and KL at most in proportion to the episodes. So
-    with the last evaluation's reward and KL, after `episode` episodes, the score is
+    With x = (KL / budget) / (episode / total_episodes) at the last evaluation the score is
 
-        baseline + (reward - baseline) * sqrt(min(total_episodes / episode, budget / KL)),
+        min(1, x / SLOWEST, FASTEST / x)
 
-    or the best reward within the budget so far, where that is more. None: nothing can be read.
+    so 1 for a trial that has spent about the share of its KL budget that it has of its episodes. A slower one will not
+    get to the budget; a faster one is there before it has learned much, and then held back. None: no KL can be read.
     """
-    finite = [row for row in evaluations if is_finite(row["eval/reward"]) and is_finite(row["eval/kl"])]
-    within = trial_value(finite, kl_budget).value
-    if not finite or finite[-1]["episode"] <= 0:
-        return within
-    first, last = finite[0], finite[-1]
-    growth = total_episodes / last["episode"]
-    if last["eval/kl"] > 0:
-        growth = min(growth, kl_budget / last["eval/kl"])
-    baseline, reward = float(first["eval/reward"]), float(last["eval/reward"])
-    ahead = baseline + (reward - baseline) * math.sqrt(growth)
-    return ahead if within is None else max(ahead, within)
+    if not evaluations or not is_finite(evaluations[-1]["eval/kl"]) or evaluations[-1]["episode"] <= 0:
+        return None
+    last = evaluations[-1]
+    x = (last["eval/kl"] / kl_budget) / (last["episode"] / total_episodes)
+    return min(1.0, x / SLOWEST, FASTEST / x) if x > 0 else 0.0
 
 
 def violation(kl: float | None, kl_budget: float, reason: Reason | None) -> float:
@@ -127,14 +125,14 @@ class Told:
 def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
     """Return what is reported of a trial to a sampler, by the table above.
 
-    A completed trial that was never evaluated has no value, so it is reported as failed. The value of one that
-    rests is its score at the rung: the sampler adds what finished trials gained after it.
+    A completed trial that was never evaluated has no value, so it is reported as failed. A trial that is paused at a
+    rung has its value so far, instead of which its own sampler reads a predicted one (see `tuner.search.propose`).
     """
     if not row.teaches or row.status is Status.FAILED:
         return Told(TrialState.FAIL)
     constraint = violation(row.kl, spec.kl_budget, row.reason)
-    if row.is_resting and row.rung_score is not None:
-        return Told(TrialState.COMPLETE, row.rung_score, constraint)
+    if row.is_resting and row.value is not None:
+        return Told(TrialState.COMPLETE, row.value, constraint)
     if row.status in (Status.WAITING, Status.RUNNING) or (row.status is Status.PAUSED and row.value is None):
         return Told(TrialState.RUNNING)
     if row.status is Status.COMPLETED and row.value is None:

@@ -18,7 +18,6 @@ from tuner import study_file
 from tuner.guard import GuardSettings
 from tuner.search import warm_start
 from tuner.search.warm_start import ListedTrial
-from tuner.space import ADAPTIVE, FIXED, KL_CONTROL, has_kl_choice, is_active
 from tuner.study_file import SamplerSpec, Strategy
 from tuner.worker_settings import WorkerSettings, checked
 
@@ -29,6 +28,9 @@ THREADS = Bounds(1, 1024)
 
 SCALE_FREE = ("num_ppo_epochs", "cliprange", "cliprange_value", "lam", "gamma", "vf_coef", "kl_coef")
 """Hyperparameters whose declared default is TRL's: they do not depend on the size of the model."""
+
+KL_TARGET = 0.85
+"""Share of the KL budget at which β is to land the KL of a trial, where the study does not say how β moves."""
 
 ValueSource = Literal["TRL default", "task reference", "study"]
 
@@ -254,18 +256,18 @@ class StudySpec:
     def config(self, params: Mapping[str, HyperValue]) -> PPOConfig:
         """Return a trial's configuration: declared defaults, task reference, fixed values, then `params`.
 
-        A searched value that `params` lacks is trial 0's. With kl_control "fixed" there is no kl_target. Where a batch
-        size is searched, a mini-batch larger than the rollout batch is the whole of it.
+        A searched value that `params` lacks is trial 0's. Where a batch size is searched, a mini-batch larger than the
+        rollout batch is the whole of it.
 
         Raises:
             ConfigError: an unknown name, or values that do not go together.
         """
         values = dict(get_task(self.task).reference)
+        if self.lands_kl:
+            values |= {"kl_target": self._reference_value("kl_target"), "kl_controller": "landing"}
         values |= {name: self._reference_value(name) for name in self.search}
         values |= self.fixed
-        values |= {name: value for name, value in params.items() if name != KL_CONTROL}
-        if params.get(KL_CONTROL) == FIXED:
-            values["kl_target"] = None
+        values |= params
         if "batch_size" in self.search or "mini_batch_size" in self.search:
             values["mini_batch_size"] = _within_batch(values)
         return PPOConfig.from_dict({**values, "seed": self.seed}, "params")
@@ -273,35 +275,25 @@ class StudySpec:
     def reference_params(self) -> dict[str, HyperValue]:
         """Return trial 0's params: the task's own values, TRL's where it states none.
 
-        They may lie outside the search ranges. What is unset there (kl_target) is left out. None where trials are
-        listed: no reference is added to them.
+        They may lie outside the search ranges. What is unset there is left out. None where trials are listed: no
+        reference is added to them.
         """
-        params: dict[str, HyperValue] = {KL_CONTROL: FIXED} if has_kl_choice(self.search) else {}
-        for name in self.search:
-            value = self._reference_value(name)
-            if value is not None and is_active(name, self.search, params):
-                params[name] = value
-        return params
+        values = {name: self._reference_value(name) for name in self.search}
+        return {name: value for name, value in values.items() if value is not None}
 
     def params_with(self, given: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
-        """Return the params of a trial with the searched values `given`; what they leave out is trial 0's.
-
-        Where a trial has either a fixed or an adaptive β, it adapts if a `kl_target` is given.
-        """
-        params = {**self.reference_params(), **given}
-        if has_kl_choice(self.search):
-            params[KL_CONTROL] = ADAPTIVE if "kl_target" in given else FIXED
-        return {name: value for name, value in params.items() if is_active(name, self.search, params)}
+        """Return the params of a trial with the searched values `given`; what they leave out is trial 0's."""
+        return {**self.reference_params(), **given}
 
     def extreme_configs(self) -> dict[str, PPOConfig]:
         """Return the trials between which all others lie, by what they are: what a study takes at most follows."""
         listed = {f"trial {number}": trial.params for number, trial in enumerate(self.listed)}
         starts = {start.name: self.params_with(start.params) for start in self.starts}
-        corners = {} if self.listed else {"largest values": self._corner("high", ADAPTIVE)}
+        corners = {} if self.listed else {"largest values": self._corner("high")}
         for name, one in self.search.items():
             if isinstance(one, Choices) and HYPERPARAMETERS[name].kind not in (int, float):
                 corners |= {
-                    f"largest values, {_values_text({name: value})}": self._corner("high", ADAPTIVE) | {name: value}
+                    f"largest values, {_values_text({name: value})}": self._corner("high") | {name: value}
                     for value in one.values[1:]
                 }
         reference = {} if self.listed else {"trial 0": self.reference_params()}
@@ -320,8 +312,6 @@ class StudySpec:
         """Return where trial 0's value of each fixed or searched hyperparameter comes from, by name."""
         reference = get_task(self.task).reference
         origins: dict[str, ValueSource] = dict.fromkeys(self.fixed, "study")
-        if has_kl_choice(self.search):
-            origins[KL_CONTROL] = "TRL default"
         for name in self.search:
             origins[name] = "task reference" if name in reference else "TRL default"
         return origins
@@ -357,8 +347,17 @@ class StudySpec:
             [f"{line}; give the study another name" for line in refused if line],
         )
 
+    @property
+    def lands_kl(self) -> bool:
+        """Whether β lands each trial's KL within the budget: nothing says how β moves, and it is neither searched nor
+        fixed."""
+        given = {**self.search, **self.fixed}
+        reference = get_task(self.task).reference
+        return not (self.listed or "kl_coef" in given or "kl_target" in given or "kl_target" in reference)
+
     def _reference_value(self, name: str) -> HyperValue:
-        return get_task(self.task).reference.get(name, HYPERPARAMETERS[name].default)
+        value = get_task(self.task).reference.get(name, HYPERPARAMETERS[name].default)
+        return KL_TARGET * self.kl_budget if name == "kl_target" and value is None else value
 
     def _check(self, where: str) -> None:
         """Raise ConfigError where a trial of this study could not be a valid PPOConfig."""
@@ -370,7 +369,7 @@ class StudySpec:
             raise ConfigError(f"{where}: [search] is empty, so all trials would be the same{why}")
         self._check_extent(f"{where}: ")
         study_file.require_disjoint({**self.search, **self.idle}, self.fixed, where)
-        low, high = self._corner("low", FIXED), self._corner("high", ADAPTIVE)
+        low, high = self._corner("low"), self._corner("high")
         trials = {
             "trial 0 (the reference)": self.reference_params(),
             "all searched values at their low end": low,
@@ -408,8 +407,8 @@ class StudySpec:
                 "the batch would grow with the number of GPUs; set batch_size and mini_batch_size instead"
             )
 
-    def _corner(self, which: Literal["low", "high"], control: str) -> dict[str, HyperValue]:
-        return {KL_CONTROL: control, **{name: study_file.end(one, which) for name, one in self.search.items()}}
+    def _corner(self, which: Literal["low", "high"]) -> dict[str, HyperValue]:
+        return {name: study_file.end(one, which) for name, one in self.search.items()}
 
 
 def _within_batch(values: Mapping[str, HyperValue]) -> HyperValue:

@@ -44,8 +44,6 @@ class Origin(StrEnum):
     """Trial 0: the task's own values, TRL's where it states none."""
     SAMPLED = "sampled"
     """The sampler proposed it."""
-    MATCHED = "matched"
-    """That of a finished trial, with the β that should bring its KL within the budget (see `tuner.search.matching`)."""
     LISTED = "listed"
     """Listed in the study file, as a trial or as a start of the search."""
     ENQUEUED = "enqueued"

@@ -27,7 +27,7 @@ from ppo_core.hyperparameters import HYPERPARAMETERS, MAKES_INERT, inert, requir
 from ppo_core.task import BUILT_IN, Task
 from ppo_core.task_file import get_task, is_task_path, read_table
 from tuner.search.warm_start import RECIPES, STUDY, ListedTrial, moved
-from tuner.space import Encoded, require_one_control
+from tuner.space import Encoded
 
 TOP_LEVEL: Mapping[str, str] = {
     "name": "results are stored under this name, and found again by it",
@@ -63,7 +63,7 @@ KL: Mapping[str, str] = {
 SAMPLER: Mapping[str, str] = {
     "name": "one of the samplers, or `module:callable`: called with `seed`, it returns an Optuna sampler. "
     "It is made anew for each trial and may keep nothing in the study",
-    "startup_trials": "trials with a value or rung score that the sampler waits for, per kind of β control (default 4)",
+    "startup_trials": "trials with a value that the sampler waits for (default 4)",
 }
 """The keys of the [sampler] table."""
 PRUNER: Mapping[str, str] = {
@@ -110,8 +110,8 @@ class SamplerSpec:
     name: str = "tpe"
     """One of SAMPLERS, or `module:callable`: given `seed`, it returns an `optuna.samplers.BaseSampler`."""
     startup_trials: int = 4
-    """Trials of an arm that must have a value or a rung score before the sampler proposes the arm's next one. Until
-    then they are drawn around the reference (see `tuner.search.prior`); `random` and `qmc` need none."""
+    """Trials that must have a value before the sampler proposes. Until then they are drawn around the reference (see
+    `tuner.search.prior`); `random` and `qmc` need none."""
 
     @property
     def is_own(self) -> bool:
@@ -401,7 +401,6 @@ def read_starts(
             if name not in search:
                 hint = nearest(name, search)
                 raise ConfigError(f"{at}.{name}: it is not searched; a start may set: {', '.join(search)}{hint}")
-        require_one_control(search, start.params, f"{at}: ")
         try:
             asked.append(moved(start.params, search, start.label))
         except ConfigError as error:

@@ -98,7 +98,7 @@ def _outcomes(store: Store, snapshot: Snapshot, rows: Sequence[TrialRow]) -> dic
     lines = {
         "Status": [style.status_cell(row) for row in rows],
         "Label": [safe_text.cell(row.label) for row in rows],
-        "Rung score (reward)": paused,
+        "Rung score": paused,
         "Value ± SE (reward)": [plus_minus(row.value, row.value_se) for row in rows],
         "Read at step": ["" if row.value_step is None else str(row.value_step) for row in rows],
         f"Eval KL there ({KL_UNIT})": [measured(row.kl) for row in rows],

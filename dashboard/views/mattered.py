@@ -29,8 +29,8 @@ def section(store: Store, snapshot: Snapshot) -> None:
     """Draw all of it."""
     evaluated = analysis.evaluations(data.curves(store, snapshot, analysis.EVALUATED, evaluations_only=True))
     at = _fidelity(snapshot)
-    kls = evaluated.set_index(["trial", "episode"])["kl"].to_dict()
-    trials = fidelity.read(snapshot.view.trials, at, kls, snapshot.view.spec)
+    at_rung = {(row.trial, row.episode): (row.reward, row.kl) for row in evaluated.itertuples()}
+    trials = fidelity.read(snapshot.view.trials, at, at_rung)
     if said := fidelity.read_where(snapshot.view.trials, at, snapshot.view.spec):
         st.caption(said)
     shown = Snapshot.of(replace(snapshot.view, trials=trials))

@@ -12,7 +12,6 @@ from ppo_core.output import counted
 from tuner.answer import Answer, of_study
 from tuner.best import RULE
 from tuner.results import StudyView
-from tuner.search.matching import finished_by
 from tuner.status import Status
 from tuner.store import Store
 
@@ -146,7 +145,7 @@ def _promoted(view: StudyView) -> str:
     """Return what the card's help adds where the strategy pauses trials; empty: it pauses none."""
     if not view.spec.pauses_trials:
         return ""
-    promoted = counted(sum(row.is_promoted for row in view.trials) + len(finished_by(view.trials)), "trial")
+    promoted = counted(sum(row.is_promoted for row in view.trials), "trial")
     return f" Below: trials that the strategy paused at a rung. {promoted.capitalize()} promoted so far."
 
 

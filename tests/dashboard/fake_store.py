@@ -19,7 +19,6 @@ from ppo_core.report import Sample, StepReport, TokenReadings
 from tuner.budget_watch import WatchState, watch
 from tuner.guard import GuardState, observe
 from tuner.scoring import evaluations_of, judged, outcome, rung_score
-from tuner.space import KL_CONTROL
 from tuner.spec import StudySpec
 from tuner.status import Origin, Reason, Status
 from tuner.store import Lease, NewTrial, Outcome, Store, TrialRow
@@ -102,7 +101,6 @@ class Course:
         """The searched values as the sampler would propose them."""
         price = {"kl_target": self.beta} if self.adaptive else {"kl_coef": self.beta}
         return {
-            KL_CONTROL: "adaptive" if self.adaptive else "fixed",
             "learning_rate": self.learning_rate,
             "batch_size": self.batch,
             "num_ppo_epochs": self.epochs,
@@ -330,8 +328,7 @@ def _tokens(number: int, words: list[str], kl: float) -> TokenReadings | None:
 
 
 def _begun(store: Store, lease: Lease, number: int, course: Course) -> TrialRow:
-    declared = {name: value for name, value in course.params.items() if name != KL_CONTROL}
-    config = {"total_episodes": TOTAL_EPISODES, "response_length": 24, "seed": 7, **declared}
+    config = {"total_episodes": TOTAL_EPISODES, "response_length": 24, "seed": 7, **course.params}
     origin = Origin.SAMPLED if number else Origin.REFERENCE
     trial = store.add_trial(lease, NewTrial(number, origin, config, course.params, threads=1))
     return store.begin_attempt(lease, trial, None)

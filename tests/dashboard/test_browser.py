@@ -54,7 +54,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     fake_store.build(folder / "store.db", courses=fake_store.COURSES[:9]).close()
     with closing(sqlite3.connect(folder / "store.db")) as connection, connection:
         connection.execute("UPDATE ppo_trials SET label = ?", [HOSTILE])
-        connection.execute("UPDATE ppo_trials SET params = json_set(params, '$.kl_control', '@SUM(1)')")
+        connection.execute("UPDATE ppo_trials SET params = json_set(params, '$.lr_scheduler_type', '@SUM(1)')")
         connection.execute("UPDATE ppo_trials SET reason = json_set(reason, '$.message', ?)", [HOSTILE])
         connection.execute("UPDATE ppo_samples SET prompt = ? || prompt_index, response = ?", [HOSTILE, HOSTILE])
         connection.execute("UPDATE ppo_samples SET response = ? WHERE prompt_index = 1 AND step = 0", [LONG])
@@ -99,7 +99,7 @@ def test_a_tables_tool_bar_saves_it_as_csv_and_no_cell_is_a_formula(
     rows = list(csv.DictReader((tmp_path / "trials.csv").open(encoding="utf-8-sig")))
     assert [int(row["number"]) for row in rows] == list(range(9))
     assert rows[8]["note"].startswith("'=1+1")
-    assert {row["params_kl_control"] for row in rows} == {"'@SUM(1)"}
+    assert {row["params_lr_scheduler_type"] for row in rows} == {"'@SUM(1)"}
 
 
 @pytest.mark.browser

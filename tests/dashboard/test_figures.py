@@ -234,7 +234,7 @@ def test_a_contours_surface_meets_its_points() -> None:
 
 
 def test_searched_hyperparameters_are_those_that_vary_in_the_declared_order() -> None:
-    frame = SEARCHED.assign(params_cliprange=0.2, params_kl_control="fixed", **{f"params_{MARKUP}": [1, 2, 3, 4]})
+    frame = SEARCHED.assign(params_cliprange=0.2, **{f"params_{MARKUP}": [1, 2, 3, 4]})
     assert figures.searched(frame) == ["learning_rate"]
     assert figures.title_of(MARKUP) == "?"
 

@@ -56,9 +56,9 @@ def test_trials_are_read_at_the_rung_or_at_their_end_and_never_both(
     assert rung.segmented_control(key="read at").value == "at their rung"
     assert any(one.value.startswith("25 trials read at 10% to 13% of their episodes.") for one in rung.caption)
     assert [text for text in shown.texts(rung) if text.startswith("With 25 trials")], "all that came to the rung"
-    assert "The reward is the rung score" in rung.segmented_control(key="read at").help
+    assert "with their evaluations there" in rung.segmented_control(key="read at").help
     slices = figures_of(rung)
-    assert slices["slice of value"]["layout"]["yaxis"]["title"]["text"] == "Rung score (reward)"
+    assert slices["slice of value"]["layout"]["yaxis"]["title"]["text"] == "Eval reward at the rung"
     assert slices["slice of kl"]["layout"]["yaxis"]["title"]["text"] == "Eval KL at the rung (nats per response)"
     end = page("compare", tmp_path / "store.db", monkeypatch, tab=TAB, **{"read at": "at their end"})
     assert any(info.startswith("2 trials ran to the end") for info in shown.infos(end))

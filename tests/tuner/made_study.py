@@ -49,13 +49,13 @@ HARD_REASON = Reason("kl_hard", "KL 88 over 60 (4 times the limit) at step 2", "
 
 PARAMS: tuple[dict[str, Any], ...] = (
     {},  # trial 0: the reference
-    {"kl_control": "fixed", "learning_rate": 1e-3, "kl_coef": 0.05, "batch_size": 64},
-    {"kl_control": "fixed", "learning_rate": 5e-4, "kl_coef": 0.1, "batch_size": 64},
-    {"kl_control": "adaptive", "learning_rate": 3e-4, "kl_target": 6.0, "batch_size": 32},
-    {"kl_control": "fixed", "learning_rate": 3e-3, "kl_coef": 0.01, "batch_size": 64},
-    {"kl_control": "fixed", "learning_rate": 2.5e-3, "kl_coef": 0.01, "batch_size": 64},
-    {"kl_control": "fixed", "learning_rate": 1e-5, "kl_coef": 0.3, "batch_size": 128},
-    {"kl_control": "fixed", "learning_rate": 2e-5, "kl_coef": 0.3, "batch_size": 128},
+    {"learning_rate": 1e-3, "kl_coef": 0.05, "batch_size": 64},
+    {"learning_rate": 5e-4, "kl_coef": 0.1, "batch_size": 64},
+    {"learning_rate": 3e-4, "kl_target": 6.0, "batch_size": 32},
+    {"learning_rate": 3e-3, "kl_coef": 0.01, "batch_size": 64},
+    {"learning_rate": 2.5e-3, "kl_coef": 0.01, "batch_size": 64},
+    {"learning_rate": 1e-5, "kl_coef": 0.3, "batch_size": 128},
+    {"learning_rate": 2e-5, "kl_coef": 0.3, "batch_size": 128},
 )
 OUTCOMES: tuple[Outcome | None, ...] = (
     Outcome(Status.COMPLETED, None, 1.0, kl=4.0),

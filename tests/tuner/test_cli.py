@@ -245,7 +245,7 @@ def test_the_checkpoint_of_a_fork_is_made_again_as_that_of_any_trial(
 def test_compare_shows_only_what_differs(ppo_tuner: Invoke, made: str) -> None:
     stdout = ppo_tuner("compare", made, "0", "3")[1]
     assert re.search(r"learning_rate +0\.0002 +0\.0003", stdout)
-    assert re.search(r"kl_target +unset +6", stdout)
+    assert re.search(r"kl_target +8.5 +6", stdout)
     assert "cliprange" not in stdout
     assert re.search(r"status +completed +stopped", stdout)
 

@@ -51,6 +51,16 @@ def test_run_goes_to_the_end_and_again_prints_its_result(ppo_tuner: Invoke, own_
     assert study["trials"][0]["value"] == pytest.approx(0.65)  # 0.25 + 0.8 / 2
 
 
+@pytest.mark.parametrize(("search", "said"), [({"lam": "advised"}, "KL at 5.1"), ({"kl_coef": "advised"}, "")])
+def test_the_first_line_says_where_beta_lands_the_kl(search: dict[str, str], said: str) -> None:
+    out = io.StringIO()
+    content = {"name": "s", "task": "reviews", "trials": 2, "search": search, "kl": {"budget": 6, "limit": 15}}
+    with StudyProgress(Console(file=out, width=200)) as progress:
+        progress(StudyStarted(StudySpec.from_dict(content, "s"), Extent(0, 0, 2, 0.0, None), ()))
+    first = out.getvalue().splitlines()[0]
+    assert first.endswith(said) and ("lands" in first) is bool(said)
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_bars_are_for_terminals_and_lines_for_all(is_terminal: bool) -> None:
     out = io.StringIO()

@@ -32,7 +32,7 @@ SPEC = make_spec(search=dict.fromkeys(
 """Budget 10, limit 15; 1,920 episodes."""
 CONFIG = SPEC.config(
     {"learning_rate": 2e-4, "value_learning_rate": 1e-3, "num_ppo_epochs": 4, "cliprange": 0.2, "kl_coef": 0.05}
-).to_dict()
+).to_dict() | {"kl_target": None}
 BATCH, STEPS = 64, 30
 
 HEALTHY = {
@@ -242,6 +242,15 @@ def test_reward_that_rises_while_texts_repeat_or_shrink_asks_for_a_higher_beta()
     assert found(falls) == [], "reward does not rise"
 
 
+def test_a_landing_beta_that_did_not_get_the_kl_to_the_budget_asks_for_a_higher_rate() -> None:
+    slow = {"eval__kl": lambda share: 2 * share, "objective__kl_exact": lambda share: 2 * share,
+            "eval__reward": lambda share: 0.4 + share}  # fmt: skip
+    landing = {"kl_target": 8.5, "kl_controller": "landing"}
+    assert change(only(steps(**slow), **landing))[0] == "learning_rate"
+    hacked = only(steps(eval__length=lambda share: 20 - 14 * share), **landing)
+    assert change(hacked)[0] == "kl_target" and float(hacked.value) < 8.5
+
+
 def test_a_stable_run_far_below_the_budget_that_still_rises_asks_for_a_lower_beta() -> None:
     """(7.8 / 2) ** (1 / 0.8) = 5.48; where β is at its end, sqrt(5.48) = 2.34 times the rate."""
     slow = {"eval__kl": lambda share: 2 * share, "objective__kl_exact": lambda share: 2 * share,
@@ -290,7 +299,7 @@ def test_values_stay_in_the_studys_range_and_are_whole_where_they_must() -> None
 
 
 def test_a_change_is_tried_as_a_trial_of_the_study_whether_it_is_searched_or_not() -> None:
-    trial = trial_row(4, params={"kl_control": "fixed", "learning_rate": 2e-4, "kl_coef": 0.05}, config=CONFIG)
+    trial = trial_row(4, params={"learning_rate": 2e-4, "kl_coef": 0.05}, config=CONFIG)
     one = Diagnosis("KL too high", "made up", "kl_coef", 0.05, 0.084)
     assert enqueued(trial, one) == {"learning_rate": 2e-4, "kl_coef": 0.084}
     assert label(trial, one) == "trial 4, kl_coef up"

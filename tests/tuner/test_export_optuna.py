@@ -34,12 +34,7 @@ TOOLS = Path(sys.executable).parent
 SPEC = make_spec(strategy="full")
 CONFIG = reference_config(SPEC)
 REFERENCE: dict[str, HyperValue] = {**SPEC.reference_params(), "num_ppo_epochs": 2}
-ADAPTIVE: dict[str, HyperValue] = {
-    **{name: value for name, value in REFERENCE.items() if name != "kl_coef"},
-    "kl_control": "adaptive",
-    "kl_target": 6.0,
-    "vf_coef": 0.75,
-}
+ADAPTIVE: dict[str, HyperValue] = {**REFERENCE, "kl_target": 6.0, "vf_coef": 0.75}
 ROWS = [
     trial_row(0, origin=Origin.REFERENCE, params=REFERENCE, value=1.5, kl=8.0, value_step=4),
     trial_row(1, params=ADAPTIVE, value=2.0, kl=0.0, value_step=0),

@@ -14,9 +14,9 @@ from tuner.store import TrialRow
 CONFIG = CUT_SPEC.config({}).to_dict()  # 1,920 episodes in batches of 64: the rung is at 192
 
 
-def evaluated(*rows: tuple[int, int, float]) -> dict[tuple[int, int], float]:
-    """Evaluations from (trial, episode, KL)."""
-    return {(trial, episode): kl for trial, episode, kl in rows}
+def evaluated(*rows: tuple[int, int, float, float]) -> dict[tuple[int, int], tuple[float, float]]:
+    """Evaluations from (trial, episode, reward, KL)."""
+    return {(trial, episode): (reward, kl) for trial, episode, reward, kl in rows}
 
 
 def came(number: int, score: float | None, **values: Any) -> TrialRow:
@@ -27,9 +27,9 @@ def resting(number: int, score: float | None) -> TrialRow:
     return came(number, score, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, value=0.9, kl=3.0, end_kl=3.0)
 
 
-def read(rows: list[TrialRow], at: str, spec: StudySpec, *kls: tuple[int, int, float]) -> list[Any]:
+def read(rows: list[TrialRow], at: str, spec: StudySpec, *rows_there: tuple[int, int, float, float]) -> list[Any]:
     [chosen] = [one for one in fidelity.offered(spec) if one.name == at]
-    return [(row.number, row.value, row.kl) for row in fidelity.read(rows, chosen, evaluated(*kls), spec)]
+    return [(row.number, row.value, row.kl) for row in fidelity.read(rows, chosen, evaluated(*rows_there))]
 
 
 ROWS = [resting(0, 0.5), came(1, 0.8, value=1.7, kl=9.0, end_kl=14.0), pruned(2, value=0.4, kl=0.0, end_kl=70.0)]
@@ -43,9 +43,9 @@ def test_the_rung_of_the_strategy_is_offered_before_the_end() -> None:
 
 
 def test_at_a_rung_every_trial_that_came_to_it_reads_as_it_did_there() -> None:
-    kls = [(0, 192, 2.5), (1, 192, 3.5), (1, 1920, 14.0), (2, 192, 9.0)]
-    assert read(ROWS, "at their rung", CUT_SPEC, *kls) == [(0, 0.5, 2.5), (1, 0.8, 3.5)]
-    assert read(ROWS[:1], "at their rung", CUT_SPEC) == [(0, 0.5, None)]
+    found = [(0, 192, 0.6, 2.5), (1, 192, 0.7, 3.5), (1, 1920, 1.7, 14.0), (2, 192, 0.2, 9.0)]
+    assert read(ROWS, "at their rung", CUT_SPEC, *found) == [(0, 0.6, 2.5), (1, 0.7, 3.5)]
+    assert read(ROWS[:1], "at their rung", CUT_SPEC) == [(0, None, None)]
 
 
 def test_at_their_end_no_trial_rests_and_a_best_checkpoint_is_held_against_the_last_kl() -> None:

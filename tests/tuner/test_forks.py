@@ -302,7 +302,7 @@ def test_a_forks_stages_are_those_of_its_ancestors_up_to_where_each_was_forked()
         trial_row(2, config=third, role=Role.FORK, parent=1, fork_step=5),
         trial_row(3, config=third, role=Role.FORK, parent=1, fork_step=3),  # where its parent began
         trial_row(4, config=third | {"seed": 9, "total_episodes": 320}, role=Role.CONFIRM, parent=2),
-        trial_row(5, config=second, parent=2),  # at another β, from the start
+        trial_row(5, config=second, parent=2),  # no fork
     ]
     found = [stages(rows, row) for row in rows]
     assert found[0] == found[5] == ()

@@ -84,7 +84,7 @@ def test_what_does_nothing_in_its_trial_is_told() -> None:
     assert spec().notes == ()
     study = spec(trial=[{"kl_horizon": 100}, {"num_ppo_epochs": 1, "num_mini_batches": 1, "mini_batch_size": 64}])
     horizon, ratio = study.notes
-    assert horizon.startswith("trial 0: kl_horizon does nothing: the horizon belongs to an adaptive")
+    assert horizon.startswith("trial 0: kl_horizon does nothing: it belongs to a β that moves")
     assert ratio.startswith("trial 1: with one PPO epoch and one mini-batch the ratio is always 1")
 
 

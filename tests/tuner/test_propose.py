@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.search_space import intersection_search_space
@@ -17,11 +16,10 @@ from ppo_core.declare import HyperValue
 from ppo_core.errors import ConfigError
 from tests.tuner.trial_rows import make_spec, pruned, running, trial_row
 from tuner.search import propose as proposing
-from tuner.search.choose import new_trial
-from tuner.search.matching import New
+from tuner.search.choose import New, new_trial
 from tuner.search.prior import first_params, spread_params
 from tuner.search.propose import as_read, propose, require_usable
-from tuner.space import arm_search, sampler_space
+from tuner.space import sampler_space
 from tuner.spec import StudySpec
 from tuner.status import Origin, PausedBy, Role, Status
 from tuner.store import TrialRow
@@ -30,10 +28,8 @@ Params = dict[str, HyperValue]
 
 
 SPEC = make_spec()
-ONE_ARM = {"learning_rate": "advised", "batch_size": "advised", "vf_coef": {"low": 0.5, "high": 1.0}}
-_FIXED: Params = {**SPEC.reference_params(), "vf_coef": 0.7}
-_ADAPTIVE: Params = {**_FIXED, "kl_control": "adaptive", "kl_target": 4.0}
-ARMS = (_FIXED, {name: value for name, value in _ADAPTIVE.items() if name != "kl_coef"})
+SMALL = {"learning_rate": "advised", "batch_size": "advised", "vf_coef": {"low": 0.5, "high": 1.0}}
+INSIDE: Params = {**SPEC.reference_params(), "vf_coef": 0.7}
 
 
 def ended(row: TrialRow, how: str, value: float) -> TrialRow:
@@ -46,7 +42,9 @@ def ended(row: TrialRow, how: str, value: float) -> TrialRow:
         "failed": trial_row(row.number, status=Status.FAILED, value=None, kl=None),
         "stopped": trial_row(row.number, status=Status.STOPPED, value=value, episodes=10 * row.number),
         "finished": trial_row(row.number, value=value, is_promoted=True, rung_episode=192, rung_score=0.7 * value),
-        "resting": trial_row(row.number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, rung_score=value),
+        "resting": trial_row(
+            row.number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, value=value, rung_score=0.5
+        ),
         "paused": trial_row(row.number, status=Status.PAUSED, paused_by=PausedBy.PERSON, value=value, episodes=10),
         "waiting": trial_row(row.number, status=Status.WAITING, value=None, kl=None),
         "running": running(row.number, {}),
@@ -85,35 +83,28 @@ def test_proposals_differ_and_make_valid_configurations() -> None:
         SPEC.config(proposals[-1])
         rows.append(ended(running(number, proposals[-1]), "completed", float(number)))
     assert len({tuple(params.values()) for params in proposals}) == 12
-    assert {params["kl_control"] for params in proposals} == {"fixed", "adaptive"}
-    for params in proposals:
-        assert ("kl_coef" in params, "kl_target" in params) == (
-            (True, False) if params["kl_control"] == "fixed" else (False, True)
-        )
 
 
 def began(*hows: str) -> list[TrialRow]:
-    """The trials of a study, of one arm and then the other, that ended in these ways."""
-    rates = (1e-4 * (number + 1) for number in range(len(hows)))
-    params: list[Params] = [{**ARMS[number % 2], "learning_rate": rate} for number, rate in enumerate(rates)]
+    """The trials of a study that ended in these ways."""
+    params = [{**INSIDE, "learning_rate": 1e-4 * (number + 1)} for number in range(len(hows))]
     return [ended(running(number, params[number]), how, 1.0) for number, how in enumerate(hows)]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "tests.tuner.test_propose:mine"])
-def test_the_first_trials_of_an_arm_are_drawn_around_the_reference(sampler: str) -> None:
-    """As long as fewer of the arm have a value or a rung score than the sampler asks for, whatever the other arm has."""
+def test_the_first_trials_are_drawn_around_the_reference(sampler: str) -> None:
+    """As long as fewer have a value than the sampler asks for."""
 
     def is_drawn(*hows: str) -> bool:
         spec, number = make_spec(sampler, startup_trials=2), len(hows)
-        search, arm = arm_search(spec.search, "fixed"), {"kl_control": "fixed"}
-        first = first_params(search, spec.config({}).to_dict(), spec.seed, number, "fixed")
-        return propose(spec, began(*hows), number) == arm | first
+        first = first_params(spec.search, spec.config({}).to_dict(), spec.seed, number)
+        return propose(spec, began(*hows), number) == first
 
     assert is_drawn(*["running"] * 6)
-    assert is_drawn("completed", "completed", "running", "completed", "failed", "completed")
+    assert is_drawn("completed", "running", "failed", "waiting")
+    assert is_drawn("resting", "running", "waiting", "running")
     assert not is_drawn("completed", "running", "completed", "running")
     assert not is_drawn("resting", "running", "stopped", "running")
-    assert is_drawn("resting", "running", "waiting", "running")
 
 
 def test_random_and_qmc_are_baselines_and_begin_as_they_go_on() -> None:
@@ -123,8 +114,7 @@ def test_random_and_qmc_are_baselines_and_begin_as_they_go_on() -> None:
     assert statistics.median(uniform) == pytest.approx(math.sqrt(low * high), rel=0.7), "the middle, not the reference"
     for values in ({}, dict.fromkeys(range(8), 1.0)):
         spec = make_spec("qmc")
-        search = arm_search(spec.search, "fixed")
-        assert ninth(spec, values) == {"kl_control": "fixed", **spread_params(search, spec.seed, 8, "fixed")}
+        assert ninth(spec, values) == spread_params(spec.search, spec.seed, 8)
 
 
 def mine(seed: int) -> BaseSampler:
@@ -222,7 +212,7 @@ def test_of_many_trials_a_sampler_reads_the_best_the_running_and_the_latest(monk
     rows = [trial_row(n, params={"learning_rate": 1e-5 * 1.2**n}, value=n % 10, kl=5.0) for n in range(40)]
     rows[9] = pruned(9, "nonfinite", params={"learning_rate": 1e-4}, value=99.0)  # broken
     rows[3] = running(3, {"learning_rate": 3e-5})
-    read = [trial.params["learning_rate"] for trial in as_read(spec, rows, None)]
+    read = [trial.params["learning_rate"] for trial in as_read(spec, rows)]
     # The best feasible ones of 0 to 31 are 19 and 29 (9 each), 8 and 18; the last eight are read whatever they are.
     assert read == [min(1e-5 * 1.2**n, 3e-3) if n != 3 else 3e-5 for n in (3, 8, 18, 19, 29, *range(32, 40))]
     proposal = propose(spec, rows, 40)
@@ -262,14 +252,15 @@ TOY_RUNG = 0.1
 def toy(number: int, rate: float, until: str) -> TrialRow:
     """A trial of the toy that rests at its rung, or went on from there to its end, or to the guard's."""
     pace = 2.0 * rate / 1e-4
-    score, end = pace * TOY_RUNG, min(1.0, math.sqrt(15.0) / pace)
+    early, end = min(pace * TOY_RUNG, math.sqrt(10.0)), min(1.0, math.sqrt(15.0) / pace)
     value = math.sqrt(min((pace * end) ** 2, 10.0))
+    x = (pace * TOY_RUNG) ** 2 / 10.0 / TOY_RUNG
     made = {
-        "rest": trial_row(number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, value=score, episodes=192),
+        "rest": trial_row(number, status=Status.PAUSED, paused_by=PausedBy.STRATEGY, value=early, episodes=192),
         "end": trial_row(number, value=value, is_promoted=True, episodes=1920),
         "guard": pruned(number, "kl_limit", 15.0, value=value, is_promoted=True, episodes=round(1920 * end)),
     }[until]
-    return replace(made, params={"learning_rate": rate}, rung_score=score)
+    return replace(made, params={"learning_rate": rate}, rung_score=min(1.0, x / 0.5, 3.0 / x))
 
 
 def rates(low: float, high: float, count: int) -> list[float]:
@@ -300,85 +291,51 @@ def test_what_the_guard_ended_late_does_not_outrank_those_at_a_rung_that_promise
     assert 2e-4 < proposed_rate(rows) < 7e-4
 
 
-def test_predictions_follow_the_median_gain_of_the_finished_trials_after_the_rung() -> None:
+def test_a_paused_trial_is_read_as_its_value_so_far_and_its_share_of_the_usual_gain() -> None:
     spec = make_spec(search={"learning_rate": "advised"})
     params, resting = {"learning_rate": 1e-4}, {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY}
 
-    def ran_on(number: int, value: float) -> TrialRow:
-        return trial_row(number, params=params, value=value, is_promoted=True, rung_score=0.5)
-
     def values(*rows: TrialRow) -> list[float | None]:
-        return [trial.value for trial in as_read(spec, rows, None)]
+        return [trial.value for trial in as_read(spec, rows)]
 
-    first = ran_on(0, 2.0)
-    rows = [trial_row(1, params=params, value=1.0, rung_score=0.5, **resting),
-            trial_row(2, params=params, rung_score=0.75, **resting)]  # fmt: skip
-    assert values(first, *rows) == [2.0, 0.5 + 1.5, 0.75 + 1.5]
-    assert values(first, *rows, ran_on(3, 4.0), ran_on(4, 2.5)) == [2.0, 0.5 + 2.0, 0.75 + 2.0, 4.0, 2.5]
-    no_lesson = [
-        trial_row(3, params=params, value=9.0),  # it was never paused
-        pruned(4, params=params, value=0.0, rung_score=0.5),
-    ]
-    assert values(first, *rows, *no_lesson)[1:3] == [0.5 + 1.5, 0.75 + 1.5]
+    rows = [trial_row(0, params=params, value=1.0, rung_score=0.5, **resting),
+            trial_row(1, params=params, value=1.5, rung_score=0.75, **resting),
+            pruned(2, params=params, value=2.0)]  # fmt: skip
+    assert values(*rows) == [1.0 + 0.5 * 1.0, 1.5 + 0.75 * 1.0, 2.0], "the best of all is 1.0 above the lowest"
+    ends = [trial_row(3 + n, params=params, value=value) for n, value in enumerate((2.0, 4.0, 7.0))]
+    assert values(*rows, *ends)[:3] == [1.0 + 0.5 * 3.0, 1.5 + 0.75 * 3.0, 2.0], "the median of those that ended: 4"
+    unread = replace(rows[0], rung_score=None)
+    assert values(unread, *rows[1:], *ends)[0] == 1.0
     promoted = replace(rows[0], status=Status.RUNNING, paused_by=None, value=None, is_promoted=True)
-    read = as_read(spec, [first, promoted], None)[1]
+    read = as_read(spec, [promoted, *ends])[0]
     assert read.state is TrialState.RUNNING and read.value is None
 
 
 def test_trial_0_outside_a_range_counts_as_the_nearest_value_in_it() -> None:
     """TRL's vf_coef is 0.1, and this study searches 0.5 to 1."""
-    reference = make_spec(search=ONE_ARM).reference_params()
+    reference = make_spec(search=SMALL).reference_params()
     assert reference["vf_coef"] == 0.1
     others = [trial_row(n, params={**reference, "vf_coef": 0.5 + n / 10, "learning_rate": 1e-5 * n}) for n in (1, 2, 3)]
 
     def proposals(**trial_0: HyperValue) -> list[Params]:
         rows = [trial_row(0, params={**reference, **trial_0}, value=3.0), *others]
-        return [propose(make_spec(seed=seed, search=ONE_ARM), rows, 4) for seed in range(5)]
+        return [propose(make_spec(seed=seed, search=SMALL), rows, 4) for seed in range(5)]
 
     assert all(0.5 <= float(params["vf_coef"]) <= 1.0 for params in proposals())  # type: ignore[arg-type]
     assert proposals(vf_coef=0.2) == proposals(vf_coef=0.5) == proposals() != proposals(vf_coef=0.9)
     assert proposals(learning_rate=3e-3) != proposals()
 
 
-def test_whatever_the_trials_had_the_sampler_searches_all_dimensions_of_an_arm_jointly() -> None:
-    """TPE takes those jointly that all its trials have: here trials of both arms and of earlier ranges."""
+def test_whatever_the_trials_had_the_sampler_searches_all_dimensions_jointly() -> None:
+    """TPE takes those jointly that all its trials have: here trials of earlier ranges."""
     reference = SPEC.reference_params()
-    adaptive: Params = {**reference, "kl_control": "adaptive", "kl_target": 60.0}
     configs: list[Params] = [
-        reference,
-        {name: value for name, value in adaptive.items() if name != "kl_coef"},
-        {"learning_rate": 1e-6, "gamma": 0.9},
-        {"learning_rate": 1e-4, "kl_target": 5.0},
-    ]
+        reference, {**reference, "kl_target": 60.0}, {"learning_rate": 1e-6, "gamma": 0.9}, {"kl_target": 5.0}
+    ]  # fmt: skip
     rows = [trial_row(n, params=own, config=SPEC.config(own).to_dict()) for n, own in enumerate(configs)]
-    for arm in ("fixed", "adaptive"):
-        seen = as_read(SPEC, rows, arm)
-        assert intersection_search_space(seen) == sampler_space(arm_search(SPEC.search, arm))
-        assert [trial.state for trial in seen] == [TrialState.COMPLETE] * 4
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    st.lists(EVENT, min_size=6, max_size=18),
-    st.sampled_from(["tpe", "random", "qmc"]),
-    st.sampled_from(["fixed", "adaptive"]),
-)
-def test_each_arm_gets_its_share_of_the_proposals(
-    events: list[tuple[int, str, float, bool]], sampler: str, better: str
-) -> None:
-    """Whichever was better so far, however trials ended, and whatever people added."""
-    spec = make_spec(sampler)
-    rows: list[TrialRow] = []
-    taken: list[HyperValue] = []
-    for number, (_, how, value, is_added) in enumerate(events):
-        params = propose(spec, rows, number) if taken else spec.reference_params()
-        row = ended(running(number, params), how, value + (params["kl_control"] == better))
-        if is_added and taken:
-            row = replace(row, origin=Origin.ENQUEUED)
-        else:
-            taken.append(params["kl_control"])
-        rows.append(row)
-        assert abs(taken.count("fixed") - taken.count("adaptive")) <= 1
+    seen = as_read(SPEC, rows)
+    assert intersection_search_space(seen) == sampler_space(SPEC.search)
+    assert [trial.state for trial in seen] == [TrialState.COMPLETE] * 4
 
 
 def test_trials_without_a_value_in_some_dimension_are_no_obstacle() -> None:
@@ -391,10 +348,10 @@ def test_trials_without_a_value_in_some_dimension_are_no_obstacle() -> None:
 
 def after(*told: TrialRow) -> list[Params]:
     """What studies of some seeds propose after three completed trials and these."""
-    params: Params = {**make_spec(search=ONE_ARM).reference_params(), "vf_coef": 0.7}
+    params: Params = {**make_spec(search=SMALL).reference_params(), "vf_coef": 0.7}
     rows = [trial_row(n, params={**params, "learning_rate": 1e-5 * (n + 1)}, value=float(n)) for n in range(3)]
     rows += [replace(row, number=3 + n, params={**params, "learning_rate": 2e-4}) for n, row in enumerate(told)]
-    return [propose(make_spec(seed=seed, search=ONE_ARM), rows, len(rows)) for seed in range(6)]
+    return [propose(make_spec(seed=seed, search=SMALL), rows, len(rows)) for seed in range(6)]
 
 
 NOTHING = trial_row(status=Status.FAILED)
@@ -410,7 +367,7 @@ def test_a_fork_teaches_nothing_and_keeps_its_number() -> None:
 
 def test_an_enqueued_trial_with_a_value_that_is_not_searched_teaches_nothing() -> None:
     spec, params = (
-        make_spec(search=ONE_ARM, startup_trials=1),
+        make_spec(search=SMALL, startup_trials=1),
         {"learning_rate": 1e-4, "batch_size": 64, "vf_coef": 0.7},
     )
     rows = [trial_row(n, params={**params, "learning_rate": 1e-5 * (n + 1)}, value=float(n)) for n in range(3)]
@@ -480,9 +437,7 @@ def test_a_trial_whose_value_is_none_of_the_list_teaches_nothing() -> None:
     spec = make_spec(search={"lam": [0.9, 1.0], "learning_rate": "advised"}, startup_trials=1)
     rows = [trial_row(n, params={"lam": 0.9, "learning_rate": 1e-5 * (n + 1)}, value=float(n)) for n in range(3)]
     other = trial_row(3, params={"lam": 0.95, "learning_rate": 9e-5}, value=9.0)
-    assert [trial.state for trial in as_read(spec, [*rows, other], None)] == [TrialState.COMPLETE] * 3 + [
-        TrialState.FAIL
-    ]
+    assert [trial.state for trial in as_read(spec, [*rows, other])] == [TrialState.COMPLETE] * 3 + [TrialState.FAIL]
 
 
 def test_a_clipped_mini_batch_is_what_is_stored_and_learned_from() -> None:

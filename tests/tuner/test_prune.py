@@ -68,7 +68,7 @@ def test_what_is_reported_is_the_best_within_the_kl_budget_so_far() -> None:
 
 def test_what_a_person_asked_for_and_the_reference_run_to_their_ends() -> None:
     rows, evaluations = a_study(1.0, 1.1, 1.2, 1.3, 1.4, 0.5, last=3)
-    for origin in (Origin.REFERENCE, Origin.ENQUEUED, Origin.MATCHED):
+    for origin in (Origin.REFERENCE, Origin.ENQUEUED):
         rows[5] = replace(rows[5], origin=origin)
         assert why_pruned(spec_with("median"), rows, evaluations, 5) is None
 

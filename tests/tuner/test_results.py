@@ -101,7 +101,7 @@ def test_sources_of_a_sampled_trial(view: StudyView) -> None:
         "seed": "study",
         "response_length": "task",
         "cliprange": "TRL",
-        "kl_target": "default",
+        "kl_target": "study",
         "max_grad_norm": "default",
     }
     assert {name: sources[name] for name in expected} == expected
@@ -121,7 +121,7 @@ def test_differences_leave_out_what_is_equal(view: StudyView) -> None:
         "learning_rate": [2e-4, 5e-4, 3e-4],
         "batch_size": [64, 64, 32],
         "kl_coef": [0.05, 0.1, 0.05],
-        "kl_target": [None, None, 6.0],
+        "kl_target": [8.5, 8.5, 6.0],
     }
     assert results.differences(chosen[:1]) == {}
 
@@ -203,5 +203,5 @@ def test_best_and_comparison_shapes(store: Store, view: StudyView) -> None:
     assert best["config"]["kl_coef"] == 0.1
     comparison = results.comparison_data(store, view, [view.trials[2], view.trials[3]])
     assert [trial["number"] for trial in comparison["trials"]] == [2, 3]
-    assert comparison["differences"]["kl_target"] == [None, 6.0]
+    assert comparison["differences"]["kl_target"] == [8.5, 6.0]
     assert [set(found) for found in comparison["over_first"]] == [{"mean", "se", "prompts"}]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ppo_core.declare import Choices, HyperValue, Range
-from tuner.space import Search, arm_search, arms, decoded, for_people, for_sampler, in_arm, sampler_space
+from tuner.space import Search, decoded, for_people, for_sampler, read_by_sampler, sampler_space
 
 SEARCH = {
     "learning_rate": Range(1e-5, 1e-3, "log"),
@@ -28,37 +28,24 @@ def ask(seed: int, search: Search) -> tuple[dict[str, HyperValue], optuna.Trial]
     return decoded(search, trial.params), trial
 
 
-OWN: dict[str, set[str]] = {"fixed": {"kl_coef"}, "adaptive": {"kl_target", "kl_horizon"}}
-"""The dimensions that only one arm has."""
-
-
-def test_both_kinds_of_beta_are_two_arms_and_one_is_none() -> None:
-    assert arms(SEARCH) == ("fixed", "adaptive")
-    alone = {name: span for name, span in SEARCH.items() if name != "kl_coef"}
-    assert arms(alone) == (None,) and arm_search(alone, None) == alone
-
-
-@pytest.mark.parametrize("arm", OWN)
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_every_suggestion_is_within_its_range_and_of_its_kind(arm: str, seed: int) -> None:
-    params, _ = ask(seed, arm_search(SEARCH, arm))
-    assert set(params) == {"learning_rate", "batch_size", "num_ppo_epochs", "lam"} | OWN[arm]
+def test_every_suggestion_is_within_its_range_and_of_its_kind(seed: int) -> None:
+    params, _ = ask(seed, SEARCH)
+    assert list(params) == list(SEARCH)
     assert params["batch_size"] in (32, 64, 128)
     assert params["num_ppo_epochs"] in range(1, 7)
     for name, value in params.items():
         assert SEARCH[name].low <= value <= SEARCH[name].high  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("arm", OWN)
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_what_the_sampler_remembers_is_what_it_suggested(arm: str, seed: int) -> None:
-    suggested, trial = ask(seed, arm_search(SEARCH, arm))
-    params = {"kl_control": arm, **suggested}
-    assert for_sampler(SEARCH, params)[0] == {"kl_control": arm, **trial.params}
-    assert in_arm(SEARCH, arm, 3, params) == trial.params
-    assert sampler_space(arm_search(SEARCH, arm)) == trial.distributions
+def test_what_the_sampler_remembers_is_what_it_suggested(seed: int) -> None:
+    suggested, trial = ask(seed, SEARCH)
+    assert for_sampler(SEARCH, suggested)[0] == trial.params
+    assert read_by_sampler(SEARCH, suggested) == trial.params
+    assert sampler_space(SEARCH) == trial.distributions
 
 
 @pytest.mark.parametrize(
@@ -66,24 +53,18 @@ def test_what_the_sampler_remembers_is_what_it_suggested(arm: str, seed: int) ->
     [("lam", 0.5, 0.9), ("batch_size", 48, 6), ("num_ppo_epochs", 9, 6)],
 )
 def test_the_sampler_sees_a_value_outside_its_range_as_the_nearest_one(name: str, value: float, seen: float) -> None:
-    params = {"learning_rate": 1e-4, "batch_size": 64, "num_ppo_epochs": 4, "lam": 0.95, "kl_coef": 0.1}
-    view = in_arm(SEARCH, "fixed", 0, params)
-    assert view == {"learning_rate": 1e-4, "batch_size": 6, "num_ppo_epochs": 4, "lam": 0.95, "kl_coef": 0.1}
-    assert in_arm(SEARCH, "fixed", 0, {**params, name: value}) == {**view, name: seen}
+    params: dict[str, HyperValue] = {"batch_size": 64, "num_ppo_epochs": 4, "lam": 0.95}
+    search = {other: SEARCH[other] for other in params}
+    view = read_by_sampler(search, {**params, "gamma": 0.9})
+    assert view == {"batch_size": 6, "num_ppo_epochs": 4, "lam": 0.95}
+    assert read_by_sampler(search, {**params, name: value}) == {**view, name: seen}
 
 
-def test_a_trial_of_the_other_arm_says_nothing_in_what_only_this_arm_has() -> None:
-    params = {"learning_rate": 1e-4, "batch_size": 64, "num_ppo_epochs": 4, "lam": 0.95}
-    target, start = {**params, "kl_target": 6.0, "kl_horizon": 500}, {**params, "kl_target": None}
-    spread = []
-    for number in range(100):
-        view = in_arm(SEARCH, "fixed", number, {**target, "kl_coef": 0.05})  # an adaptive β begins there
-        assert view == in_arm(SEARCH, "fixed", number, target)
-        assert view is not None and 0.01 <= float(view["kl_coef"]) <= 0.2  # type: ignore[arg-type]
-        spread.append(float(view["kl_coef"]))  # type: ignore[arg-type]
-    assert sum(value < 0.01 * 20**0.25 for value in spread) in range(23, 28)
-    assert in_arm(SEARCH, "fixed", 0, start) is None  # of this arm, without its value
-    assert in_arm({"kl_target": SEARCH["kl_target"]}, None, 0, start) is None
+def test_a_trial_that_lacks_a_dimension_says_nothing() -> None:
+    search = {name: SEARCH[name] for name in ("lam", "kl_target")}
+    assert read_by_sampler(search, {"lam": 0.95, "kl_target": 6.0}) == {"lam": 0.95, "kl_target": 6.0}
+    assert read_by_sampler(search, {"lam": 0.95, "kl_target": None}) is None
+    assert read_by_sampler(search, {"lam": 0.95}) is None
 
 
 def test_each_power_of_two_is_as_likely_as_the_others() -> None:
@@ -109,11 +90,10 @@ def test_the_sampler_sees_exponents_and_people_see_sizes() -> None:
 
 
 def test_people_see_every_value_in_a_range_that_contains_it() -> None:
-    params = {"kl_control": "fixed", "kl_coef": 0.5, "lam": 0.5, "gamma": 0.99, "learning_rate": 0.0}
+    params = {"kl_coef": 0.5, "lam": 0.5, "gamma": 0.99, "learning_rate": 0.0}
     assert for_people(SEARCH, params) == (
-        {"kl_control": "fixed", "kl_coef": 0.5, "lam": 0.5, "gamma": 0.99},  # a log axis has no place for 0
+        {"kl_coef": 0.5, "lam": 0.5, "gamma": 0.99},  # a log axis has no place for 0
         {
-            "kl_control": CategoricalDistribution(("fixed", "adaptive")),
             "kl_coef": FloatDistribution(0.01, 0.5, log=True),
             "lam": FloatDistribution(0.5, 1.0),
             "gamma": FloatDistribution(0.99, 0.99),
@@ -123,7 +103,7 @@ def test_people_see_every_value_in_a_range_that_contains_it() -> None:
 
 @pytest.mark.parametrize("encode", [for_sampler, for_people])
 def test_optuna_takes_what_is_encoded(encode: Callable[..., tuple[dict[str, object], dict[str, object]]]) -> None:
-    params, distributions = encode(SEARCH, {"kl_control": "fixed", "kl_coef": 0.5, "batch_size": 64, "lam": 0.1})
+    params, distributions = encode(SEARCH, {"kl_coef": 0.5, "batch_size": 64, "lam": 0.1})
     trial = optuna.trial.create_trial(value=0.0, params=params, distributions=distributions)  # type: ignore[arg-type]
     assert trial.params == params
 
@@ -136,5 +116,5 @@ def test_a_list_is_a_categorical_dimension_for_the_sampler_and_for_people() -> N
         assert kept == params
         assert distributions["lr_scheduler_type"] == CategoricalDistribution(("linear", "cosine"))
         assert encode(search, {**params, "lr_scheduler_type": "constant"})[0] == {"whiten_rewards": False}
-    assert in_arm(search, None, 0, {**params, "lr_scheduler_type": "constant"}) is None
+    assert read_by_sampler(search, {**params, "lr_scheduler_type": "constant"}) is None
     assert for_people({}, {"whiten_rewards": True, "lr_scheduler_type": "cosine", "lam": 0.9})[0] == {"lam": 0.9}

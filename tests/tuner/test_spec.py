@@ -63,11 +63,11 @@ def test_the_reviews_study() -> None:
     assert study.budget is not None and study.budget >= 9
     assert study.strategy == "early_cut"
     assert set(study.search) == {
-        "learning_rate", "value_learning_rate", "kl_coef", "kl_target", "cliprange", "num_ppo_epochs", "batch_size",
-        "mini_batch_size", "lam", "vf_coef",
+        "learning_rate", "value_learning_rate", "cliprange", "num_ppo_epochs", "batch_size", "mini_batch_size", "lam",
+        "vf_coef",
     }  # fmt: skip
     reference = study.reference_params()
-    ranges = {name: study.search[name] for name in reference if name != "kl_control"}
+    ranges = {name: study.search[name] for name in reference}
     assert all(span.low <= reference[name] <= span.high for name, span in ranges.items())
     assert [(start.label, start.moves) for start in study.starts] == [("aggressive", [])]
 
@@ -421,27 +421,46 @@ def test_what_a_task_states_is_what_trial_0_has() -> None:
     assert StudySpec.from_dict(study.to_dict(), "stored") == study
 
 
-def test_a_fixed_beta_has_no_target_even_where_the_task_has_one() -> None:
-    study = spec(task=OTHER_TASK_PATH, search={"kl_coef": "advised", "kl_target": "advised"})
-    assert study.reference_params() == {"kl_control": "fixed", "kl_coef": 0.05}
-    assert study.config(study.reference_params()).kl_target is None
-    assert study.config({"kl_control": "adaptive", "kl_target": 4.0}).kl_target == 4.0
+def beta(study: StudySpec, **params: Any) -> tuple[float, float | None, str]:
+    """What a trial's β begins at, where it brings the KL, and how."""
+    config = study.config({**study.reference_params(), **params})
+    return config.kl_coef, config.kl_target, config.kl_controller
 
 
-def test_beta_is_either_fixed_or_adaptive_where_both_are_searched() -> None:
-    study = spec(search={"kl_coef": "advised", "kl_target": "advised"})
-    assert study.reference_params() == {"kl_control": "fixed", "kl_coef": 0.05}
-    assert study.origins() == dict.fromkeys(("kl_control", "kl_coef", "kl_target"), "TRL default")
-    fixed = study.config({"kl_control": "fixed", "kl_coef": 0.1})
-    assert (fixed.kl_coef, fixed.kl_target) == (0.1, None)
-    adaptive = study.config({"kl_control": "adaptive", "kl_target": 6.0})
-    assert (adaptive.kl_coef, adaptive.kl_target) == (0.05, 6.0)
+def test_beta_lands_the_kl_within_the_budget_where_the_study_does_not_say_how_it_moves() -> None:
+    study = spec(search={"lam": "advised"}, kl={"budget": 6.0, "limit": 15.0})
+    assert study.lands_kl
+    assert beta(study) == (0.05, pytest.approx(5.1), "landing")
+    assert beta(study.with_kl_budget(4.0, "--kl-budget")) == (0.05, pytest.approx(3.4), "landing")
+
+
+def test_a_study_says_how_beta_moves_by_its_search_or_by_what_it_fixes() -> None:
+    kl = {"budget": 6.0, "limit": 15.0}
+    fixed_by_search = spec(search={"kl_coef": "advised"}, kl=kl)
+    assert beta(fixed_by_search, kl_coef=0.1) == (0.1, None, "adaptive")
+    assert beta(spec(search={"lam": "advised"}, fixed={"kl_coef": 0.2}, kl=kl)) == (0.2, None, "adaptive")
+    target = spec(search={"lam": "advised"}, fixed={"kl_target": 4.0, "kl_coef": 0.2}, kl=kl)
+    assert beta(target) == (0.2, 4.0, "adaptive")
+    both = spec(search={"kl_coef": "advised", "kl_target": "advised"}, kl=kl)
+    assert both.reference_params() == {"kl_coef": 0.05, "kl_target": pytest.approx(5.1)}
+    assert beta(both, kl_coef=0.1, kl_target=8.0) == (0.1, 8.0, "adaptive")
+    landing = spec(search={"kl_target": "advised"}, fixed={"kl_controller": "landing"}, kl=kl)
+    assert beta(landing, kl_target=8.0) == (0.05, 8.0, "landing")
+    assert beta(spec(search={"lam": "advised"}, fixed={"kl_controller": "adaptive"}, kl=kl))[2] == "adaptive"
+    assert not any(one.lands_kl for one in (fixed_by_search, target, both, landing))
+
+
+def test_what_a_task_says_of_beta_holds_and_listed_trials_are_as_they_are_listed() -> None:
+    assert beta(spec(task=OTHER_TASK_PATH, search={"lam": "advised"})) == (0.05, 6.0, "adaptive")
+    trials = [{"learning_rate": 1e-4}, {"kl_coef": 0.1, "kl_target": 4}]
+    listed = StudySpec.from_dict({"name": "s", "task": "reviews", "trial": trials}, "s.toml")
+    assert [beta(listed, **trial.params)[1] for trial in listed.listed] == [None, 4.0]
 
 
 def test_one_of_them_alone_is_no_choice() -> None:
     assert spec(search={"kl_coef": "advised"}).reference_params() == {"kl_coef": 0.05}
     target = spec(search={"kl_target": "advised"}, fixed={"kl_coef": 0.2})
-    assert target.reference_params() == {}  # unset in TRL
+    assert target.reference_params() == {"kl_target": pytest.approx(0.85 * target.kl_budget)}
     config = target.config({"kl_target": 4.0})
     assert (config.kl_coef, config.kl_target) == (0.2, 4.0)
 

@@ -157,10 +157,11 @@ class StudyProgress:
     def _start(self, event: StudyStarted) -> None:
         spec = event.spec
         self._extent = event.extent
+        lands = f"; β lands each trial's KL at {output.short(spec.config({}).kl_target)}" if spec.lands_kl else ""
         self.say(
             f'study "{output.plain(spec.name)}": task {output.plain(spec.task)}, '
             f"{event.extent.text}; KL budget {output.short(spec.kl_budget)}, "
-            f"limit {output.short(spec.kl_limit)} {output.KL_UNIT}"
+            f"limit {output.short(spec.kl_limit)} {output.KL_UNIT}{lands}"
         )
         for note in event.notes:
             self.say(f"note: {output.plain(note)}")

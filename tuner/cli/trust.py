@@ -129,10 +129,10 @@ def importance(args: argparse.Namespace) -> int:
     with storage.opened(args.storage) as store:
         view = read_study(store, args.study)
         number_of = {trial.id: trial.number for trial in view.trials}
-        rows = store.steps(number_of, ("eval/kl",), evaluations_only=True)
+        rows = store.steps(number_of, ("eval/reward", "eval/kl"), evaluations_only=True)
     at = fidelity.offered(view.spec)[0]
-    kls = {(number_of[row["trial_id"]], row["episode"]): row["eval/kl"] for row in rows}
-    trials = fidelity.read(view.trials, at, kls, view.spec)
+    evaluated = {(number_of[row["trial_id"]], row["episode"]): (row["eval/reward"], row["eval/kl"]) for row in rows}
+    trials = fidelity.read(view.trials, at, evaluated)
     refused = importances.refusal(trials, view.spec, at_rung=at.at_rung)
     if refused:
         raise StudyError(f"{refused} The dashboard's page Compare plots the trials against each hyperparameter.")

@@ -6,10 +6,9 @@
 | early_cut | to its rung, 1/10 of its episodes                  | if it is the best that is paused there, 1 in 6     |
 
 With early_cut a free worker finishes the best trial at the rung when one is due, else begins another. What people ask
-for (forks, enqueued trials) runs to its end, and so do the reference, which the others are compared with, and what is
-run again at another β. Schedules (learning rate, β) are those of the whole length from the first step on, so a trial
-that is promoted continues as if it had never been paused. A constant cut is hard to beat (arXiv 2404.04111); what was
-measured is in docs/searching.md.
+for (forks, enqueued trials) runs to its end. Schedules (learning rate, β) are those of the whole length from the first
+step on, so a trial that is promoted continues as if it had never been paused. A constant cut is hard to beat
+(arXiv 2404.04111); what was measured is in docs/benchmarks.md.
 
 Nothing is kept between two calls: the same trials give the same choice, so a study that was killed goes on as it would
 have. A study's trials are in order of their numbers, which begin at 0 and have no gaps.
@@ -17,14 +16,11 @@ have. A study's trials are in order of their numbers, which begin at 0 and have 
 
 import functools
 import math
-import statistics
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from ppo_core.declare import HyperValue
 from ppo_core.hyperparameters import PPOConfig
-from tuner.search import matching
-from tuner.search.matching import New
 from tuner.search.propose import propose
 from tuner.spec import StudySpec
 from tuner.status import Origin, Status
@@ -54,31 +50,36 @@ class Promote:
     number: int
 
 
+@dataclass(frozen=True)
+class New:
+    """Begin a trial."""
+
+    params: Mapping[str, HyperValue] | None
+    """Its searched values; None: they are to be proposed."""
+    origin: Origin
+    label: str = ""
+
+
 def choose(spec: StudySpec, rows: Rows, busy: Container[int]) -> Resume | Promote | New | None:
     """Return what runs next; None: nothing does now.
 
-    What was interrupted comes first, then what waits, then a configuration to run again at another β, then a trial to
-    promote or a new one, as far as the budget goes. `busy` are the trials that a worker has.
+    What was interrupted comes first, then what waits, then a trial to promote or a new one, as far as the budget goes.
+    `busy` are the trials that a worker has.
     """
     due = [row for row in runnable(spec, rows) if row.number not in busy]
     if due:
         return Resume(min(due, key=lambda row: (row.status is Status.WAITING, row.number)).number)
-    matched = _matched(spec, rows)
-    if matched is not None:
-        return matched
     promoted = _promoted(spec, rows)
-    if promoted is None:
-        return _new(spec, rows) if _may_start(spec, rows) else None
-    is_room = _is_room(spec, rows) and _left(spec, rows) >= spec.total_episodes
-    from_start = matching.from_the_start(spec, rows, promoted) if is_room else None
-    return from_start or Promote(promoted.number)
+    if promoted is not None:
+        return Promote(promoted.number)
+    return _new(spec, rows) if _may_start(spec, rows) else None
 
 
 def is_finished(spec: StudySpec, rows: Rows) -> bool:
     """Return whether all trials have ended or are paused at a rung, and there is neither budget nor need for more."""
     if unended(spec, rows):
         return False
-    return _matched(spec, rows) is None and _promoted(spec, rows) is None and not _may_start(spec, rows)
+    return _promoted(spec, rows) is None and not _may_start(spec, rows)
 
 
 def new_trial(spec: StudySpec, rows: Rows, new: New, threads: int) -> NewTrial:
@@ -86,7 +87,7 @@ def new_trial(spec: StudySpec, rows: Rows, new: New, threads: int) -> NewTrial:
     number = len(rows)
     params = propose(spec, rows, number) if new.params is None else new.params
     config = spec.config(params).to_dict()
-    return NewTrial(number, new.origin, config, as_stored(params, config), threads, label=new.label, parent=new.parent)
+    return NewTrial(number, new.origin, config, as_stored(params, config), threads, label=new.label)
 
 
 def as_stored(params: Mapping[str, HyperValue], config: Mapping[str, HyperValue]) -> dict[str, HyperValue]:
@@ -116,7 +117,7 @@ def _lengths(values: tuple[tuple[str, HyperValue], ...]) -> tuple[int, int | Non
 
 def own_rung(spec: StudySpec, row: TrialRow) -> int | None:
     """Return the episodes at which the strategy pauses a trial; None: it runs to its end."""
-    is_whole = not row.counts or row.origin in (Origin.REFERENCE, Origin.MATCHED) or row.is_promoted
+    is_whole = not row.counts or row.is_promoted
     return None if is_whole or not spec.pauses_trials else lengths(row.config)[1]
 
 
@@ -195,16 +196,9 @@ def _may_start(spec: StudySpec, rows: Rows) -> bool:
 def promotable(spec: StudySpec, rows: Rows) -> list[TrialRow]:
     """Return the trials paused at the rung that may be promoted, the best first.
 
-    They rank by rung score, then by value so far, then by passes over each batch (fewer are cheaper), then by number.
-    Scores above the median value of the trials that ran to their end count as that: where reward saturates, looking
-    further ahead says nothing, and the value so far says more. What was run again at another β is not promoted any
-    more.
+    They rank by rung score, then by value so far, then by number.
     """
-    matched = {matching.alike(spec, row) for row in counted(rows) if row.origin is Origin.MATCHED} - {()}
-    here = [row for row in counted(rows) if row.is_resting and matching.alike(spec, row) not in matched]
-    values = [row.value for row in rows if row.teaches and row.status is Status.COMPLETED and row.value is not None]
-    most = statistics.median(values) if values else math.inf
-    return sorted(here, key=lambda row: _rank(row, most))
+    return sorted((row for row in counted(rows) if row.is_resting), key=_rank)
 
 
 def promotions(spec: StudySpec, rows: Rows) -> int:
@@ -220,10 +214,9 @@ def promotions(spec: StudySpec, rows: Rows) -> int:
     return max(0, int(_left(spec, rows) // least))
 
 
-def _rank(row: TrialRow, most: float) -> tuple[float, float, int, int]:
-    score = math.inf if row.rung_score is None else -min(row.rung_score, most)
-    value = math.inf if row.value is None else -row.value
-    return score, value, int(row.config.get("num_ppo_epochs") or 0), row.number
+def _rank(row: TrialRow) -> tuple[float, float, int]:
+    score = math.inf if row.rung_score is None else -row.rung_score
+    return score, math.inf if row.value is None else -row.value, row.number
 
 
 def _promoted(spec: StudySpec, rows: Rows) -> TrialRow | None:
@@ -231,7 +224,7 @@ def _promoted(spec: StudySpec, rows: Rows) -> TrialRow | None:
     if not spec.pauses_trials:
         return None
     ranked, left = promotable(spec, rows), _left(spec, rows)
-    if ranked and _is_due(rows, ranked) and _missing(ranked[0]) <= left:
+    if ranked and _is_due(rows) and _missing(ranked[0]) <= left:
         return ranked[0]
     # Budget that is left over finishes more than one in ONE_IN.
     is_open = spec.budget is not None or not any(row.is_promoted for row in counted(rows))
@@ -240,20 +233,13 @@ def _promoted(spec: StudySpec, rows: Rows) -> TrialRow | None:
     return next((row for row in ranked if _missing(row) <= left), None)
 
 
-def _is_due(rows: Rows, ranked: Rows) -> bool:
+def _is_due(rows: Rows) -> bool:
     """Return whether another one of those that came to the rung is to be finished."""
     came = sum(row.rung_episode is not None for row in counted(rows))
-    at_another_beta = sum(row.is_resting for row in counted(rows)) - len(ranked)
-    return came // ONE_IN > sum(row.is_promoted for row in counted(rows)) + at_another_beta
+    return came // ONE_IN > sum(row.is_promoted for row in counted(rows))
 
 
 # Another trial
-
-
-def _matched(spec: StudySpec, rows: Rows) -> New | None:
-    """Return a finished trial's configuration to run to its end at another β, where there is room."""
-    left = _left(spec, rows) / spec.total_episodes
-    return matching.match(spec, rows, is_last=left < 2) if _is_room(spec, rows) and left >= 1 else None
 
 
 def _new(spec: StudySpec, rows: Rows) -> New:

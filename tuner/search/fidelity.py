@@ -21,7 +21,7 @@ class Rest:
 
     episode: int
     score: float | None
-    """Its rung score, in reward; None: nothing could be read."""
+    """Its rung score, from 0 to 1; None: no KL could be read."""
 
 
 def rests(rows: Iterable[TrialRow]) -> dict[int, Rest]:
@@ -52,11 +52,10 @@ class Fidelity:
 _RUNG = Fidelity(
     True,
     "at their rung",
-    "Rung score (reward)",
+    "Eval reward at the rung",
     f"Eval KL at the rung ({_KL.unit})",
-    ("KL at the rung", "Rung score"),
-    "All trials that reached the rung, with their values there, whether finished or not. The reward is the "
-    "rung score, by which the strategy ranks them.",
+    ("KL at the rung", "Reward at the rung"),
+    "All trials that reached the rung, with their evaluations there, whether finished or not.",
 )
 _END = Fidelity(
     False,
@@ -77,20 +76,17 @@ def offered(spec: StudySpec) -> list[Fidelity]:
 
 
 def read(
-    rows: Sequence[TrialRow], at: Fidelity, kls: Mapping[tuple[int, int], float], spec: StudySpec
+    rows: Sequence[TrialRow], at: Fidelity, evaluated: Mapping[tuple[int, int], tuple[float, float]]
 ) -> tuple[TrialRow, ...]:
     """Return the trials that came to a place, with the `value` and `kl` that they read there.
 
-    `kls` are the study's evaluations: eval KL by a trial's number and the episode.
+    `evaluated` are the study's evaluations: eval reward and eval KL by a trial's number and the episode.
     """
     if not at.at_rung:
         return tuple(replace(row, kl=row.end_kl) for row in rows if row.status.is_final)
-    its = rests(rows)
-    return tuple(
-        replace(row, value=its[row.number].score, value_se=None, kl=kls.get((row.number, its[row.number].episode)))
-        for row in rows
-        if row.number in its
-    )
+    there = [(row, evaluated.get((row.number, row.rung_episode or 0), (None, None))) for row in rows]
+    came = [(row, found) for row, found in there if row.rung_episode is not None]
+    return tuple(replace(row, value=reward, value_se=None, kl=kl) for row, (reward, kl) in came)
 
 
 def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:

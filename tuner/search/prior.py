@@ -11,8 +11,7 @@ each truncated to its range, and whole numbers rounded. Rates that work lie arou
 in a range of three orders of magnitude. In case they do not, one in four is a point of a sequence that covers the whole
 space evenly.
 
-That is SciPy's Halton sequence with random digits (Owen 2017, arXiv 1706.02808). Its first coordinate, in base 2, is
-left out: two arms that take turns have every other number each, and the odd ones all lie in one half of it.
+That is SciPy's Halton sequence with random digits (Owen 2017, arXiv 1706.02808).
 """
 
 import math
@@ -23,7 +22,7 @@ import numpy as np
 
 from ppo_core.declare import Choices, Dimension, HyperValue, Range
 from ppo_core.hyperparameters import HYPERPARAMETERS
-from tuner.space import ADAPTIVE, Arm, Search
+from tuner.space import Search
 
 AROUND = 0.75
 """Share of the first trials that are drawn around the reference."""
@@ -36,36 +35,30 @@ LOG2_SIGMA = 1.0
 Values = Mapping[str, HyperValue]
 
 
-def first_params(search: Search, reference: Values, seed: int, number: int, arm: Arm) -> dict[str, HyperValue]:
+def first_params(search: Search, reference: Values, seed: int, number: int) -> dict[str, HyperValue]:
     """Return the params of a trial that begins a search.
 
     Args:
-        search: What the trials of the arm sample.
+        search: What trials sample.
         reference: The values to draw around, by name; if there is none, the middle of the range.
         seed: The study's.
         number: The trial's.
-        arm: The trial's.
     """
-    random = np.random.default_rng(_entropy(seed, arm, number))
+    random = np.random.default_rng([seed, number, 1])  # the 1: zeros at the end would not count
     if random.random() >= AROUND:
-        return spread_params(search, seed, number, arm)
+        return spread_params(search, seed, number)
     drawn = {name: random.random() for name in sorted(search)}  # whatever the order of the study file
     return {name: _around(name, span, reference.get(name), drawn[name]) for name, span in search.items()}
 
 
-def spread_params(search: Search, seed: int, number: int, arm: Arm) -> dict[str, HyperValue]:
+def spread_params(search: Search, seed: int, number: int) -> dict[str, HyperValue]:
     """Return the point of trial `number` of a sequence that covers the whole space evenly."""
     from scipy.stats import qmc  # loads for half a second
 
-    sequence = qmc.Halton(1 + len(search), rng=np.random.default_rng(_entropy(seed, arm)))
+    sequence = qmc.Halton(len(search), rng=np.random.default_rng([seed, 1]))
     sequence.fast_forward(number)
-    shares = dict(zip(sorted(search), sequence.random()[0, 1:].tolist(), strict=True))
+    shares = dict(zip(sorted(search), sequence.random()[0].tolist(), strict=True))
     return {name: _at(name, span, shares[name]) for name, span in search.items()}
-
-
-def _entropy(seed: int, arm: Arm, *more: int) -> list[int]:
-    """Return what a generator is seeded with. Its end is not 0: zeros at the end would not count."""
-    return [seed, *more, 2 if arm == ADAPTIVE else 1]
 
 
 # A range as an axis on which equal steps are alike

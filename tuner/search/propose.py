@@ -2,15 +2,10 @@
 
 Our rows are the truth. For each proposal an Optuna study is made of them in memory and asked once. No torch, but with
 the sampler that needs it.
-
-Where there is a choice between a fixed and an adaptive β, the two arms take turns: a sampler that chose would settle on
-one of them after a few trials, by chance. Each arm has a study of its own that holds all trials (see
-`tuner.space.in_arm`).
 """
 
 import heapq
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -27,7 +22,7 @@ from ppo_core.rewards.batch import one_line
 from tuner.own_objects import made_by
 from tuner.scoring import Told, frozen, to_optuna
 from tuner.search.prior import first_params, spread_params
-from tuner.space import KL_CONTROL, Arm, arm_of, arm_search, arms, decoded, in_arm, sampler_space
+from tuner.space import decoded, read_by_sampler, sampler_space
 from tuner.spec import StudySpec
 from tuner.status import Origin, Status
 from tuner.store import TrialRow
@@ -45,61 +40,57 @@ def propose(spec: StudySpec, rows: Rows, number: int) -> dict[str, HyperValue]:
     Raises:
         ConfigError: the study's own sampler cannot be used.
     """
-    turns = Counter(arm_of(spec.search, {**row.config, **row.params}) for row in rows if row.counts)
-    arm = min(arms(spec.search), key=lambda one: turns[one])  # the first one where they had as many
-    search, name = arm_search(spec.search, arm), spec.sampler.name
-    control: dict[str, HyperValue] = {} if arm is None else {KL_CONTROL: arm}
+    name = spec.sampler.name
     if name == "qmc":
-        return control | spread_params(search, spec.seed, number, arm)
-    if name != "random" and not _has_enough(spec, rows, arm):
-        return control | first_params(search, spec.config({}).to_dict(), spec.seed, number, arm)
-    return control | decoded(search, _ask(spec, arm, number, as_read(spec, rows, arm)))
+        return spread_params(spec.search, spec.seed, number)
+    if name != "random" and not _has_enough(spec, rows):
+        return first_params(spec.search, spec.config({}).to_dict(), spec.seed, number)
+    return decoded(spec.search, _ask(spec, number, as_read(spec, rows)))
 
 
 def require_usable(spec: StudySpec) -> None:
     """Raise ConfigError where a study's own sampler cannot be imported, proposes nothing, or keeps state."""
     if spec.sampler.is_own:
-        arm = arms(spec.search)[0]
-        space = sampler_space(arm_search(spec.search, arm))
-        params = in_arm(spec.search, arm, 0, spread_params(arm_search(spec.search, arm), spec.seed, 0, arm))
+        space = sampler_space(spec.search)
+        params = read_by_sampler(spec.search, spread_params(spec.search, spec.seed, 0))
         assert params is not None
         trials = [frozen(Told(TrialState.COMPLETE, value, 0.0), (params, space)) for value in (0.0, 1.0)]
-        _ask(spec, arm, len(trials), trials)
+        _ask(spec, len(trials), trials)
 
 
-def as_read(spec: StudySpec, rows: Rows, arm: Arm) -> list[FrozenTrial]:
-    """Return the trials as the sampler of an arm reads them: all, or of many those that say most.
+def as_read(spec: StudySpec, rows: Rows) -> list[FrozenTrial]:
+    """Return the trials as the sampler reads them: all, or of many those that say most.
 
     A trial at a rung is read with a predicted value, and every trial with a value as COMPLETE (see `tuner.scoring`).
     One that lacks a dimension says nothing, and keeps its number.
     """
-    space = sampler_space(arm_search(spec.search, arm))
-    gain = _median_gain(rows)
+    space = sampler_space(spec.search)
+    gain = _usual_gain(rows)
     read = []
     for row, told in _selected([(row, _told(spec, row, gain)) for row in rows]):
-        params = in_arm(spec.search, arm, row.number, {**row.config, **row.params})
+        params = read_by_sampler(spec.search, {**row.config, **row.params})
         read.append(frozen(Told(TrialState.FAIL), ({}, {})) if params is None else frozen(told, (params, space)))
     return read
 
 
 def _told(spec: StudySpec, row: TrialRow, gain: float) -> Told:
-    if row.origin is Origin.ENQUEUED and not row.params.keys() <= {*spec.search, KL_CONTROL}:
+    if row.origin is Origin.ENQUEUED and not row.params.keys() <= spec.search.keys():
         return Told(TrialState.FAIL)  # what a person set beside what is searched may be why it came out so
     told = to_optuna(row, spec)
     if told.value is None:
         return told
-    is_predicted = row.is_resting and row.rung_score is not None
-    return replace(told, state=TrialState.COMPLETE, value=told.value + (gain if is_predicted else 0.0))
+    promised = gain * (row.rung_score or 0.0) if row.is_resting else 0.0
+    return replace(told, state=TrialState.COMPLETE, value=told.value + promised)
 
 
-def _median_gain(rows: Rows) -> float:
-    """Return what finished trials gained after their rung scores, in reward; 0 where none has."""
-    gains = [
-        row.value - row.rung_score
-        for row in rows
-        if row.teaches and row.status is Status.COMPLETED and row.value is not None and row.rung_score is not None
-    ]
-    return statistics.median(gains) if gains else 0.0
+def _usual_gain(rows: Rows) -> float:
+    """Return how far trials that ran to their end are above the lowest value of any, in the median, in reward.
+
+    The lowest is about the SFT policy's. While none has ended: how far the best is above it.
+    """
+    values = [row.value for row in rows if row.teaches and row.value is not None]
+    ends = [row.value for row in rows if row.teaches and row.status is Status.COMPLETED and row.value is not None]
+    return (statistics.median(ends) if ends else max(values)) - min(values) if values else 0.0
 
 
 def _selected(told: list[tuple[TrialRow, Told]]) -> list[tuple[TrialRow, Told]]:
@@ -113,29 +104,27 @@ def _selected(told: list[tuple[TrialRow, Told]]) -> list[tuple[TrialRow, Told]]:
     return sorted(best + running, key=lambda one: one[0].number) + latest
 
 
-def _has_enough(spec: StudySpec, rows: Rows, arm: Arm) -> bool:
-    """Return whether as many trials of an arm as the sampler waits for teach and have a value or a rung score."""
+def _has_enough(spec: StudySpec, rows: Rows) -> bool:
+    """Return whether as many trials as the sampler waits for teach and have a value or a rung score."""
     least = spec.sampler.startup_trials
-    return sum(1 for _ in islice((row for row in rows if _teaches(spec, row, arm)), least)) == least
+    return sum(1 for _ in islice((row for row in rows if _teaches(spec, row)), least)) == least
 
 
-def _teaches(spec: StudySpec, row: TrialRow, arm: Arm) -> bool:
-    told, values = _told(spec, row, 0.0), {**row.config, **row.params}
-    has_something = told.state is not TrialState.FAIL and (told.value is not None or row.rung_score is not None)
-    is_own = has_something and arm_of(spec.search, values) == arm
-    return is_own and in_arm(spec.search, arm, row.number, values) is not None
+def _teaches(spec: StudySpec, row: TrialRow) -> bool:
+    told = _told(spec, row, 0.0)
+    has_something = told.state is not TrialState.FAIL and told.value is not None
+    return has_something and read_by_sampler(spec.search, {**row.config, **row.params}) is not None
 
 
-def _ask(spec: StudySpec, arm: Arm, number: int, trials: Sequence[FrozenTrial]) -> dict[str, HyperValue]:
+def _ask(spec: StudySpec, number: int, trials: Sequence[FrozenTrial]) -> dict[str, HyperValue]:
     """Return what the study's sampler proposes after these trials, in its own units."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = InMemoryStorage()
     study = optuna.create_study(storage=storage, direction="maximize", sampler=_sampler(spec, number))
     study.add_trials(trials)
-    before, search = _attributes(study, storage), arm_search(spec.search, arm)
-    space = sampler_space(search)
+    before, space = _attributes(study, storage), sampler_space(spec.search)
     try:
-        proposed = study.ask({name: space[name] for name in search}).params
+        proposed = study.ask({name: space[name] for name in spec.search}).params
     except Exception as error:
         if not spec.sampler.is_own:
             raise

@@ -30,7 +30,7 @@ PERCENTILE = 25.0
 def why_pruned(spec: StudySpec, rows: Sequence[TrialRow], evaluations: Evaluations, number: int) -> Reason | None:
     """Return why the study's pruner ends a trial after its last evaluation; None: it goes on.
 
-    What people asked for, the reference, and a configuration that is run again at another β run to their ends.
+    What people asked for, and the reference, run to their ends.
 
     Args:
         spec: The study's, with a pruner.

@@ -10,7 +10,7 @@ from typing import Any
 
 from ppo_core.declare import Choices, Dimension, HyperValue
 from ppo_core.errors import ConfigError
-from tuner.space import has_kl_choice, inside
+from tuner.space import inside
 
 STUDY = "study:"
 """Before the name of an earlier study whose best trial is a warm start."""
@@ -143,17 +143,10 @@ def moved(
 ) -> ListedTrial:
     """Return a start with those of `values` that are searched, each at the nearest value of its range or choices.
 
-    With a KL target β is not searched: it begins at the reference's.
-
     Raises:
         ConfigError: a value without an order is none of its choices.
     """
-    is_adaptive = has_kl_choice(search) and values.get("kl_target") is not None
-    asked = {
-        name: value
-        for name in search
-        if isinstance(value := values.get(name), int | float | str) and not (is_adaptive and name == "kl_coef")
-    }
+    asked = {name: value for name in search if isinstance(value := values.get(name), int | float | str)}
     params = {name: _nearest(name, value, search[name]) for name, value in asked.items()}
     moved_from = {name: value for name, value in asked.items() if value != params[name]}
     return ListedTrial(params, label, source, moved_from)

@@ -31,7 +31,7 @@ from sqlalchemy.exc import ArgumentError
 from ppo_core.errors import StoreError
 from ppo_core.metrics import METRICS
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """Raised with every change of the tables: a store of another version is refused."""
 
 _SECRETS = (
