@@ -55,7 +55,7 @@ def study(episodes: int) -> StudySpec:
     }
     space = StudySpec.from_dict({**table, "trials": 1, "search": dict.fromkeys(SEARCHED, "advised")}, "benchmark")
     reference = space.reference_params()
-    drawn = [first_params(space.search, reference, 1, number, None) for number in range(CONFIGURATIONS - 1)]
+    drawn = [first_params(space.search, reference, 1, number) for number in range(CONFIGURATIONS - 1)]
     return StudySpec.from_dict({**table, "trial": [reference, *drawn]}, "benchmark")
 
 

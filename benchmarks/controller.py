@@ -19,11 +19,10 @@ from support.big_study import SEARCH
 from support.common import made_up
 
 from tuner.scoring import frozen, to_optuna
-from tuner.search.choose import ONE_IN, choose, lengths
-from tuner.search.matching import GOAL, New
+from tuner.search.choose import ONE_IN, New, choose, lengths
 from tuner.search.prior import spread_params
 from tuner.search.propose import propose
-from tuner.space import in_arm, sampler_space
+from tuner.space import read_by_sampler, sampler_space
 from tuner.spec import StudySpec
 from tuner.status import PausedBy, Status
 from tuner.store import TrialRow
@@ -52,11 +51,11 @@ def made_up_rows(spec: StudySpec, count: int) -> list[TrialRow]:
     """Return trials of which one in ONE_IN ran to its end, and the others are paused at the rung."""
     chance, rows = random.Random(0), []
     for number in range(count):
-        params = spread_params(spec.search, spec.seed, number, None)
+        params = spread_params(spec.search, spec.seed, number)
         config, score = spec.config(params).to_dict(), chance.gauss(1.0, 0.2)
         whole, rung = lengths(config)
-        fields: dict[str, Any] = {"value": score, "kl": 5.0, "end_kl": GOAL * spec.kl_budget}
-        fields |= {"rung_episode": rung, "rung_score": score}
+        fields: dict[str, Any] = {"value": score, "kl": 5.0, "end_kl": 0.8 * spec.kl_budget}
+        fields |= {"rung_episode": rung, "rung_score": chance.random()}
         if number % ONE_IN:
             fields |= {"status": Status.PAUSED, "paused_by": PausedBy.STRATEGY, "episodes": rung}
         else:
@@ -71,7 +70,7 @@ def measure(spec: StudySpec, rows: list[TrialRow]) -> tuple[float, float, float]
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study, space = optuna.create_study(direction="maximize", sampler=sampler), sampler_space(spec.search)
     for row in rows:
-        params = in_arm(spec.search, None, row.number, {**row.config, **row.params})
+        params = read_by_sampler(spec.search, {**row.config, **row.params})
         study.add_trial(frozen(to_optuna(row, spec), (params or {}, space)))
     taken: list[tuple[float, float, float]] = []
     for _ in range(ROUNDS):

@@ -89,7 +89,7 @@ def spoken(run: RecordedRun, spec: StudySpec) -> list[Diagnosis]:
 def _of(run: RecordedRun, one: Diagnosis, spec: StudySpec, seeds: int) -> Iterator[Case]:
     names = sorted(name for name in run.params if name in spec.search and name != one.name)
     other = names[int(np.random.default_rng(run.number).integers(len(names)))]
-    drawn = spread_params(spec.search, SEED, run.number, None)
+    drawn = spread_params(spec.search, SEED, run.number)
     for seed in range(spec.seed, spec.seed + seeds):
         yield Case(one.rule, run.name, "advised", one.name, {**run.params, one.name: one.value}, seed)
         yield Case(one.rule, run.name, "random", other, {**run.params, other: drawn[other]}, seed)

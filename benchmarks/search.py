@@ -4,7 +4,6 @@ python benchmarks/search.py record reviews    # trains hundreds of configuration
 python benchmarks/search.py show reviews      # what is recorded
 python benchmarks/search.py replay reviews    # strategies over the recorded runs
 python benchmarks/search.py live --peer       # whole studies, run for real; takes hours, and resumes where it was
-python benchmarks/search.py match reviews     # what another β makes of configurations
 python benchmarks/search.py restarts reviews  # what a trial costs beside training: the replay's constants
 """
 
@@ -15,7 +14,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from support import comparing, live, matching, recorded, recorded_summary, recording, replay_report
+from support import comparing, live, recorded, recorded_summary, recording, replay_report
 from support.common import plain
 from support.recording import DEFAULT_AMOUNTS, OTHER_AMOUNT, Amount
 from support.replaying import MEASURED
@@ -70,12 +69,6 @@ def _parser() -> argparse.ArgumentParser:
     lived.add_argument("--json", action="store_true", help="print one line of JSON as well")
     lived.set_defaults(run=_live)
 
-    match = commands.add_parser("match", help="run recorded configurations again at another β")
-    match.add_argument("task", choices=BUILT_IN)
-    match.add_argument("--runs", type=_positive, metavar="N", default=24, help="how many (24)")
-    match.add_argument("--workers", type=_positive, metavar="N", default=2, help="processes (2)")
-    match.set_defaults(run=_match)
-
     restarts = commands.add_parser("restarts", help="measure what it costs to start, pause and resume a trial")
     restarts.add_argument("task", choices=BUILT_IN)
     restarts.add_argument("--rounds", type=_positive, metavar="N", default=5, help="medians are taken over them (5)")
@@ -121,13 +114,6 @@ def _live(arguments: argparse.Namespace) -> int:
         data |= {"random_search": asdict(random), "ratios": [asdict(one) for one in ratios], "pace": pace}
     if arguments.json:
         print(json.dumps(data))
-    return 0
-
-
-def _match(arguments: argparse.Namespace) -> int:
-    recording = recorded.read(recorded.file_of(arguments.task))
-    found = matching.match_runs(recording, arguments.runs, arguments.workers, _tell)
-    print(matching.table(found, recording.spec.kl_budget))
     return 0
 
 

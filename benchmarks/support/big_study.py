@@ -95,7 +95,7 @@ def _alike(trial_id: int, rows: list[dict[str, object]]) -> list[dict[str, objec
 def _trial(
     study_id: int, spec: StudySpec, number: int, trials: int, steps: int, chance: np.random.Generator
 ) -> dict[str, object]:
-    params = spread_params(spec.search, spec.seed, number, None)
+    params = spread_params(spec.search, spec.seed, number)
     runs, now = number == trials - 1, time.time()
     kl = 4.0 + number % 13
     status = Status.RUNNING if runs else Status.PRUNED if kl > spec.kl_limit else Status.COMPLETED

@@ -40,7 +40,7 @@ def make_config(trial: optuna.Trial) -> PPOConfig:
             params[name] = trial.suggest_int(name, int(span.low), int(span.high))
         else:
             params[name] = trial.suggest_float(name, span.low, span.high, log=span.scale == "log")
-    values = spec.config({"kl_control": control}).to_dict() | params | {"seed": arguments.seed}
+    values = spec.config({}).to_dict() | {"kl_target": None} | params | {"seed": arguments.seed}
     return PPOConfig.from_dict(values, "trial")
 
 
@@ -81,7 +81,8 @@ study = optuna.create_study(
 )
 log2 = [name for name, span in spec.search.items() if span.scale == "log2"]
 exponents = {name: math.log2(getattr(spec.config({}), name)) for name in log2}
-study.enqueue_trial({"kl_control": "fixed", **spec.reference_params(), **exponents})
+reference = {name: value for name, value in spec.reference_params().items() if name != "kl_target"}
+study.enqueue_trial({"kl_control": "fixed", **reference, **exponents})
 study.optimize(objective, callbacks=[stop_when_spent])
 completed = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
 within = [trial for trial in completed if trial.user_attrs["kl"] <= spec.kl_budget]

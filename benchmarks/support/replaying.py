@@ -18,8 +18,7 @@ from tuner.judge import NOTHING_DECIDED, Action, Decision, judge
 from tuner.protocol import Stepped
 from tuner.rules import RULES
 from tuner.scoring import Evaluations, outcome, rung_score
-from tuner.search.choose import Promote, choose
-from tuner.search.matching import New
+from tuner.search.choose import New, Promote, choose
 from tuner.spec import StudySpec
 from tuner.status import PausedBy, Status
 from tuner.store import TrialRow

@@ -130,6 +130,10 @@ def _run_study(arm: str, job: Job, study: Path) -> pd.DataFrame:
         table = tomllib.loads(study.read_text()) | {"seed": job.seed, "budget": job.budget}
         if arm == RANDOM:
             table |= {"strategy": "full", "sampler": "random"}
+        if arm == OURS:  # whose β adapts, unless a study asks for a search of it
+            table["search"] = {
+                name: table["search"][name] for name in table["search"].keys() - {"kl_coef", "kl_target"}
+            }
         (folder / "study.toml").write_bytes(tomli_w.dumps(table).encode())
         if arm == OPTUNA:
             script = str(Path(__file__).parents[1] / "optuna_alone.py")
