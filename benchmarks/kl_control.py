@@ -116,7 +116,7 @@ def main() -> None:
     known = read_lines(RESULTS)
     have = {(one["task"], one["number"], one["way"]) for one in known}
     context = get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=context, max_tasks_per_child=20) as pool:
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
         for one in pool.map(train, [job for job in wanted if job not in have]):
             known.append(one)
             add_line(RESULTS, one)
