@@ -184,9 +184,14 @@ def levels(snapshot: Snapshot, metric: str, baseline: float | None = None) -> di
 
 
 def targets(snapshot: Snapshot, bright: Sequence[int], frame: pd.DataFrame) -> dict[str, float]:
-    """Return the KL targets of the bright adaptive trials that have a step, by name; of many, none."""
+    """Return the KL targets of the bright trials that have a step, by name; of many, none. Those that share one are one
+    line."""
     begun = set(bright) & set(frame["trial"])
-    found = [(row.number, row.config.get("kl_target")) for row in snapshot.view.trials if row.number in begun]
-    numbers = [(number, to) for number, to in found if isinstance(to, int | float)]
-    few = numbers if len(numbers) <= charts.MOST_SPREADS else []
-    return {f"Target of trial {number}: {to:.3g}": to for number, to in few}
+    of: dict[float, list[int]] = {}
+    for row in snapshot.view.trials:
+        target = row.config.get("kl_target")
+        if row.number in begun and isinstance(target, int | float):
+            of.setdefault(target, []).append(row.number)
+    few = of if len(of) <= charts.MOST_SPREADS else {}
+    names = {to: f"Target of trial {numbers[0]}" if len(numbers) == 1 else "KL target" for to, numbers in few.items()}
+    return {f"{name}: {to:.3g}": to for to, name in names.items()}

@@ -163,6 +163,9 @@ def test_the_target_of_an_adaptive_trial_is_a_level_and_where_many_are_bright_no
     snapshot = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=rows)), pd.DataFrame())
     frame = pd.concat([steps(number, [0.0]) for number in (0, 1, 4, 11, 13, 14)])
     assert curve_charts.targets(snapshot, (0, 4), frame) == {"Target of trial 4: 6.1": 6.1}
+    landing = [SimpleNamespace(number=row.number, config={"kl_target": 5.1}) for row in rows]
+    shared = Snapshot(cast(StudyView, SimpleNamespace(spec=SPEC, trials=landing)), pd.DataFrame())
+    assert curve_charts.targets(shared, (0, 1, 4), frame) == {"KL target: 5.1": 5.1}
     assert curve_charts.targets(snapshot, (0, 1), frame) == {}
     assert curve_charts.targets(snapshot, (0, 4), steps(0, [0.0])) == {}, "trial 4 has made no step"
     assert curve_charts.levels(snapshot, KL) == LEVELS
