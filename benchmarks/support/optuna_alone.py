@@ -22,6 +22,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("study")
 parser.add_argument("--budget", type=float, required=True, help="in trials of full length")
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--random", action="store_true", help="random search instead, whose trials run to their ends")
 arguments = parser.parse_args()
 spec = StudySpec.load(arguments.study)
 spent = 0
@@ -74,11 +75,11 @@ def stop_when_spent(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> Non
 
 
 torch.set_num_threads(1)
-study = optuna.create_study(
-    direction="maximize",
-    sampler=optuna.samplers.TPESampler(seed=arguments.seed, multivariate=True, group=True),
-    pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
-)
+sampler: optuna.samplers.BaseSampler = optuna.samplers.TPESampler(seed=arguments.seed, multivariate=True, group=True)
+pruner: optuna.pruners.BasePruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+if arguments.random:
+    sampler, pruner = optuna.samplers.RandomSampler(seed=arguments.seed), optuna.pruners.NopPruner()
+study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
 log2 = [name for name, span in spec.search.items() if span.scale == "log2"]
 exponents = {name: math.log2(getattr(spec.config({}), name)) for name in log2}
 reference = {name: value for name, value in spec.reference_params().items() if name != "kl_target"}

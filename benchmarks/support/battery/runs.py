@@ -128,16 +128,15 @@ def _run_study(arm: str, job: Job, study: Path) -> pd.DataFrame:
     folder = Path(tempfile.mkdtemp(prefix="battery-"))
     try:
         table = tomllib.loads(study.read_text()) | {"seed": job.seed, "budget": job.budget}
-        if arm == RANDOM:
-            table |= {"strategy": "full", "sampler": "random"}
-        if arm == OURS:  # whose β adapts, unless a study asks for a search of it
+        if arm == OURS:  # whose β lands: it is not searched
             table["search"] = {
                 name: table["search"][name] for name in table["search"].keys() - {"kl_coef", "kl_target"}
             }
         (folder / "study.toml").write_bytes(tomli_w.dumps(table).encode())
-        if arm == OPTUNA:
+        if arm in (OPTUNA, RANDOM):
             script = str(Path(__file__).parents[1] / "optuna_alone.py")
             command = [script, "study.toml", "--budget", str(job.budget), "--seed", str(job.seed)]
+            command += ["--random"] if arm == RANDOM else []
         else:
             command = ["-m", "tuner.cli.main", "run", "study.toml", "--workers", "1", "--storage", "store.db"]
         log = folder / "log.jsonl"
