@@ -37,22 +37,20 @@ from tuner.spec import KL_TARGET, StudySpec
 RESULTS = runs.WORK / "kl_control.jsonl"
 RATES = (0.5, 4.0)
 """Ends of the learning rates, as multiples of the fair one."""
-Way = tuple[str, dict[str, Any]]
-"""What is said of β, and the values that differ; `kl_coef` as a multiple of the reference's."""
 
 
-def ways(task: Recipe, rng: Random) -> list[Way]:
-    """Return how β moves in the runs of a configuration."""
+def ways(task: Recipe, rng: Random) -> dict[str, dict[str, Any]]:
+    """Return by name how β moves in the runs of a configuration; `kl_coef` is a multiple of the reference's."""
     target = KL_TARGET * task.kl_budget
     landing = {"kl_target": target, "kl_controller": "landing"}
-    return [
-        ("fixed, at random", {"kl_coef": 400 ** (rng.random() - 0.5), "kl_target": None}),
-        ("fixed, the reference's", {"kl_coef": 1.0, "kl_target": None}),
-        ("adaptive", {"kl_coef": 1.0, "kl_target": target}),
-        ("adaptive, from 10 times it", {"kl_coef": 10.0, "kl_target": target}),
-        ("landing", {"kl_coef": 1.0, **landing}),
-        ("landing, from 10 times it", {"kl_coef": 10.0, **landing}),
-    ]
+    return {
+        "fixed, at random": {"kl_coef": 400 ** (rng.random() - 0.5), "kl_target": None},
+        "fixed, the reference's": {"kl_coef": 1.0, "kl_target": None},
+        "adaptive": {"kl_coef": 1.0, "kl_target": target},
+        "adaptive, from 10 times it": {"kl_coef": 10.0, "kl_target": target},
+        "landing": {"kl_coef": 1.0, **landing},
+        "landing, from 10 times it": {"kl_coef": 10.0, **landing},
+    }
 
 
 def train(job: tuple[str, int, str]) -> dict[str, Any]:
@@ -61,7 +59,7 @@ def train(job: tuple[str, int, str]) -> dict[str, Any]:
     task = next(one for one in recipes("open") if one.name == name)
     spec = StudySpec.load(make_task(task, runs.WORK / name)["fair"])
     reference, rng = fair_reference(task), Random(f"{name} {number}")
-    changed = dict(ways(task, rng))[way]
+    changed = ways(task, rng)[way]
     low, high = (factor * reference["learning_rate"] for factor in RATES)
     values = spec.config({}).to_dict() | spread_params(spec.search, 0, number)
     values |= {"learning_rate": low * (high / low) ** rng.random(), "kl_controller": "adaptive"} | changed
@@ -111,7 +109,7 @@ def main() -> None:
     tasks = recipes("open")
     for task in tasks:
         make_task(task, runs.WORK / task.name)
-    names = [way for way, _ in ways(tasks[0], Random(0))]
+    names = list(ways(tasks[0], Random(0)))
     wanted = [(task.name, number, way) for number in range(amount) for task in tasks for way in names]
     known = read_lines(RESULTS)
     have = {(one["task"], one["number"], one["way"]) for one in known}

@@ -19,12 +19,11 @@ from collections.abc import Mapping
 from ppo_core.hyperparameters import PPOConfig
 
 PACE, FASTEST = 18.0, 0.6
-"""Of a landing β, in the natural logarithm: a run with the forecast e times too high raises it by this, at most by
-FASTEST an iteration."""
+"""Rise of log β over a whole run whose forecast is e times the target, and the most of it in one iteration."""
 SMOOTHING = 9.0
-"""A KL's rise is smoothed with a weight of this over the run's iterations."""
+"""Weight of the newest change in the smoothed rise of the KL, times the run's iterations."""
 LEAST = 0.01
-"""Of the first β: a landing one is never lower, so that it is back soon when a late rise needs it."""
+"""Lowest landing β, as a share of the first: from much lower it would be back too late when the KL rises."""
 
 
 class KLController:

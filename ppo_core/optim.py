@@ -3,6 +3,7 @@
 Weight decay is of matrices alone: biases and norms' weights have a group of their own without it.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -176,6 +177,12 @@ def lr_factor(kind: Schedule, iteration: int, total: int, warmup_ratio: float, m
     if iteration < warmup:
         return (iteration + 1) / (warmup + 1)
     return min_lr_rate + (1 - min_lr_rate) * _decay(kind, (iteration - warmup) / max(1, total - warmup))
+
+
+@functools.lru_cache(maxsize=8)  # a run asks for its own at each iteration
+def lr_factors(kind: Schedule, total: int, warmup_ratio: float, min_lr_rate: float) -> tuple[float, ...]:
+    """Return the factors of a whole schedule (see `lr_factor`)."""
+    return tuple(lr_factor(kind, iteration, total, warmup_ratio, min_lr_rate) for iteration in range(total))
 
 
 def _decay(kind: Schedule, progress: float) -> float:

@@ -50,7 +50,7 @@ from ppo_core.generation import (
 from ppo_core.hyperparameters import PPOConfig
 from ppo_core.memory import free, peak_mib
 from ppo_core.models import FrozenPolicy, TaskModels, load_task
-from ppo_core.optim import lr_factor
+from ppo_core.optim import lr_factor, lr_factors
 from ppo_core.policy import ActorCritic
 from ppo_core.randomness import Key, Purpose, prompt_rows
 from ppo_core.report import SplitReading, StepReport
@@ -139,27 +139,22 @@ def learn(state: RunState, experience: Experience, kl_exact: float) -> dict[str,
 def _set_rates(state: RunState) -> dict[str, float]:
     """Set the iteration's learning rates, and return them as metrics."""
     config, total = state.config, state.iterations
+    late = config.critic_warmup
+    floor = config.min_lr_rate
+    policy = lr_factor(config.lr_scheduler_type, state.step - late, total - late, config.warmup_ratio, floor)
     ratio = config.warmup_ratio if config.value_warmup_ratio is None else config.value_warmup_ratio
-    kind = config.value_lr_scheduler_type or config.lr_scheduler_type
-    value = lr_factor(kind, state.step, total, ratio, config.min_lr_rate)
-    rates = {
-        "lr": config.learning_rate * _policy_factor(state, state.step),
-        "value/lr": config.value_learning_rate * value,
-    }
+    value = lr_factor(config.value_lr_scheduler_type or config.lr_scheduler_type, state.step, total, ratio, floor)
+    rates = {"lr": config.learning_rate * policy, "value/lr": config.value_learning_rate * value}
     state.optimizers.set_rates(rates["lr"], rates["value/lr"])
     return rates if config.has_critic else {"lr": rates["lr"]}
 
 
-def _policy_factor(state: RunState, iteration: int) -> float:
-    config, late = state.config, state.config.critic_warmup
-    ends = state.iterations - late
-    return lr_factor(config.lr_scheduler_type, iteration - late, ends, config.warmup_ratio, config.min_lr_rate)
-
-
 def _rates_ahead(state: RunState) -> float:
     """Return the sum of the policy's learning rates after this iteration, as a multiple of the present one."""
-    ahead = sum(_policy_factor(state, iteration) for iteration in range(state.step + 1, state.iterations))
-    return ahead / _policy_factor(state, state.step)
+    config, late = state.config, state.config.critic_warmup
+    factors = lr_factors(config.lr_scheduler_type, state.iterations - late, config.warmup_ratio, config.min_lr_rate)
+    here = state.step - late
+    return sum(factors[here + 1 :]) / factors[here]
 
 
 # What drives them.

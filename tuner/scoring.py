@@ -126,7 +126,7 @@ def to_optuna(row: TrialRow, spec: StudySpec) -> Told:
     """Return what is reported of a trial to a sampler, by the table above.
 
     A completed trial that was never evaluated has no value, so it is reported as failed. A trial that is paused at a
-    rung has its value so far, instead of which its own sampler reads a predicted one (see `tuner.search.propose`).
+    rung has its value so far; the study's own sampler reads a predicted one (see `tuner.search.propose`).
     """
     if not row.teaches or row.status is Status.FAILED:
         return Told(TrialState.FAIL)

@@ -349,11 +349,9 @@ class StudySpec:
 
     @property
     def lands_kl(self) -> bool:
-        """Whether β lands each trial's KL within the budget: nothing says how β moves, and it is neither searched nor
-        fixed."""
-        given = {**self.search, **self.fixed}
-        reference = get_task(self.task).reference
-        return not (self.listed or "kl_coef" in given or "kl_target" in given or "kl_target" in reference)
+        """β lands each trial's KL within the budget, since neither the study nor its task says how β moves."""
+        given = {*self.search, *self.fixed}
+        return not (self.listed or given & {"kl_coef", "kl_target"} or "kl_target" in get_task(self.task).reference)
 
     def _reference_value(self, name: str) -> HyperValue:
         value = get_task(self.task).reference.get(name, HYPERPARAMETERS[name].default)

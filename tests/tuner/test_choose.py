@@ -365,7 +365,7 @@ def test_a_trial_that_lost_its_checkpoints_starts_from_step_0_when_it_is_promote
     assert run(tmp_path, spec, workers=1)[0]
     paused = [row.number for row in rows(tmp_path) if row.is_resting]
     here = [n for n in paused if checkpoint.complete(tmp_path / "runs" / NAME / str(n))]
-    assert len(paused) > len(here) >= 1
+    assert len(paused) > len(here) >= 2
     finished, events = run(tmp_path, spec, workers=1, budget=30)
     assert finished and all(row.status is Status.COMPLETED for row in rows(tmp_path))
     begun = {event.row.number: event.resumed_step for event in events if isinstance(event, TrialStarted)}

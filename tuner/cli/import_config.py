@@ -95,13 +95,9 @@ def _in_study(spec: StudySpec, values: Mapping[str, float], label: str) -> Itera
     if not start.params:
         raise ConfigError(f'study "{spec.name}" searches none of: {", ".join(values)}')
     left = {name: value for name, value in values.items() if name not in start.params}
-    for why, is_why in (
-        (f'not searched in study "{spec.name}", so left out', lambda name: name not in spec.search),
-        ("β adapts to kl_target, so left out", lambda name: name in spec.search),
-    ):
-        names = [f"{name} = {value:g}" for name, value in left.items() if is_why(name)]
-        if names:
-            yield f"{why}: {', '.join(names)}"
+    if left:
+        names = ", ".join(f"{name} = {value:g}" for name, value in left.items())
+        yield f'not searched in study "{spec.name}", so left out: {names}'
     yield from (f"in the study's range: {line}" for line in start.moves)
     for dropped, other in spec.with_starts(spec.starts, [start]).dropped:
         yield f"{dropped.name} is the same as {other}, so the study leaves it out"

@@ -84,9 +84,12 @@ def read(
     """
     if not at.at_rung:
         return tuple(replace(row, kl=row.end_kl) for row in rows if row.status.is_final)
-    there = [(row, evaluated.get((row.number, row.rung_episode or 0), (None, None))) for row in rows]
-    came = [(row, found) for row, found in there if row.rung_episode is not None]
-    return tuple(replace(row, value=reward, value_se=None, kl=kl) for row, (reward, kl) in came)
+    its = rests(rows)
+    came = [row for row in rows if row.number in its]
+    there = [evaluated.get((row.number, its[row.number].episode), (None, None)) for row in came]
+    return tuple(
+        replace(row, value=reward, value_se=None, kl=kl) for row, (reward, kl) in zip(came, there, strict=True)
+    )
 
 
 def read_where(rows: Sequence[TrialRow], at: Fidelity, spec: StudySpec) -> str:

@@ -105,15 +105,14 @@ def _selected(told: list[tuple[TrialRow, Told]]) -> list[tuple[TrialRow, Told]]:
 
 
 def _has_enough(spec: StudySpec, rows: Rows) -> bool:
-    """Return whether as many trials as the sampler waits for teach and have a value or a rung score."""
+    """Return whether as many trials as the sampler waits for teach and have a value."""
     least = spec.sampler.startup_trials
     return sum(1 for _ in islice((row for row in rows if _teaches(spec, row)), least)) == least
 
 
 def _teaches(spec: StudySpec, row: TrialRow) -> bool:
-    told = _told(spec, row, 0.0)
-    has_something = told.state is not TrialState.FAIL and told.value is not None
-    return has_something and read_by_sampler(spec.search, {**row.config, **row.params}) is not None
+    has_value = _told(spec, row, 0.0).value is not None
+    return has_value and read_by_sampler(spec.search, {**row.config, **row.params}) is not None
 
 
 def _ask(spec: StudySpec, number: int, trials: Sequence[FrozenTrial]) -> dict[str, HyperValue]:

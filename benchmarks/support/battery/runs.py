@@ -129,9 +129,7 @@ def _run_study(arm: str, job: Job, study: Path) -> pd.DataFrame:
     try:
         table = tomllib.loads(study.read_text()) | {"seed": job.seed, "budget": job.budget}
         if arm == OURS:  # whose β lands: it is not searched
-            table["search"] = {
-                name: table["search"][name] for name in table["search"].keys() - {"kl_coef", "kl_target"}
-            }
+            del table["search"]["kl_coef"], table["search"]["kl_target"]
         (folder / "study.toml").write_bytes(tomli_w.dumps(table).encode())
         if arm in (OPTUNA, RANDOM):
             script = str(Path(__file__).parents[1] / "optuna_alone.py")
